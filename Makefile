@@ -1,0 +1,33 @@
+# Two commands: `make run` does the main job on real data, `make test` proves the project. Both set up .venv first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: run test check prove bench clean
+
+run: $(READY)
+	$(BIN)/pyflyte run workflows/training.py train_and_export
+
+test: check
+	$(BIN)/python -m pytest -m "not prove"
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+prove: $(READY)
+	$(BIN)/python -m pytest -m prove
+
+bench: $(READY)
+	for bench in benchmarks/*.py; do $(BIN)/python $$bench --quick || exit 1; done
+
+clean:
+	rm -rf .slipstream runs .pytest_cache .mypy_cache .ruff_cache *.egg-info
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Slipstream needs Python 3.11 or newer; try: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@

@@ -1,0 +1,193 @@
+"""Our checkpoints beside torch.save and beside DCP's asynchronous ones: how long the step loop stands still.
+
+    python benchmarks/checkpoint.py [--megabytes 300] [--rounds 11] [--json FILE]
+
+Two ranks hold the same state (weights and AdamW moments of a stack of linear layers). In every round each way saves
+once, one after the other, and each is waited for to its end before the next begins: ``torch.save`` and fsync by rank 0
+while the other rank waits, ``dcp.async_save`` as it comes, the same with a cached stager, ours. The stall is what the
+slower rank waits for. The first round is reported apart; the figures are medians of the others. ``steps`` is the mean
+time of the training steps that run while the save is under way, over that of steps without one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.multiprocessing
+from torch import nn
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict import get_state_dict
+
+from tasks.train.checkpoint import Checkpoints, Keep
+
+WORLD = 2
+WIDTH = 1024
+STEPS_AT_LEAST = 5
+WAYS = ("torch.save + fsync", "dcp.async_save", "dcp, cached stager", "ours")
+
+#: Begins a save; gives a function that waits for its end and one that says whether it is under way.
+Way = Callable[[int], tuple[Callable[[], Any], Callable[[], bool]]]
+
+
+class Trainer:
+    """Steps of plain data-parallel training, about as long as those of a small real model."""
+
+    def __init__(self, layers: int) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(layers)))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5)
+        self.batch = torch.randn(64, WIDTH)
+
+    def step(self) -> None:
+        self.model(self.batch).square().mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+
+def torch_save(trainer: Trainer, place: Path) -> Way:
+    def save(round_: int) -> tuple[Callable[[], Any], Callable[[], bool]]:
+        if dist.get_rank() == 0:
+            with (place / f"torch-{round_}.pt").open("wb") as file:
+                torch.save({"model": trainer.model.state_dict(), "optimizer": trainer.optimizer.state_dict()}, file)
+                file.flush()
+                os.fsync(file.fileno())
+        dist.barrier()
+        return (lambda: None), (lambda: False)
+
+    return save
+
+
+def dcp_async(trainer: Trainer, place: Path, name: str, stager: DefaultStager | None) -> Way:
+    group = dist.new_group(backend="gloo")
+
+    def save(round_: int) -> tuple[Callable[[], Any], Callable[[], bool]]:
+        model, optimizer = get_state_dict(trainer.model, trainer.optimizer)
+        future: Any = dcp.async_save(
+            {"model": model, "optimizer": optimizer},
+            checkpoint_id=place / f"{name}-{round_}",
+            process_group=group,
+            async_stager=stager,
+        )
+        return future.result, lambda: not future.done()
+
+    return save
+
+
+def ours(trainer: Trainer, place: Path) -> Way:
+    checkpoints = Checkpoints(
+        str(place / "ours"), model=trainer.model, optimizer=trainer.optimizer, identity={}, keep=Keep(last=1)
+    )
+    checkpoints.prepare({})
+
+    def save(round_: int) -> tuple[Callable[[], Any], Callable[[], bool]]:
+        checkpoints.save(round_ + 1, {})
+        return checkpoints.finish, checkpoints.busy
+
+    return save
+
+
+def slowest(value: float) -> float:
+    tensor = torch.tensor([value], dtype=torch.float64)
+    dist.all_reduce(tensor, dist.ReduceOp.MAX)
+    return tensor.item()
+
+
+def steps_while(trainer: Trainer, busy: Callable[[], bool]) -> float:
+    """Mean milliseconds of the steps taken while the save is under way; at least a few."""
+    started, done = time.perf_counter(), 0
+    while done < STEPS_AT_LEAST or busy():
+        trainer.step()
+        done += 1
+    return (time.perf_counter() - started) / done * 1e3
+
+
+def measure(rank: int, scratch: str, layers: int, rounds: int) -> None:
+    """One rank of the benchmark; rank 0 leaves the figures in ``scratch``."""
+    torch.set_num_threads(1)
+    place = Path(scratch)
+    dist.init_process_group("gloo", init_method=f"file://{scratch}/rendezvous", rank=rank, world_size=WORLD)
+    trainer = Trainer(layers)
+    trainer.step()
+    cached = DefaultStager(
+        StagingOptions(
+            use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
+        )
+    )
+    ways: dict[str, Way] = {
+        WAYS[0]: torch_save(trainer, place),
+        WAYS[1]: dcp_async(trainer, place, "plain", None),
+        WAYS[2]: dcp_async(trainer, place, "cached", cached),
+        WAYS[3]: ours(trainer, place),
+    }
+    figures: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
+    for round_ in range(rounds):
+        for name, save in ways.items():
+            alone = steps_while(trainer, lambda: False)
+            dist.barrier()
+            started = time.perf_counter()
+            wait, busy = save(round_)
+            stall = time.perf_counter() - started
+            beside = steps_while(trainer, busy)
+            wait()
+            whole = time.perf_counter() - started
+            figure = {"stall_ms": stall * 1e3, "steps": beside / alone, "until_stored_ms": whole * 1e3}
+            figures[name].append({key: slowest(value) for key, value in figure.items()})
+            if rank == 0:
+                for path in place.glob("*-[0-9]*"):
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+            dist.barrier()
+    cached.close()
+    if rank == 0:
+        (place / "figures.json").write_text(json.dumps(figures))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def summary(figures: dict[str, list[dict[str, float]]]) -> dict[str, dict[str, float]]:
+    """Medians over all rounds but the first, the first stall, and the stall over that of torch.save."""
+    rows = {}
+    for name, rounds in figures.items():
+        row = {key: statistics.median(r[key] for r in rounds[1:]) for key in rounds[0]}
+        rows[name] = {**row, "first_stall_ms": rounds[0]["stall_ms"]}
+    for row in rows.values():
+        row["of_torch_save"] = row["stall_ms"] / rows[WAYS[0]]["stall_ms"]
+    return rows
+
+
+@click.command()
+@click.option("--megabytes", default=300, help="State per rank: weights and two moments, in MB.")
+@click.option("--rounds", default=11, help="Saves of each way; the first is reported apart.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the figures here.")
+@click.option("--place", type=click.Path(path_type=Path), help="A directory on the disk to measure.")
+def main(megabytes: int, rounds: int, json_file: Path | None, place: Path | None) -> None:
+    """Print the stall of each way of saving."""
+    layers = max(1, round(megabytes * 1e6 / (3 * 4 * WIDTH * (WIDTH + 1))))
+    with tempfile.TemporaryDirectory(dir=place) as scratch:
+        torch.multiprocessing.spawn(measure, args=(scratch, layers, rounds), nprocs=WORLD)
+        rows = summary(json.loads((Path(scratch) / "figures.json").read_text()))
+    size = layers * 3 * 4 * WIDTH * (WIDTH + 1) / 1e6
+    print(f"{size:.0f} MB of replicated state on {WORLD} ranks, medians of {rounds - 1} saves after the first")
+    print(f"{'':<20}{'stall ms':>10}{'first':>8}{'of torch.save':>15}{'stored ms':>11}{'steps':>7}")
+    for name, row in rows.items():
+        print(
+            f"{name:<20}{row['stall_ms']:>10.1f}{row['first_stall_ms']:>8.0f}{row['of_torch_save']:>14.1%}"
+            f"{row['until_stored_ms']:>11.0f}{row['steps']:>6.2f}x"
+        )
+    if json_file:
+        json_file.write_text(json.dumps({"megabytes": size, "world": WORLD, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

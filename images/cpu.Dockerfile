@@ -1,0 +1,15 @@
+# CPUs only. TORCH_WHEELS is where pip finds torch's CPU wheel (an index or a folder); without it the image works too,
+# with a few gigabytes of CUDA libraries that it never uses.
+#   docker build -f images/cpu.Dockerfile --build-arg TORCH_WHEELS=URL -t slipstream:cpu .
+FROM python:3.11-slim-bookworm
+
+ARG TORCH_WHEELS=""
+ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+WORKDIR /slipstream
+COPY pyproject.toml constraints.txt README.md ./
+COPY tasks tasks
+COPY workflows workflows
+RUN pip install ${TORCH_WHEELS:+--extra-index-url "$TORCH_WHEELS"} --constraint constraints.txt --editable . \
+    && useradd --create-home --uid 1000 flyte \
+    && chown -R flyte /slipstream
+USER flyte

@@ -1,0 +1,25 @@
+"""The errors that mean something to whoever started the run: mend it, or try again."""
+
+from __future__ import annotations
+
+import click
+
+
+class Interrupted(RuntimeError):
+    """Nobody's mistake: the machine went, or a peer did. Another attempt can go on where this one stopped."""
+
+
+class UserError(click.ClickException, ValueError):
+    """A mistake in the data, the settings or the environment: one line that says what, where and how to mend it.
+
+    It is a ``click.ClickException`` so that ``pyflyte run`` prints it as one box and exits with 1, and a
+    ``ValueError`` so that plain Python callers of an engine may catch it without knowing click.
+    """
+
+    def __init__(self, message: str) -> None:
+        # Flyte shows the message in a box and pods log it: line breaks would tear it apart.
+        super().__init__(" ".join(message.split()))
+
+    def __reduce__(self) -> tuple[type[UserError], tuple[str]]:
+        # click's own constructor signature makes the default pickling fail between worker and agent.
+        return (type(self), (self.message,))

@@ -1,0 +1,87 @@
+"""What a user would try first: scikit-learn's histogram gradient boosting on the same rows."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from tasks.evaluate.metrics import classification_scores, regression_scores
+from tasks.evaluate.predict import targets_of
+from tasks.preprocess.prepared import PreparedData, Signature
+
+NAME = "HistGradientBoosting"
+#: What the baseline may cost: training rows, pixels of an image, and rows x features x trees per boosting round.
+MOST_ROWS = 200_000
+MOST_PIXELS = 1024
+MOST_CELLS = 20_000_000
+FEWEST_ROWS = 1000
+#: scikit-learn's own rule: with fewer training rows all boosting rounds are run.
+STOP_EARLY_ABOVE = 10_000
+#: scikit-learn splits on a category directly only up to this many; beyond, its frequency rank is used as a number.
+MOST_CATEGORIES = 255
+
+
+def features_of(signature: Signature, records: np.ndarray) -> np.ndarray:
+    """The inputs as one table, float32 ``[rows, features]``. Images lose every k-th pixel line until they are small."""
+    return np.concatenate([flat(np.asarray(records[spec.name])) for spec in signature.inputs], axis=1)
+
+
+def flat(values: np.ndarray) -> np.ndarray:
+    step = 1
+    while values.ndim == 4 and values[:1, :, ::step, ::step].size > MOST_PIXELS and step < max(values.shape[2:]):
+        step += 1
+    thinned = values[:, :, ::step, ::step] if values.ndim == 4 else values
+    return thinned.reshape(len(values), -1).astype(np.float32)
+
+
+def categorical_columns(signature: Signature) -> list[int]:
+    """Where in :func:`features_of` the categories lie that boosting can split on as such."""
+    start = 0
+    for spec in signature.inputs:
+        if spec.name == "categorical":
+            return [start + i for i, size in enumerate(signature.cardinalities) if size <= MOST_CATEGORIES]
+        start += int(np.prod(spec.shape))
+    return []
+
+
+def thinned(records: np.ndarray, most: int) -> np.ndarray:
+    """All ``records``, or ``most`` of them evenly spread."""
+    return records[np.unique(np.linspace(0, len(records) - 1, min(most, len(records))).astype(int))]
+
+
+def baseline(data: PreparedData, test: np.ndarray) -> dict[str, Any]:
+    """Train on the training split (evenly thinned to what it may cost), score on the records of ``test``.
+
+    Where scikit-learn would set training rows aside to know when to stop, the validation split serves, as it does for
+    our own model; its own stratified split refuses classes with a single row.
+    """
+    from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+    from threadpoolctl import threadpool_limits
+
+    signature, train = data.signature, data.split("train")
+    classes = len(signature.classes)
+    width = features_of(signature, train[:1]).shape[1]
+    trees = classes if classes > 2 else 1
+    most = min(MOST_ROWS, max(FEWEST_ROWS, MOST_CELLS // (width * trees)))
+    rows, validation = thinned(train, most), thinned(data.split("validation"), most)
+    x, y, truth = features_of(signature, rows), targets_of(rows), targets_of(test)
+    settings: dict[str, Any] = {"categorical_features": categorical_columns(signature) or None, "random_state": 0}
+    if signature.task == "classification":
+        validation = validation[np.isin(targets_of(validation), y)]
+    stops: dict[str, Any] = {}
+    settings["early_stopping"] = len(rows) > STOP_EARLY_ABOVE and len(validation) > 0
+    if settings["early_stopping"]:
+        stops = {"X_val": features_of(signature, validation), "y_val": targets_of(validation)}
+    # With a thread on every core, one busy core makes all the others spin: 80 s were seen instead of 3.
+    with threadpool_limits(max(1, len(os.sched_getaffinity(0)) // 2), user_api="openmp"):
+        if signature.task == "classification":
+            model = HistGradientBoostingClassifier(**settings).fit(x, y, **stops)
+            probabilities = np.zeros((len(test), classes))
+            probabilities[:, model.classes_] = model.predict_proba(features_of(signature, test))
+            figures = classification_scores(probabilities, truth)
+        else:
+            model = HistGradientBoostingRegressor(**settings).fit(x, y, **stops)
+            figures = regression_scores(model.predict(features_of(signature, test)), truth)
+    return {"name": NAME, "rows_trained": len(rows), **figures}

@@ -1,0 +1,153 @@
+"""From a torch module to one ONNX file, with a batch axis that really is dynamic and outputs that really are equal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tasks.errors import UserError
+from tasks.evaluate.predict import Predictor
+from tasks.preprocess.prepared import Signature
+
+if TYPE_CHECKING:
+    import onnx
+
+#: An example of one row makes torch.export fix the batch at 1 for some models (pytorch#157621).
+EXAMPLE_ROWS = 2
+PARITY_BATCHES = (1, 2, 5, 32)
+#: How far ONNX Runtime may be from torch, as a share of the largest output: float32 sums in another order.
+TOLERANCE = 1e-4
+
+
+def output_name(signature: Signature) -> str:
+    return "logits" if signature.task == "classification" else "value"
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep the exporters' chatter (progress, hints about optional packages, dumps of graphs) off the terminal."""
+    import contextlib
+    import io
+    import logging
+    import warnings
+
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        nowhere = io.StringIO()
+        with warnings.catch_warnings(), contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def to_onnx(model: Any, signature: Signature, example: Sequence[np.ndarray], opset: int, path: Path) -> None:
+    """Export ``model`` to the single file ``path``. ``example`` holds :data:`EXAMPLE_ROWS` rows of every input.
+
+    Raises ``UserError`` if the model cannot be exported, the opset is another one than asked for (torch changes it
+    silently), or the batch axis of an input or output came out fixed.
+    """
+    import onnx
+    import torch
+
+    class InOrder(torch.nn.Module):
+        """Any module behind one calling convention, whatever it names its arguments."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+            return self.model(*inputs)
+
+    tensors = tuple(torch.from_numpy(array) for array in example)
+    batch = torch.export.Dim("batch")
+    try:
+        with quiet(), torch.inference_mode():
+            program = torch.onnx.export(
+                InOrder().eval(),
+                tensors,
+                dynamo=True,
+                dynamic_shapes=(tuple({0: batch} for _ in tensors),),
+                opset_version=opset,
+                input_names=[spec.name for spec in signature.inputs],
+                output_names=[output_name(signature)],
+                verbose=False,
+            )
+    except Exception as error:
+        reason = str(error.__cause__ or error).strip().splitlines() or [type(error).__name__]
+        raise UserError(
+            f"model.name: torch cannot export this model to ONNX: {reason[0]}; "
+            "use only operations that torch.export can trace, with any batch size"
+        ) from error
+    assert program is not None
+    exported = without_provenance(program.model_proto)
+    onnx.checker.check_model(exported)
+    check_opset(exported, opset)
+    check_dynamic_batch(exported)
+    onnx.save(exported, path)
+
+
+def without_provenance(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model without torch's notes, which hold source lines and paths of the machine that exported it."""
+    graph = model.graph
+    for part in (model, graph, *graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        part.ClearField("metadata_props")
+        part.ClearField("doc_string")
+    return model
+
+
+def opset_of(model: onnx.ModelProto) -> int:
+    return next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
+
+
+def check_opset(model: onnx.ModelProto, asked: int) -> None:
+    if (found := opset_of(model)) != asked:
+        raise UserError(f"export.opset: {asked} was asked for, torch wrote {found}; set export.opset to {found}")
+
+
+def check_dynamic_batch(model: onnx.ModelProto) -> None:
+    """Raise ``UserError`` unless every input and output leads with the same symbolic dimension."""
+    leading = {}
+    for value in (*model.graph.input, *model.graph.output):
+        dimensions = value.type.tensor_type.shape.dim
+        leading[value.name] = dimensions[0].dim_param or str(dimensions[0].dim_value) if dimensions else "nothing"
+    for name, dimension in leading.items():
+        if dimension.isdecimal() or dimension == "nothing" or len(set(leading.values())) > 1:
+            raise UserError(
+                f"export: {name} of the ONNX model leads with {dimension} instead of the batch; the model's forward "
+                "must not depend on the number of rows"
+            )
+
+
+def check_parity(reference: Predictor, candidate: Predictor, inputs: Sequence[np.ndarray]) -> None:
+    """Compare two models at each of :data:`PARITY_BATCHES`, output by output.
+
+    ``inputs`` are rows to take batches from, repeated if there are too few. Raises ``UserError`` with the first batch
+    size at which an output differs by more than :data:`TOLERANCE`, or at which ``candidate`` does not run.
+    """
+    for rows in PARITY_BATCHES:
+        batch = [np.resize(array, (rows, *array.shape[1:])) for array in inputs]
+        expected = reference(batch)
+        try:
+            found = candidate(batch)
+        except Exception as error:
+            raise UserError(f"export: the ONNX model does not run at batch {rows}: {error}") from error
+        if found.shape != expected.shape:
+            raise UserError(f"export: at batch {rows} ONNX gives {found.shape}, torch {expected.shape}")
+        allowed = TOLERANCE * float(np.abs(expected).max()) + 1e-7
+        if not (difference := largest_difference(expected, found)) <= allowed:
+            raise UserError(
+                f"export: at batch {rows} ONNX Runtime and torch differ by {difference:.3g}, more than the "
+                f"{allowed:.3g} that rounding explains; try another export.opset"
+            )
+
+
+def largest_difference(expected: np.ndarray, found: np.ndarray) -> float:
+    """The largest absolute difference of any output, in the outputs' units; NaN if either holds one."""
+    return float(np.abs(expected.astype(np.float64) - found.astype(np.float64)).max())

@@ -1,0 +1,137 @@
+"""The trained model as ONNX: exported, quantised, measured, and the variant chosen that deserves it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.artifact import Artifact, ArtifactWriter
+from tasks.evaluate.metrics import HEADLINE
+from tasks.evaluate.predict import held_out_rows
+from tasks.export.card import model_card
+from tasks.export.config import ExportConfig
+from tasks.export.convert import PARITY_BATCHES, output_name
+from tasks.export.gate import Candidate, Decision, decide
+from tasks.export.machine import Machine, this_machine
+from tasks.export.variants import (
+    FILES,
+    FP32,
+    INT8,
+    TIMING_SECONDS,
+    TORCH,
+    figures,
+    fp32_variant,
+    int8_variant,
+    time_variants,
+    torch_variant,
+)
+from tasks.preprocess.prepared import PreparedData, Signature
+from tasks.versions import installed
+
+if TYPE_CHECKING:
+    from tasks.train.trained import TrainedModel
+
+KIND = "export"
+#: What is said of the variants that the gate does not judge.
+REFERENCES = {
+    TORCH: "torch itself, run eagerly: what the others are compared with",
+    FP32: f"gives what torch gives, at batches {', '.join(map(str, PARITY_BATCHES))}",
+}
+#: How raw columns become the model's inputs: copied beside the model, so that it can be used anywhere.
+PREPROCESSING = ("schema.json", "statistics.json")
+
+
+def export(
+    directory: Path, trained: TrainedModel, data: PreparedData, config: ExportConfig, made_by: Mapping[str, Any]
+) -> Artifact:
+    """Write the artifact ``export``: the ONNX variants, their figures, the signature and the model card.
+
+    Raises ``UserError`` if the model cannot be exported to ONNX or the export does not agree with torch. A variant
+    that cannot be quantised is reported in ``export.json``, never raised.
+    """
+    writer, machine = ArtifactWriter(directory), this_machine()
+    variants = make_variants(directory, trained, data, config, machine)
+    decision = judge(variants, trained.signature.task, config)
+    verdicts = {**REFERENCES, **decision.verdicts}
+    for variant in variants:
+        variant["chosen"] = variant["name"] == decision.chosen
+        if "verdict" not in variant:
+            variant["verdict"] = verdicts[variant["name"]]
+    report = {
+        "task": trained.signature.task,
+        "variants": variants,
+        "chosen": decision.chosen,
+        "why": decision.why,
+        "decided_at_batch": config.decide_at_batch,
+        "machine": describe(machine, config.threads),
+    }
+    signature = deployed_signature(trained.signature, config.opset, FILES[decision.chosen])
+    writer.write_json("export.json", report)
+    writer.write_json("signature.json", signature)
+    for name in PREPROCESSING:
+        if name in data.artifact.files:
+            writer.write_bytes(name, data.artifact.read_bytes(name))
+    writer.write_bytes("MODEL_CARD.md", model_card(signature, report, data.card["rows"]).encode())
+    return writer.finish(KIND, made_by)
+
+
+def make_variants(
+    directory: Path, trained: TrainedModel, data: PreparedData, config: ExportConfig, machine: Machine
+) -> list[dict[str, Any]]:
+    """All variants with their figures; one that could not be made only with its name and a verdict that says why."""
+    test, model, signature = held_out_rows(data), trained.load(), trained.signature
+    torch = torch_variant(model, signature, test)
+    fp32 = fp32_variant(directory, model, torch, data, config)
+    made, failed = [torch, fp32], []
+    try:
+        made.append(int8_variant(directory, data, config, machine))
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        failed.append({"name": INT8, "file": None, "bytes": None, "verdict": f"could not be made: {reason}"})
+    runs = {variant.name: variant.run for variant in made}
+    timed = time_variants(runs, signature, test, config.threads, TIMING_SECONDS)
+    return [figures(v, torch, fp32, signature.task, test, timed[v.name]) for v in made] + failed
+
+
+def judge(variants: list[dict[str, Any]], task: str, config: ExportConfig) -> Decision:
+    """The gate, fed with the figures at the batch size that decides."""
+    batch, metric = str(config.decide_at_batch), HEADLINE[task][0]
+    candidates = {
+        variant["name"]: Candidate(variant["name"], variant["latency_ms"][batch]["p50"], variant["metrics"][metric])
+        for variant in variants
+        if variant["file"] is not None
+    }
+    return decide(task, candidates.pop(FP32), list(candidates.values()), config)
+
+
+def deployed_signature(signature: Signature, opset: int, file: str) -> dict[str, Any]:
+    """What someone who has only this directory must know to call the model."""
+    classification = signature.task == "classification"
+    return {
+        "format": 1,
+        "task": signature.task,
+        "target": signature.target,
+        "model": file,
+        "opset": opset,
+        "dynamic_batch": True,
+        "inputs": [{"name": i.name, "dtype": i.dtype, "shape": ["batch", *i.shape]} for i in signature.inputs],
+        "outputs": [
+            {
+                "name": output_name(signature),
+                "dtype": "float32",
+                "shape": ["batch", signature.outputs],
+                "units": "logits; softmax gives probabilities" if classification else f"units of {signature.target}",
+            }
+        ],
+        "classes": list(signature.classes),
+        "cardinalities": list(signature.cardinalities),
+        "preprocessing": list(PREPROCESSING),
+    }
+
+
+def describe(machine: Machine, threads: int) -> dict[str, Any]:
+    libraries = {name: installed(name) for name in ("onnxruntime", "onnx", "torch")}
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {**vars(machine), "cores": cores, "threads": threads, **libraries}

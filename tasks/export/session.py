@@ -1,0 +1,33 @@
+"""ONNX Runtime sessions, silent and with a stated number of threads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tasks.evaluate.predict import Predictor
+
+ERRORS_ONLY = 3
+
+
+def onnx_predictor(path: Path, threads: int) -> Predictor:
+    """The model at ``path`` on the CPU with ``threads`` threads per call."""
+    import onnxruntime
+
+    onnxruntime.set_default_logger_severity(ERRORS_ONLY)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = ERRORS_ONLY
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    # Threads that wait for the next call by spinning would take the cores from whatever is measured in between.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    names = [value.name for value in session.get_inputs()]
+    outputs = [session.get_outputs()[0].name]
+
+    def run(inputs: Sequence[np.ndarray]) -> np.ndarray:
+        return session.run(outputs, dict(zip(names, inputs, strict=True)))[0]
+
+    return run

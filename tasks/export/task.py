@@ -1,0 +1,35 @@
+"""The door of the export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flytekit import task
+
+from tasks.artifact import Artifact
+from tasks.export.config import ExportConfig
+from tasks.hardware.on import on
+from tasks.settings import to_dict
+from tasks.stage import ArtifactDirectory, Made, local_path, run_stage
+from tasks.versions import code_version
+
+
+@task(**on("export"))
+def export(trained: ArtifactDirectory, prepared: ArtifactDirectory, config: ExportConfig) -> Made:
+    """Export the trained model to ONNX, quantise it, measure the variants and choose one."""
+
+    def make(directory: Path, key: str) -> Artifact:
+        from tasks.export import engine
+        from tasks.preprocess.prepared import PreparedData
+        from tasks.train.trained import TrainedModel
+
+        model, data = TrainedModel.open(local_path(trained)), PreparedData.open(local_path(prepared))
+        made_by = {
+            "config": to_dict(config),
+            "code": code_version("export"),
+            "trained": model.artifact.fingerprint,
+            "prepared": data.artifact.fingerprint,
+        }
+        return engine.export(directory, model, data, config, made_by)
+
+    return run_stage("export", {"trained": trained, "prepared": prepared, "config": config}, make)

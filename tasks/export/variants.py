@@ -1,0 +1,109 @@
+"""The variants of one model: made, scored on the test split, and timed side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tasks.evaluate.metrics import scores
+from tasks.evaluate.predict import Predictor, inputs_of, predict, targets_of, torch_predictor
+from tasks.export.config import ExportConfig
+from tasks.export.convert import EXAMPLE_ROWS, check_parity, largest_difference, to_onnx
+from tasks.export.gate import significance
+from tasks.export.latency import measure, torch_threads
+from tasks.export.machine import Machine
+from tasks.export.quantise import calibration_rows, quantise
+from tasks.export.session import onnx_predictor
+from tasks.preprocess.prepared import PreparedData, Signature
+
+TORCH, FP32, INT8 = "torch-fp32", "onnx-fp32", "onnx-int8"
+FILES = {FP32: "model.fp32.onnx", INT8: "model.int8.onnx"}
+BATCHES = (1, 256)
+#: Seconds of timing at each batch size, for all variants together.
+TIMING_SECONDS = 1.2
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One form of the model that runs. ``outputs`` are its ``[rows, outputs]`` for the whole test split."""
+
+    name: str
+    file: str | None
+    bytes: int
+    run: Predictor
+    outputs: np.ndarray
+
+
+def torch_variant(model: Any, signature: Signature, test: np.ndarray) -> Variant:
+    """The trained module itself: what the others are compared with."""
+    run = torch_predictor(model)
+    size = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    return Variant(TORCH, None, size, run, predict(run, signature, test))
+
+
+def fp32_variant(directory: Path, model: Any, torch: Variant, data: PreparedData, config: ExportConfig) -> Variant:
+    """The exported model. Raises ``UserError`` unless it gives what torch gives at every batch size tried."""
+    path, test = directory / FILES[FP32], data.split("test")
+    to_onnx(model, data.signature, inputs_of(data.signature, np.resize(test, EXAMPLE_ROWS)), config.opset, path)
+    run = onnx_predictor(path, config.threads)
+    check_parity(torch.run, run, inputs_of(data.signature, test[:32]))
+    return Variant(FP32, path.name, path.stat().st_size, run, predict(run, data.signature, test))
+
+
+def int8_variant(directory: Path, data: PreparedData, config: ExportConfig, machine: Machine) -> Variant:
+    """The quantised model, calibrated on rows of the training split. Raises whatever goes wrong on the way."""
+    fp32, int8 = directory / FILES[FP32], directory / FILES[INT8]
+    inputs = inputs_of(data.signature, calibration_rows(data.split("train"), config.calibration_rows))
+    try:
+        quantise(fp32, int8, inputs, reduce_range=machine.saturates)
+        run = onnx_predictor(int8, config.threads)
+        return Variant(INT8, int8.name, int8.stat().st_size, run, predict(run, data.signature, data.split("test")))
+    except Exception:
+        int8.unlink(missing_ok=True)
+        raise
+
+
+def time_variants(
+    runs: Mapping[str, Predictor],
+    signature: Signature,
+    records: np.ndarray,
+    threads: int,
+    seconds: float,
+    batches: Sequence[int] = BATCHES,
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Per variant and batch size: ``p50`` and ``p99`` in ms, ``calls`` measured, and ``rows_per_second``.
+
+    All variants take and give NumPy arrays and run in turns with ``threads`` threads each; ``seconds`` are spent at
+    each batch size. ``records`` are repeated if there are fewer than a batch.
+    """
+    timed: dict[str, dict[str, dict[str, float]]] = {name: {} for name in runs}
+    with torch_threads(threads):
+        for rows in batches:
+            inputs = inputs_of(signature, np.resize(records, rows))
+            calls = {name: (lambda run=run, inputs=inputs: run(inputs)) for name, run in runs.items()}
+            for name, latency in measure(calls, seconds).items():
+                timed[name][str(rows)] = {**vars(latency), "rows_per_second": rows / latency.p50 * 1000}
+    return timed
+
+
+def figures(
+    variant: Variant, torch: Variant, fp32: Variant, task: str, test: np.ndarray, latency: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What ``export.json`` says of a variant, but for the gate's verdict."""
+    truth = targets_of(test)
+    found: dict[str, Any] = {
+        "name": variant.name,
+        "file": variant.file,
+        "bytes": variant.bytes,
+        "latency_ms": {batch: {key: at[key] for key in ("p50", "p99", "calls")} for batch, at in latency.items()},
+        "rows_per_second": {batch: at["rows_per_second"] for batch, at in latency.items()},
+        "metrics": scores(task, variant.outputs, truth),
+        "largest_difference": largest_difference(torch.outputs, variant.outputs),
+    }
+    if variant.name not in (TORCH, FP32):
+        found["paired"] = significance(task, truth, fp32.outputs, variant.outputs)
+    return found

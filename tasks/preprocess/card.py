@@ -1,0 +1,74 @@
+"""The data card: what was found in the data, as ``card.json``."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tasks.preprocess import values
+from tasks.preprocess.fit import Fitted
+from tasks.preprocess.ingest import Source
+from tasks.preprocess.prepared import SPLITS
+from tasks.preprocess.profile import judgements, profile
+from tasks.preprocess.split import TRAIN
+from tasks.preprocess.survey import SPLIT, ColumnCount, Found
+
+TOP_VALUES = 20
+
+
+def row_counts(read: int, kept: list[int], quarantined: int) -> dict[str, int]:
+    return {"read": read, "kept": sum(kept), "quarantined": quarantined, **dict(zip(SPLITS, kept, strict=True))}
+
+
+def make_card(name: str, source: Source, found: Found, fitted: Fitted, dropped: list[str]) -> dict[str, Any]:
+    """Figures of columns are of the training rows, except ``missing`` (all rows kept)."""
+    sample = found.sample_table()
+    train = sample.filter(pc.equal(sample[SPLIT], TRAIN))
+    sampled = sample.num_rows < sum(found.rows)
+    types = {column: kind for column, kind in source.types.items() if column in found.columns}
+    judged = profile(sample, types, fitted.transform.target, fitted.transform.classes)
+    columns = [
+        describe(column, fitted, found.columns[column], train, kind, sampled) | judged.get(column, {})
+        for column, kind in types.items()
+    ]
+    judged_inputs = {name: judged[name] for name in fitted.transform.columns}
+    columns += [{"name": column, "role": "dropped", "type": source.types[column]} for column in dropped]
+    return {
+        "source": name,
+        "rows": row_counts(source.read, found.rows, len(source.bad) + len(found.bad)),
+        "task": fitted.transform.task,
+        "target": fitted.transform.target,
+        "columns": columns,
+        "classes": {
+            label: {split: found.classes[index].of.get(label, 0) for index, split in enumerate(SPLITS)}
+            for label in fitted.transform.classes
+        },
+        "sampled_rows": sample.num_rows,
+        "warnings": [*source.warnings, *fitted.warnings, *judgements(judged_inputs)],
+    }
+
+
+def describe(
+    name: str, fitted: Fitted, count: ColumnCount, train: pa.Table, kind: str, sampled: bool
+) -> dict[str, Any]:
+    role = fitted.roles[name]
+    column: dict[str, Any] = {"name": name, "role": role.role, "type": kind, "missing": sum(count.missing)}
+    if role.why:
+        column["why"] = role.why
+    if kind == values.OTHER:
+        return column
+    if kind == values.TEXT:
+        if not count.prose:
+            column["distinct"] = len(count.texts.of)
+            column["top"] = [list(pair) for pair in count.texts.ranked()[:TOP_VALUES]]
+        return column
+    moments = count.moments[TRAIN]
+    column["distinct"] = len(pc.unique(train[name].drop_null()))
+    if sampled:
+        column["distinct_of"] = "sample"
+    if moments.count:
+        column |= {"mean": moments.mean, "std": moments.std, "min": moments.low, "max": moments.high}
+    return {key: value for key, value in column.items() if not (isinstance(value, float) and not math.isfinite(value))}

@@ -1,0 +1,88 @@
+"""What can be set about the data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from tasks.settings import Settings, setting
+
+
+@dataclass(frozen=True)
+class SplitConfig(Settings):
+    """Which rows are held out: a share of them by a stable hash of id, group or content, or the latest by time."""
+
+    section = "data.split"
+
+    validation: float = setting(0.15, above=0, below=1)
+    test: float = setting(0.15, above=0, below=1)
+    seed: int = setting(0, at_least=0)
+    #: With data.time: rows from these times on (ISO 8601) are held out. Empty: the latest rows, by the shares above.
+    validation_from: str = ""
+    test_from: str = ""
+
+    def check(self) -> None:
+        for name in ("validation_from", "test_from"):
+            if getattr(self, name) and seconds_of(getattr(self, name)) is None:
+                raise self.reject(name, 'a date or time such as "2024-06-30" or "2024-06-30T12:00:00"')
+        if bool(self.validation_from) != bool(self.test_from):
+            raise self.reject("test_from" if self.validation_from else "validation_from", "both times or neither")
+        if self.test_from and not self.cuts[0] < self.cuts[1]:
+            raise self.reject("test_from", f"a time after validation_from, {self.validation_from}")
+        if self.validation + self.test >= 1:
+            raise self.reject("test", f"less than {1 - self.validation:g}, so that rows are left to train on")
+
+    @property
+    def cuts(self) -> tuple[float, float]:
+        """The two times in seconds since 1970 (UTC)."""
+        return seconds_of(self.validation_from) or 0.0, seconds_of(self.test_from) or 0.0
+
+
+def seconds_of(text: str) -> float | None:
+    """An ISO 8601 time, UTC unless it says otherwise, in seconds since 1970; ``None`` if it is none."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+@dataclass(frozen=True)
+class DataConfig(Settings):
+    """How raw data is read. For an ordinary table with a header the defaults are enough."""
+
+    section = "data"
+
+    #: "auto" goes by the file's extension.
+    format: str = setting("auto", choices=("auto", "csv", "parquet", "arrow"))
+    #: Whether the first line of a CSV names the columns.
+    header: bool = True
+    #: Names of the columns, for a CSV without a header.
+    columns: list[str] = setting([])
+    delimiter: str = ","
+    encoding: str = "utf-8"
+    #: Cells that mean "missing", compared after surrounding spaces are removed.
+    missing: list[str] = setting(["", "?", "NA", "N/A", "NaN", "nan", "null", "NULL", "None"])
+    #: Columns to leave out.
+    drop: list[str] = setting([])
+    #: The column that identifies a row; never a feature.
+    id: str = ""
+    #: The column whose values stay together: all rows of a customer, say, fall into one split. Never a feature.
+    group: str = ""
+    #: The column by which rows are split in time instead: older rows train, the latest test. Never a feature.
+    time: str = ""
+    #: "auto" takes a text target, or a numeric one with few distinct whole values, as classes.
+    task: str = setting("auto", choices=("auto", "classification", "regression"))
+    #: The share of rows that may be set aside as unreadable before the run stops.
+    quarantine_limit: float = setting(0.01, at_least=0, at_most=1)
+    #: Whether rows are stored in random order. Off keeps their order, for data that is random already.
+    shuffle: bool = True
+    split: SplitConfig = SplitConfig()
+
+    def check(self) -> None:
+        if self.group and self.time:
+            raise self.reject("group", "a group or a time to split by, not both")
+        if self.split.test_from and not self.time:
+            raise self.reject("time", "the column that split.test_from is about")
+        if len(self.delimiter) != 1:
+            raise self.reject("delimiter", "one character")

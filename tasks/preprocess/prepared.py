@@ -1,0 +1,137 @@
+"""Prepared data, as preprocess writes it and every later stage reads it.
+
+The artifact holds, for each split, one or more segments ``<split>-00000.rows`` of fixed-width little-endian records to
+memory-map: the model's inputs in the order of the signature, then the target. Rows are shuffled within a segment when
+it is written, and a block of the manifest is a whole number of rows, so any block is a fair sample that can be verified
+by itself. Beside them ``signature.json`` (what a model takes and
+gives), ``schema.json`` and ``statistics.json`` (the transformation from raw columns to inputs, fitted on the training
+split only), ``card.json`` (what was found in the data) and ``quarantine.parquet`` (rows set aside, with reasons).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tasks.artifact import Artifact, DamagedArtifact
+
+KIND = "prepare"
+SPLITS = ("train", "validation", "test")
+TARGET = "target"
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One input of the model: ``[batch, *shape]`` of ``dtype`` (float32, int32 or uint8)."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a model takes and gives.
+
+    Tables have the inputs ``numeric`` (float32 ``[batch, F]``, standardised) and ``categorical`` (int32
+    ``[batch, C]``, codes below ``cardinalities``), either of them absent when there is no such column; images have
+    ``image`` (uint8 ``[batch, channels, height, width]``; the model itself standardises with ``image_mean`` and
+    ``image_std``, per channel, in units of the stored values). A classifier gives logits ``[batch, classes]``; a
+    regressor gives ``[batch, 1]``, in units of the target.
+    """
+
+    inputs: tuple[TensorSpec, ...]
+    task: str  # "classification" or "regression"
+    target: str
+    classes: tuple[str, ...] = ()
+    cardinalities: tuple[int, ...] = ()
+    image_mean: tuple[float, ...] = ()
+    image_std: tuple[float, ...] = ()
+    target_mean: float = 0.0
+    target_std: float = 1.0
+
+    @property
+    def outputs(self) -> int:
+        return len(self.classes) if self.task == "classification" else 1
+
+    @property
+    def record(self) -> np.dtype:
+        """The dtype of one stored row: every field aligned to four bytes, the target last (int32 or float32)."""
+        names, formats, offsets, offset = [], [], [], 0
+        target = TensorSpec(TARGET, "int32" if self.task == "classification" else "float32", ())
+        for spec in (*self.inputs, target):
+            scalar = np.dtype(spec.dtype).newbyteorder("<")
+            names.append(spec.name)
+            formats.append((scalar, spec.shape))
+            offsets.append(offset)
+            offset += -(-math.prod(spec.shape) * scalar.itemsize // 4) * 4
+        return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": offset})
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Signature:
+        inputs = tuple(TensorSpec(i["name"], i["dtype"], tuple(i["shape"])) for i in data["inputs"])
+        lists = ("classes", "cardinalities", "image_mean", "image_std")
+        return cls(**{**data, "inputs": inputs, **{name: tuple(data[name]) for name in lists}})
+
+
+@dataclass(frozen=True)
+class PreparedData:
+    """Prepared data that is there."""
+
+    artifact: Artifact
+    signature: Signature
+
+    @classmethod
+    def open(cls, directory: Path) -> PreparedData:
+        """Raises ``DamagedArtifact`` if the directory does not hold whole prepared data."""
+        artifact = Artifact.open(directory, KIND)
+        return cls(artifact, Signature.from_json(artifact.read_json("signature.json")))
+
+    def segments(self, split: str) -> list[str]:
+        """The file names of a split's segments, in order."""
+        return sorted(name for name in self.artifact.files if name.startswith(f"{split}-") and name.endswith(".rows"))
+
+    def segment_rows(self, split: str) -> tuple[int, ...]:
+        """The number of rows in each of a split's segments."""
+        return tuple(self.artifact.files[name].size // self.signature.record.itemsize for name in self.segments(split))
+
+    def block_rows(self, split: str) -> int:
+        """The rows of a block in a split's segments, which is the same in all of them."""
+        sizes = {self.artifact.files[name].block_bytes for name in self.segments(split)}
+        rows, rest = divmod(max(sizes, default=0), self.signature.record.itemsize)
+        if len(sizes) != 1 or rest:
+            raise DamagedArtifact(
+                f"{self.artifact.directory}: the blocks of the {split} split are not equal whole rows"
+            )
+        return rows
+
+    def mapped(self, segment: str) -> np.ndarray:
+        """The records of a segment as uint8 ``[rows, record]``, memory-mapped and not verified."""
+        raw = np.memmap(self.artifact.path(segment), np.uint8, mode="r")
+        return raw.reshape(-1, self.signature.record.itemsize)
+
+    def split(self, name: str) -> np.ndarray:
+        """All records of a split, every block verified first. Shape ``[rows]``; memory-mapped if it is one segment."""
+        parts = [self._verified(segment) for segment in self.segments(name) if self.artifact.files[segment].size]
+        if not parts:
+            return np.empty(0, self.signature.record)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _verified(self, segment: str) -> np.ndarray:
+        raw = self.mapped(segment).reshape(-1)
+        step = self.artifact.files[segment].block_bytes
+        for index in range(len(self.artifact.files[segment].blocks)):
+            self.artifact.check_block(segment, index, raw[index * step : (index + 1) * step])
+        return raw.view(self.signature.record)
+
+    @property
+    def card(self) -> dict[str, Any]:
+        """What was found in the data: ``rows`` (read, kept, quarantined, and one per split), columns, warnings."""
+        return self.artifact.read_json("card.json")

@@ -1,0 +1,116 @@
+"""Rows to shards: sorted runs while the input is read, merged into one file per split.
+
+Every row has a key, a pure function of its number (:func:`tasks.preprocess.hashing.keys`), and a split is stored in
+the order of the keys: a global shuffle that depends neither on the number of processes nor on the memory there is.
+Each unit leaves one run file of rows sorted by key within each batch; merging takes one range of keys at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tasks.artifact import ArtifactWriter
+from tasks.preprocess.hashing import keys
+
+#: Rows per block of the manifest: any block is verified by itself.
+BLOCK_ROWS = 4096
+#: What is merged at once.
+BUCKET_BYTES = 32 << 20
+ORDER_SEED = 2
+
+
+def order_keys(first: int, rows: int, total: int, shuffle: bool) -> np.ndarray:
+    """uint64 keys of the rows ``first`` … of ``total``: random ones, or rising with the row's number."""
+    if shuffle:
+        return keys(first, rows, ORDER_SEED)
+    return np.arange(first, first + rows, dtype=np.uint64) * np.uint64(2**64 // total - (total == 1))
+
+
+@dataclass(frozen=True)
+class Run:
+    """``rows`` records of one split, sorted by key, from row ``start`` of the files ``path``.rows and .keys on."""
+
+    path: str
+    split: int
+    start: int
+    rows: int
+
+
+class RunWriter:
+    """Writes the runs of one unit: records (void of the signature's size) and beside them their keys (uint64)."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._records = Path(f"{path}.rows").open("wb")  # noqa: SIM115 - closed by __exit__
+        self._keys = Path(f"{path}.keys").open("wb")  # noqa: SIM115
+        self._rows = 0
+        self.runs: list[Run] = []
+
+    def add(self, split: int, order: np.ndarray, records: np.ndarray) -> None:
+        """Rows of one split: their keys and records."""
+        if len(order) == 0:
+            return
+        rising = np.argsort(order)
+        self._keys.write(order[rising].data)
+        self._records.write(as_bytes(records)[rising].data)
+        self.runs.append(Run(str(self._path), split, self._rows, len(order)))
+        self._rows += len(order)
+
+    def __enter__(self) -> RunWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._records.close()
+        self._keys.close()
+
+
+def as_bytes(records: np.ndarray) -> np.ndarray:
+    """A structured array as uint8 ``[rows, itemsize]``, which is copied by rows instead of by fields."""
+    return np.ascontiguousarray(records).view(np.uint8).reshape(len(records), records.dtype.itemsize)
+
+
+def merge(writer: ArtifactWriter, name: str, runs: list[Run], itemsize: int) -> None:
+    """Write the file ``name``: the rows of all ``runs`` in the order of their keys."""
+    with writer.create(name, block_bytes=BLOCK_ROWS * itemsize) as file, ThreadPoolExecutor(1) as ahead:
+        # Gathering and hashing both leave the interpreter to others: the next piece is gathered meanwhile.
+        pieces = merged(runs, itemsize)
+        coming = ahead.submit(next, pieces, None)
+        while (piece := coming.result()) is not None:
+            coming = ahead.submit(next, pieces, None)
+            file.write(piece)
+
+
+def merged(runs: list[Run], itemsize: int) -> Iterator[np.ndarray]:
+    """Rows in the order of their keys, as uint8 ``[rows, itemsize]`` for one range of keys after the other."""
+    total = sum(run.rows for run in runs)
+    buckets = max(1, -(-total * itemsize // BUCKET_BYTES))
+    inner = np.array([number * 2**64 // buckets for number in range(1, buckets)], np.uint64)
+    found = [np.fromfile(f"{run.path}.keys", np.uint64, run.rows, offset=8 * run.start) for run in runs]
+    cuts = [np.concatenate([[0], np.searchsorted(mine, inner), [len(mine)]]).astype(int) for mine in found]
+    for bucket in range(buckets):
+        parts = [(run, cut[bucket], cut[bucket + 1]) for run, cut in zip(runs, cuts, strict=True)]
+        rows = sum(end - start for _, start, end in parts)
+        gathered = np.empty((rows, itemsize), np.uint8)
+        at = 0
+        for run, start, end in parts:
+            if end > start:
+                with Path(f"{run.path}.rows").open("rb", buffering=0) as source:
+                    source.seek((run.start + start) * itemsize)
+                    fill(source, gathered[at : at + end - start])
+                at += end - start
+        order = np.argsort(np.concatenate([mine[s:e] for mine, (_, s, e) in zip(found, parts, strict=True)]))
+        yield gathered[order]
+
+
+def fill(source: object, target: np.ndarray) -> None:
+    view = memoryview(target.data).cast("B")
+    while len(view):
+        count = source.readinto(view)  # type: ignore[attr-defined]
+        if not count:
+            raise OSError("a run file ends too early")
+        view = view[count:]

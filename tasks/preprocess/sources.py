@@ -1,0 +1,129 @@
+"""Where the raw bytes come from: one file, a directory, a glob or an S3 prefix, and what identifies them."""
+
+from __future__ import annotations
+
+import difflib
+import glob
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from tasks.errors import UserError
+
+S3 = "s3://"
+#: What each extension holds; a compression suffix is looked through.
+FORMATS = {
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".txt": "csv",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".ipc": "arrow",
+}
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+HASH_BYTES = 8 << 20
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file of raw data. ``uri`` is a local path or ``s3://bucket/key``; ``etag`` is known for S3 only."""
+
+    uri: str
+    size: int
+    etag: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.uri.rsplit("/", 1)[-1]
+
+    @property
+    def compression(self) -> str | None:
+        return COMPRESSIONS.get(Path(self.name).suffix.lower())
+
+    def open(self) -> Any:
+        """A seekable binary reader."""
+        if self.uri.startswith(S3):
+            from tasks.storage import open_reader
+
+            return open_reader(self.uri)
+        return Path(self.uri).open("rb")
+
+
+def find_files(data: str) -> list[SourceFile]:
+    """The files behind ``data``, sorted by name. Raises ``UserError`` when there are none or nothing is in them."""
+    if data.startswith(S3):
+        from tasks.storage import list_objects
+
+        found = [SourceFile(o.uri, o.size, o.etag) for o in list_objects(data) if wanted(o.uri[len(data) :])]
+    else:
+        found = local_files(data)
+    if not found:
+        raise UserError(f"data: {data!r} holds no files; expected CSV, Parquet, Arrow or image files")
+    if not any(file.size for file in found):
+        raise UserError(f"data: {data!r} is empty (0 bytes); expected a header line and rows")
+    return sorted(found, key=lambda file: file.uri)
+
+
+def local_files(data: str) -> list[SourceFile]:
+    path = Path(data)
+    if path.is_file():
+        return [SourceFile(data, path.stat().st_size)]
+    if path.is_dir():
+        paths = [p for p in path.rglob("*") if p.is_file() and wanted(p.relative_to(path).as_posix())]
+    elif glob.has_magic(data):
+        found = glob.glob(data, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
+        paths = [Path(p) for p in found if Path(p).is_file()]
+    else:
+        siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        close = difflib.get_close_matches(path.name, siblings, n=1)
+        hint = f"; did you mean {str(path.parent / close[0])!r}?" if close else ""
+        raise UserError(
+            f"data: {data!r} does not exist; expected a file, a directory, a glob or an s3:// address{hint}"
+        )
+    return [SourceFile(str(p), p.stat().st_size) for p in paths]
+
+
+def wanted(relative: str) -> bool:
+    """Whether a file below a directory is data: job markers such as ``_SUCCESS`` and hidden files are not."""
+    return not any(part.startswith((".", "_")) for part in relative.split("/"))
+
+
+def format_of(file: SourceFile, declared: str) -> str:
+    """ "csv", "parquet" or "arrow". Raises ``UserError`` when the extension does not tell."""
+    if declared != "auto":
+        return declared
+    name = Path(file.name)
+    suffix = Path(name.stem).suffix if name.suffix.lower() in COMPRESSIONS else name.suffix
+    if suffix.lower() not in FORMATS:
+        raise UserError(
+            f"{file.uri}: the extension {suffix!r} does not tell the format; set data.format to csv, parquet or arrow"
+        )
+    return FORMATS[suffix.lower()]
+
+
+def fingerprint_source(data: str, target: str = "") -> str:
+    """What identifies the raw data: XXH3-128 (hex) over the names and bytes of its files.
+
+    Of an object in S3 the key, size and ETag stand for its bytes. Empty ``data`` means the digits that ship with
+    scikit-learn. ``target`` is part of the identity, so that another target is other data.
+    """
+    digest = xxhash.xxh3_128(target.encode() + b"\0")
+    if not data:
+        from tasks.preprocess.digits import load
+
+        pixels, labels = load()
+        digest.update(b"digits\0")
+        digest.update(pixels.tobytes())
+        digest.update(labels.tobytes())
+        return digest.hexdigest()
+    for file in find_files(data):
+        digest.update(f"{file.name}\0{file.size}\0{file.etag}\0".encode())
+        if not file.etag:
+            with file.open() as stream:
+                while piece := stream.read(HASH_BYTES):
+                    digest.update(piece)
+    return digest.hexdigest()

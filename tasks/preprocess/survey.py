@@ -1,0 +1,245 @@
+"""The first pass: every row is checked, given its split, and counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tasks.preprocess import values
+from tasks.preprocess.columnar import Unit, batch_rows, read
+from tasks.preprocess.config import DataConfig
+from tasks.preprocess.hashing import hash_rows, keys
+from tasks.preprocess.prepared import SPLITS
+from tasks.preprocess.quarantine import BadRow
+from tasks.preprocess.split import Cuts, assign, assign_by_time
+from tasks.preprocess.statistics import Counts, Moments, count_texts, is_prose
+
+#: Rows of the sample from which distributions are judged; a smaller table is its own sample.
+SAMPLE_ROWS = 32_768
+SAMPLE_SEED = 1
+TEXT_IN_SAMPLE = 256
+#: The sample's column that holds the split of each row.
+SPLIT = "\0split"
+#: Larger numbers, infinity among them, are no float32.
+LARGEST = 1e38
+NO_TARGET = "the target is missing"
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a worker needs to know to survey a unit. ``types`` are of the columns in use, in order."""
+
+    types: dict[str, str]
+    target: str
+    rows: int
+    config: DataConfig
+    cuts: Cuts | None = None
+
+    @property
+    def sampled_below(self) -> np.uint64:
+        """A row is in the sample if its key is at most this: a share of all rows, whoever reads them."""
+        return np.uint64(min(2**64 - 1, SAMPLE_ROWS * 2**64 // max(self.rows, 1)))
+
+
+@dataclass
+class ColumnCount:
+    """One column: missing values and moments by split, texts of the training rows."""
+
+    missing: list[int] = field(default_factory=lambda: [0, 0, 0])
+    moments: list[Moments] = field(default_factory=lambda: [Moments()] * 3)
+    texts: Counts = field(default_factory=Counts)
+    prose: bool = False
+
+    def merge(self, other: ColumnCount) -> None:
+        self.missing = [a + b for a, b in zip(self.missing, other.missing, strict=True)]
+        self.moments = [a.merge(b) for a, b in zip(self.moments, other.moments, strict=True)]
+        self.prose |= other.prose
+        if not self.prose:
+            self.texts.add(other.texts.of)
+
+
+@dataclass
+class Found:
+    """What the first pass found, in one unit or in all of them. ``rejected`` are the unit's bad rows, by number."""
+
+    columns: dict[str, ColumnCount]
+    rows: list[int] = field(default_factory=lambda: [0, 0, 0])
+    classes: list[Counts] = field(default_factory=lambda: [Counts(), Counts(), Counts()])
+    bad: list[BadRow] = field(default_factory=list)
+    rejected: list[np.ndarray] = field(default_factory=list)
+    sample: list[pa.RecordBatch] = field(default_factory=list)
+
+    @classmethod
+    def nothing(cls, survey: Survey) -> Found:
+        return cls({name: ColumnCount() for name in survey.types})
+
+    def merge(self, other: Found) -> None:
+        for name, column in other.columns.items():
+            self.columns[name].merge(column)
+        for mine, theirs in zip(self.classes, other.classes, strict=True):
+            mine.add(theirs.of)
+        self.rows = [a + b for a, b in zip(self.rows, other.rows, strict=True)]
+        self.bad += other.bad
+        self.rejected += other.rejected
+        self.sample += other.sample
+
+    def sample_table(self) -> pa.Table:
+        return pa.Table.from_batches(self.sample)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A batch ready to be worked on. ``keep``: the rows that are not rejected, by split and then as they came."""
+
+    batch: pa.RecordBatch
+    first_row: int
+    splits: np.ndarray
+    keep: np.ndarray
+
+    def parts(self) -> Iterator[tuple[int, np.ndarray]]:
+        """For each split, its rows within the batch."""
+        ends = np.searchsorted(self.splits[self.keep], np.arange(len(SPLITS) + 1))
+        for split in range(len(SPLITS)):
+            yield split, self.keep[ends[split] : ends[split + 1]]
+
+
+def split_rows(batch: pa.RecordBatch, first_row: int, survey: Survey, rejected: np.ndarray) -> Rows:
+    """Give every row its split; ``rejected`` are row numbers within the batch."""
+    splits = splits_of(batch, survey)
+    ordered = np.argsort(splits, kind="stable")
+    if len(rejected):
+        good = np.ones(batch.num_rows, bool)
+        good[rejected] = False
+        ordered = ordered[good[ordered]]
+    return Rows(batch, first_row, splits, ordered)
+
+
+def splits_of(batch: pa.RecordBatch, survey: Survey) -> np.ndarray:
+    """The split of each row: by time if there are cuts, else by the hash of group, id or content."""
+    config = survey.config
+    if survey.cuts:
+        return assign_by_time(values.as_numbers(batch.column(config.time)), survey.cuts)
+    alone = config.group or config.id
+    named = [alone] if alone else batch.schema.names
+    return assign(hash_rows([(name, batch.column(name)) for name in named], batch.num_rows), config.split)
+
+
+def survey_unit(job: tuple[Survey, Unit]) -> Found:
+    """Survey one unit. Runs in a worker process."""
+    survey, unit = job
+    found = Found.nothing(survey)
+    done = 0
+    for batch, lines in read(unit, list(survey.types), batch_rows(len(survey.types))):
+        numbers = {
+            name: values.as_numbers(batch.column(name))
+            for name, kind in survey.types.items()
+            if kind not in (values.TEXT, values.OTHER)
+        }
+        rejected = reject(batch, numbers, lines, unit, survey, found.bad)
+        found.rejected.append(rejected + done)
+        rows = split_rows(batch, unit.first_row + done, survey, rejected)
+        count_batch(rows, numbers, survey, found)
+        take_sample(rows, survey, found)
+        done += batch.num_rows
+    found.rejected = [np.concatenate([np.empty(0, np.int64), *found.rejected])]
+    return found
+
+
+def reject(
+    batch: pa.RecordBatch,
+    numbers: dict[str, np.ndarray],
+    lines: np.ndarray,
+    unit: Unit,
+    survey: Survey,
+    bad: list[BadRow],
+) -> np.ndarray:
+    """The rows that cannot be used: an infinite or huge number, or no target."""
+    reasons: dict[int, tuple[str, str]] = {}
+    for name, column in numbers.items():
+        if np.fmax.reduce(column, initial=0) > LARGEST or np.fmin.reduce(column, initial=0) < -LARGEST:
+            for row in np.flatnonzero(np.abs(column) > LARGEST).tolist():
+                reasons.setdefault(row, (name, "infinite" if np.isinf(column[row]) else "too large for float32"))
+    target = batch.column(survey.target)
+    gaps = np.isnan(numbers[survey.target]) if survey.target in numbers else missing_texts(target, survey)
+    for row in np.flatnonzero(gaps).tolist():
+        reasons.setdefault(row, (survey.target, NO_TARGET))
+    if survey.cuts:
+        for row in np.flatnonzero(np.isnan(numbers[survey.config.time])).tolist():
+            reasons.setdefault(row, (survey.config.time, "the time to split by is missing"))
+    for row in sorted(reasons):
+        name, reason = reasons[row]
+        raw = batch.column(name)[row].as_py()
+        bad.append(BadRow(unit.file, int(lines[row]), name, reason, "" if raw is None else str(raw)))
+    return np.array(sorted(reasons), np.int64)
+
+
+def missing_texts(column: pa.Array, survey: Survey) -> np.ndarray:
+    return values.clean(column.cast(pa.string()), survey.config.missing).is_null().to_numpy(zero_copy_only=False)
+
+
+def count_batch(rows: Rows, numbers: dict[str, np.ndarray], survey: Survey, found: Found) -> None:
+    for split, chosen in rows.parts():
+        found.rows[split] += len(chosen)
+        if len(chosen) == 0:
+            continue
+        for name, kind in survey.types.items():
+            column = found.columns[name]
+            if name in numbers:
+                present = numbers[name][chosen]
+                gaps = np.isnan(present)
+                if gaps.any():
+                    present = present[~gaps]
+                column.missing[split] += len(chosen) - len(present)
+                column.moments[split] = column.moments[split].merge(Moments.of(present))
+            elif kind == values.TEXT:
+                count_text_column(rows.batch.column(name).take(pa.array(chosen)), split, survey, column)
+        target = rows.batch.column(survey.target).take(pa.array(chosen))
+        found.classes[split].add(label_counts(target, survey))
+
+
+def count_text_column(texts: pa.Array, split: int, survey: Survey, column: ColumnCount) -> None:
+    column.prose |= is_prose(texts)
+    if column.prose:
+        column.missing[split] += texts.null_count
+        column.texts = Counts()
+        return
+    counts = count_texts(texts, survey.config.missing)
+    column.missing[split] += len(texts) - sum(counts.values())
+    if split == 0:
+        column.texts.add(counts)
+
+
+def label_counts(target: pa.Array, survey: Survey) -> dict[str, int]:
+    """How often each value of the target occurs, as text: the names of classes."""
+    if survey.types[survey.target] == values.TEXT:
+        return count_texts(target, survey.config.missing)
+    found = pc.value_counts(target).flatten()
+    if len(found[0]) > 1000:
+        # Too many to be classes; what remains is enough to say so.
+        found = [found[0].slice(0, 1000), found[1].slice(0, 1000)]
+    return {values.label(v): count for v, count in zip(found[0].to_pylist(), found[1].to_pylist(), strict=True)}
+
+
+def take_sample(rows: Rows, survey: Survey, found: Found) -> None:
+    drawn = keys(rows.first_row, rows.batch.num_rows, SAMPLE_SEED) <= survey.sampled_below
+    chosen = rows.keep[drawn[rows.keep]]
+    if len(chosen) == 0:
+        return
+    part = rows.batch.take(pa.array(np.sort(chosen)))
+    columns = {}
+    for name, kind in survey.types.items():
+        column = part.column(name)
+        if kind == values.TEXT:
+            column = values.clean(column.cast(pa.string()), survey.config.missing)
+            column = pc.utf8_slice_codeunits(column, 0, TEXT_IN_SAMPLE)
+        elif kind != values.OTHER:
+            column = pa.array(values.as_numbers(column), pa.float64(), from_pandas=True)
+        else:
+            column = pa.nulls(len(chosen))
+        columns[name] = column
+    columns[SPLIT] = pa.array(rows.splits[np.sort(chosen)])
+    found.sample.append(pa.RecordBatch.from_pydict(columns))

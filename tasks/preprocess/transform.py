@@ -1,0 +1,191 @@
+"""The one function from raw columns to a model's inputs: what training used, scoring and serving use too.
+
+It is fitted on the training rows and travels as ``schema.json`` and ``statistics.json``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tasks.errors import UserError
+from tasks.preprocess import values
+from tasks.preprocess.prepared import Signature, TensorSpec
+
+MISSING, UNSEEN, FIRST = 0, 1, 2
+DAY = 86_400.0
+#: Standard deviations at which an outlier is cut off, so that it cannot overflow.
+FARTHEST = 1e4
+#: Rows that are encoded at once, so that they stay in the processor's cache.
+CACHED_ROWS = 2048
+
+
+@dataclass(frozen=True)
+class NumericColumn:
+    """A number made an input: ``(f(x) - mean) / std``, and the mean where x is missing.
+
+    ``curve`` is "linear" (f(x) = x) or "log" (f(x) = sign(x) log(1 + |x| / scale)), which is taken for heavy tails.
+    ``part`` is what is taken of a time: "" (seconds since 1970), "hour", "weekday" (Monday is 0) or "month".
+    ``indicator`` adds an input that is 1 where x is missing.
+    """
+
+    name: str
+    mean: float
+    std: float
+    curve: str = "linear"
+    scale: float = 1.0
+    part: str = ""
+    indicator: bool = False
+
+    def curved(self, numbers: np.ndarray) -> np.ndarray:
+        """f(x): float64 ``[rows]`` from float64 ``[rows]``; NaN, for missing, stays."""
+        return bend(take_part(numbers, self.part), self.curve, self.scale)
+
+
+@dataclass(frozen=True)
+class CategoricalColumn:
+    """A text made an int32 code: 0 missing, 1 unseen or rare, then ``vocabulary`` in order."""
+
+    name: str
+    vocabulary: tuple[str, ...]
+
+    @property
+    def cardinality(self) -> int:
+        return len(self.vocabulary) + FIRST
+
+    def encode(self, texts: pa.Array, missing: list[str]) -> np.ndarray:
+        if not pa.types.is_dictionary(texts.type):
+            texts = texts.dictionary_encode()
+        distinct = values.clean(texts.dictionary.cast(pa.string()), missing)
+        known = pc.index_in(distinct, value_set=pa.array(self.vocabulary, pa.string()))
+        codes = pc.fill_null(pc.add(known, FIRST), UNSEEN)
+        codes = pc.if_else(distinct.is_valid(), codes, MISSING).to_numpy(zero_copy_only=False).astype(np.int32)
+        table = np.append(codes, np.int32(MISSING))
+        return table[pc.fill_null(texts.indices, len(codes)).to_numpy(zero_copy_only=False)]
+
+
+@dataclass(frozen=True)
+class Transform:
+    """Raw columns to inputs and target. ``types`` are the types of the raw columns that it reads."""
+
+    target: str
+    task: str
+    types: dict[str, str]
+    missing: list[str]
+    numeric: tuple[NumericColumn, ...] = ()
+    categorical: tuple[CategoricalColumn, ...] = ()
+    classes: tuple[str, ...] = ()
+    target_mean: float = 0.0
+    target_std: float = 1.0
+
+    @property
+    def indicators(self) -> list[str]:
+        return [column.name for column in self.numeric if column.indicator]
+
+    @property
+    def columns(self) -> list[str]:
+        """The raw columns that are inputs, each once."""
+        names = [column.name for column in self.numeric] + [column.name for column in self.categorical]
+        return list(dict.fromkeys(names))
+
+    @property
+    def signature(self) -> Signature:
+        width = len(self.numeric) + len(self.indicators)
+        inputs = []
+        if width:
+            inputs.append(TensorSpec("numeric", "float32", (width,)))
+        if self.categorical:
+            inputs.append(TensorSpec("categorical", "int32", (len(self.categorical),)))
+        return Signature(
+            inputs=tuple(inputs),
+            task=self.task,
+            target=self.target,
+            classes=self.classes,
+            cardinalities=tuple(column.cardinality for column in self.categorical),
+            target_mean=self.target_mean,
+            target_std=self.target_std,
+        )
+
+    def encode(self, batch: pa.RecordBatch, out: np.ndarray) -> None:
+        """Write the inputs of raw rows into ``out``, a structured array ``[rows]`` with the signature's fields.
+
+        Raises ``UserError`` when a column is missing or holds values of another type.
+        """
+        absent = [name for name in self.columns if name not in batch.schema.names]
+        if absent:
+            raise UserError(f"data: the column {absent[0]!r} is not there, but the model was trained with it")
+        numbers = {name: self._numbers(batch, name) for name in {column.name for column in self.numeric}}
+        texts = {column.name: column.encode(batch.column(column.name), self.missing) for column in self.categorical}
+        for start in range(0, batch.num_rows, CACHED_ROWS):
+            rows = slice(start, start + CACHED_ROWS)
+            if self.numeric:
+                self._encode_numbers({name: column[rows] for name, column in numbers.items()}, out["numeric"][rows])
+            for place, codes in enumerate(texts.values()):
+                out["categorical"][rows, place] = codes[rows]
+
+    def _encode_numbers(self, numbers: dict[str, np.ndarray], out: np.ndarray) -> None:
+        """All numeric inputs at once, as the rows of one matrix, which is turned at the end."""
+        matrix = np.empty((out.shape[1], len(out)))
+        for place, column in enumerate(self.numeric):
+            matrix[place] = column.curved(numbers[column.name])
+        inputs = matrix[: len(self.numeric)]
+        inputs -= np.array([column.mean for column in self.numeric])[:, None]
+        inputs /= np.array([column.std for column in self.numeric])[:, None]
+        np.clip(inputs, -FARTHEST, FARTHEST, out=inputs)
+        np.copyto(inputs, 0.0, where=np.isnan(inputs))
+        for place, name in enumerate(self.indicators, start=len(self.numeric)):
+            matrix[place] = np.isnan(numbers[name])
+        out[...] = matrix.astype(np.float32).T
+
+    def encode_target(self, column: pa.Array) -> np.ndarray:
+        """int32 class numbers, or float32 in the target's own units."""
+        if self.task == "regression":
+            return values.as_numbers(column).astype(np.float32)
+        if self.types[self.target] == values.TEXT:
+            found = CategoricalColumn(self.target, self.classes).encode(column, self.missing) - FIRST
+        else:
+            distinct = column.dictionary_encode()
+            places = {name: place for place, name in enumerate(self.classes)}
+            table = np.array([places[values.label(value)] for value in distinct.dictionary.to_pylist()], np.int32)
+            found = table[distinct.indices.to_numpy()]
+        return found.astype(np.int32)
+
+    def _numbers(self, batch: pa.RecordBatch, name: str) -> np.ndarray:
+        column = batch.column(name)
+        if values.type_of(column.type) != values.TEXT:
+            return values.as_numbers(column)
+        read, failed = values.convert(column.cast(pa.string()), self.types[name], self.missing)
+        if failed.any():
+            row = int(np.flatnonzero(failed)[0])
+            raise UserError(f"data: column {name!r}, row {row + 1}: {column[row].as_py()!r} is not {self.types[name]}")
+        return values.as_numbers(read)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Transform:
+        numeric = tuple(NumericColumn(**column) for column in data["numeric"])
+        categorical = tuple(CategoricalColumn(c["name"], tuple(c["vocabulary"])) for c in data["categorical"])
+        return cls(**{**data, "numeric": numeric, "categorical": categorical, "classes": tuple(data["classes"])})
+
+
+def bend(numbers: np.ndarray, curve: str, scale: float) -> np.ndarray:
+    return np.sign(numbers) * np.log1p(np.abs(numbers) / scale) if curve == "log" else numbers
+
+
+def take_part(seconds: np.ndarray, part: str) -> np.ndarray:
+    """A part of times in seconds since 1970 (UTC), as float64 with NaN where missing."""
+    if part == "":
+        return seconds
+    if part == "hour":
+        return seconds % DAY / 3600.0
+    if part == "weekday":
+        return (np.floor(seconds / DAY) + 3) % 7  # 1970-01-01 was a Thursday
+    gaps = np.isnan(seconds)
+    months = np.where(gaps, 0, seconds).astype("datetime64[s]").astype("datetime64[M]").astype(np.int64) % 12
+    return np.where(gaps, np.nan, months)

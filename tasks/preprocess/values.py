@@ -1,0 +1,148 @@
+"""What kind of values a column holds, and text turned into them."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+INTEGER, NUMBER, BOOLEAN, TIME, TEXT, OTHER = "integer", "number", "boolean", "time", "text", "other"
+ARROW = {
+    INTEGER: pa.int64(),
+    NUMBER: pa.float64(),
+    BOOLEAN: pa.bool_(),
+    TIME: pa.timestamp("us", tz="UTC"),
+    TEXT: pa.string(),
+}
+
+
+def type_of(kind: pa.DataType) -> str:
+    """The type of an Arrow column: one of the constants above."""
+    if pa.types.is_dictionary(kind):
+        return type_of(kind.value_type)
+    if pa.types.is_boolean(kind):
+        return BOOLEAN
+    if pa.types.is_integer(kind):
+        return INTEGER
+    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        return NUMBER
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        return TIME
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return TEXT
+    # A column of nulls only: text of which nothing is there.
+    return TEXT if pa.types.is_null(kind) else OTHER
+
+
+def wider(a: str, b: str) -> str | None:
+    """The type that holds the values of both; ``None`` if there is none but text."""
+    if a == b:
+        return a
+    return NUMBER if {a, b} == {INTEGER, NUMBER} else None
+
+
+def clean(texts: pa.Array, missing: list[str]) -> pa.Array:
+    """Without the spaces around each value, and with the marks for "missing" made null."""
+    trimmed = pc.utf8_trim_whitespace(texts)
+    marked = pc.is_in(trimmed, value_set=pa.array(missing, trimmed.type)) if missing else None
+    if marked is None or not pc.any(marked).as_py():
+        return trimmed
+    return pc.if_else(marked, pa.scalar(None, trimmed.type), trimmed)
+
+
+def guess(texts: pa.Array, missing: list[str], tolerance: float) -> str:
+    """The narrowest type that all but the share ``tolerance`` of the values can be read as."""
+    present = clean(texts, missing).drop_null()
+    if len(present) == 0:
+        return NUMBER
+    # 007 is a code, not the number 7.
+    if pc.any(pc.match_substring_regex(present, r"^[+-]?0\d")).as_py():
+        return TEXT
+    for kind in (INTEGER, BOOLEAN, TIME):
+        read, failed = convert(present, kind, missing)
+        if np.count_nonzero(failed) <= tolerance * len(present):
+            return type_of(read.type)
+    return TEXT
+
+
+def mostly_numbers(texts: pa.Array, missing: list[str]) -> np.ndarray | None:
+    """Of a column of text that is mostly numbers, which values are not (bool ``[rows]``); else ``None``."""
+    failed = convert(texts, NUMBER, missing)[1]
+    present = len(clean(texts, missing).drop_null())
+    return failed if np.count_nonzero(failed) < present / 2 else None
+
+
+def separated_numbers(texts: pa.Array, missing: list[str]) -> bool:
+    """Whether most values look like numbers with separators, such as 1,234.5 or 3,14."""
+    found = pc.match_substring_regex(clean(texts, missing).drop_null(), r"^[+-]?\d+([.,' ]\d{3})*[.,]\d+$")
+    return len(found) > 0 and pc.mean(found).as_py() > 0.5
+
+
+def convert(texts: pa.Array, kind: str, missing: list[str]) -> tuple[pa.Array, np.ndarray]:
+    """Text as values of ``kind`` and which of them cannot be read so (bool ``[rows]``; those are null).
+
+    Whole numbers that turn out to have fractions come back as numbers.
+    """
+    none = np.zeros(len(texts), bool)
+    if kind == TEXT:
+        return clean(texts, missing), none
+    # Most columns need no cleaning, which takes longer than reading the numbers; a mark such as -999 would be read.
+    read = None if any(map(spells_number, missing)) else cast(texts, kind)
+    if read is not None:
+        return read, none
+    cleaned = clean(texts, missing)
+    read = cast(cleaned, kind)
+    if read is not None:
+        return read, none
+    values = one_by_one(cleaned, kind)
+    present = cleaned.is_valid().to_numpy(zero_copy_only=False)
+    return values, present & ~values.is_valid().to_numpy(zero_copy_only=False)
+
+
+def cast(texts: pa.Array, kind: str) -> pa.Array | None:
+    """All texts as values of ``kind``, whole numbers as numbers if need be; ``None`` if one of them is not."""
+    for target in (INTEGER, NUMBER) if kind == INTEGER else (kind,):
+        try:
+            return texts.cast(ARROW[target])
+        except pa.ArrowInvalid:
+            continue
+    return None
+
+
+@cache
+def spells_number(text: str) -> bool:
+    """Whether the text would be read as a number; NaN is none."""
+    read = cast(pa.array([text]), NUMBER)
+    return read is not None and not math.isnan(read[0].as_py())
+
+
+def one_by_one(cleaned: pa.Array, kind: str) -> pa.Array:
+    """The values that can be read as ``kind``, null where they cannot."""
+    series = cleaned.to_pandas()
+    if kind == BOOLEAN:
+        return pa.array([{"true": True, "false": False}.get(str(text).lower()) for text in series], pa.bool_())
+    if kind == TIME:
+        return pa.array(pd.to_datetime(series, format="ISO8601", utc=True, errors="coerce")).cast(ARROW[TIME])
+    return pa.array(pd.to_numeric(series, errors="coerce").astype("float64"), from_pandas=True)
+
+
+def as_numbers(column: pa.Array) -> np.ndarray:
+    """A column of numbers, booleans or times as float64 ``[rows]``: NaN where missing, times in seconds since 1970."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return as_numbers(column.cast(kind.value_type))
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        microseconds = column.cast(pa.timestamp("us", tz=getattr(kind, "tz", None)), safe=False).view(pa.int64())
+        return as_numbers(microseconds) / 1e6
+    if not pa.types.is_float64(kind):
+        column = column.cast(pa.float64(), safe=False)
+    return column.to_numpy(zero_copy_only=False)
+
+
+def label(value: object) -> str:
+    """The name of a class: whole numbers without a fraction, so that 1 and 1.0 are one class."""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

@@ -1,0 +1,71 @@
+"""The same work on any number of processes: results come back in the order of the jobs."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import TypeVar
+
+from tasks.errors import UserError
+from tasks.preprocess.sources import find_files
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+
+def cores() -> int:
+    """The processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Workers:
+    """``count`` processes that are started when first needed and kept until :meth:`close`; with one, this process."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._pool: ProcessPoolExecutor | None = None
+
+    def map(self, work: Callable[[Job], Result], jobs: Iterable[Job]) -> Iterator[Result]:
+        """``map`` in the order of the jobs, with few of them under way so that memory stays flat."""
+        if self.count <= 1:
+            yield from map(work, jobs)
+            return
+        if self._pool is None:
+            # Spawned, not forked: PyArrow and torch keep threads and locks that a fork would tear.
+            self._pool = ProcessPoolExecutor(self.count, mp_context=multiprocessing.get_context("spawn"))
+        waiting: deque[Future[Result]] = deque()
+        try:
+            for job in jobs:
+                waiting.append(self._pool.submit(work, job))
+                if len(waiting) > self.count:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        except BrokenProcessPool:
+            raise UserError(
+                "data: a worker process was killed, probably for want of memory; give the machine more, or the run "
+                "fewer processes"
+            ) from None
+        finally:
+            for future in waiting:
+                future.cancel()
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+
+#: Below this size one process is done before others have started.
+WORTH_SPREADING = 256 << 20
+
+
+def workers_for(data: str) -> int:
+    """One process per core for large data, else one."""
+    if not data:
+        return 1
+    size = sum(file.size for file in find_files(data))
+    return cores() if size > WORTH_SPREADING else 1

@@ -1,0 +1,67 @@
+"""The last stage: ``runs/<timestamp>/`` with the page, the figures and the model, all of it or nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+import shutil
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from tasks.artifact import MANIFEST, Artifact, canonical_json
+from tasks.report.page import document
+from tasks.report.results import Results
+from tasks.report.summarise import MODEL, MODEL_FILE, REPORT, SUMMARY, summarise
+from tasks.report.summary import RunSummary, StageFigures, to_json
+from tasks.store import sweep
+
+
+def build(runs: Path, results: Results, stages: Sequence[StageFigures], config: Mapping[str, Any]) -> RunSummary:
+    """Make a new directory under ``runs``, named by the local time, and say what is in it.
+
+    ``config`` is everything that was set, as nested dictionaries by section. The directory is put together beside its
+    place and renamed when it is whole. Raises ``DamagedArtifact`` if the exported model is not what was written.
+    """
+    now = datetime.now()
+    summary = summarise(results, stages, directory="")
+    runs.mkdir(parents=True, exist_ok=True)
+    sweep(runs)
+    partial = runs / f".{os.getpid()}-{secrets.token_hex(4)}"
+    try:
+        partial.mkdir()
+        copy_model(results.exported, results.export, partial)
+        (partial / SUMMARY).write_bytes(canonical_json(to_json(summary)))
+        page = document(summary, results, config, now)
+        (partial / REPORT).write_text(page, encoding="utf-8")
+        place = settle(partial, runs / now.strftime("%Y-%m-%dT%H-%M-%S"))
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return dataclasses.replace(summary, directory=str(place))
+
+
+def copy_model(exported: Artifact, export: Mapping[str, Any], directory: Path) -> None:
+    """Copy the artifact, every byte of it verified, and the chosen variant once more under a name of its own."""
+    exported.check()
+    for name in (*exported.files, MANIFEST):
+        target = directory / MODEL / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(exported.path(name), target)
+    chosen = next(variant["file"] for variant in export["variants"] if variant["name"] == export["chosen"])
+    shutil.copyfile(directory / MODEL / chosen, directory / MODEL_FILE)
+
+
+def settle(directory: Path, place: Path) -> Path:
+    """Rename ``directory`` to ``place``; if another run has just taken that name, to the first free one after it."""
+    number = 1
+    while True:
+        candidate = place if number == 1 else place.with_name(f"{place.name}-{number}")
+        try:
+            # Fails if the name is taken: a run's directory is never empty.
+            return directory.rename(candidate)
+        except OSError:
+            if not candidate.exists():
+                raise
+        number += 1

@@ -1,0 +1,97 @@
+"""From what the stages found out to the figures of the summary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tasks.report.results import Results
+from tasks.report.summary import (
+    DataFigures,
+    NetworkFigures,
+    QualityFigures,
+    RunSummary,
+    StageFigures,
+    VariantFigures,
+)
+
+REPORT, MODEL, SUMMARY = "report.html", "model", "summary.json"
+#: The chosen variant under a name that does not depend on which was chosen.
+MODEL_FILE = f"{MODEL}/model.onnx"
+
+
+def summarise(results: Results, stages: Sequence[StageFigures], directory: str) -> RunSummary:
+    """``directory`` is where the run's directory will lie."""
+    metric = results.evaluation["metric"]["name"]
+    return RunSummary(
+        directory=directory,
+        report=REPORT,
+        model=MODEL,
+        model_file=MODEL_FILE,
+        data=data_figures(results),
+        quality=quality_figures(results.evaluation, metric),
+        variants=[variant_figures(variant, metric) for variant in results.export["variants"]],
+        chosen=results.export["chosen"],
+        why=results.export["why"],
+        machine=results.export["machine"]["cpu"],
+        threads=results.export["machine"]["threads"],
+        network=network_figures(results.network),
+        stages=list(stages),
+    )
+
+
+def data_figures(results: Results) -> DataFigures:
+    rows = results.card["rows"]
+    return DataFigures(
+        source=results.card["source"],
+        target=results.signature.target,
+        task=results.signature.task,
+        classes=len(results.signature.classes),
+        rows_read=rows["read"],
+        rows_kept=rows["kept"],
+        rows_quarantined=rows["quarantined"],
+        rows_train=rows["train"],
+        rows_validation=rows["validation"],
+        rows_test=rows["test"],
+    )
+
+
+def quality_figures(evaluation: dict[str, Any], metric: str) -> QualityFigures:
+    model, baseline = evaluation["model"], evaluation["baseline"]
+    return QualityFigures(
+        metric=metric,
+        value=model[metric],
+        baseline=baseline["name"],
+        baseline_value=baseline.get(metric),
+        model_metrics=model,
+        baseline_metrics={name: baseline[name] for name in model if name in baseline},
+    )
+
+
+def variant_figures(variant: dict[str, Any], metric: str) -> VariantFigures:
+    latency = variant.get("latency_ms", {})
+    return VariantFigures(
+        name=variant["name"],
+        file=variant["file"] or "",
+        bytes=variant["bytes"],
+        latency_p50_ms={batch: figures["p50"] for batch, figures in latency.items()},
+        latency_p99_ms={batch: figures["p99"] for batch, figures in latency.items()},
+        value=variant.get("metrics", {}).get(metric),
+        largest_difference=variant.get("largest_difference"),
+        chosen=variant["chosen"],
+        verdict=variant["verdict"],
+    )
+
+
+def network_figures(profile: dict[str, Any]) -> NetworkFigures:
+    sizes = [m["bytes"] for m in profile["measurements"] if m["operation"] == "all_reduce"]
+    return NetworkFigures(
+        world=profile["world"],
+        nodes=profile["nodes"],
+        backend=profile["backend"],
+        device=profile["device"],
+        all_reduce_latency_us=profile["summary"]["all_reduce_latency_us"],
+        all_reduce_latency_bytes=min(sizes, default=None),
+        all_reduce_busbw_gbps=profile["summary"]["all_reduce_busbw_gbps"],
+        all_reduce_busbw_bytes=max(sizes, default=None),
+    )

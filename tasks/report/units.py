@@ -1,0 +1,111 @@
+"""Figures as people read them. Every function takes the plain unit of the summary and gives a short text."""
+
+from __future__ import annotations
+
+UNKNOWN = "—"
+
+
+def count(number: int) -> str:
+    """1,234,567"""
+    return f"{number:,}"
+
+
+def counted(number: int, noun: str) -> str:
+    """1 thread, 2,000 threads, 2 processes"""
+    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    return f"{count(number)} {noun if number == 1 else plural}"
+
+
+def rows(number: int) -> str:
+    """1 row, 2,000 rows"""
+    return counted(number, "row")
+
+
+def percent(share: float | None) -> str:
+    """A share of one: 0.98888 is 98.89 %."""
+    return UNKNOWN if share is None else f"{100 * share:.2f} %"
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """Three significant digits without an exponent where that is readable: 0.0123, 1.23, 123, 12,345, 1.2e-07."""
+    if value == 0:
+        return "0"
+    if not 1e-4 <= abs(value) < 1e15:
+        return f"{value:.{digits - 1}e}"
+    if abs(value) >= 10 ** (digits - 1):
+        return f"{value:,.0f}"
+    return f"{value:#.{digits}g}".rstrip(".")
+
+
+def value(number: float) -> str:
+    """A value from the data: whole numbers as they are, others to four digits."""
+    return count(int(number)) if number == int(number) and abs(number) < 1e15 else significant(number, 4)
+
+
+def size(number: int | None) -> str:
+    """Bytes of a file, in decimal units: 84.3 KB."""
+    return UNKNOWN if number is None else scaled(number, 1000, ("B", "KB", "MB", "GB", "TB"))
+
+
+def message_size(number: int) -> str:
+    """Bytes of a message, in binary units, as they are chosen: 16 MiB."""
+    return scaled(number, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
+
+
+def scaled(number: float, step: int, names: tuple[str, ...]) -> str:
+    power = 0
+    while abs(number) >= step and power < len(names) - 1:
+        number /= step
+        power += 1
+    return f"{number:.0f} {names[power]}" if number == int(number) else f"{significant(number)} {names[power]}"
+
+
+def milliseconds(value: float | None) -> str:
+    """A latency, in microseconds below one millisecond: 61.2 µs."""
+    return UNKNOWN if value is None else microseconds(value * 1000)
+
+
+def microseconds(value: float | None) -> str:
+    if value is None:
+        return UNKNOWN
+    if value < 1000:
+        return f"{significant(value)} µs"
+    return f"{significant(value / 1000)} ms" if value < 1e6 else f"{significant(value / 1e6)} s"
+
+
+def seconds(value: float) -> str:
+    """A wall-clock time: 0.4 s, 12.3 s, 2 min 5 s, 1 h 4 min."""
+    if value < 59.95:
+        return f"{value:.1f} s"
+    whole = round(value)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def bandwidth(value: float | None) -> str:
+    """GB/s, of 1e9 bytes."""
+    return UNKNOWN if value is None else f"{significant(value)} GB/s"
+
+
+def metric(name: str, value: float | None) -> str:
+    """The value of a metric by its name: shares as percent, the rest in its own unit."""
+    if value is None:
+        return UNKNOWN
+    return percent(value) if name in SHARES else significant(value, 4)
+
+
+#: Metrics that are shares of one, and how all are called.
+SHARES = ("accuracy", "macro_f1", "ece")
+NAMES = {
+    "accuracy": "accuracy",
+    "log_loss": "log loss",
+    "roc_auc": "ROC AUC",
+    "macro_f1": "macro F1",
+    "ece": "calibration error",
+    "rmse": "RMSE",
+    "mae": "MAE",
+    "r2": "R²",
+}
+#: Metrics of which less is better.
+LESS_IS_BETTER = ("log_loss", "ece", "rmse", "mae")

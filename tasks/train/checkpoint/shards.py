@@ -1,0 +1,202 @@
+"""How tensors lie in a checkpoint: DCP plans who writes and reads what, this module moves the bytes.
+
+Every rank writes one file of raw tensor bytes, little-endian and back to back, hashed on the way; rank 0 adds
+``index.json``, which says for every tensor its dtype, its size and where its pieces lie. DCP's own files hold pickles
+and no digests; these hold neither pickle nor anything unhashed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint import (
+    LoadPlan,
+    LoadPlanner,
+    Metadata,
+    SavePlan,
+    SavePlanner,
+    StorageReader,
+    StorageWriter,
+)
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from tasks.artifact import FileRecord, HashingFile, canonical_json
+
+INDEX = "index.json"
+BLOCK_BYTES = 4 << 20
+
+
+class Piece(NamedTuple):
+    """Where some bytes lie: file, offset and length in bytes."""
+
+    file: str
+    start: int
+    size: int
+
+
+@dataclass(frozen=True)
+class FileWriter:
+    """Writes files into a directory, hashed and synced; ``records`` says what was written."""
+
+    directory: Path
+    records: dict[str, FileRecord]
+
+    def write(self, name: str, chunks: Any) -> None:
+        """Write the chunks (bytes-like) one after the other into the new file ``name``."""
+        with (self.directory / name).open("xb") as raw:
+            file = HashingFile(raw, BLOCK_BYTES)
+            for chunk in chunks:
+                file.write(chunk)
+            raw.flush()
+            os.fsync(raw.fileno())
+        self.records[name] = file.record()
+
+
+class ShardWriter(StorageWriter):
+    """DCP's writer: this rank's tensors into ``tensors-<rank>.bin`` of a fresh directory."""
+
+    def __init__(self, files: FileWriter, rank: int) -> None:
+        self._files = files
+        self._name = f"tensors-{rank:05d}.bin"
+
+    def reset(self, checkpoint_id: str | os.PathLike | None = None) -> None:
+        """Nothing to do: a writer is made for one checkpoint."""
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Nothing to do: the directory is there."""
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        return plans
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        results, chunks, start = [], [], 0
+        for item in plan.items:
+            data = raw_bytes(planner.resolve_data(item))
+            piece = Piece(self._name, start, data.nbytes)
+            results.append(WriteResult(index=item.index, size_in_bytes=data.nbytes, storage_data=piece))
+            chunks.append(data)
+            start += data.nbytes
+        if chunks:
+            self._files.write(self._name, chunks)
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(results)
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        pieces = {result.index: result.storage_data for of_rank in results for result in of_rank}
+        self._files.write(INDEX, [canonical_json(index_of(metadata, pieces))])
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike) -> bool:
+        return True
+
+
+class ShardReader(StorageReader):
+    """DCP's reader: pieces of tensors from the verified files of a directory, straight into their places."""
+
+    def __init__(self, directory: Path, index: dict[str, Any]) -> None:
+        self._directory = directory
+        self._index = index
+        self._pieces: dict[MetadataIndex, Piece] = {}
+
+    def reset(self, checkpoint_id: str | os.PathLike | None = None) -> None:
+        """Nothing to do: a reader is made for one checkpoint."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        metadata, self._pieces = metadata_of(self._index)
+        return metadata
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        # Only the coordinator reads the metadata; everyone needs to know where the pieces lie.
+        self._pieces = metadata_of(self._index)[1]
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        for item in plan.items:
+            entry = self._index[item.storage_index.fqn]
+            piece = self._pieces[item.storage_index]
+            sizes = next(c["sizes"] for c in entry["chunks"] if Piece(*c["piece"]) == piece)
+            source = read_tensor(self._directory, piece, entry["dtype"], sizes)
+            for dimension, (offset, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+                source = source.narrow(dimension, offset, length)
+            target = planner.resolve_tensor(item).detach()
+            target.copy_(source)
+            planner.commit_tensor(item, target)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike) -> bool:
+        return True
+
+
+def raw_bytes(tensor: Any) -> memoryview:
+    """The bytes of a CPU tensor, without a copy if it is contiguous."""
+    flat = tensor.detach().contiguous().reshape(-1)
+    return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")
+
+
+def read_tensor(directory: Path, piece: Piece, dtype: str, sizes: list[int]) -> Tensor:
+    """One piece as a CPU tensor of the given sizes, mapped from its file."""
+    kind = getattr(torch, dtype)
+    if not piece.size:
+        return torch.empty(sizes, dtype=kind)
+    with (directory / piece.file).open("rb") as file:
+        file.seek(piece.start)
+        data = bytearray(piece.size)
+        file.readinto(data)
+    return torch.frombuffer(data, dtype=kind).reshape(sizes)
+
+
+def index_of(metadata: Metadata, pieces: dict[MetadataIndex, Piece]) -> dict[str, Any]:
+    """``{name: {dtype, size, chunks: [{offsets, sizes, piece}]}}``. DCP was only given tensors."""
+    index: dict[str, Any] = {}
+    for name, stored in metadata.state_dict_metadata.items():
+        assert isinstance(stored, TensorStorageMetadata)
+        chunks = [
+            {"offsets": list(c.offsets), "sizes": list(c.sizes), "piece": list(pieces[MetadataIndex(name, c.offsets)])}
+            for c in stored.chunks
+        ]
+        dtype = str(stored.properties.dtype).removeprefix("torch.")
+        index[name] = {"dtype": dtype, "size": list(stored.size), "chunks": chunks}
+    return index
+
+
+def metadata_of(index: dict[str, Any]) -> tuple[Metadata, dict[MetadataIndex, Piece]]:
+    """The inverse of :func:`index_of`."""
+    tensors: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
+    pieces: dict[MetadataIndex, Piece] = {}
+    for name, entry in index.items():
+        chunks = [ChunkStorageMetadata(torch.Size(c["offsets"]), torch.Size(c["sizes"])) for c in entry["chunks"]]
+        properties = TensorProperties(dtype=getattr(torch, entry["dtype"]))
+        tensors[name] = TensorStorageMetadata(properties, torch.Size(entry["size"]), chunks)
+        for chunk in entry["chunks"]:
+            pieces[MetadataIndex(name, torch.Size(chunk["offsets"]))] = Piece(*chunk["piece"])
+    return Metadata(tensors), pieces
+
+
+def read_index(directory: Path) -> dict[str, Any]:
+    return json.loads((directory / INDEX).read_bytes())

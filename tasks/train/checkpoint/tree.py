@@ -1,0 +1,59 @@
+"""Nested state as JSON beside its tensors, so that no checkpoint ever holds a pickle.
+
+State dictionaries mix tensors with numbers, text, tuples and dictionaries with integer keys. :func:`split` takes the
+tensors out under names that follow their path and leaves a tree that JSON can hold; :func:`join` is its inverse.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+
+def split(value: Any, path: str = "") -> tuple[Any, dict[str, Tensor]]:
+    """The tree for JSON and the tensors by name. Raises ``TypeError`` naming the path of what fits neither."""
+    tensors: dict[str, Tensor] = {}
+    return encode(value, path, tensors), tensors
+
+
+def encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        tensors[path] = value
+        return {"$tensor": path}
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        # JSON's numbers are finite; repr gives back the same bits.
+        return value if math.isfinite(value) else {"$float": repr(value)}
+    if isinstance(value, (list, tuple)):
+        items = [encode(item, below(path, i), tensors) for i, item in enumerate(value)]
+        return {"$tuple": items} if isinstance(value, tuple) else items
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) and not key.startswith("$") for key in value):
+            return {key: encode(item, below(path, key), tensors) for key, item in value.items()}
+        return {"$items": [[encode(k, path, tensors), encode(v, below(path, k), tensors)] for k, v in value.items()]}
+    raise TypeError(f"{path}: a {type(value).__name__} cannot be kept in a checkpoint; use tensors, numbers and text")
+
+
+def join(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """What :func:`split` was given."""
+    if isinstance(tree, list):
+        return [join(item, tensors) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    if "$tensor" in tree:
+        return tensors[tree["$tensor"]]
+    if "$float" in tree:
+        return float(tree["$float"])
+    if "$tuple" in tree:
+        return tuple(join(item, tensors) for item in tree["$tuple"])
+    if "$items" in tree:
+        return {join(key, tensors): join(item, tensors) for key, item in tree["$items"]}
+    return {key: join(item, tensors) for key, item in tree.items()}
+
+
+def below(path: str, key: Any) -> str:
+    return f"{path}/{key}" if path else str(key)

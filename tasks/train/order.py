@@ -1,0 +1,257 @@
+"""Which rows make up which batch: a pure function of (seed, epoch, samples consumed), for any number of processes.
+
+A global batch is an ordered list of G rows, of which rank r of W takes those from ``floor(rG/W)`` to
+``floor((r+1)G/W)``. So there is no loader state, no worker state and no rank state: the number of samples consumed says
+everything, no divisibility is asked of the user, no row is lost and none comes twice; an epoch's tail is a short last
+batch.
+
+Rows are stored shuffled within each segment, so that any block is a fair sample of its segment and an epoch can go
+block by block, which a disk and a cache like, without batches that differ more than chance makes them:
+
+* The *tape* of an epoch: within each stratum (a segment, or several that are too small to be in every batch) the
+  blocks in a random order, within each block the rows in a random order.
+* Each stratum is cut into *lanes*, runs of the tape of equal length, about :data:`LANES` in all. Every batch takes
+  rows from every lane in proportion to the lane's length, so that it mixes as many blocks as there are lanes, and all
+  segments in the proportion in which they occur, however much they differ.
+* After D samples of an epoch of N the lanes before a cut P of the tape have given ``floor(P·D/N)`` rows. These counts
+  add up to D by construction, and never fall as long as a lane holds at least N/G rows, which is how the cuts are made.
+
+Lanes know nothing of the world. A batch lists its rows lane by lane, so a rank reads the blocks of few lanes only.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+#: How many blocks a batch mixes; more of them cost cache misses, fewer make more ranks read the same block.
+LANES = 8
+#: How many rows are planned at once, which costs little more than planning one batch.
+PLANNED_ROWS = 32_768
+NO_ROWS = np.empty(0, np.int64)
+
+
+def share(rank: int, world: int, length: int) -> slice:
+    """The part of an ordered list of ``length`` that ``rank`` of ``world`` takes; the parts follow each other."""
+    return slice(rank * length // world, (rank + 1) * length // world)
+
+
+def shuffled(length: int, seed: int, epoch: int, purpose: int) -> np.ndarray:
+    """A random permutation of ``range(length)`` (int64), a pure function of its arguments.
+
+    Sorts Philox draws (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) that carry their index
+    in the low bits: no two are equal, so that every sort gives the same, and the raw draws are the part of numpy's
+    generators that no version changes.
+    """
+    index_bits = np.uint64(max(length - 1, 0).bit_length())
+    draws = np.random.Philox(key=[seed, epoch], counter=[0, purpose, 0, 0]).random_raw(length)
+    draws = draws >> index_bits << index_bits | np.arange(length, dtype=np.uint64)
+    draws.sort()
+    return (draws & (np.uint64(1) << index_bits) - np.uint64(1)).astype(np.int64)
+
+
+class Layout:
+    """How the rows of a split are stored: segments one after the other, each in blocks of ``block_rows``.
+
+    Blocks are numbered through all segments; a segment's last block may be short. Rows are numbered through, too.
+    """
+
+    def __init__(self, segments: tuple[int, ...], block_rows: int) -> None:
+        counts = [-(-rows // block_rows) for rows in segments]
+        self.segments = segments
+        self.block_rows = block_rows
+        self.rows = sum(segments)
+        self.blocks = sum(counts)
+        #: int64 ``[blocks]``: the segment of each block, its number in the segment, and how many rows it has.
+        self.segment = np.repeat(np.arange(len(segments)), counts)
+        self.within = np.concatenate([np.arange(count) for count in [*counts, 0]])
+        self.length = np.minimum(block_rows, np.asarray(segments, np.int64)[self.segment] - self.within * block_rows)
+        #: int64 ``[blocks]``: the number of each block's first row.
+        self.first = np.cumsum(self.length) - self.length
+
+    def block_of(self, row: int) -> int:
+        """The number of the block that has the row."""
+        return bisect_right(self.first, row) - 1
+
+
+class Ticket(NamedTuple):
+    """What one rank reads for one batch.
+
+    ``rows`` are row numbers (int64), in order; ``blocks`` are the numbers of the blocks that the rank has not read
+    since the beginning of the epoch or of its reading. ``size`` counts the rows of the whole batch over all ranks,
+    ``consumed`` the samples of the run after it.
+    """
+
+    rows: np.ndarray
+    blocks: list[int]
+    size: int
+    consumed: int
+
+
+@dataclass(frozen=True)
+class Tape:
+    """The blocks of one epoch in their order; ``start[i]`` is the place on the tape where ``block[i]`` begins."""
+
+    block: list[int]
+    start: list[int]
+
+
+class GlobalOrder:
+    """The endless order of training: the rows of ``layout``, epoch after epoch, in batches of ``batch_size``."""
+
+    def __init__(self, layout: Layout, batch_size: int, seed: int) -> None:
+        self.layout = layout
+        self.batch_size = batch_size
+        self.seed = seed
+        self._strata = strata(layout, batch_size)
+        self._cuts = cuts(layout, batch_size, self._strata)
+        #: About the rows that a batch takes from one lane, which are read in ascending order.
+        self._group = max(1, batch_size // (len(self._cuts) - 1))
+        self._tape = lru_cache(maxsize=2)(self._lay)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-self.layout.rows // self.batch_size)
+
+    @property
+    def largest(self) -> int:
+        """The rows of the largest batch."""
+        return min(self.batch_size, self.layout.rows)
+
+    def consumed(self, step: int) -> int:
+        """The samples consumed when ``step`` steps of the run are done."""
+        epoch, within = divmod(step, self.steps_per_epoch)
+        return epoch * self.layout.rows + within * self.batch_size
+
+    def batch(self, step: int) -> np.ndarray:
+        """The global batch of the ``step``-th step of the run, counted from 0: int64 row numbers ``[G]``."""
+        return next(self.tickets(0, 1, self.consumed(step), self.consumed(step + 1))).rows
+
+    def tickets(self, rank: int, world: int, start: int = 0, stop: int | None = None) -> Iterator[Ticket]:
+        """What ``rank`` of ``world`` reads, batch by batch, from ``start`` to ``stop`` samples consumed, or endlessly.
+
+        Raises ``ValueError`` if no batch begins after ``start`` samples.
+        """
+        epoch, before = divmod(start, self.layout.rows)
+        step, rest = divmod(before, self.batch_size)
+        if rest:
+            raise ValueError(f"no batch of {self.batch_size} rows begins after {start} samples")
+        at_once = max(1, PLANNED_ROWS // self.batch_size)
+        known: dict[int, np.ndarray] = {}
+        while stop is None or start < stop:
+            steps = min(at_once, self.steps_per_epoch - step)
+            if stop is not None:
+                steps = min(steps, -(-(stop - start) // self.batch_size))
+            tickets, known = self._plan(epoch, step, steps, rank, world, known)
+            yield from tickets
+            start, step = tickets[-1].consumed, step + steps
+            if step == self.steps_per_epoch:
+                epoch, step, known = epoch + 1, 0, {}
+
+    def _plan(
+        self, epoch: int, step: int, steps: int, rank: int, world: int, known: dict[int, np.ndarray]
+    ) -> tuple[list[Ticket], dict[int, np.ndarray]]:
+        """The tickets of ``steps`` steps, and the rows of the blocks that they use, given those ``known`` before.
+
+        Arrays are int64 ``[steps, lanes]``: of the batch's places that a lane fills, the rank's share begins at
+        ``begin`` and ends at ``end``, and what goes there lies on the tape from ``first`` to ``last``.
+        """
+        tape, starts = self._tape(epoch), np.asarray(self._cuts)
+        done = np.minimum(np.arange(step, step + steps + 1) * self.batch_size, self.layout.rows)
+        given = starts * done[:, None] // self.layout.rows
+        place = np.diff(given, axis=0)
+        mine = [share(rank, world, size) for size in np.diff(done).tolist()]
+        edges = np.array([(part.start, part.stop) for part in mine])
+        begin, end = (np.clip(edge[:, None], place[:, :-1], place[:, 1:]) for edge in edges.T)
+        first = starts[:-1] + np.diff(given[:-1], axis=1) + begin - place[:, :-1]
+        last = first + end - begin
+        rows: dict[int, np.ndarray] = {}
+        due: dict[int, int] = {}
+        cut = []
+        for lane in np.flatnonzero((begin < end).any(axis=0)):
+            on_tape = range(bisect_right(tape.start, first[0, lane]) - 1, bisect_left(tape.start, last[-1, lane]))
+            blocks = [tape.block[at] for at in on_tape]
+            for at, block in zip(on_tape, blocks, strict=True):
+                if block not in known:
+                    needed = int(np.searchsorted(last[:, lane], tape.start[at], side="right"))
+                    due[block] = min(needed, due.get(block, needed))
+                if block not in rows:
+                    rows[block] = known[block] if block in known else self._rows(epoch, block)
+            ahead = np.concatenate([rows[block] for block in blocks])
+            origin = tape.start[on_tape.start]
+            cut.append((ahead, (first[:, lane] - origin).tolist(), (last[:, lane] - origin).tolist()))
+        tickets = []
+        for at in range(steps):
+            parts = [ahead[begins[at] : ends[at]] for ahead, begins, ends in cut]
+            fresh = [block for block, needed in due.items() if needed == at]
+            consumed = epoch * self.layout.rows + int(done[at + 1])
+            tickets.append(Ticket(np.concatenate([NO_ROWS, *parts]), fresh, int(done[at + 1] - done[at]), consumed))
+        return tickets, rows
+
+    def _rows(self, epoch: int, block: int) -> np.ndarray:
+        """The rows of a block in the order in which the epoch takes them."""
+        order = shuffled(int(self.layout.length[block]), self.seed, epoch, 1 + block)
+        # Which rows go together is random; among themselves they ascend, since memory is read faster upwards.
+        whole = len(order) - len(order) % self._group
+        order[:whole].reshape(-1, self._group).sort(axis=1)
+        order[whole:].sort()
+        return self.layout.first[block] + order
+
+    def _lay(self, epoch: int) -> Tape:
+        block = shuffled(self.layout.blocks, self.seed, epoch, 0)
+        stratum = np.searchsorted(self._strata, self.layout.first[block], side="right")
+        block = block[np.argsort(stratum, kind="stable")]
+        start = np.concatenate([[0], np.cumsum(self.layout.length[block])])
+        return Tape(block.tolist(), start.tolist())
+
+
+def strata(layout: Layout, batch_size: int) -> list[int]:
+    """Where strata end: segments, small ones joined with the next until they are worth a row of every batch."""
+    least = -(-layout.rows // batch_size)
+    ends = [0]
+    for end in accumulate(layout.segments):
+        if end - ends[-1] >= least:
+            ends.append(end)
+    return [*ends[1:-1], layout.rows]
+
+
+def cuts(layout: Layout, batch_size: int, ends: list[int]) -> list[int]:
+    """Where lanes begin and end on the tape: ascending, from 0 to the number of rows."""
+    least = -(-layout.rows // batch_size)
+    found = [0]
+    for begin, end in pairwise([0, *ends]):
+        rows = end - begin
+        lanes = max(1, min(LANES * rows // layout.rows, rows // least, rows // layout.block_rows))
+        found += [begin + rows * lane // lanes for lane in range(1, lanes + 1)]
+    return found
+
+
+class StoredOrder:
+    """The order of evaluation: one pass over the rows of ``layout`` as they are stored, on every rank its own share.
+
+    Batches are local: a rank cuts its contiguous share of the rows into batches of at most ``batch_size``.
+    """
+
+    def __init__(self, layout: Layout, batch_size: int) -> None:
+        self.layout = layout
+        self.batch_size = batch_size
+
+    @property
+    def largest(self) -> int:
+        """The rows of the largest batch."""
+        return min(self.batch_size, self.layout.rows)
+
+    def tickets(self, rank: int, world: int) -> Iterator[Ticket]:
+        """What ``rank`` of ``world`` reads, batch by batch; ``consumed`` is the number of the row that follows."""
+        mine, read = share(rank, world, self.layout.rows), -1
+        for start in range(mine.start, mine.stop, self.batch_size):
+            stop = min(start + self.batch_size, mine.stop)
+            of_start, of_last = (self.layout.block_of(row) for row in (start, stop - 1))
+            yield Ticket(np.arange(start, stop), list(range(max(of_start, read + 1), of_last + 1)), stop - start, stop)
+            read = of_last

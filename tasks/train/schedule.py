@@ -1,0 +1,16 @@
+"""The learning rate as a pure function of the step: nothing to save, nothing to restore."""
+
+from __future__ import annotations
+
+import math
+
+
+def learning_rate(step: int, total: int, peak: float, warmup: float) -> float:
+    """Linear warm-up over the share ``warmup`` of all steps, then a half cosine to zero (Loshchilov, Hutter 2017).
+
+    ``step`` counts from 0; the first step already moves, the last one still does.
+    """
+    rising = math.ceil(warmup * total)
+    if step < rising:
+        return peak * (step + 1) / rising
+    return peak * 0.5 * (1 + math.cos(math.pi * (step - rising) / max(1, total - rising)))

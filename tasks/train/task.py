@@ -1,0 +1,52 @@
+"""The door of training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flytekit import task
+
+from tasks.hardware.elastic import Workspace, distributed
+from tasks.hardware.on import on
+from tasks.settings import to_dict
+from tasks.stage import ArtifactDirectory, Made, fingerprint_of
+from tasks.train.config import ModelConfig, TrainingConfig
+from tasks.versions import code_version
+
+
+@task(**on("fingerprint"))
+def fingerprint_model_code(model: ModelConfig) -> str:
+    """A fingerprint of the user's own model code, empty for the built-in networks. Never cached."""
+    from tasks.train.models.source import fingerprint_model
+
+    return fingerprint_model(model)
+
+
+@task(task_config=distributed("train"), **on("train"))
+def train(
+    workspace: Workspace, prepared: ArtifactDirectory, model: ModelConfig, training: TrainingConfig, code: str
+) -> Made:
+    """Train the model in a process group; ``code`` only makes edited model code new work."""
+
+    def body() -> None:
+        from tasks.train.run import run
+
+        run(
+            prepared=Path(prepared.path),
+            model=model,
+            training=training,
+            directory=Path(workspace.directory),
+            checkpoints_home=workspace.checkpoints,
+            previous_checkpoints=workspace.previous_checkpoints,
+            execution=workspace.execution,
+            notices=workspace.notices,
+            made_by={
+                "code": code_version("train"),
+                "model": to_dict(model),
+                "model_code": code,
+                "prepared": fingerprint_of(prepared),
+                "training": to_dict(training),
+            },
+        )
+
+    return workspace.work(body)

@@ -1,0 +1,88 @@
+"""What is stored is what was written, to the byte, or it is named as damaged."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+import xxhash
+
+from tasks.artifact import Artifact, ArtifactWriter, DamagedArtifact, hash_file
+
+PAYLOAD = bytes(range(256)) * 40  # 10,240 bytes: three blocks of 4,096, the last one short
+
+
+def write(directory: Path) -> Artifact:
+    writer = ArtifactWriter(directory)
+    with writer.create("a/rows.bin", block_bytes=4096) as file:
+        for start in range(0, len(PAYLOAD), 1000):  # pieces that straddle the blocks
+            file.write(PAYLOAD[start : start + 1000])
+    writer.write_json("facts.json", {"b": 1, "a": "é"})
+    (directory / "library.txt").write_text("written by a library")
+    return writer.finish("test", {"by": "a test"})
+
+
+def test_hashes_taken_while_writing_are_those_of_the_bytes_on_disk(tmp_path: Path) -> None:
+    artifact = write(tmp_path / "x")
+    record = artifact.files["a/rows.bin"]
+    assert record.size == 10_240 and record.sha256 == hashlib.sha256(PAYLOAD).hexdigest()
+    assert record.blocks == [xxhash.xxh3_128_hexdigest(PAYLOAD[i : i + 4096]) for i in (0, 4096, 8192)]
+    assert record == hash_file(tmp_path / "x/a/rows.bin", block_bytes=4096)
+    assert set(artifact.files) == {"a/rows.bin", "facts.json", "library.txt"}
+    assert artifact.check().check_sha256().read_bytes("a/rows.bin") == PAYLOAD
+    assert artifact.read_json("facts.json") == {"a": "é", "b": 1}
+
+
+def test_the_same_content_has_the_same_fingerprint_and_other_content_another(tmp_path: Path) -> None:
+    assert write(tmp_path / "x").fingerprint == write(tmp_path / "y").fingerprint
+    other = ArtifactWriter(tmp_path / "z").finish("test", {"by": "a test"})
+    assert other.fingerprint != write(tmp_path / "w").fingerprint
+
+
+@pytest.mark.parametrize("position", [0, 4095, 4096, 10_239])
+def test_one_flipped_bit_anywhere_is_found_and_named(tmp_path: Path, position: int) -> None:
+    artifact = write(tmp_path / "x")
+    path = tmp_path / "x/a/rows.bin"
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
+    reopened = Artifact.open(tmp_path / "x", "test")  # sizes still agree
+    for read in (reopened.check, reopened.check_sha256, lambda: reopened.read_bytes("a/rows.bin")):
+        with pytest.raises(DamagedArtifact, match=r"rows\.bin"):
+            read()
+    with pytest.raises(DamagedArtifact, match=f"block {position // 4096} "):
+        artifact.check()
+
+
+def test_a_directory_is_no_artifact_before_its_manifest_and_not_after_a_cut(tmp_path: Path) -> None:
+    writer = ArtifactWriter(tmp_path / "x")
+    writer.write_bytes("a", b"1234")
+    with pytest.raises(DamagedArtifact, match="not a finished artifact"):
+        Artifact.open(tmp_path / "x", "test")
+    writer.finish("test", {})
+    with pytest.raises(DamagedArtifact, match="expected 'other'"):
+        Artifact.open(tmp_path / "x", "other")
+    (tmp_path / "x/a").write_bytes(b"123")
+    with pytest.raises(DamagedArtifact, match="3 bytes, the manifest says 4"):
+        Artifact.open(tmp_path / "x", "test")
+    (tmp_path / "x/a").unlink()
+    with pytest.raises(DamagedArtifact, match="missing"):
+        Artifact.open(tmp_path / "x", "test")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 1', '{"kind": "test", "format": 1, "files": [1]}'])
+def test_a_broken_manifest_is_damage_not_a_traceback(tmp_path: Path, text: str) -> None:
+    write(tmp_path / "x")
+    (tmp_path / "x/manifest.json").write_text(text)
+    with pytest.raises(DamagedArtifact, match="manifest"):
+        Artifact.open(tmp_path / "x", "test")
+
+
+def test_a_manifest_of_a_newer_format_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "x")
+    path = tmp_path / "x/manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 2}))
+    with pytest.raises(DamagedArtifact, match="format 2; expected 'test', format 1"):
+        Artifact.open(tmp_path / "x", "test")

@@ -1,0 +1,83 @@
+"""The local store returns what was stored or nothing, survives kills, and its keys follow the contents."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tasks.artifact import Artifact, ArtifactWriter, DamagedArtifact
+from tasks.store import Store, content_key
+
+
+def fill(directory: Path, content: bytes = b"content") -> None:
+    writer = ArtifactWriter(directory)
+    writer.write_bytes("file", content)
+    writer.finish("stage", {})
+
+
+def test_an_entry_is_found_by_its_key_and_only_by_it(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    with store.workspace("stage") as directory:
+        fill(directory)
+        store.publish(directory, "stage", "k1")
+    found = store.find("stage", "k1")
+    assert isinstance(found, Artifact) and found.read_bytes("file") == b"content"
+    assert store.find("stage", "k2") is None
+    assert [path.name for path in (tmp_path / "stage").iterdir()] == ["k1"]  # no workspace is left
+
+
+def test_a_damaged_entry_is_reported_and_replaced(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    with store.workspace("stage") as directory:
+        fill(directory)
+        store.publish(directory, "stage", "k")
+    (tmp_path / "stage/k/file").write_bytes(b"cOntent")
+    assert isinstance(store.find("stage", "k"), DamagedArtifact)
+    with store.workspace("stage") as directory:
+        fill(directory)
+        store.publish(directory, "stage", "k")
+    assert isinstance(store.find("stage", "k"), Artifact)
+    shutil.rmtree(tmp_path / "stage/k")
+    assert store.find("stage", "k") is None
+
+
+def test_unfinished_work_is_never_published_and_leaves_nothing(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    with pytest.raises(DamagedArtifact), store.workspace("stage") as directory:
+        (directory / "half").write_bytes(b"written")
+        store.publish(directory, "stage", "k")
+    assert list((tmp_path / "stage").iterdir()) == []
+
+
+def test_what_a_killed_process_left_is_swept_and_what_a_living_one_holds_is_not(tmp_path: Path) -> None:
+    dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    left, held = tmp_path / f"stage/.{int(dead.stdout)}-x", tmp_path / f"stage/.{os.getpid()}-y"
+    left.mkdir(parents=True)
+    held.mkdir()
+    with Store(tmp_path).workspace("stage"):
+        assert not left.exists() and held.exists()
+
+
+def test_of_two_processes_with_the_same_work_the_first_to_finish_wins(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    with store.workspace("stage") as first, store.workspace("stage") as second:
+        fill(first, b"first")
+        fill(second, b"second")
+        store.publish(first, "stage", "k")
+        assert store.publish(second, "stage", "k").read_bytes("file") == b"first"
+
+
+def test_the_key_follows_every_part_and_not_the_order_of_the_inputs() -> None:
+    key = content_key("train", "v1", {"a": 1, "b": {"c": 2}})
+    assert key == content_key("train", "v1", {"b": {"c": 2}, "a": 1})
+    others = [
+        content_key("other", "v1", {"a": 1, "b": {"c": 2}}),
+        content_key("train", "v2", {"a": 1, "b": {"c": 2}}),
+        content_key("train", "v1", {"a": 1, "b": {"c": 3}}),
+    ]
+    assert len({key, *others}) == 4

@@ -1,0 +1,133 @@
+"""A user's mistake ends in one message and exit code 1 or 2: no traceback, nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.command_line.conftest import Run
+
+GOOD = "".join(f"{i % 7},{(i * 37) % 101},{'yes' if i % 3 else 'no'}\n" for i in range(120))
+
+
+def csv(name: str, text: str | bytes) -> tuple[str, bytes]:
+    return name, text if isinstance(text, bytes) else text.encode()
+
+
+def truncated_parquet() -> bytes:
+    import io
+
+    buffer = io.BytesIO()
+    pd.DataFrame({"a": np.arange(100), "y": np.arange(100) % 2}).to_parquet(buffer)
+    return buffer.getvalue()[:-100]
+
+
+HEADER = "a,b,y\n"
+CASES: dict[str, tuple[tuple[str, bytes] | None, list[str], str]] = {
+    # what is on disk, the arguments, what the message says
+    "missing file": (None, ["--data", "absent.csv", "--target", "y"], r"absent\.csv.*does not exist"),
+    "empty file": (csv("t.csv", ""), ["--data", "t.csv", "--target", "y"], r"t\.csv.*empty"),
+    "header only": (csv("t.csv", HEADER), ["--data", "t.csv", "--target", "y"], r"t\.csv.*(no rows|no data|header)"),
+    "no target given": (csv("t.csv", HEADER + GOOD), ["--data", "t.csv"], r"--target"),
+    "target absent": (csv("t.csv", HEADER + GOOD), ["--data", "t.csv", "--target", "yy"], r"yy.*y"),
+    "target constant": (
+        csv("t.csv", HEADER + GOOD.replace("no", "yes")),
+        ["--data", "t.csv", "--target", "y"],
+        r"y.*(constant|only one|same|single)",
+    ),
+    "one class with one row": (
+        csv("t.csv", HEADER + GOOD + "1,2,maybe\n"),
+        ["--data", "t.csv", "--target", "y"],
+        r"maybe.*(1 row|one row|once)",
+    ),
+    "a column all missing": (
+        csv("t.csv", HEADER + re.sub(r"^(\d+),\d+,", r"\1,,", GOOD, flags=re.M)),
+        ["--data", "t.csv", "--target", "y"],
+        r"missing in column 'b'.*data\.drop",
+    ),
+    "ragged rows": (
+        csv("t.csv", HEADER + GOOD + "1,2\n1,2,3,4\n" * 10),
+        ["--data", "t.csv", "--target", "y"],
+        r"20 of 140.*quarantine",
+    ),
+    "not UTF-8": (
+        csv("t.csv", (HEADER + GOOD).encode() + b"1,2,n\xe9\n"),
+        ["--data", "t.csv", "--target", "y"],
+        r"t\.csv.*(UTF|utf)-8.*data\.encoding",
+    ),
+    "infinities": (
+        csv("t.csv", HEADER + GOOD + "1,inf,yes\n" * 10),
+        ["--data", "t.csv", "--target", "y"],
+        r"10 of 130.*(inf|finite)",
+    ),
+    "duplicate columns": (
+        csv("t.csv", "a,a,y\n" + GOOD),
+        ["--data", "t.csv", "--target", "y"],
+        r"a'?.*(twice|duplicate|more than once)",
+    ),
+    "truncated Parquet": (("t.parquet", truncated_parquet()), ["--data", "t.parquet", "--target", "y"], r"t\.parquet"),
+    "unknown setting": (None, ["--config", '{"training": {"epoch": 3}}'], r"training\.epoch.*epochs"),
+    "wrong type": (None, ["--config", '{"training": {"epochs": "many"}}'], r"training\.epochs.*many.*integer"),
+    "impossible value": (None, ["--config", '{"training": {"epochs": 0}}'], r"training\.epochs.*0.*at least 1"),
+    "no such factory": (None, ["--config", '{"model": {"name": "mine.nets:build"}}'], r"model\.name.*mine"),
+}
+
+
+def one_message(output: str) -> str:
+    """The message, after asserting that besides flytekit's "Running Execution" line there is only its box."""
+    assert "Traceback" not in output and 'File "' not in output, output
+    lines = [line for line in output.splitlines() if line.strip()]
+    usage = [line for line in lines if line.startswith(("Usage:", "Try ")) or "Try 'pyflyte" in line]
+    boxed = [line for line in lines if line.lstrip()[:1] in "╭│╰"]
+    progress = [line for line in lines if re.match(r"(Running Execution|prepare  |train  )", line)]
+    rest = [line for line in lines if line not in usage + boxed + progress]
+    assert not [line for line in rest if not line.startswith("Error")], output
+    inside = [line for line in boxed if line.lstrip().startswith("│")] + rest
+    assert len(inside) == 1, output
+    return inside[0]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bad_input_gets_one_message(case: str, pyflyte_run: Run, tmp_path: Path) -> None:
+    file, arguments, expected = CASES[case]
+    if file is not None:
+        (tmp_path / file[0]).write_bytes(file[1])
+    result = pyflyte_run(*arguments)
+    assert result.returncode in (1, 2), result.stdout
+    assert re.search(expected, one_message(result.stdout), re.S), result.stdout
+    assert not list(tmp_path.glob("runs/*")) and not list(tmp_path.glob("runs/.*"))
+    assert not list(tmp_path.glob(".slipstream/*/.*-*")), "a workspace was left behind"
+
+
+def test_a_factory_that_raises_is_refused_by_all_workers_and_said_once(pyflyte_run: Run, tmp_path: Path) -> None:
+    (tmp_path / "nets.py").write_text(
+        "import os\n"
+        "def build(signature):\n"
+        "    open(f'rank{os.environ[\"RANK\"]}', 'w').close()\n"
+        "    raise RuntimeError('no weights today')\n"
+    )
+    result = pyflyte_run("--config", json.dumps({"model": {"name": "nets:build"}}))
+    assert result.returncode == 1
+    message = one_message(result.stdout)
+    assert "model.name" in message and "no weights today" in message
+    assert result.stdout.count("no weights today") == 1
+    assert (tmp_path / "rank0").exists() and (tmp_path / "rank1").exists(), "the workers did not run"
+    assert not list(tmp_path.glob("runs/*"))
+
+
+def test_a_mistake_that_one_rank_alone_makes_stops_all(pyflyte_run: Run, tmp_path: Path) -> None:
+    (tmp_path / "nets.py").write_text(
+        "import os\n"
+        "from tasks.train.models.resnet import ResNet\n"
+        "def build(signature):\n"
+        "    if os.environ['RANK'] == '1':\n"
+        "        raise RuntimeError('only here')\n"
+        "    return ResNet(signature)\n"
+    )
+    result = pyflyte_run("--config", json.dumps({"model": {"name": "nets:build"}}))
+    assert result.returncode == 1 and "only here" in one_message(result.stdout)

@@ -1,0 +1,132 @@
+"""The evaluation of small models on small data."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tasks.errors import UserError
+from tasks.evaluate.baseline import MOST_PIXELS, baseline, categorical_columns, features_of
+from tasks.evaluate.engine import evaluate
+from tasks.preprocess.prepared import TARGET, Signature, TensorSpec
+from tests.export.toys import ROWS, ToyTrained, images, table, trained_on, write_prepared
+
+
+def test_classification(tmp_path: Path) -> None:
+    data = table(tmp_path / "data", "classification")
+    found = evaluate(tmp_path / "out", trained_on(data), data, {}).read_json("evaluation.json")
+    assert found["rows"] == ROWS["test"] == np.sum(found["confusion"]) == sum(b["rows"] for b in found["calibration"])
+    assert found["metric"] == {"name": "accuracy", "value": found["model"]["accuracy"]}
+    assert found["model"]["accuracy"] == np.trace(found["confusion"]) / found["rows"]
+    assert found["model"]["accuracy"] > 0.9
+    assert found["baseline"]["accuracy"] > 0.9
+    assert found["baseline"]["rows_trained"] == ROWS["train"]
+    assert set(found["model"]) <= set(found["baseline"])
+    assert "scatter" not in found
+
+
+def test_several_classes_have_no_roc(tmp_path: Path) -> None:
+    data = images(tmp_path / "data")
+    found = evaluate(tmp_path / "out", trained_on(data, steps=20), data, {}).read_json("evaluation.json")
+    assert np.shape(found["confusion"]) == (3, 3)
+    assert "roc" not in found
+    assert "roc_auc" not in found["model"]
+
+
+def test_regression_is_in_units_of_the_target(tmp_path: Path) -> None:
+    data = table(tmp_path / "data", "regression")
+    found = evaluate(tmp_path / "out", trained_on(data, steps=400), data, {}).read_json("evaluation.json")
+    errors = np.subtract(found["scatter"]["predicted"], found["scatter"]["actual"])
+    assert found["model"]["rmse"] == pytest.approx(np.sqrt(np.mean(errors**2)), rel=1e-6)
+    assert found["model"]["r2"] > 0.9
+    assert found["model"]["rmse"] > 0.01  # The target spreads by about 75 of its units, not by 1.
+    assert found["baseline"]["r2"] > 0.9
+
+
+def test_the_same_model_has_the_same_fingerprint(tmp_path: Path) -> None:
+    data = table(tmp_path / "data", "classification")
+    trained = trained_on(data, steps=5)
+    first, second = (evaluate(tmp_path / name, trained, data, {}).fingerprint for name in ("a", "b"))
+    assert first == second
+
+
+def test_a_model_that_gives_nan_is_named(tmp_path: Path) -> None:
+    data = table(tmp_path / "data", "classification")
+    trained = trained_on(data, steps=0)
+    with torch.no_grad():
+        trained.model.head.bias.fill_(torch.nan)
+    with pytest.raises(UserError, match="300 of 300 rows get NaN"):
+        evaluate(tmp_path / "out", trained, data, {})
+
+
+def test_a_model_with_the_wrong_number_of_outputs_is_named(tmp_path: Path) -> None:
+    data = table(tmp_path / "data", "classification")
+
+    class Wrong(nn.Module):
+        def forward(self, numeric: torch.Tensor, categorical: torch.Tensor) -> torch.Tensor:
+            return numeric
+
+    with pytest.raises(UserError, match=r"\(300, 6\); expected \(300, 2\)"):
+        evaluate(tmp_path / "out", ToyTrained(data.signature, Wrong()), data, {})
+
+
+def test_an_empty_test_split_is_refused(tmp_path: Path) -> None:
+    full = table(tmp_path / "full", "classification")
+    splits = {"train": np.array(full.split("train")), "test": np.zeros(0, full.signature.record)}
+    data = write_prepared(tmp_path / "data", full.signature, splits)
+    with pytest.raises(UserError, match=r"data\.split\.test"):
+        evaluate(tmp_path / "out", trained_on(full, steps=0), data, {})
+
+
+def test_the_baseline_learns_from_training_rows_only(tmp_path: Path) -> None:
+    """With the training labels turned round, the baseline is as wrong as it was right."""
+    data = table(tmp_path / "data", "classification")
+    test = np.array(data.split("test"))
+    turned = np.array(data.split("train"))
+    turned[TARGET] = 1 - turned[TARGET]
+    liar = write_prepared(tmp_path / "liar", data.signature, {"train": turned, "test": test})
+    assert baseline(data, test)["accuracy"] > 0.9
+    assert baseline(liar, test)["accuracy"] < 0.1
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_a_large_training_split_stops_by_the_validation_split(
+    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A validation split with the answers of another world stops boosting at once: the scores get worse.
+
+    One row of a class of its own is no obstacle, neither among the training rows nor among those that stop it.
+    """
+    monkeypatch.setattr("tasks.evaluate.baseline.STOP_EARLY_ABOVE", 100)
+    full = table(tmp_path / "data", task)
+    splits = {name: np.array(full.split(name)) for name in ROWS}
+    signature = full.signature
+    if task == "classification":
+        signature = dataclasses.replace(signature, classes=("no", "yes", "rare", "unseen"))
+        splits["train"][TARGET][0] = 2
+        splits["validation"][TARGET][0] = 3
+    honest = write_prepared(tmp_path / "honest", signature, splits)
+    mean = splits["train"][TARGET].mean()
+    turned = np.array(splits["validation"])
+    turned[TARGET] = 1 - turned[TARGET] if task == "classification" else 2 * mean - turned[TARGET]
+    misled = write_prepared(tmp_path / "misled", signature, {**splits, "validation": turned})
+    metric = "log_loss" if task == "classification" else "rmse"
+    good, bad = (baseline(data, splits["test"])[metric] for data in (honest, misled))
+    assert bad > 1.5 * good
+
+
+def test_categories_are_categories_where_boosting_can_split_on_them() -> None:
+    inputs = (TensorSpec("numeric", "float32", (3,)), TensorSpec("categorical", "int32", (3,)))
+    signature = Signature(inputs, "classification", "y", ("a", "b"), (4, 1000, 255))
+    assert categorical_columns(signature) == [3, 5]
+
+
+def test_large_images_are_thinned_for_the_baseline() -> None:
+    signature = Signature((TensorSpec("image", "uint8", (3, 64, 64)),), "classification", "y", ("a", "b"))
+    features = features_of(signature, np.zeros(2, signature.record))
+    assert MOST_PIXELS / 2 < features.shape[1] <= MOST_PIXELS

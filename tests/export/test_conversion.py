@@ -1,0 +1,153 @@
+"""The ONNX file: dynamic in the batch, equal to torch, free of the machine that wrote it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+from torch import nn
+
+from tasks.errors import UserError
+from tasks.evaluate.predict import inputs_of, torch_predictor
+from tasks.export.convert import PARITY_BATCHES, check_dynamic_batch, check_opset, check_parity, opset_of, to_onnx
+from tasks.export.session import onnx_predictor
+from tasks.preprocess.prepared import PreparedData
+from tests.export.toys import ToyTrained, images, table, trained_on
+
+
+@dataclasses.dataclass
+class Exported:
+    """A toy, exported once for all tests of this file."""
+
+    data: PreparedData
+    trained: ToyTrained
+    path: Path
+
+    def inputs(self, rows: int) -> tuple[np.ndarray, ...]:
+        return inputs_of(self.data.signature, self.data.split("test")[:rows])
+
+
+@pytest.fixture(scope="module", params=["table", "image", "regression"])
+def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    directory = tmp_path_factory.mktemp(request.param)
+    makers = {
+        "table": lambda path: table(path, "classification"),
+        "image": images,
+        "regression": lambda path: table(path, "regression"),
+    }
+    data = makers[request.param](directory / "data")
+    trained = trained_on(data, steps=20)
+    found = Exported(data, trained, directory / "model.onnx")
+    to_onnx(trained.load(), data.signature, found.inputs(2), 20, found.path)
+    return found
+
+
+def test_any_batch_gives_what_torch_gives(exported: Exported) -> None:
+    torch_run, onnx_run = torch_predictor(exported.trained.load()), onnx_predictor(exported.path, 1)
+    for rows in (1, 2, 3, 5, 32, 299):
+        expected = torch_run(exported.inputs(rows))
+        assert onnx_run(exported.inputs(rows)) == pytest.approx(expected, rel=1e-4, abs=1e-4)
+        assert expected.shape == (rows, exported.data.signature.outputs)
+
+
+def test_the_file_says_what_it_takes(exported: Exported) -> None:
+    model = onnx.load(exported.path)
+    assert [value.name for value in model.graph.input] == [spec.name for spec in exported.data.signature.inputs]
+    shapes = [value.type.tensor_type.shape.dim for value in (*model.graph.input, *model.graph.output)]
+    assert {shape[0].dim_param for shape in shapes} == {"batch"}
+    assert opset_of(model) == 20
+
+
+def test_nothing_of_this_machine_is_in_the_file(exported: Exported) -> None:
+    content = exported.path.read_bytes()
+    assert str(Path(__file__).parent).encode() not in content
+    assert b"stack_trace" not in content
+    assert [path.name for path in exported.path.parent.glob("*.onnx*")] == ["model.onnx"]
+
+
+def test_exporting_again_gives_the_same_bytes(exported: Exported, tmp_path: Path) -> None:
+    to_onnx(exported.trained.load(), exported.data.signature, exported.inputs(2), 20, tmp_path / "again.onnx")
+    assert (tmp_path / "again.onnx").read_bytes() == exported.path.read_bytes()
+
+
+def test_a_tampered_weight_is_found(exported: Exported, tmp_path: Path) -> None:
+    torch_run = torch_predictor(exported.trained.load())
+    check_parity(torch_run, onnx_predictor(exported.path, 1), exported.inputs(32))
+    model = onnx.load(exported.path)
+    weight = max(model.graph.initializer, key=lambda tensor: len(tensor.raw_data))
+    values = numpy_helper.to_array(weight).copy()
+    values *= 1.01
+    weight.CopyFrom(numpy_helper.from_array(values, weight.name))
+    onnx.save(model, tmp_path / "tampered.onnx")
+    with pytest.raises(UserError, match="at batch 1 ONNX Runtime and torch differ by"):
+        check_parity(torch_run, onnx_predictor(tmp_path / "tampered.onnx", 1), exported.inputs(32))
+
+
+def test_parity_looks_at_every_batch_size() -> None:
+    """A model that is only wrong from 32 rows on, or only at one, is found all the same."""
+    inputs = [np.arange(12, dtype=np.float32).reshape(4, 3)]
+
+    def right(batch: list[np.ndarray]) -> np.ndarray:
+        return batch[0] + 1
+
+    for wrong_at in PARITY_BATCHES:
+        with pytest.raises(UserError, match=f"at batch {wrong_at} "):
+            check_parity(right, lambda batch, at=wrong_at: right(batch) + (len(batch[0]) == at), inputs)
+
+
+def test_parity_refuses_nan() -> None:
+    inputs = [np.ones((2, 3), np.float32)]
+    with pytest.raises(UserError, match="differ by nan"):
+        check_parity(lambda batch: batch[0], lambda batch: batch[0] * np.nan, inputs)
+
+
+def test_a_fixed_batch_is_refused(exported: Exported) -> None:
+    for part in ("input", "output"):
+        model = onnx.load(exported.path)
+        getattr(model.graph, part)[0].type.tensor_type.shape.dim[0].dim_value = 2
+        with pytest.raises(UserError, match="instead of the batch"):
+            check_dynamic_batch(model)
+
+
+def test_another_opset_than_asked_for_is_refused(exported: Exported) -> None:
+    model = onnx.load(exported.path)
+    check_opset(model, 20)
+    with pytest.raises(UserError, match=r"export\.opset: 19 was asked for, torch wrote 20"):
+        check_opset(model, 19)
+
+
+class DependsOnBatch(nn.Module):
+    """torch.export follows only the branch that its example takes, and fixes the batch without a word."""
+
+    def forward(self, numeric: torch.Tensor, categorical: torch.Tensor) -> torch.Tensor:
+        return numeric[:, :2] * 2 if len(numeric) == 2 else numeric[:, :2]
+
+
+class DependsOnValues(nn.Module):
+    """torch.export cannot follow a branch on the values of its inputs at all."""
+
+    def forward(self, numeric: torch.Tensor, categorical: torch.Tensor) -> torch.Tensor:
+        return numeric[:, :2] * 2 if numeric.sum() > 0 else numeric[:, :2]
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (DependsOnBatch(), "leads with 2 instead of the batch; the model's forward must not depend on the number of"),
+        (DependsOnValues(), r"model\.name: torch cannot export this model to ONNX: .*use only operations that"),
+    ],
+)
+def test_a_model_that_cannot_be_exported_is_refused_in_one_silent_line(
+    model: nn.Module, message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    data = table(tmp_path / "data", "classification")
+    inputs = inputs_of(data.signature, data.split("test")[:2])
+    with pytest.raises(UserError, match=message):
+        to_onnx(model, data.signature, inputs, 20, tmp_path / "model.onnx")
+    assert not (tmp_path / "model.onnx").exists()
+    assert "".join(capfd.readouterr()) == ""

@@ -1,0 +1,65 @@
+"""The doors of evaluation and export: what they hand on, and that they load nothing heavy before they are used."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from flytekit.types.directory import FlyteDirectory
+
+from tasks.artifact import Artifact
+from tasks.evaluate.task import evaluate
+from tasks.export.config import ExportConfig
+from tasks.export.task import export
+from tasks.stage import Made
+from tasks.train.config import ModelConfig
+from tasks.train.models.factory import build
+from tasks.train.trained import write_trained
+from tests.export.toys import table
+
+
+def test_doors_make_then_reuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = table(tmp_path / "data", "regression")
+    config = ModelConfig(arguments={"hidden": [16]})
+    weights = build(config, data.signature, seed=0).state_dict()
+    trained = write_trained(
+        tmp_path / "trained",
+        config=config,
+        signature=data.signature,
+        best=weights,
+        last=weights,
+        history={},
+        attempt={},
+        made_by={},
+    )
+    inputs = {
+        "trained": FlyteDirectory(str(trained.directory)),
+        "prepared": FlyteDirectory(str(data.artifact.directory)),
+    }
+
+    def fingerprint(made: Made, kind: str) -> str:
+        artifact = Artifact.open(Path(made.artifact.path), kind).check_sha256()
+        assert artifact.made_by["trained"] == trained.fingerprint
+        assert artifact.made_by["prepared"] == data.artifact.fingerprint
+        return artifact.fingerprint
+
+    for kind, door in (
+        ("evaluate", lambda: evaluate(**inputs)),
+        ("export", lambda: export(**inputs, config=ExportConfig(calibration_rows=50))),
+    ):
+        first, second = door(), door()
+        assert (first.run.name, first.run.reused, second.run.reused) == (kind, False, True)
+        assert fingerprint(first, kind) == fingerprint(second, kind)
+    assert not export(**inputs, config=ExportConfig(calibration_rows=60)).run.reused
+
+
+def test_doors_load_nothing_heavy() -> None:
+    code = (
+        "import sys, tasks.evaluate.task, tasks.export.task;"
+        "print(sorted({'torch', 'onnx', 'onnxruntime', 'onnxscript', 'sklearn', 'scipy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1].strip() == "[]"

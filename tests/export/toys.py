@@ -1,0 +1,142 @@
+"""Small prepared data and small models, made in memory: what evaluation and export are tried on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from tasks.artifact import ArtifactWriter
+from tasks.preprocess.prepared import KIND, TARGET, PreparedData, Signature, TensorSpec
+
+ROWS = {"train": 600, "validation": 40, "test": 300}
+
+
+@dataclass
+class ToyTrained:
+    """Stands for a trained model: what the engines read of one."""
+
+    signature: Signature
+    model: nn.Module
+    history: dict[str, Any] = field(default_factory=dict)
+
+    def load(self) -> nn.Module:
+        return self.model.eval()
+
+
+class TableModel(nn.Module):
+    """An MLP over numeric columns and embedded categories."""
+
+    def __init__(self, signature: Signature) -> None:
+        super().__init__()
+        self.embeddings = nn.ModuleList(nn.Embedding(size, 4) for size in signature.cardinalities)
+        width = signature.inputs[0].shape[0] + 4 * len(signature.cardinalities)
+        self.layers = nn.Sequential(nn.Linear(width, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU())
+        self.head = nn.Linear(32, signature.outputs)
+
+    def forward(self, numeric: torch.Tensor, categorical: torch.Tensor) -> torch.Tensor:
+        embedded = [embed(categorical[:, i]) for i, embed in enumerate(self.embeddings)]
+        return self.head(self.layers(torch.cat([numeric, *embedded], dim=1)))
+
+
+class ImageModel(nn.Module):
+    """A small convolutional network with GroupNorm over uint8 images."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, 16, 3, padding=1)
+        self.block = nn.Sequential(
+            nn.GroupNorm(4, 16), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.ReLU()
+        )
+        self.head = nn.Linear(16, outputs)
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        x = self.stem((inputs[0].float() - 8) / 6)
+        return self.head((x + self.block(x)).mean((2, 3)))
+
+
+def write_prepared(directory: Path, signature: Signature, splits: dict[str, np.ndarray]) -> PreparedData:
+    writer = ArtifactWriter(directory)
+    for split, records in splits.items():
+        with writer.create(f"{split}-00000.rows", block_bytes=signature.record.itemsize * 64) as file:
+            file.write(records.view(np.uint8))
+    writer.write_json("signature.json", signature.to_json())
+    writer.write_json("schema.json", {"columns": []})
+    writer.write_json("statistics.json", {"columns": {}})
+    rows = {split: len(records) for split, records in splits.items()}
+    writer.write_json("card.json", {"rows": {"read": sum(rows.values()), "kept": sum(rows.values()), **rows}})
+    writer.finish(KIND, {})
+    return PreparedData.open(directory)
+
+
+def table(directory: Path, task: str) -> PreparedData:
+    """A separable problem of six numbers and two categories; a regression target near 1000 with a spread of 50."""
+    rng = np.random.default_rng(0)
+    inputs = (TensorSpec("numeric", "float32", (6,)), TensorSpec("categorical", "int32", (2,)))
+    classes = ("no", "yes") if task == "classification" else ()
+    signature = Signature(inputs, task, "answer", classes, (5, 7), target_mean=1000.0, target_std=50.0)
+    splits = {}
+    for split, rows in ROWS.items():
+        records = np.zeros(rows, signature.record)
+        records["numeric"] = rng.normal(size=(rows, 6))
+        records["categorical"] = rng.integers(0, (5, 7), size=(rows, 2))
+        score = records["numeric"][:, 0] + records["numeric"][:, 1] + (records["categorical"][:, 0] > 2)
+        records[TARGET] = score > 0.4 if classes else 1000 + 50 * score
+        splits[split] = records
+    return write_prepared(directory, signature, splits)
+
+
+def images(directory: Path) -> PreparedData:
+    """Three classes: a bright left, middle or right third in a noisy 9 x 9 image."""
+    rng = np.random.default_rng(0)
+    spec = TensorSpec("image", "uint8", (1, 9, 9))
+    signature = Signature((spec,), "classification", "third", ("left", "middle", "right"))
+    splits = {}
+    for split, rows in ROWS.items():
+        records = np.zeros(rows, signature.record)
+        labels = rng.integers(0, 3, rows)
+        pixels = rng.integers(0, 8, (rows, 1, 9, 9))
+        for row, label in enumerate(labels):
+            pixels[row, 0, :, 3 * label : 3 * label + 3] += 6
+        records["image"], records[TARGET] = pixels, labels
+        splits[split] = records
+    return write_prepared(directory, signature, splits)
+
+
+class InTargetUnits(nn.Module):
+    """A regressor whose outputs are scaled back to the units of the target."""
+
+    def __init__(self, model: nn.Module, signature: Signature) -> None:
+        super().__init__()
+        self.model, self.mean, self.std = model, signature.target_mean, signature.target_std
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        return self.model(*inputs) * self.std + self.mean
+
+
+def trained_on(data: PreparedData, steps: int = 150) -> ToyTrained:
+    """A model of the data's kind, trained for a moment on its training split."""
+    signature = data.signature
+    torch.manual_seed(0)
+    table_like = signature.inputs[0].name == "numeric"
+    model: nn.Module = TableModel(signature) if table_like else ImageModel(signature.outputs)
+    if signature.task == "regression":
+        model = InTargetUnits(model, signature)
+    train = data.split("train")
+    tensors = [torch.from_numpy(np.array(train[spec.name])) for spec in signature.inputs]
+    target = torch.from_numpy(np.array(train[TARGET]))
+    optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(steps):
+        outputs = model(*tensors)
+        if signature.task == "classification":
+            loss = nn.functional.cross_entropy(outputs, target.long())
+        else:
+            loss = nn.functional.mse_loss(outputs[:, 0] / signature.target_std, target / signature.target_std)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    return ToyTrained(signature, model)

@@ -1,0 +1,152 @@
+"""What a cluster is told: resources, spot, retries, caching, timeouts, the shape of the PyTorchJobs, the schedule."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from google.protobuf.json_format import MessageToDict
+
+from tasks.hardware.profile import RESOLVED, load
+from tests.pods.package import IMAGE, Package, package
+
+STAGES = {
+    "tasks.preprocess.task.fingerprint": "fingerprint",
+    "tasks.train.task.fingerprint_model_code": "fingerprint",
+    "tasks.preprocess.task.prepare": "prepare",
+    "tasks.train.task.train": "train",
+    "tasks.evaluate.task.evaluate": "evaluate",
+    "tasks.export.task.export": "export",
+    "tasks.collectives.task.benchmark_collectives": "collectives",
+    "tasks.report.task.report": "report",
+}
+CACHED = {"prepare", "train", "evaluate", "export", "collectives"}
+DISTRIBUTED = {"train", "collectives"}
+WORKFLOW = "workflows.training.train_and_export"
+
+
+@pytest.fixture(scope="module", params=["local", "a100-spot"])
+def packaged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Package]:
+    return request.param, package(tmp_path_factory.mktemp("package"), request.param)
+
+
+def test_every_task_carries_its_metadata(packaged: tuple[str, Package]) -> None:
+    name, made = packaged
+    profile = load(name)
+    assert set(STAGES) <= set(made.tasks)
+    for task_name, stage in STAGES.items():
+        template, place = made.tasks[task_name], profile.placement(stage)
+        metadata = template.metadata
+        assert metadata.interruptible == place.interruptible, task_name
+        assert metadata.retries.retries == place.retries, task_name
+        assert metadata.timeout.seconds == place.timeout_minutes * 60, task_name
+        assert metadata.discoverable == (stage in CACHED), task_name
+        assert bool(metadata.discovery_version) == (stage in CACHED), task_name
+        container = template.container if template.HasField("container") else None
+        if container is None:  # a pod template
+            pod = MessageToDict(template.k8s_pod)["podSpec"]
+            primary = next(c for c in pod["containers"] if c["name"] == "primary")
+            image = primary["image"]
+            environment = {variable["name"]: variable["value"] for variable in primary["env"]}
+            limits = primary["resources"]["limits"]
+            asked = (limits["cpu"], limits["memory"], limits.get("nvidia.com/gpu", limits.get("gpu", "0")))
+        else:
+            image = container.image
+            environment = {pair.key: pair.value for pair in container.env}
+            by_kind = {entry.name: entry.value for entry in container.resources.limits}
+            asked = (by_kind[1], by_kind[3], by_kind.get(2, "0"))  # ResourceName: CPU, MEMORY, GPU
+        assert image == IMAGE
+        assert asked == (place.cpu, place.memory, place.gpu), task_name
+        assert json.loads(environment[RESOLVED])["name"] == name, task_name
+
+
+def test_distributed_stages_are_pytorchjobs_where_the_profile_has_several_nodes(
+    packaged: tuple[str, Package],
+) -> None:
+    name, made = packaged
+    for task_name, stage in STAGES.items():
+        template, place = made.tasks[task_name], load(name).placement(stage)
+        if stage not in DISTRIBUTED or place.nodes == 1:
+            assert template.type == "python-task", task_name
+            continue
+        assert template.type == "pytorch"
+        custom = MessageToDict(template.custom)
+        assert custom["workerReplicas"]["replicas"] == place.nodes
+        elastic = custom["elasticConfig"]
+        assert (elastic["minReplicas"], elastic["maxReplicas"]) == (place.nodes, place.nodes)
+        assert elastic["nprocPerNode"] == place.processes
+        extended = template.extended_resources
+        assert extended.gpu_accelerator.device == place.accelerator
+        assert extended.shared_memory.size_limit == place.shared_memory
+        tolerations = MessageToDict(template.k8s_pod)["podSpec"]["tolerations"]
+        assert {toleration["key"] for toleration in tolerations} == {t.key for t in place.tolerations}
+
+
+def test_the_two_distributed_stages_never_run_side_by_side(packaged: tuple[str, Package]) -> None:
+    nodes = {node.id: node for node in packaged[1].workflows[WORKFLOW].nodes}
+    by_task = {node.task_node.reference_id.name: node for node in nodes.values()}
+
+    def waits_for(node: object, target: str, seen: frozenset[str] = frozenset()) -> bool:
+        upstream = set(node.upstream_node_ids) - seen  # type: ignore[attr-defined]
+        return target in upstream or any(
+            waits_for(nodes[name], target, seen | upstream) for name in upstream if name in nodes
+        )
+
+    train, network = (
+        by_task[f"tasks.{stage}"] for stage in ("train.task.train", "collectives.task.benchmark_collectives")
+    )
+    assert waits_for(network, train.id) or waits_for(train, network.id)
+
+
+def test_the_nightly_launch_plan_is_complete(tmp_path: Path) -> None:
+    schedules = tmp_path / "mine.toml"
+    schedules.write_text(
+        '[nightly_training]\ncron = "30 3 * * *"\ndata = "s3://bucket/churn/"\ntarget = "churned"\n'
+        "[nightly_training.config.training]\nepochs = 3\n"
+        '[nightly_training.notify]\nemail = ["ml@example.com"]\non = ["failed"]\n'
+    )
+    plan = package(tmp_path, "local", SLIPSTREAM_SCHEDULES=str(schedules)).launch_plans["nightly_training"]
+    assert plan.workflow_id.name == WORKFLOW
+    assert plan.entity_metadata.schedule.cron_schedule.schedule == "30 3 * * *"
+    notification = plan.entity_metadata.notifications[0]
+    assert list(notification.email.recipients_email) == ["ml@example.com"] and len(notification.phases) == 1
+    assert plan.concurrency_policy.max == 1
+    fixed = plan.fixed_inputs.literals
+    assert fixed["data"].scalar.primitive.string_value == "s3://bucket/churn/"
+    assert fixed["target"].scalar.primitive.string_value == "churned"
+    assert set(fixed) == {"data", "target", "config"} and not plan.default_inputs.parameters
+
+
+def test_each_night_looks_at_the_data_afresh(packaged: tuple[str, Package]) -> None:
+    """The stage that is cached depends on one that never is, and that one reads the data's bytes."""
+    made = packaged[1]
+    prepare = next(
+        node
+        for node in made.workflows[WORKFLOW].nodes
+        if node.task_node.reference_id.name == "tasks.preprocess.task.prepare"
+    )
+    source = next(binding for binding in prepare.inputs if binding.var == "source").binding.promise.node_id
+    node = next(node for node in made.workflows[WORKFLOW].nodes if node.id == source)
+    assert node.task_node.reference_id.name == "tasks.preprocess.task.fingerprint"
+    assert not made.tasks["tasks.preprocess.task.fingerprint"].metadata.discoverable
+
+
+@pytest.mark.parametrize(
+    ("toml", "message"),
+    [
+        ("[nightly]\n", "nightly: unknown setting"),
+        ("[nightly_training]\ncorn = '1'\n", "nightly_training.corn: unknown setting; did you mean 'cron'?"),
+        ("[nightly_training.config.training]\nepochs = 0\n", "training.epochs: 0"),
+        ("[nightly_training.notify]\non = ['late']\n", 'nightly_training.notify.on: "late"'),
+    ],
+)
+def test_wrong_schedules_are_one_line(tmp_path: Path, toml: str, message: str) -> None:
+    from tasks.errors import UserError
+    from workflows.schedules import read_schedules
+
+    path = tmp_path / "mine.toml"
+    path.write_text(toml)
+    with pytest.raises(UserError) as refusal:
+        read_schedules(path)
+    assert message in refusal.value.message and str(path) in refusal.value.message

@@ -1,0 +1,55 @@
+"""Small tables written to disk and prepared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tasks.preprocess.config import DataConfig
+from tasks.preprocess.engine import prepare
+from tasks.preprocess.prepared import SPLITS, PreparedData
+
+Prepare = Callable[..., PreparedData]
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> Prepare:
+    """``prepared(text_or_table_or_path, "y", drop=["a"])`` prepares in a fresh directory each time it is called."""
+    made = 0
+
+    def run(data: Any, target: str = "y", workers: int = 1, name: str = "t", **settings: Any) -> PreparedData:
+        nonlocal made
+        made += 1
+        if isinstance(data, str | bytes):
+            path = tmp_path / f"{name}.csv"
+            path.write_bytes(data.encode() if isinstance(data, str) else data)
+        elif isinstance(data, pa.Table):
+            path = tmp_path / f"{name}.parquet"
+            pq.write_table(data, path)
+        else:
+            path = data
+        directory = tmp_path / f"prepared-{made}"
+        prepare(directory, str(path), target, DataConfig.from_dict(settings), {}, workers)
+        return PreparedData.open(directory)
+
+    return run
+
+
+def table_text(rows: int, seed: int = 0) -> str:
+    """A CSV with the columns number, city (a category) and y (yes or no), without missing values."""
+    draw = np.random.default_rng(seed)
+    numbers, cities = draw.normal(5, 2, rows), draw.choice(["Oslo", "Rome", "Lima"], rows)
+    labels = np.where(numbers > 5, "yes", "no")
+    lines = [f"{n:.6f},{c},{y}" for n, c, y in zip(numbers, cities, labels, strict=True)]
+    return "number,city,y\n" + "\n".join(lines) + "\n"
+
+
+def everything(data: PreparedData) -> np.ndarray:
+    """The records of all splits together."""
+    return np.concatenate([data.split(name) for name in SPLITS])

@@ -1,0 +1,66 @@
+"""The data card says what is in the data, and warns of what would make a model useless."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from tasks.preprocess.page import render
+from tasks.preprocess.prepared import PreparedData
+from tasks.preprocess.quarantine import BadRow
+from tests.preprocess.conftest import Prepare
+
+
+def column(data: PreparedData, name: str) -> dict[str, object]:
+    return next(found for found in data.card["columns"] if found["name"] == name)
+
+
+def test_a_column_that_tells_the_target_is_called_a_leak_and_noise_is_not(prepared: Prepare) -> None:
+    draw = np.random.default_rng(0)
+    y = draw.integers(0, 2, 2000)
+    table = pa.table({"noise": draw.normal(size=2000), "outcome": np.where(y, "paid", "due"), "y": y})
+    data = prepared(table)
+    assert column(data, "outcome")["alone"] == 1.0 and column(data, "noise")["alone"] < 0.2
+    assert [w.split("'")[1] for w in data.card["warnings"]] == ["outcome"]
+
+
+def test_a_regression_target_that_is_copied_is_a_leak(prepared: Prepare) -> None:
+    draw = np.random.default_rng(1)
+    x = np.floor(draw.uniform(0, 15, 5000))
+    data = prepared(pa.table({"noise": draw.normal(size=5000), "copy": x, "y": x + 0.25}))
+    assert column(data, "noise")["alone"] < 0.1
+    assert column(data, "copy")["alone"] == pytest.approx(1.0)
+
+
+def test_quantiles_are_exact_and_the_histogram_counts_the_training_rows(prepared: Prepare) -> None:
+    x = np.random.default_rng(2).exponential(size=3000)
+    data = prepared(pa.table({"x": x, "z": np.arange(3000) % 7, "y": np.arange(3000) % 2}))
+    found = column(data, "x")
+    mean, std = found["mean"], found["std"]
+    transform = data.artifact.read_json("statistics.json")["numeric"][0]
+    assert transform["curve"] == "linear"
+    train = data.split("train")["numeric"][:, 0].astype(float) * std + mean
+    assert found["median"] == pytest.approx(np.median(train), rel=1e-5)
+    assert sum(found["histogram"]["counts"]) == pytest.approx(0.99 * len(train), abs=2)
+    assert all(drift < 0.1 for drift in found["drift"].values()) and len(found["drift"]) == 2
+
+
+def test_class_balance_is_reported_by_split(prepared: Prepare) -> None:
+    frame = pd.DataFrame({"x": np.arange(900) * 0.7, "y": ["a", "b", "b"] * 300})
+    card = prepared(pa.Table.from_pandas(frame)).card
+    assert sum(card["classes"]["a"].values()) == 300 and sum(card["classes"]["b"].values()) == 600
+    assert {s: card["classes"]["a"][s] + card["classes"]["b"][s] for s in card["classes"]["a"]} == {
+        s: card["rows"][s] for s in ("train", "validation", "test")
+    }
+
+
+def test_the_page_shows_text_from_the_data_as_text(prepared: Prepare) -> None:
+    x = np.arange(300) * 0.5
+    data = prepared(pa.table({"<b>x": x, "y": np.where(x > 70, "<script>", "no")}))
+    page = data.artifact.read_bytes("card.html").decode()
+    assert "<script" not in page and "&lt;script&gt;" in page and "&lt;b&gt;x" in page
+    assert "http" not in page.replace("http-equiv", "") and "<svg" in page
+    bad = render(data.card, [BadRow("f.csv", 7, "x", "infinite", "<i>inf")])
+    assert "&lt;i&gt;inf" in bad and "f.csv" in bad

@@ -1,0 +1,65 @@
+"""Raw data in S3 is read by ranges and gives what the same files give locally, although requests fail on the way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tasks import s3
+from tasks.errors import UserError
+from tasks.preprocess.config import DataConfig
+from tasks.preprocess.engine import prepare
+from tasks.preprocess.prepared import SPLITS, PreparedData
+from tasks.preprocess.sources import fingerprint_source
+from tests.preprocess.conftest import table_text
+from tests.storage.conftest import server, store  # noqa: F401 - fixtures
+from tests.storage.faulty import FaultyS3
+
+
+def upload(path: Path, key: str) -> None:
+    s3.client().put_object(Bucket="bucket", Key=key, Body=path.read_bytes())
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_files_in_s3_give_the_same_rows_as_local_ones(
+    store: FaultyS3,  # noqa: F811
+    tmp_path: Path,
+    suffix: str,
+) -> None:
+    directory = tmp_path / "in"
+    directory.mkdir()
+    for part in range(2):
+        path = directory / f"{part}.{suffix}"
+        path.write_text(table_text(400, seed=part))
+        if suffix == "parquet":
+            draw = np.random.default_rng(part)
+            pq.write_table(pa.table({"number": draw.normal(size=400), "y": draw.integers(0, 2, 400)}), path)
+        upload(path, f"{suffix}/{path.name}")
+    upload(directory / f"0.{suffix}", f"{suffix}/_SUCCESS")
+    remote = prepare(tmp_path / "a", f"s3://bucket/{suffix}", "y", DataConfig(), {})
+    local = prepare(tmp_path / "b", str(directory), "y", DataConfig(), {})
+    for split in SPLITS:
+        name = f"{split}-00000.rows"
+        assert remote.files[name].sha256 == local.files[name].sha256
+    assert PreparedData.open(tmp_path / "a").card["rows"]["read"] == 800
+
+
+def test_the_fingerprint_follows_the_etag(store: FaultyS3, tmp_path: Path) -> None:  # noqa: F811
+    path = tmp_path / "t.csv"
+    path.write_text(table_text(50))
+    upload(path, "finger/t.csv")
+    first = fingerprint_source("s3://bucket/finger", "y")
+    assert fingerprint_source("s3://bucket/finger", "y") == first
+    path.write_text(table_text(50, seed=1))
+    upload(path, "finger/t.csv")
+    assert fingerprint_source("s3://bucket/finger", "y") != first
+
+
+@pytest.mark.parametrize("address", ["s3://bucket/nothing", "s3://no-such-bucket/t.csv"])
+def test_nothing_there_is_said_in_one_line(store: FaultyS3, tmp_path: Path, address: str) -> None:  # noqa: F811
+    with pytest.raises(UserError, match=address.split("/")[2]):
+        prepare(tmp_path / "p", address, "y", DataConfig(), {})

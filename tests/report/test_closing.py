@@ -1,0 +1,75 @@
+"""The block that closes a run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tasks.report.closing import WIDTH
+from tasks.report.summarise import summarise
+from tasks.report.summary import RunSummary, StageFigures
+from tests.report.runs import STAGES, results
+
+
+def summary_of(tmp_path: Path, classes: list[str], world: int = 2) -> RunSummary:
+    return summarise(results(tmp_path, classes, world=world), STAGES, "runs/2026-01-02T03-04-05")
+
+
+def test_the_block_says_it_all_within_80_columns(tmp_path: Path) -> None:
+    text = str(summary_of(tmp_path, ["no", "yes"]))
+    assert max(map(len, text.splitlines())) <= WIDTH == 80
+    for said in (
+        "4,000 rows read, 4,000 kept, none quarantined",
+        "2,800 to train, 600 to validate, 600 to test",
+        "HistGradientBoosting",
+        "▸ onnx-int8    84.3 KB   62.0 µs     5.58 ms    87.74 %",
+        "onnx-int8 is 1.93 times as fast as onnx-fp32",
+        "all-reduce 301 µs at 1 KiB, 1.17 GB/s at 16 MiB (2 processes",
+        "prepare            reused",
+        "train              31.2 s  ━",
+        "runs/2026-01-02T03-04-05/report.html",
+        "runs/2026-01-02T03-04-05/model/model.onnx",
+    ):
+        assert said in text
+
+
+def test_bars_are_as_long_as_their_stages(tmp_path: Path) -> None:
+    stages = [StageFigures("a", 10.0, False), StageFigures("b", 5.0, False), StageFigures("c", 9.0, True)]
+    lines = str(replace(summary_of(tmp_path, []), stages=stages)).splitlines()
+    bars = {line[12]: line.count("━") for line in lines if line[12:14] in ("a ", "b ", "c ")}
+    assert bars == {"a": 40, "b": 20, "c": 0}
+
+
+def test_a_run_that_reused_everything(tmp_path: Path) -> None:
+    stages = [replace(stage, reused=True) for stage in STAGES]
+    text = str(replace(summary_of(tmp_path, []), stages=stages))
+    assert text.count("reused") == len(STAGES)
+    assert "━" not in text
+
+
+def test_a_regression_is_judged_by_its_error(tmp_path: Path) -> None:
+    text = str(summary_of(tmp_path, []))
+    assert "test RMSE 19.18 (HistGradientBoosting: 18.61)" in text
+    assert "accuracy 9" not in text
+
+
+def test_one_process_has_no_bandwidth(tmp_path: Path) -> None:
+    assert "no bandwidth, as one process has no link" in " ".join(str(summary_of(tmp_path, [], world=1)).split())
+
+
+def test_a_variant_that_could_not_be_made_has_no_figures(tmp_path: Path) -> None:
+    summary = summary_of(tmp_path, ["no", "yes"])
+    failed = replace(
+        summary.variants[0], name="onnx-int8", bytes=None, latency_p50_ms={}, latency_p99_ms={}, value=None, file=""
+    )
+    variants = [*summary.variants[:2], failed]
+    (line,) = (line for line in str(replace(summary, variants=variants)).splitlines() if "onnx-int8  " in line)
+    assert line.split() == ["onnx-int8", "—", "—", "—", "—"]
+
+
+@pytest.mark.parametrize("source", ["s3://a-bucket/" + "deep/" * 40 + "file.parquet"])
+def test_paths_are_never_torn(tmp_path: Path, source: str) -> None:
+    summary = replace(summary_of(tmp_path, []), directory=source)
+    assert f"{source}/report.html" in str(summary)

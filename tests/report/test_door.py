@@ -1,0 +1,70 @@
+"""The report as a Flyte task, and the summary on its way through Flyte."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from flytekit import FlyteContextManager
+from flytekit.core.type_engine import TypeEngine
+from flytekit.types.directory import FlyteDirectory
+
+from tasks.config import RunConfig
+from tasks.report.summarise import summarise
+from tasks.report.summary import RunSummary
+from tasks.report.task import report
+from tasks.stage import StageRun
+from tests.report.runs import INT8, STAGES, results
+
+
+def test_a_summary_survives_flyte(tmp_path: Path) -> None:
+    summary = summarise(results(tmp_path, ["no", "yes"]), STAGES, "runs/now")
+    missing = replace(summary.variants[0], bytes=None, value=None, latency_p50_ms={}, largest_difference=None)
+    unmeasured = replace(summary.network, all_reduce_latency_us=None, all_reduce_busbw_bytes=None)
+    summary = replace(summary, variants=[missing, *summary.variants[1:]], network=unmeasured)
+    context = FlyteContextManager.current_context()
+    literal = TypeEngine.to_literal(context, summary, RunSummary, TypeEngine.to_literal_type(RunSummary))
+    again = TypeEngine.to_python_value(context, literal, RunSummary)
+    assert again == summary
+    assert str(again) == str(summary)
+
+
+def run_task(directory: Path) -> RunSummary:
+    results(directory / "in", list("0123456789"))
+    artifacts = {
+        argument: FlyteDirectory(str(directory / "in" / kind))
+        for argument, kind in {
+            "prepared": "prepare",
+            "trained": "train",
+            "evaluated": "evaluate",
+            "exported": "export",
+            "network": "collectives",
+        }.items()
+    }
+    stages = [StageRun("prepare", 0.0, True), StageRun("train", 31.24, False)]
+    return report(**artifacts, stages=stages, config=RunConfig(), data="", target="digit")
+
+
+def test_the_task_writes_into_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    summary = run_task(tmp_path)
+    assert summary.directory.startswith("runs/")
+    assert (tmp_path / summary.directory / summary.report).exists()
+    assert [(stage.name, stage.reused) for stage in summary.stages] == [("prepare", True), ("train", False)]
+    assert (tmp_path / summary.directory / summary.model_file).exists()
+
+
+def test_a_pod_uploads_what_it_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tasks.report.task.runs_locally", lambda: False)
+    summary = run_task(tmp_path)
+    raw_outputs = FlyteContextManager.current_context().file_access.raw_output_prefix
+    assert summary.directory.startswith(raw_outputs)
+    assert Path(summary.directory, summary.report).read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert Path(summary.directory, summary.model_file).read_bytes() == INT8
+    assert not (tmp_path / "runs").exists()
+
+
+def test_every_report_is_made_anew() -> None:
+    assert not report.metadata.cache

@@ -1,0 +1,96 @@
+"""A run's directory: whole, or not there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tasks.artifact import Artifact, DamagedArtifact
+from tasks.report import engine
+from tasks.report.summary import to_json
+from tests.report.runs import INT8, STAGES, results
+
+CONFIG = {"training": {"epochs": 20}}
+
+
+def test_a_run_has_its_page_its_figures_and_its_model(tmp_path: Path) -> None:
+    found = results(tmp_path / "in", ["no", "yes"])
+    summary = engine.build(tmp_path / "runs", found, STAGES, CONFIG)
+    directory = Path(summary.directory)
+    assert list((tmp_path / "runs").iterdir()) == [directory]
+    assert sorted(path.name for path in directory.iterdir()) == ["model", "report.html", "summary.json"]
+    assert (directory / summary.report).read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert (directory / summary.model_file).read_bytes() == INT8
+    assert Artifact.open(directory / summary.model, "export").check_sha256().fingerprint == found.exported.fingerprint
+    assert stat.S_IMODE((directory / summary.model).stat().st_mode) & 0o500 == 0o500
+    assert json.loads((directory / "summary.json").read_text()) == json.loads(json.dumps(to_json(summary)))
+
+
+def test_the_summary_holds_the_figures_of_the_stages(tmp_path: Path) -> None:
+    found = results(tmp_path / "in", ["no", "yes"])
+    summary = engine.build(tmp_path / "runs", found, STAGES, CONFIG)
+    confusion = found.evaluation["confusion"]
+    assert summary.quality.value == pytest.approx((confusion[0][0] + confusion[1][1]) / sum(map(sum, confusion)))
+    assert summary.quality.baseline_value == found.evaluation["baseline"]["accuracy"]
+    rows = summary.data
+    assert rows.rows_train + rows.rows_validation + rows.rows_test == rows.rows_kept
+    assert rows.rows_kept + rows.rows_quarantined == rows.rows_read
+    assert [v.name for v in summary.variants if v.chosen] == [summary.chosen]
+    assert summary.network.all_reduce_latency_bytes == 1024
+    assert summary.network.all_reduce_busbw_bytes == 16 << 20
+
+
+def test_runs_of_the_same_second_do_not_meet(tmp_path: Path) -> None:
+    found = results(tmp_path / "in", [])
+    places = [engine.build(tmp_path / "runs", found, STAGES, CONFIG).directory for _ in range(4)]
+    assert len(set(places)) == 4
+    assert sorted(places) == sorted(str(path) for path in (tmp_path / "runs").iterdir())
+
+
+def test_a_damaged_model_leaves_nothing_behind(tmp_path: Path) -> None:
+    found = results(tmp_path / "in", ["no", "yes"])
+    model = found.exported.path("model.int8.onnx")
+    model.write_bytes(model.read_bytes()[:-1] + b"!")
+    with pytest.raises(DamagedArtifact, match=r"model\.int8\.onnx: block 0"):
+        engine.build(tmp_path / "runs", found, STAGES, CONFIG)
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_a_page_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def fail(*_: object) -> str:
+        seen.extend(1 for _ in (tmp_path / "runs").glob(".*/model/model.onnx"))
+        raise RuntimeError("no page")
+
+    monkeypatch.setattr(engine, "document", fail)
+    with pytest.raises(RuntimeError, match="no page"):
+        engine.build(tmp_path / "runs", results(tmp_path / "in", []), STAGES, CONFIG)
+    assert seen == [1]  # the model was already there when it failed
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_what_a_kill_left_behind_is_swept_by_the_next_run(tmp_path: Path) -> None:
+    killed = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    leftover = tmp_path / "runs" / f".{int(killed.stdout)}-abcd"
+    of_another = tmp_path / "runs" / f".{os.getppid()}-abcd"
+    for directory in (leftover, of_another):
+        directory.mkdir(parents=True)
+    engine.build(tmp_path / "runs", results(tmp_path / "in", []), STAGES, CONFIG)
+    assert not leftover.exists()
+    assert of_another.exists()
+
+
+def test_every_model_file_is_copied_byte_by_byte(tmp_path: Path) -> None:
+    found = results(tmp_path / "in", ["a", "b", "c"])
+    summary = engine.build(tmp_path / "runs", found, STAGES, CONFIG)
+    copied = Path(summary.directory, summary.model)
+    for name, record in found.exported.files.items():
+        assert hashlib.sha256((copied / name).read_bytes()).hexdigest() == record.sha256

@@ -1,0 +1,142 @@
+"""An S3 on loopback that can be told to misbehave: moto's server behind a proxy that injects named faults."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from moto.server import ThreadedMotoServer
+
+
+class FaultyS3(ThreadingHTTPServer):
+    """Forwards requests to moto. ``plan`` holds faults still to come, for requests of a method; ``fired`` those done.
+
+    Faults: "500" and "503" answer so; "reset" hangs up before anything is done, "lost" after it was done; "truncate"
+    sends half of the answer; "corrupt" flips a bit of what was sent.
+    ``down_until`` (``time.monotonic``) makes every connection end at once without an answer.
+    """
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, upstream: tuple[str, int]) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.upstream = upstream
+        self.plan: list[tuple[str, str]] = []
+        self.fired: list[tuple[str, str]] = []
+        self.refused = 0
+        self.requests: list[str] = []
+        self.down_until = 0.0
+        self.lock = threading.Lock()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def inject(self, method: str, *faults: str) -> None:
+        """Let the next requests of ``method`` go wrong, one fault each."""
+        with self.lock:
+            self.plan += [(method, fault) for fault in faults]
+
+    def next_fault(self, method: str) -> str | None:
+        with self.lock:
+            for index, (wanted, fault) in enumerate(self.plan):
+                if wanted == method:
+                    self.fired.append(self.plan.pop(index))
+                    return fault
+        return None
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that hangs up is part of the play."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: FaultyS3
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def forward(self) -> None:
+        server = self.server
+        if time.monotonic() < server.down_until:
+            server.refused += 1
+            return self.hang_up()
+        body = self.read_body()
+        with server.lock:
+            server.requests.append(f"{self.command} {self.path} {self.headers.get('Range', '')}".strip())
+        fault = server.next_fault(self.command)
+        if fault == "reset":
+            return self.hang_up()
+        if fault in ("500", "503"):
+            code = {"500": "InternalError", "503": "SlowDown"}[fault]
+            text = f"<Error><Code>{code}</Code><Message>injected</Message></Error>".encode()
+            return self.answer(int(fault), [("Content-Type", "application/xml")], text, len(text))
+        if fault == "corrupt":
+            body = bytes([body[0] ^ 1]) + body[1:]
+        connection = http.client.HTTPConnection(*server.upstream, timeout=60)
+        headers = {name: value for name, value in self.headers.items() if name.lower() != "expect"}
+        if "chunked" in headers.pop("Transfer-Encoding", ""):
+            headers["Content-Length"] = str(len(body))
+        connection.request(self.command, self.path, body, headers)
+        answer = connection.getresponse()
+        data = answer.read()
+        connection.close()
+        skipped = ("transfer-encoding", "connection", "content-length")
+        kept = [(name, value) for name, value in answer.getheaders() if name.lower() not in skipped]
+        size = int(answer.getheader("Content-Length") or len(data))
+        if fault == "lost":
+            return self.hang_up()
+        if fault == "truncate":
+            self.answer(answer.status, kept, data[: len(data) // 2], size)
+            return self.hang_up()
+        return self.answer(answer.status, kept, data, size)
+
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = forward
+
+    def read_body(self) -> bytes:
+        if self.headers.get("Expect", "").lower() == "100-continue":
+            pass  # BaseHTTPRequestHandler has already sent "100 Continue".
+        if "chunked" not in self.headers.get("Transfer-Encoding", ""):
+            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body = b""
+        while size := int(self.rfile.readline().split(b";")[0], 16):
+            body += self.rfile.read(size)
+            self.rfile.readline()
+        while self.rfile.readline().strip():
+            pass
+        return body
+
+    def answer(self, status: int, headers: list[tuple[str, str]], data: bytes, size: int) -> None:
+        self.send_response_only(status)
+        for name, value in headers:
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(size))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+        self.wfile.flush()
+
+    def hang_up(self) -> None:
+        self.close_connection = True
+        self.connection.close()
+
+
+@contextmanager
+def faulty_s3() -> Iterator[FaultyS3]:
+    moto = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    moto.start()
+    host, port = moto.get_host_and_port()
+    proxy = FaultyS3((host, port))
+    thread = threading.Thread(target=proxy.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield proxy
+    finally:
+        proxy.shutdown()
+        proxy.server_close()
+        moto.stop()

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.export.toys import table
+from tests.storage.conftest import server, store  # noqa: F401  (fixtures)
+from tests.survival.world import Job, attempt, outcome
+
+
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("prepared") / "table"
+    table(directory, "classification")
+    return directory
+
+
+@pytest.fixture(scope="session")
+def undisturbed(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], dict[str, str]]:
+    """What a run that nothing happens to ends with, by the number of its ranks."""
+    known: dict[int, dict[str, str]] = {}
+
+    def of(world: int) -> dict[str, str]:
+        if world not in known:
+            place = tmp_path_factory.mktemp("undisturbed")
+            job = Job(prepared, place, world, str(place / "home"))
+            assert attempt(job).finished
+            known[world] = outcome(job)
+        return known[world]
+
+    return of

@@ -1,0 +1,116 @@
+"""What goes wrong, and when: faults by name, damage done to what is stored, and seeded schedules of both."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tests.survival.world import ALL, Fault, Job, attempt
+
+#: Every moment at which a process can be lost, at a time when any run of the harness passes it.
+MOMENTS = [
+    Fault("step", rank=0, at=5),
+    Fault("step", rank=1, at=2),
+    Fault("step", rank=ALL, at=7),
+    Fault("step", what="SIGTERM", rank=1, at=4),
+    Fault("evaluation", rank=1, at=1),
+    Fault("write", rank=1, at=1),
+    Fault("mid-write", rank=0, at=2),
+    Fault("mid-write", rank=1, at=1),
+    Fault("upload", rank=0, at=1),
+    Fault("upload", rank=1, at=2),
+    Fault("manifest", at=1),
+    Fault("manifest", at=2),
+    Fault("latest", at=1),
+    Fault("retire", at=1),
+]
+#: Moments of an attempt that has something to go on from.
+RESUMING = [Fault("restore", rank=0), Fault("restore", rank=1), Fault("load", rank=0), Fault("load", rank=ALL)]
+
+
+def newest(home: Path) -> Path:
+    return home / json.loads((home / "latest.json").read_bytes())["checkpoint"]
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def flip_shard(home: Path) -> None:
+    flip(newest(home) / "tensors-00001.bin")
+
+
+def flip_randomness(home: Path) -> None:
+    flip(newest(home) / "rank-00000.json")
+
+
+def truncate_shard(home: Path) -> None:
+    path = newest(home) / "tensors-00000.bin"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def lose_shard(home: Path) -> None:
+    (newest(home) / "tensors-00001.bin").unlink()
+
+
+def lose_index(home: Path) -> None:
+    (newest(home) / "index.json").unlink()
+
+
+def spoil_manifest(home: Path) -> None:
+    (newest(home) / "manifest.json").write_text('{"format": 1, "files"')
+
+
+def mislead(home: Path) -> None:
+    """A pointer to what is no longer there."""
+    pointer = json.loads((home / "latest.json").read_bytes())
+    (home / "latest.json").write_text(json.dumps({**pointer, "checkpoint": "step-000000000001.a0001"}))
+
+
+DAMAGE: list[Callable[[Path], None]] = [
+    flip_shard,
+    flip_randomness,
+    truncate_shard,
+    lose_shard,
+    lose_index,
+    spoil_manifest,
+    mislead,
+]
+
+
+def has_checkpoint(home: Path) -> bool:
+    return (home / "latest.json").exists() and newest(home).is_dir()
+
+
+def disturbed(job: Job, seed: int, faults: int) -> Iterator[str]:
+    """Run ``job`` to its end while ``faults`` things go wrong, drawn from ``seed``; yields each that happened.
+
+    Raises ``AssertionError`` if one that was to happen did not.
+    """
+    draw = random.Random(seed)
+    home = Path(job.home)
+    remaining = faults
+    while remaining:
+        if has_checkpoint(home) and draw.random() < 0.3:
+            damage = draw.choice(DAMAGE)
+            damage(home)
+            yield damage.__name__
+            remaining -= 1
+            continue
+        fault = draw.choice([*MOMENTS, *RESUMING] if has_checkpoint(home) else MOMENTS)
+        ended = attempt(job, fault)
+        if ended.fired:
+            yield f"{fault.where} {fault.what} rank {fault.rank}"
+            remaining -= 1
+        else:
+            # The attempt was too near its end to pass that moment as often; then it must have reached the end.
+            assert ended.finished, f"{fault} did not happen, and the run did not end; see {job.place}/log-0"
+        if ended.finished:
+            # Without its result the run goes on from its newest checkpoint and has its last steps to do again.
+            shutil.rmtree(job.output)
+    assert attempt(job).finished, f"the run did not end; see {job.place}/log-0"

@@ -1,0 +1,315 @@
+"""What checkpoints promise, one promise at a time, in one process."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tasks.errors import UserError
+from tasks.storage import StorageUnavailable, storage_for
+from tasks.train.checkpoint import Checkpoints, Keep, Superseded, publish
+from tasks.train.checkpoint.layout import Name
+from tasks.train.checkpoint.shards import FileWriter
+from tasks.train.checkpoint.staging import owners
+from tasks.train.checkpoint.tree import join, split
+
+IDENTITY = {"training": {"seed": 0}, "data": "abc"}
+
+
+class Run:
+    """A small model that trains, and its checkpoints."""
+
+    def __init__(self, home: Path, width: int = 8, identity: dict[str, Any] = IDENTITY, **settings: Any) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(4, width), nn.Dropout(0.3), nn.BatchNorm1d(width), nn.Linear(width, 2))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 20)
+        self.checkpoints = Checkpoints(
+            str(home),
+            model=self.model,
+            optimizer=self.optimizer,
+            parts={"scheduler": self.scheduler},
+            identity=identity,
+            **settings,
+        )
+
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            noise = random.random() + np.random.rand()
+            self.model(torch.randn(16, 4) + noise).square().sum().backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.scheduler.step()
+
+    def save(self, step: int, **kwargs: Any) -> None:
+        self.checkpoints.save(step, {"step": step}, **kwargs)
+        self.checkpoints.finish()
+
+    def everything(self) -> dict[str, torch.Tensor]:
+        state = self.optimizer.state_dict()["state"]
+        moments = {f"{index}.{name}": tensor for index, of in state.items() for name, tensor in of.items()}
+        return {**self.model.state_dict(), **moments}
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def names(home: Path) -> list[str]:
+    return sorted(path.name for path in home.glob("step-*"))
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    random.seed(1)
+    np.random.seed(1)
+
+
+def test_a_resumed_run_goes_on_bit_for_bit_with_every_generator(tmp_path: Path) -> None:
+    first = Run(tmp_path)
+    first.steps(3)
+    first.save(3)
+    first.steps(4)
+    random.seed(99)
+    second = Run(tmp_path)
+    restored = second.checkpoints.restore()
+    assert restored is not None and (restored.step, restored.progress, restored.same_world) == (3, {"step": 3}, True)
+    second.steps(4)
+    assert same(first.everything(), second.everything())
+    assert first.scheduler.state_dict() == second.scheduler.state_dict()
+
+
+def test_preparing_and_saving_change_nothing_that_a_run_computes(tmp_path: Path) -> None:
+    plain = Run(tmp_path / "a")
+    plain.steps(6)
+    random.seed(1)
+    np.random.seed(1)
+    saved = Run(tmp_path / "b")
+    saved.checkpoints.prepare({"step": 0})
+    assert not saved.optimizer.state
+    for step in range(6):
+        saved.steps(1)
+        saved.checkpoints.save(step + 1, {"step": step})
+    saved.checkpoints.finish()
+    assert same(plain.everything(), saved.everything())
+
+
+def test_a_snapshot_is_of_its_moment(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.steps(1)
+    before = {name: tensor.clone() for name, tensor in run.everything().items()}
+    run.checkpoints.save(1, {"step": 1})
+    with torch.no_grad():
+        for tensor in run.everything().values():
+            tensor.zero_()
+    run.checkpoints.finish()
+    second = Run(tmp_path)
+    second.checkpoints.restore()
+    assert same(second.everything(), before)
+
+
+def test_the_last_the_best_and_every_nth_stay(tmp_path: Path) -> None:
+    run = Run(tmp_path, keep=Keep(last=2, every=4))
+    run.steps(1)
+    for step in range(1, 8):
+        run.save(step, best=step in (2, 3))
+    assert names(tmp_path) == [
+        "step-000000000003.a0001.best",
+        "step-000000000004.a0001",
+        "step-000000000006.a0001",
+        "step-000000000007.a0001",
+    ]
+    assert json.loads((tmp_path / "latest.json").read_text())["checkpoint"] == "step-000000000007.a0001"
+
+
+def test_what_came_from_the_previous_home_is_in_this_one_at_once(tmp_path: Path) -> None:
+    first = Run(tmp_path / "attempt-0")
+    first.steps(2)
+    first.save(2)
+    second = Run(tmp_path / "attempt-1", previous=str(tmp_path / "attempt-0"))
+    assert second.checkpoints.restore() is not None
+    # It dies before its first save; Flyte shows the next attempt only this home.
+    third = Run(tmp_path / "attempt-2", previous=str(tmp_path / "attempt-1"))
+    restored = third.checkpoints.restore()
+    assert restored is not None and restored.step == 2
+    assert third.checkpoints.attempt == 3
+    assert names(tmp_path / "attempt-2") == ["step-000000000002.a0003"]
+    assert same(first.everything(), third.everything())
+
+
+def test_a_previous_home_that_is_not_there_is_a_fresh_start(tmp_path: Path) -> None:
+    assert Run(tmp_path / "home", previous=str(tmp_path / "never")).checkpoints.restore() is None
+
+
+def test_an_older_attempt_cannot_publish_once_a_later_one_began(tmp_path: Path) -> None:
+    old = Run(tmp_path)
+    old.steps(1)
+    old.save(1)
+    new = Run(tmp_path)
+    new.checkpoints.restore()
+    with pytest.raises(Superseded, match="attempt 2"):
+        old.save(9)
+    assert json.loads((tmp_path / "latest.json").read_text())["step"] == 1
+    new.save(2)
+    third = Run(tmp_path)
+    restored = third.checkpoints.restore()
+    assert restored is not None and restored.step == 2
+    assert not [name for name in names(tmp_path) if "000009" in name]
+
+
+def test_a_later_attempt_is_newer_whatever_its_step(tmp_path: Path) -> None:
+    old = Run(tmp_path)
+    old.steps(1)
+    old.save(100)
+    (tmp_path / "step-000000000100.a0001").rename(tmp_path / "aside")
+    new = Run(tmp_path)
+    assert new.checkpoints.restore() is None
+    new.steps(1)
+    new.save(5)
+    (tmp_path / "aside").rename(tmp_path / "step-000000000100.a0001")
+    restored = Run(tmp_path).checkpoints.restore()
+    assert restored is not None and restored.step == 5
+
+
+@pytest.mark.parametrize(
+    ("identity", "message"),
+    [
+        ({"training": {"seed": 1}, "data": "abc"}, "made with training.seed 0, this run has 1"),
+        ({"training": {"seed": 0}, "data": "xyz"}, 'made with data "abc", this run has "xyz"'),
+    ],
+)
+def test_another_run_is_refused_by_its_first_difference(identity: dict, message: str, tmp_path: Path) -> None:
+    first = Run(tmp_path)
+    first.steps(1)
+    first.save(1)
+    with pytest.raises(UserError, match=message):
+        Run(tmp_path, identity=identity).checkpoints.restore()
+    assert Run(tmp_path, identity=identity, resume="never").checkpoints.restore() is None
+
+
+def test_another_model_is_refused_by_its_first_tensor(tmp_path: Path) -> None:
+    first = Run(tmp_path, width=8)
+    first.steps(1)
+    first.save(1)
+    with pytest.raises(UserError, match=r"another model: .* is \(8,\) there and \(9,\) here"):
+        Run(tmp_path, width=9).checkpoints.restore()
+
+
+def test_never_leaves_older_runs_alone_but_goes_on_with_its_own(tmp_path: Path) -> None:
+    for run, step in (("execution-1", 7), ("execution-2", 3)):
+        made = Run(tmp_path, run=run, resume="never")
+        assert made.checkpoints.restore() is None
+        made.steps(1)
+        made.save(step)
+    retried = Run(tmp_path, run="execution-2", resume="never").checkpoints.restore()
+    assert retried is not None and retried.step == 3
+
+
+def test_a_newer_format_is_refused_and_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Run(tmp_path)
+    first.steps(1)
+    monkeypatch.setattr(publish, "CONTENT", publish.CONTENT + 1)
+    first.save(1)
+    with pytest.raises(UserError, match="newer version"):
+        Run(tmp_path).checkpoints.restore()
+
+
+@contextmanager
+def failing_writes(times: int, error: Exception) -> Iterator[list[str]]:
+    original, failed = FileWriter.write, []
+
+    def write(self: FileWriter, name: str, chunks: Any) -> None:
+        if len(failed) < times and name.startswith("tensors"):
+            failed.append(name)
+            raise error
+        original(self, name, chunks)
+
+    FileWriter.write = write  # type: ignore[method-assign]
+    try:
+        yield failed
+    finally:
+        FileWriter.write = original  # type: ignore[method-assign]
+
+
+def test_two_failures_in_a_row_are_borne_and_the_third_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(tmp_path)
+    run.steps(1)
+    with failing_writes(2, StorageUnavailable("away")) as failed:
+        for step in (1, 2, 3):
+            run.checkpoints.save(step, {"step": step})
+        assert run.checkpoints.finish() == Name(1, 3)
+    assert len(failed) == 2
+    assert capsys.readouterr().err.count("not saved: away") == 2
+    with failing_writes(3, StorageUnavailable("away")), pytest.raises(StorageUnavailable):
+        for step in (4, 5, 6, 7):
+            run.checkpoints.save(step, {"step": step})
+
+
+def test_what_a_dead_attempt_left_half_written_is_swept(tmp_path: Path) -> None:
+    first = Run(tmp_path)
+    first.steps(1)
+    first.save(1)
+    storage = storage_for(str(tmp_path))
+    storage.put("step-000000000002.a0001/tensors-00000.bin", b"half")
+    scratch = first.checkpoints._publisher.workplace / "step-000000000002.a0001"
+    scratch.mkdir(parents=True)
+    (scratch / "tensors-00000.bin").write_bytes(b"half")
+    Run(tmp_path)
+    assert names(tmp_path) == ["step-000000000001.a0001"]
+    assert not scratch.exists()
+
+
+def test_a_home_that_cannot_be_written_is_found_before_training(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(UserError, match="cannot be written"):
+        Run(tmp_path / "file" / "home")
+
+
+def test_no_pickle_is_in_a_checkpoint(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.steps(1)
+    run.save(1)
+    kinds = {path.suffix for path in (tmp_path / names(tmp_path)[0]).iterdir()}
+    assert kinds == {".json", ".bin"}
+    size = sum(path.stat().st_size for path in tmp_path.glob("step-*/*.bin"))
+    assert size == sum(tensor.nbytes for tensor in run.everything().values())
+
+
+def test_any_state_survives_the_tree() -> None:
+    value = {
+        "tuple": (1, 2.5, (None, True)),
+        "odd": [math.inf, -math.inf, 0.1 + 0.2, "text"],
+        3: {"deep": torch.arange(3)},
+        "empty": {},
+        "$key": [[], ()],
+    }
+    tree, tensors = split(value)
+    back = join(json.loads(json.dumps(tree, allow_nan=False)), tensors)
+    assert torch.equal(back[3].pop("deep"), value[3].pop("deep"))
+    assert back == value
+    with pytest.raises(TypeError, match="a/b: a set"):
+        split({"a": {"b": {1}}})
+
+
+def test_ranks_write_about_the_same_amount_and_every_tensor_once() -> None:
+    sizes = [1000, 900, 500, 400, 300, 7, 7, 1]
+    held = [(f"t{i}", (size,), torch.float32, False) for i, size in enumerate(sizes)]
+    alone = ("only-1", (100,), torch.float32, False)
+    chosen = owners([held, [*held, alone], held])
+    assert chosen.keys() == {*(name for name, *_ in held), "only-1"}
+    assert chosen["only-1"] == 1
+    load = [sum(size for i, size in enumerate(sizes) if chosen[f"t{i}"] == rank) for rank in range(3)]
+    # Graham (1969): largest first is never worse than four thirds of the best division.
+    assert max(load) <= sum(sizes) / 3 * 4 / 3

@@ -1,0 +1,93 @@
+"""The guard saves when it is due and leaves in good order, on all ranks at the same step."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tasks.train.guard import Guard, Preempted
+from tasks.train.interval import Interval
+from tasks.train.ledger import Ledger, read_pages
+from tasks.train.preemption import Watcher
+from tests.survival.test_checkpoints import Run, names
+
+
+def guarded(run: Run, watcher: Watcher, interval: Interval) -> Guard:
+    ledger = Ledger(run.checkpoints.home, run.checkpoints.attempt, 1, writes=True, started=time.perf_counter())
+    guard = Guard(run.checkpoints, interval, watcher, ledger)
+    guard.begin(0)
+    return guard
+
+
+def train(run: Run, guard: Guard, steps: int, each_s: float = 0.0) -> None:
+    for step in range(1, steps + 1):
+        with guard.step():
+            run.steps(1)
+            time.sleep(each_s)
+        guard.after_step(step, lambda step=step: ({"step": step}, None))  # type: ignore[misc]
+
+
+def test_it_saves_every_so_many_steps(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    with Watcher([], grace_s=None) as watcher:
+        guard = guarded(run, watcher, Interval(steps=4))
+        train(run, guard, 9)
+        run.checkpoints.finish()
+        guard.close()
+    assert names(tmp_path) == ["step-000000000004.a0001", "step-000000000008.a0001"]
+    page = read_pages(run.checkpoints.home)[0]
+    assert (page.last_step, page.ended) == (9, "finished")
+
+
+def test_on_notice_it_saves_leaves_and_nothing_is_lost(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    with Watcher([], grace_s=25) as watcher:
+        guard = guarded(run, watcher, Interval(steps=1000))
+        train(run, guard, 6)
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(Preempted, match=r"left at step \d+, saved \(rank 0: signal: SIGTERM\)"):
+            train(run, guard, 2000, each_s=0.005)
+    restored = Run(tmp_path).checkpoints.restore()
+    page = read_pages(run.checkpoints.home)[0]
+    assert restored is not None and restored.step == page.last_step == page.saved_step
+    assert page.ended.startswith("left at step")
+
+
+def test_what_cannot_be_finished_in_time_is_not_begun(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    with Watcher([], grace_s=1) as watcher:
+        guard = guarded(run, watcher, Interval(steps=10**6))
+        train(run, guard, 7)
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(Preempted, match="with step 0 saved"):
+            for step in range(8, 100_000):
+                guard.after_step(step, lambda: pytest.fail("it began to save"))
+    assert names(tmp_path) == []
+
+
+def test_auto_finds_its_interval_from_what_a_save_costs(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    with Watcher([], grace_s=None) as watcher:
+        guard = guarded(run, watcher, Interval(mean_time_between_failures_s=2.0))
+        train(run, guard, 150, each_s=0.01)
+        run.checkpoints.finish()
+        guard.close()
+    page = read_pages(run.checkpoints.home)[0]
+    # What share of the time saves take, benchmarks/goodput.py measures: a busy machine makes it no matter for a test.
+    assert page.saved_step > 75
+
+
+def test_a_notice_is_heard_soon_though_steps_became_slower(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    with Watcher([], grace_s=25) as watcher:
+        guard = guarded(run, watcher, Interval(steps=10**6))
+        train(run, guard, 40)  # a fraction of a second: by these alone the next question would be far away
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(Preempted, match=r"left at step (\d+), saved") as left:
+            for step in range(41, 2000):
+                guard.after_step(step, lambda step=step: ({"step": step}, None))  # type: ignore[misc]
+    assert int(str(left.value).split()[3].rstrip(",")) <= 3 * 40

@@ -1,0 +1,275 @@
+"""Training runs of real processes that can be killed at named moments, a tenth of a second apart.
+
+A fork server with torch loaded stands in for the start of an interpreter; the harness plays the agent: when a rank
+dies, the others die with it and the next attempt begins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import functools
+import json
+import multiprocessing
+import multiprocessing.process
+import os
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from tasks.storage import storage_for
+
+FORK = multiprocessing.get_context("forkserver")
+FORK.set_forkserver_preload(["torch", "torch._dynamo", "tasks.train.run", "tests.survival.world"])
+ATTEMPT_S = 90
+ALL = -1
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What goes wrong: at the ``at``-th time (from 1) that ``where`` is passed, on ``rank`` or on ALL."""
+
+    where: str
+    what: str = "SIGKILL"
+    rank: int = 0
+    at: int = 1
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training run. ``home`` of its checkpoints may be an ``s3://`` prefix."""
+
+    prepared: Path
+    place: Path
+    world: int
+    home: str
+    steps: int = 24
+    checkpoint_every: int = 3
+    accumulation: int = 1
+    dropout: float = 0.2
+    #: A peer that does not answer is given up after this long.
+    patience_s: int = 8
+    previous: str = ""
+    #: With a number, every rank notes the rows of each step in ``rows-<number>-<rank>``.
+    watched: int = 0
+    environment: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def output(self) -> Path:
+        return self.place / "model"
+
+
+def run_rank(job: Job, rank: int, port: int, fault: Fault | None, fired: Path) -> None:
+    """The body of one process of the fork server."""
+    import torch
+
+    from tasks.train import loop
+    from tasks.train import run as engine
+    from tasks.train.checkpoint import Checkpoints
+    from tasks.train.config import ModelConfig, TrainingConfig
+
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": job.world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in place.items()})
+    os.environ.update(job.environment)
+    log = os.open(job.place / f"log-{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    torch.set_num_threads(1)
+    short = timedelta(seconds=job.patience_s)
+    engine.process_group = functools.partial(engine.process_group, timeout=short)  # type: ignore[assignment]
+    engine.Checkpoints = functools.partial(Checkpoints, timeout=short)  # type: ignore[misc,assignment]
+    # Points of the history lie between checkpoints, so that a sum that is not kept shows.
+    loop.HISTORY_POINTS = max(1, job.steps // 7)
+    if job.watched:
+        note_rows(loop, job.place / f"rows-{job.watched}-{rank}")
+    if fault is not None and fault.rank in (rank, ALL):
+        install(fault, fired)
+    engine.run(
+        prepared=job.prepared,
+        model=ModelConfig("mlp", {"hidden": [48, 32, 24], "dropout": job.dropout}),
+        training=TrainingConfig(
+            epochs=max(1, job.steps // 8),
+            batch_size=75,
+            accumulation=job.accumulation,
+            checkpoint_every=job.checkpoint_every,
+            evaluate_every=5,
+            patience=0,
+        ),
+        directory=job.output,
+        checkpoints_home=job.home,
+        previous_checkpoints=job.previous,
+        made_by={},
+    )
+
+
+def note_rows(loop: Any, path: Path) -> None:
+    """Note for each step which rows it takes. The first number of a row of the table is its own."""
+    original = loop.train_step
+
+    def wrapped(ddp: Any, state: Any, config: Any, group: Any, precision: str, batch: Any, total: int) -> Any:
+        with path.open("a") as file:
+            file.write(json.dumps([state.progress.step, batch.inputs[0][:, 0].tolist()]) + "\n")
+        return original(ddp, state, config, group, precision, batch, total)
+
+    loop.train_step = wrapped
+
+
+def install(fault: Fault, fired: Path) -> None:
+    """Make ``fault`` happen in this process: wrap the function that is passed at that moment."""
+    from tasks.artifact import MANIFEST, Artifact
+    from tasks.s3 import S3Storage
+    from tasks.storage import LocalStorage
+    from tasks.train import loop
+    from tasks.train.checkpoint import shards
+
+    def strike(*_: Any) -> None:
+        with fired.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        if fault.what == "ENOSPC":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.kill(os.getpid(), getattr(signal, fault.what))
+        time.sleep(ATTEMPT_S)
+
+    def before(holder: Any, name: str, when: Callable[..., bool] = lambda *_: True) -> None:
+        original, passed = getattr(holder, name), 0
+
+        @functools.wraps(original)
+        def wrapped(*arguments: Any, **named: Any) -> Any:
+            nonlocal passed
+            if when(*arguments):
+                passed += 1
+                if passed == fault.at:
+                    strike()
+            return original(*arguments, **named)
+
+        setattr(holder, name, wrapped)
+
+    def put(suffix: str) -> None:
+        for storage in (LocalStorage, S3Storage):
+            before(storage, "put", lambda _self, key, *_: suffix in key)
+
+    if fault.where == "step":
+        before(loop, "train_step")
+    elif fault.where == "evaluation":
+        before(loop, "evaluate_split")
+    elif fault.where == "write":
+        before(shards.FileWriter, "write", lambda _self, name, *_: name.startswith("tensors"))
+    elif fault.where == "mid-write":
+        half_written(shards.FileWriter, fault.at, strike)
+    elif fault.where == "upload":
+        put("tensors-")
+    elif fault.where == "manifest":
+        put(MANIFEST)
+    elif fault.where == "latest":
+        put("latest.json")
+    elif fault.where == "retire":
+        before(LocalStorage, "delete", lambda _self, keys: isinstance(keys, list) and len(keys) > 1)
+    elif fault.where == "restore":
+        before(Artifact, "check_sha256")
+    elif fault.where == "load":
+        before(shards.ShardReader, "read_data")
+    else:
+        raise ValueError(fault.where)
+
+
+def half_written(writer: Any, at: int, strike: Callable[[], None]) -> None:
+    original, passed = writer.write, 0
+
+    def wrapped(self: Any, name: str, chunks: Any) -> None:
+        nonlocal passed
+        passed += name.startswith("tensors")
+        if passed == at and name.startswith("tensors"):
+            data = b"".join(bytes(chunk) for chunk in chunks)
+            (self.directory / name).write_bytes(data[: len(data) // 2])
+            strike()
+        original(self, name, chunks)
+
+    writer.write = wrapped
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """How one attempt ended."""
+
+    finished: bool
+    fired: int
+    seconds: float
+
+
+def attempt(job: Job, fault: Fault | None = None) -> Attempt:
+    """Run the ranks until all are done, or one died and the others were ended like by their agent."""
+    job.place.mkdir(parents=True, exist_ok=True)
+    fired = job.place / "fired"
+    fired.unlink(missing_ok=True)
+    started = time.perf_counter()
+    port = free_port()
+    arguments = [(job, rank, port, fault, fired) for rank in range(job.world)]
+    ranks = [FORK.Process(target=run_rank, args=a, daemon=True) for a in arguments]
+    for process in ranks:
+        process.start()
+    try:
+        finished = wait(ranks, stops=fault is not None and fault.what == "SIGSTOP")
+    finally:
+        for process in ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid or 0, signal.SIGKILL)
+            process.join()
+    count = len(fired.read_text().splitlines()) if fired.exists() else 0
+    return Attempt(finished, count, time.perf_counter() - started)
+
+
+def wait(ranks: list[multiprocessing.process.BaseProcess], *, stops: bool) -> bool:
+    end = time.monotonic() + ATTEMPT_S
+    while time.monotonic() < end:
+        codes = [process.exitcode for process in ranks]
+        if all(code == 0 for code in codes):
+            return True
+        if any(code not in (None, 0) for code in codes):
+            # A stopped rank is noticed by its peers only; all others leave of themselves.
+            return False
+        time.sleep(0.005)
+    raise TimeoutError(f"an attempt took more than {ATTEMPT_S} s (a rank stopped on purpose: {stops})")
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def outcome(job: Job) -> dict[str, str]:
+    """What must be equal between a run that was killed and one that was not, as digests.
+
+    The weights (last and best), the course of training, and from the newest checkpoint the optimiser, every rank's
+    random generators and the position.
+    """
+    manifest = json.loads((job.output / "manifest.json").read_bytes())
+    found = {
+        name: manifest["files"][name]["sha256"] for name in ("last.safetensors", "best.safetensors", "history.json")
+    }
+    storage = storage_for(job.home)
+    with tempfile.TemporaryDirectory() as temporary:
+
+        def read(key: str) -> Any:
+            return json.loads(storage.get(key, Path(temporary)).read_bytes())
+
+        newest = read("latest.json")["checkpoint"]
+        files = read(f"{newest}/manifest.json")["files"]
+    return found | {f"{newest.split('.')[0]}/{name}": record["sha256"] for name, record in files.items()}
+
+
+def running(pid: int) -> bool:
+    try:
+        # An orphan that nobody waits for stays a zombie in some containers.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,130 @@
+"""Training's arithmetic: one gradient whatever the ranks and pieces; precision, stopping, refusals."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from tasks.artifact import ArtifactWriter
+from tasks.preprocess.prepared import TARGET, Signature, TensorSpec
+from tasks.train.config import ModelConfig, TrainingConfig
+from tasks.train.schedule import learning_rate
+from tests.survival.world import FORK, free_port
+
+ROWS = 257  # with a batch of 64 an epoch's tail is a single row: of two ranks one has none
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("data") / "prepared"
+    signature = Signature((TensorSpec("numeric", "float32", (5,)),), "classification", "y", ("a", "b", "c"))
+    writer = ArtifactWriter(directory)
+    for seed, (split, rows) in enumerate({"train": ROWS, "validation": 90, "test": 30}.items()):
+        generator = np.random.default_rng(seed)
+        records = np.zeros(rows, signature.record)
+        records[TARGET] = generator.integers(0, 3, rows)
+        records["numeric"] = generator.normal(size=(rows, 5)) + records[TARGET][:, None]
+        with writer.create(f"{split}-00000.rows", 64 * signature.record.itemsize) as file:
+            file.write(records.tobytes())
+    writer.write_json("signature.json", signature.to_json())
+    writer.finish("prepare", {})
+    return directory
+
+
+def rank_body(rank: int, world: int, port: int, settings: dict[str, Any]) -> None:
+    from tasks.errors import UserError
+    from tasks.train.run import run
+
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in place.items()})
+    try:
+        run(**settings)
+    except UserError as refusal:
+        Path(f"{settings['directory']}.refused{rank}").write_text(refusal.message)
+
+
+def trained(prepared: Path, place: Path, world: int, training: TrainingConfig) -> Path:
+    settings = {
+        "prepared": prepared,
+        "model": ModelConfig(arguments={"hidden": [16]}),
+        "training": training,
+        "directory": place / "model",
+        "checkpoints_home": str(place / "checkpoints"),
+        "made_by": {},
+    }
+    place.mkdir(exist_ok=True)
+    port = free_port()
+    ranks = [FORK.Process(target=rank_body, args=(rank, world, port, settings)) for rank in range(world)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(timeout=120)
+    assert [process.exitcode for process in ranks] == [0] * world
+    return place / "model"
+
+
+def history(model: Path) -> dict[str, Any]:
+    return json.loads((model / "history.json").read_text())
+
+
+@pytest.mark.parametrize(("world", "accumulation"), [(2, 1), (1, 3), (2, 4)])
+def test_ranks_and_pieces_change_nothing_but_rounding(
+    prepared: Path, tmp_path: Path, world: int, accumulation: int
+) -> None:
+    base = TrainingConfig(epochs=4, batch_size=64, patience=0)
+    plain = trained(prepared, tmp_path / "plain", 1, base)
+    other = trained(
+        prepared,
+        tmp_path / "other",
+        world,
+        TrainingConfig(epochs=4, batch_size=64, patience=0, accumulation=accumulation),
+    )
+    assert history(plain)["steps_total"] == 4 * math.ceil(ROWS / 64) == history(other)["steps_total"]
+    for ours, theirs in zip(history(plain)["steps"], history(other)["steps"], strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
+    left, right = (load_file(model / "last.safetensors") for model in (plain, other))
+    for name in left:
+        np.testing.assert_allclose(left[name], right[name], atol=2e-4)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_mixed_precision_learns_and_keeps_full_precision_weights(
+    prepared: Path, tmp_path: Path, precision: str
+) -> None:
+    model = trained(prepared, tmp_path / precision, 1, TrainingConfig(epochs=12, batch_size=32, precision=precision))
+    found = history(model)
+    assert found["world"]["precision"] == precision
+    assert found["best"]["accuracy"] > 0.6, "three classes, one standard deviation apart"
+    assert {weight.dtype for weight in load_file(model / "best.safetensors").values()} == {np.dtype("float32")}
+
+
+def test_early_stopping_goes_by_evaluations_and_keeps_the_best_weights(prepared: Path, tmp_path: Path) -> None:
+    config = TrainingConfig(epochs=60, batch_size=32, learning_rate=0.05, patience=3, warmup=0.0)
+    found = history(trained(prepared, tmp_path / "x", 1, config))
+    losses = [evaluation["loss"] for evaluation in found["evaluations"]]
+    assert found["stopped_early"] and found["best"]["loss"] == min(losses)
+    assert len(losses) == losses.index(min(losses)) + 1 + 3
+
+
+def test_a_loss_that_is_no_number_is_refused_by_every_rank_with_what_to_change(prepared: Path, tmp_path: Path) -> None:
+    config = TrainingConfig(epochs=5, batch_size=64, learning_rate=1e30, clip_norm=0.0, warmup=0.0)
+    trained(prepared, tmp_path / "x", 2, config)
+    refusals = [(tmp_path / f"x/model.refused{rank}").read_text() for rank in range(2)]
+    assert refusals[0] == refusals[1] and refusals[0].startswith("training.learning_rate: the loss became")
+    assert not (tmp_path / "x/model/manifest.json").exists()
+
+
+def test_the_learning_rate_rises_then_falls_to_zero() -> None:
+    rates = [learning_rate(step, 100, 0.1, 0.1) for step in range(100)]
+    assert rates[:10] == pytest.approx([0.01 * (step + 1) for step in range(10)])
+    assert max(rates) == rates[9] == rates[10] == pytest.approx(0.1)
+    assert all(later < earlier for earlier, later in pairwise(rates[10:])) and 0 < rates[99] < 1e-4
+    assert learning_rate(55, 100, 0.1, 0.1) == pytest.approx(0.05)
