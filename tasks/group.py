@@ -12,6 +12,12 @@ import torch
 import torch.distributed as dist
 
 
+#: Groups that have ended, never let go. A group's destructor waits for its threads, and these may wait for Python's
+#: lock to drop a tensor. Python's own handle gives the lock up first, DDP's reducer does not (torch 2.13): were the
+#: reducer the last to hold the group, all would wait for ever.
+_ended: list[dist.ProcessGroup | None] = []
+
+
 @dataclass(frozen=True)
 class Group:
     """This process's place in the world and the device it computes on."""
@@ -34,4 +40,5 @@ def process_group(timeout: timedelta = timedelta(minutes=10)) -> Iterator[Group]
     try:
         yield Group(dist.get_rank(), dist.get_world_size(), device, backend)
     finally:
+        _ended.append(dist.group.WORLD)
         dist.destroy_process_group()

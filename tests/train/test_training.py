@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import os
@@ -62,7 +63,8 @@ def trained(prepared: Path, place: Path, world: int, training: TrainingConfig) -
     }
     place.mkdir(exist_ok=True)
     port = free_port()
-    ranks = [FORK.Process(target=rank_body, args=(rank, world, port, settings)) for rank in range(world)]
+    # Daemons: one that hangs fails its test, and ends with the tests instead of being waited for.
+    ranks = [FORK.Process(target=rank_body, args=(rank, world, port, settings), daemon=True) for rank in range(world)]
     for process in ranks:
         process.start()
     for process in ranks:
@@ -120,6 +122,35 @@ def test_a_loss_that_is_no_number_is_refused_by_every_rank_with_what_to_change(p
     refusals = [(tmp_path / f"x/model.refused{rank}").read_text() for rank in range(2)]
     assert refusals[0] == refusals[1] and refusals[0].startswith("training.learning_rate: the loss became")
     assert not (tmp_path / "x/model/manifest.json").exists()
+
+
+def group_threads() -> list[str]:
+    names = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+    return [name for name in names if name.startswith("pt_gloo")]
+
+
+def outlived_by_a_reducer(port: int) -> None:
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    from tasks.group import process_group
+
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    with process_group():
+        ddp = DistributedDataParallel(torch.nn.Linear(2, 2))
+        ddp(torch.ones(1, 2)).sum().backward()
+        assert group_threads()
+    del ddp
+    gc.collect()
+    # Had the reducer been the last to hold the group, its destructor would have joined them, holding Python's lock.
+    assert group_threads()
+
+
+def test_a_process_group_outlives_what_would_end_it_with_pythons_lock_in_hand() -> None:
+    process = FORK.Process(target=outlived_by_a_reducer, args=(free_port(),), daemon=True)
+    process.start()
+    process.join(timeout=60)
+    assert process.exitcode == 0
 
 
 def test_the_learning_rate_rises_then_falls_to_zero() -> None:
