@@ -11,7 +11,6 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-
 #: Groups that have ended, never let go. A group's destructor waits for its threads, and these may wait for Python's
 #: lock to drop a tensor. Python's own handle gives the lock up first, DDP's reducer does not (torch 2.13): were the
 #: reducer the last to hold the group, all would wait for ever.

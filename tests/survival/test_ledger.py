@@ -69,7 +69,7 @@ def keep_a_page_until_killed(home: str) -> None:
 
 
 def test_a_killed_attempt_leaves_its_page_and_the_next_one_counts_it(tmp_path: Path) -> None:
-    process = FORK.Process(target=keep_a_page_until_killed, args=(str(tmp_path),))
+    process = FORK.Process(target=keep_a_page_until_killed, args=(str(tmp_path),), daemon=True)
     process.start()
     process.join(20)
     assert process.exitcode == -signal.SIGKILL
@@ -85,7 +85,7 @@ def test_a_killed_attempt_leaves_its_page_and_the_next_one_counts_it(tmp_path: P
 
 
 def agent(path: Path) -> None:
-    worker = FORK.Process(target=work_on, args=(path, os.getpid()))
+    worker = FORK.Process(target=work_on, args=(path, os.getpid()), daemon=True)
     worker.start()
     time.sleep(60)
 

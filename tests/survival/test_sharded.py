@@ -47,7 +47,7 @@ def rank_main(rank: int, world: int, port: int, home: str, restores: bool, place
 def run(world: int, home: Path, restores: bool, place: Path) -> list[Any]:
     port = free_port()
     arguments = [(rank, world, port, str(home), restores, place) for rank in range(world)]
-    ranks = [FORK.Process(target=rank_main, args=a) for a in arguments]
+    ranks = [FORK.Process(target=rank_main, args=a, daemon=True) for a in arguments]
     for process in ranks:
         process.start()
     for process in ranks:
