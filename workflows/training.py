@@ -1,4 +1,4 @@
-"""The main job: raw data to a quantised, measured, deployable model."""
+"""The main job, raw data to a quantised, measured, deployable model; and its first part alone."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from tasks.collectives.task import benchmark_collectives
 from tasks.config import RunConfig
 from tasks.evaluate.task import evaluate
 from tasks.export.task import export
-from tasks.preprocess.task import fingerprint, prepare
-from tasks.report.summary import RunSummary
-from tasks.report.task import report
+from tasks.preprocess.task import fingerprint
+from tasks.preprocess.task import prepare as prepare_data
+from tasks.report.summary import DataSummary, RunSummary
+from tasks.report.task import report, report_data
 from tasks.train.task import fingerprint_model_code, train
 
 
@@ -23,7 +24,7 @@ def train_and_export(data: str = "", target: str = "", config: RunConfig = RunCo
     """
     source = fingerprint(data=data, target=target, config=config.data)
     code = fingerprint_model_code(model=config.model)
-    prepared = prepare(data=data, target=target, config=config.data, source=source)
+    prepared = prepare_data(data=data, target=target, config=config.data, source=source)
     trained = train(prepared=prepared.artifact, model=config.model, training=config.training, code=code)
     evaluated = evaluate(trained=trained.artifact, prepared=prepared.artifact)
     exported = export(trained=trained.artifact, prepared=prepared.artifact, config=config.export)
@@ -41,3 +42,14 @@ def train_and_export(data: str = "", target: str = "", config: RunConfig = RunCo
         data=data,
         target=target,
     )
+
+
+@workflow
+def prepare(data: str = "", target: str = "", config: RunConfig = RunConfig()) -> DataSummary:  # noqa: B008
+    """Prepare the data as :func:`train_and_export` does, and stop: the prepared data and the data card.
+
+    Of ``config`` only the section ``data`` counts, so the file of a training will do.
+    """
+    source = fingerprint(data=data, target=target, config=config.data)
+    prepared = prepare_data(data=data, target=target, config=config.data, source=source)
+    return report_data(prepared=prepared.artifact, stages=[prepared.run])

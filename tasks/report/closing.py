@@ -3,25 +3,52 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tasks.report import units
 
 if TYPE_CHECKING:
-    from tasks.report.summary import RunSummary, StageFigures, VariantFigures
+    from tasks.report.summary import DataFigures, DataSummary, RunSummary, StageFigures, VariantFigures
 
 WIDTH = 80
 INDENT = 12
 BAR = 40
+#: Reasons and warnings; the card has them all.
+LISTED = 8
 
 
 def block(summary: RunSummary) -> str:
     """The whole block, without a line break at its end."""
-    sections = (data(summary), quality(summary), variants(summary), network(summary), time(summary), places(summary))
+    sections = (
+        data(summary.data),
+        quality(summary),
+        variants(summary),
+        network(summary),
+        time(summary.stages),
+        places({"Report": summary.report, "Model": summary.model_file}, summary.directory),
+    )
+    return framed(summary.data, sections)
+
+
+def data_block(summary: DataSummary) -> str:
+    """The block that closes a run that only prepares."""
+    sections = (
+        data(summary.data),
+        quarantined(summary),
+        columns(summary),
+        warnings(summary),
+        time(summary.stages),
+        places({"Card": summary.card, "Prepared": summary.prepared}, summary.directory),
+    )
+    return framed(summary.data, sections)
+
+
+def framed(data: DataFigures, sections: Iterable[Iterable[str]]) -> str:
+    """The sections that have something to say, under a title."""
     rule = "─" * WIDTH
-    body = "\n\n".join("\n".join(section) for section in sections)
-    return f"\n{rule}\n{title(summary)}\n{rule}\n{body}\n{rule}"
+    body = "\n\n".join(filter(None, ("\n".join(section) for section in sections)))
+    return f"\n{rule}\nSlipstream  {data.source} → {data.target}\n{rule}\n{body}\n{rule}"
 
 
 def labelled(label: str, text: str, width: int = WIDTH) -> Iterator[str]:
@@ -31,21 +58,38 @@ def labelled(label: str, text: str, width: int = WIDTH) -> Iterator[str]:
         yield f"{label if index == 0 else '':<{INDENT}}{line}"
 
 
-def title(summary: RunSummary) -> str:
-    return f"Slipstream  {summary.data.source} → {summary.data.target}"
-
-
-def data(summary: RunSummary) -> Iterator[str]:
-    d = summary.data
-    quarantined = units.count(d.rows_quarantined) if d.rows_quarantined else "none"
-    yield from labelled(
-        "Data", f"{units.rows(d.rows_read)} read, {units.count(d.rows_kept)} kept, {quarantined} quarantined"
-    )
+def data(d: DataFigures) -> Iterator[str]:
+    aside = units.count(d.rows_quarantined) if d.rows_quarantined else "none"
+    yield from labelled("Data", f"{units.rows(d.rows_read)} read, {units.count(d.rows_kept)} kept, {aside} quarantined")
     yield from labelled(
         "",
         f"{units.count(d.rows_train)} to train, {units.count(d.rows_validation)} to validate, "
         f"{units.count(d.rows_test)} to test",
     )
+
+
+def quarantined(summary: DataSummary) -> Iterator[str]:
+    """A line per reason, the most frequent first."""
+    for index, q in enumerate(summary.quarantined[:LISTED]):
+        where = f" in column {q.column!r}" if q.column else ""
+        words = f"{units.rows(q.rows)}: {q.reason}{where} (first in {q.file}, line {units.count(q.line)})"
+        yield from labelled("" if index else "Set aside", words)
+    yield from further(len(summary.quarantined), "reasons")
+
+
+def columns(summary: DataSummary) -> Iterator[str]:
+    yield from labelled("Columns", ", ".join(f"{units.count(n)} {role}" for role, n in summary.roles.items()))
+
+
+def warnings(summary: DataSummary) -> Iterator[str]:
+    for index, warning in enumerate(summary.warnings[:LISTED]):
+        yield from labelled("" if index else "To know", warning)
+    yield from further(len(summary.warnings), "warnings")
+
+
+def further(number: int, noun: str) -> Iterator[str]:
+    if number > LISTED:
+        yield from labelled("", f"and {units.count(number - LISTED)} more {noun}: see the card")
 
 
 def quality(summary: RunSummary) -> Iterator[str]:
@@ -89,11 +133,11 @@ def network(summary: RunSummary) -> Iterator[str]:
     yield from labelled("Network", f"all-reduce {latency}, {busbw} ({where}, {n.backend}, {n.device})")
 
 
-def time(summary: RunSummary) -> Iterator[str]:
+def time(stages: Sequence[StageFigures]) -> Iterator[str]:
     """A line and a bar per stage."""
-    longest = max((stage.seconds for stage in summary.stages if not stage.reused), default=0.0)
-    name_width = max((len(stage.name) for stage in summary.stages), default=0)
-    for index, stage in enumerate(summary.stages):
+    longest = max((stage.seconds for stage in stages if not stage.reused), default=0.0)
+    name_width = max((len(stage.name) for stage in stages), default=0)
+    for index, stage in enumerate(stages):
         label = "Time" if index == 0 else ""
         yield f"{label:<{INDENT}}{stage.name:<{name_width}}  {took(stage):>12}  {bar(stage, longest)}".rstrip()
 
@@ -106,7 +150,7 @@ def bar(stage: StageFigures, longest: float) -> str:
     return "" if stage.reused or not longest else "━" * max(1, round(BAR * stage.seconds / longest))
 
 
-def places(summary: RunSummary) -> Iterator[str]:
-    """Never wrapped: a path that is torn cannot be copied."""
-    yield f"{'Report':<{INDENT}}{summary.directory}/{summary.report}"
-    yield f"{'Model':<{INDENT}}{summary.directory}/{summary.model_file}"
+def places(files: Mapping[str, str], directory: str) -> Iterator[str]:
+    """Never wrapped: a path that is torn cannot be copied. ``files`` are in ``directory``, or are URIs."""
+    for label, file in files.items():
+        yield f"{label:<{INDENT}}{file if '://' in file else f'{directory}/{file}'}"

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import secrets
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from tasks.artifact import MANIFEST, Artifact, canonical_json
 from tasks.report.page import document
 from tasks.report.results import Results
-from tasks.report.summarise import MODEL, MODEL_FILE, REPORT, SUMMARY, summarise
+from tasks.report.summarise import CARD, CARD_DATA, MODEL, MODEL_FILE, REPORT, SUMMARY, summarise
 from tasks.report.summary import RunSummary, StageFigures, to_json
 from tasks.store import sweep
 
@@ -22,24 +22,38 @@ from tasks.store import sweep
 def build(runs: Path, results: Results, stages: Sequence[StageFigures], config: Mapping[str, Any]) -> RunSummary:
     """Make a new directory under ``runs``, named by the local time, and say what is in it.
 
-    ``config`` is everything that was set, as nested dictionaries by section. The directory is put together beside its
-    place and renamed when it is whole. Raises ``DamagedArtifact`` if the exported model is not what was written.
+    ``config`` is everything that was set, as nested dictionaries by section. Raises ``DamagedArtifact`` if the exported
+    model or the data card is not what was written.
     """
-    now = datetime.now()
     summary = summarise(results, stages, directory="")
+
+    def fill(directory: Path, now: datetime) -> None:
+        copy_model(results.exported, results.export, directory)
+        copy_card(results.prepared, directory)
+        (directory / SUMMARY).write_bytes(canonical_json(to_json(summary)))
+        page = document(summary, results, config, now)
+        (directory / REPORT).write_text(page, encoding="utf-8")
+
+    return dataclasses.replace(summary, directory=str(new_run(runs, fill)))
+
+
+def new_run(runs: Path, fill: Callable[[Path, datetime], None]) -> Path:
+    """A new directory under ``runs``, put together by ``fill`` beside its place and renamed when it is whole."""
+    now = datetime.now()
     runs.mkdir(parents=True, exist_ok=True)
     sweep(runs)
     partial = runs / f".{os.getpid()}-{secrets.token_hex(4)}"
     try:
         partial.mkdir()
-        copy_model(results.exported, results.export, partial)
-        (partial / SUMMARY).write_bytes(canonical_json(to_json(summary)))
-        page = document(summary, results, config, now)
-        (partial / REPORT).write_text(page, encoding="utf-8")
-        place = settle(partial, runs / now.strftime("%Y-%m-%dT%H-%M-%S"))
+        fill(partial, now)
+        return settle(partial, runs / now.strftime("%Y-%m-%dT%H-%M-%S"))
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return dataclasses.replace(summary, directory=str(place))
+
+
+def copy_card(prepared: Artifact, directory: Path) -> None:
+    for name in (CARD, CARD_DATA):
+        (directory / name).write_bytes(prepared.read_bytes(name))
 
 
 def copy_model(exported: Artifact, export: Mapping[str, Any], directory: Path) -> None:

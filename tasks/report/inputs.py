@@ -10,6 +10,7 @@ from tasks.report.charts import shortened
 from tasks.report.markup import Markup, element, join
 from tasks.report.parts import bars, card, section
 from tasks.report.results import Results
+from tasks.report.summarise import CARD
 from tasks.report.summary import DataFigures, RunSummary
 
 REASONS_SHOWN = 8
@@ -35,7 +36,12 @@ def data(summary: RunSummary, results: Results) -> Markup:
     lead = f"{read}, {units.count(d.rows_quarantined) if d.rows_quarantined else 'none'} quarantined."
     if found.get("sampled_rows", d.rows_kept) < d.rows_kept:
         lead += f" Distributions are those of a sample of {units.rows(found['sampled_rows'])}."
-    return section("The data", lead, *(part for part in (rows, beside, columns) if part is not None))
+    card_link = element("a", "The data card", href=CARD)
+    return section(
+        "The data",
+        join(lead, " ", card_link, " says more of each column."),
+        *(part for part in (rows, beside, columns) if part is not None),
+    )
 
 
 def splits(d: DataFigures) -> Markup:

@@ -12,22 +12,12 @@ import pyarrow.parquet as pq
 
 from tasks.artifact import Artifact
 from tasks.preprocess.prepared import PreparedData, Signature
-
-
-@dataclass(frozen=True)
-class Quarantined:
-    """Rows set aside for one reason: how many, and where the first of them was."""
-
-    reason: str
-    column: str
-    rows: int
-    file: str
-    line: int
+from tasks.report.summary import Quarantined
 
 
 @dataclass(frozen=True)
 class Results:
-    """The contents of the stages' JSON files, and the exported artifact itself."""
+    """The contents of the stages' JSON files, and the artifacts of which files are taken over."""
 
     signature: Signature
     card: dict[str, Any]
@@ -38,6 +28,7 @@ class Results:
     evaluation: dict[str, Any]
     export: dict[str, Any]
     network: dict[str, Any]
+    prepared: Artifact
     exported: Artifact
 
     @classmethod
@@ -54,6 +45,7 @@ class Results:
             Artifact.open(evaluated, "evaluate").read_json("evaluation.json"),
             model.read_json("export.json"),
             Artifact.open(network, "collectives").read_json("profile.json"),
+            data.artifact,
             model,
         )
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tasks.preprocess.prepared import Signature
 from tasks.report.results import Results
 from tasks.report.summary import (
     DataFigures,
@@ -16,6 +17,8 @@ from tasks.report.summary import (
 )
 
 REPORT, MODEL, SUMMARY = "report.html", "model", "summary.json"
+#: The data card, under the same names in the prepared data.
+CARD, CARD_DATA = "card.html", "card.json"
 #: The chosen variant under a name that does not depend on which was chosen.
 MODEL_FILE = f"{MODEL}/model.onnx"
 
@@ -28,7 +31,7 @@ def summarise(results: Results, stages: Sequence[StageFigures], directory: str) 
         report=REPORT,
         model=MODEL,
         model_file=MODEL_FILE,
-        data=data_figures(results),
+        data=data_figures(results.card, results.signature),
         quality=quality_figures(results.evaluation, metric),
         variants=[variant_figures(variant, metric) for variant in results.export["variants"]],
         chosen=results.export["chosen"],
@@ -40,13 +43,13 @@ def summarise(results: Results, stages: Sequence[StageFigures], directory: str) 
     )
 
 
-def data_figures(results: Results) -> DataFigures:
-    rows = results.card["rows"]
+def data_figures(card: Mapping[str, Any], signature: Signature) -> DataFigures:
+    rows = card["rows"]
     return DataFigures(
-        source=results.card["source"],
-        target=results.signature.target,
-        task=results.signature.task,
-        classes=len(results.signature.classes),
+        source=card["source"],
+        target=signature.target,
+        task=signature.task,
+        classes=len(signature.classes),
         rows_read=rows["read"],
         rows_kept=rows["kept"],
         rows_quarantined=rows["quarantined"],

@@ -1,4 +1,4 @@
-"""What a run came to: the figures of ``summary.json``, and the block that closes ``pyflyte run``.
+"""What a run came to: the figures of ``summary.json``, and the blocks that close ``pyflyte run``.
 
 ``summary.json`` holds the fields of :class:`RunSummary` under their own names, nested as here; only ``directory`` is
 left out, because the file moves with the directory that it lies in.
@@ -112,6 +112,38 @@ class RunSummary:
 
     def __str__(self) -> str:
         return closing.block(self)
+
+
+@dataclass(frozen=True)
+class Quarantined:
+    """Rows set aside for one reason: how many, and where the first of them was."""
+
+    reason: str
+    column: str
+    rows: int
+    file: str
+    line: int
+
+
+@dataclass(frozen=True)
+class DataSummary:
+    """What preparing data by itself came to. Printed, it is the closing block."""
+
+    #: Where card and data are: ``runs/<timestamp>``, or a URI if the run was on a cluster.
+    directory: str
+    #: Paths within ``directory``; of prepared data that lie elsewhere the URI.
+    card: str
+    prepared: str
+    data: DataFigures
+    #: Reasons for which rows were set aside, the most frequent first.
+    quarantined: list[Quarantined]
+    #: The number of columns by role.
+    roles: dict[str, int]
+    warnings: list[str]
+    stages: list[StageFigures]
+
+    def __str__(self) -> str:
+        return closing.data_block(self)
 
 
 def to_json(summary: RunSummary) -> dict[str, Any]:

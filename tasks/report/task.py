@@ -9,7 +9,7 @@ from flytekit import Deck, FlyteContextManager, current_context, task
 
 from tasks.config import RunConfig
 from tasks.hardware.on import on
-from tasks.report.summary import RunSummary
+from tasks.report.summary import DataSummary, RunSummary
 from tasks.settings import to_dict
 from tasks.stage import ArtifactDirectory, StageRun, local_path, runs_locally
 
@@ -39,8 +39,25 @@ def report(
     figures = [StageFigures(stage.name, stage.seconds, stage.reused) for stage in stages]
     summary = build(runs, results, figures, {"inputs": {"data": data, "target": target}, **to_dict(config)})
     Deck("Report", Path(summary.directory, summary.report).read_text(encoding="utf-8"))
-    if local:
-        return summary
-    # A pod's disk goes with the pod.
-    access = FlyteContextManager.current_context().file_access
-    return replace(summary, directory=access.put_raw_data(summary.directory))
+    return summary if local else replace(summary, directory=kept(summary.directory))
+
+
+@task(enable_deck=True, **on("report"))
+def report_data(prepared: ArtifactDirectory, stages: list[StageRun]) -> DataSummary:
+    """Put the data card and the prepared data into a directory of this run. Never cached, as :func:`report`."""
+    from tasks.preprocess.prepared import PreparedData
+    from tasks.report.dataset import build_data
+    from tasks.report.summary import StageFigures
+
+    local = runs_locally()
+    runs = RUNS if local else Path(current_context().working_directory) / RUNS
+    figures = [StageFigures(stage.name, stage.seconds, stage.reused) for stage in stages]
+    address = "" if local else str(prepared.remote_source)
+    summary = build_data(runs, PreparedData.open(local_path(prepared)), figures, address)
+    Deck("Data", Path(summary.directory, summary.card).read_text(encoding="utf-8"))
+    return summary if local else replace(summary, directory=kept(summary.directory))
+
+
+def kept(directory: str) -> str:
+    """The URI of a copy that stays: a pod's disk goes with the pod."""
+    return FlyteContextManager.current_context().file_access.put_raw_data(directory)

@@ -18,10 +18,13 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def pyflyte_run(tmp_path: Path) -> Run:
-    """``pyflyte_run("--data", "x.csv", ...)`` runs the main job in ``tmp_path``; output is one text, as on a screen."""
+    """``pyflyte_run("--data", "x.csv", ...)`` runs the main job, or another workflow of its file, in ``tmp_path``;
+    output is one text, as on a screen."""
 
-    def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        command = [PYFLYTE, "run", REPOSITORY / "workflows/training.py", "train_and_export", *arguments]
+    def run(
+        *arguments: str, workflow: str = "train_and_export", **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        command = [PYFLYTE, "run", REPOSITORY / "workflows/training.py", workflow, *arguments]
         # A wide terminal keeps each message on one line inside its box.
         return subprocess.run(
             command,

@@ -20,6 +20,7 @@ STAGES = {
     "tasks.export.task.export": "export",
     "tasks.collectives.task.benchmark_collectives": "collectives",
     "tasks.report.task.report": "report",
+    "tasks.report.task.report_data": "report",
 }
 CACHED = {"prepare", "train", "evaluate", "export", "collectives"}
 DISTRIBUTED = {"train", "collectives"}

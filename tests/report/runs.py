@@ -79,6 +79,7 @@ def prepared(directory: Path, signature: Signature, bad: list[BadRow], warnings:
     ]
     card = {"source": "adult-train.csv", "rows": rows, "columns": columns, "classes": classes, "warnings": warnings}
     writer.write_json("card.json", card)
+    writer.write_bytes("card.html", b"<!doctype html>the card")
     writer.write_json("signature.json", signature.to_json())
     quarantine.write(writer, bad)
     writer.finish("prepare", {})

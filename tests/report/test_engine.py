@@ -25,7 +25,10 @@ def test_a_run_has_its_page_its_figures_and_its_model(tmp_path: Path) -> None:
     summary = engine.build(tmp_path / "runs", found, STAGES, CONFIG)
     directory = Path(summary.directory)
     assert list((tmp_path / "runs").iterdir()) == [directory]
-    assert sorted(path.name for path in directory.iterdir()) == ["model", "report.html", "summary.json"]
+    assert sorted(path.name for path in directory.iterdir()) == [
+        *("card.html", "card.json", "model", "report.html", "summary.json")
+    ]
+    assert (directory / "card.html").read_bytes() == found.prepared.read_bytes("card.html")
     assert (directory / summary.report).read_text(encoding="utf-8").startswith("<!doctype html>")
     assert (directory / summary.model_file).read_bytes() == INT8
     assert Artifact.open(directory / summary.model, "export").check_sha256().fingerprint == found.exported.fingerprint
