@@ -152,12 +152,12 @@ class Ledger:
 
     @contextmanager
     def time(self, name: str) -> Iterator[None]:
-        """Add the block's wall-clock time to an account."""
-        before = time.perf_counter()
+        """Add the block's wall-clock time to an account, less what the block itself gives to others."""
+        before, given = time.perf_counter(), sum(self.page.seconds.values())
         try:
             yield
         finally:
-            self.add(name, time.perf_counter() - before)
+            self.add(name, time.perf_counter() - before - (sum(self.page.seconds.values()) - given))
 
     def add(self, name: str, seconds: float) -> None:
         self.page.seconds[name] += seconds

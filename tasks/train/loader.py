@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from itertools import pairwise
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +24,8 @@ from tasks.train.order import GlobalOrder, Layout, StoredOrder, Ticket
 
 #: Buffers: one is the consumer's, one is ready, one is being filled.
 BUFFERS = 3
+#: Seconds between two looks at whether waiting for a batch still makes sense.
+PATIENCE_S = 1.0
 
 
 class Batch(NamedTuple):
@@ -50,18 +52,28 @@ def training_batches(
     device: torch.device,
     start: int = 0,
     stop: int | None = None,
+    *,
+    waiting: Callable[[], None] | None = None,
 ) -> Generator[Batch, None, None]:
     """The shares that ``rank`` of ``world`` takes of the training split's batches, from ``start`` samples consumed on.
 
-    Endless without ``stop``. Raises ``DamagedArtifact`` when a block is not what was written. The reading thread ends
+    Endless without ``stop``. ``waiting`` is called about every second while a batch does not come; what it raises ends
+    the wait. Raises ``DamagedArtifact`` when a block is not what was written. The reading thread ends
     with the iterator: at its end, when it is closed, or when nobody holds it any more.
     """
     buffers = make_buffers(-(-order.largest // world), prepared.signature, device)
-    return read_ahead(order.tickets(rank, world, start, stop), Rows(prepared, "train", order.layout), buffers)
+    return read_ahead(order.tickets(rank, world, start, stop), Rows(prepared, "train", order.layout), buffers, waiting)
 
 
 def evaluation_batches(
-    prepared: PreparedData, split: str, batch_size: int, rank: int, world: int, device: torch.device
+    prepared: PreparedData,
+    split: str,
+    batch_size: int,
+    rank: int,
+    world: int,
+    device: torch.device,
+    *,
+    waiting: Callable[[], None] | None = None,
 ) -> Iterator[Batch]:
     """The contiguous share of ``split`` that ``rank`` of ``world`` takes, as stored, once; otherwise as in training.
 
@@ -69,7 +81,7 @@ def evaluation_batches(
     """
     order = StoredOrder(layout(prepared, split), batch_size)
     buffers = make_buffers(order.largest, prepared.signature, device)
-    return read_ahead(order.tickets(rank, world), Rows(prepared, split, order.layout), buffers)
+    return read_ahead(order.tickets(rank, world), Rows(prepared, split, order.layout), buffers, waiting)
 
 
 def layout(prepared: PreparedData, split: str) -> Layout:
@@ -77,7 +89,9 @@ def layout(prepared: PreparedData, split: str) -> Layout:
     return Layout(prepared.segment_rows(split), prepared.block_rows(split))
 
 
-def read_ahead(tickets: Iterator[Ticket], stored: Rows, buffers: list[HostBuffer]) -> Generator[Batch, None, None]:
+def read_ahead(
+    tickets: Iterator[Ticket], stored: Rows, buffers: list[HostBuffer], waiting: Callable[[], None] | None
+) -> Generator[Batch, None, None]:
     """Batches, read by a thread into ``buffers`` while the consumer works; the thread's error is raised here."""
     ready: SimpleQueue[Any] = SimpleQueue()
     free: SimpleQueue[HostBuffer | None] = SimpleQueue()
@@ -88,7 +102,7 @@ def read_ahead(tickets: Iterator[Ticket], stored: Rows, buffers: list[HostBuffer
     try:
         while True:
             asked = time.perf_counter()
-            got = ready.get()
+            got = taken(ready, waiting)
             wait = time.perf_counter() - asked
             if got is None:
                 return
@@ -101,7 +115,18 @@ def read_ahead(tickets: Iterator[Ticket], stored: Rows, buffers: list[HostBuffer
             free.put(buffer)
     finally:
         free.put(None)
-        thread.join()
+        # Not for ever: a reader whose disk does not answer ends with the process.
+        thread.join(PATIENCE_S)
+
+
+def taken(ready: SimpleQueue[Any], waiting: Callable[[], None] | None) -> Any:
+    """The next thing that the thread has ready."""
+    while True:
+        try:
+            return ready.get(timeout=PATIENCE_S)
+        except Empty:
+            if waiting:
+                waiting()
 
 
 def fill(tickets: Iterator[Ticket], stored: Rows, free: SimpleQueue[Any], ready: SimpleQueue[Any]) -> None:

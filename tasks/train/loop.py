@@ -13,6 +13,7 @@ from tasks.agreement import AgreedRefusal
 from tasks.group import Group
 from tasks.preprocess.prepared import PreparedData
 from tasks.train.checkpoint import Restored
+from tasks.train.checkpoint.randomness import capture, put_back
 from tasks.train.config import TrainingConfig
 from tasks.train.guard import Guard
 from tasks.train.ledger import DATA_WAIT, EVALUATION, Ledger
@@ -25,7 +26,8 @@ from tasks.train.state import Progress, TrainingState, copy_of_weights
 from tasks.train.step import train_step
 
 HISTORY_POINTS = 200
-EVALUATION_BATCH = 4096
+#: Rows per rank; a notice waits for no more than one such batch.
+EVALUATION_BATCH = 1024
 
 
 def train_loop(
@@ -49,24 +51,30 @@ def train_loop(
     evaluate_every = config.evaluate_every or order.steps_per_epoch
     log_every = max(1, total // HISTORY_POINTS)
     shown = ProgressReport(total, progress.step, shown=group.rank == 0)
-    batches = training_batches(data, order, group.rank, group.world, group.device, start=order.consumed(progress.step))
-    while progress.step < total and not progress.stopped_early:
-        batch = next(batches)
-        ledger.add(DATA_WAIT, batch.wait)
-        with guard.step():
-            loss = train_step(ddp, state, config, group, precision, batch, total).item()
-        progress.step += 1
-        progress.loss_sum += loss
-        progress.loss_rows += len(batch.target)
-        last = progress.step == total
-        epoch = progress.step / order.steps_per_epoch
-        if progress.step % log_every == 0 or last:
-            record_loss(state, config, group, epoch, total)
-        if progress.step % evaluate_every == 0 or last:
+    start = order.consumed(progress.step)
+    batches = training_batches(data, order, group.rank, group.world, group.device, start, waiting=guard.waiting)
+
+    def owes_evaluation() -> bool:
+        """Whether the last step asks for an evaluation: also when the attempt before left in the midst of it."""
+        due = progress.step > 0 and (progress.step % evaluate_every == 0 or progress.step == total)
+        return due and (not progress.evaluations or progress.evaluations[-1]["step"] < progress.step)
+
+    while not progress.stopped_early and (progress.step < total or owes_evaluation()):
+        if not owes_evaluation():
+            batch = next(batches)
+            ledger.add(DATA_WAIT, batch.wait)
+            with guard.step():
+                loss = train_step(ddp, state, config, group, precision, batch, total).item()
+            progress.step += 1
+            progress.loss_sum += loss
+            progress.loss_rows += len(batch.target)
+            if progress.step % log_every == 0 or progress.step == total:
+                record_loss(state, config, group, progress.step / order.steps_per_epoch, total)
+        if owes_evaluation():
             with ledger.time(EVALUATION):
-                record_evaluation(state, data, config, group, epoch)
+                record_evaluation(state, data, config, group, progress.step / order.steps_per_epoch, guard)
             shown.evaluated(progress.step, progress.evaluations[-1])
-        if last or progress.stopped_early:
+        if progress.step == total or progress.stopped_early:
             ledger.step(progress.step)
         else:
             guard.after_step(progress.step, lambda: (to_save(state), loss_share(state)))
@@ -92,12 +100,26 @@ def record_loss(state: TrainingState, config: TrainingConfig, group: Group, epoc
 
 
 def record_evaluation(
-    state: TrainingState, data: PreparedData, config: TrainingConfig, group: Group, epoch: float
+    state: TrainingState, data: PreparedData, config: TrainingConfig, group: Group, epoch: float, guard: Guard
 ) -> None:
-    """Evaluate on the validation split, keep the best weights, and stop early when ``patience`` is spent."""
+    """Evaluate on the validation split, keep the best weights, and stop early when ``patience`` is spent.
+
+    Raises ``Preempted`` on all ranks when a machine goes meanwhile; the state is then that of before.
+    """
     progress = state.progress
-    batches = evaluation_batches(data, "validation", EVALUATION_BATCH, group.rank, group.world, group.device)
-    evaluation = {"step": progress.step, "epoch": epoch, **evaluate_split(state.model, batches, group.device)}
+    random = capture()
+
+    def broken_off() -> tuple[object, list[float]]:
+        # A user's model may draw random numbers here too; the next attempt has to find those that were there.
+        put_back(random)
+        return to_save(state), loss_share(state)
+
+    batches = evaluation_batches(
+        data, "validation", EVALUATION_BATCH, group.rank, group.world, group.device, waiting=guard.waiting
+    )
+    rounds = math.ceil(math.ceil(sum(data.segment_rows("validation")) / group.world) / EVALUATION_BATCH)
+    watched = guard.evaluating(batches, rounds, progress.step, broken_off)
+    evaluation = {"step": progress.step, "epoch": epoch, **evaluate_split(state.model, watched, group.device)}
     if progress.steps:
         evaluation["train_loss"] = progress.steps[-1]["loss"]
     progress.evaluations.append(evaluation)
@@ -125,4 +147,8 @@ def take_up(restored: Restored, state: TrainingState, group: Group) -> None:
 
 def to_save(state: TrainingState) -> dict[str, object]:
     """What a checkpoint keeps beside model, optimiser, scaler and random generators."""
-    return {"progress": asdict(state.progress), "best_weights": state.best_weights}
+    return {
+        "progress": asdict(state.progress),
+        "best_weights": state.best_weights,
+        "conditions": state.conditions,
+    }

@@ -20,6 +20,7 @@ from tasks.settings import to_dict
 from tasks.train.checkpoint import Checkpoints
 from tasks.train.checkpoint.randomness import seed_generators
 from tasks.train.config import ModelConfig, TrainingConfig
+from tasks.train.exactness import conditions, departure
 from tasks.train.guard import Guard, Preempted
 from tasks.train.interval import Interval
 from tasks.train.ledger import RESTORE, Ledger
@@ -68,6 +69,7 @@ def run(
             scaler=scaler(precision, group.device),
             best_weights=weights_of(predictor),
             progress=Progress(),
+            conditions=conditions(training, group),
         )
         # From here on only dropout and the like draw random numbers, and each rank draws its own. A user's model may
         # draw from Python's and NumPy's generators: left alone they would differ from run to run.
@@ -98,6 +100,8 @@ def run(
             take_up(restored, state, group)
             if group.rank == 0:
                 print(f"train        goes on from step {restored.step} ({restored.source})", flush=True)
+                if changed := departure(restored.progress.get("conditions", {}), state.conditions, predictor):
+                    print(f"train        {changed}", flush=True)
         checkpoints.prepare(to_save(state))
         guard = Guard(checkpoints, interval(training, data), watcher, ledger)
         first_step = state.progress.step

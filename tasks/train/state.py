@@ -36,6 +36,8 @@ class TrainingState:
     scaler: torch.amp.GradScaler
     best_weights: dict[str, Tensor]
     progress: Progress
+    #: Under which the numbers come about; see :mod:`tasks.train.exactness`.
+    conditions: dict[str, Any] = field(default_factory=dict)
 
 
 def weights_of(model: Predictor) -> dict[str, Tensor]:

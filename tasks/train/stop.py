@@ -51,33 +51,49 @@ class Agreed:
     publish_s: float
 
 
+class Pace:
+    """When to ask: at counts (of steps, of an evaluation's batches) that all ranks know beforehand."""
+
+    def __init__(self) -> None:
+        self._last: int | None = None
+        self._next = 1
+
+    def due(self, count: int) -> bool:
+        """Whether all ranks ask at this count."""
+        return count >= self._next
+
+    def asked(self, count: int, each_s: float) -> None:
+        """They asked, and agreed that one more takes ``each_s`` seconds; 0 while unknown."""
+        # Never more than twice as far as the last time: steps may become slower than those that were measured.
+        furthest = 1 if self._last is None else max(1, 2 * (count - self._last))
+        self._last, self._next = count, count + (min(furthest, max(1, round(PERIOD_S / each_s))) if each_s else 1)
+
+    def soon(self, count: int) -> None:
+        """Ask at ``count`` at the latest; all ranks must say so."""
+        self._next = min(self._next, count)
+
+
 class Agreement:
-    """Asked after every step; it holds the collective only at steps that all ranks know beforehand."""
+    """The question itself: a collective on a process group of its own, so that it meets no other."""
 
     def __init__(self, watcher: Watcher, timeout: timedelta = timedelta(minutes=10)) -> None:
         self._watcher = watcher
         self._peers = Peers.meet(timeout)
-        self._last: int | None = None
-        self._next = 1
 
-    def due(self, step: int) -> bool:
-        """Whether all ranks ask at this step."""
-        return step >= self._next
-
-    def ask(self, step: int, *, step_s: float = 0.0, stall_s: float = 0.0, publish_s: float = 0.0) -> Agreed:
+    def ask(self, *, step_s: float = 0.0, stall_s: float = 0.0, publish_s: float = 0.0) -> Agreed:
         """Hold the collective; all ranks must. The figures are what this rank measured, 0 while unknown: the time of a
         step, what a save costs the loop, and what it takes until it is published."""
         mine = [-seconds_left(self._watcher.notice), step_s, stall_s, publish_s]
         worst, step_s, stall_s, publish_s = self._largest(mine)
-        # Never more than twice as far as the last time: steps may become slower than those that were measured.
-        furthest = 1 if self._last is None else max(1, 2 * (step - self._last))
-        self._last, self._next = step, step + (min(furthest, max(1, round(PERIOD_S / step_s))) if step_s else 1)
         stop = Stop(self._why(), -worst) if worst > -ADVICE_S else None
         return Agreed(stop, worst == -ADVICE_S, step_s, stall_s, publish_s)
 
-    def soon(self, step: int) -> None:
-        """Ask at ``step`` at the latest; all ranks must say so."""
-        self._next = min(self._next, step)
+    def alone(self) -> Stop | None:
+        """What this rank knows by itself, without asking: its own machine's end."""
+        notice = self._watcher.notice
+        if notice is None or notice.deadline is None:
+            return None
+        return Stop(f"{notice.source}: {notice.what}", seconds_left(notice))
 
     def _largest(self, figures: list[float]) -> list[float]:
         tensor = torch.tensor(figures, dtype=torch.float64)

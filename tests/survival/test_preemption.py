@@ -97,14 +97,14 @@ def test_sigterm_is_a_notice_with_the_grace_that_kubernetes_gives() -> None:
 def test_advice_asks_for_a_save_and_only_a_certain_notice_for_an_end() -> None:
     with metadata_server("aws") as server, Watcher([Aws(server.url)], grace_s=None, period_s=0.02) as watcher:
         agreement = Agreement(watcher)
-        assert not agreement.ask(1).advised
+        assert not agreement.ask().advised
         server.rebalance = True
         wait_for(lambda: watcher.notice)
-        advised = agreement.ask(2)
+        advised = agreement.ask()
         assert advised.advised and advised.stop is None
         server.event = 90
         wait_for(lambda: watcher.notice and watcher.notice.deadline)
-        stop = agreement.ask(3).stop
+        stop = agreement.ask().stop
         assert stop is not None and "spot terminate" in stop.why
         assert stop.seconds_left == pytest.approx(90, abs=3)
 

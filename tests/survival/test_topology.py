@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from torch import nn
 
+from tasks.train.exactness import departure, spread_dependent
 from tests.survival.world import Fault, Job, attempt
 
 
@@ -29,21 +30,41 @@ def rows_seen(job: Job, worlds: list[int]) -> dict[int, list[int]]:
     return seen
 
 
-@pytest.mark.parametrize("worlds", [[2, 1, 3, 4]], ids=lambda worlds: "-".join(map(str, worlds)))
-def test_the_same_samples_in_the_same_order(
-    worlds: list[int], prepared: Path, tmp_path: Path, undisturbed: Callable[[int], dict[str, str]]
-) -> None:
-    steps = 48
+WORLDS = [2, 1, 3, 4]
+
+
+@pytest.mark.parametrize("steps", [48, pytest.param(200, marks=pytest.mark.prove)])
+def test_the_same_samples_in_the_same_order(steps: int, prepared: Path, tmp_path: Path) -> None:
+    worlds = WORLDS
     whole = Job(prepared, tmp_path / "whole", 2, str(tmp_path / "whole/home"), steps=steps, dropout=0.0)
     assert attempt(dataclasses.replace(whole, watched=1)).finished
     moved = Job(prepared, tmp_path / "moved", 2, str(tmp_path / "moved/home"), steps=steps, dropout=0.0)
     for number, world in enumerate(worlds, start=1):
         now = dataclasses.replace(moved, world=world, watched=number, accumulation=number)
         last = number == len(worlds)
-        ended = attempt(now, None if last else Fault("step", rank=0, at=14))
+        ended = attempt(now, None if last else Fault("step", rank=0, at=2 + steps // len(worlds)))
         assert ended.finished == last and ended.fired == (0 if last else 1)
     expected = rows_seen(whole, [2])
     assert rows_seen(moved, worlds) == expected
     assert sorted(expected) == list(range(steps))
     # Plain layers and no dropout: the numbers differ by the order of their sums alone.
     assert losses(moved) == pytest.approx(losses(whole), rel=1e-4)
+    log = (moved.place / "log-0").read_text()
+    assert "(processes 3 -> 4, accumulation 3 -> 4): the same samples in the same order, the numbers equal but" in log
+
+
+def test_with_dropout_the_run_says_that_the_numbers_differ(prepared: Path, tmp_path: Path) -> None:
+    job = Job(prepared, tmp_path, 2, str(tmp_path / "home"), dropout=0.2)
+    assert attempt(job, Fault("step", rank=0, at=8)).fired == 1
+    assert attempt(dataclasses.replace(job, world=1)).finished
+    log = (tmp_path / "log-0").read_text()
+    assert "not bit for bit (processes 2 -> 1): the same samples in the same order, other numbers (Dropout)" in log
+
+
+def test_what_depends_on_how_a_batch_is_spread_is_known_and_equal_conditions_say_nothing() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Dropout(0.0), nn.MultiheadAttention(2, 1, dropout=0.1))
+    assert spread_dependent(model) == ["BatchNorm1d", "MultiheadAttention"]
+    now = {"processes": 2, "torch": "2.13.0"}
+    assert departure(now, now, model) == "" == departure({}, now, model)
+    assert "(torch 2.12.0 -> 2.13.0)" in (said := departure({**now, "torch": "2.12.0"}, now, model))
+    assert said.endswith("the numbers equal but for rounding")

@@ -56,6 +56,8 @@ class Job:
     dropout: float = 0.2
     #: A peer that does not answer is given up after this long.
     patience_s: int = 8
+    #: What SIGTERM leaves.
+    grace_s: float = 25
     previous: str = ""
     #: With a number, every rank notes the rows of each step in ``rows-<number>-<rank>``.
     watched: int = 0
@@ -74,6 +76,7 @@ def run_rank(job: Job, rank: int, port: int, fault: Fault | None, fired: Path) -
     from tasks.train import run as engine
     from tasks.train.checkpoint import Checkpoints
     from tasks.train.config import ModelConfig, TrainingConfig
+    from tasks.train.preemption import Watcher
 
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": job.world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in place.items()})
@@ -87,6 +90,9 @@ def run_rank(job: Job, rank: int, port: int, fault: Fault | None, fired: Path) -
     engine.Checkpoints = functools.partial(Checkpoints, timeout=short)  # type: ignore[misc,assignment]
     # Points of the history lie between checkpoints, so that a sum that is not kept shows.
     loop.HISTORY_POINTS = max(1, job.steps // 7)
+    # Several batches to an evaluation, of three ranks not equally many for each.
+    loop.EVALUATION_BATCH = 13
+    engine.Watcher = functools.partial(Watcher, grace_s=job.grace_s)  # type: ignore[misc,assignment]
     if job.watched:
         note_rows(loop, job.place / f"rows-{job.watched}-{rank}")
     if fault is not None and fault.rank in (rank, ALL):
@@ -126,10 +132,12 @@ def install(fault: Fault, fired: Path) -> None:
     from tasks.artifact import MANIFEST, Artifact
     from tasks.s3 import S3Storage
     from tasks.storage import LocalStorage
-    from tasks.train import loop
+    from tasks.train import loader, loop
     from tasks.train.checkpoint import shards
 
     def strike(*_: Any) -> None:
+        if fault.where == "data":
+            time.sleep(1)  # until what was read ahead is used up and the rank waits
         with fired.open("a") as file:
             file.write(f"{os.getpid()}\n")
             file.flush()
@@ -137,6 +145,8 @@ def install(fault: Fault, fired: Path) -> None:
         if fault.what == "ENOSPC":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.kill(os.getpid(), getattr(signal, fault.what))
+        if fault.what == "SIGTERM" and fault.where != "data":
+            return
         time.sleep(ATTEMPT_S)
 
     def before(holder: Any, name: str, when: Callable[..., bool] = lambda *_: True) -> None:
@@ -159,6 +169,8 @@ def install(fault: Fault, fired: Path) -> None:
 
     if fault.where == "step":
         before(loop, "train_step")
+    elif fault.where == "data":
+        before(loader.Rows, "gather")
     elif fault.where == "evaluation":
         before(loop, "evaluate_split")
     elif fault.where == "write":

@@ -1,0 +1,65 @@
+"""A notice is heard wherever a run spends its time, and costs no work that there was time to save."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.survival.world import Fault, Job, attempt, outcome
+
+Undisturbed = Callable[[int], dict[str, str]]
+
+
+def job_of(prepared: Path, place: Path, world: int = 2) -> Job:
+    return Job(prepared, place, world, str(place / "home"))
+
+
+def last_page(job: Job) -> dict[str, Any]:
+    return json.loads(max(Path(job.home).glob("ledger/*.json")).read_bytes())
+
+
+@pytest.mark.parametrize("world", [2, 3])  # of three ranks one has a batch more than the others
+def test_during_an_evaluation_all_leave_it_and_the_next_attempt_makes_it_again(
+    world: int, prepared: Path, undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    job = job_of(prepared, tmp_path, world)
+    told = attempt(job, Fault("evaluation", what="SIGTERM", rank=0, at=2))
+    assert told.fired == 1 and not told.finished
+    page = last_page(job)
+    assert page["ended"].startswith("left at step 10, saved (rank 0: signal: SIGTERM"), page
+    assert page["last_step"] == page["saved_step"] == 10
+    assert attempt(job).finished
+    assert "goes on from step 10" in (tmp_path / "log-0").read_text()
+    assert outcome(job) == undisturbed(world)
+
+
+def test_during_a_restore_all_leave_before_the_first_step(
+    prepared: Path, undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    job = job_of(prepared, tmp_path)
+    assert attempt(job, Fault("step", rank=0, at=8)).fired == 1
+    told = attempt(job, Fault("restore", what="SIGTERM", rank=1))
+    assert told.fired == 1 and not told.finished
+    page = last_page(job)
+    assert (
+        page["ended"].startswith("left before its first step (rank 1") and page["last_step"] == page["first_step"] > 0
+    )
+    assert attempt(job).finished
+    assert outcome(job) == undisturbed(2)
+
+
+def test_a_rank_whose_data_does_not_come_leaves_in_time(
+    prepared: Path, undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    # Its peer waits for it in a step that cannot end; without an escape both would until they are killed.
+    job = dataclasses.replace(job_of(prepared, tmp_path), grace_s=3, patience_s=60)
+    told = attempt(job, Fault("data", what="SIGTERM", rank=0, at=9))
+    assert told.fired == 1 and not told.finished and told.seconds < 30
+    assert "left waiting for data, with step " in last_page(job)["ended"]
+    assert attempt(job).finished
+    assert outcome(job) == undisturbed(2)
