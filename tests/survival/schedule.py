@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tasks.train.checkpoint.layout import whole
 from tests.survival.world import ALL, Fault, Job, attempt
 
 #: Every moment at which a process can be lost, at a time when any run of the harness passes it.
@@ -32,7 +33,8 @@ RESUMING = [Fault("restore", rank=0), Fault("restore", rank=1), Fault("load", ra
 
 
 def newest(home: Path) -> Path:
-    return home / json.loads((home / "latest.json").read_bytes())["checkpoint"]
+    """The newest whole checkpoint; a process that is killed in between leaves ``latest.json`` pointing to an older."""
+    return home / str(whole([f"{path.parent.name}/{path.name}" for path in home.glob("step-*/manifest.json")])[0])
 
 
 def flip(path: Path) -> None:
@@ -68,7 +70,7 @@ def spoil_manifest(home: Path) -> None:
 
 def mislead(home: Path) -> None:
     """A pointer to what is no longer there."""
-    pointer = json.loads((home / "latest.json").read_bytes())
+    pointer = {"attempt": 1, "step": 1, "manifest_sha256": "0" * 64}
     (home / "latest.json").write_text(json.dumps({**pointer, "checkpoint": "step-000000000001.a0001"}))
 
 
@@ -84,7 +86,7 @@ DAMAGE: list[Callable[[Path], None]] = [
 
 
 def has_checkpoint(home: Path) -> bool:
-    return (home / "latest.json").exists() and newest(home).is_dir()
+    return any(home.glob("step-*/manifest.json"))
 
 
 def disturbed(job: Job, seed: int, faults: int) -> Iterator[str]:

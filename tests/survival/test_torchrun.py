@@ -58,7 +58,7 @@ def start(job: Job, restarts: int) -> subprocess.Popen[bytes]:
 
 
 def published(home: Path) -> int:
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(IndexError):
         return int(newest(home).name[5:17])
     return 0
 
