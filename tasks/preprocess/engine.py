@@ -183,7 +183,7 @@ def encode_unit(job: tuple[Encoding, Unit, np.ndarray]) -> list[Run]:
             records = np.zeros(batch.num_rows, record)
             encode(transform, batch, records, rows.keep)
             for split, chosen in rows.parts():
-                writer.add(split, order[chosen], records[chosen])
+                writer.add(split, chosen, order, records)
             done += batch.num_rows
     return writer.runs
 
@@ -196,9 +196,12 @@ def encode(transform: Transform, batch: pa.RecordBatch, records: np.ndarray, kee
 
 
 def merge_splits(writer: ArtifactWriter, runs: list[Run], signature: Signature) -> None:
-    for index, split in enumerate(SPLITS):
+    def merge_split(index: int) -> None:
         mine = [run for run in runs if run.split == index]
-        merge(writer, f"{split}-00000.rows", mine, signature.record.itemsize)
+        merge(writer, f"{SPLITS[index]}-00000.rows", mine, signature.record.itemsize)
+
+    with ThreadPoolExecutor(len(SPLITS)) as beside:
+        list(beside.map(merge_split, range(len(SPLITS))))
 
 
 def write_card(writer: ArtifactWriter, card: dict[str, Any], bad: list[quarantine.BadRow]) -> None:
@@ -229,7 +232,7 @@ def prepare_digits(writer: ArtifactWriter, scratch: Path, config: DataConfig) ->
     order = order_keys(0, len(pixels), len(pixels), config.shuffle)
     with RunWriter(scratch / "run") as runs:
         for split in range(len(SPLITS)):
-            runs.add(split, order[splits == split], records[splits == split])
+            runs.add(split, np.flatnonzero(splits == split), order, records)
     merge_splits(writer, runs.runs, signature)
     quarantine.write(writer, [])
     counts = np.array([[np.sum((splits == s) & (labels == c)) for s in range(len(SPLITS))] for c in range(10)])

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,7 +22,7 @@ from tasks.preprocess.hashing import keys
 #: Rows per block of the manifest: any block is verified by itself.
 BLOCK_ROWS = 4096
 #: What is merged at once.
-BUCKET_BYTES = 32 << 20
+BUCKET_BYTES = 16 << 20
 ORDER_SEED = 2
 
 
@@ -51,15 +53,15 @@ class RunWriter:
         self._rows = 0
         self.runs: list[Run] = []
 
-    def add(self, split: int, order: np.ndarray, records: np.ndarray) -> None:
-        """Rows of one split: their keys and records."""
-        if len(order) == 0:
+    def add(self, split: int, chosen: np.ndarray, order: np.ndarray, records: np.ndarray) -> None:
+        """The rows ``chosen`` of a batch, which fall into ``split``; ``order`` holds the keys of the whole batch."""
+        if len(chosen) == 0:
             return
-        rising = np.argsort(order)
+        rising = chosen[np.argsort(order[chosen])]
         self._keys.write(order[rising].data)
-        self._records.write(as_bytes(records)[rising].data)
-        self.runs.append(Run(str(self._path), split, self._rows, len(order)))
-        self._rows += len(order)
+        self._records.write(as_bytes(records).take(rising, axis=0).data)
+        self.runs.append(Run(str(self._path), split, self._rows, len(rising)))
+        self._rows += len(rising)
 
     def __enter__(self) -> RunWriter:
         return self
@@ -86,31 +88,55 @@ def merge(writer: ArtifactWriter, name: str, runs: list[Run], itemsize: int) -> 
 
 
 def merged(runs: list[Run], itemsize: int) -> Iterator[np.ndarray]:
-    """Rows in the order of their keys, as uint8 ``[rows, itemsize]`` for one range of keys after the other."""
+    """Rows in the order of their keys, as uint8 ``[rows, itemsize]`` for one range of keys after the other.
+
+    A piece holds until the next but one is asked for.
+    """
     total = sum(run.rows for run in runs)
     buckets = max(1, -(-total * itemsize // BUCKET_BYTES))
     inner = np.array([number * 2**64 // buckets for number in range(1, buckets)], np.uint64)
     found = [np.fromfile(f"{run.path}.keys", np.uint64, run.rows, offset=8 * run.start) for run in runs]
-    cuts = [np.concatenate([[0], np.searchsorted(mine, inner), [len(mine)]]).astype(int) for mine in found]
+    cuts = [[0, *np.searchsorted(mine, inner).tolist(), len(mine)] for mine in found]
+    largest = max((sum(cut[b + 1] - cut[b] for cut in cuts) for b in range(buckets)), default=0)
+    gathered, *spare = (np.empty((largest, itemsize), np.uint8) for _ in range(3))
     for bucket in range(buckets):
-        parts = [(run, cut[bucket], cut[bucket + 1]) for run, cut in zip(runs, cuts, strict=True)]
-        rows = sum(end - start for _, start, end in parts)
-        gathered = np.empty((rows, itemsize), np.uint8)
-        at = 0
-        for run, start, end in parts:
-            if end > start:
-                with Path(f"{run.path}.rows").open("rb", buffering=0) as source:
-                    source.seek((run.start + start) * itemsize)
-                    fill(source, gathered[at : at + end - start])
-                at += end - start
-        order = np.argsort(np.concatenate([mine[s:e] for mine, (_, s, e) in zip(found, parts, strict=True)]))
-        yield gathered[order]
+        parts = [Part(run, mine, *cut[bucket : bucket + 2]) for run, mine, cut in zip(runs, found, cuts, strict=True)]
+        rows = gather(parts, gathered)
+        order = np.argsort(np.concatenate([np.empty(0, np.uint64), *(part.keys for part in parts)]))
+        # "clip" writes into `out` directly, where "raise" would copy twice; all rows are in range.
+        yield gathered[:rows].take(order, axis=0, out=spare[bucket % 2][:rows], mode="clip")
 
 
-def fill(source: object, target: np.ndarray) -> None:
+class Part(NamedTuple):
+    """The rows ``start`` to ``end`` of a run, of which ``of_run`` are the keys."""
+
+    run: Run
+    of_run: np.ndarray
+    start: int
+    end: int
+
+    @property
+    def keys(self) -> np.ndarray:
+        return self.of_run[self.start : self.end]
+
+
+def gather(parts: list[Part], out: np.ndarray) -> int:
+    """Read the records of the parts into ``out`` (uint8 ``[rows, itemsize]``), one after the other; their number."""
+    at, itemsize = 0, out.shape[1]
+    for path, of_one_file in groupby(parts, lambda part: part.run.path):
+        with Path(f"{path}.rows").open("rb", buffering=0) as source:
+            for part in of_one_file:
+                end = at + part.end - part.start
+                source.seek((part.run.start + part.start) * itemsize)
+                fill(source, out[at:end])
+                at = end
+    return at
+
+
+def fill(source: Any, target: np.ndarray) -> None:
     view = memoryview(target.data).cast("B")
     while len(view):
-        count = source.readinto(view)  # type: ignore[attr-defined]
+        count = source.readinto(view)
         if not count:
             raise OSError("a run file ends too early")
         view = view[count:]

@@ -21,7 +21,9 @@ DAY = 86_400.0
 #: Standard deviations at which an outlier is cut off, so that it cannot overflow.
 FARTHEST = 1e4
 #: Rows that are encoded at once, so that they stay in the processor's cache.
-CACHED_ROWS = 2048
+CACHED_ROWS = 8192
+#: Added to the rows of a matrix: columns a power of two apart would evict each other from the cache when it is turned.
+APART = 16
 
 
 @dataclass(frozen=True)
@@ -123,23 +125,28 @@ class Transform:
         for start in range(0, batch.num_rows, CACHED_ROWS):
             rows = slice(start, start + CACHED_ROWS)
             if self.numeric:
-                self._encode_numbers({name: column[rows] for name, column in numbers.items()}, out["numeric"][rows])
+                # An outlier may be too large for float32 before it is cut off.
+                with np.errstate(over="ignore"):
+                    self._encode_numbers({name: column[rows] for name, column in numbers.items()}, out["numeric"][rows])
             for place, codes in enumerate(texts.values()):
                 out["categorical"][rows, place] = codes[rows]
 
     def _encode_numbers(self, numbers: dict[str, np.ndarray], out: np.ndarray) -> None:
-        """All numeric inputs at once, as the rows of one matrix, which is turned at the end."""
-        matrix = np.empty((out.shape[1], len(out)))
+        """All numeric inputs at once: column after column as the rows of a matrix, which is turned at the end."""
+        rows, width = out.shape
+        matrix = np.empty((width, rows + APART), np.float32)[:, :rows]
         for place, column in enumerate(self.numeric):
-            matrix[place] = column.curved(numbers[column.name])
-        inputs = matrix[: len(self.numeric)]
-        inputs -= np.array([column.mean for column in self.numeric])[:, None]
-        inputs /= np.array([column.std for column in self.numeric])[:, None]
-        np.clip(inputs, -FARTHEST, FARTHEST, out=inputs)
-        np.copyto(inputs, 0.0, where=np.isnan(inputs))
+            deviations = column.curved(numbers[column.name]) - column.mean
+            deviations /= column.std
+            inputs = matrix[place]
+            inputs[:] = deviations
+            # The extremes tell at once whether all is well: they are NaN if any value is.
+            if not (inputs.min(initial=0) >= -FARTHEST and inputs.max(initial=0) <= FARTHEST):
+                np.clip(inputs, -FARTHEST, FARTHEST, out=inputs)
+                inputs[np.isnan(inputs)] = 0.0
         for place, name in enumerate(self.indicators, start=len(self.numeric)):
             matrix[place] = np.isnan(numbers[name])
-        out[...] = matrix.astype(np.float32).T
+        out[...] = matrix.T
 
     def encode_target(self, column: pa.Array) -> np.ndarray:
         """int32 class numbers, or float32 in the target's own units."""
