@@ -147,6 +147,10 @@ def name_of(hint: Any) -> str:
 def check_limits(path: str, limits: Any, value: Any) -> None:
     if value is None:
         return
+    if isinstance(value, dict):
+        for key, item in value.items():
+            check_limits(join(path, str(key)), limits, item)
+        return
     for item in value if isinstance(value, list) else [value]:
         if "choices" in limits and item not in limits["choices"]:
             raise wrong(path, item, "one of " + ", ".join(json.dumps(choice) for choice in limits["choices"]))

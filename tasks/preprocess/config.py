@@ -47,6 +47,10 @@ def seconds_of(text: str) -> float | None:
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
+#: What data.types may say.
+TYPES = ("number", "date", "boolean", "text", "category")
+
+
 @dataclass(frozen=True)
 class DataConfig(Settings):
     """How raw data is read. For an ordinary table with a header the defaults are enough."""
@@ -60,9 +64,20 @@ class DataConfig(Settings):
     #: Names of the columns, for a CSV without a header.
     columns: list[str] = setting([])
     delimiter: str = ","
+    #: What surrounds values that hold delimiters or line breaks, doubled inside them. Empty: nothing does.
+    quote: str = '"'
+    #: What goes before a quote or delimiter that is part of a value, where they are not doubled.
+    escape: str = ""
     encoding: str = "utf-8"
     #: Cells that mean "missing", compared after surrounding spaces are removed.
     missing: list[str] = setting(["", "?", "NA", "N/A", "NaN", "nan", "null", "NULL", "None"])
+    #: The mark between whole and fraction of a number in text, and the one between its thousands (empty: none).
+    decimal: str = setting(".", choices=(".", ","))
+    thousands: str = setting("", choices=("", ",", ".", " ", "'", "_"))
+    #: What columns hold, where that is not to be worked out: "number", "date" (ISO 8601, UTC unless it says otherwise),
+    #: "boolean", "text", or "category" (an input whatever its values look like). A value that is no such thing puts its
+    #: row into quarantine.
+    types: dict[str, str] = setting({}, choices=TYPES)
     #: Columns to leave out.
     drop: list[str] = setting([])
     #: The column that identifies a row; never a feature.
@@ -84,5 +99,12 @@ class DataConfig(Settings):
             raise self.reject("group", "a group or a time to split by, not both")
         if self.split.test_from and not self.time:
             raise self.reject("time", "the column that split.test_from is about")
-        if len(self.delimiter) != 1:
-            raise self.reject("delimiter", "one character")
+        if self.decimal == self.thousands:
+            raise self.reject("thousands", "another mark than data.decimal")
+        marks = [name for name in ("delimiter", "quote", "escape") if getattr(self, name) or name == "delimiter"]
+        for name in marks:
+            mark = getattr(self, name)
+            if len(mark) != 1 or not mark.isascii() or mark in "\r\n\0":
+                raise self.reject(name, "one ASCII character" + ("" if name == "delimiter" else " or none"))
+            if mark in [getattr(self, other) for other in marks if other != name]:
+                raise self.reject(name, "another character than the other marks of the file")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import codecs
 import csv
 import io
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +22,6 @@ from tasks.preprocess.sources import SourceFile
 BLOCK_BYTES = 8 << 20
 #: A quoted value with line breaks may span this many bytes; beyond that its quote is taken to be never closed.
 RECORD_BYTES = 4 << 20
-QUOTE = b'"'
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def read_blocks(file: SourceFile, config: DataConfig, block_bytes: int = BLOCK_B
         while True:
             data = stream.read(block_bytes)
             whole = rest + data
-            end = len(whole) if not data else last_record_end(whole)
+            end = len(whole) if not data else last_record_end(whole, config)
             if data and end == 0 and len(whole) <= block_bytes + RECORD_BYTES:
                 rest = whole
                 continue
@@ -109,19 +109,34 @@ def read_blocks(file: SourceFile, config: DataConfig, block_bytes: int = BLOCK_B
                 return
 
 
-def last_record_end(data: bytes) -> int:
+def last_record_end(data: bytes, config: DataConfig) -> int:
     """How many bytes of ``data`` are whole records: up to a line break outside quotes; 0 if there is none."""
+    data = without_escapes(data, config)
     mark = line_break(data)
     end = data.rfind(mark) + 1
     limit = max(0, end - RECORD_BYTES)
-    if QUOTE not in data:
+    quote = config.quote.encode()
+    if not quote or quote not in data:
         return end
-    quotes = data.count(QUOTE, 0, end)
+    quotes = data.count(quote, 0, end)
     while end > limit and quotes % 2:
         before = data.rfind(mark, 0, end - 1) + 1
-        quotes -= data.count(QUOTE, before, end)
+        quotes -= data.count(quote, before, end)
         end = before
     return end if quotes % 2 == 0 else 0
+
+
+def without_escapes(data: bytes, config: DataConfig) -> bytes:
+    """The same number of bytes, in which no escaped quote or line break is left to be taken for a real one."""
+    if not config.escape:
+        return data
+    return re.sub(re.escape(config.escape.encode()) + b".", b"__", data, flags=re.DOTALL)
+
+
+def open_quote(data: bytes, config: DataConfig) -> bool:
+    """Whether a quote is opened in ``data`` that does not close."""
+    quote = config.quote.encode()
+    return bool(quote) and quote in data and without_escapes(data, config).count(quote) % 2 == 1
 
 
 def line_break(data: bytes) -> bytes:
@@ -153,8 +168,19 @@ def read_header(file: SourceFile, config: DataConfig) -> list[str]:
 
 
 def csv_reader(text: str, config: DataConfig) -> Any:
+    return csv_records(io.StringIO(text, newline=""), config)
+
+
+def csv_records(lines: Iterable[str], config: DataConfig) -> Any:
+    """The csv module's reader of the records in ``lines``."""
     csv.field_size_limit(1 << 30)
-    return csv.reader(io.StringIO(text, newline=""), delimiter=config.delimiter)
+    return csv.reader(
+        lines,
+        delimiter=config.delimiter,
+        quotechar=config.quote or None,
+        escapechar=config.escape or None,
+        quoting=csv.QUOTE_MINIMAL if config.quote else csv.QUOTE_NONE,
+    )
 
 
 def parse(block: Block, names: list[str], config: DataConfig, skip_header: bool) -> Parsed:
@@ -165,7 +191,7 @@ def parse(block: Block, names: list[str], config: DataConfig, skip_header: bool)
         ragged.append(row)
         return "skip"
 
-    if QUOTE in block.data and block.data.count(QUOTE) % 2:
+    if open_quote(block.data, config):
         return parse_carefully(block, names, config, skip_header)
     try:
         table = pacsv.read_csv(
@@ -173,7 +199,13 @@ def parse(block: Block, names: list[str], config: DataConfig, skip_header: bool)
             pacsv.ReadOptions(
                 column_names=names, use_threads=False, block_size=len(block.data) + 1, skip_rows_after_names=0
             ),
-            pacsv.ParseOptions(delimiter=config.delimiter, newlines_in_values=True, invalid_row_handler=set_aside),
+            pacsv.ParseOptions(
+                delimiter=config.delimiter,
+                quote_char=config.quote or False,
+                escape_char=config.escape or False,
+                newlines_in_values=True,
+                invalid_row_handler=set_aside,
+            ),
             pacsv.ConvertOptions(
                 column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False, check_utf8=False
             ),
@@ -273,7 +305,6 @@ def next_record(lines: list[str], at: int, config: DataConfig) -> tuple[int, lis
                 break
         closed = False  # the reader asked for a line after the last one: it is inside quotes
 
-    csv.field_size_limit(1 << 30)
-    reader = csv.reader(following(), delimiter=config.delimiter)
+    reader = csv_records(following(), config)
     record = next(reader, None)
     return (reader.line_num, record) if closed else (1, None)

@@ -29,8 +29,9 @@ from tasks.preprocess.page import render
 from tasks.preprocess.prepared import KIND, SPLITS, TARGET, Signature, TensorSpec
 from tasks.preprocess.progress import shown
 from tasks.preprocess.shards import Run, RunWriter, merge, order_keys
+from tasks.preprocess.spelling import Spelling, retype
 from tasks.preprocess.split import TRAIN, Cuts, assign, find_cuts
-from tasks.preprocess.survey import Found, Survey, split_rows, survey_unit
+from tasks.preprocess.survey import Found, Survey, as_declared, split_rows, survey_unit
 from tasks.preprocess.transform import Transform
 from tasks.preprocess.workers import Workers
 
@@ -116,7 +117,11 @@ def check_columns(source: Source, data: str, target: str, config: DataConfig) ->
     if not target:
         raise UserError(f"target: name the column to predict with --target; {data!r} has {listed(names)}")
     wanted = {"target": target, "data.id": config.id, "data.group": config.group, "data.time": config.time}
-    for setting, name in [*wanted.items(), *(("data.drop", name) for name in config.drop)]:
+    for setting, name in [
+        *wanted.items(),
+        *(("data.drop", name) for name in config.drop),
+        *(("data.types", name) for name in config.types),
+    ]:
         if name and name not in names:
             close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
             hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"the columns are {listed(names)}"
@@ -141,8 +146,11 @@ def time_cuts(source: Source, config: DataConfig) -> Cuts | None:
         return None
     if config.split.test_from:
         return config.split.cuts
+    kind, spelling = source.types[config.time], Spelling.of(config)
     parts = [
-        values.as_numbers(batch.column(0)) for unit in source.units for batch, _ in read(unit, [config.time], 1 << 16)
+        values.as_numbers(retype(batch.column(0), kind, spelling)[0])
+        for unit in source.units
+        for batch, _ in read(unit, [config.time], 1 << 16)
     ]
     seconds = np.concatenate(parts)
     present = seconds[np.isfinite(seconds)]
@@ -176,7 +184,8 @@ def encode_unit(job: tuple[Encoding, Unit, np.ndarray]) -> list[Run]:
     record = transform.signature.record
     done = 0
     with RunWriter(encoding.scratch / f"run-{unit.first_row:012d}") as writer:
-        for batch, _ in read(unit, list(survey.types), batch_rows(len(survey.types))):
+        for original, _ in read(unit, list(survey.types), batch_rows(len(survey.types))):
+            batch, _ = as_declared(original, survey)
             here = rejected[(rejected >= done) & (rejected < done + batch.num_rows)] - done
             rows = split_rows(batch, unit.first_row + done, survey, here)
             order = order_keys(rows.first_row, batch.num_rows, survey.rows, survey.config.shuffle)

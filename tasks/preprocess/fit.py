@@ -69,7 +69,7 @@ def fit(found: Found, types: dict[str, str], target: str, config: DataConfig) ->
             if name == target
             else Role(aside[name])
             if name in aside
-            else judge(name, kind, found.columns[name], sample[name], found)
+            else judge(name, kind, found.columns[name], sample[name], found, config.types.get(name))
         )
         if roles[name].role == NUMERIC:
             numeric += fit_numeric(name, kind, found.columns[name], train[name])
@@ -88,6 +88,8 @@ def fit(found: Found, types: dict[str, str], target: str, config: DataConfig) ->
         task=task,
         types={name: kind for name, kind in types.items() if roles[name].role in (NUMERIC, CATEGORICAL, TARGET)},
         missing=config.missing,
+        decimal=config.decimal,
+        thousands=config.thousands,
         numeric=tuple(numeric),
         categorical=tuple(categorical),
         classes=tuple(classes),
@@ -179,7 +181,9 @@ def check_splits(found: Found, kept: int) -> None:
 # The other columns
 
 
-def judge(name: str, kind: str, count: ColumnCount, sample: pa.ChunkedArray, found: Found) -> Role:
+def judge(
+    name: str, kind: str, count: ColumnCount, sample: pa.ChunkedArray, found: Found, declared: str | None
+) -> Role:
     """What a column is good for, from all rows counted and from the sample."""
     if kind == values.OTHER:
         return Role(UNSUPPORTED, "its type cannot be an input; expected numbers, texts, dates or booleans")
@@ -193,13 +197,19 @@ def judge(name: str, kind: str, count: ColumnCount, sample: pa.ChunkedArray, fou
     if kind == values.TEXT:
         if len(count.texts.of) == 1:
             return Role(CONSTANT, f"it is {next(iter(count.texts.of))!r} in every training row")
-        if nearly_all:
+        if nearly_all and declared != "category":
             return Role(IDENTIFIER, "nearly every row has another value")
         return Role(CATEGORICAL)
     moments = count.moments[TRAIN]
     if moments.low == moments.high and count.missing[TRAIN] == 0:
         return Role(CONSTANT, f"it is {moments.low:g} in every training row")
-    if kind == values.INTEGER and len(present) >= ENOUGH and distinct == len(present) and numbers_rows(name, count):
+    if (
+        kind == values.INTEGER
+        and declared != "number"
+        and len(present) >= ENOUGH
+        and distinct == len(present)
+        and numbers_rows(name, count)
+    ):
         return Role(IDENTIFIER, "it numbers the rows")
     return Role(NUMERIC)
 

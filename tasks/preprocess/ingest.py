@@ -18,6 +18,7 @@ from tasks.preprocess.config import DataConfig
 from tasks.preprocess.delimited import Block, Parsed, parse, read_blocks, read_header
 from tasks.preprocess.quarantine import BadRow
 from tasks.preprocess.sources import SourceFile, find_files, format_of
+from tasks.preprocess.spelling import DECLARED, Spelling, cannot_become, readings
 from tasks.preprocess.workers import Workers
 
 #: Of the first file, as much is looked at to guess the types.
@@ -46,7 +47,7 @@ def open_source(data: str, config: DataConfig, scratch: Path, workers: Workers) 
     if len(formats) > 1:
         raise UserError(f"data: {data!r} mixes {' and '.join(sorted(formats))} files; expected one format")
     format = formats.pop()
-    source = ingest_text(files, config, scratch, workers) if format == "csv" else open_columnar(files, format)
+    source = ingest_text(files, config, scratch, workers) if format == "csv" else open_columnar(files, format, config)
     if source.read == 0:
         raise UserError(f"data: {data!r} has a header and no rows; expected at least one row of data")
     return source
@@ -79,18 +80,32 @@ def looks_like_value(name: str) -> bool:
 # Columnar files
 
 
-def open_columnar(files: list[SourceFile], format: str) -> Source:
+def open_columnar(files: list[SourceFile], format: str, config: DataConfig) -> Source:
     units: list[Unit] = []
     types: dict[str, str] = {}
     first_row = 0
     for file in files:
         schema, pieces = units_of(file, format, first_row)
         check_names(schema.names, file)
-        found = {field.name: values.type_of(field.type) for field in schema}
+        found = {field.name: declared_type(field, file, config) for field in schema}
         types = found if not types else merge_types(types, found, file, files[0])
         units += [piece for piece in pieces if piece.rows]
         first_row += sum(piece.rows for piece in pieces)
     return Source(units, types, first_row)
+
+
+def declared_type(field: pa.Field, file: SourceFile, config: DataConfig) -> str:
+    """What a column is read as: what data.types says, else what the file does."""
+    found = values.type_of(field.type)
+    if field.name not in config.types:
+        return found
+    kind = DECLARED[config.types[field.name]]
+    if cannot_become(found, kind):
+        raise UserError(
+            f"data.types.{field.name}: {file.uri} holds {found} values there ({field.type}), which cannot be read as "
+            f"{config.types[field.name]}; leave the column as it is or drop it"
+        )
+    return kind
 
 
 def merge_types(known: dict[str, str], found: dict[str, str], file: SourceFile, first: SourceFile) -> dict[str, str]:
@@ -158,7 +173,9 @@ def ingest_text(files: list[SourceFile], config: DataConfig, scratch: Path, work
         read = sum(piece.read for piece in pieces)
         bad = [row for piece in pieces for row in piece.bad]
         failures = Counter(row.column for row in bad if row.column)
-        mixed = [name for name, count in failures.items() if count > tolerance(config) * read]
+        mixed = [
+            name for name, count in failures.items() if count > tolerance(config) * read and name not in config.types
+        ]
         if not mixed:
             break
         for name in mixed:
@@ -179,14 +196,20 @@ def ingest_text(files: list[SourceFile], config: DataConfig, scratch: Path, work
 def guess_types(parsed: Parsed, file: SourceFile, config: DataConfig) -> tuple[dict[str, str], list[str]]:
     """The type of each column by the first rows, and a word on those that are numbers for the most part only."""
     types, warnings = {}, []
+    spelling = Spelling.of(config)
     for name in parsed.table.column_names:
+        if name in config.types:
+            types[name] = DECLARED[config.types[name]]
+            continue
         texts = parsed.table.column(name).combine_chunks()
-        types[name] = values.guess(texts, config.missing, tolerance(config))
-        failed = values.mostly_numbers(texts, config.missing) if types[name] == values.TEXT else None
-        if types[name] == values.TEXT and values.separated_numbers(texts, config.missing):
+        types[name] = spelling.guess(texts, tolerance(config))
+        if types[name] != values.TEXT:
+            continue
+        failed = values.mostly_numbers(spelling.respell(texts, values.NUMBER), config.missing)
+        if separators := readings(texts, config.missing):
             warnings.append(
                 f"column {name!r}: looks like numbers with separators, such as {texts[0].as_py()!r}, and is taken as "
-                "text; write 1234.5 for numbers"
+                f"text; if they are numbers, set {' or '.join(separators)}, else declare it in data.types as text"
             )
         elif failed is not None and failed.any():
             row = int(np.flatnonzero(failed)[0])
@@ -238,10 +261,11 @@ def text_jobs(
 def make_columnar(job: TextJob) -> TextPiece:
     """Parse a block, read its values as their types, set bad rows aside and spool the others."""
     parsed = parse(job.block, job.names, job.config, job.has_header)
+    spelling = Spelling.of(job.config)
     arrays, failed = {}, {}
     for name in job.names:
         texts = parsed.table.column(name).combine_chunks()
-        arrays[name], failed[name] = values.convert(texts, job.types[name], job.config.missing)
+        arrays[name], failed[name] = spelling.convert(texts, job.types[name])
     bad = list(parsed.bad)
     keep = np.ones(parsed.table.num_rows, bool)
     for name, mask in failed.items():

@@ -15,6 +15,7 @@ from tasks.preprocess.config import DataConfig
 from tasks.preprocess.hashing import hash_rows, keys
 from tasks.preprocess.prepared import SPLITS
 from tasks.preprocess.quarantine import BadRow
+from tasks.preprocess.spelling import Spelling, retype
 from tasks.preprocess.split import Cuts, assign, assign_by_time
 from tasks.preprocess.statistics import Counts, Moments, count_texts, is_prose
 
@@ -133,13 +134,16 @@ def survey_unit(job: tuple[Survey, Unit]) -> Found:
     survey, unit = job
     found = Found.nothing(survey)
     done = 0
-    for batch, lines in read(unit, list(survey.types), batch_rows(len(survey.types))):
+    for original, lines in read(unit, list(survey.types), batch_rows(len(survey.types))):
+        batch, unreadable = as_declared(original, survey)
         numbers = {
             name: values.as_numbers(batch.column(name))
             for name, kind in survey.types.items()
             if kind not in (values.TEXT, values.OTHER)
         }
-        rejected = reject(batch, numbers, lines, unit, survey, found.bad)
+        reasons = judge_rows(batch, numbers, unreadable, survey)
+        rejected = np.array(sorted(reasons), np.int64)
+        found.bad += set_aside(original, reasons, lines, unit)
         found.rejected.append(rejected + done)
         rows = split_rows(batch, unit.first_row + done, survey, rejected)
         count_batch(rows, numbers, survey, found)
@@ -149,16 +153,25 @@ def survey_unit(job: tuple[Survey, Unit]) -> Found:
     return found
 
 
-def reject(
-    batch: pa.RecordBatch,
-    numbers: dict[str, np.ndarray],
-    lines: np.ndarray,
-    unit: Unit,
-    survey: Survey,
-    bad: list[BadRow],
-) -> np.ndarray:
-    """The rows that cannot be used: an infinite or huge number, or no target."""
+def as_declared(batch: pa.RecordBatch, survey: Survey) -> tuple[pa.RecordBatch, dict[str, np.ndarray]]:
+    """The batch with its columns as data.types declares them, and the rows in which a value cannot be read so."""
+    spelling, unreadable = Spelling.of(survey.config), {}
+    for name in survey.config.types.keys() & survey.types.keys():
+        place = batch.schema.get_field_index(name)
+        column, failed = retype(batch.column(place), survey.types[name], spelling)
+        batch = batch.set_column(place, name, column)
+        unreadable[name] = np.flatnonzero(failed)
+    return batch, unreadable
+
+
+def judge_rows(
+    batch: pa.RecordBatch, numbers: dict[str, np.ndarray], unreadable: dict[str, np.ndarray], survey: Survey
+) -> dict[int, tuple[str, str]]:
+    """The rows that cannot be used, with column and reason: not as declared, infinite, huge, or without a target."""
     reasons: dict[int, tuple[str, str]] = {}
+    for name in sorted(unreadable):
+        for row in unreadable[name].tolist():
+            reasons.setdefault(row, (name, f"not {survey.types[name]}"))
     for name, column in numbers.items():
         if np.fmax.reduce(column, initial=0) > LARGEST or np.fmin.reduce(column, initial=0) < -LARGEST:
             for row in np.flatnonzero(np.abs(column) > LARGEST).tolist():
@@ -170,11 +183,17 @@ def reject(
     if survey.cuts:
         for row in np.flatnonzero(np.isnan(numbers[survey.config.time])).tolist():
             reasons.setdefault(row, (survey.config.time, "the time to split by is missing"))
+    return reasons
+
+
+def set_aside(
+    original: pa.RecordBatch, reasons: dict[int, tuple[str, str]], lines: np.ndarray, unit: Unit
+) -> Iterator[BadRow]:
+    """The rows of ``reasons`` for the quarantine, with their values as they were found."""
     for row in sorted(reasons):
         name, reason = reasons[row]
-        raw = batch.column(name)[row].as_py()
-        bad.append(BadRow(unit.file, int(lines[row]), name, reason, "" if raw is None else str(raw)))
-    return np.array(sorted(reasons), np.int64)
+        raw = original.column(name)[row].as_py()
+        yield BadRow(unit.file, int(lines[row]), name, reason, "" if raw is None else str(raw))
 
 
 def missing_texts(column: pa.Array, survey: Survey) -> np.ndarray:
@@ -196,13 +215,15 @@ def count_batch(rows: Rows, numbers: dict[str, np.ndarray], survey: Survey, foun
                 column.missing[split] += len(chosen) - len(present)
                 column.moments[split] = column.moments[split].merge(Moments.of(present))
             elif kind == values.TEXT:
-                count_text_column(rows.batch.column(name).take(pa.array(chosen)), split, survey, column)
+                count_text_column(
+                    rows.batch.column(name).take(pa.array(chosen)), split, survey, column, survey.config.types.get(name)
+                )
         target = rows.batch.column(survey.target).take(pa.array(chosen))
         found.classes[split].add(label_counts(target, survey))
 
 
-def count_text_column(texts: pa.Array, split: int, survey: Survey, column: ColumnCount) -> None:
-    column.prose |= is_prose(texts)
+def count_text_column(texts: pa.Array, split: int, survey: Survey, column: ColumnCount, declared: str | None) -> None:
+    column.prose |= declared != "category" and is_prose(texts)
     if column.prose:
         column.missing[split] += texts.null_count
         column.texts = Counts()

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from tasks.errors import UserError
 from tasks.preprocess import values
 from tasks.preprocess.prepared import Signature, TensorSpec
+from tasks.preprocess.spelling import Spelling
 
 MISSING, UNSEEN, FIRST = 0, 1, 2
 DAY = 86_400.0
@@ -78,6 +79,8 @@ class Transform:
     task: str
     types: dict[str, str]
     missing: list[str]
+    decimal: str = "."
+    thousands: str = ""
     numeric: tuple[NumericColumn, ...] = ()
     categorical: tuple[CategoricalColumn, ...] = ()
     classes: tuple[str, ...] = ()
@@ -165,7 +168,8 @@ class Transform:
         column = batch.column(name)
         if values.type_of(column.type) != values.TEXT:
             return values.as_numbers(column)
-        read, failed = values.convert(column.cast(pa.string()), self.types[name], self.missing)
+        spelling = Spelling(self.decimal, self.thousands, tuple(self.missing))
+        read, failed = spelling.convert(column.cast(pa.string()), self.types[name])
         if failed.any():
             row = int(np.flatnonzero(failed)[0])
             raise UserError(f"data: column {name!r}, row {row + 1}: {column[row].as_py()!r} is not {self.types[name]}")

@@ -76,12 +76,6 @@ def mostly_numbers(texts: pa.Array, missing: list[str]) -> np.ndarray | None:
     return failed if np.count_nonzero(failed) < present / 2 else None
 
 
-def separated_numbers(texts: pa.Array, missing: list[str]) -> bool:
-    """Whether most values look like numbers with separators, such as 1,234.5 or 3,14."""
-    found = pc.match_substring_regex(clean(texts, missing).drop_null(), r"^[+-]?\d+([.,' ]\d{3})*[.,]\d+$")
-    return len(found) > 0 and pc.mean(found).as_py() > 0.5
-
-
 def convert(texts: pa.Array, kind: str, missing: list[str]) -> tuple[pa.Array, np.ndarray]:
     """Text as values of ``kind`` and which of them cannot be read so (bool ``[rows]``; those are null).
 
