@@ -49,13 +49,17 @@ def open_file(uri: str, format: str) -> Any:
     """A ``ParquetFile`` or an IPC reader. Raises ``UserError`` if the file is damaged or something else."""
     try:
         if format == "parquet":
-            source = uri if not uri.startswith("s3://") else SourceFile(uri, 0).open()
-            return pq.ParquetFile(
-                source, pre_buffer=False, buffer_size=PAGE_BUFFER_BYTES, page_checksum_verification=True
-            )
+            return open_parquet(uri)
         return pa.ipc.open_file(pa.memory_map(uri) if not uri.startswith("s3://") else SourceFile(uri, 0).open())
     except (pa.ArrowException, OSError, ValueError) as error:
         raise damaged(uri, format, error) from None
+
+
+def open_parquet(uri: str, **options: Any) -> pq.ParquetFile:
+    source = uri if not uri.startswith("s3://") else SourceFile(uri, 0).open()
+    return pq.ParquetFile(
+        source, pre_buffer=False, buffer_size=PAGE_BUFFER_BYTES, page_checksum_verification=True, **options
+    )
 
 
 def damaged(uri: str, format: str, error: Exception) -> UserError:
@@ -85,7 +89,7 @@ def read(unit: Unit, names: list[str], rows: int) -> Iterator[tuple[pa.RecordBat
     done = 0
     try:
         if unit.format == "parquet":
-            batches = row_group(reader, unit.index, names, rows)
+            batches = row_group(reader, unit, names, rows)
         else:
             whole = reader.get_batch(unit.index)
             batches = (whole.slice(start, rows) for start in range(0, whole.num_rows, rows))
@@ -100,19 +104,26 @@ def read(unit: Unit, names: list[str], rows: int) -> Iterator[tuple[pa.RecordBat
         raise damaged(unit.uri, unit.format, error) from None
 
 
-def row_group(reader: Any, index: int, names: list[str], rows: int) -> Iterator[pa.RecordBatch]:
+def row_group(reader: pq.ParquetFile, unit: Unit, names: list[str], rows: int) -> Iterator[pa.RecordBatch]:
     """A row group in batches: decoded column by column if it is of ordinary size, else all columns side by side.
 
     Side by side each column holds on to its pages, which for many columns is more than a whole ordinary row group.
     """
-    if reader.metadata.row_group(index).total_byte_size > WHOLE_GROUP_BYTES:
-        yield from reader.iter_batches(rows, row_groups=[index], columns=names, use_threads=False)
+    if reader.metadata.row_group(unit.index).total_byte_size > WHOLE_GROUP_BYTES:
+        yield from reader.iter_batches(rows, row_groups=[unit.index], columns=names, use_threads=False)
         return
+    reader = with_dictionaries(reader, unit)
     columns: dict[str, pa.ChunkedArray] = {}
     for start in range(0, len(names), COLUMNS_AT_ONCE):
-        part = reader.read_row_group(index, columns=names[start : start + COLUMNS_AT_ONCE], use_threads=False)
+        part = reader.read_row_group(unit.index, columns=names[start : start + COLUMNS_AT_ONCE], use_threads=False)
         columns |= dict(zip(part.column_names, part.columns, strict=True))
     yield from pa.table({name: columns[name] for name in names}).to_batches(max_chunksize=rows)
+
+
+def with_dictionaries(reader: pq.ParquetFile, unit: Unit) -> pq.ParquetFile:
+    """A reader that leaves texts as the codes and dictionaries that Parquet stores: each text is read once."""
+    texts = [field.name for field in reader.schema_arrow if pa.types.is_string(field.type)]
+    return open_parquet(unit.uri, metadata=reader.metadata, read_dictionary=texts) if texts else reader
 
 
 def write_spool(path: Path, batch: pa.RecordBatch) -> None:

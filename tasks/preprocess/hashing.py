@@ -14,6 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
+from tasks.preprocess.values import codes_of
+
 MISSING = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -47,6 +49,8 @@ def hash_values(column: pa.Array) -> np.ndarray:
     """uint64 of each value of one column; all missing values, NaN among them, hash alike."""
     kind = column.type
     if pa.types.is_dictionary(kind):
+        if len(column.dictionary) <= len(column):
+            return np.append(hash_values(column.dictionary), MISSING)[codes_of(column)]
         return hash_values(column.cast(kind.value_type))
     if pa.types.is_boolean(kind) or pa.types.is_decimal(kind):
         column = column.cast(pa.float64(), safe=False)
@@ -79,8 +83,7 @@ def hash_numbers(column: pa.Array) -> np.ndarray:
 def hash_texts(column: pa.Array) -> np.ndarray:
     encoded = column.dictionary_encode()
     values = [MISSING if v is None else xxhash.xxh3_64_intdigest(as_bytes(v)) for v in encoded.dictionary.to_pylist()]
-    table = np.array([*values, MISSING], np.uint64)
-    return table[pc.fill_null(encoded.indices, len(values)).to_numpy(zero_copy_only=False)]
+    return np.array([*values, MISSING], np.uint64)[codes_of(encoded)]
 
 
 def as_bytes(value: object) -> bytes:

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tasks.preprocess.values import clean
+from tasks.preprocess.values import clean, codes_of
 
 #: Distinct texts that are counted exactly; beyond, rare ones are dropped on the way.
 COUNTED = 100_000
@@ -33,13 +33,18 @@ class Moments:
 
     @classmethod
     def of(cls, numbers: np.ndarray) -> Moments:
-        """Of float64 values without NaN or infinity."""
+        """Of finite float64 values; NaN, for missing, is passed over."""
+        total = np.add.reduce(numbers)
+        if np.isnan(total):
+            numbers = numbers[~np.isnan(numbers)]
+            total = np.add.reduce(numbers)
         if len(numbers) == 0:
             return cls()
-        mean = float(numbers.mean())
+        mean = float(total / len(numbers))
         deviations = numbers - mean
         deviations *= deviations
-        return cls(len(numbers), mean, float(deviations.sum()), float(numbers.min()), float(numbers.max()))
+        squares = float(np.add.reduce(deviations))
+        return cls(len(numbers), mean, squares, float(numbers.min()), float(numbers.max()))
 
     def merge(self, other: Moments) -> Moments:
         count = self.count + other.count
@@ -79,19 +84,37 @@ class Counts:
         return sorted(self.of.items(), key=lambda item: (-item[1], item[0]))
 
 
-def count_texts(column: pa.Array, missing: list[str]) -> dict[str, int]:
-    """How often each cleaned text occurs in one column."""
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    found = pc.value_counts(column).flatten()
-    names = clean(found[0].cast(pa.string()), missing).to_pylist()
-    counts: dict[str, int] = {}
-    for name, count in zip(names, found[1].to_pylist(), strict=True):
-        if name is not None:
-            counts[name] = counts.get(name, 0) + count
-    return counts
+@dataclass
+class CodeCounts:
+    """How often each text of a ``dictionary`` occurs, ``by_code``: int64 ``[groups, texts + 1]``, the last missing."""
 
+    dictionary: pa.Array
+    by_code: np.ndarray
 
-def is_prose(column: pa.Array) -> bool:
-    total = pc.sum(pc.binary_length(column if not pa.types.is_dictionary(column.type) else column.dictionary)).as_py()
-    return (total or 0) > PROSE_BYTES * max(1, len(column))
+    @classmethod
+    def nothing(cls, dictionary: pa.Array, groups: int) -> CodeCounts:
+        return cls(dictionary, np.zeros((groups, len(dictionary) + 1), np.int64))
+
+    def add(self, texts: pa.DictionaryArray, groups: list[np.ndarray]) -> None:
+        """Count texts of this dictionary; ``groups`` are the rows of each group."""
+        codes = codes_of(texts)
+        for counted, rows in zip(self.by_code, groups, strict=True):
+            counted += np.bincount(codes.take(rows), minlength=len(counted))
+
+    @property
+    def prose(self) -> bool:
+        """Whether the texts are too long for categories."""
+        sizes = pc.fill_null(pc.binary_length(self.dictionary), 0).to_numpy(zero_copy_only=False)
+        return bool(sizes @ self.by_code[:, :-1].sum(axis=0) > PROSE_BYTES * max(1, self.by_code.sum()))
+
+    def named(self, missing: list[str]) -> list[dict[str, int]]:
+        """For each group, how often each cleaned text occurs."""
+        names = clean(self.dictionary.cast(pa.string()), missing).to_pylist()
+        found = []
+        for counted in self.by_code.tolist():
+            counts: dict[str, int] = {}
+            for name, count in zip(names, counted, strict=False):
+                if count and name is not None:
+                    counts[name] = counts.get(name, 0) + count
+            found.append(counts)
+        return found

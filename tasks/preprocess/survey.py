@@ -16,8 +16,8 @@ from tasks.preprocess.hashing import hash_rows, keys
 from tasks.preprocess.prepared import SPLITS
 from tasks.preprocess.quarantine import BadRow
 from tasks.preprocess.spelling import Spelling, retype
-from tasks.preprocess.split import Cuts, assign, assign_by_time
-from tasks.preprocess.statistics import Counts, Moments, count_texts, is_prose
+from tasks.preprocess.split import TRAIN, Cuts, assign, assign_by_time
+from tasks.preprocess.statistics import CodeCounts, Counts, Moments
 
 #: Rows of the sample from which distributions are judged; a smaller table is its own sample.
 SAMPLE_ROWS = 32_768
@@ -133,6 +133,7 @@ def survey_unit(job: tuple[Survey, Unit]) -> Found:
     """Survey one unit. Runs in a worker process."""
     survey, unit = job
     found = Found.nothing(survey)
+    counting: dict[str, CodeCounts] = {}
     done = 0
     for original, lines in read(unit, list(survey.types), batch_rows(len(survey.types))):
         batch, unreadable = as_declared(original, survey)
@@ -146,9 +147,12 @@ def survey_unit(job: tuple[Survey, Unit]) -> Found:
         found.bad += set_aside(original, reasons, lines, unit)
         found.rejected.append(rejected + done)
         rows = split_rows(batch, unit.first_row + done, survey, rejected)
-        count_batch(rows, numbers, survey, found)
+        count_numbers(rows, numbers, survey, found)
+        count_texts(rows, counting, survey, found)
         take_sample(rows, survey, found)
         done += batch.num_rows
+    for name, counts in counting.items():
+        settle(name, counts, survey, found)
     found.rejected = [np.concatenate([np.empty(0, np.int64), *found.rejected])]
     return found
 
@@ -173,7 +177,8 @@ def judge_rows(
         for row in unreadable[name].tolist():
             reasons.setdefault(row, (name, f"not {survey.types[name]}"))
     for name, column in numbers.items():
-        if np.fmax.reduce(column, initial=0) > LARGEST or np.fmin.reduce(column, initial=0) < -LARGEST:
+        # NaN among the values makes the extremes NaN: then each is looked at.
+        if not (column.max(initial=0) <= LARGEST and column.min(initial=0) >= -LARGEST):
             for row in np.flatnonzero(np.abs(column) > LARGEST).tolist():
                 reasons.setdefault(row, (name, "infinite" if np.isinf(column[row]) else "too large for float32"))
     target = batch.column(survey.target)
@@ -200,44 +205,57 @@ def missing_texts(column: pa.Array, survey: Survey) -> np.ndarray:
     return values.clean(column.cast(pa.string()), survey.config.missing).is_null().to_numpy(zero_copy_only=False)
 
 
-def count_batch(rows: Rows, numbers: dict[str, np.ndarray], survey: Survey, found: Found) -> None:
+def count_numbers(rows: Rows, numbers: dict[str, np.ndarray], survey: Survey, found: Found) -> None:
     for split, chosen in rows.parts():
         found.rows[split] += len(chosen)
         if len(chosen) == 0:
             continue
-        for name, kind in survey.types.items():
+        for name, values_of_all in numbers.items():
             column = found.columns[name]
-            if name in numbers:
-                present = numbers[name][chosen]
-                gaps = np.isnan(present)
-                if gaps.any():
-                    present = present[~gaps]
-                column.missing[split] += len(chosen) - len(present)
-                column.moments[split] = column.moments[split].merge(Moments.of(present))
-            elif kind == values.TEXT:
-                count_text_column(
-                    rows.batch.column(name).take(pa.array(chosen)), split, survey, column, survey.config.types.get(name)
-                )
-        target = rows.batch.column(survey.target).take(pa.array(chosen))
-        found.classes[split].add(label_counts(target, survey))
+            moments = Moments.of(values_of_all.take(chosen))
+            column.missing[split] += len(chosen) - moments.count
+            column.moments[split] = column.moments[split].merge(moments)
+        if survey.types[survey.target] != values.TEXT:
+            target = rows.batch.column(survey.target).take(pa.array(chosen))
+            found.classes[split].add(label_counts(target))
 
 
-def count_text_column(texts: pa.Array, split: int, survey: Survey, column: ColumnCount, declared: str | None) -> None:
-    column.prose |= declared != "category" and is_prose(texts)
+def count_texts(rows: Rows, counting: dict[str, CodeCounts], survey: Survey, found: Found) -> None:
+    """Texts are counted by their codes, which are named when the dictionary changes."""
+    parts = [chosen for _, chosen in rows.parts()]
+    for name, kind in survey.types.items():
+        if kind != values.TEXT:
+            continue
+        texts = values.with_dictionary(rows.batch.column(name))
+        counts = counting.get(name)
+        if counts is None or not counts.dictionary.equals(texts.dictionary):
+            if counts is not None:
+                settle(name, counts, survey, found)
+            counting[name] = counts = CodeCounts.nothing(texts.dictionary, len(SPLITS))
+        counts.add(texts, parts)
+
+
+def settle(name: str, counts: CodeCounts, survey: Survey, found: Found) -> None:
+    """Take what was counted of one dictionary into what was found."""
+    column = found.columns[name]
+    column.prose |= counts.prose and survey.config.types.get(name) != "category"
+    named = counts.named(survey.config.missing) if not column.prose or name == survey.target else []
     if column.prose:
-        column.missing[split] += texts.null_count
         column.texts = Counts()
-        return
-    counts = count_texts(texts, survey.config.missing)
-    column.missing[split] += len(texts) - sum(counts.values())
-    if split == 0:
-        column.texts.add(counts)
+        absent = np.append(counts.dictionary.is_null().to_numpy(zero_copy_only=False), True)
+        present = counts.by_code[:, ~absent].sum(axis=1).tolist()
+    else:
+        column.texts.add(named[TRAIN])
+        present = [sum(of_split.values()) for of_split in named]
+    rows = counts.by_code.sum(axis=1).tolist()
+    column.missing = [old + a - b for old, a, b in zip(column.missing, rows, present, strict=True)]
+    if name == survey.target:
+        for classes, of_split in zip(found.classes, named, strict=True):
+            classes.add(of_split)
 
 
-def label_counts(target: pa.Array, survey: Survey) -> dict[str, int]:
-    """How often each value of the target occurs, as text: the names of classes."""
-    if survey.types[survey.target] == values.TEXT:
-        return count_texts(target, survey.config.missing)
+def label_counts(target: pa.Array) -> dict[str, int]:
+    """How often each value of the target, which is no text, occurs, as text: the names of classes."""
     found = pc.value_counts(target).flatten()
     if len(found[0]) > 1000:
         # Too many to be classes; what remains is enough to say so.

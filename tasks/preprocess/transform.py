@@ -6,6 +6,7 @@ It is fitted on the training rows and travels as ``schema.json`` and ``statistic
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -61,14 +62,16 @@ class CategoricalColumn:
         return len(self.vocabulary) + FIRST
 
     def encode(self, texts: pa.Array, missing: list[str]) -> np.ndarray:
-        if not pa.types.is_dictionary(texts.type):
-            texts = texts.dictionary_encode()
+        texts = values.with_dictionary(texts)
         distinct = values.clean(texts.dictionary.cast(pa.string()), missing)
-        known = pc.index_in(distinct, value_set=pa.array(self.vocabulary, pa.string()))
+        known = pc.index_in(distinct, value_set=self._names)
         codes = pc.fill_null(pc.add(known, FIRST), UNSEEN)
         codes = pc.if_else(distinct.is_valid(), codes, MISSING).to_numpy(zero_copy_only=False).astype(np.int32)
-        table = np.append(codes, np.int32(MISSING))
-        return table[pc.fill_null(texts.indices, len(codes)).to_numpy(zero_copy_only=False)]
+        return np.append(codes, np.int32(MISSING)).take(values.codes_of(texts))
+
+    @cached_property
+    def _names(self) -> pa.Array:
+        return pa.array(self.vocabulary, pa.string())
 
 
 @dataclass(frozen=True)
@@ -124,15 +127,17 @@ class Transform:
         if absent:
             raise UserError(f"data: the column {absent[0]!r} is not there, but the model was trained with it")
         numbers = {name: self._numbers(batch, name) for name in {column.name for column in self.numeric}}
-        texts = {column.name: column.encode(batch.column(column.name), self.missing) for column in self.categorical}
+        codes = np.empty((len(self.categorical), batch.num_rows), np.int32)
+        for place, category in enumerate(self.categorical):
+            codes[place] = category.encode(batch.column(category.name), self.missing)
         for start in range(0, batch.num_rows, CACHED_ROWS):
             rows = slice(start, start + CACHED_ROWS)
             if self.numeric:
                 # An outlier may be too large for float32 before it is cut off.
                 with np.errstate(over="ignore"):
                     self._encode_numbers({name: column[rows] for name, column in numbers.items()}, out["numeric"][rows])
-            for place, codes in enumerate(texts.values()):
-                out["categorical"][rows, place] = codes[rows]
+            if self.categorical:
+                out["categorical"][rows] = codes[:, rows].T
 
     def _encode_numbers(self, numbers: dict[str, np.ndarray], out: np.ndarray) -> None:
         """All numeric inputs at once: column after column as the rows of a matrix, which is turned at the end."""

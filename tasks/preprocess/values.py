@@ -137,6 +137,17 @@ def as_numbers(column: pa.Array) -> np.ndarray:
     return column.to_numpy(zero_copy_only=False)
 
 
+def with_dictionary(column: pa.Array) -> pa.DictionaryArray:
+    """The same values as codes into a dictionary."""
+    return column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+
+
+def codes_of(column: pa.DictionaryArray) -> np.ndarray:
+    """The place of each value in the dictionary, and of missing ones the place after its last: whole numbers."""
+    codes = column.indices if column.indices.null_count == 0 else pc.fill_null(column.indices, len(column.dictionary))
+    return codes.to_numpy(zero_copy_only=False)
+
+
 def label(value: object) -> str:
     """The name of a class: whole numbers without a fraction, so that 1 and 1.0 are one class."""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
