@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import glob
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,17 +56,42 @@ class SourceFile:
 
 def find_files(data: str) -> list[SourceFile]:
     """The files behind ``data``, sorted by name. Raises ``UserError`` when there are none or nothing is in them."""
-    if data.startswith(S3):
-        from tasks.storage import list_objects
-
-        found = [SourceFile(o.uri, o.size, o.etag) for o in list_objects(data) if wanted(o.uri[len(data) :])]
-    else:
-        found = local_files(data)
+    found = s3_files(data) if data.startswith(S3) else local_files(data)
     if not found:
         raise UserError(f"data: {data!r} holds no files; expected CSV, Parquet, Arrow or image files")
     if not any(file.size for file in found):
         raise UserError(f"data: {data!r} is empty (0 bytes); expected a header line and rows")
     return sorted(found, key=lambda file: file.uri)
+
+
+def s3_files(data: str) -> list[SourceFile]:
+    """The objects that a key, a prefix or a pattern names; a folder that a pattern matches stands for all in it."""
+    from tasks.storage import list_objects
+
+    fixed = root_of(data)
+    if fixed == S3:
+        raise UserError(f"data: {data!r} has a wildcard in the bucket's name; expected s3://bucket/pattern")
+    matches = re.compile(pattern_of(data) if glob.has_magic(data) else "").match
+    return [
+        SourceFile(o.uri, o.size, o.etag) for o in list_objects(fixed) if wanted(o.uri[len(fixed) :]) and matches(o.uri)
+    ]
+
+
+def root_of(data: str) -> str:
+    """What comes before the first part of a path that has a wildcard, with its slash; all of it if none has."""
+    wildcard = re.search(r"[*?[]", data)
+    return data[: data.rfind("/", 0, wildcard.start()) + 1] if wildcard else data
+
+
+def pattern_of(data: str) -> str:
+    """The regular expression of a glob, of which ``*`` stays in one folder and ``**`` spans any number of them."""
+    wildcards = {"**/": "(?:[^/]+/)*", "*": "[^/]*", "?": "[^/]"}
+
+    def spelled(found: re.Match[str]) -> str:
+        token = found[0]
+        return wildcards.get(token) or (token.replace("[!", "[^") if token.endswith("]") else re.escape(token))
+
+    return re.sub(r"\*\*/|\[!?[^]]+\]|.", spelled, data, flags=re.DOTALL) + r"(?:/.*)?\Z"
 
 
 def local_files(data: str) -> list[SourceFile]:
@@ -76,7 +102,8 @@ def local_files(data: str) -> list[SourceFile]:
         paths = [p for p in path.rglob("*") if p.is_file() and wanted(p.relative_to(path).as_posix())]
     elif glob.has_magic(data):
         found = glob.glob(data, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
-        paths = [Path(p) for p in found if Path(p).is_file()]
+        below = [q for p in map(Path, found) for q in ([p] if p.is_file() else p.rglob("*")) if q.is_file()]
+        paths = [p for p in dict.fromkeys(below) if wanted(str(p).removeprefix(root_of(data)))]
     else:
         siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         close = difflib.get_close_matches(path.name, siblings, n=1)

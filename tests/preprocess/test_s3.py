@@ -15,6 +15,7 @@ from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import prepare
 from tasks.preprocess.prepared import SPLITS, PreparedData
 from tasks.preprocess.sources import fingerprint_source
+from tasks.storage import StorageUnavailable
 from tests.preprocess.conftest import table_text
 from tests.storage.conftest import server, store  # noqa: F401 - fixtures
 from tests.storage.faulty import FaultyS3
@@ -46,6 +47,67 @@ def test_files_in_s3_give_the_same_rows_as_local_ones(
         name = f"{split}-00000.rows"
         assert remote.files[name].sha256 == local.files[name].sha256
     assert PreparedData.open(tmp_path / "a").card["rows"]["read"] == 800
+
+
+@pytest.mark.parametrize(
+    ("pattern", "rows"),
+    [
+        ("*.csv", 100),
+        ("*/*.csv", 400),
+        ("**/*.csv", 500),
+        ("day=2024-01-0[12]", 200),
+        ("day=*/part-?.csv", 400),
+        ("d*/*", 400),
+        ("", 500),
+    ],
+)
+def test_patterns_name_the_same_files_in_s3_as_locally(
+    store: FaultyS3,  # noqa: F811
+    tmp_path: Path,
+    pattern: str,
+    rows: int,
+) -> None:
+    directory = tmp_path / "in"
+    for day in range(1, 5):
+        folder = directory / f"day=2024-01-0{day}"
+        folder.mkdir(parents=True)
+        (folder / "part-0.csv").write_text(table_text(100, seed=day))
+        (folder / "_SUCCESS").touch()
+    (directory / "all.csv").write_text(table_text(100))
+    for path in sorted(directory.rglob("*.*")) + sorted(directory.rglob("_SUCCESS")):
+        upload(path, f"hive/{path.relative_to(directory).as_posix()}")
+    remote = prepare(tmp_path / "a", f"s3://bucket/hive/{pattern}", "y", DataConfig(), {})
+    local = prepare(tmp_path / "b", f"{directory}/{pattern}", "y", DataConfig(), {})
+    assert PreparedData.open(tmp_path / "a").card["rows"]["read"] == rows
+    assert remote.files["train-00000.rows"].sha256 == local.files["train-00000.rows"].sha256
+
+
+def test_a_pattern_that_nothing_matches_is_said(store: FaultyS3, tmp_path: Path) -> None:  # noqa: F811
+    upload(Path(__file__), "code/test.py")
+    with pytest.raises(UserError, match=r"s3://bucket/code/\*\.csv' holds no files"):
+        prepare(tmp_path / "p", "s3://bucket/code/*.csv", "y", DataConfig(), {})
+    with pytest.raises(UserError, match="wildcard in the bucket's name"):
+        prepare(tmp_path / "p2", "s3://*/code/x.csv", "y", DataConfig(), {})
+
+
+def test_a_store_that_denies_is_said_in_one_line(store: FaultyS3, tmp_path: Path) -> None:  # noqa: F811
+    path = tmp_path / "t.csv"
+    path.write_text(table_text(50))
+    upload(path, "denied/t.csv")
+    store.inject("GET", "403")
+    with pytest.raises(UserError, match=r"s3://bucket/denied.*: access denied .* needs s3:ListBucket"):
+        prepare(tmp_path / "p", "s3://bucket/denied/t.csv", "y", DataConfig(), {})
+    assert not list((tmp_path / "p").iterdir())
+
+
+def test_a_store_that_stays_away_is_no_mistake_of_the_user(store: FaultyS3, tmp_path: Path) -> None:  # noqa: F811
+    path = tmp_path / "t.csv"
+    path.write_text(table_text(50))
+    upload(path, "away/t.csv")
+    store.inject("GET", *["reset"] * s3.ATTEMPTS)
+    with pytest.raises(StorageUnavailable, match=r"s3://bucket/away.* did not answer in 12 attempts"):
+        prepare(tmp_path / "p", "s3://bucket/away/t.csv", "y", DataConfig(), {})
+    assert not list((tmp_path / "p").iterdir())
 
 
 def test_the_fingerprint_follows_the_etag(store: FaultyS3, tmp_path: Path) -> None:  # noqa: F811

@@ -15,8 +15,8 @@ from moto.server import ThreadedMotoServer
 class FaultyS3(ThreadingHTTPServer):
     """Forwards requests to moto. ``plan`` holds faults still to come, for requests of a method; ``fired`` those done.
 
-    Faults: "500" and "503" answer so; "reset" hangs up before anything is done, "lost" after it was done; "truncate"
-    sends half of the answer; "corrupt" flips a bit of what was sent.
+    Faults: "403", "500" and "503" answer so; "reset" hangs up before anything is done, "lost" after it was done;
+    "truncate" sends half of the answer; "corrupt" flips a bit of what was sent.
     ``down_until`` (``time.monotonic``) makes every connection end at once without an answer.
     """
 
@@ -72,8 +72,8 @@ class Handler(BaseHTTPRequestHandler):
         fault = server.next_fault(self.command)
         if fault == "reset":
             return self.hang_up()
-        if fault in ("500", "503"):
-            code = {"500": "InternalError", "503": "SlowDown"}[fault]
+        if fault in ("403", "500", "503"):
+            code = {"403": "AccessDenied", "500": "InternalError", "503": "SlowDown"}[fault]
             text = f"<Error><Code>{code}</Code><Message>injected</Message></Error>".encode()
             return self.answer(int(fault), [("Content-Type", "application/xml")], text, len(text))
         if fault == "corrupt":
