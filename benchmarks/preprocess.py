@@ -35,6 +35,7 @@ from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import prepare
 from tasks.preprocess.ingest import open_source
 from tasks.preprocess.workers import Workers, cores
+from tasks.preprocess.workplace import workplace
 
 FLOATS, INTEGERS, TEXTS = 150, 30, 20
 GROUP_ROWS = 100_000
@@ -101,8 +102,8 @@ def ours_in_order(data: Path, out: Path) -> None:
 
 
 def ours_ingest(data: Path, out: Path) -> None:
-    with closing(Workers(cores())) as workers:
-        source = open_source(str(data), DataConfig(id="id"), out, workers)
+    with closing(Workers(cores())) as workers, workplace(out, workers) as place:
+        source = open_source(str(data), DataConfig(id="id"), place)
     assert source.read == source.rows + len(source.bad)
 
 

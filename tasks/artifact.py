@@ -107,6 +107,15 @@ class ArtifactWriter:
     def write_json(self, name: str, value: Any) -> None:
         self.write_bytes(name, canonical_json(value))
 
+    def record(self, name: str) -> FileRecord:
+        """What the manifest will say of a file that was written."""
+        return self._records[name]
+
+    def adopt(self, file: Path, name: str, record: FileRecord) -> None:
+        """Move ``file`` here, which was written elsewhere on this disk and is what ``record`` says."""
+        file.replace(self.directory / name)
+        self._records[name] = record
+
     def add(self, name: str) -> None:
         """Take up a file that a library wrote by itself."""
         self._records[name] = hash_file(self.directory / name)

@@ -80,17 +80,27 @@ def run_stage(stage: str, inputs: dict[str, Any], make: Callable[[Path, str], Ar
         make(directory, key)
         return handed_on(directory, stage, started, reused=False)
     store = Store(STORE)
+    if reused := look_up(store, stage, key):
+        return handed_on(reused.directory, stage, started, reused=True)
+    with store.turn(stage, key) as waited:
+        if waited and (reused := look_up(store, stage, key)):
+            return handed_on(reused.directory, stage, started, reused=True)
+        with store.workspace(stage) as directory:
+            make(directory, key)
+            artifact = store.publish(directory, stage, key)
+    print(f"{stage:<12} {time.perf_counter() - started:6.1f} s  {artifact.directory}", flush=True)
+    return handed_on(artifact.directory, stage, started, reused=False)
+
+
+def look_up(store: Store, stage: str, key: str) -> Artifact | None:
+    """The finished stage if it is there and whole."""
     found = store.find(stage, key)
     if isinstance(found, Artifact):
         print(f"{stage:<12} reused   {found.directory}", flush=True)
-        return handed_on(found.directory, stage, started, reused=True)
+        return found
     if isinstance(found, DamagedArtifact):
         print(f"{stage:<12} damaged  {found.message}; making it again", flush=True)
-    with store.workspace(stage) as directory:
-        make(directory, key)
-        artifact = store.publish(directory, stage, key)
-    print(f"{stage:<12} {time.perf_counter() - started:6.1f} s  {artifact.directory}", flush=True)
-    return handed_on(artifact.directory, stage, started, reused=False)
+    return None
 
 
 def handed_on(directory: Path, stage: str, started: float, *, reused: bool) -> Made:

@@ -6,12 +6,13 @@ deleted, and says when something was reused.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,25 @@ class Store:
             return DamagedArtifact(f"{directory}: {error}")
 
     @contextmanager
+    def turn(self, stage: str, key: str) -> Iterator[bool]:
+        """Let one process at a time make an entry, because they would share what is unfinished.
+
+        Gives whether another had to be waited for, which then may have made it.
+        """
+        place = self.checkpoints(stage, key)
+        held, waited = lock(place), False
+        # The one that was waited for removes the directory with its work, and another may have made it anew.
+        while not place.exists() or place.stat().st_ino != os.fstat(held).st_ino:
+            os.close(held)
+            held, waited = lock(place), True
+        try:
+            yield waited
+        finally:
+            with suppress(OSError):
+                place.rmdir()  # if it is empty
+            os.close(held)
+
+    @contextmanager
     def workspace(self, stage: str) -> Iterator[Path]:
         """A fresh directory on the store's disk, gone afterwards unless it was published."""
         parent = self.root / stage
@@ -74,6 +94,14 @@ class Store:
                 raise
         shutil.rmtree(self.checkpoints(stage, key), ignore_errors=True)
         return Artifact.open(target, stage)
+
+
+def lock(directory: Path) -> int:
+    """An open descriptor of ``directory`` that holds its lock; waits for it if need be."""
+    directory.mkdir(parents=True, exist_ok=True)
+    held = os.open(directory, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    return held
 
 
 def sweep(parent: Path) -> None:

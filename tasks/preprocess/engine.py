@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tasks.artifact import Artifact, ArtifactWriter
+from tasks.artifact import Artifact, ArtifactWriter, FileRecord
 from tasks.errors import UserError
 from tasks.preprocess import quarantine, values
 from tasks.preprocess.card import make_card, row_counts
@@ -27,13 +27,14 @@ from tasks.preprocess.hashing import hash_rows
 from tasks.preprocess.ingest import Source, header_hint, open_source
 from tasks.preprocess.page import render
 from tasks.preprocess.prepared import KIND, SPLITS, TARGET, Signature, TensorSpec
-from tasks.preprocess.progress import shown
+from tasks.preprocess.progress import say_goes_on, shown
 from tasks.preprocess.shards import Run, RunWriter, merge, order_keys
 from tasks.preprocess.spelling import Spelling, retype
 from tasks.preprocess.split import TRAIN, Cuts, assign, find_cuts
 from tasks.preprocess.survey import Found, Survey, as_declared, split_rows, survey_unit
 from tasks.preprocess.transform import Transform
 from tasks.preprocess.workers import Workers
+from tasks.preprocess.workplace import Workplace, workplace
 
 SCRATCH = ".scratch"
 #: Quarantined rows that the page lists; all are in quarantine.parquet.
@@ -41,28 +42,32 @@ LISTED = 50
 
 
 def prepare(
-    directory: Path, data: str, target: str, config: DataConfig, made_by: Mapping[str, Any], workers: int = 1
+    directory: Path,
+    data: str,
+    target: str,
+    config: DataConfig,
+    made_by: Mapping[str, Any],
+    workers: int = 1,
+    kept: Path | None = None,
 ) -> Artifact:
     """Make the prepared data in the fresh ``directory``. Empty ``data`` means the digits of scikit-learn.
 
-    The same data and config give the same bytes on any number of ``workers``. Raises ``UserError`` for what is wrong
-    with the data.
+    The same data and config give the same bytes on any number of ``workers``. What is finished lies in
+    the directory ``kept``, on the same disk, until all is: a run that was killed goes on from there if it is given the
+    same one again, which must be another for other bytes, another config or other code. By default it lies in
+    ``directory``. Raises ``UserError`` for what is wrong with the data.
     """
     writer = ArtifactWriter(directory)
-    scratch = directory / SCRATCH
-    scratch.mkdir()
     try:
-        if data:
-            with closing(Workers(workers)) as processes:
-                prepare_table(writer, scratch, data, target, config, processes)
-        else:
-            prepare_digits(writer, scratch, config)
+        with closing(Workers(workers)) as processes, workplace(kept or directory / SCRATCH, processes) as place:
+            if data:
+                prepare_table(writer, place, data, target, config)
+            else:
+                prepare_digits(writer, place, config)
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
         raise UserError(f"{directory}: no space left on the disk; free some or work in another directory") from None
-    finally:
-        shutil.rmtree(scratch)
     return writer.finish(KIND, made_by)
 
 
@@ -78,28 +83,60 @@ class Encoding:
     scratch: Path
 
 
-def prepare_table(
-    writer: ArtifactWriter, scratch: Path, data: str, target: str, config: DataConfig, workers: Workers
-) -> None:
-    source = open_source(data, config, scratch, workers)
+@dataclass(frozen=True)
+class Encoded:
+    """What became of a unit: sorted runs, all in one pair of files."""
+
+    runs: list[Run]
+
+    @property
+    def files(self) -> list[str]:
+        return sorted({f"{run.path}.{part}" for run in self.runs for part in ("rows", "keys")})
+
+
+@dataclass(frozen=True)
+class Merging:
+    """The runs of one split, to become the file ``name`` of records of ``itemsize`` bytes in ``directory``."""
+
+    directory: Path
+    name: str
+    runs: list[Run]
+    itemsize: int
+
+
+@dataclass(frozen=True)
+class Merged:
+    """A split as it will be in the artifact."""
+
+    file: Path
+    record: FileRecord
+
+    @property
+    def files(self) -> list[Path]:
+        return [self.file]
+
+
+def prepare_table(writer: ArtifactWriter, place: Workplace, data: str, target: str, config: DataConfig) -> None:
+    source = open_source(data, config, place)
     dropped = check_columns(source, data, target, config)
+    say_goes_on(place.found, place.asked + 2 * len(source.units) + len(SPLITS))
     types = {name: kind for name, kind in source.types.items() if name not in dropped}
     survey = Survey(types, target, source.rows, config, time_cuts(source, config))
     found = Found.nothing(survey)
     rows = [unit.rows for unit in source.units]
-    for part in shown("survey", workers.map(survey_unit, ((survey, unit) for unit in source.units)), rows):
+    for part in shown("survey", place.map(survey_unit, ((survey, unit) for unit in source.units)), rows):
         found.merge(part)
     check_values(found, target)
     bad = source.bad + found.bad
     quarantine.check_limit(bad, source.read, config.quarantine_limit)
     fitted = fit(found, types, target, config)
-    encoding = Encoding(survey, fitted.transform, scratch)
+    encoding = Encoding(survey, fitted.transform, place.root)
     with ThreadPoolExecutor(1) as beside:
         # This process waits for the others while they encode: time enough for the card.
         card = beside.submit(make_card, Path(data).name, source, found, fitted, dropped)
-        runs = encode_units(encoding, source, found, workers)
+        runs = encode_units(encoding, source, found, place)
     signature = fitted.transform.signature
-    merge_splits(writer, runs, signature)
+    merge_splits(writer, place, runs, signature)
     quarantine.write(writer, bad)
     writer.write_json("signature.json", signature.to_json())
     writer.write_json("statistics.json", fitted.transform.to_json())
@@ -170,14 +207,14 @@ def shape_hint(names: list[str], config: DataConfig) -> str:
     return header_hint(names) if config.header else ""
 
 
-def encode_units(encoding: Encoding, source: Source, found: Found, workers: Workers) -> list[Run]:
+def encode_units(encoding: Encoding, source: Source, found: Found, place: Workplace) -> list[Run]:
     """The second pass: every row encoded, in sorted runs."""
     jobs = ((encoding, unit, rejected) for unit, rejected in zip(source.units, found.rejected, strict=True))
     rows = [unit.rows for unit in source.units]
-    return [run for part in shown("encode", workers.map(encode_unit, jobs), rows) for run in part]
+    return [run for part in shown("encode", place.map(encode_unit, jobs), rows) for run in part.runs]
 
 
-def encode_unit(job: tuple[Encoding, Unit, np.ndarray]) -> list[Run]:
+def encode_unit(job: tuple[Encoding, Unit, np.ndarray]) -> Encoded:
     """Encode one unit into sorted runs. Runs in a worker process."""
     encoding, unit, rejected = job
     survey, transform = encoding.survey, encoding.transform
@@ -194,7 +231,7 @@ def encode_unit(job: tuple[Encoding, Unit, np.ndarray]) -> list[Run]:
             for split, chosen in rows.parts():
                 writer.add(split, chosen, order, records)
             done += batch.num_rows
-    return writer.runs
+    return Encoded(writer.runs)
 
 
 def encode(transform: Transform, batch: pa.RecordBatch, records: np.ndarray, keep: np.ndarray) -> None:
@@ -204,13 +241,23 @@ def encode(transform: Transform, batch: pa.RecordBatch, records: np.ndarray, kee
     records[TARGET][keep] = transform.encode_target(target)
 
 
-def merge_splits(writer: ArtifactWriter, runs: list[Run], signature: Signature) -> None:
-    def merge_split(index: int) -> None:
-        mine = [run for run in runs if run.split == index]
-        merge(writer, f"{SPLITS[index]}-00000.rows", mine, signature.record.itemsize)
+def merge_splits(writer: ArtifactWriter, place: Workplace, runs: list[Run], signature: Signature) -> None:
+    def merged(index: int) -> Merged:
+        split, mine = SPLITS[index], [run for run in runs if run.split == index]
+        job = Merging(place.root / split, f"{split}-00000.rows", mine, signature.record.itemsize)
+        return place.once(f"merge-{split}", merge_split, job)
 
     with ThreadPoolExecutor(len(SPLITS)) as beside:
-        list(beside.map(merge_split, range(len(SPLITS))))
+        found = list(beside.map(merged, range(len(SPLITS))))
+    for done in found:
+        writer.adopt(done.file, done.file.name, done.record)
+
+
+def merge_split(job: Merging) -> Merged:
+    shutil.rmtree(job.directory, ignore_errors=True)
+    writer = ArtifactWriter(job.directory)
+    merge(writer, job.name, job.runs, job.itemsize)
+    return Merged(job.directory / job.name, writer.record(job.name))
 
 
 def write_card(writer: ArtifactWriter, card: dict[str, Any], bad: list[quarantine.BadRow]) -> None:
@@ -221,7 +268,7 @@ def write_card(writer: ArtifactWriter, card: dict[str, Any], bad: list[quarantin
 # The digits
 
 
-def prepare_digits(writer: ArtifactWriter, scratch: Path, config: DataConfig) -> None:
+def prepare_digits(writer: ArtifactWriter, place: Workplace, config: DataConfig) -> None:
     pixels, labels = load()
     flat = pixels.reshape(len(pixels), -1)
     hashes = hash_rows([(str(place), pa.array(flat[:, place])) for place in range(flat.shape[1])], len(flat))
@@ -239,10 +286,10 @@ def prepare_digits(writer: ArtifactWriter, scratch: Path, config: DataConfig) ->
     records = np.zeros(len(pixels), signature.record)
     records["image"], records[TARGET] = pixels, labels
     order = order_keys(0, len(pixels), len(pixels), config.shuffle)
-    with RunWriter(scratch / "run") as runs:
+    with RunWriter(place.root / "run") as runs:
         for split in range(len(SPLITS)):
             runs.add(split, np.flatnonzero(splits == split), order, records)
-    merge_splits(writer, runs.runs, signature)
+    merge_splits(writer, place, runs.runs, signature)
     quarantine.write(writer, [])
     counts = np.array([[np.sum((splits == s) & (labels == c)) for s in range(len(SPLITS))] for c in range(10)])
     column = {"name": "image", "type": "uint8 1x8x8", "missing": 0, "min": int(pixels.min()), "max": int(pixels.max())}

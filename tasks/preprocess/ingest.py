@@ -19,7 +19,7 @@ from tasks.preprocess.delimited import Block, Parsed, parse, read_blocks, read_h
 from tasks.preprocess.quarantine import BadRow
 from tasks.preprocess.sources import SourceFile, find_files, format_of
 from tasks.preprocess.spelling import DECLARED, Spelling, cannot_become, readings
-from tasks.preprocess.workers import Workers
+from tasks.preprocess.workplace import Workplace
 
 #: Of the first file, as much is looked at to guess the types.
 SAMPLE_BYTES = 1 << 20
@@ -40,14 +40,14 @@ class Source:
         return sum(unit.rows for unit in self.units)
 
 
-def open_source(data: str, config: DataConfig, scratch: Path, workers: Workers) -> Source:
-    """Find, check and open the raw data. Text is spooled into ``scratch``. Raises ``UserError`` for what is wrong."""
+def open_source(data: str, config: DataConfig, place: Workplace) -> Source:
+    """Find, check and open the raw data. Text is spooled into ``place``. Raises ``UserError`` for what is wrong."""
     files = [file for file in find_files(data) if file.size]
     formats = {format_of(file, config.format) for file in files}
     if len(formats) > 1:
         raise UserError(f"data: {data!r} mixes {' and '.join(sorted(formats))} files; expected one format")
     format = formats.pop()
-    source = ingest_text(files, config, scratch, workers) if format == "csv" else open_columnar(files, format, config)
+    source = ingest_text(files, config, place) if format == "csv" else open_columnar(files, format, config)
     if source.read == 0:
         raise UserError(f"data: {data!r} has a header and no rows; expected at least one row of data")
     return source
@@ -159,8 +159,12 @@ class TextPiece:
     types: dict[str, str]
     bad: list[BadRow]
 
+    @property
+    def files(self) -> list[Path]:
+        return [self.path]
 
-def ingest_text(files: list[SourceFile], config: DataConfig, scratch: Path, workers: Workers) -> Source:
+
+def ingest_text(files: list[SourceFile], config: DataConfig, place: Workplace) -> Source:
     headers = [text_names(file, config) for file in files]
     for file, names in zip(files, headers, strict=True):
         check_names(names, file)
@@ -169,7 +173,7 @@ def ingest_text(files: list[SourceFile], config: DataConfig, scratch: Path, work
     parsed = parse(sample, headers[0], config, skip_header=config.header)
     types, warnings = guess_types(parsed, files[0], config)
     while True:
-        pieces = list(workers.map(make_columnar, text_jobs(files, headers, types, config, scratch)))
+        pieces = list(place.map(make_columnar, text_jobs(files, headers, types, config, place.root)))
         read = sum(piece.read for piece in pieces)
         bad = [row for piece in pieces for row in piece.bad]
         failures = Counter(row.column for row in bad if row.column)
@@ -249,7 +253,6 @@ def text_names(file: SourceFile, config: DataConfig) -> list[str]:
 def text_jobs(
     files: list[SourceFile], headers: list[list[str]], types: dict[str, str], config: DataConfig, scratch: Path
 ) -> Iterator[TextJob]:
-    scratch.mkdir(parents=True, exist_ok=True)
     number = 0
     for file, names in zip(files, headers, strict=True):
         for index, block in enumerate(read_blocks(file, config)):

@@ -32,3 +32,9 @@ def shown(step: str, parts: Iterable[Part], rows: list[int]) -> Iterator[Part]:
                     flush=True,
                 )
                 last = now
+
+
+def say_goes_on(done: int, total: int) -> None:
+    """Say how many of ``total`` units of work an interrupted run had done, if there was one."""
+    if done:
+        print(f"prepare      goes on: {done:,} of {total:,} units were done", flush=True)

@@ -10,7 +10,8 @@ from tasks.artifact import Artifact
 from tasks.hardware.on import on
 from tasks.preprocess.config import DataConfig
 from tasks.settings import to_dict
-from tasks.stage import Made, run_stage
+from tasks.stage import STORE, Made, run_stage, runs_locally
+from tasks.store import Store
 from tasks.versions import code_version
 
 
@@ -31,6 +32,7 @@ def prepare(data: str, target: str, config: DataConfig, source: str) -> Made:
         from tasks.preprocess.workers import workers_for
 
         made_by = {"config": to_dict(config), "code": code_version("prepare"), "source": source, "target": target}
-        return engine.prepare(directory, data, target, config, made_by, workers_for(data))
+        kept = Store(STORE).checkpoints("prepare", key) if runs_locally() else None
+        return engine.prepare(directory, data, target, config, made_by, workers_for(data), kept)
 
     return run_stage("prepare", {"data": data, "target": target, "config": config, "source": source}, make)

@@ -11,10 +11,15 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
 from tasks.errors import UserError
+from tasks.orphan import end_with_parent
 from tasks.preprocess.sources import find_files
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
+
+
+class WorkerLost(UserError):
+    """A worker process was killed. What was finished until then is good."""
 
 
 def cores() -> int:
@@ -36,7 +41,9 @@ class Workers:
             return
         if self._pool is None:
             # Spawned, not forked: PyArrow and torch keep threads and locks that a fork would tear.
-            self._pool = ProcessPoolExecutor(self.count, mp_context=multiprocessing.get_context("spawn"))
+            self._pool = ProcessPoolExecutor(
+                self.count, multiprocessing.get_context("spawn"), end_with_parent, (os.getpid(),)
+            )
         waiting: deque[Future[Result]] = deque()
         try:
             for job in jobs:
@@ -46,7 +53,7 @@ class Workers:
             while waiting:
                 yield waiting.popleft().result()
         except BrokenProcessPool:
-            raise UserError(
+            raise WorkerLost(
                 "data: a worker process was killed, probably for want of memory; give the machine more, or the run "
                 "fewer processes"
             ) from None

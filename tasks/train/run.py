@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tasks.agreement import together
 from tasks.errors import UserError
 from tasks.group import Group, process_group
+from tasks.orphan import end_with_agent
 from tasks.preprocess.prepared import PreparedData
 from tasks.settings import to_dict
 from tasks.train.checkpoint import Checkpoints
@@ -26,7 +27,6 @@ from tasks.train.interval import Interval
 from tasks.train.ledger import RESTORE, Ledger
 from tasks.train.loop import take_up, to_save, train_loop
 from tasks.train.models.factory import build
-from tasks.train.orphan import end_with_agent
 from tasks.train.precision import resolve_precision, scaler
 from tasks.train.preemption import Watcher, servers_of
 from tasks.train.state import Progress, TrainingState, weights_of

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,39 @@ def test_of_two_processes_with_the_same_work_the_first_to_finish_wins(tmp_path: 
         fill(second, b"second")
         store.publish(first, "stage", "k")
         assert store.publish(second, "stage", "k").read_bytes("file") == b"first"
+
+
+def test_one_at_a_time_makes_an_entry_and_who_waited_is_told(tmp_path: Path) -> None:
+    store, entered = Store(tmp_path), []
+
+    def second() -> None:
+        with store.turn("stage", "k") as waited:
+            entered.append((waited, isinstance(store.find("stage", "k"), Artifact)))
+
+    other = threading.Thread(target=second, daemon=True)
+    with store.turn("stage", "k") as waited:
+        assert not waited
+        other.start()
+        with store.turn("stage", "another key") as also_waited:
+            assert not also_waited
+        other.join(0.2)
+        assert not entered
+        (store.checkpoints("stage", "k") / "unfinished").touch()
+        with store.workspace("stage") as directory:
+            fill(directory)
+            store.publish(directory, "stage", "k")
+    other.join(20)
+    assert entered == [(True, True)]
+    assert [path.name for path in (tmp_path / "stage").iterdir()] == ["k"]
+
+
+def test_unfinished_work_stays_for_the_next_turn(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    with pytest.raises(KeyboardInterrupt), store.turn("stage", "k"):
+        (store.checkpoints("stage", "k") / "unfinished").touch()
+        raise KeyboardInterrupt
+    with store.turn("stage", "k") as waited:
+        assert not waited and (store.checkpoints("stage", "k") / "unfinished").exists()
 
 
 def test_the_key_follows_every_part_and_not_the_order_of_the_inputs() -> None:

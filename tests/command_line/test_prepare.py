@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 from tasks.preprocess.prepared import PreparedData
@@ -48,3 +49,46 @@ def test_the_prepared_data_the_card_and_what_is_in_them(pyflyte_run: Run, tmp_pa
     # The section `training` is not the data's: nothing is made again.
     second = pyflyte_run("--data", "shop.csv", "--target", "bought", workflow="prepare")
     assert second.returncode == 0 and "prepare      reused" in second.stdout, second.stdout
+
+
+#: In a directory on the path of a process, this kills it in its last merge.
+FAULT = """
+import os, signal, sys, time
+from pathlib import Path
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "tasks.preprocess.engine":
+            from tasks.preprocess import shards
+            merge = shards.merge
+            def faulty(writer, name, *arguments):
+                if name.startswith("validation"):
+                    while len(list(Path(".slipstream/prepare").glob("*/merge-*.done"))) < 2:
+                        time.sleep(0.01)
+                    os.kill(os.getpid(), signal.SIGKILL)
+                merge(writer, name, *arguments)
+            shards.merge = faulty
+
+sys.meta_path.insert(0, Finder())
+"""
+
+
+def test_a_killed_prepare_goes_on_when_it_is_started_again(pyflyte_run: Run, tmp_path: Path) -> None:
+    (tmp_path / "shop.csv").write_text(table())
+    (tmp_path / "fault").mkdir()
+    (tmp_path / "fault/sitecustomize.py").write_text(FAULT)
+    arguments = ("--data", "shop.csv", "--target", "bought")
+    killed = pyflyte_run(*arguments, workflow="prepare", PYTHONPATH=str(tmp_path / "fault"))
+    assert killed.returncode == -signal.SIGKILL, killed.stdout
+    assert not list(tmp_path.glob("runs/*")) and not list(tmp_path.glob(".slipstream/prepare/*/manifest.json"))
+
+    again = pyflyte_run(*arguments, workflow="prepare")
+    assert again.returncode == 0, again.stdout
+    # The file as columns, its survey, its encoding and two splits; one was left.
+    assert "prepare      goes on: 5 of 6 units were done" in again.stdout
+    (made,) = (tmp_path / ".slipstream/prepare").iterdir()
+    (tmp_path / ".slipstream").rename(tmp_path / "before")
+    whole = pyflyte_run(*arguments, workflow="prepare")
+    assert whole.returncode == 0 and "goes on" not in whole.stdout
+    for path in (tmp_path / "before/prepare" / made.name).iterdir():
+        assert path.read_bytes() == (made / path.name).read_bytes(), path.name

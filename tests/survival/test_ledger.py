@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tasks.orphan import end_with_parent
 from tasks.storage import storage_for
 from tasks.train import ledger
 from tasks.train.ledger import EVALUATION, NO_WORD, STALL, STEPS, Ledger, Page, account, read_pages
-from tasks.train.orphan import end_with_parent
 from tests.survival.world import running
 
 FORK = multiprocessing.get_context("fork")

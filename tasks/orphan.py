@@ -1,6 +1,7 @@
-"""Workers end with their agent.
+"""Workers end with the process that started them.
 
-torch elastic's workers outlive an agent that is killed and would go on training, and writing, beside the next attempt.
+Else they outlive it when it is killed and go on working, and writing, beside the next attempt: those of torch elastic
+because they know nothing of it, those of a process pool because each holds an end of the pipe that they wait at.
 """
 
 from __future__ import annotations

@@ -1,0 +1,223 @@
+"""A prepare that is killed goes on where it stopped, and gives what one that was never killed gives."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tasks.artifact import Artifact
+from tasks.errors import UserError
+from tasks.preprocess import engine, ingest
+from tasks.preprocess.config import DataConfig
+from tasks.preprocess.workers import Workers
+from tasks.preprocess.workplace import RECORD, Workplace
+
+GROUPS, ROWS = 12, 250
+
+#: Prepares, and kills itself or the process that it works for when a function is called for the nth time.
+KILLED = """
+import functools, os, signal, sys, time
+from pathlib import Path
+from tasks.preprocess import engine, ingest, survey
+from tasks.preprocess.config import DataConfig
+
+data, directory, kept, workers, where, times, victim = sys.argv[1:]
+module, name = where.split(".")
+owner = {"engine": engine, "ingest": ingest, "survey": survey, "writer": engine.RunWriter}[module]
+original, calls = getattr(owner, name), 0
+
+@functools.wraps(original)
+def faulty(*arguments):
+    global calls
+    calls += 1
+    if calls == int(times):
+        if name == "merge":  # half of the file is there
+            Path(arguments[0].directory, arguments[1]).write_bytes(b"half")
+            while len(list(Path(kept).glob("merge-*.done"))) < 2:  # the others are merged in other threads
+                time.sleep(0.01)
+        Path(directory + ".victim").write_text(str(os.getpid()))
+        os.kill(os.getppid() if victim == "parent" else os.getpid(), signal.SIGKILL)
+        time.sleep(30)
+    return original(*arguments)
+
+setattr(owner, name, faulty)
+if __name__ == "__main__":
+    engine.prepare(Path(directory), data, "y", DataConfig(), {}, int(workers), Path(kept))
+"""
+
+
+@pytest.fixture
+def parquet(tmp_path: Path) -> Path:
+    draw = np.random.default_rng(0)
+    rows = GROUPS * ROWS
+    table = pa.table(
+        {"x": draw.normal(size=rows), "c": draw.choice(list("abcd"), rows), "y": draw.integers(0, 2, rows)}
+    )
+    pq.write_table(table, tmp_path / "t.parquet", row_group_size=ROWS)
+    return tmp_path / "t.parquet"
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    """Several files, because a small file is one unit of work."""
+    draw = np.random.default_rng(1)
+    (tmp_path / "texts").mkdir()
+    for number in range(5):
+        lines = [f"{x:.4f},{'ab'[int(x > 0)]}\n" for x in draw.normal(size=ROWS)]
+        (tmp_path / f"texts/{number}.csv").write_text("x,y\n" + "".join(lines))
+    return tmp_path / "texts"
+
+
+def killed(data: Path, tmp_path: Path, where: str, times: int) -> Path:
+    """A prepare of ``data`` dies at the ``times``-th call of ``where``; what it had finished by then."""
+    kept = tmp_path / "kept"
+    command = [sys.executable, "-c", KILLED, data, tmp_path / "first", kept, "1", where, str(times), "self"]
+    assert subprocess.run(command).returncode == -signal.SIGKILL, "it was not killed"
+    return kept
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Counts the units of work that are done from now on in this process."""
+    done: Counter[str] = Counter()
+    for module, name in ((ingest, "make_columnar"), *((engine, f"{n}_unit") for n in ("survey", "encode"))):
+        monkeypatch.setattr(module, name, counting(getattr(module, name), done))
+    monkeypatch.setattr(engine, "merge_split", counting(engine.merge_split, done))
+    return done
+
+
+def counting(work, done):  # type: ignore[no-untyped-def]
+    def run(job: object) -> object:
+        done[work.__name__] += 1
+        return work(job)
+
+    run.__name__ = work.__name__
+    return run
+
+
+def prepare(directory: Path, data: Path, workers: int = 1, kept: Path | None = None) -> Artifact:
+    return engine.prepare(directory, str(data), "y", DataConfig(), {}, workers, kept)
+
+
+@pytest.mark.parametrize(
+    ("where", "times", "left"),
+    [
+        ("engine.survey_unit", 8, {"survey_unit": GROUPS - 7, "encode_unit": GROUPS, "merge_split": 3}),
+        (
+            "writer.add",
+            13,
+            {"encode_unit": GROUPS - 4, "merge_split": 3},
+        ),  # within the fifth unit, of three splits each
+        ("engine.merge", 3, {"merge_split": 1}),
+    ],
+)
+def test_what_was_done_is_not_done_again(
+    parquet: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    where: str,
+    times: int,
+    left: dict[str, int],
+) -> None:
+    kept = killed(parquet, tmp_path, where, times)
+    total = 2 * GROUPS + 3
+    done = counted(monkeypatch)
+    again = prepare(tmp_path / "again", parquet, kept=kept)
+    assert dict(done) == left
+    assert f"goes on: {total - sum(left.values())} of {total} units were done" in capsys.readouterr().out
+    assert not kept.exists() and not (tmp_path / "first/manifest.json").exists()
+    assert again.check_sha256().fingerprint == prepare(tmp_path / "whole", parquet).fingerprint
+
+
+def test_text_goes_on_too(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = killed(texts, tmp_path, "ingest.make_columnar", 4)
+    done = counted(monkeypatch)
+    again = prepare(tmp_path / "again", texts, kept=kept)
+    assert done == {"make_columnar": 2, "survey_unit": 5, "encode_unit": 5, "merge_split": 3}
+    assert again.fingerprint == prepare(tmp_path / "whole", texts).fingerprint
+
+
+def with_workers(data: Path, tmp_path: Path, victim: str) -> subprocess.CompletedProcess[str]:
+    """A prepare with two workers, one of which kills itself or its parent in its third unit."""
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED)  # a file, because the workers import it anew
+    command = [
+        sys.executable,
+        script,
+        data,
+        tmp_path / "first",
+        tmp_path / "kept",
+        "2",
+        "survey.split_rows",
+        "3",
+        victim,
+    ]
+    return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60)
+
+
+def test_a_lost_worker_costs_its_unit_alone(parquet: Path, tmp_path: Path) -> None:
+    lost = with_workers(parquet, tmp_path, "self")
+    assert lost.returncode == 1 and "a worker process was killed" in lost.stderr
+    assert 2 <= len(list((tmp_path / "kept").glob(f"*{RECORD}"))) < GROUPS
+    again = prepare(tmp_path / "again", parquet, 2, tmp_path / "kept")
+    assert again.fingerprint == prepare(tmp_path / "whole", parquet).fingerprint
+
+
+def test_a_killed_process_takes_its_workers_along(parquet: Path, tmp_path: Path) -> None:
+    """An orphan would write the file of a unit at the same time as the worker of the next attempt."""
+    assert with_workers(parquet, tmp_path, "parent").returncode == -signal.SIGKILL
+    orphan = Path(f"/proc/{(tmp_path / 'first.victim').read_text()}/stat")
+    deadline = time.monotonic() + 20
+    # Nobody may be there to reap it: a zombie is dead, too.
+    while orphan.exists() and orphan.read_text().split(") ")[1][0] != "Z":
+        assert time.monotonic() < deadline, "the worker outlived the process that started it"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("what", ["survey_unit-0-000003.done", "encode_unit-0-000003.done", "run-000000000750.rows"])
+@pytest.mark.parametrize("how", ["cut", "flipped", "gone"])
+def test_what_is_not_whole_is_done_again(
+    parquet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, how: str
+) -> None:
+    kept = killed(parquet, tmp_path, "engine.merge_splits", 1)
+    raw = bytearray((kept / what).read_bytes())
+    raw[len(raw) // 2] ^= 16
+    if how == "gone":
+        (kept / what).unlink()
+    else:
+        (kept / what).write_bytes(raw[: len(raw) // 2] if how == "cut" else raw)
+    done = counted(monkeypatch)
+    again = prepare(tmp_path / "again", parquet, kept=kept)
+    assert done == {"survey_unit" if "survey" in what else "encode_unit": 1, "merge_split": 3}
+    assert again.fingerprint == prepare(tmp_path / "whole", parquet).fingerprint
+
+
+def test_what_must_be_mended_leaves_no_workplace(tmp_path: Path) -> None:
+    table = pa.table({"x": [1.0, float("inf")] * 200, "y": [0, 1] * 200})
+    pq.write_table(table, tmp_path / "t.parquet")
+    with pytest.raises(UserError, match="infinite"):
+        prepare(tmp_path / "p", tmp_path / "t.parquet", kept=tmp_path / "kept")
+    assert not (tmp_path / "kept").exists()
+
+
+def square(job: int) -> int:
+    return job * job
+
+
+def test_results_come_in_the_order_of_the_jobs_whoever_did_them(tmp_path: Path) -> None:
+    Workplace(tmp_path / "w", Workers(1)).once("square-0-000002", square, 2)
+    place = Workplace(tmp_path / "w", Workers(1))
+    assert list(place.map(square, range(5))) == [0, 1, 4, 9, 16] and place.found == 1
+    # The jobs are told apart by their place alone, and by which time it is that the function is mapped.
+    later = Workplace(tmp_path / "w", Workers(1))
+    assert list(later.map(square, [9] * 5)) == [0, 1, 4, 9, 16]
+    assert list(later.map(square, [9] * 5)) == [81] * 5
