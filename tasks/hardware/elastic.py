@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,8 @@ class Workspace:
         except Exception as error:
             seen = as_seen_by_flyte(error)
             if isinstance(seen, Interrupted):
+                with suppress(FileExistsError), interruption_file(self.directory).open("x", encoding="utf-8") as file:
+                    file.write(str(seen))
                 raise FlyteRecoverableException(str(seen)) from error
             if isinstance(seen, UserError):
                 # Out of memory on this rank alone: the others wait for it, so it has to die, not to return.
@@ -90,6 +93,7 @@ def distributed(stage: str) -> Distributed:
         # The plugin makes a PyTorchJob of the text "2" and a plain pod of the number 1.
         nnodes=1 if place.nodes == 1 else str(place.nodes),
         nproc_per_node=place.processes,
+        max_restarts=place.restarts,
         monitor_interval=1,
         increase_shared_mem=False,
         rdzv_configs={"timeout": 900, "join_timeout": 900, "read_timeout": 900},
@@ -121,27 +125,42 @@ class DistributedTask(PytorchElasticFunctionTask):
             homes = (str(Store(STORE).checkpoints(config.stage, key).absolute()), "") if local else flyte_checkpoints()
             execution = current_context().execution_id.name
             workspace = Workspace(config.stage, str(directory.absolute()), *homes, execution, place.notices)
-            said = refusal_file(workspace.directory)
+            said, interrupted = refusal_file(workspace.directory), interruption_file(workspace.directory)
             try:
                 outcome = self._execute(workspace=workspace, **here)
-            except (FlyteRecoverableException, FlyteUserRuntimeException) as error:
+            except (FlyteRecoverableException, FlyteUserRuntimeException, IgnoreOutputs) as error:
                 if said.exists():
                     raise UserError(said.read_text(encoding="utf-8")) from None
-                if lost := lost_worker(error):
-                    raise FlyteRecoverableException(lost) from error
-                raise
-            except IgnoreOutputs as error:
-                if isinstance(error.__context__, SignalException):
-                    # The plugin would let the pod exit 0 without outputs, which looks like success to a PyTorchJob.
-                    raise FlyteRecoverableException(f"the agent was told to end: {error.__context__}") from error
+                why = interruption(error, interrupted)
+                if why and local:
+                    # Nobody tries again here, so the user has to be told how.
+                    raise UserError(
+                        f"{config.stage}: interrupted ({why}); start it again to go on from there"
+                    ) from None
+                if why:
+                    raise FlyteRecoverableException(why) from error
                 raise
             finally:
                 said.unlink(missing_ok=True)
+                interrupted.unlink(missing_ok=True)
             if isinstance(outcome, Refusal):
                 raise UserError(outcome.message)
             return Artifact.open(directory, config.stage)
 
         return run_stage(config.stage, {**inputs, "world": [place.nodes, place.processes]}, make)
+
+
+def interruption(error: Exception, said: Path) -> str:
+    """Why the workers were interrupted, if that is what happened: another attempt can then help. Otherwise empty."""
+    if isinstance(error, IgnoreOutputs):
+        # The plugin would let the pod exit 0 without outputs, which looks like success to a PyTorchJob.
+        told = isinstance(error.__context__, SignalException)
+        return f"the agent was told to end: {error.__context__}" if told else ""
+    if lost := lost_worker(error):
+        return lost
+    if isinstance(error, FlyteRecoverableException):
+        return said.read_text(encoding="utf-8") if said.exists() else str(error)
+    return ""
 
 
 def lost_worker(error: Exception) -> str:
@@ -156,6 +175,11 @@ def lost_worker(error: Exception) -> str:
 
 def refusal_file(directory: str) -> Path:
     return Path(f"{directory}.refusal")
+
+
+def interruption_file(directory: str) -> Path:
+    """Written by the first worker that found itself interrupted."""
+    return Path(f"{directory}.interruption")
 
 
 def flyte_checkpoints() -> tuple[str, str]:

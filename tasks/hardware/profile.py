@@ -56,6 +56,8 @@ class Placement(Settings):
     shared_memory: str = ""
     interruptible: bool = False
     retries: int = setting(0, at_least=0)
+    #: How often a process group whose worker died is started again in the same pods, before that costs a retry.
+    restarts: int = setting(0, at_least=0)
     timeout_minutes: int = setting(60, at_least=1)
     tolerations: list[Toleration] = setting([])
     node_selector: dict[str, str] = setting({})

@@ -29,14 +29,14 @@ OWN_STORE_PER_RESTART = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 STEPS = 320
 
 
-def workers_of(agent: int) -> list[int]:
-    """The agent's ranks: its children that are Python themselves (it also has a resource tracker)."""
+def workers_of(agent: int, marked: bytes = b"tasks.train") -> list[int]:
+    """The agent's ranks: its children whose command line is so ``marked`` (it also has a resource tracker)."""
     found = []
     for status in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             fields = status.read_text().rpartition(")")[2].split()
             command = (status.parent / "cmdline").read_bytes()
-            if int(fields[1]) == agent and b"tasks.train" in command:
+            if int(fields[1]) == agent and marked in command:
                 found.append(int(status.parent.name))
     return sorted(found)
 

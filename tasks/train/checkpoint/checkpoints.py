@@ -325,5 +325,5 @@ def check_tensors(candidate: Candidate, index: Mapping[str, Any], live: Mapping[
         if then.get(name) != now.get(name):
             raise UserError(
                 f"{candidate.uri}: holds another model: {name} is {then.get(name, 'absent')} there and "
-                f"{now.get(name, 'absent')} here; go on with the same model or start afresh with resume=never"
+                f"{now.get(name, 'absent')} here; go on with the same model or start afresh with training.resume=never"
             )

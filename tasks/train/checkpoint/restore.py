@@ -50,14 +50,14 @@ class Wanted:
         if manifest["format"] > FORMAT or made_by.get("content", 0) > CONTENT:
             raise UserError(
                 f"{candidate.uri}: written by a newer version of this project (content {made_by.get('content')}, we "
-                f"know {CONTENT}); update, or start afresh with resume=never"
+                f"know {CONTENT}); update, or start afresh with training.resume=never"
             )
         difference = first_difference(made_by.get("identity", {}), self.identity)
         if difference:
             name, then, now = difference
             raise UserError(
                 f"{candidate.uri}: was made with {name} {shown(then)}, this run has {shown(now)}; go on with the same "
-                f"{name}, choose another checkpoint home, or start afresh with resume=never"
+                f"{name}, choose another checkpoint home, or start afresh with training.resume=never"
             )
 
 
@@ -74,7 +74,7 @@ def first_difference(then: Any, now: Any, path: str = "") -> tuple[str, Any, Any
 
 
 def shown(value: Any) -> str:
-    text = json.dumps(value)
+    text = "unset" if value is None else json.dumps(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
