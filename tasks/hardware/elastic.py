@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -50,7 +51,7 @@ class Workspace:
     #: Where this attempt keeps its checkpoints (a path or a URI), and where the attempt before kept its own, if any.
     checkpoints: str
     previous_checkpoints: str
-    #: The name of the execution of which this is an attempt (empty locally), and whose preemption notices to watch for.
+    #: The name of the execution of which this is an attempt, and whose preemption notices to watch for.
     execution: str
     notices: str
 
@@ -123,7 +124,8 @@ class DistributedTask(PytorchElasticFunctionTask):
                 for name, value in inputs.items()
             }
             homes = (str(Store(STORE).checkpoints(config.stage, key).absolute()), "") if local else flyte_checkpoints()
-            execution = current_context().execution_id.name
+            # Locally Flyte gives every run the same name; each is an execution of its own.
+            execution = f"local-{uuid.uuid4().hex}" if local else current_context().execution_id.name
             workspace = Workspace(config.stage, str(directory.absolute()), *homes, execution, place.notices)
             said, interrupted = refusal_file(workspace.directory), interruption_file(workspace.directory)
             try:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 import click
 import yaml
 
+from tasks.artifact import MANIFEST
 from tasks.config import RunConfig
 from tasks.errors import UserError
 from tasks.train.run import run
@@ -23,12 +25,16 @@ def main(prepared: Path, output: Path, config: Path | None) -> None:
         settings = RunConfig.from_dict(yaml.safe_load(config.read_text(encoding="utf-8"))) if config else RunConfig()
     except yaml.YAMLError as error:
         raise UserError(f"{config}: not valid YAML: {error}") from None
+    if (output / MANIFEST).exists():
+        raise UserError(f"{output}: holds an artifact already; choose another OUTPUT or remove it")
     run(
         prepared=prepared,
         model=settings.model,
         training=settings.training,
         directory=output,
         checkpoints_home=f"{output}.checkpoints",
+        # The agent's, so that what it starts again is the same run; "none" unless it was told or made up one.
+        execution=os.environ.get("TORCHELASTIC_RUN_ID", "").removeprefix("none"),
         made_by={"command": "tasks.train"},
     )
 

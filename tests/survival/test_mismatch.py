@@ -1,0 +1,143 @@
+"""A checkpoint that does not fit, or a place that cannot hold one, is refused on the command line before training."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+
+from tests.command_line.conftest import PYFLYTE, REPOSITORY
+from tests.command_line.test_bad_input import one_message
+from tests.storage.conftest import CREDENTIALS
+from tests.storage.faulty import FaultyS3
+from tests.survival.world import free_port
+
+TRAINING = {"epochs": 2, "batch_size": 64, "checkpoint_every": 1, "checkpoint_uri": "kept"}
+ROWS = "".join(f"{i % 7},{(i * 37) % 101},{'yes' if i % 3 else 'no'}\n" for i in range(400))
+QUICK = {"collectives": {"largest": 4096, "budget": 0.01}}
+
+
+class Directory:
+    """A working directory in which a run has left checkpoints in ``kept``."""
+
+    def __init__(self, place: Path, prepared: Path, server: FaultyS3) -> None:
+        self.place, self.prepared = place, prepared
+        self.environment = {**os.environ, **CREDENTIALS, "AWS_ENDPOINT_URL": server.url, "COLUMNS": "600"}
+
+    def config(self, training: dict[str, Any], model: dict[str, Any] | None = None) -> Path:
+        path = self.place / "run.yaml"
+        path.write_text(json.dumps({"training": {**TRAINING, **training}, "model": model or {}, **QUICK}))
+        return path
+
+    def run(self, command: list[Any], **variables: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(part) for part in command],
+            cwd=self.place,
+            env={**self.environment, **{name: str(value) for name, value in variables.items()}},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=300,
+        )
+
+    def plain(self, training: dict[str, Any], output: str = "out") -> subprocess.CompletedProcess[str]:
+        """One rank of plain torchrun's, without its agent."""
+        rank = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+        command = [sys.executable, "-m", "tasks.train", self.prepared, output, self.config(training)]
+        return self.run(command, **rank, PYTHONPATH=REPOSITORY)
+
+    def pyflyte(
+        self, training: dict[str, Any], model: dict[str, Any] | None, rows: str
+    ) -> subprocess.CompletedProcess[str]:
+        (self.place / "t.csv").write_text("a,b,y\n" + rows)
+        arguments = ["--data", "t.csv", "--target", "y", "--config", self.config(training, model)]
+        return self.run([PYFLYTE, "run", REPOSITORY / "workflows/training.py", "train_and_export", *arguments])
+
+
+@pytest.fixture(scope="module")
+def plain(prepared: Path, server: FaultyS3, tmp_path_factory: pytest.TempPathFactory) -> Directory:
+    directory = Directory(tmp_path_factory.mktemp("plain"), prepared, server)
+    assert (done := directory.plain({})).returncode == 0, done.stdout
+    return directory
+
+
+def only_line(refused: subprocess.CompletedProcess[str]) -> str:
+    assert refused.returncode == 1
+    (line,) = refused.stdout.strip().splitlines()
+    return line
+
+
+def test_another_seed_is_refused_and_never_starts_afresh(plain: Directory) -> None:
+    line = only_line(plain.plain({"seed": 4}, "other"))
+    assert "kept/step-" in line and "was made with training.seed 0, this run has 4" in line
+    assert line.endswith("or start afresh with training.resume=never")
+    afresh = plain.plain({"seed": 4, "resume": "never"}, "other")
+    assert afresh.returncode == 0 and "goes on from step" not in afresh.stdout, afresh.stdout
+
+
+def test_a_missing_bucket_is_found_before_training(plain: Directory) -> None:
+    line = only_line(plain.plain({"checkpoint_uri": "s3://absent/kept"}, "third"))
+    assert "s3://absent/kept" in line and "there is no bucket 'absent'; create it" in line
+
+
+def test_a_model_is_not_written_over_another(plain: Directory) -> None:
+    assert "out: holds an artifact already; choose another OUTPUT" in only_line(plain.plain({}))
+
+
+@pytest.fixture(scope="module")
+def flyte(prepared: Path, server: FaultyS3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Directory]:
+    directory = Directory(tmp_path_factory.mktemp("flyte"), prepared, server)
+    assert (done := directory.pyflyte({}, None, ROWS)).returncode == 0, done.stdout
+    (directory.place / "file").touch()
+    newer = directory.place / "newer"
+    newer.mkdir()
+    (made,) = sorted((directory.place / "kept").glob("step-*"))[-1:]
+    copied = newer / made.name
+    copied.mkdir()
+    manifest = json.loads((made / "manifest.json").read_bytes())
+    manifest["made_by"]["content"] += 1
+    (copied / "manifest.json").write_text(json.dumps(manifest))
+    s3 = boto3.client(
+        "s3", endpoint_url=server.url, aws_access_key_id="test", aws_secret_access_key="test", region_name="us-east-1"
+    )
+    s3.create_bucket(Bucket="read-only")
+    yield directory
+
+
+MISMATCHES: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str, str]] = {
+    # what differs: training settings, model settings, data, what the line says
+    "seed": ({"seed": 4}, None, ROWS, "was made with training.seed 0, this run has 4"),
+    "model": ({}, {"arguments": {"hidden": [8]}}, ROWS, "was made with model.arguments.hidden unset, this run has [8]"),
+    "data": ({}, None, ROWS[:-40], "was made with data "),
+    "newer format": ({"checkpoint_uri": "newer"}, None, ROWS, "written by a newer version of this project (content 2"),
+    "no directory": ({"checkpoint_uri": "file/kept"}, None, ROWS, "file/kept: cannot be written (Not a directory)"),
+    "no bucket": ({"checkpoint_uri": "s3://absent/kept"}, None, ROWS, "there is no bucket 'absent'"),
+    "refused bucket": ({"checkpoint_uri": "s3://read-only/kept"}, None, ROWS, "access denied"),
+}
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("case", MISMATCHES)
+def test_what_does_not_fit_is_refused_in_one_line(case: str, flyte: Directory, server: FaultyS3) -> None:
+    training, model, rows, expected = MISMATCHES[case]
+    if case == "refused bucket":
+        server.inject("PUT", "403")
+    # A setting that is no part of what a checkpoint must agree in, so that no stage is reused.
+    refused = flyte.pyflyte({"accumulation": 2, **training}, model, rows)
+    assert refused.returncode == 1, refused.stdout
+    assert expected in one_message(refused.stdout)
+    assert "validation loss" not in refused.stdout, "it trained before it refused"
+    server.plan.clear()
+
+
+@pytest.mark.prove
+def test_never_starts_afresh_beside_what_does_not_fit(flyte: Directory) -> None:
+    afresh = flyte.pyflyte({"seed": 5, "resume": "never"}, None, ROWS)
+    assert afresh.returncode == 0 and "goes on from step" not in afresh.stdout, afresh.stdout
