@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from flytekit import current_context
 from flytekit.exceptions.user import FlyteRecoverableException, FlyteUserRuntimeException
 from flytekit.extend import IgnoreOutputs, TaskPlugins
@@ -25,6 +26,7 @@ from flytekitplugins.kfpytorch import CleanPodPolicy, Elastic, RunPolicy
 from flytekitplugins.kfpytorch.task import PytorchElasticFunctionTask
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import RendezvousError
 
 from tasks.artifact import Artifact
 from tasks.errors import Interrupted, UserError
@@ -32,6 +34,9 @@ from tasks.hardware.failures import as_seen_by_flyte, lost_to_signal
 from tasks.hardware.profile import CHOICE, Placement, Profile, current_profile
 from tasks.stage import STORE, Made, StageRun, local_path, run_stage, runs_locally
 from tasks.store import Store
+
+#: What an agent raises when it cannot reach the others: their pod may have gone, or not have come.
+LOST_AGENT = (RendezvousError, dist.DistError)
 
 
 @dataclass(frozen=True)
@@ -130,7 +135,7 @@ class DistributedTask(PytorchElasticFunctionTask):
             said, interrupted = refusal_file(workspace.directory), interruption_file(workspace.directory)
             try:
                 outcome = self._execute(workspace=workspace, **here)
-            except (FlyteRecoverableException, FlyteUserRuntimeException, IgnoreOutputs) as error:
+            except (FlyteRecoverableException, FlyteUserRuntimeException, IgnoreOutputs, *LOST_AGENT) as error:
                 if said.exists():
                     raise UserError(said.read_text(encoding="utf-8")) from None
                 why = interruption(error, interrupted)
@@ -158,6 +163,8 @@ def interruption(error: Exception, said: Path) -> str:
         # The plugin would let the pod exit 0 without outputs, which looks like success to a PyTorchJob.
         told = isinstance(error.__context__, SignalException)
         return f"the agent was told to end: {error.__context__}" if told else ""
+    if isinstance(error, LOST_AGENT):
+        return f"another pod's agent was lost: {error}"
     if lost := lost_worker(error):
         return lost
     if isinstance(error, FlyteRecoverableException):

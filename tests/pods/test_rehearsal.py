@@ -195,26 +195,64 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def test_two_pods_of_a_pytorchjob_form_one_world(cluster: Cluster, tmp_path: Path) -> None:
-    assert cluster.templates[2].type == "pytorch"
+def pods_of_job(cluster: Cluster, name: str, previous: str = "") -> list[subprocess.Popen[str]]:
+    """Both pods of one attempt of a PyTorchJob."""
     job = {
         "PET_NNODES": "2:2",  # as the operator writes it when the job has an elastic policy
         "PET_NPROC_PER_NODE": "1",
         "PET_RDZV_BACKEND": "c10d",
         "PET_RDZV_ENDPOINT": f"127.0.0.1:{free_port()}",
     }
-    pods = [cluster.pod(2, "world", PET_NODE_RANK=str(rank), **job) for rank in range(2)]
+    return [cluster.pod(2, name, previous=previous, PET_NODE_RANK=str(rank), **job) for rank in range(2)]
+
+
+@pytest.fixture(scope="module")
+def world(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model that two undisturbed pods train."""
+    pods = pods_of_job(cluster, "world")
     outputs = [finish(pod) for pod in pods]
     assert [pod.returncode for pod in pods] == [0, 0], outputs
     assert "world/outputs/error.pb" not in cluster.keys("world/outputs"), outputs
-    trained = cluster.trained("world", tmp_path)
-    history = json.loads((trained / "history.json").read_text())
+    return cluster.trained("world", tmp_path_factory.mktemp("world"))
+
+
+def test_two_pods_of_a_pytorchjob_form_one_world(cluster: Cluster, world: Path) -> None:
+    assert cluster.templates[2].type == "pytorch"
+    history = json.loads((world / "history.json").read_text())
     assert history["world"]["size"] == 2
     assert history["steps_total"] == 6 * 600 // 50
     # Each rank took its own half of every batch: another world size gives the same global batches.
     assert history["best"]["accuracy"] > 0.9
     # One process group of two took checkpoints; two groups of one would each have claimed an attempt.
     assert cluster.keys("world/checkpoints/attempts") == ["world/checkpoints/attempts/0001"]
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("victim", [0, 1])  # one of them also keeps the rendezvous
+def test_one_of_two_pods_is_killed_and_the_second_attempt_ends_the_same(
+    victim: int, cluster: Cluster, world: Path, tmp_path: Path
+) -> None:
+    first, second = f"pair{victim}-1", f"pair{victim}-2"
+    pods = pods_of_job(cluster, first)
+    until_saved(cluster, pods[0], first)
+    pods[victim].kill()
+    survivor = pods[1 - victim]
+    output = finish(survivor)
+    # What a cluster does: it takes the job for failed, whatever the other pod says, and starts both again.
+    assert survivor.returncode is not None and not [
+        key for key in cluster.keys(f"{first}/outputs") if key.endswith("outputs.pb")
+    ], output
+    if f"{first}/outputs/error.pb" in cluster.keys(f"{first}/outputs"):
+        error = cluster.error(first).error
+        assert error.kind == error.RECOVERABLE, output
+
+    pods = pods_of_job(cluster, second, previous=first)
+    outputs = [finish(pod) for pod in pods]
+    assert [pod.returncode for pod in pods] == [0, 0], outputs
+    assert any("goes on from step" in output for output in outputs), outputs
+    resumed = cluster.trained(second, tmp_path)
+    assert f"{first}/checkpoints/step-" in json.loads((resumed / "attempt.json").read_text())["resumed_from"]
+    same_model(world, resumed)
 
 
 def test_the_second_attempt_goes_on_where_the_first_was_killed(cluster: Cluster, tmp_path: Path) -> None:
@@ -235,8 +273,11 @@ def test_the_second_attempt_goes_on_where_the_first_was_killed(cluster: Cluster,
     attempt = json.loads((resumed / "attempt.json").read_text())
     assert "attempt1/checkpoints/step-" in attempt["resumed_from"]
     assert attempt["steps"] < 72 and f"goes on from step {72 - attempt['steps']}" in output
-    # Killed or not, the weights are the same to the bit.
-    uninterrupted = cluster.trained("whole", tmp_path / "whole")
+    same_model(cluster.trained("whole", tmp_path / "whole"), resumed)
+
+
+def same_model(uninterrupted: Path, resumed: Path) -> None:
+    """Killed or not, the weights are the same to the bit, and so is the history."""
     for weights in ("best.safetensors", "last.safetensors"):
         left, right = load_file(uninterrupted / weights), load_file(resumed / weights)
         assert left.keys() == right.keys()
