@@ -21,6 +21,7 @@ prove: $(READY)
 	$(BIN)/python -m pytest -m prove
 
 bench: $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,bench]'
 	for bench in benchmarks/*.py; do $(BIN)/python $$bench --quick || exit 1; done
 
 clean:

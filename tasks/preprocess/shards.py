@@ -19,8 +19,10 @@ import numpy as np
 from tasks.artifact import ArtifactWriter
 from tasks.preprocess.hashing import keys
 
-#: Rows per block of the manifest: any block is verified by itself.
+#: A block of the manifest, which is verified by itself, has so many rows, fewer if they are wide: the blocks that a
+#: batch mixes have to stay in a processor's cache between their verification and their use.
 BLOCK_ROWS = 4096
+BLOCK_BYTES = 1 << 20
 #: What is merged at once.
 BUCKET_BYTES = 16 << 20
 ORDER_SEED = 2
@@ -31,6 +33,11 @@ def order_keys(first: int, rows: int, total: int, shuffle: bool) -> np.ndarray:
     if shuffle:
         return keys(first, rows, ORDER_SEED)
     return np.arange(first, first + rows, dtype=np.uint64) * np.uint64(2**64 // total - (total == 1))
+
+
+def block_rows(itemsize: int) -> int:
+    """The rows of a block of records of ``itemsize`` bytes: a power of two."""
+    return min(BLOCK_ROWS, 1 << (max(1, BLOCK_BYTES // itemsize).bit_length() - 1))
 
 
 @dataclass(frozen=True)
@@ -78,7 +85,7 @@ def as_bytes(records: np.ndarray) -> np.ndarray:
 
 def merge(writer: ArtifactWriter, name: str, runs: list[Run], itemsize: int) -> None:
     """Write the file ``name``: the rows of all ``runs`` in the order of their keys."""
-    with writer.create(name, block_bytes=BLOCK_ROWS * itemsize) as file, ThreadPoolExecutor(1) as ahead:
+    with writer.create(name, block_bytes=block_rows(itemsize) * itemsize) as file, ThreadPoolExecutor(1) as ahead:
         # Gathering and hashing both leave the interpreter to others: the next piece is gathered meanwhile.
         pieces = merged(runs, itemsize)
         coming = ahead.submit(next, pieces, None)

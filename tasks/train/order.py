@@ -9,7 +9,8 @@ Rows are stored shuffled within each segment, so that any block is a fair sample
 block by block, which a disk and a cache like, without batches that differ more than chance makes them:
 
 * The *tape* of an epoch: within each stratum (a segment, or several that are too small to be in every batch) the
-  blocks in a random order, within each block the rows in a random order.
+  blocks in a random order, within each block the rows in a random order, the same for all blocks of a length: where a
+  row lies in its block is random already.
 * Each stratum is cut into *lanes*, runs of the tape of equal length, about :data:`LANES` in all. Every batch takes
   rows from every lane in proportion to the lane's length, so that it mixes as many blocks as there are lanes, and all
   segments in the proportion in which they occur, however much they differ.
@@ -25,7 +26,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -114,6 +115,7 @@ class GlobalOrder:
         #: About the rows that a batch takes from one lane, which are read in ascending order.
         self._group = max(1, batch_size // (len(self._cuts) - 1))
         self._tape = lru_cache(maxsize=2)(self._lay)
+        self._within = lru_cache(maxsize=8)(self._mix)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -175,33 +177,45 @@ class GlobalOrder:
         due: dict[int, int] = {}
         cut = []
         for lane in np.flatnonzero((begin < end).any(axis=0)):
-            on_tape = range(bisect_right(tape.start, first[0, lane]) - 1, bisect_left(tape.start, last[-1, lane]))
-            blocks = [tape.block[at] for at in on_tape]
+            firsts, lasts = first[:, lane].tolist(), last[:, lane].tolist()
+            on_tape = range(bisect_right(tape.start, firsts[0]) - 1, bisect_left(tape.start, lasts[-1]))
+            blocks = tape.block[on_tape.start : on_tape.stop]
             for at, block in zip(on_tape, blocks, strict=True):
                 if block not in known:
-                    needed = int(np.searchsorted(last[:, lane], tape.start[at], side="right"))
+                    # Where lanes meet inside a block, both need it.
+                    needed = bisect_right(lasts, tape.start[at])
                     due[block] = min(needed, due.get(block, needed))
                 if block not in rows:
                     rows[block] = known[block] if block in known else self._rows(epoch, block)
             ahead = np.concatenate([rows[block] for block in blocks])
             origin = tape.start[on_tape.start]
-            cut.append((ahead, (first[:, lane] - origin).tolist(), (last[:, lane] - origin).tolist()))
-        tickets = []
-        for at in range(steps):
-            parts = [ahead[begins[at] : ends[at]] for ahead, begins, ends in cut]
-            fresh = [block for block, needed in due.items() if needed == at]
-            consumed = epoch * self.layout.rows + int(done[at + 1])
-            tickets.append(Ticket(np.concatenate([NO_ROWS, *parts]), fresh, int(done[at + 1] - done[at]), consumed))
+            cut.append([ahead[begins - origin : ends - origin] for begins, ends in zip(firsts, lasts, strict=True)])
+        fresh: list[list[int]] = [[] for _ in range(steps)]
+        for block, needed in due.items():
+            fresh[needed].append(block)
+        # All rows of all steps at once: step by step, lane by lane.
+        taken = np.concatenate([NO_ROWS, *chain.from_iterable(zip(*cut, strict=True))])
+        ends = np.cumsum((end - begin).sum(axis=1)).tolist()
+        consumed = (epoch * self.layout.rows + done[1:]).tolist()
+        sizes = np.diff(done).tolist()
+        tickets = [
+            Ticket(taken[begins:ends], blocks, size, after)
+            for (begins, ends), blocks, size, after in zip(pairwise([0, *ends]), fresh, sizes, consumed, strict=True)
+        ]
         return tickets, rows
 
     def _rows(self, epoch: int, block: int) -> np.ndarray:
         """The rows of a block in the order in which the epoch takes them."""
-        order = shuffled(int(self.layout.length[block]), self.seed, epoch, 1 + block)
+        return self.layout.first[block] + self._within(epoch, int(self.layout.length[block]))
+
+    def _mix(self, epoch: int, length: int) -> np.ndarray:
+        """The order of the rows in a block of ``length`` rows."""
+        order = shuffled(length, self.seed, epoch, length)
         # Which rows go together is random; among themselves they ascend, since memory is read faster upwards.
-        whole = len(order) - len(order) % self._group
+        whole = length - length % self._group
         order[:whole].reshape(-1, self._group).sort(axis=1)
         order[whole:].sort()
-        return self.layout.first[block] + order
+        return order
 
     def _lay(self, epoch: int) -> Tape:
         block = shuffled(self.layout.blocks, self.seed, epoch, 0)
