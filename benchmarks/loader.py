@@ -61,7 +61,8 @@ def make(directory: Path, rows: int) -> None:
             x[begin : begin + len(chosen)], y[begin : begin + len(chosen)] = records["numeric"], records[TARGET]
     writer.write_json("signature.json", SIGNATURE.to_json())
     writer.finish(KIND, {})
-    x.flush(), y.flush()
+    x.flush()
+    y.flush()
 
 
 # The loaders: each gives batches of tensors or arrays, endlessly or for one epoch
