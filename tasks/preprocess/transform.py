@@ -123,7 +123,8 @@ class Transform:
 
         Raises ``UserError`` when a column is missing or holds values of another type.
         """
-        absent = [name for name in self.columns if name not in batch.schema.names]
+        there = set(batch.schema.names)
+        absent = [name for name in self.columns if name not in there]
         if absent:
             raise UserError(f"data: the column {absent[0]!r} is not there, but the model was trained with it")
         numbers = {name: self._numbers(batch, name) for name in {column.name for column in self.numeric}}

@@ -173,8 +173,8 @@ def test_numbers_with_separators_are_text_with_a_word(prepared: Prepare, value: 
 
 def test_very_many_columns_and_very_long_texts(prepared: Prepare) -> None:
     draw = np.random.default_rng(0)
-    wide = pa.table({f"c{n}": draw.normal(size=60) for n in range(2_000)} | {"y": np.arange(60) % 2})
-    assert prepared(wide).signature.inputs[0].shape == (2_000,)
+    wide = pa.table({f"c{n}": draw.normal(size=60) for n in range(10_000)} | {"y": np.arange(60) % 2})
+    assert prepared(wide).signature.inputs[0].shape == (10_000,)
     long = "x,note,y\n" + "".join(f"{i % 11},{'word ' * (200_000 if i == 7 else 50)},{i % 2}\n" for i in range(90))
     data = prepared(long)
     assert next(c["role"] for c in data.card["columns"] if c["name"] == "note") == "prose"
