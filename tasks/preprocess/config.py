@@ -86,6 +86,9 @@ class DataConfig(Settings):
     group: str = ""
     #: The column by which rows are split in time instead: older rows train, the latest test. Never a feature.
     time: str = ""
+    #: The column of numbers by which rows weigh in the training loss: 2 counts as the row twice, 0 not at all. Never a
+    #: feature, and no part of a row's content when that decides its split. Evaluation does not weigh.
+    weight: str = ""
     #: "auto" takes a text target, or a numeric one with few distinct whole values, as classes.
     task: str = setting("auto", choices=("auto", "classification", "regression"))
     #: The share of rows that may be set aside as unreadable before the run stops.
@@ -97,6 +100,8 @@ class DataConfig(Settings):
     def check(self) -> None:
         if self.group and self.time:
             raise self.reject("group", "a group or a time to split by, not both")
+        if self.weight and self.weight in (self.id, self.group, self.time):
+            raise self.reject("weight", "another column than data.id, data.group or data.time")
         if self.split.test_from and not self.time:
             raise self.reject("time", "the column that split.test_from is about")
         if self.decimal == self.thousands:

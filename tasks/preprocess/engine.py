@@ -26,7 +26,7 @@ from tasks.preprocess.fit import check_values, fit
 from tasks.preprocess.hashing import hash_rows
 from tasks.preprocess.ingest import Source, header_hint, open_source
 from tasks.preprocess.page import render
-from tasks.preprocess.prepared import KIND, SPLITS, TARGET, Signature, TensorSpec
+from tasks.preprocess.prepared import KIND, SPLITS, TARGET, WEIGHT, Signature, TensorSpec
 from tasks.preprocess.progress import say_goes_on, shown
 from tasks.preprocess.shards import Run, RunWriter, merge, order_keys
 from tasks.preprocess.spelling import Spelling, retype
@@ -153,7 +153,8 @@ def check_columns(source: Source, data: str, target: str, config: DataConfig) ->
     names = list(source.types)
     if not target:
         raise UserError(f"target: name the column to predict with --target; {data!r} has {listed(names)}")
-    wanted = {"target": target, "data.id": config.id, "data.group": config.group, "data.time": config.time}
+    aside = {name: getattr(config, name) for name in ("id", "group", "time", "weight")}
+    wanted = {"target": target, **{f"data.{setting}": name for setting, name in aside.items()}}
     for setting, name in [
         *wanted.items(),
         *(("data.drop", name) for name in config.drop),
@@ -163,12 +164,16 @@ def check_columns(source: Source, data: str, target: str, config: DataConfig) ->
             close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
             hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"the columns are {listed(names)}"
             raise UserError(f"{setting}: {data!r} has no column {name!r}; {hint}{shape_hint(names, config)}")
-    kept_out = (config.id, config.group, config.time)
-    if target in (*kept_out, *config.drop):
-        raise UserError(f"target: {target!r} is also data.id, group, time or in data.drop; expected another column")
-    for name in filter(None, kept_out):
+    if target in (*aside.values(), *config.drop):
+        raise UserError(
+            f"target: {target!r} is also data.id, group, time, weight or in data.drop; expected another column"
+        )
+    for setting, name in aside.items():
         if name in config.drop:
-            raise UserError(f"data.drop: {name!r} is needed as data.id, group or time, and is no feature anyway")
+            raise UserError(f"data.drop: {name!r} is needed as data.{setting}, and is no feature anyway")
+    if config.weight and source.types[config.weight] not in (values.INTEGER, values.NUMBER):
+        kind = source.types[config.weight]
+        raise UserError(f"data.weight: {config.weight!r} holds {kind} values; expected numbers from 0 on")
     if config.time and source.types[config.time] in (values.TEXT, values.OTHER):
         kind = source.types[config.time]
         raise UserError(f"data.time: {config.time!r} holds {kind} values; expected dates, times or numbers")
@@ -235,10 +240,12 @@ def encode_unit(job: tuple[Encoding, Unit, np.ndarray]) -> Encoded:
 
 
 def encode(transform: Transform, batch: pa.RecordBatch, records: np.ndarray, keep: np.ndarray) -> None:
-    """Inputs of all rows and targets of those to ``keep`` into ``records``."""
+    """Inputs and weights of all rows and targets of those to ``keep`` into ``records``."""
     transform.encode(batch, records)
     target = batch.column(transform.target).take(pa.array(keep))
     records[TARGET][keep] = transform.encode_target(target)
+    if transform.weight:
+        records[WEIGHT] = transform.encode_weight(batch.column(transform.weight))
 
 
 def merge_splits(writer: ArtifactWriter, place: Workplace, runs: list[Run], signature: Signature) -> None:

@@ -18,7 +18,7 @@ from tasks.preprocess.transform import CategoricalColumn, NumericColumn, Transfo
 
 #: Roles of a column.
 NUMERIC, CATEGORICAL, TARGET = "numeric", "categorical", "target"
-IDENTIFIER, GROUP, TIME = "identifier", "group", "time"
+IDENTIFIER, GROUP, TIME, WEIGHT = "identifier", "group", "time", "weight"
 CONSTANT, EMPTY, PROSE, UNSUPPORTED = "constant", "empty", "prose", "unsupported"
 
 #: The longest vocabulary; rarer values share the code of unseen ones.
@@ -57,7 +57,7 @@ def fit(found: Found, types: dict[str, str], target: str, config: DataConfig) ->
     """Decide and fit. Raises ``UserError`` for a target that cannot be learned."""
     sample = found.sample_table()
     task, classes, warnings = judge_target(found, types, target, config)
-    aside = {config.id: IDENTIFIER, config.group: GROUP, config.time: TIME}
+    aside = {config.id: IDENTIFIER, config.group: GROUP, config.time: TIME, config.weight: WEIGHT}
     aside.pop("", None)
     roles: dict[str, Role] = {}
     numeric: list[NumericColumn] = []
@@ -95,8 +95,18 @@ def fit(found: Found, types: dict[str, str], target: str, config: DataConfig) ->
         classes=tuple(classes),
         target_mean=moments.mean if task == "regression" else 0.0,
         target_std=(moments.std or 1.0) if task == "regression" else 1.0,
+        weight=config.weight,
+        weight_mean=mean_weight(found, config),
     )
     return Fitted(roles, transform, warnings)
+
+
+def mean_weight(found: Found, config: DataConfig) -> float:
+    """The mean weight of the training rows; 1 without weights."""
+    mean = found.columns[config.weight].moments[TRAIN].mean if config.weight else 1.0
+    if mean == 0:
+        raise UserError(f"data.weight: {config.weight!r} is 0 in every training row; expected some above 0")
+    return mean
 
 
 def check_values(found: Found, target: str) -> None:

@@ -1,9 +1,9 @@
 """Prepared data, as preprocess writes it and every later stage reads it.
 
 The artifact holds, for each split, one or more segments ``<split>-00000.rows`` of fixed-width little-endian records to
-memory-map: the model's inputs in the order of the signature, then the target. Rows are shuffled within a segment when
-it is written, and a block of the manifest is a whole number of rows, so any block is a fair sample that can be verified
-by itself. Beside them ``signature.json`` (what a model takes and
+memory-map: the model's inputs in the order of the signature, then the target, then the row's weight if rows are
+weighed. Rows are shuffled within a segment when it is written, and a block of the manifest is a whole number of rows,
+so any block is a fair sample that can be verified by itself. Beside them ``signature.json`` (what a model takes and
 gives), ``schema.json`` and ``statistics.json`` (the transformation from raw columns to inputs, fitted on the training
 split only), ``card.json`` (what was found in the data) and ``quarantine.parquet`` (rows set aside, with reasons).
 """
@@ -22,6 +22,7 @@ from tasks.artifact import Artifact, DamagedArtifact
 KIND = "prepare"
 SPLITS = ("train", "validation", "test")
 TARGET = "target"
+WEIGHT = "weight"
 
 
 @dataclass(frozen=True)
@@ -53,17 +54,25 @@ class Signature:
     image_std: tuple[float, ...] = ()
     target_mean: float = 0.0
     target_std: float = 1.0
+    #: The column that weighs the rows in training; empty: all weigh the same. Stored weights have a mean of 1 over the
+    #: training split.
+    weight: str = ""
 
     @property
     def outputs(self) -> int:
         return len(self.classes) if self.task == "classification" else 1
 
     @property
-    def record(self) -> np.dtype:
-        """The dtype of one stored row: every field aligned to four bytes, the target last (int32 or float32)."""
-        names, formats, offsets, offset = [], [], [], 0
+    def labels(self) -> tuple[TensorSpec, ...]:
+        """What a stored row has beside the inputs: the target and, if rows are weighed, the weight."""
         target = TensorSpec(TARGET, "int32" if self.task == "classification" else "float32", ())
-        for spec in (*self.inputs, target):
+        return (target, TensorSpec(WEIGHT, "float32", ())) if self.weight else (target,)
+
+    @property
+    def record(self) -> np.dtype:
+        """The dtype of one stored row: every field aligned to four bytes, the inputs first and then the labels."""
+        names, formats, offsets, offset = [], [], [], 0
+        for spec in (*self.inputs, *self.labels):
             scalar = np.dtype(spec.dtype).newbyteorder("<")
             names.append(spec.name)
             formats.append((scalar, spec.shape))

@@ -125,7 +125,7 @@ def splits_of(batch: pa.RecordBatch, survey: Survey) -> np.ndarray:
     if survey.cuts:
         return assign_by_time(values.as_numbers(batch.column(config.time)), survey.cuts)
     alone = config.group or config.id
-    named = [alone] if alone else batch.schema.names
+    named = [alone] if alone else [name for name in batch.schema.names if name != config.weight]
     return assign(hash_rows([(name, batch.column(name)) for name in named], batch.num_rows), config.split)
 
 
@@ -171,7 +171,8 @@ def as_declared(batch: pa.RecordBatch, survey: Survey) -> tuple[pa.RecordBatch, 
 def judge_rows(
     batch: pa.RecordBatch, numbers: dict[str, np.ndarray], unreadable: dict[str, np.ndarray], survey: Survey
 ) -> dict[int, tuple[str, str]]:
-    """The rows that cannot be used, with column and reason: not as declared, infinite, huge, or without a target."""
+    """The rows that cannot be used, with column and reason: not as declared, infinite, huge, or without a target,
+    weight or time."""
     reasons: dict[int, tuple[str, str]] = {}
     for name in sorted(unreadable):
         for row in unreadable[name].tolist():
@@ -185,6 +186,11 @@ def judge_rows(
     gaps = np.isnan(numbers[survey.target]) if survey.target in numbers else missing_texts(target, survey)
     for row in np.flatnonzero(gaps).tolist():
         reasons.setdefault(row, (survey.target, NO_TARGET))
+    if survey.config.weight:
+        weights = numbers[survey.config.weight]
+        for row in np.flatnonzero(~(weights >= 0)).tolist():
+            reason = "the weight is missing" if np.isnan(weights[row]) else "the weight is negative"
+            reasons.setdefault(row, (survey.config.weight, reason))
     if survey.cuts:
         for row in np.flatnonzero(np.isnan(numbers[survey.config.time])).tolist():
             reasons.setdefault(row, (survey.config.time, "the time to split by is missing"))

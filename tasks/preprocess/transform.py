@@ -89,6 +89,9 @@ class Transform:
     classes: tuple[str, ...] = ()
     target_mean: float = 0.0
     target_std: float = 1.0
+    #: The column of weights, if there is one, and the mean over the training rows by which they are divided.
+    weight: str = ""
+    weight_mean: float = 1.0
 
     @property
     def indicators(self) -> list[str]:
@@ -116,6 +119,7 @@ class Transform:
             cardinalities=tuple(column.cardinality for column in self.categorical),
             target_mean=self.target_mean,
             target_std=self.target_std,
+            weight=self.weight,
         )
 
     def encode(self, batch: pa.RecordBatch, out: np.ndarray) -> None:
@@ -169,6 +173,10 @@ class Transform:
             table = np.array([places[values.label(value)] for value in distinct.dictionary.to_pylist()], np.int32)
             found = table[distinct.indices.to_numpy()]
         return found.astype(np.int32)
+
+    def encode_weight(self, column: pa.Array) -> np.ndarray:
+        """float32 ``[rows]``, with a mean of 1 over the training rows: the loss keeps its scale."""
+        return (values.as_numbers(column) / self.weight_mean).astype(np.float32)
 
     def _numbers(self, batch: pa.RecordBatch, name: str) -> np.ndarray:
         column = batch.column(name)

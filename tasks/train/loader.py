@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tasks.preprocess.prepared import TARGET, PreparedData, Signature, TensorSpec
+from tasks.preprocess.prepared import PreparedData, Signature
 from tasks.train.order import GlobalOrder, Layout, StoredOrder, Ticket
 
 #: Buffers: one is the consumer's, one is ready, one is being filled.
@@ -29,7 +29,8 @@ PATIENCE_S = 1.0
 
 
 class Batch(NamedTuple):
-    """One rank's share of a batch: ``inputs`` ``[share, *shape]`` in the signature's order, ``target`` ``[share]``.
+    """One rank's share of a batch: ``inputs`` ``[share, *shape]`` in the signature's order, ``target`` ``[share]`` and,
+    if rows are weighed, ``weight`` ``[share]`` (float32, on average 1).
 
     The tensors are views of one reused buffer of whole records, so their rows are a record's size apart. They hold
     until the next batch is asked for; on a GPU that means until the work that the current stream has by then.
@@ -42,6 +43,7 @@ class Batch(NamedTuple):
     size: int
     consumed: int
     wait: float
+    weight: Tensor | None = None
 
 
 def training_batches(
@@ -109,8 +111,8 @@ def read_ahead(
             if isinstance(got, BaseException):
                 raise got
             buffer, rows, size, consumed = got
-            inputs, target = buffer.tensors(rows)
-            yield Batch(inputs, target, size, consumed, wait)
+            inputs, target, weight = buffer.tensors(rows)
+            yield Batch(inputs, target, size, consumed, wait, weight)
             buffer.release()
             free.put(buffer)
     finally:
@@ -188,14 +190,16 @@ class HostBuffer:
         #: uint8 ``[rows, record]``, to be filled by the thread.
         self.records = self._host.numpy()
         self._fields = fields(self._host, signature)
+        self._inputs = len(signature.inputs)
 
     def send(self, rows: int) -> None:
         """Take the first ``rows`` records to where they are used; called by the thread."""
 
-    def tensors(self, rows: int) -> tuple[tuple[Tensor, ...], Tensor]:
-        """The inputs and the target of the first ``rows`` records."""
+    def tensors(self, rows: int) -> tuple[tuple[Tensor, ...], Tensor, Tensor | None]:
+        """The inputs, the target and the weight, if there is one, of the first ``rows`` records."""
         columns = self._fields if rows == len(self.records) else tuple(field[:rows] for field in self._fields)
-        return columns[:-1], columns[-1]
+        inputs, (target, *weight) = columns[: self._inputs], columns[self._inputs :]
+        return inputs, target, weight[0] if weight else None
 
     def release(self) -> None:
         """The consumer has enqueued all its work on the tensors; called by the consumer."""
@@ -231,10 +235,10 @@ def make_buffers(rows: int, signature: Signature, device: torch.device) -> list[
 
 
 def fields(records: Tensor, signature: Signature) -> tuple[Tensor, ...]:
-    """Views of uint8 records ``[rows, record]``, one for each input and the last for the target ``[rows]``."""
+    """Views of uint8 records ``[rows, record]``, one for each input and each label ``[rows]``."""
     found = []
     places: Any = signature.record.fields
-    for spec in (*signature.inputs, TensorSpec(TARGET, signature.record[TARGET].name, ())):
+    for spec in (*signature.inputs, *signature.labels):
         dtype = getattr(torch, spec.dtype)
         start = places[spec.name][1]
         column = records[:, start : start + math.prod(spec.shape) * dtype.itemsize].view(dtype)

@@ -15,12 +15,22 @@ from tasks.train.loader import Batch
 from tasks.train.models.factory import Predictor
 
 
-def loss_sum(signature: Signature, outputs: Tensor, target: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    """The loss summed over rows: cross-entropy of logits ``[rows, classes]`` and int32 classes ``[rows]``, or the
-    squared error of values ``[rows, 1]`` and float32 targets ``[rows]``, in units of the target's variance."""
+def loss_sum(
+    signature: Signature,
+    outputs: Tensor,
+    target: Tensor,
+    label_smoothing: float = 0.0,
+    weight: Tensor | None = None,
+) -> Tensor:
+    """The loss summed over rows, each times its ``weight`` ``[rows]`` if there is one: cross-entropy of logits
+    ``[rows, classes]`` and int32 classes ``[rows]``, or the squared error of values ``[rows, 1]`` and float32 targets
+    ``[rows]``, in units of the target's variance."""
     if signature.task == "classification":
-        return functional.cross_entropy(outputs, target.long(), reduction="sum", label_smoothing=label_smoothing)
-    return (((outputs[:, 0] - target) / signature.target_std) ** 2).sum()
+        reduction = "sum" if weight is None else "none"
+        loss = functional.cross_entropy(outputs, target.long(), reduction=reduction, label_smoothing=label_smoothing)
+    else:
+        loss = ((outputs[:, 0] - target) / signature.target_std) ** 2
+    return loss.sum() if weight is None else (loss * weight).sum()
 
 
 def right_sum(signature: Signature, outputs: Tensor, target: Tensor) -> Tensor:

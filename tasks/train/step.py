@@ -63,7 +63,8 @@ def train_step(
     """Run one step on this rank's share of a global batch; return the share's loss sum.
 
     The gradient is that of the mean over the *global* batch whatever the number of ranks: each rank's sum is scaled by
-    W/G, since DDP averages over the W ranks.
+    W/G, since DDP averages over the W ranks. Weighed rows keep that scale, as stored weights are 1 on average: over an
+    epoch a row of weight 2 pulls as the same row twice would.
     """
     rate = learning_rate(state.progress.step, total_steps, config.learning_rate, config.warmup)
     for parameters in state.optimizer.param_groups:
@@ -76,7 +77,10 @@ def train_step(
             if len(batch.target):
                 with autocast(precision, group.device):
                     outputs = ddp(*(x[piece] for x in batch.inputs))
-                loss = loss_sum(state.model.signature, outputs.float(), batch.target[piece], config.label_smoothing)
+                weight = None if batch.weight is None else batch.weight[piece]
+                loss = loss_sum(
+                    state.model.signature, outputs.float(), batch.target[piece], config.label_smoothing, weight
+                )
             else:
                 # A short last batch may leave a rank without rows; it still takes part in the gradient's sum.
                 loss = ddp(*(x.to(group.device) for x in zeros(state.model.signature, 1))).sum() * 0
