@@ -108,8 +108,11 @@ def merged(runs: list[Run], itemsize: int) -> Iterator[np.ndarray]:
     gathered, *spare = (np.empty((largest, itemsize), np.uint8) for _ in range(3))
     for bucket in range(buckets):
         parts = [Part(run, mine, *cut[bucket : bucket + 2]) for run, mine, cut in zip(runs, found, cuts, strict=True)]
+        parts = [part for part in parts if part.end > part.start]
+        if not parts:
+            continue
         rows = gather(parts, gathered)
-        order = np.argsort(np.concatenate([np.empty(0, np.uint64), *(part.keys for part in parts)]))
+        order = np.argsort(np.concatenate([part.keys for part in parts]))
         # "clip" writes into `out` directly, where "raise" would copy twice; all rows are in range.
         yield gathered[:rows].take(order, axis=0, out=spare[bucket % 2][:rows], mode="clip")
 
