@@ -1,18 +1,20 @@
 """How much of a run on spot machines is useful: four preemptions in 1,600 steps, after Ray's nightly test.
 
-    python benchmarks/goodput.py [--json FILE]
+    python benchmarks/goodput.py [--quick] [--json FILE]
 
 Ray (release/train_tests, 8 workers, 4 preemptions, 1,600 steps) reports 75.6 % useful steps with a checkpoint every
-400 steps and 94.6 % with a checkpoint on notice. Here two ranks take steps of at least 50 ms; the faults come at times
-drawn from a seed, which the run cannot see. *periodic* saves every 400 steps and is killed without notice; *auto*
-chooses its interval, told a mean time between failures of 400 steps, and is killed without notice; *notice* saves every
-400 steps and gets SIGTERM first. All go through the same guard, checkpoints and ledger as training. Executed steps and
-times are counted from outside; start-up is what passes until an attempt's first step is done.
+400 steps and 94.6 % with a checkpoint on notice. Here two ranks of ``tasks.train.run`` train a model whose steps take
+at least 50 ms; the faults come at times drawn from a seed, which the trainer cannot see. *periodic* saves every 400
+steps and is killed without notice; *auto* chooses its interval, told a mean time between failures of 400 steps, and is
+killed without notice; *notice* saves every 400 steps and gets SIGTERM first. Executed steps are counted by the model
+and times from outside; start-up is what passes until an attempt's first step has begun.
 """
 
 from __future__ import annotations
 
+import io
 import json
+import math
 import multiprocessing
 import os
 import random
@@ -20,12 +22,20 @@ import signal
 import socket
 import tempfile
 import time
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import click
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
 
+from tasks.preprocess.config import DataConfig
+from tasks.preprocess.engine import prepare
+from tasks.preprocess.prepared import PreparedData, Signature
 from tasks.storage import storage_for
+from tasks.train.config import ModelConfig, TrainingConfig
 from tasks.train.ledger import account, read_pages
 
 WORLD = 2
@@ -33,74 +43,85 @@ STEP_S = 0.05
 FAULTS = 4
 STEPS_BETWEEN_FAILURES = 400
 FORK = multiprocessing.get_context("forkserver")
-FORK.set_forkserver_preload(["torch", "torch._dynamo", "benchmarks.goodput", "tasks.train.guard"])
-MODES = {
-    "periodic": {"steps": 400},
-    "auto": {"mean_time_between_failures_s": STEPS_BETWEEN_FAILURES * STEP_S},
-    "notice": {"steps": 400},
+FORK.set_forkserver_preload(["torch", "torch._dynamo", "benchmarks.goodput", "tasks.train.run"])
+STEPS_PER_EPOCH = 20
+MODES: dict[str, dict[str, Any]] = {
+    "periodic": {"checkpoint_every": 400},
+    "auto": {"mean_time_between_failures": STEPS_BETWEEN_FAILURES * STEP_S},
+    "notice": {"checkpoint_every": 400},
 }
 
 
-def rank_main(rank: int, port: int, home: str, steps: int, interval: dict[str, Any], counter: str) -> None:
-    """One rank of one attempt. ``counter`` is a file to which rank 0 adds a byte for every step it executes."""
-    import torch
-    import torch.distributed as dist
-    from torch import nn
-    from torch.nn.parallel import DistributedDataParallel
+class Steady(nn.Module):
+    """A network whose training steps take :data:`STEP_S`, and which notes in ``counter`` each that rank 0 begins."""
 
-    from tasks.train.checkpoint import Checkpoints
-    from tasks.train.guard import Guard, Preempted
-    from tasks.train.interval import Interval
-    from tasks.train.ledger import Ledger
-    from tasks.train.preemption import Watcher
+    def __init__(self, pixels: int, outputs: int, counter: str) -> None:
+        super().__init__()
+        self.counter = Path(counter)
+        self.layers = nn.Sequential(
+            nn.Flatten(), nn.Linear(pixels, 512), *(nn.Linear(512, 512) for _ in range(6)), nn.Linear(512, outputs)
+        )
 
-    started = time.perf_counter()
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD)
-    torch.manual_seed(0)
-    model = DistributedDataParallel(nn.Sequential(*(nn.Linear(512, 512) for _ in range(8))))
-    optimizer = torch.optim.AdamW(model.parameters())
-    checkpoints = Checkpoints(home, model=model, optimizer=optimizer, identity={})
-    restored = checkpoints.restore()
-    done = restored.step if restored else 0
-    checkpoints.prepare({})
-    ledger = Ledger(checkpoints.home, checkpoints.attempt, WORLD, writes=rank == 0, started=started)
-    with Watcher([]) as watcher, Path(counter).open("ab", buffering=0) as executed:
-        guard = Guard(checkpoints, Interval(**interval), watcher, ledger)
-        guard.begin(done)
-        try:
-            while done < steps:
-                with guard.step():
-                    begun = time.perf_counter()
-                    model(torch.randn(16, 512)).square().mean().backward()
-                    optimizer.step()
-                    optimizer.zero_grad()
-                    time.sleep(max(0.0, STEP_S - (time.perf_counter() - begun)))
-                done += 1
-                if rank == 0:
+    def forward(self, inputs: Tensor) -> Tensor:
+        # The passes that settle the trainer's buckets are of one row.
+        if self.training and len(inputs) > 1:
+            if dist.get_rank() == 0:
+                with self.counter.open("ab", buffering=0) as executed:
                     executed.write(b".")
-                guard.after_step(done, lambda: ({}, None))
-            checkpoints.finish()
-            guard.close()
+            time.sleep(STEP_S)
+        return self.layers(inputs.float())
+
+
+def build(signature: Signature, counter: str) -> nn.Module:
+    """The factory that the trainer is told of."""
+    return Steady(math.prod(signature.inputs[0].shape), signature.outputs, counter)
+
+
+def rank_main(rank: int, port: int, place: str, steps: int, mode: str) -> None:
+    """One rank of one attempt."""
+    from tasks.train.guard import Preempted
+    from tasks.train.run import run
+
+    where = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": WORLD, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in where.items()})
+    torch.set_num_threads(1)
+    rows = sum(PreparedData.open(Path(place) / "prepared").segment_rows("train"))
+    with redirect_stdout(io.StringIO()):
+        try:
+            run(
+                prepared=Path(place) / "prepared",
+                model=ModelConfig("benchmarks.goodput:build", {"counter": f"{place}/{mode}.executed"}),
+                training=TrainingConfig(
+                    batch_size=math.ceil(rows / STEPS_PER_EPOCH),
+                    epochs=steps // STEPS_PER_EPOCH,
+                    patience=0,
+                    **MODES[mode],
+                ),
+                directory=Path(place) / f"{mode}.model",
+                checkpoints_home=f"{place}/{mode}.home",
+                made_by={},
+            )
         except Preempted:
             os._exit(1)
 
 
-def attempt(home: str, steps: int, mode: str, counter: Path, fault_at: float | None) -> tuple[bool, float, float]:
+def attempt(place: str, steps: int, mode: str, fault_at: float | None) -> tuple[bool, float, float]:
     """Run the ranks to the end or, ``fault_at`` seconds after the first step, to the fault.
 
-    Whether they finished, and the seconds until the first step was done and until all processes had ended.
+    Whether they finished, and the seconds until the first step had begun and until all processes had ended.
     """
+    counter = Path(f"{place}/{mode}.executed")
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    arguments = [(rank, port, home, steps, MODES[mode], str(counter)) for rank in range(WORLD)]
-    ranks = [FORK.Process(target=rank_main, args=a) for a in arguments]
+    arguments = [(rank, port, place, steps, mode) for rank in range(WORLD)]
+    ranks = [FORK.Process(target=rank_main, args=a, daemon=True) for a in arguments]
     before = counter.stat().st_size if counter.exists() else 0
     started = time.perf_counter()
     for process in ranks:
         process.start()
     while not counter.exists() or counter.stat().st_size == before:
+        assert all(process.is_alive() for process in ranks), "a rank ended before its first step"
         time.sleep(0.01)
     start_s = time.perf_counter() - started
     if fault_at is not None:
@@ -116,18 +137,16 @@ def attempt(home: str, steps: int, mode: str, counter: Path, fault_at: float | N
     return all(process.exitcode == 0 for process in ranks), start_s, time.perf_counter() - started
 
 
-def run(mode: str, steps: int, seed: int) -> dict[str, float]:
+def measure(place: str, mode: str, steps: int, seed: int) -> dict[str, float]:
     """One run to its end: what of it was useful."""
     draw = random.Random(seed)
-    with tempfile.TemporaryDirectory() as scratch:
-        home, counter = f"{scratch}/home", Path(scratch) / "executed"
-        # Exponential gaps; capped so that all faults fall into the run.
-        mean = steps / (FAULTS + 1) * STEP_S
-        gaps = [min(draw.expovariate(1 / mean), 1.2 * mean) for _ in range(FAULTS)]
-        attempts = [attempt(home, steps, mode, counter, gap) for gap in [*gaps, None]]
-        assert [finished for finished, _, _ in attempts] == [False] * FAULTS + [True]
-        ledger = account(read_pages(storage_for(home)))
-        executed = counter.stat().st_size
+    # Exponential gaps; capped so that all faults fall into the run.
+    mean = steps / (FAULTS + 1) * STEP_S
+    gaps = [min(draw.expovariate(1 / mean), 1.2 * mean) for _ in range(FAULTS)]
+    attempts = [attempt(place, steps, mode, gap) for gap in [*gaps, None]]
+    assert [finished for finished, _, _ in attempts] == [False] * FAULTS + [True]
+    ledger = account(read_pages(storage_for(f"{place}/{mode}.home")))
+    executed = Path(f"{place}/{mode}.executed").stat().st_size
     useful_s = steps * ledger.seconds["steps"] / ledger.executed
     wall, start = sum(wall for _, _, wall in attempts), sum(start for _, start, _ in attempts)
     return {
@@ -141,22 +160,26 @@ def run(mode: str, steps: int, seed: int) -> dict[str, float]:
 
 
 @click.command()
-@click.option("--steps", default=1600)
+@click.option("--steps", default=1600, help=f"A multiple of {STEPS_PER_EPOCH}.")
 @click.option("--seed", default=0)
+@click.option("--quick", is_flag=True, help="Few steps: whether it runs, not what it yields.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the figures here.")
-def main(steps: int, seed: int, json_file: Path | None) -> None:
+def main(steps: int, seed: int, quick: bool, json_file: Path | None) -> None:
     """Print what of each run was useful."""
+    steps = 240 if quick else steps
     print(f"{WORLD} ranks, {steps} steps of at least {STEP_S * 1e3:.0f} ms, {FAULTS} faults, seed {seed}")
     titles = ("executed", "useful steps", "stall/steps", "goodput", "start-up apart", "start-up s")
     print(f"{'':<10}" + "".join(f"{title:>15}" for title in titles))
     rows = {}
-    for mode in MODES:
-        row = rows[mode] = run(mode, steps, seed)
-        print(
-            f"{mode:<10}{row['executed']:>15}{row['useful_steps']:>15.1%}{row['stall']:>15.2%}{row['goodput']:>15.1%}"
-            f"{row['apart']:>15.1%}{row['start_s']:>15.2f}",
-            flush=True,
-        )
+    with tempfile.TemporaryDirectory() as place:
+        prepare(Path(place) / "prepared", "", "", DataConfig(), {})
+        for mode in MODES:
+            row = rows[mode] = measure(place, mode, steps, seed)
+            print(
+                f"{mode:<10}{row['executed']:>15}{row['useful_steps']:>15.1%}{row['stall']:>15.2%}"
+                f"{row['goodput']:>15.1%}{row['apart']:>15.1%}{row['start_s']:>15.2f}",
+                flush=True,
+            )
     if json_file:
         json_file.write_text(json.dumps({"steps": steps, "seed": seed, "modes": rows}, indent=1) + "\n")
 

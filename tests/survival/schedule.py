@@ -28,6 +28,10 @@ MOMENTS = [
     Fault("latest", at=1),
     Fault("retire", at=1),
 ]
+#: A peer that no longer answers: the others wait until their patience is spent.
+STOPPED = Fault("step", what="SIGSTOP", rank=1, at=3)
+#: A disk that fills up costs a checkpoint and lets the run go on, so it comes together with a death later on.
+FULL = Fault("write", what="ENOSPC", rank=1, at=1)
 #: Moments of an attempt that has something to go on from.
 RESUMING = [Fault("restore", rank=0), Fault("restore", rank=1), Fault("load", rank=0), Fault("load", rank=ALL)]
 
@@ -104,14 +108,20 @@ def disturbed(job: Job, seed: int, faults: int) -> Iterator[str]:
             yield damage.__name__
             remaining -= 1
             continue
-        fault = draw.choice([*MOMENTS, *RESUMING] if has_checkpoint(home) else MOMENTS)
-        ended = attempt(job, fault)
-        if ended.fired:
-            yield f"{fault.where} {fault.what} rank {fault.rank}"
-            remaining -= 1
-        else:
-            # The attempt was too near its end to pass that moment as often; then it must have reached the end.
-            assert ended.finished, f"{fault} did not happen, and the run did not end; see {job.place}/log-0"
+        chosen = [draw.choice([*MOMENTS, *(RESUMING if has_checkpoint(home) else [])])]
+        rare = draw.random()
+        if rare < 0.1:
+            chosen = [STOPPED]
+        elif rare < 0.2 and remaining > 1:
+            chosen = [FULL, Fault("step", rank=0, at=8)]
+        ended = attempt(job, *chosen)
+        for fault in chosen:
+            if fault.what in ended.struck:
+                yield f"{fault.where} {fault.what} rank {fault.rank}"
+                remaining -= 1
+            else:
+                # It was too near the end to pass that moment as often; then it must have reached the end.
+                assert ended.finished, f"{fault} did not happen, and the run did not end; see {job.place}/log-0"
         if ended.finished:
             # Without its result the run goes on from its newest checkpoint and has its last steps to do again.
             shutil.rmtree(job.output)

@@ -97,4 +97,5 @@ def test_any_number_of_faults_changes_nothing(
         happened.update(disturbed(job, seed=1000 * world + run, faults=6))
         assert outcome(job) == undisturbed(world), f"run {run}: {happened}"
     assert happened.total() == 60
+    assert happened["step SIGSTOP rank 1"] and happened["write ENOSPC rank 1"]
     print(f"\n{world} ranks: {dict(happened.most_common())}")

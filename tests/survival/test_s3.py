@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -57,6 +58,19 @@ def test_a_changed_byte_on_s3_is_passed_over(job: Job, undisturbed: Undisturbed,
     storage.put(key, bytes(data))
     assert attempt(job).finished
     assert "its SHA-256 is not the manifest's" in (job.place / "log-0").read_text()
+    assert outcome(job) == undisturbed(2)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("seed", range(3))
+def test_any_number_of_bad_answers_and_kills(seed: int, job: Job, store: FaultyS3, undisturbed: Undisturbed) -> None:
+    draw, killed = random.Random(seed), 0
+    for at in (8, 9, 10):
+        store.inject("PUT", *draw.choices(["500", "503", "reset", "lost", "corrupt"], k=4))
+        store.inject("GET", *draw.choices(["500", "503", "reset", "lost", "truncate"], k=4))
+        killed += attempt(job, Fault("step", rank=draw.randrange(2), at=at)).fired
+    assert attempt(job).finished
+    assert (killed, len(store.fired)) == (3, 24) and not store.plan
     assert outcome(job) == undisturbed(2)
 
 

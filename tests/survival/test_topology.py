@@ -42,7 +42,7 @@ def test_the_same_samples_in_the_same_order(steps: int, prepared: Path, tmp_path
     for number, world in enumerate(worlds, start=1):
         now = dataclasses.replace(moved, world=world, watched=number, accumulation=number)
         last = number == len(worlds)
-        ended = attempt(now, None if last else Fault("step", rank=0, at=2 + steps // len(worlds)))
+        ended = attempt(now, *([] if last else [Fault("step", rank=0, at=2 + steps // len(worlds))]))
         assert ended.finished == last and ended.fired == (0 if last else 1)
     expected = rows_seen(whole, [2])
     assert rows_seen(moved, worlds) == expected

@@ -68,7 +68,7 @@ class Job:
         return self.place / "model"
 
 
-def run_rank(job: Job, rank: int, port: int, fault: Fault | None, fired: Path) -> None:
+def run_rank(job: Job, rank: int, port: int, faults: tuple[Fault, ...], fired: Path) -> None:
     """The body of one process of the fork server."""
     import torch
 
@@ -95,8 +95,9 @@ def run_rank(job: Job, rank: int, port: int, fault: Fault | None, fired: Path) -
     engine.Watcher = functools.partial(Watcher, grace_s=job.grace_s)  # type: ignore[misc,assignment]
     if job.watched:
         note_rows(loop, job.place / f"rows-{job.watched}-{rank}")
-    if fault is not None and fault.rank in (rank, ALL):
-        install(fault, fired)
+    for fault in faults:
+        if fault.rank in (rank, ALL):
+            install(fault, fired)
     engine.run(
         prepared=job.prepared,
         model=ModelConfig("mlp", {"hidden": [48, 32, 24], "dropout": job.dropout}),
@@ -139,7 +140,7 @@ def install(fault: Fault, fired: Path) -> None:
         if fault.where == "data":
             time.sleep(1)  # until what was read ahead is used up and the rank waits
         with fired.open("a") as file:
-            file.write(f"{os.getpid()}\n")
+            file.write(f"{fault.what}\n")
             file.flush()
             os.fsync(file.fileno())
         if fault.what == "ENOSPC":
@@ -210,33 +211,37 @@ def half_written(writer: Any, at: int, strike: Callable[[], None]) -> None:
 
 @dataclass(frozen=True)
 class Attempt:
-    """How one attempt ended."""
+    """How one attempt ended; ``struck`` names what went wrong in it, once for each rank that it hit."""
 
     finished: bool
-    fired: int
+    struck: tuple[str, ...]
     seconds: float
 
+    @property
+    def fired(self) -> int:
+        return len(self.struck)
 
-def attempt(job: Job, fault: Fault | None = None) -> Attempt:
+
+def attempt(job: Job, *faults: Fault) -> Attempt:
     """Run the ranks until all are done, or one died and the others were ended like by their agent."""
     job.place.mkdir(parents=True, exist_ok=True)
     fired = job.place / "fired"
     fired.unlink(missing_ok=True)
     started = time.perf_counter()
     port = free_port()
-    arguments = [(job, rank, port, fault, fired) for rank in range(job.world)]
+    arguments = [(job, rank, port, faults, fired) for rank in range(job.world)]
     ranks = [FORK.Process(target=run_rank, args=a, daemon=True) for a in arguments]
     for process in ranks:
         process.start()
     try:
-        finished = wait(ranks, stops=fault is not None and fault.what == "SIGSTOP")
+        finished = wait(ranks, stops=any(fault.what == "SIGSTOP" for fault in faults))
     finally:
         for process in ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid or 0, signal.SIGKILL)
             process.join()
-    count = len(fired.read_text().splitlines()) if fired.exists() else 0
-    return Attempt(finished, count, time.perf_counter() - started)
+    struck = tuple(fired.read_text().splitlines()) if fired.exists() else ()
+    return Attempt(finished, struck, time.perf_counter() - started)
 
 
 def wait(ranks: list[multiprocessing.process.BaseProcess], *, stops: bool) -> bool:
