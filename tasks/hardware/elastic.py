@@ -81,21 +81,32 @@ class Workspace:
         return Made(FlyteDirectory(self.directory), StageRun(self.stage, 0.0, reused=False))
 
 
+#: Makes an input available on this machine, in a fresh directory if it has to: where it is then.
+Fetch = Callable[[FlyteDirectory, Placement, Path], Path]
+
+
+def fetch_all(directory: FlyteDirectory, place: Placement, fresh: Path) -> Path:
+    """Download all of it."""
+    return local_path(directory)
+
+
 @dataclass
 class Distributed(Elastic):
     """Configuration of our Elastic task; made by :func:`distributed`."""
 
     stage: str = ""
     profile: Profile = field(default_factory=current_profile)
+    fetch: Fetch = fetch_all
 
 
-def distributed(stage: str) -> Distributed:
-    """The process group of a stage, as the current profile places it."""
+def distributed(stage: str, fetch: Fetch = fetch_all) -> Distributed:
+    """The process group of a stage, as the current profile places it; ``fetch`` is how its inputs come to a pod."""
     profile = current_profile()
     place = profile.placement(stage)
     return Distributed(
         stage=stage,
         profile=profile,
+        fetch=fetch,
         # The plugin makes a PyTorchJob of the text "2" and a plain pod of the number 1.
         nnodes=1 if place.nodes == 1 else str(place.nodes),
         nproc_per_node=place.processes,
@@ -125,7 +136,9 @@ class DistributedTask(PytorchElasticFunctionTask):
         def make(directory: Path, key: str) -> Artifact:
             # Fetched once by the agent; left to themselves, all workers of the pod would download the same bytes.
             here = {
-                name: FlyteDirectory(str(local_path(value))) if isinstance(value, FlyteDirectory) else value
+                name: FlyteDirectory(str(config.fetch(value, place, Path(f"{directory}.{name}"))))
+                if isinstance(value, FlyteDirectory)
+                else value
                 for name, value in inputs.items()
             }
             homes = (str(Store(STORE).checkpoints(config.stage, key).absolute()), "") if local else flyte_checkpoints()

@@ -62,6 +62,9 @@ class Placement(Settings):
     tolerations: list[Toleration] = setting([])
     node_selector: dict[str, str] = setting({})
     environment: dict[str, str] = setting({})
+    #: Local disk for prepared data (GiB per node). What fits is downloaded before the first step; what does not streams
+    #: from S3 ahead of use.
+    data_cache_gib: float = setting(100.0, above=0)
     #: Whose preemption notices a process watches for; "auto" finds the cloud by asking its metadata server.
     notices: str = setting("none", choices=("none", "auto", "aws", "gcp", "azure"))
 

@@ -1,9 +1,15 @@
-"""Training by plain torchrun: ``torchrun --nproc-per-node 2 -m tasks.train PREPARED OUTPUT [CONFIG.yaml]``."""
+"""Training by plain torchrun: ``torchrun --nproc-per-node 2 -m tasks.train PREPARED OUTPUT [CONFIG.yaml]``.
+
+PREPARED is a directory, or an ``s3://`` URI from which the rows stream while it trains.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -12,14 +18,30 @@ import yaml
 from tasks.artifact import MANIFEST
 from tasks.config import RunConfig
 from tasks.errors import UserError
+from tasks.hardware.profile import current_profile
+from tasks.storage import S3
 from tasks.train.run import run
+from tasks.train.stream import make_stub
+
+
+@contextmanager
+def on_this_machine(prepared: str) -> Iterator[Path]:
+    """Where the prepared data is, or for a URI a stub of this process's own, for as long as it is needed."""
+    if not prepared.startswith(S3):
+        if not Path(prepared).is_dir():
+            raise UserError(f"{prepared}: no such directory; expected prepared data, here or on s3://")
+        yield Path(prepared)
+        return
+    room = current_profile().placement("train").data_cache_gib * 2**30
+    with tempfile.TemporaryDirectory(prefix="prepared-") as scratch:
+        yield make_stub(prepared, Path(scratch) / "stub", int(room) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 @click.command()
-@click.argument("prepared", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("prepared")
 @click.argument("output", type=click.Path(path_type=Path))
 @click.argument("config", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=False)
-def main(prepared: Path, output: Path, config: Path | None) -> None:
+def main(prepared: str, output: Path, config: Path | None) -> None:
     """Train on PREPARED and write the trained model to OUTPUT; its checkpoints go to OUTPUT.checkpoints."""
     try:
         settings = RunConfig.from_dict(yaml.safe_load(config.read_text(encoding="utf-8"))) if config else RunConfig()
@@ -27,16 +49,17 @@ def main(prepared: Path, output: Path, config: Path | None) -> None:
         raise UserError(f"{config}: not valid YAML: {error}") from None
     if (output / MANIFEST).exists():
         raise UserError(f"{output}: holds an artifact already; choose another OUTPUT or remove it")
-    run(
-        prepared=prepared,
-        model=settings.model,
-        training=settings.training,
-        directory=output,
-        checkpoints_home=f"{output}.checkpoints",
-        # The agent's, so that what it starts again is the same run; "none" unless it was told or made up one.
-        execution=os.environ.get("TORCHELASTIC_RUN_ID", "").removeprefix("none"),
-        made_by={"command": "tasks.train"},
-    )
+    with on_this_machine(prepared) as directory:
+        run(
+            prepared=directory,
+            model=settings.model,
+            training=settings.training,
+            directory=output,
+            checkpoints_home=f"{output}.checkpoints",
+            # The agent's, so that what it starts again is the same run; "none" unless it was told or made up one.
+            execution=os.environ.get("TORCHELASTIC_RUN_ID", "").removeprefix("none"),
+            made_by={"command": "tasks.train"},
+        )
 
 
 if __name__ == "__main__":

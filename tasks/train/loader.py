@@ -21,6 +21,7 @@ from torch import Tensor
 
 from tasks.preprocess.prepared import PreparedData, Signature
 from tasks.train.order import GlobalOrder, Layout, StoredOrder, Ticket
+from tasks.train.stream import StreamedData
 
 #: Buffers: one is the consumer's, one is ready, one is being filled.
 BUFFERS = 3
@@ -134,7 +135,7 @@ def taken(ready: SimpleQueue[Any], waiting: Callable[[], None] | None) -> Any:
 def fill(tickets: Iterator[Ticket], stored: Rows, free: SimpleQueue[Any], ready: SimpleQueue[Any]) -> None:
     """The thread: a free buffer, a ticket, the rows; until there is no ticket or ``None`` comes for a buffer."""
     try:
-        for ticket in tickets:
+        for ticket in stored.there(tickets):
             buffer = free.get()
             if buffer is None:
                 return
@@ -152,10 +153,15 @@ class Rows:
 
     def __init__(self, prepared: PreparedData, split: str, layout: Layout) -> None:
         self._artifact = prepared.artifact
+        self._stream = prepared.stream if isinstance(prepared, StreamedData) else None
         self._layout = layout
         self._names = prepared.segments(split)
         self._maps = [prepared.mapped(name) for name in self._names]
         self._starts = np.cumsum(layout.segments) - layout.segments
+
+    def there(self, tickets: Iterator[Ticket]) -> Iterator[Ticket]:
+        """The tickets, each once its rows are on this machine."""
+        return self._stream.ahead(tickets, self._names, self._layout) if self._stream else tickets
 
     def gather(self, ticket: Ticket, out: np.ndarray) -> None:
         """Verify the ticket's blocks and copy its rows into ``out`` (uint8 ``[rows, record]``)."""

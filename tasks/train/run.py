@@ -31,6 +31,7 @@ from tasks.train.precision import resolve_precision, scaler
 from tasks.train.preemption import Watcher, servers_of
 from tasks.train.state import Progress, TrainingState, weights_of
 from tasks.train.step import make_optimizer, settle_buckets
+from tasks.train.stream import open_prepared
 from tasks.train.trained import write_trained
 
 
@@ -46,7 +47,7 @@ def run(
     notices: str = "none",
     made_by: Mapping[str, Any],
 ) -> None:
-    """Train on the prepared data and, on rank 0, write the trained model into ``directory``.
+    """Train on the prepared data, whole or a stub, and write the trained model into ``directory`` (rank 0 does).
 
     ``checkpoints_home`` is where this attempt keeps its checkpoints (a path or an ``s3://`` URI); it goes on from the
     newest one it finds there or under ``previous_checkpoints``; ``execution`` names the run of which this is an
@@ -58,7 +59,7 @@ def run(
     end_with_agent()
     with Watcher(servers_of(notices)) as watcher, process_group() as group:
         with together():
-            data = PreparedData.open(prepared)
+            data = open_prepared(prepared)
             check_rows(data)
             predictor = build(model, data.signature, training.seed)
             precision = resolve_precision(training.precision, group.device)

@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from flytekit import task
+from flytekit.types.directory import FlyteDirectory
 
 from tasks.hardware.elastic import Workspace, distributed
 from tasks.hardware.on import on
+from tasks.hardware.profile import Placement
 from tasks.settings import to_dict
-from tasks.stage import ArtifactDirectory, Made, fingerprint_of
+from tasks.stage import ArtifactDirectory, Made, fingerprint_of, local_path
+from tasks.storage import S3
 from tasks.train.config import ModelConfig, TrainingConfig
 from tasks.versions import code_version
 
@@ -22,7 +25,18 @@ def fingerprint_model_code(model: ModelConfig) -> str:
     return fingerprint_model(model)
 
 
-@task(task_config=distributed("train"), **on("train"))
+def fetch_prepared(directory: FlyteDirectory, place: Placement, fresh: Path) -> Path:
+    """Prepared data from S3: all of it if the profile's cache holds it, else a stub through which it streams."""
+    from tasks.train.stream import make_stub, size_of
+
+    uri, room = str(directory.remote_source or directory.path), int(place.data_cache_gib * 2**30)
+    if not uri.startswith(S3) or size_of(uri) <= room:
+        return local_path(directory)
+    print(f"train        streams {uri}: it is larger than profile.data_cache_gib, {place.data_cache_gib:g}", flush=True)
+    return make_stub(uri, fresh, room // place.processes)
+
+
+@task(task_config=distributed("train", fetch_prepared), **on("train"))
 def train(
     workspace: Workspace, prepared: ArtifactDirectory, model: ModelConfig, training: TrainingConfig, code: str
 ) -> Made:

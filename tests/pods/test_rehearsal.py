@@ -42,6 +42,7 @@ PROFILE = """
 nodes = {nodes}
 processes = 1
 retries = 3
+data_cache_gib = {cache}
 [stages.collectives]
 nodes = {nodes}
 processes = 1
@@ -163,7 +164,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Any:
     templates = {}
     for nodes in (1, 2):
         profile = workdir / f"pods{nodes}.toml"
-        profile.write_text(PROFILE.format(nodes=nodes))
+        # Two pods have no room for all of the 28 KB, so that their rows stream; one pod downloads them.
+        profile.write_text(PROFILE.format(nodes=nodes, cache=2.2e-5 if nodes == 2 else 1.0))
         templates[nodes] = package(workdir, str(profile)).tasks[TRAIN]
     yield Cluster(s3, environment, templates, workdir)
     server.stop()
@@ -213,6 +215,7 @@ def world(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
     outputs = [finish(pod) for pod in pods]
     assert [pod.returncode for pod in pods] == [0, 0], outputs
     assert "world/outputs/error.pb" not in cluster.keys("world/outputs"), outputs
+    assert all("streams s3://" in output for output in outputs), outputs
     return cluster.trained("world", tmp_path_factory.mktemp("world"))
 
 
