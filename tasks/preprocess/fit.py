@@ -201,13 +201,13 @@ def judge(
         return Role(EMPTY, "all its values in training rows are missing")
     if count.prose:
         return Role(PROSE, "its texts are too long to be categories")
-    present = sample.drop_null()
-    distinct = len(pc.unique(present))
-    nearly_all = len(present) >= ENOUGH and distinct > DISTINCT_SHARE * len(present)
+    if kind in (values.TEXT, values.INTEGER):
+        present = sample.drop_null()
+        distinct = len(pc.unique(present))
     if kind == values.TEXT:
         if len(count.texts.of) == 1:
             return Role(CONSTANT, f"it is {next(iter(count.texts.of))!r} in every training row")
-        if nearly_all and declared != "category":
+        if len(present) >= ENOUGH and distinct > DISTINCT_SHARE * len(present) and declared != "category":
             return Role(IDENTIFIER, "nearly every row has another value")
         return Role(CATEGORICAL)
     moments = count.moments[TRAIN]

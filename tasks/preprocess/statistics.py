@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +20,8 @@ from tasks.preprocess.values import clean, codes_of
 COUNTED = 100_000
 #: Texts longer than this on average are prose, of which no vocabulary is made.
 PROSE_BYTES = 200
+#: Numeric columns that are measured at once, so that they stay in the processor's cache.
+COLUMNS_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -30,21 +33,6 @@ class Moments:
     squares: float = 0.0
     low: float = math.inf
     high: float = -math.inf
-
-    @classmethod
-    def of(cls, numbers: np.ndarray) -> Moments:
-        """Of finite float64 values; NaN, for missing, is passed over."""
-        total = np.add.reduce(numbers)
-        if np.isnan(total):
-            numbers = numbers[~np.isnan(numbers)]
-            total = np.add.reduce(numbers)
-        if len(numbers) == 0:
-            return cls()
-        mean = float(total / len(numbers))
-        deviations = numbers - mean
-        deviations *= deviations
-        squares = float(np.add.reduce(deviations))
-        return cls(len(numbers), mean, squares, float(numbers.min()), float(numbers.max()))
 
     def merge(self, other: Moments) -> Moments:
         count = self.count + other.count
@@ -58,6 +46,72 @@ class Moments:
     @property
     def std(self) -> float:
         return math.sqrt(self.squares / self.count) if self.count else 0.0
+
+
+class MomentTable:
+    """Moments of many columns in several groups of rows, counted batch by batch."""
+
+    def __init__(self, columns: int, groups: int) -> None:
+        self._count, self._mean, self._squares = (np.zeros((columns, groups)) for _ in range(3))
+        self._low = np.full((columns, groups), math.inf)
+        self._high = -self._low
+
+    def of(self, column: int) -> list[Moments]:
+        """The moments of one column by group."""
+        figures = [table[column].tolist() for table in (self._count, self._mean, self._squares, self._low, self._high)]
+        return [Moments(int(count), *rest) for count, *rest in zip(*figures, strict=True)]
+
+    def add(self, numbers: list[np.ndarray], groups: list[np.ndarray]) -> None:
+        """Count a batch: for each column finite float64 values or NaN, which is passed over; the rows of each group."""
+        filled = [place for place, rows in enumerate(groups) if len(rows)]
+        if not filled:
+            return
+        chosen = np.concatenate(groups)
+        lengths = np.array([len(groups[place]) for place in filled])
+        matrix = np.empty((COLUMNS_AT_ONCE, len(chosen)))
+        for start in range(0, len(numbers), COLUMNS_AT_ONCE):
+            part = numbers[start : start + COLUMNS_AT_ONCE]
+            for column, row in zip(part, matrix, strict=False):
+                column.take(chosen, out=row, mode="clip")
+            self._merge(slice(start, start + len(part)), filled, *measure(matrix[: len(part)], lengths))
+
+    def _merge(
+        self, columns: slice, groups: list[int], count: Any, mean: Any, squares: Any, low: Any, high: Any
+    ) -> None:
+        here = np.ix_(range(columns.start, columns.stop), groups)
+        before = self._count[here]
+        total = np.maximum(before + count, 1)
+        delta = np.where(count > 0, mean - self._mean[here], 0.0)
+        self._count[here] = before + count
+        self._mean[here] += delta * (count / total)
+        self._squares[here] += squares + delta * delta * (before * (count / total))
+        self._low[here] = np.minimum(self._low[here], low)
+        self._high[here] = np.maximum(self._high[here], high)
+
+
+def measure(matrix: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Count, mean, sum of squared deviations, least and greatest: each float64 ``[columns, groups]``.
+
+    ``matrix`` (float64 ``[columns, rows]``) is used up; groups of these ``lengths``, none of them 0, follow each other.
+    """
+    starts = np.cumsum(lengths) - lengths
+    totals = np.add.reduceat(matrix, starts, axis=1)
+    count = np.broadcast_to(lengths, totals.shape).astype(np.float64)
+    low, high = (reduce.reduceat(matrix, starts, axis=1) for reduce in (np.minimum, np.maximum))
+    gaps = np.flatnonzero(np.isnan(totals).any(axis=1))
+    if len(gaps):
+        absent = np.isnan(matrix[gaps])
+        count[gaps] -= np.add.reduceat(absent, starts, axis=1, dtype=np.float64)
+        totals[gaps] = np.add.reduceat(np.where(absent, 0.0, matrix[gaps]), starts, axis=1)
+        low[gaps] = np.minimum.reduceat(np.where(absent, math.inf, matrix[gaps]), starts, axis=1)
+        high[gaps] = np.maximum.reduceat(np.where(absent, -math.inf, matrix[gaps]), starts, axis=1)
+    mean = totals / np.maximum(count, 1)
+    for place, (start, length) in enumerate(zip(starts, lengths, strict=True)):
+        matrix[:, start : start + length] -= mean[:, place, None]
+    matrix *= matrix
+    if len(gaps):
+        matrix[gaps] = np.where(absent, 0.0, matrix[gaps])
+    return count, mean, np.add.reduceat(matrix, starts, axis=1), low, high
 
 
 @dataclass

@@ -17,7 +17,7 @@ from tasks.preprocess.prepared import SPLITS
 from tasks.preprocess.quarantine import BadRow
 from tasks.preprocess.spelling import Spelling, retype
 from tasks.preprocess.split import TRAIN, Cuts, assign, assign_by_time
-from tasks.preprocess.statistics import CodeCounts, Counts, Moments
+from tasks.preprocess.statistics import CodeCounts, Counts, Moments, MomentTable
 
 #: Rows of the sample from which distributions are judged; a smaller table is its own sample.
 SAMPLE_ROWS = 32_768
@@ -133,24 +133,27 @@ def survey_unit(job: tuple[Survey, Unit]) -> Found:
     """Survey one unit. Runs in a worker process."""
     survey, unit = job
     found = Found.nothing(survey)
+    numeric = [name for name, kind in survey.types.items() if kind not in (values.TEXT, values.OTHER)]
+    moments = MomentTable(len(numeric), len(SPLITS))
     counting: dict[str, CodeCounts] = {}
     done = 0
     for original, lines in read(unit, list(survey.types), batch_rows(len(survey.types))):
         batch, unreadable = as_declared(original, survey)
-        numbers = {
-            name: values.as_numbers(batch.column(name))
-            for name, kind in survey.types.items()
-            if kind not in (values.TEXT, values.OTHER)
-        }
+        numbers = {name: values.as_numbers(batch.column(name)) for name in numeric}
         reasons = judge_rows(batch, numbers, unreadable, survey)
         rejected = np.array(sorted(reasons), np.int64)
         found.bad += set_aside(original, reasons, lines, unit)
         found.rejected.append(rejected + done)
         rows = split_rows(batch, unit.first_row + done, survey, rejected)
-        count_numbers(rows, numbers, survey, found)
+        count_rows(rows, survey, found)
+        moments.add(list(numbers.values()), [chosen for _, chosen in rows.parts()])
         count_texts(rows, counting, survey, found)
-        take_sample(rows, survey, found)
+        take_sample(rows, numbers, survey, found)
         done += batch.num_rows
+    for place, name in enumerate(numeric):
+        column = found.columns[name]
+        column.moments = moments.of(place)
+        column.missing = [rows - m.count for rows, m in zip(found.rows, column.moments, strict=True)]
     for name, counts in counting.items():
         settle(name, counts, survey, found)
     found.rejected = [np.concatenate([np.empty(0, np.int64), *found.rejected])]
@@ -208,20 +211,16 @@ def set_aside(
 
 
 def missing_texts(column: pa.Array, survey: Survey) -> np.ndarray:
-    return values.clean(column.cast(pa.string()), survey.config.missing).is_null().to_numpy(zero_copy_only=False)
+    texts = values.with_dictionary(column)
+    absent = values.clean(texts.dictionary.cast(pa.string()), survey.config.missing).is_null()
+    return np.append(absent.to_numpy(zero_copy_only=False), True).take(values.codes_of(texts))
 
 
-def count_numbers(rows: Rows, numbers: dict[str, np.ndarray], survey: Survey, found: Found) -> None:
+def count_rows(rows: Rows, survey: Survey, found: Found) -> None:
+    """Count the rows of each split, and of each class unless it is a text."""
     for split, chosen in rows.parts():
         found.rows[split] += len(chosen)
-        if len(chosen) == 0:
-            continue
-        for name, values_of_all in numbers.items():
-            column = found.columns[name]
-            moments = Moments.of(values_of_all.take(chosen))
-            column.missing[split] += len(chosen) - moments.count
-            column.moments[split] = column.moments[split].merge(moments)
-        if survey.types[survey.target] != values.TEXT:
+        if len(chosen) and survey.types[survey.target] != values.TEXT:
             target = rows.batch.column(survey.target).take(pa.array(chosen))
             found.classes[split].add(label_counts(target))
 
@@ -269,22 +268,19 @@ def label_counts(target: pa.Array) -> dict[str, int]:
     return {values.label(v): count for v, count in zip(found[0].to_pylist(), found[1].to_pylist(), strict=True)}
 
 
-def take_sample(rows: Rows, survey: Survey, found: Found) -> None:
+def take_sample(rows: Rows, numbers: dict[str, np.ndarray], survey: Survey, found: Found) -> None:
     drawn = keys(rows.first_row, rows.batch.num_rows, SAMPLE_SEED) <= survey.sampled_below
-    chosen = rows.keep[drawn[rows.keep]]
+    chosen = np.sort(rows.keep[drawn[rows.keep]])
     if len(chosen) == 0:
         return
-    part = rows.batch.take(pa.array(np.sort(chosen)))
     columns = {}
     for name, kind in survey.types.items():
-        column = part.column(name)
-        if kind == values.TEXT:
-            column = values.clean(column.cast(pa.string()), survey.config.missing)
-            column = pc.utf8_slice_codeunits(column, 0, TEXT_IN_SAMPLE)
-        elif kind != values.OTHER:
-            column = pa.array(values.as_numbers(column), pa.float64(), from_pandas=True)
+        if name in numbers:
+            columns[name] = pa.array(numbers[name].take(chosen), pa.float64(), from_pandas=True)
+        elif kind == values.TEXT:
+            texts = rows.batch.column(name).take(pa.array(chosen)).cast(pa.string())
+            columns[name] = pc.utf8_slice_codeunits(values.clean(texts, survey.config.missing), 0, TEXT_IN_SAMPLE)
         else:
-            column = pa.nulls(len(chosen))
-        columns[name] = column
-    columns[SPLIT] = pa.array(rows.splits[np.sort(chosen)])
+            columns[name] = pa.nulls(len(chosen))
+    columns[SPLIT] = pa.array(rows.splits[chosen])
     found.sample.append(pa.RecordBatch.from_pydict(columns))

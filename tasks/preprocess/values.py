@@ -6,7 +6,6 @@ import math
 from functools import cache
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -116,6 +115,8 @@ def spells_number(text: str) -> bool:
 
 def one_by_one(cleaned: pa.Array, kind: str) -> pa.Array:
     """The values that can be read as ``kind``, null where they cannot."""
+    import pandas as pd  # seldom needed, and slow to import
+
     series = cleaned.to_pandas()
     if kind == BOOLEAN:
         return pa.array([{"true": True, "false": False}.get(str(text).lower()) for text in series], pa.bool_())
