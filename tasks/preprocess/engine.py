@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import difflib
 import errno
-import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -15,30 +14,28 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tasks.artifact import Artifact, ArtifactWriter, FileRecord
+from tasks.artifact import Artifact, ArtifactWriter
 from tasks.errors import UserError
 from tasks.preprocess import quarantine, values
-from tasks.preprocess.card import make_card, row_counts
+from tasks.preprocess.card import make_card
 from tasks.preprocess.columnar import Unit, batch_rows, read
 from tasks.preprocess.config import DataConfig
-from tasks.preprocess.digits import load
-from tasks.preprocess.fit import check_values, fit
-from tasks.preprocess.hashing import hash_rows
+from tasks.preprocess.digits import prepare_digits
+from tasks.preprocess.fit import Fitted, check_values, fit
 from tasks.preprocess.ingest import Source, header_hint, open_source
-from tasks.preprocess.page import render
-from tasks.preprocess.prepared import KIND, SPLITS, TARGET, WEIGHT, Signature, TensorSpec
+from tasks.preprocess.merging import merge_splits
+from tasks.preprocess.page import write_card
+from tasks.preprocess.prepared import KIND, SPLITS, TARGET, WEIGHT
 from tasks.preprocess.progress import say_goes_on, shown
-from tasks.preprocess.shards import Run, RunWriter, merge, order_keys
+from tasks.preprocess.shards import Run, RunWriter, order_keys
 from tasks.preprocess.spelling import Spelling, retype
-from tasks.preprocess.split import TRAIN, Cuts, assign, find_cuts
+from tasks.preprocess.split import Cuts, find_cuts
 from tasks.preprocess.survey import Found, Survey, as_declared, split_rows, survey_unit
 from tasks.preprocess.transform import Transform
 from tasks.preprocess.workers import Workers
 from tasks.preprocess.workplace import Workplace, workplace
 
 SCRATCH = ".scratch"
-#: Quarantined rows that the page lists; all are in quarantine.parquet.
-LISTED = 50
 
 
 def prepare(
@@ -52,14 +49,17 @@ def prepare(
 ) -> Artifact:
     """Make the prepared data in the fresh ``directory``. Empty ``data`` means the digits of scikit-learn.
 
-    The same data and config give the same bytes on any number of ``workers``. What is finished lies in
-    the directory ``kept``, on the same disk, until all is: a run that was killed goes on from there if it is given the
-    same one again, which must be another for other bytes, another config or other code. By default it lies in
-    ``directory``. Raises ``UserError`` for what is wrong with the data.
+    The same data and config give the same bytes on any number of ``workers``. Until all is
+    done, what is finished lies in the directory ``kept``, on the same disk: a run that was cut off goes on from there
+    if it is given the same one again, which must be another for other bytes, another config or other code. Without
+    ``kept`` it begins anew. Raises ``UserError`` for what is wrong with the data.
     """
     writer = ArtifactWriter(directory)
     try:
-        with closing(Workers(workers)) as processes, workplace(kept or directory / SCRATCH, processes) as place:
+        with (
+            closing(Workers(workers)) as processes,
+            workplace(kept or directory / SCRATCH, processes, lasting=kept is not None) as place,
+        ):
             if data:
                 prepare_table(writer, place, data, target, config)
             else:
@@ -95,57 +95,87 @@ class Encoded:
 
 
 @dataclass(frozen=True)
-class Merging:
-    """The runs of one split, to become the file ``name`` of records of ``itemsize`` bytes in ``directory``."""
+class Opened:
+    """A table that can be read, what to survey of it, and the columns that are left out."""
 
-    directory: Path
-    name: str
-    runs: list[Run]
-    itemsize: int
+    source: Source
+    survey: Survey
+    dropped: list[str]
 
 
 @dataclass(frozen=True)
-class Merged:
-    """A split as it will be in the artifact."""
+class Fitting:
+    """What came of the first pass."""
 
-    file: Path
-    record: FileRecord
+    opened: Opened
+    found: Found
+    fitted: Fitted
 
     @property
-    def files(self) -> list[Path]:
-        return [self.file]
+    def bad(self) -> list[quarantine.BadRow]:
+        return self.opened.source.bad + self.found.bad
 
 
 def prepare_table(writer: ArtifactWriter, place: Workplace, data: str, target: str, config: DataConfig) -> None:
-    source = open_source(data, config, place)
-    dropped = check_columns(source, data, target, config)
-    say_goes_on(place.found, place.asked + 2 * len(source.units) + len(SPLITS))
-    types = {name: kind for name, kind in source.types.items() if name not in dropped}
-    survey = Survey(types, target, source.rows, config, time_cuts(source, config))
-    found = Found.nothing(survey)
-    rows = [unit.rows for unit in source.units]
-    for part in shown("survey", place.map(survey_unit, ((survey, unit) for unit in source.units)), rows):
-        found.merge(part)
-    check_values(found, target)
-    bad = source.bad + found.bad
-    quarantine.check_limit(bad, source.read, config.quarantine_limit)
-    fitted = fit(found, types, target, config)
-    encoding = Encoding(survey, fitted.transform, place.root)
+    opened = open_table(place, data, target, config)
+    units = opened.source.units
+    say_goes_on(place.found, place.asked + 2 * len(units) + len(SPLITS))
+    rows = [unit.rows for unit in units]
+    fitting = fit_table(opened, shown("survey", survey_units(place, opened.survey, units), rows))
+    encoding = Encoding(opened.survey, fitting.fitted.transform, place.root)
     with ThreadPoolExecutor(1) as beside:
         # This process waits for the others while they encode: time enough for the card.
-        card = beside.submit(make_card, Path(data).name, source, found, fitted, dropped)
-        runs = encode_units(encoding, source, found, place)
+        card = beside.submit(card_of, fitting, data)
+        encoded = shown("encode", encode_units(place, encoding, units, fitting.found.rejected), rows)
+        runs = [run for part in encoded for run in part.runs]
+    write_table(writer, place, fitting, runs, card.result())
+
+
+def open_table(place: Workplace, data: str, target: str, config: DataConfig) -> Opened:
+    source = open_source(data, config, place)
+    dropped = check_columns(source, data, target, config)
+    types = {name: kind for name, kind in source.types.items() if name not in dropped}
+    return Opened(source, Survey(types, target, source.rows, config, time_cuts(source, config)), dropped)
+
+
+def survey_units(place: Workplace, survey: Survey, units: list[Unit]) -> Iterator[Found]:
+    """The first pass: what is in each unit."""
+    return place.map(survey_unit, ((survey, unit) for unit in units))
+
+
+def fit_table(opened: Opened, parts: Iterable[Found]) -> Fitting:
+    """Fit on what was found in all ``parts``, which are in the order of the units. Raises ``UserError`` for a table
+    that cannot be learned from, or of which too much had to be set aside."""
+    survey, source = opened.survey, opened.source
+    found = Found.nothing(survey)
+    for part in parts:
+        found.merge(part)
+    check_values(found, survey.target)
+    quarantine.check_limit(source.bad + found.bad, source.read, survey.config.quarantine_limit)
+    return Fitting(opened, found, fit(found, survey.types, survey.target, survey.config))
+
+
+def card_of(fitting: Fitting, data: str) -> dict[str, Any]:
+    opened = fitting.opened
+    return make_card(Path(data).name, opened.source, fitting.found, fitting.fitted, opened.dropped)
+
+
+def write_table(
+    writer: ArtifactWriter, place: Workplace, fitting: Fitting, runs: list[Run], card: dict[str, Any]
+) -> None:
+    """Merge the ``runs`` of all units and write what goes with them."""
+    survey, fitted = fitting.opened.survey, fitting.fitted
     signature = fitted.transform.signature
-    merge_splits(writer, place, runs, signature)
-    quarantine.write(writer, bad)
+    merge_splits(writer, place, runs, signature.record.itemsize)
+    quarantine.write(writer, fitting.bad)
     writer.write_json("signature.json", signature.to_json())
     writer.write_json("statistics.json", fitted.transform.to_json())
     columns = [
         {"name": name, "type": kind, "role": fitted.roles[name].role if name in fitted.roles else "dropped"}
-        for name, kind in source.types.items()
+        for name, kind in fitting.opened.source.types.items()
     ]
-    writer.write_json("schema.json", {"columns": columns, "target": target, "missing": config.missing})
-    write_card(writer, card.result(), bad)
+    writer.write_json("schema.json", {"columns": columns, "target": survey.target, "missing": survey.config.missing})
+    write_card(writer, card, fitting.bad)
 
 
 def check_columns(source: Source, data: str, target: str, config: DataConfig) -> list[str]:
@@ -212,11 +242,11 @@ def shape_hint(names: list[str], config: DataConfig) -> str:
     return header_hint(names) if config.header else ""
 
 
-def encode_units(encoding: Encoding, source: Source, found: Found, place: Workplace) -> list[Run]:
-    """The second pass: every row encoded, in sorted runs."""
-    jobs = ((encoding, unit, rejected) for unit, rejected in zip(source.units, found.rejected, strict=True))
-    rows = [unit.rows for unit in source.units]
-    return [run for part in shown("encode", place.map(encode_unit, jobs), rows) for run in part.runs]
+def encode_units(
+    place: Workplace, encoding: Encoding, units: list[Unit], rejected: list[np.ndarray]
+) -> Iterator[Encoded]:
+    """The second pass: every row encoded, in sorted runs; but for the ``rejected`` rows of each unit."""
+    return place.map(encode_unit, ((encoding, *pair) for pair in zip(units, rejected, strict=True)))
 
 
 def encode_unit(job: tuple[Encoding, Unit, np.ndarray]) -> Encoded:
@@ -246,74 +276,3 @@ def encode(transform: Transform, batch: pa.RecordBatch, records: np.ndarray, kee
     records[TARGET][keep] = transform.encode_target(target)
     if transform.weight:
         records[WEIGHT] = transform.encode_weight(batch.column(transform.weight))
-
-
-def merge_splits(writer: ArtifactWriter, place: Workplace, runs: list[Run], signature: Signature) -> None:
-    def merged(index: int) -> Merged:
-        split, mine = SPLITS[index], [run for run in runs if run.split == index]
-        job = Merging(place.root / split, f"{split}-00000.rows", mine, signature.record.itemsize)
-        return place.once(f"merge-{split}", merge_split, job)
-
-    with ThreadPoolExecutor(len(SPLITS)) as beside:
-        found = list(beside.map(merged, range(len(SPLITS))))
-    for done in found:
-        writer.adopt(done.file, done.file.name, done.record)
-
-
-def merge_split(job: Merging) -> Merged:
-    shutil.rmtree(job.directory, ignore_errors=True)
-    writer = ArtifactWriter(job.directory)
-    merge(writer, job.name, job.runs, job.itemsize)
-    return Merged(job.directory / job.name, writer.record(job.name))
-
-
-def write_card(writer: ArtifactWriter, card: dict[str, Any], bad: list[quarantine.BadRow]) -> None:
-    writer.write_json("card.json", card)
-    writer.write_bytes("card.html", render(card, bad[:LISTED]).encode())
-
-
-# The digits
-
-
-def prepare_digits(writer: ArtifactWriter, place: Workplace, config: DataConfig) -> None:
-    pixels, labels = load()
-    flat = pixels.reshape(len(pixels), -1)
-    hashes = hash_rows([(str(place), pa.array(flat[:, place])) for place in range(flat.shape[1])], len(flat))
-    splits = assign(hashes, config.split)
-    train = pixels[splits == TRAIN].astype(np.float64)
-    classes = tuple(str(digit) for digit in range(10))
-    signature = Signature(
-        inputs=(TensorSpec("image", "uint8", pixels.shape[1:]),),
-        task="classification",
-        target="digit",
-        classes=classes,
-        image_mean=(float(train.mean()),),
-        image_std=(float(train.std()),),
-    )
-    records = np.zeros(len(pixels), signature.record)
-    records["image"], records[TARGET] = pixels, labels
-    order = order_keys(0, len(pixels), len(pixels), config.shuffle)
-    with RunWriter(place.root / "run") as runs:
-        for split in range(len(SPLITS)):
-            runs.add(split, np.flatnonzero(splits == split), order, records)
-    merge_splits(writer, place, runs.runs, signature)
-    quarantine.write(writer, [])
-    counts = np.array([[np.sum((splits == s) & (labels == c)) for s in range(len(SPLITS))] for c in range(10)])
-    column = {"name": "image", "type": "uint8 1x8x8", "missing": 0, "min": int(pixels.min()), "max": int(pixels.max())}
-    writer.write_json("signature.json", signature.to_json())
-    writer.write_json("statistics.json", {"image_mean": signature.image_mean, "image_std": signature.image_std})
-    writer.write_json(
-        "schema.json", {"columns": [{"name": "image", "type": "image", "role": "image"}], "target": "digit"}
-    )
-    card = {
-        "source": "handwritten digits (scikit-learn)",
-        "rows": row_counts(len(pixels), counts.sum(axis=0).tolist(), 0),
-        "task": signature.task,
-        "target": signature.target,
-        "columns": [column | {"role": "image", "mean": float(train.mean()), "std": float(train.std())}],
-        "classes": {
-            name: dict(zip(SPLITS, row, strict=True)) for name, row in zip(classes, counts.tolist(), strict=True)
-        },
-        "warnings": [],
-    }
-    write_card(writer, card, [])

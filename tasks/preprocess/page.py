@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
+from tasks.artifact import ArtifactWriter
 from tasks.preprocess.quarantine import BadRow
 
 STYLE = """
@@ -35,7 +36,15 @@ svg { display: block }
 rect { fill: var(--fill) }
 """
 HEAD = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+#: Quarantined rows that the page lists; all are in quarantine.parquet.
+LISTED = 50
 BAR_WIDTH, BAR_HEIGHT = 120, 28
+
+
+def write_card(writer: ArtifactWriter, card: dict[str, Any], bad: list[BadRow]) -> None:
+    """Write the card as JSON and as a page; ``bad`` are all rows set aside."""
+    writer.write_json("card.json", card)
+    writer.write_bytes("card.html", render(card, bad[:LISTED]).encode())
 
 
 def render(card: dict[str, Any], quarantined: list[BadRow]) -> str:

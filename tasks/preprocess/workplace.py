@@ -78,21 +78,21 @@ class Workplace:
 
 
 @contextmanager
-def workplace(root: Path, workers: Workers) -> Iterator[Workplace]:
-    """A workplace, which is gone at the end.
-
-    It is left for another attempt if this one was cut off; but not when the user has to mend something, because that
-    will be other work, nor when the disk is full.
-    """
+def workplace(root: Path, workers: Workers, *, lasting: bool = True) -> Iterator[Workplace]:
+    """A workplace, which is gone at the end; but left for another attempt if it is ``lasting`` and was cut off."""
     try:
         yield Workplace(root, workers)
-    except WorkerLost:
-        raise
-    except (UserError, OSError) as error:
-        if isinstance(error, UserError) or error.errno == errno.ENOSPC:
-            shutil.rmtree(root)
+    except BaseException as error:
+        if not lasting or not worth_going_on(error):
+            shutil.rmtree(root, ignore_errors=True)
         raise
     shutil.rmtree(root)
+
+
+def worth_going_on(error: BaseException) -> bool:
+    """Not if the user has to mend something, because that will be other work, nor if the disk is full."""
+    full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+    return isinstance(error, WorkerLost) or not (full or isinstance(error, UserError))
 
 
 def finished(unit: UnitOfWork) -> Any:

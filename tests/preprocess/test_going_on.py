@@ -16,7 +16,7 @@ import pytest
 
 from tasks.artifact import Artifact
 from tasks.errors import UserError
-from tasks.preprocess import engine, ingest
+from tasks.preprocess import engine, ingest, merging
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.workers import Workers
 from tasks.preprocess.workplace import RECORD, Workplace
@@ -27,12 +27,12 @@ GROUPS, ROWS = 12, 250
 KILLED = """
 import functools, os, signal, sys, time
 from pathlib import Path
-from tasks.preprocess import engine, ingest, survey
+from tasks.preprocess import engine, ingest, merging, survey
 from tasks.preprocess.config import DataConfig
 
 data, directory, kept, workers, where, times, victim = sys.argv[1:]
 module, name = where.split(".")
-owner = {"engine": engine, "ingest": ingest, "survey": survey, "writer": engine.RunWriter}[module]
+owner = {"engine": engine, "ingest": ingest, "merging": merging, "survey": survey, "writer": engine.RunWriter}[module]
 original, calls = getattr(owner, name), 0
 
 @functools.wraps(original)
@@ -90,7 +90,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     done: Counter[str] = Counter()
     for module, name in ((ingest, "make_columnar"), *((engine, f"{n}_unit") for n in ("survey", "encode"))):
         monkeypatch.setattr(module, name, counting(getattr(module, name), done))
-    monkeypatch.setattr(engine, "merge_split", counting(engine.merge_split, done))
+    monkeypatch.setattr(merging, "merge_split", counting(merging.merge_split, done))
     return done
 
 
@@ -116,7 +116,7 @@ def prepare(directory: Path, data: Path, workers: int = 1, kept: Path | None = N
             13,
             {"encode_unit": GROUPS - 4, "merge_split": 3},
         ),  # within the fifth unit, of three splits each
-        ("engine.merge", 3, {"merge_split": 1}),
+        ("merging.merge", 3, {"merge_split": 1}),
     ],
 )
 def test_what_was_done_is_not_done_again(

@@ -1,0 +1,56 @@
+"""The last units of work: the runs of each split merged into the file that the artifact will hold."""
+
+from __future__ import annotations
+
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from tasks.artifact import ArtifactWriter, FileRecord
+from tasks.preprocess.prepared import SPLITS
+from tasks.preprocess.shards import Run, merge
+from tasks.preprocess.workplace import Workplace
+
+
+@dataclass(frozen=True)
+class Merging:
+    """The runs of one split, to become the file ``name`` of records of ``itemsize`` bytes in ``directory``."""
+
+    directory: Path
+    name: str
+    runs: list[Run]
+    itemsize: int
+
+
+@dataclass(frozen=True)
+class Merged:
+    """A split as it will be in the artifact."""
+
+    file: Path
+    record: FileRecord
+
+    @property
+    def files(self) -> list[Path]:
+        return [self.file]
+
+
+def merge_splits(writer: ArtifactWriter, place: Workplace, runs: list[Run], itemsize: int) -> None:
+    """Write every split from its ``runs`` of records of ``itemsize`` bytes."""
+
+    def merged(index: int) -> Merged:
+        split, mine = SPLITS[index], [run for run in runs if run.split == index]
+        job = Merging(place.root / split, f"{split}-00000.rows", mine, itemsize)
+        return place.once(f"merge-{split}", merge_split, job)
+
+    with ThreadPoolExecutor(len(SPLITS)) as beside:
+        found = list(beside.map(merged, range(len(SPLITS))))
+    for done in found:
+        writer.adopt(done.file, done.file.name, done.record)
+
+
+def merge_split(job: Merging) -> Merged:
+    shutil.rmtree(job.directory, ignore_errors=True)
+    writer = ArtifactWriter(job.directory)
+    merge(writer, job.name, job.runs, job.itemsize)
+    return Merged(job.directory / job.name, writer.record(job.name))
