@@ -58,7 +58,7 @@ class DataConfig(Settings):
     section = "data"
 
     #: "auto" goes by the file's extension.
-    format: str = setting("auto", choices=("auto", "csv", "parquet", "arrow"))
+    format: str = setting("auto", choices=("auto", "csv", "parquet", "arrow", "images", "arrays"))
     #: Whether the first line of a CSV names the columns.
     header: bool = True
     #: Names of the columns, for a CSV without a header.
@@ -91,6 +91,10 @@ class DataConfig(Settings):
     weight: str = ""
     #: "auto" takes a text target, or a numeric one with few distinct whole values, as classes.
     task: str = setting("auto", choices=("auto", "classification", "regression"))
+    #: Images as files are brought to this [height, width] and number of channels (1 grey, 3 RGB). Empty and 0: they are
+    #: taken as they are, and must then be alike.
+    image_size: list[int] = setting([], at_least=1)
+    image_channels: int = setting(0, choices=(0, 1, 3))
     #: The share of rows that may be set aside as unreadable before the run stops.
     quarantine_limit: float = setting(0.01, at_least=0, at_most=1)
     #: Whether rows are stored in random order. Off keeps their order, for data that is random already.
@@ -104,6 +108,8 @@ class DataConfig(Settings):
             raise self.reject("weight", "another column than data.id, data.group or data.time")
         if self.split.test_from and not self.time:
             raise self.reject("time", "the column that split.test_from is about")
+        if self.image_size and len(self.image_size) != 2:
+            raise self.reject("image_size", "two whole numbers, [height, width]")
         if self.decimal == self.thousands:
             raise self.reject("thousands", "another mark than data.decimal")
         marks = [name for name in ("delimiter", "quote", "escape") if getattr(self, name) or name == "delimiter"]

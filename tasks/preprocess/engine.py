@@ -20,8 +20,9 @@ from tasks.preprocess import quarantine, values
 from tasks.preprocess.card import make_card
 from tasks.preprocess.columnar import Unit, batch_rows, read
 from tasks.preprocess.config import DataConfig
-from tasks.preprocess.digits import prepare_digits
+from tasks.preprocess.digits import open_digits
 from tasks.preprocess.fit import Fitted, check_values, fit
+from tasks.preprocess.images import hold_images, open_pictures, prepare_images
 from tasks.preprocess.ingest import Source, header_hint, open_source
 from tasks.preprocess.merging import merge_splits
 from tasks.preprocess.page import write_card
@@ -60,10 +61,12 @@ def prepare(
             closing(Workers(workers)) as processes,
             workplace(kept or directory / SCRATCH, processes, lasting=kept is not None) as place,
         ):
-            if data:
-                prepare_table(writer, place, data, target, config)
+            if not data:
+                prepare_images(writer, place, open_digits(), config)
+            elif hold_images(data, config):
+                prepare_images(writer, place, open_pictures(data, target, config), config)
             else:
-                prepare_digits(writer, place, config)
+                prepare_table(writer, place, data, target, config)
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise

@@ -145,7 +145,7 @@ def judge_target(
         if types[target] == values.TEXT:
             example = next(iter(counts))
             raise UserError(f"target {target!r}: holds text such as {example!r}; regression expects numbers")
-        check_splits(found, kept)
+        check_splits(found.rows)
         return task, [], []
     if len(counts) > max(FEW_CLASSES, kept // 2) or len(counts) >= 1000:
         raise UserError(
@@ -158,7 +158,7 @@ def judge_target(
             f"target {target!r}: class {single[0]!r} has only one row, so it cannot be both learned and tested; drop "
             "the row, merge the class with another or add rows"
         )
-    check_splits(found, kept)
+    check_splits(found.rows)
     classes = sorted(counts, key=lambda name: (float(name), name)) if types[target] in NUMBERS else sorted(counts)
     unseen = [name for name in classes if name not in found.classes[TRAIN].of]
     warnings = [
@@ -179,11 +179,12 @@ def task_of(counts: dict[str, int], kind: str, config: DataConfig) -> str:
     return "classification" if whole and len(counts) <= FEW_CLASSES else "regression"
 
 
-def check_splits(found: Found, kept: int) -> None:
-    empty = [name for name, rows in zip(SPLITS, found.rows, strict=True) if rows == 0]
+def check_splits(rows: list[int]) -> None:
+    """Raise ``UserError`` if one of the splits, which have ``rows``, is empty."""
+    empty = [name for name, count in zip(SPLITS, rows, strict=True) if count == 0]
     if empty:
         raise UserError(
-            f"data: of {kept:,} rows none fell into the {empty[0]} split; expected more rows, a larger share in "
+            f"data: of {sum(rows):,} rows none fell into the {empty[0]} split; expected more rows, a larger share in "
             "data.split or another data.split.seed"
         )
 

@@ -24,7 +24,12 @@ FORMATS = {
     ".arrow": "arrow",
     ".feather": "arrow",
     ".ipc": "arrow",
+    ".png": "images",
+    ".jpg": "images",
+    ".jpeg": "images",
+    ".npz": "arrays",
 }
+IMAGE_FORMATS = ("images", "arrays")
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 HASH_BYTES = 8 << 20
 
@@ -40,6 +45,13 @@ class SourceFile:
     @property
     def name(self) -> str:
         return self.uri.rsplit("/", 1)[-1]
+
+    @property
+    def known_format(self) -> str | None:
+        """What the extension says that the file holds."""
+        name = Path(self.name)
+        suffix = Path(name.stem).suffix if self.compression else name.suffix
+        return FORMATS.get(suffix.lower())
 
     @property
     def compression(self) -> str | None:
@@ -83,6 +95,14 @@ def root_of(data: str) -> str:
     return data[: data.rfind("/", 0, wildcard.start()) + 1] if wildcard else data
 
 
+def relative(file: SourceFile, data: str) -> str:
+    """The path of a file below the folder that ``data`` names, or below the one above its first wildcard."""
+    folder = root_of(data) if glob.has_magic(data) else data
+    if not data.startswith(S3):
+        folder = "" if Path(folder) == Path() else str(Path(folder))
+    return file.uri.removeprefix(folder.rstrip("/") + "/" if folder else "") if file.uri != data else file.name
+
+
 def pattern_of(data: str) -> str:
     """The regular expression of a glob, of which ``*`` stays in one folder and ``**`` spans any number of them."""
     wildcards = {"**/": "(?:[^/]+/)*", "*": "[^/]*", "?": "[^/]"}
@@ -120,16 +140,15 @@ def wanted(relative: str) -> bool:
 
 
 def format_of(file: SourceFile, declared: str) -> str:
-    """ "csv", "parquet" or "arrow". Raises ``UserError`` when the extension does not tell."""
+    """One of the values of ``FORMATS``. Raises ``UserError`` when the extension does not tell."""
     if declared != "auto":
         return declared
-    name = Path(file.name)
-    suffix = Path(name.stem).suffix if name.suffix.lower() in COMPRESSIONS else name.suffix
-    if suffix.lower() not in FORMATS:
+    if file.known_format is None:
         raise UserError(
-            f"{file.uri}: the extension {suffix!r} does not tell the format; set data.format to csv, parquet or arrow"
+            f"{file.uri}: the extension {Path(file.name).suffix!r} does not tell the format; set data.format to csv, "
+            "parquet, arrow, images or arrays"
         )
-    return FORMATS[suffix.lower()]
+    return file.known_format
 
 
 def fingerprint_source(data: str, target: str = "") -> str:
@@ -148,7 +167,8 @@ def fingerprint_source(data: str, target: str = "") -> str:
         digest.update(labels.tobytes())
         return digest.hexdigest()
     for file in find_files(data):
-        digest.update(f"{file.name}\0{file.size}\0{file.etag}\0".encode())
+        # Of an image the folder is the label, so that it counts; where all of them lie does not.
+        digest.update(f"{relative(file, data)}\0{file.size}\0{file.etag}\0".encode())
         if not file.etag:
             with file.open() as stream:
                 while piece := stream.read(HASH_BYTES):
