@@ -1,6 +1,6 @@
 """Our checkpoints beside torch.save and beside DCP's asynchronous ones: how long the step loop stands still.
 
-    python benchmarks/checkpoint.py [--megabytes 300] [--rounds 11] [--json FILE]
+    python benchmarks/checkpoint.py [--megabytes 300] [--rounds 11] [--quick] [--json FILE]
 
 Two ranks hold the same state (weights and AdamW moments of a stack of linear layers). In every round each way saves
 once, one after the other, and each is waited for to its end before the next begins: ``torch.save`` and fsync by rank 0
@@ -169,10 +169,13 @@ def summary(figures: dict[str, list[dict[str, float]]]) -> dict[str, dict[str, f
 @click.command()
 @click.option("--megabytes", default=300, help="State per rank: weights and two moments, in MB.")
 @click.option("--rounds", default=11, help="Saves of each way; the first is reported apart.")
+@click.option("--quick", is_flag=True, help="Little state, few rounds: whether it runs, not what it costs.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the figures here.")
 @click.option("--place", type=click.Path(path_type=Path), help="A directory on the disk to measure.")
-def main(megabytes: int, rounds: int, json_file: Path | None, place: Path | None) -> None:
+def main(megabytes: int, rounds: int, quick: bool, json_file: Path | None, place: Path | None) -> None:
     """Print the stall of each way of saving."""
+    if quick:
+        megabytes, rounds = 30, 3
     layers = max(1, round(megabytes * 1e6 / (3 * 4 * WIDTH * (WIDTH + 1))))
     with tempfile.TemporaryDirectory(dir=place) as scratch:
         torch.multiprocessing.spawn(measure, args=(scratch, layers, rounds), nprocs=WORLD)
