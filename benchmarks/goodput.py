@@ -36,7 +36,7 @@ from tasks.preprocess.engine import prepare
 from tasks.preprocess.prepared import PreparedData, Signature
 from tasks.storage import storage_for
 from tasks.train.config import ModelConfig, TrainingConfig
-from tasks.train.ledger import account, read_pages
+from tasks.train.ledger import STALL, STEPS, read_pages
 
 WORLD = 2
 STEP_S = 0.05
@@ -145,14 +145,16 @@ def measure(place: str, mode: str, steps: int, seed: int) -> dict[str, float]:
     gaps = [min(draw.expovariate(1 / mean), 1.2 * mean) for _ in range(FAULTS)]
     attempts = [attempt(place, steps, mode, gap) for gap in [*gaps, None]]
     assert [finished for finished, _, _ in attempts] == [False] * FAULTS + [True]
-    ledger = account(read_pages(storage_for(f"{place}/{mode}.home")))
+    pages = read_pages(storage_for(f"{place}/{mode}.home"))
+    # A killed attempt's page is some seconds old; what is on it belongs together.
+    stepping = sum(page.seconds[STEPS] for page in pages)
     executed = Path(f"{place}/{mode}.executed").stat().st_size
-    useful_s = steps * ledger.seconds["steps"] / ledger.executed
+    useful_s = steps * stepping / sum(page.executed for page in pages)
     wall, start = sum(wall for _, _, wall in attempts), sum(start for _, start, _ in attempts)
     return {
         "executed": executed,
         "useful_steps": steps / executed,
-        "stall": ledger.seconds["stall"] / ledger.seconds["steps"],
+        "stall": sum(page.seconds[STALL] for page in pages) / stepping,
         "goodput": useful_s / wall,
         "apart": useful_s / (wall - start),
         "start_s": start / len(attempts),
