@@ -265,19 +265,18 @@ def make_columnar(job: TextJob) -> TextPiece:
     """Parse a block, read its values as their types, set bad rows aside and spool the others."""
     parsed = parse(job.block, job.names, job.config, job.has_header)
     spelling = Spelling.of(job.config)
-    arrays, failed = {}, {}
-    for name in job.names:
-        texts = parsed.table.column(name).combine_chunks()
-        arrays[name], failed[name] = spelling.convert(texts, job.types[name])
-    bad = list(parsed.bad)
+    arrays, bad = {}, list(parsed.bad)
     keep = np.ones(parsed.table.num_rows, bool)
-    for name, mask in failed.items():
-        rows = np.flatnonzero(mask & keep)
-        texts = parsed.table.column(name).take(pa.array(rows)).to_pylist()
+    for name, column in zip(job.names, parsed.table.columns, strict=True):
+        texts = column.combine_chunks()
+        arrays[name], failed = spelling.convert(texts, job.types[name])
+        if not failed.any():
+            continue
+        rows = np.flatnonzero(failed & keep)
         reason = f"not {job.types[name]}"
         bad += [
             BadRow(job.block.file, int(parsed.lines[row]), name, reason, text)
-            for row, text in zip(rows, texts, strict=True)
+            for row, text in zip(rows, texts.take(pa.array(rows)).to_pylist(), strict=True)
         ]
         keep[rows] = False
     batch = pa.RecordBatch.from_pydict({name: arrays[name] for name in job.types} | {LINE: pa.array(parsed.lines)})

@@ -19,6 +19,10 @@ ARROW = {
 }
 
 
+#: Numbers that Arrow reads as pandas does; others are left to pandas.
+PLAIN_NUMBER = r"^-?\d{1,200}(\.\d{0,200})?([eE][+-]?\d{1,2})?$"
+
+
 def type_of(kind: pa.DataType) -> str:
     """The type of an Arrow column: one of the constants above."""
     if pa.types.is_dictionary(kind):
@@ -78,11 +82,12 @@ def mostly_numbers(texts: pa.Array, missing: list[str]) -> np.ndarray | None:
 def convert(texts: pa.Array, kind: str, missing: list[str]) -> tuple[pa.Array, np.ndarray]:
     """Text as values of ``kind`` and which of them cannot be read so (bool ``[rows]``; those are null).
 
-    Whole numbers that turn out to have fractions come back as numbers.
+    Whole numbers that turn out to have fractions come back as numbers, and texts as codes into a dictionary.
     """
     none = np.zeros(len(texts), bool)
     if kind == TEXT:
-        return clean(texts, missing), none
+        coded = texts.dictionary_encode()
+        return pa.DictionaryArray.from_arrays(coded.indices, clean(coded.dictionary, missing)), none
     # Most columns need no cleaning, which takes longer than reading the numbers; a mark such as -999 would be read.
     read = None if any(map(spells_number, missing)) else cast(texts, kind)
     if read is not None:
@@ -115,14 +120,20 @@ def spells_number(text: str) -> bool:
 
 def one_by_one(cleaned: pa.Array, kind: str) -> pa.Array:
     """The values that can be read as ``kind``, null where they cannot."""
+    if kind == BOOLEAN:
+        meant = {"true": True, "false": False}
+        return pa.array([meant.get(str(text).lower()) for text in cleaned.to_pylist()], pa.bool_())
     import pandas as pd  # seldom needed, and slow to import
 
-    series = cleaned.to_pandas()
-    if kind == BOOLEAN:
-        return pa.array([{"true": True, "false": False}.get(str(text).lower()) for text in series], pa.bool_())
     if kind == TIME:
-        return pa.array(pd.to_datetime(series, format="ISO8601", utc=True, errors="coerce")).cast(ARROW[TIME])
-    return pa.array(pd.to_numeric(series, errors="coerce").astype("float64"), from_pandas=True)
+        return pa.array(pd.to_datetime(cleaned.to_pandas(), format="ISO8601", utc=True, errors="coerce")).cast(
+            ARROW[TIME]
+        )
+    plain = pc.fill_null(pc.match_substring_regex(cleaned, PLAIN_NUMBER), False)
+    odd = cleaned.filter(pc.invert(plain)).to_pandas()
+    read = pa.array(pd.to_numeric(odd, errors="coerce").astype("float64"), from_pandas=True)
+    numbers = pc.if_else(plain, cleaned, None).cast(pa.float64())
+    return pc.replace_with_mask(numbers, pc.invert(plain), read)
 
 
 def as_numbers(column: pa.Array) -> np.ndarray:
