@@ -44,6 +44,7 @@ class Placement(Settings):
 
     section = "profile"
 
+    #: Pods at a time: the nodes of a process group; for prepare, those that share the work on a table.
     nodes: int = setting(1, at_least=1)
     #: Processes per node; 0 takes what the machine has when the profile is resolved.
     processes: int = setting(1, at_least=0)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import tempfile
+from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from flytekit import task
+from flytekit import current_context, map_task, task
+from flytekit.types.directory import FlyteDirectory
 
 from tasks.artifact import Artifact
 from tasks.hardware.on import on
+from tasks.hardware.profile import current_profile
 from tasks.preprocess.config import DataConfig
 from tasks.settings import to_dict
-from tasks.stage import STORE, Made, run_stage, runs_locally
+from tasks.stage import STORE, ArtifactDirectory, Made, local_path, run_stage, runs_locally
 from tasks.store import Store
 from tasks.versions import code_version
 
@@ -31,8 +36,127 @@ def prepare(data: str, target: str, config: DataConfig, source: str) -> Made:
         from tasks.preprocess import engine
         from tasks.preprocess.workers import workers_for
 
-        made_by = {"config": to_dict(config), "code": code_version("prepare"), "source": source, "target": target}
         kept = Store(STORE).checkpoints("prepare", key) if runs_locally() else None
-        return engine.prepare(directory, data, target, config, made_by, workers_for(data), kept)
+        by = made_by(target, config, source)
+        return engine.prepare(directory, data, target, config, by, workers_for(data), kept)
 
     return run_stage("prepare", {"data": data, "target": target, "config": config, "source": source}, make)
+
+
+def made_by(target: str, config: DataConfig, source: str) -> dict[str, Any]:
+    return {"config": to_dict(config), "code": code_version("prepare"), "source": source, "target": target}
+
+
+# On several pods
+
+#: Shares of the work for each pod that the profile gives: small ones lose less with a pod and end at the same time.
+SHARES_OF_A_POD = 4
+
+
+class Opened(NamedTuple):
+    """An opened table and its shares."""
+
+    table: ArtifactDirectory
+    shares: list[ArtifactDirectory]
+
+
+class Fitted(NamedTuple):
+    """What was found in all shares, and the transformation."""
+
+    found: ArtifactDirectory
+    transform: ArtifactDirectory
+
+
+@task(**on("prepare"))
+def open_shares(data: str, target: str, config: DataConfig, source: str, number: int) -> Opened:
+    """Open the table, which ``source`` identifies, and cut the work into at most ``number`` shares."""
+    from tasks.preprocess import spread
+
+    table, root = part("table"), part("shares")
+    shares = spread.open_shares(data, target, config, number, table, lambda index: root / f"{index:05d}")
+    return Opened(handed(table), [handed(share) for share in shares])
+
+
+@task(**on("prepare"))
+def survey_share(share: ArtifactDirectory) -> ArtifactDirectory:
+    """The first pass over one share."""
+    from tasks.preprocess import spread
+
+    surveyed = part("surveyed")
+    spread.survey_share(local_path(share), surveyed)
+    return handed(surveyed)
+
+
+@task(**on("prepare"))
+def fit_shares(table: ArtifactDirectory, surveyed: list[ArtifactDirectory]) -> Fitted:
+    """Fit on what was found in all shares."""
+    from tasks.preprocess import spread
+
+    found, transform = part("found"), part("transform")
+    spread.fit_shares(local_path(table), [local_path(each) for each in surveyed], found, transform)
+    return Fitted(handed(found), handed(transform))
+
+
+@task(**on("prepare"))
+def encode_share(
+    share: ArtifactDirectory, surveyed: ArtifactDirectory, transform: ArtifactDirectory
+) -> ArtifactDirectory:
+    """The second pass over one share."""
+    from tasks.preprocess import spread
+
+    encoded = part("encoded")
+    spread.encode_share(local_path(share), local_path(surveyed), local_path(transform), encoded)
+    return handed(encoded)
+
+
+@task(**on("prepare"))
+def merge_shares(
+    data: str,
+    target: str,
+    config: DataConfig,
+    source: str,
+    found: ArtifactDirectory,
+    encoded: list[ArtifactDirectory],
+) -> Made:
+    """Merge what was encoded: the same bytes, from the same inputs, as of :func:`prepare`."""
+
+    def make(directory: Path, _: str) -> Artifact:
+        from tasks.preprocess import spread
+
+        parts = [local_path(each) for each in encoded]
+        return spread.merge_shares(
+            directory, data, target, config, made_by(target, config, source), local_path(found), parts
+        )
+
+    return run_stage("prepare", {"data": data, "target": target, "config": config, "source": source}, make)
+
+
+def prepare_data(data: Any, target: Any, config: Any, source: Any) -> Any:
+    """The part of a workflow that makes the prepared data: one task, or as many pods as the profile gives it nodes.
+
+    ``config`` is the workflow's, with a section ``data``: flytekit cannot resolve one promise of a section twice.
+    """
+    pods = current_profile().placement("prepare").nodes
+    if pods == 1:
+        return prepare(data=data, target=target, config=config.data, source=source)
+    # All or nothing: without one share the data would be other data.
+    spread = partial(map_task, concurrency=pods, min_success_ratio=1.0)
+    opened = open_shares(data=data, target=target, config=config.data, source=source, number=SHARES_OF_A_POD * pods)
+    surveyed = spread(survey_share)(share=opened.shares)
+    fitted = fit_shares(table=opened.table, surveyed=surveyed)
+    encode = spread(partial(encode_share, transform=fitted.transform))
+    encoded = encode(share=opened.shares, surveyed=surveyed)
+    return merge_shares(
+        data=data, target=target, config=config.data, source=source, found=fitted.found, encoded=encoded
+    )
+
+
+def part(name: str) -> Path:
+    """A fresh place for what this task hands on."""
+    root = Path(current_context().working_directory)
+    root.mkdir(parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=root)) / name
+
+
+def handed(directory: Path) -> FlyteDirectory:
+    return FlyteDirectory(str(directory.absolute()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from google.protobuf.json_format import MessageToDict
@@ -14,7 +15,10 @@ from tests.pods.package import IMAGE, Package, package
 STAGES = {
     "tasks.preprocess.task.fingerprint": "fingerprint",
     "tasks.train.task.fingerprint_model_code": "fingerprint",
-    "tasks.preprocess.task.prepare": "prepare",
+    **{
+        f"tasks.preprocess.task.{name}": "prepare"
+        for name in ("prepare", "open_shares", "survey_share", "fit_shares", "encode_share", "merge_shares")
+    },
     "tasks.train.task.train": "train",
     "tasks.evaluate.task.evaluate": "evaluate",
     "tasks.export.task.export": "export",
@@ -84,6 +88,33 @@ def test_distributed_stages_are_pytorchjobs_where_the_profile_has_several_nodes(
         assert {toleration["key"] for toleration in tolerations} == {t.key for t in place.tolerations}
 
 
+def test_a_table_is_prepared_by_as_many_pods_as_the_profile_says(packaged: tuple[str, Package]) -> None:
+    name, made = packaged
+    place = load(name).placement("prepare")
+    for workflow in (WORKFLOW, "workflows.training.prepare"):
+        nodes = made.workflows[workflow].nodes
+        mapped = [node.array_node for node in nodes if node.HasField("array_node")]
+        alone = [n for n in nodes if n.task_node.reference_id.name == "tasks.preprocess.task.prepare"]
+        assert (len(mapped), len(alone)) == ((0, 1) if place.nodes == 1 else (2, 0))
+        for node in mapped:
+            assert (node.parallelism, node.min_success_ratio) == (place.nodes, 1.0)
+            assert node.node.metadata.retries.retries == place.retries
+            assert node.node.metadata.interruptible == place.interruptible
+            task = made.tasks[node.node.task_node.reference_id.name]
+            assert task.metadata.discoverable and task.metadata.retries.retries == place.retries
+            assert json.loads(environment_of(task)[RESOLVED])["name"] == name
+            tolerations = MessageToDict(task.k8s_pod).get("podSpec", {}).get("tolerations", [])
+            assert {toleration["key"] for toleration in tolerations} == {t.key for t in place.tolerations}
+
+
+def environment_of(task: Any) -> dict[str, str]:
+    if task.HasField("container"):
+        return {pair.key: pair.value for pair in task.container.env}
+    containers = MessageToDict(task.k8s_pod)["podSpec"]["containers"]
+    primary = next(container for container in containers if container["name"] == "primary")
+    return {variable["name"]: variable["value"] for variable in primary["env"]}
+
+
 def test_the_two_distributed_stages_never_run_side_by_side(packaged: tuple[str, Package]) -> None:
     nodes = {node.id: node for node in packaged[1].workflows[WORKFLOW].nodes}
     by_task = {node.task_node.reference_id.name: node for node in nodes.values()}
@@ -122,14 +153,11 @@ def test_the_nightly_launch_plan_is_complete(tmp_path: Path) -> None:
 def test_each_night_looks_at_the_data_afresh(packaged: tuple[str, Package]) -> None:
     """The stage that is cached depends on one that never is, and that one reads the data's bytes."""
     made = packaged[1]
-    prepare = next(
-        node
-        for node in made.workflows[WORKFLOW].nodes
-        if node.task_node.reference_id.name == "tasks.preprocess.task.prepare"
-    )
-    source = next(binding for binding in prepare.inputs if binding.var == "source").binding.promise.node_id
-    node = next(node for node in made.workflows[WORKFLOW].nodes if node.id == source)
-    assert node.task_node.reference_id.name == "tasks.preprocess.task.fingerprint"
+    nodes = {node.id: node for node in made.workflows[WORKFLOW].nodes}
+    sources = [b.binding.promise.node_id for node in nodes.values() for b in node.inputs if b.var == "source"]
+    assert sources
+    for source in sources:
+        assert nodes[source].task_node.reference_id.name == "tasks.preprocess.task.fingerprint"
     assert not made.tasks["tasks.preprocess.task.fingerprint"].metadata.discoverable
 
 

@@ -1,0 +1,39 @@
+"""What one pod hands to the next while several prepare a table: a value and the files that it speaks of.
+
+It is an artifact like any other. The value is pickled, by and for the same version of this code; it is not read before
+its SHA-256 is the manifest's.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tasks.artifact import Artifact, ArtifactWriter, DamagedArtifact, hash_file
+
+KIND = "prepare.part"
+VALUE = "value.pickle"
+
+
+def hand_over(directory: Path, value: Any, files: Iterable[Path] = ()) -> Artifact:
+    """Write the part into the fresh ``directory``; ``files`` become its own, under their last names."""
+    writer = ArtifactWriter(directory)
+    for file in files:
+        try:
+            os.link(file, directory / file.name)
+        except OSError:
+            shutil.copyfile(file, directory / file.name)
+    writer.write_bytes(VALUE, pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
+    return writer.finish(KIND, {})
+
+
+def take_over(directory: Path) -> Any:
+    """The value. Raises ``DamagedArtifact`` unless it and all files are what was handed over."""
+    part = Artifact.open(directory, KIND).check()
+    if hash_file(part.path(VALUE)).sha256 != part.files[VALUE].sha256:
+        raise DamagedArtifact(f"{part.path(VALUE)}: its SHA-256 is not the manifest's")
+    return pickle.loads(part.path(VALUE).read_bytes())

@@ -1,0 +1,109 @@
+"""A table prepared by several machines is, byte for byte, the one that a single machine prepares."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tasks.artifact import Artifact, DamagedArtifact
+from tasks.errors import UserError
+from tasks.preprocess import spread
+from tasks.preprocess.config import DataConfig
+from tasks.preprocess.engine import prepare
+from tasks.preprocess.handover import VALUE, hand_over, take_over
+
+CONFIG = DataConfig(id="id", quarantine_limit=0.05)
+MADE_BY = {"code": "this"}
+
+
+def write_parquet(directory: Path) -> Path:
+    draw = np.random.default_rng(0)
+    for file in range(2):
+        rows = 1500
+        x = draw.normal(size=rows)
+        x[::100] = np.inf if file else np.nan
+        table = pa.table(
+            {
+                "id": np.arange(rows) + file * rows,
+                "x": x,
+                "c": draw.choice(list("abcd"), rows),
+                "y": draw.integers(0, 2, rows),
+            }
+        )
+        pq.write_table(table, directory / f"{file}.parquet", row_group_size=400)
+    return directory
+
+
+def write_text(directory: Path) -> Path:
+    draw = np.random.default_rng(1)
+    for file in range(5):
+        rows = [f"{file}-{i},{x:.4f},{'ab'[i % 2]}{',' if i == 7 else ''}" for i, x in enumerate(draw.normal(size=300))]
+        (directory / f"{file}.csv").write_text("id,x,y\n" + "\n".join(rows) + "\n")
+    return directory
+
+
+def on_several(root: Path, data: str, number: int, config: DataConfig = CONFIG) -> Artifact:
+    """As the pods do it: each step in directories of its own, and the places that it read moved before the next."""
+
+    def moved(path: Path) -> Path:
+        return Path(shutil.move(path, path.with_name(f"{path.name}-downloaded")))
+
+    root.mkdir()
+    shares = spread.open_shares(data, "y", config, number, root / "table", lambda index: root / f"share-{index}")
+    table, shares = moved(root / "table"), [moved(share) for share in shares]
+    for index, share in enumerate(shares):
+        spread.survey_share(share, root / f"surveyed-{index}")
+    surveyed = [moved(root / f"surveyed-{index}") for index in range(len(shares))]
+    spread.fit_shares(table, surveyed, root / "found", root / "transform")
+    transform = moved(root / "transform")
+    for index, share in enumerate(shares):
+        spread.encode_share(share, surveyed[index], transform, root / f"encoded-{index}")
+    encoded = [moved(root / f"encoded-{index}") for index in range(len(shares))]
+    made = spread.merge_shares(root / "prepared", data, "y", config, MADE_BY, moved(root / "found"), encoded)
+    assert not [path for path in root.rglob("*") if path.name.endswith((".work", ".scratch"))]
+    return made
+
+
+@pytest.mark.parametrize("number", [1, 3, 50])
+@pytest.mark.parametrize("write", [write_parquet, write_text])
+def test_any_number_of_shares_gives_the_same_bytes(tmp_path: Path, write, number: int) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "data").mkdir()
+    data = str(write(tmp_path / "data"))
+    alone = prepare(tmp_path / "alone", data, "y", CONFIG, MADE_BY)
+    assert alone.read_json("card.json")["rows"]["quarantined"] in (5, 15)
+    shared = on_several(tmp_path / "pods", data, number)
+    assert shared.check_sha256().fingerprint == alone.fingerprint
+    # Eight row groups in two files, and five small files of text.
+    assert len(list((tmp_path / "pods").glob("share-*"))) == min(number, 8 if write is write_parquet else 5)
+
+
+def test_images_have_one_share(tmp_path: Path) -> None:
+    shared = on_several(tmp_path / "pods", "", 4, DataConfig())
+    assert shared.fingerprint == prepare(tmp_path / "alone", "", "y", DataConfig(), MADE_BY).fingerprint
+
+
+def test_a_users_mistake_is_said_by_the_step_that_finds_it(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    data = str(write_parquet(tmp_path / "data"))
+    with pytest.raises(UserError, match=r"no column 'z'"):
+        spread.open_shares(data, "z", CONFIG, 2, tmp_path / "table", lambda index: tmp_path / f"share-{index}")
+    with pytest.raises(UserError, match=r"15 of 3,000 rows .* cannot be used"):
+        on_several(tmp_path / "pods", data, 2, DataConfig(id="id", quarantine_limit=0.001))
+
+
+def test_a_part_that_was_changed_on_its_way_is_not_believed(tmp_path: Path) -> None:
+    (tmp_path / "run.rows").write_bytes(b"records")
+    part = hand_over(tmp_path / "part", {"a": 1}, [tmp_path / "run.rows"])
+    assert take_over(tmp_path / "part") == {"a": 1}
+    for name in (VALUE, "run.rows"):
+        raw = part.path(name).read_bytes()
+        part.path(name).unlink()  # the original stays as it is
+        part.path(name).write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+        with pytest.raises(DamagedArtifact, match=name):
+            take_over(tmp_path / "part")
+        part.path(name).write_bytes(raw)
