@@ -1,0 +1,158 @@
+"""A rehearsal of a table prepared by several pods: the packaged commands, from step to step through S3.
+
+As in :mod:`tests.pods.test_rehearsal` nothing of a cluster is imitated but what it does for a pod: for a map task, it
+starts one for each element of the list, which finds its place in ``FLYTE_K8S_ARRAY_INDEX``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from flyteidl.core.literals_pb2 import Literal, LiteralMap
+from flytekit import FlyteContextManager
+from flytekit.core.type_engine import TypeEngine
+from moto.server import ThreadedMotoServer
+
+from tasks.artifact import Artifact
+from tasks.preprocess.config import DataConfig
+from tasks.preprocess.engine import prepare
+from tasks.preprocess.sources import fingerprint_source
+from tasks.preprocess.task import made_by
+from tests.pods.package import Package, package
+
+BUCKET = "spread"
+PROFILE = "[stages.prepare]\nnodes = 2\nretries = 3\n"
+CONFIG = DataConfig(id="id")
+TASKS = "tasks.preprocess.task"
+
+
+class Pods:
+    """Runs the packaged tasks, each pod a process in a directory of its own with inputs and outputs on S3."""
+
+    def __init__(self, workdir: Path, endpoint: str, packaged: Package) -> None:
+        self.workdir = workdir
+        self.packaged = packaged
+        self.store = {
+            "FLYTE_AWS_ENDPOINT": endpoint,
+            "FLYTE_AWS_ACCESS_KEY_ID": "testing",
+            "FLYTE_AWS_SECRET_ACCESS_KEY": "testing",
+            "AWS_ENDPOINT_URL": endpoint,
+            "AWS_ACCESS_KEY_ID": "testing",
+            "AWS_SECRET_ACCESS_KEY": "testing",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+        keys = {"aws_access_key_id": "testing", "aws_secret_access_key": "testing", "region_name": "us-east-1"}
+        self.s3 = boto3.client("s3", endpoint_url=endpoint, **keys)
+        self.s3.create_bucket(Bucket=BUCKET)
+
+    def run(self, task: str, index: int | None = None, **inputs: Literal) -> dict[str, Literal]:
+        """The outputs of one pod; ``index`` is its place in a map task."""
+        name = task if index is None else f"{task}-{index}"
+        self.s3.put_object(Bucket=BUCKET, Key=f"{name}/inputs.pb", Body=LiteralMap(literals=inputs).SerializeToString())
+        if index is None:
+            template = self.packaged.tasks[f"{TASKS}.{task}"]
+        else:
+            (template,) = [t for n, t in self.packaged.tasks.items() if n.startswith(f"{TASKS}.map_{task}_")]
+        fills = {
+            "input": f"s3://{BUCKET}/{name}/inputs.pb",
+            "outputPrefix": f"s3://{BUCKET}/{name}/outputs",
+            "rawOutputDataPrefix": f"s3://{BUCKET}/{name}/raw",
+            "checkpointOutputPrefix": f"s3://{BUCKET}/{name}/checkpoints",
+            "prevCheckpointPrefix": '""',
+        }
+        command = [re.sub(r"\{\{\.(\w+)\}\}", lambda m: fills[m[1]], part) for part in template.container.args]
+        place = {"BATCH_JOB_ARRAY_INDEX_VAR_NAME": "FLYTE_K8S_ARRAY_INDEX", "FLYTE_K8S_ARRAY_INDEX": str(index)}
+        environment = {
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "HOME": str(self.workdir),
+            "FLYTE_INTERNAL_EXECUTION_ID": name.replace("_", "-"),
+            **self.store,
+            **{pair.key: pair.value for pair in template.container.env},
+            **({} if index is None else place),
+        }
+        (self.workdir / name).mkdir()
+        pod = subprocess.run(
+            command,
+            cwd=self.workdir / name,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=180,
+        )
+        keys = [o["Key"] for o in self.s3.list_objects_v2(Bucket=BUCKET, Prefix=f"{name}/outputs")["Contents"]]
+        assert pod.returncode == 0 and f"{name}/outputs/outputs.pb" in keys, pod.stdout
+        body = self.s3.get_object(Bucket=BUCKET, Key=f"{name}/outputs/outputs.pb")["Body"].read()
+        return dict(LiteralMap.FromString(body).literals)
+
+    def map(self, task: str, number: int, **inputs: Literal) -> Literal:
+        """The collected outputs of all pods of a map task."""
+        made = Literal()
+        for index in range(number):
+            made.collection.literals.append(self.run(task, index, **inputs)["o0"])
+        return made
+
+
+@pytest.fixture
+def pods(tmp_path: Path) -> Iterator[Pods]:
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    (tmp_path / "two.toml").write_text(PROFILE)
+    yield Pods(tmp_path, f"http://{host}:{port}", package(tmp_path, str(tmp_path / "two.toml")))
+    server.stop()
+
+
+def literal(value: Any) -> Literal:
+    context, kind = FlyteContextManager.current_context(), type(value)
+    return TypeEngine.to_literal(context, value, kind, TypeEngine.to_literal_type(kind)).to_flyte_idl()
+
+
+@pytest.mark.prove
+def test_pods_make_the_bytes_that_one_machine_makes(
+    pods: Pods, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = np.random.default_rng(0)
+    table = pa.table(
+        {
+            "id": np.arange(900),
+            "x": draw.normal(size=900),
+            "c": draw.choice(list("ab"), 900),
+            "y": draw.integers(0, 2, 900),
+        }
+    )
+    pq.write_table(table, tmp_path / "t.parquet", row_group_size=300)
+    pods.s3.put_object(Bucket=BUCKET, Key="data/t.parquet", Body=(tmp_path / "t.parquet").read_bytes())
+    for name, value in pods.store.items():
+        monkeypatch.setenv(name, value)
+    data = f"s3://{BUCKET}/data/"
+    source = fingerprint_source(data, "y")
+    alone = prepare(tmp_path / "alone", data, "y", CONFIG, made_by("y", CONFIG, source))
+
+    raw = {"data": literal(data), "target": literal("y"), "config": literal(CONFIG), "source": literal(source)}
+    opened = pods.run("open_shares", **raw, number=literal(8))
+    shares = len(opened["shares"].collection.literals)
+    assert shares == 3, "one share for each row group"
+    surveyed = pods.map("survey_share", shares, share=opened["shares"])
+    fitted = pods.run("fit_shares", table=opened["table"], surveyed=surveyed)
+    encoded = pods.map("encode_share", shares, share=opened["shares"], surveyed=surveyed, transform=fitted["transform"])
+    merged = pods.run("merge_shares", **raw, found=fitted["found"], encoded=encoded)
+
+    prefix = merged["artifact"].scalar.blob.uri.removeprefix(f"s3://{BUCKET}/")
+    for entry in pods.s3.list_objects_v2(Bucket=BUCKET, Prefix=prefix)["Contents"]:
+        path = tmp_path / "made" / entry["Key"].removeprefix(prefix).lstrip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(pods.s3.get_object(Bucket=BUCKET, Key=entry["Key"])["Body"].read())
+    made = Artifact.open(tmp_path / "made", "prepare").check_sha256()
+    assert made.fingerprint == alone.fingerprint
