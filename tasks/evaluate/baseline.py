@@ -17,6 +17,7 @@ MOST_ROWS = 200_000
 MOST_PIXELS = 1024
 MOST_CELLS = 20_000_000
 FEWEST_ROWS = 1000
+WORD_BUCKETS = 256
 #: scikit-learn's own rule: with fewer training rows all boosting rounds are run.
 STOP_EARLY_ABOVE = 10_000
 #: scikit-learn splits on a category directly only up to this many; beyond, its frequency rank is used as a number.
@@ -24,8 +25,21 @@ MOST_CATEGORIES = 255
 
 
 def features_of(signature: Signature, records: np.ndarray) -> np.ndarray:
-    """The inputs as one table, float32 ``[rows, features]``. Images lose every k-th pixel line until they are small."""
-    return np.concatenate([flat(np.asarray(records[spec.name])) for spec in signature.inputs], axis=1)
+    """The inputs as one table, float32 ``[rows, features]``. Images lose every k-th pixel line until they are small,
+    texts become counts of their words in few buckets."""
+    named = {spec.name: np.asarray(records[spec.name]) for spec in signature.inputs}
+    return np.concatenate(
+        [word_counts(values) if name == "tokens" else flat(values) for name, values in named.items()], axis=1
+    )
+
+
+def word_counts(tokens: np.ndarray) -> np.ndarray:
+    """float32 ``[rows, columns * WORD_BUCKETS]`` of int32 ``[rows, columns, length]``, 0 for padding."""
+    rows, columns, length = tokens.shape
+    counts = np.zeros((rows * columns, WORD_BUCKETS), np.float32)
+    which = np.repeat(np.arange(rows * columns), length)
+    np.add.at(counts, (which, tokens.ravel() % WORD_BUCKETS), (tokens != 0).ravel())
+    return counts.reshape(rows, -1)
 
 
 def flat(values: np.ndarray) -> np.ndarray:

@@ -48,7 +48,7 @@ def seconds_of(text: str) -> float | None:
 
 
 #: What data.types may say.
-TYPES = ("number", "date", "boolean", "text", "category")
+TYPES = ("number", "date", "boolean", "text", "category", "document")
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class DataConfig(Settings):
     section = "data"
 
     #: "auto" goes by the file's extension.
-    format: str = setting("auto", choices=("auto", "csv", "parquet", "arrow", "images", "arrays"))
+    format: str = setting("auto", choices=("auto", "csv", "parquet", "arrow", "images", "arrays", "text"))
     #: Whether the first line of a CSV names the columns.
     header: bool = True
     #: Names of the columns, for a CSV without a header.
@@ -75,8 +75,8 @@ class DataConfig(Settings):
     decimal: str = setting(".", choices=(".", ","))
     thousands: str = setting("", choices=("", ",", ".", " ", "'", "_"))
     #: What columns hold, where that is not to be worked out: "number", "date" (ISO 8601, UTC unless it says otherwise),
-    #: "boolean", "text", or "category" (an input whatever its values look like). A value that is no such thing puts its
-    #: row into quarantine.
+    #: "boolean", "text", "category" (an input whatever its values look like) or "document" (learned from by its words).
+    #: A value that is no such thing puts its row into quarantine.
     types: dict[str, str] = setting({}, choices=TYPES)
     #: Columns to leave out.
     drop: list[str] = setting([])
@@ -95,6 +95,8 @@ class DataConfig(Settings):
     #: taken as they are, and must then be alike.
     image_size: list[int] = setting([], at_least=1)
     image_channels: int = setting(0, choices=(0, 1, 3))
+    #: Words and pairs of words that are kept of a document.
+    text_length: int = setting(256, at_least=8, at_most=8192)
     #: The share of rows that may be set aside as unreadable before the run stops.
     quarantine_limit: float = setting(0.01, at_least=0, at_most=1)
     #: Whether rows are stored in random order. Off keeps their order, for data that is random already.

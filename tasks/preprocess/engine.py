@@ -21,6 +21,7 @@ from tasks.preprocess.card import make_card
 from tasks.preprocess.columnar import Unit, batch_rows, read
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.digits import open_digits
+from tasks.preprocess.documents import as_table
 from tasks.preprocess.fit import Fitted, check_values, fit
 from tasks.preprocess.images import hold_images, open_pictures, prepare_images
 from tasks.preprocess.ingest import Source, header_hint, open_source
@@ -135,6 +136,7 @@ def prepare_table(writer: ArtifactWriter, place: Workplace, data: str, target: s
 
 
 def open_table(place: Workplace, data: str, target: str, config: DataConfig) -> Opened:
+    target, config = as_table(data, target, config)
     source = open_source(data, config, place)
     dropped = check_columns(source, data, target, config)
     types = {name: kind for name, kind in source.types.items() if name not in dropped}

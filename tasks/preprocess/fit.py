@@ -17,7 +17,8 @@ from tasks.preprocess.survey import NO_TARGET, SPLIT, ColumnCount, Found
 from tasks.preprocess.transform import CategoricalColumn, NumericColumn, Transform, bend, take_part
 
 #: Roles of a column.
-NUMERIC, CATEGORICAL, TARGET = "numeric", "categorical", "target"
+NUMERIC, CATEGORICAL, DOCUMENT, TARGET = "numeric", "categorical", "document", "target"
+USED = (NUMERIC, CATEGORICAL, DOCUMENT, TARGET)
 IDENTIFIER, GROUP, TIME, WEIGHT = "identifier", "group", "time", "weight"
 CONSTANT, EMPTY, PROSE, UNSUPPORTED = "constant", "empty", "prose", "unsupported"
 
@@ -77,7 +78,8 @@ def fit(found: Found, types: dict[str, str], target: str, config: DataConfig) ->
             categorical.append(fit_categorical(name, found.columns[name]))
         elif roles[name].why:
             warnings.append(f"column {name!r} is set aside: {roles[name].why}")
-    if not numeric and not categorical:
+    documents = tuple(name for name, role in roles.items() if role.role == DOCUMENT)
+    if not numeric and not categorical and not documents:
         raise UserError(
             "data: no column is left to learn from; "
             + "; ".join(f"{name!r}: {role.why}" for name, role in roles.items() if role.why)
@@ -86,7 +88,7 @@ def fit(found: Found, types: dict[str, str], target: str, config: DataConfig) ->
     transform = Transform(
         target=target,
         task=task,
-        types={name: kind for name, kind in types.items() if roles[name].role in (NUMERIC, CATEGORICAL, TARGET)},
+        types={name: kind for name, kind in types.items() if roles[name].role in USED},
         missing=config.missing,
         decimal=config.decimal,
         thousands=config.thousands,
@@ -97,6 +99,8 @@ def fit(found: Found, types: dict[str, str], target: str, config: DataConfig) ->
         target_std=(moments.std or 1.0) if task == "regression" else 1.0,
         weight=config.weight,
         weight_mean=mean_weight(found, config),
+        documents=documents,
+        text_length=config.text_length if documents else 0,
     )
     return Fitted(roles, transform, warnings)
 
@@ -200,8 +204,13 @@ def judge(
         return Role(UNSUPPORTED, "its type cannot be an input; expected numbers, texts, dates or booleans")
     if count.missing[TRAIN] == found.rows[TRAIN]:
         return Role(EMPTY, "all its values in training rows are missing")
+    if declared == "document":
+        return Role(DOCUMENT)
     if count.prose:
-        return Role(PROSE, "its texts are too long to be categories")
+        return Role(
+            PROSE,
+            "its texts are too long to be categories; to learn from its words, declare it in data.types as document",
+        )
     if kind in (values.TEXT, values.INTEGER):
         present = sample.drop_null()
         distinct = len(pc.unique(present))

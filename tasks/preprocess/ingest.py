@@ -16,6 +16,7 @@ from tasks.preprocess import values
 from tasks.preprocess.columnar import LINE, Unit, units_of, write_spool
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.delimited import Block, Parsed, parse, read_blocks, read_header
+from tasks.preprocess.documents import open_documents
 from tasks.preprocess.quarantine import BadRow
 from tasks.preprocess.sources import SourceFile, find_files, format_of
 from tasks.preprocess.spelling import DECLARED, Spelling, cannot_become, readings
@@ -47,7 +48,13 @@ def open_source(data: str, config: DataConfig, place: Workplace) -> Source:
     if len(formats) > 1:
         raise UserError(f"data: {data!r} mixes {' and '.join(sorted(formats))} files; expected one format")
     format = formats.pop()
-    source = ingest_text(files, config, place) if format == "csv" else open_columnar(files, format, config)
+    if format == "csv":
+        source = ingest_text(files, config, place)
+    elif format == "text":
+        units, types, bad = open_documents(data, files, config, place)
+        source = Source(units, types, sum(unit.rows for unit in units) + len(bad), bad)
+    else:
+        source = open_columnar(files, format, config)
     if source.read == 0:
         raise UserError(f"data: {data!r} has a header and no rows; expected at least one row of data")
     return source

@@ -39,7 +39,8 @@ class Signature:
     """What a model takes and gives.
 
     Tables have the inputs ``numeric`` (float32 ``[batch, F]``, standardised) and ``categorical`` (int32
-    ``[batch, C]``, codes below ``cardinalities``), either of them absent when there is no such column; images have
+    ``[batch, C]``, codes below ``cardinalities``) and ``tokens`` (int32 ``[batch, D, length]``, of each of D columns
+    of documents the ids of its words, below ``buckets``), each of them absent when there is no such column; images have
     ``image`` (uint8 ``[batch, channels, height, width]``; the model itself standardises with ``image_mean`` and
     ``image_std``, per channel, in units of the stored values). A classifier gives logits ``[batch, classes]``; a
     regressor gives ``[batch, 1]``, in units of the target.
@@ -57,6 +58,8 @@ class Signature:
     #: The column that weighs the rows in training; empty: all weigh the same. Stored weights have a mean of 1 over the
     #: training split.
     weight: str = ""
+    #: Ids that tokens may have, 0 for padding among them; 0 without texts.
+    buckets: int = 0
 
     @property
     def outputs(self) -> int:

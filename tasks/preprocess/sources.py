@@ -146,7 +146,7 @@ def format_of(file: SourceFile, declared: str) -> str:
     if file.known_format is None:
         raise UserError(
             f"{file.uri}: the extension {Path(file.name).suffix!r} does not tell the format; set data.format to csv, "
-            "parquet, arrow, images or arrays"
+            "parquet, arrow, images, arrays or text"
         )
     return file.known_format
 

@@ -19,6 +19,7 @@ DECLARED = {
     "boolean": values.BOOLEAN,
     "text": values.TEXT,
     "category": values.TEXT,
+    "document": values.TEXT,
 }
 NUMBERS = (values.INTEGER, values.NUMBER)
 TRUE, FALSE = ("yes", "y", "t", "on"), ("no", "n", "f", "off")

@@ -243,7 +243,8 @@ def count_texts(rows: Rows, counting: dict[str, CodeCounts], survey: Survey, fou
 def settle(name: str, counts: CodeCounts, survey: Survey, found: Found) -> None:
     """Take what was counted of one dictionary into what was found."""
     column = found.columns[name]
-    column.prose |= counts.prose and survey.config.types.get(name) != "category"
+    declared = survey.config.types.get(name)
+    column.prose |= declared == "document" or (counts.prose and declared != "category")
     named = counts.named(survey.config.missing) if not column.prose or name == survey.target else []
     if column.prose:
         column.texts = Counts()

@@ -17,6 +17,7 @@ from tasks.errors import UserError
 from tasks.preprocess import values
 from tasks.preprocess.prepared import Signature, TensorSpec
 from tasks.preprocess.spelling import Spelling
+from tasks.preprocess.tokens import BUCKETS, tokenise
 
 MISSING, UNSEEN, FIRST = 0, 1, 2
 DAY = 86_400.0
@@ -92,6 +93,9 @@ class Transform:
     #: The column of weights, if there is one, and the mean over the training rows by which they are divided.
     weight: str = ""
     weight_mean: float = 1.0
+    #: The columns of texts that are learned from by their words, and how many ids are kept of each.
+    documents: tuple[str, ...] = ()
+    text_length: int = 0
 
     @property
     def indicators(self) -> list[str]:
@@ -101,7 +105,7 @@ class Transform:
     def columns(self) -> list[str]:
         """The raw columns that are inputs, each once."""
         names = [column.name for column in self.numeric] + [column.name for column in self.categorical]
-        return list(dict.fromkeys(names))
+        return list(dict.fromkeys([*names, *self.documents]))
 
     @property
     def signature(self) -> Signature:
@@ -111,6 +115,8 @@ class Transform:
             inputs.append(TensorSpec("numeric", "float32", (width,)))
         if self.categorical:
             inputs.append(TensorSpec("categorical", "int32", (len(self.categorical),)))
+        if self.documents:
+            inputs.append(TensorSpec("tokens", "int32", (len(self.documents), self.text_length)))
         return Signature(
             inputs=tuple(inputs),
             task=self.task,
@@ -120,6 +126,7 @@ class Transform:
             target_mean=self.target_mean,
             target_std=self.target_std,
             weight=self.weight,
+            buckets=BUCKETS if self.documents else 0,
         )
 
     def encode(self, batch: pa.RecordBatch, out: np.ndarray) -> None:
@@ -135,6 +142,8 @@ class Transform:
         codes = np.empty((len(self.categorical), batch.num_rows), np.int32)
         for place, category in enumerate(self.categorical):
             codes[place] = category.encode(batch.column(category.name), self.missing)
+        for place, name in enumerate(self.documents):
+            out["tokens"][:, place] = tokenise(batch.column(name), self.text_length)
         for start in range(0, batch.num_rows, CACHED_ROWS):
             rows = slice(start, start + CACHED_ROWS)
             if self.numeric:
@@ -196,7 +205,8 @@ class Transform:
     def from_json(cls, data: dict[str, Any]) -> Transform:
         numeric = tuple(NumericColumn(**column) for column in data["numeric"])
         categorical = tuple(CategoricalColumn(c["name"], tuple(c["vocabulary"])) for c in data["categorical"])
-        return cls(**{**data, "numeric": numeric, "categorical": categorical, "classes": tuple(data["classes"])})
+        names = {name: tuple(data[name]) for name in ("classes", "documents")}
+        return cls(**{**data, "numeric": numeric, "categorical": categorical, **names})
 
 
 def bend(numbers: np.ndarray, curve: str, scale: float) -> np.ndarray:

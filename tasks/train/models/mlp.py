@@ -1,4 +1,4 @@
-"""A multilayer perceptron for tables, with an embedding for each column."""
+"""A multilayer perceptron for tables and texts, with an embedding for each column."""
 
 from __future__ import annotations
 
@@ -30,12 +30,29 @@ class Periodic(nn.Module):
         return torch.relu(mixed).transpose(0, 1).flatten(1)
 
 
-class MLP(nn.Module):
-    """Joins numbers, their periodic embeddings and embedded categories; runs layers of Linear, LayerNorm and ReLU.
+class Bag(nn.Module):
+    """The mean embedding of a text's words: int32 ``[batch, D, length]``, 0 for padding, gives ``[batch, D * width]``.
 
-    Takes ``numeric`` (float32 ``[batch, F]``) and ``categorical`` (int32 ``[batch, C]``), whichever the data has, in
-    this order; gives ``[batch, outputs]``. Layer normalisation keeps no statistics of the batch, so the result does
-    not depend on how a batch is spread over processes.
+    Gathered and averaged in the open rather than by ``nn.EmbeddingBag``, so that any ONNX runtime can do it.
+    """
+
+    def __init__(self, buckets: int, width: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(buckets, width)
+        nn.init.normal_(self.embedding.weight, std=0.1)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        there = (tokens != 0).unsqueeze(3).to(torch.float32)
+        total = (self.embedding(tokens) * there).sum(dim=2)
+        return (total / there.sum(dim=2).clamp(min=1)).flatten(1)
+
+
+class MLP(nn.Module):
+    """Joins numbers, their periodic embeddings, embedded categories and texts; runs layers of Linear, LayerNorm, ReLU.
+
+    Takes ``numeric`` (float32 ``[batch, F]``), ``categorical`` (int32 ``[batch, C]``) and ``tokens`` (int32
+    ``[batch, D, length]``), whichever the data has, in this order; gives ``[batch, outputs]``. Layer normalisation keeps
+    no statistics of the batch, so the result does not depend on how a batch is spread over processes.
     """
 
     def __init__(
@@ -44,6 +61,7 @@ class MLP(nn.Module):
         hidden: tuple[int, ...] = (256, 128),
         frequencies: int = 16,
         dropout: float = 0.0,
+        word_width: int = 32,
     ) -> None:
         super().__init__()
         shapes = {spec.name: spec.shape for spec in signature.inputs}
@@ -56,6 +74,9 @@ class MLP(nn.Module):
         numbers = sum(shapes.get("numeric", (0,)))
         self.periodic = Periodic(numbers, frequencies) if numbers and frequencies else None
         width = numbers + sum(width for _, width in sizes)
+        self.bag = Bag(signature.buckets, word_width) if "tokens" in shapes else None
+        if self.bag:
+            width += shapes["tokens"][0] * word_width
         if self.periodic:
             width += self.periodic.bias.numel()
         layers: list[nn.Module] = []
@@ -77,6 +98,8 @@ class MLP(nn.Module):
         if "categorical" in given:
             codes = given["categorical"]
             parts += [embedding(codes[:, column]) for column, embedding in enumerate(self.embeddings)]
+        if self.bag:
+            parts.append(self.bag(given["tokens"]))
         return self.head(self.layers(torch.cat(parts, dim=1)))
 
 
