@@ -39,7 +39,8 @@ class Bag(nn.Module):
     def __init__(self, buckets: int, width: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(buckets, width)
-        nn.init.normal_(self.embedding.weight, std=0.1)
+        # Small, because words that training never met keep their first embedding: it must not drown the others.
+        nn.init.normal_(self.embedding.weight, std=0.01)
 
     def forward(self, tokens: Tensor) -> Tensor:
         there = (tokens != 0).unsqueeze(3).to(torch.float32)
@@ -51,8 +52,8 @@ class MLP(nn.Module):
     """Joins numbers, their periodic embeddings, embedded categories and texts; runs layers of Linear, LayerNorm, ReLU.
 
     Takes ``numeric`` (float32 ``[batch, F]``), ``categorical`` (int32 ``[batch, C]``) and ``tokens`` (int32
-    ``[batch, D, length]``), whichever the data has, in this order; gives ``[batch, outputs]``. Layer normalisation keeps
-    no statistics of the batch, so the result does not depend on how a batch is spread over processes.
+    ``[batch, D, length]``), whichever the data has, in this order; gives ``[batch, outputs]``. Layer normalisation
+    keeps no statistics of the batch, so the result does not depend on how a batch is spread over processes.
     """
 
     def __init__(
