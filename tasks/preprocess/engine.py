@@ -23,6 +23,7 @@ from tasks.preprocess.config import DataConfig
 from tasks.preprocess.digits import open_digits
 from tasks.preprocess.documents import as_table
 from tasks.preprocess.fit import Fitted, check_values, fit
+from tasks.preprocess.frames import frame_file
 from tasks.preprocess.images import hold_images, open_pictures, prepare_images
 from tasks.preprocess.ingest import Source, header_hint, open_source
 from tasks.preprocess.merging import merge_splits
@@ -42,14 +43,15 @@ SCRATCH = ".scratch"
 
 def prepare(
     directory: Path,
-    data: str,
+    data: Any,
     target: str,
     config: DataConfig,
     made_by: Mapping[str, Any],
     workers: int = 1,
     kept: Path | None = None,
 ) -> Artifact:
-    """Make the prepared data in the fresh ``directory``. Empty ``data`` means the digits of scikit-learn.
+    """Make the prepared data in the fresh ``directory``. ``data`` is an address (empty: the digits of scikit-learn), a
+    pandas DataFrame or an Arrow table.
 
     The same data and config give the same bytes on any number of ``workers``. Until all is
     done, what is finished lies in the directory ``kept``, on the same disk: a run that was cut off goes on from there
@@ -62,6 +64,8 @@ def prepare(
             closing(Workers(workers)) as processes,
             workplace(kept or directory / SCRATCH, processes, lasting=kept is not None) as place,
         ):
+            if not isinstance(data, str):
+                data = frame_file(data, place.root)
             if not data:
                 prepare_images(writer, place, open_digits(), config)
             elif hold_images(data, config):

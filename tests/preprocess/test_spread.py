@@ -47,14 +47,14 @@ def write_text(directory: Path) -> Path:
     return directory
 
 
-def on_several(root: Path, data: str, number: int, config: DataConfig = CONFIG) -> Artifact:
+def on_several(root: Path, data: str, number: int, config: DataConfig = CONFIG, target: str = "y") -> Artifact:
     """As the pods do it: each step in directories of its own, and the places that it read moved before the next."""
 
     def moved(path: Path) -> Path:
         return Path(shutil.move(path, path.with_name(f"{path.name}-downloaded")))
 
     root.mkdir()
-    shares = spread.open_shares(data, "y", config, number, root / "table", lambda index: root / f"share-{index}")
+    shares = spread.open_shares(data, target, config, number, root / "table", lambda index: root / f"share-{index}")
     table, shares = moved(root / "table"), [moved(share) for share in shares]
     for index, share in enumerate(shares):
         spread.survey_share(share, root / f"surveyed-{index}")
@@ -64,7 +64,7 @@ def on_several(root: Path, data: str, number: int, config: DataConfig = CONFIG) 
     for index, share in enumerate(shares):
         spread.encode_share(share, surveyed[index], transform, root / f"encoded-{index}")
     encoded = [moved(root / f"encoded-{index}") for index in range(len(shares))]
-    made = spread.merge_shares(root / "prepared", data, "y", config, MADE_BY, moved(root / "found"), encoded)
+    made = spread.merge_shares(root / "prepared", data, target, config, MADE_BY, moved(root / "found"), encoded)
     assert not [path for path in root.rglob("*") if path.name.endswith((".work", ".scratch"))]
     return made
 
@@ -80,6 +80,18 @@ def test_any_number_of_shares_gives_the_same_bytes(tmp_path: Path, write, number
     assert shared.check_sha256().fingerprint == alone.fingerprint
     # Eight row groups in two files, and five small files of text.
     assert len(list((tmp_path / "pods").glob("share-*"))) == min(number, 8 if write is write_parquet else 5)
+
+
+def test_texts_in_class_folders_are_shared_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.preprocess.documents.BLOCK_FILES", 25)
+    for number in range(100):
+        folder = tmp_path / "data" / f"class-{number % 2}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{number}.txt").write_text(f"text number {number} of {number % 7}")
+    data, config = str(tmp_path / "data"), DataConfig(text_length=16)
+    alone = prepare(tmp_path / "alone", data, "", config, MADE_BY)
+    assert on_several(tmp_path / "pods", data, 3, config, target="").fingerprint == alone.fingerprint
+    assert len(list((tmp_path / "pods").glob("share-*"))) == 3
 
 
 def test_images_have_one_share(tmp_path: Path) -> None:
