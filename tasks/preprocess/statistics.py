@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tasks.preprocess.values import clean, codes_of
+from tasks.preprocess.values import codes_of
 
 #: Distinct texts that are counted exactly; beyond, rare ones are dropped on the way.
 COUNTED = 100_000
@@ -161,14 +161,15 @@ class CodeCounts:
         sizes = pc.fill_null(pc.binary_length(self.dictionary), 0).to_numpy(zero_copy_only=False)
         return bool(sizes @ self.by_code[:, :-1].sum(axis=0) > PROSE_BYTES * max(1, self.by_code.sum()))
 
-    def named(self, missing: list[str]) -> list[dict[str, int]]:
-        """For each group, how often each cleaned text occurs."""
-        names = clean(self.dictionary.cast(pa.string()), missing).to_pylist()
-        found = []
-        for counted in self.by_code.tolist():
-            counts: dict[str, int] = {}
-            for name, count in zip(names, counted, strict=False):
-                if count and name is not None:
-                    counts[name] = counts.get(name, 0) + count
-            found.append(counts)
-        return found
+    def present(self, names: pa.Array) -> list[int]:
+        """For each group, how many values are there, if the texts of the dictionary are to be read as ``names``."""
+        return (self.by_code[:, :-1] @ names.is_valid().to_numpy(zero_copy_only=False)).tolist()
+
+    def named(self, names: pa.Array, group: int) -> dict[str, int]:
+        """How often each of ``names`` occurs in a group."""
+        counted = self.by_code[group, :-1]
+        seen = np.flatnonzero((counted > 0) & names.is_valid().to_numpy(zero_copy_only=False))
+        counts: dict[str, int] = {}
+        for name, count in zip(names.take(pa.array(seen)).to_pylist(), counted[seen].tolist(), strict=True):
+            counts[name] = counts.get(name, 0) + count
+        return counts

@@ -245,19 +245,18 @@ def settle(name: str, counts: CodeCounts, survey: Survey, found: Found) -> None:
     column = found.columns[name]
     declared = survey.config.types.get(name)
     column.prose |= declared == "document" or (counts.prose and declared != "category")
-    named = counts.named(survey.config.missing) if not column.prose or name == survey.target else []
+    names = counts.dictionary.cast(pa.string())
+    if not column.prose or name == survey.target:
+        names = values.clean(names, survey.config.missing)
     if column.prose:
         column.texts = Counts()
-        absent = np.append(counts.dictionary.is_null().to_numpy(zero_copy_only=False), True)
-        present = counts.by_code[:, ~absent].sum(axis=1).tolist()
     else:
-        column.texts.add(named[TRAIN])
-        present = [sum(of_split.values()) for of_split in named]
-    rows = counts.by_code.sum(axis=1).tolist()
+        column.texts.add(counts.named(names, TRAIN))
+    rows, present = counts.by_code.sum(axis=1).tolist(), counts.present(names)
     column.missing = [old + a - b for old, a, b in zip(column.missing, rows, present, strict=True)]
     if name == survey.target:
-        for classes, of_split in zip(found.classes, named, strict=True):
-            classes.add(of_split)
+        for split, classes in enumerate(found.classes):
+            classes.add(counts.named(names, split))
 
 
 def label_counts(target: pa.Array) -> dict[str, int]:

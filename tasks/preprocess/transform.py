@@ -64,15 +64,25 @@ class CategoricalColumn:
 
     def encode(self, texts: pa.Array, missing: list[str]) -> np.ndarray:
         texts = values.with_dictionary(texts)
-        distinct = values.clean(texts.dictionary.cast(pa.string()), missing)
-        known = pc.index_in(distinct, value_set=self._names)
+        # The batches of one row group share a dictionary. A pair, because threads may share this column.
+        dictionary, table = self._last[-1] if self._last else (None, None)
+        if table is None or not texts.dictionary.equals(dictionary):
+            table = self._table(texts.dictionary, missing)
+            self._last[:] = [(texts.dictionary, table)]
+        return table.take(values.codes_of(texts))
+
+    def _table(self, dictionary: pa.Array, missing: list[str]) -> np.ndarray:
+        """The code of each text of a dictionary, and at the end that of missing ones."""
+        distinct = values.clean(dictionary.cast(pa.string()), missing)
+        known = pc.index_in(distinct, value_set=pa.array(self.vocabulary, pa.string()))
         codes = pc.fill_null(pc.add(known, FIRST), UNSEEN)
         codes = pc.if_else(distinct.is_valid(), codes, MISSING).to_numpy(zero_copy_only=False).astype(np.int32)
-        return np.append(codes, np.int32(MISSING)).take(values.codes_of(texts))
+        return np.append(codes, np.int32(MISSING))
 
     @cached_property
-    def _names(self) -> pa.Array:
-        return pa.array(self.vocabulary, pa.string())
+    def _last(self) -> list[tuple[pa.Array, np.ndarray]]:
+        """The dictionary that was encoded last, and its table."""
+        return []
 
 
 @dataclass(frozen=True)
