@@ -12,13 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.errors import UserError
+from tasks.preprocess.budget import Budget
 from tasks.preprocess.sources import SourceFile
 
 #: In the spool, the line of the user's file on which each row begins.
 LINE = "\0line"
-BATCH_BYTES = 24 << 20
-#: Row groups up to this size (decompressed) are decoded at once.
-WHOLE_GROUP_BYTES = 256 << 20
 COLUMNS_AT_ONCE = 8
 PAGE_BUFFER_BYTES = 1 << 16
 
@@ -38,11 +36,6 @@ class Unit:
     rows: int
     first_row: int
     first_line: int
-
-
-def batch_rows(columns: int) -> int:
-    """Rows that are worked on at once: a function of the width alone, because sums depend on it."""
-    return int(np.clip(BATCH_BYTES // (8 * max(columns, 1)), 256, 1 << 16)) // 256 * 256
 
 
 def open_file(uri: str, format: str) -> Any:
@@ -83,13 +76,14 @@ def units_of(file: SourceFile, format: str, first_row: int = 0) -> tuple[pa.Sche
     return schema, pieces
 
 
-def read(unit: Unit, names: list[str], rows: int) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
-    """Batches of at most ``rows`` rows with the columns ``names``, and the line of each row (int64)."""
+def read(unit: Unit, names: list[str], budget: Budget) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
+    """Batches of as many rows as ``budget`` allows, with the columns ``names``, and the line of each row (int64)."""
+    rows = budget.batch_rows(len(names))
     reader = open_file(unit.uri, unit.format)
     done = 0
     try:
         if unit.format == "parquet":
-            batches = row_group(reader, unit, names, rows)
+            batches = row_group(reader, unit, names, rows, budget.whole_group_bytes)
         else:
             whole = reader.get_batch(unit.index)
             batches = (whole.slice(start, rows) for start in range(0, whole.num_rows, rows))
@@ -104,12 +98,14 @@ def read(unit: Unit, names: list[str], rows: int) -> Iterator[tuple[pa.RecordBat
         raise damaged(unit.uri, unit.format, error) from None
 
 
-def row_group(reader: pq.ParquetFile, unit: Unit, names: list[str], rows: int) -> Iterator[pa.RecordBatch]:
-    """A row group in batches: decoded column by column if it is of ordinary size, else all columns side by side.
+def row_group(
+    reader: pq.ParquetFile, unit: Unit, names: list[str], rows: int, whole_bytes: int
+) -> Iterator[pa.RecordBatch]:
+    """A row group in batches: decoded column by column up to ``whole_bytes``, else all columns side by side.
 
     Side by side each column holds on to its pages, which for many columns is more than a whole ordinary row group.
     """
-    if reader.metadata.row_group(unit.index).total_byte_size > WHOLE_GROUP_BYTES:
+    if reader.metadata.row_group(unit.index).total_byte_size > whole_bytes:
         yield from reader.iter_batches(rows, row_groups=[unit.index], columns=names, use_threads=False)
         return
     reader = with_dictionaries(reader, unit)

@@ -99,6 +99,9 @@ class DataConfig(Settings):
     text_length: int = setting(256, at_least=8, at_most=8192)
     #: The share of rows that may be set aside as unreadable before the run stops.
     quarantine_limit: float = setting(0.01, at_least=0, at_most=1)
+    #: GiB that each process may take for data. Less means smaller batches, samples and counts, and so other last
+    #: digits; the same setting gives the same bytes on any machine.
+    memory: float = setting(1.5, at_least=0.25)
     #: Whether rows are stored in random order. Off keeps their order, for data that is random already.
     shuffle: bool = True
     split: SplitConfig = SplitConfig()

@@ -17,8 +17,9 @@ import pyarrow as pa
 from tasks.artifact import Artifact, ArtifactWriter
 from tasks.errors import UserError
 from tasks.preprocess import quarantine, values
+from tasks.preprocess.budget import Budget
 from tasks.preprocess.card import make_card
-from tasks.preprocess.columnar import Unit, batch_rows, read
+from tasks.preprocess.columnar import Unit, read
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.digits import open_digits
 from tasks.preprocess.documents import as_table
@@ -231,7 +232,7 @@ def time_cuts(source: Source, config: DataConfig) -> Cuts | None:
     parts = [
         values.as_numbers(retype(batch.column(0), kind, spelling)[0])
         for unit in source.units
-        for batch, _ in read(unit, [config.time], 1 << 16)
+        for batch, _ in read(unit, [config.time], Budget(config.memory))
     ]
     seconds = np.concatenate(parts)
     present = seconds[np.isfinite(seconds)]
@@ -265,7 +266,7 @@ def encode_unit(job: tuple[Encoding, Unit, np.ndarray]) -> Encoded:
     record = transform.signature.record
     done = 0
     with RunWriter(encoding.scratch / f"run-{unit.first_row:012d}") as writer:
-        for original, _ in read(unit, list(survey.types), batch_rows(len(survey.types))):
+        for original, _ in read(unit, list(survey.types), survey.budget):
             batch, _ = as_declared(original, survey)
             here = rejected[(rejected >= done) & (rejected < done + batch.num_rows)] - done
             rows = split_rows(batch, unit.first_row + done, survey, here)

@@ -1,6 +1,6 @@
 """What the sample says of each column: its distribution, its drift between splits, what it tells of the target alone.
 
-A table of up to ``survey.SAMPLE_ROWS`` rows is its own sample, and then all this is exact.
+A table of up to ``budget.SAMPLE_ROWS`` rows is its own sample, and then all this is exact.
 """
 
 from __future__ import annotations

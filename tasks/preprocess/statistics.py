@@ -14,10 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tasks.preprocess.budget import COUNTED
 from tasks.preprocess.values import codes_of
 
-#: Distinct texts that are counted exactly; beyond, rare ones are dropped on the way.
-COUNTED = 100_000
 #: Texts longer than this on average are prose, of which no vocabulary is made.
 PROSE_BYTES = 200
 #: Numeric columns that are measured at once, so that they stay in the processor's cache.
@@ -118,17 +117,18 @@ def measure(matrix: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, ...]:
 class Counts:
     """How often each text occurs.
 
-    Beyond ``COUNTED`` distinct texts the rarest are dropped whenever twice as many are held: lossy counting
+    Beyond ``limit`` distinct texts the rarest are dropped whenever twice as many are held: lossy counting
     (Manku and Motwani, 2002), which keeps every text that is frequent enough for a vocabulary.
     """
 
+    limit: int = COUNTED
     of: dict[str, int] = field(default_factory=dict)
     pruned: bool = False
 
     def add(self, texts: dict[str, int]) -> None:
         for text, count in texts.items():
             self.of[text] = self.of.get(text, 0) + count
-        while len(self.of) > 2 * COUNTED:
+        while len(self.of) > 2 * self.limit:
             floor = min(self.of.values())
             self.of = {text: count for text, count in self.of.items() if count > floor}
             self.pruned = True

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tasks.preprocess import values
-from tasks.preprocess.columnar import Unit, batch_rows, read
+from tasks.preprocess.budget import Budget
+from tasks.preprocess.columnar import Unit, read
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.hashing import hash_rows, keys
 from tasks.preprocess.prepared import SPLITS
@@ -19,8 +20,6 @@ from tasks.preprocess.spelling import Spelling, retype
 from tasks.preprocess.split import TRAIN, Cuts, assign, assign_by_time
 from tasks.preprocess.statistics import CodeCounts, Counts, Moments, MomentTable
 
-#: Rows of the sample from which distributions are judged; a smaller table is its own sample.
-SAMPLE_ROWS = 32_768
 SAMPLE_SEED = 1
 TEXT_IN_SAMPLE = 256
 #: The sample's column that holds the split of each row.
@@ -41,9 +40,15 @@ class Survey:
     cuts: Cuts | None = None
 
     @property
+    def budget(self) -> Budget:
+        return Budget(self.config.memory)
+
+    @property
     def sampled_below(self) -> np.uint64:
-        """A row is in the sample if its key is at most this: a share of all rows, whoever reads them."""
-        return np.uint64(min(2**64 - 1, SAMPLE_ROWS * 2**64 // max(self.rows, 1)))
+        """A row is in the sample if its key is at most this: a share of all rows, whoever reads them. A table of fewer
+        rows than the sample has room for is its own sample."""
+        sampled = self.budget.sample_rows(len(self.types))
+        return np.uint64(min(2**64 - 1, sampled * 2**64 // max(self.rows, 1)))
 
 
 @dataclass
@@ -76,7 +81,8 @@ class Found:
 
     @classmethod
     def nothing(cls, survey: Survey) -> Found:
-        return cls({name: ColumnCount() for name in survey.types})
+        limit = survey.budget.counted(sum(kind == values.TEXT for kind in survey.types.values()))
+        return cls({name: ColumnCount(texts=Counts(limit)) for name in survey.types})
 
     def merge(self, other: Found) -> None:
         for name, column in other.columns.items():
@@ -137,7 +143,7 @@ def survey_unit(job: tuple[Survey, Unit]) -> Found:
     moments = MomentTable(len(numeric), len(SPLITS))
     counting: dict[str, CodeCounts] = {}
     done = 0
-    for original, lines in read(unit, list(survey.types), batch_rows(len(survey.types))):
+    for original, lines in read(unit, list(survey.types), survey.budget):
         batch, unreadable = as_declared(original, survey)
         numbers = {name: values.as_numbers(batch.column(name)) for name in numeric}
         reasons = judge_rows(batch, numbers, unreadable, survey)
@@ -249,7 +255,7 @@ def settle(name: str, counts: CodeCounts, survey: Survey, found: Found) -> None:
     if not column.prose or name == survey.target:
         names = values.clean(names, survey.config.missing)
     if column.prose:
-        column.texts = Counts()
+        column.texts = Counts(column.texts.limit)
     else:
         column.texts.add(counts.named(names, TRAIN))
     rows, present = counts.by_code.sum(axis=1).tolist(), counts.present(names)

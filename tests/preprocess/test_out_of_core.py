@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tasks.preprocess.budget import COUNTED, FEWEST_COUNTED, GIB, SAMPLE_ROWS, TEXT_BYTES, Budget
 from tasks.preprocess.prepared import PreparedData
 
 ROWS, COLUMNS, GROUP = 1_000_000, 150, 50_000
@@ -51,3 +52,39 @@ def test_a_table_larger_than_memory(tmp_path: Path) -> None:
     assert data.card["rows"]["kept"] == ROWS
     train = data.split("train")["numeric"][:100_000]
     assert abs(train.mean(dtype=np.float64)) < 1e-3 and abs(train.std(dtype=np.float64) - 1) < 1e-2
+
+
+def test_the_budget_bounds_what_is_held_and_changes_nothing_for_ordinary_tables() -> None:
+    ordinary, wide, small = Budget(1.5), Budget(1.5), Budget(0.25)
+    assert (ordinary.batch_rows(200), ordinary.sample_rows(200), ordinary.counted(10)) == (15_616, SAMPLE_ROWS, COUNTED)
+    assert wide.sample_rows(10_000) * 10_000 * 8 <= 1.5 * GIB / 8
+    assert wide.counted(200) * 200 * TEXT_BYTES <= 1.5 * GIB / 4 or wide.counted(200) == FEWEST_COUNTED
+    assert small.batch_rows(200) < ordinary.batch_rows(200) and small.batch_rows(10**6) == 256
+    assert small.whole_group_bytes == ordinary.whole_group_bytes // 6
+
+
+PEAK = """
+import resource, sys
+from pathlib import Path
+from tasks.preprocess.config import DataConfig
+from tasks.preprocess.engine import prepare
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+prepare(Path(sys.argv[2]), sys.argv[1], "y", DataConfig(memory=float(sys.argv[3])), {})
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.prove
+def test_a_smaller_budget_takes_less_memory(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    columns = {f"c{place}": draw.normal(size=20_000) for place in range(1500)}
+    pq.write_table(pa.table({**columns, "y": draw.integers(0, 2, 20_000)}), tmp_path / "t.parquet", row_group_size=2000)
+    peaks = {}
+    for memory in (0.25, 1.5):
+        directory = tmp_path / f"p{memory}"
+        command = [sys.executable, "-c", PEAK, str(tmp_path / "t.parquet"), str(directory), str(memory)]
+        said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        peaks[memory] = int(said.split()[-1]) << 10
+        assert PreparedData.open(directory).card["rows"]["kept"] == 20_000
+    assert peaks[0.25] < 0.6 * peaks[1.5], peaks
+    assert all(peak < memory * GIB for memory, peak in peaks.items()), peaks
