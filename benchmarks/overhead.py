@@ -2,9 +2,9 @@
 
     python benchmarks/overhead.py [--quick] [--json FILE]
 
-*Everything* is the guard's questions, the watcher, the ledger, and a checkpoint every 25 steps; the stall of its
+*Everything* is the guard's questions, the watcher, the ledger, and a checkpoint every second or two; the stall of its
 snapshot is counted apart. *Without* is the same ``train_loop`` on the same model and process group with a guard and a
-ledger that do nothing. Two ranks take turns with both, 50 steps of at least 20 ms each, in an order that alternates;
+ledger that do nothing. Two ranks take turns with both, 100 steps of at least 20 ms each, in an order that alternates;
 the figure is the median of the paired ratios with its distribution-free 95 % interval. On *a device* the host waits
 for the step, as with a GPU; on *the host* every core computes, so that what is written beside the steps shows most.
 """
@@ -47,8 +47,8 @@ from tasks.train.step import make_optimizer, settle_buckets
 
 WORLD = 2
 STEP_S = 0.02
-STEPS = 50
-SAVE_EVERY = 25
+STEPS = 100
+SAVE_EVERY = 50
 WIDTH = 256
 WORKS = ("device", "host")
 
@@ -215,7 +215,7 @@ def summary(rounds: list[dict[str, float]]) -> dict[str, float]:
 
 
 @click.command()
-@click.option("--rounds", default=30, help="Pairs of turns for each kind of work.")
+@click.option("--rounds", default=16, help="Pairs of turns for each kind of work.")
 @click.option("--quick", is_flag=True, help="Few rounds: whether it runs, not what it costs.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the figures here.")
 def main(rounds: int, quick: bool, json_file: Path | None) -> None:
