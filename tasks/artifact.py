@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -116,6 +117,11 @@ class ArtifactWriter:
         file.replace(self.directory / name)
         self._records[name] = record
 
+    def link(self, file: Path, name: str, record: FileRecord) -> None:
+        """Take up ``file`` of another artifact, which is what ``record`` says and stays where it is."""
+        link_or_copy(file, self.directory / name)
+        self._records[name] = record
+
     def add(self, name: str) -> None:
         """Take up a file that a library wrote by itself."""
         self._records[name] = hash_file(self.directory / name)
@@ -217,6 +223,14 @@ def hash_file(path: Path, block_bytes: int = BLOCK_BYTES) -> FileRecord:
         while piece := source.read(block_bytes):
             file.write(piece)
     return file.record()
+
+
+def link_or_copy(file: Path, target: Path) -> None:
+    """The same bytes under another name: on the disk only once, where that can be."""
+    try:
+        os.link(file, target)
+    except OSError:
+        shutil.copyfile(file, target)
 
 
 def canonical_json(value: Any) -> bytes:

@@ -64,6 +64,7 @@ def describe(
         if not count.prose:
             column["distinct"] = len(count.texts.of)
             column["top"] = [list(pair) for pair in count.texts.ranked()[:TOP_VALUES]]
+            column["rest"] = sum(count.texts.of.values()) - sum(times for _, times in column["top"])
         return column
     moments = count.moments[TRAIN]
     column["distinct"] = len(pc.unique(train[name].drop_null()))

@@ -102,6 +102,9 @@ class DataConfig(Settings):
     #: GiB that each process may take for data. Less means smaller batches, samples and counts, and so other last
     #: digits; the same setting gives the same bytes on any machine.
     memory: float = setting(1.5, at_least=0.25)
+    #: An earlier prepared set of the same table (a directory or an s3:// address): its statistics are taken, its rows
+    #: stay as they are, and only files that it has not seen are prepared, into further segments.
+    earlier: str = ""
     #: Whether rows are stored in random order. Off keeps their order, for data that is random already.
     shuffle: bool = True
     split: SplitConfig = SplitConfig()

@@ -23,15 +23,17 @@ from tasks.preprocess.columnar import Unit, read
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.digits import open_digits
 from tasks.preprocess.documents import as_table
+from tasks.preprocess.earlier import LASTING, REFERENCE, Earlier, value_of
 from tasks.preprocess.fit import Fitted, check_values, fit
 from tasks.preprocess.frames import frame_file
 from tasks.preprocess.images import hold_images, open_pictures, prepare_images
-from tasks.preprocess.ingest import Source, header_hint, open_source
+from tasks.preprocess.ingest import Source, header_hint, one_format, open_source
 from tasks.preprocess.merging import merge_splits
 from tasks.preprocess.page import write_card
 from tasks.preprocess.prepared import KIND, SPLITS, TARGET, WEIGHT
 from tasks.preprocess.progress import say_goes_on, shown
 from tasks.preprocess.shards import Run, RunWriter, order_keys
+from tasks.preprocess.sources import SourceFile, digest_files, find_files, relative
 from tasks.preprocess.spelling import Spelling, retype
 from tasks.preprocess.split import Cuts, find_cuts
 from tasks.preprocess.survey import Found, Survey, as_declared, split_rows, survey_unit
@@ -72,7 +74,7 @@ def prepare(
             elif hold_images(data, config):
                 prepare_images(writer, place, open_pictures(data, target, config), config)
             else:
-                prepare_table(writer, place, data, target, config)
+                prepare_table(writer, place, data, target, config, made_by.get("source", ""))
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
@@ -110,6 +112,9 @@ class Opened:
     source: Source
     survey: Survey
     dropped: list[str]
+    #: The names and sizes of the files, and their common fingerprint ("" if nobody took it), by the set that read them.
+    sources: list[dict[str, Any]]
+    earlier: Earlier | None = None
 
 
 @dataclass(frozen=True)
@@ -125,8 +130,10 @@ class Fitting:
         return self.opened.source.bad + self.found.bad
 
 
-def prepare_table(writer: ArtifactWriter, place: Workplace, data: str, target: str, config: DataConfig) -> None:
-    opened = open_table(place, data, target, config)
+def prepare_table(
+    writer: ArtifactWriter, place: Workplace, data: str, target: str, config: DataConfig, fingerprint: str
+) -> None:
+    opened = open_table(place, data, target, config, fingerprint)
     units = opened.source.units
     say_goes_on(place.found, place.asked + 2 * len(units) + len(SPLITS))
     rows = [unit.rows for unit in units]
@@ -140,12 +147,35 @@ def prepare_table(writer: ArtifactWriter, place: Workplace, data: str, target: s
     write_table(writer, place, fitting, runs, card.result())
 
 
-def open_table(place: Workplace, data: str, target: str, config: DataConfig) -> Opened:
+def open_table(place: Workplace, data: str, target: str, config: DataConfig, fingerprint: str = "") -> Opened:
+    """``fingerprint`` is that of all files of ``data``."""
     target, config = as_table(data, target, config)
+    files = find_files(data)
+    if config.earlier:
+        return open_new_files(place, data, target, config, files)
     source = open_source(data, config, place)
     dropped = check_columns(source, data, target, config)
     types = {name: kind for name, kind in source.types.items() if name not in dropped}
-    return Opened(source, Survey(types, target, source.rows, config, time_cuts(source, config)), dropped)
+    survey = Survey(types, target, source.rows, config, time_cuts(source, config))
+    return Opened(source, survey, dropped, [listing(files, data, fingerprint)])
+
+
+def open_new_files(place: Workplace, data: str, target: str, config: DataConfig, files: list[SourceFile]) -> Opened:
+    """Those of the ``files`` that the earlier set has not seen."""
+    earlier = Earlier.open(config.earlier, place.root / "earlier")
+    earlier.check_settings(target, config)
+    new = earlier.unseen({relative(file, data): file for file in files}, target)
+    config = earlier.declared(config, text=one_format(data, config, new) == "csv")
+    source = open_source(data, config, place, new)
+    earlier.check_columns(source.types)
+    types = {name: kind for name, kind in source.types.items() if name not in config.drop}
+    survey = Survey(types, target, source.rows, config, earlier.cuts)
+    named = digest_files([(relative(file, data), file) for file in new], target)
+    return Opened(source, survey, config.drop, [*earlier.schema["sources"], listing(new, data, named)], earlier)
+
+
+def listing(files: list[SourceFile], data: str, fingerprint: str) -> dict[str, Any]:
+    return {"fingerprint": fingerprint, "files": [[relative(file, data), file.size] for file in files]}
 
 
 def survey_units(place: Workplace, survey: Survey, units: list[Unit]) -> Iterator[Found]:
@@ -160,32 +190,48 @@ def fit_table(opened: Opened, parts: Iterable[Found]) -> Fitting:
     found = Found.nothing(survey)
     for part in parts:
         found.merge(part)
-    check_values(found, survey.target)
+    if not opened.earlier:
+        check_values(found, survey.target)
     quarantine.check_limit(source.bad + found.bad, source.read, survey.config.quarantine_limit)
+    if opened.earlier:
+        return Fitting(opened, found, opened.earlier.fitted(found))
     return Fitting(opened, found, fit(found, survey.types, survey.target, survey.config))
 
 
 def card_of(fitting: Fitting, data: str) -> dict[str, Any]:
     opened = fitting.opened
-    return make_card(Path(data).name, opened.source, fitting.found, fitting.fitted, opened.dropped)
+    card = make_card(Path(data).name, opened.source, fitting.found, fitting.fitted, opened.dropped)
+    return opened.earlier.continued(card, fitting.found.sample_table()) if opened.earlier else card
 
 
 def write_table(
     writer: ArtifactWriter, place: Workplace, fitting: Fitting, runs: list[Run], card: dict[str, Any]
 ) -> None:
     """Merge the ``runs`` of all units and write what goes with them."""
-    survey, fitted = fitting.opened.survey, fitting.fitted
+    survey, fitted, earlier = fitting.opened.survey, fitting.fitted, fitting.opened.earlier
     signature = fitted.transform.signature
-    merge_splits(writer, place, runs, signature.record.itemsize)
-    quarantine.write(writer, fitting.bad)
+    number = earlier.keep_segments(writer) if earlier else 0
+    merge_splits(writer, place, runs, signature.record.itemsize, number)
+    bad = (earlier.bad if earlier else []) + fitting.bad
+    quarantine.write(writer, bad)
+    if earlier:
+        writer.write_json(REFERENCE, earlier.reference())
     writer.write_json("signature.json", signature.to_json())
     writer.write_json("statistics.json", fitted.transform.to_json())
     columns = [
         {"name": name, "type": kind, "role": fitted.roles[name].role if name in fitted.roles else "dropped"}
         for name, kind in fitting.opened.source.types.items()
     ]
-    writer.write_json("schema.json", {"columns": columns, "target": survey.target, "missing": survey.config.missing})
-    write_card(writer, card, fitting.bad)
+    schema = {
+        "columns": columns,
+        "target": survey.target,
+        "missing": survey.config.missing,
+        "settings": {name: value_of(survey.config, name) for name in LASTING},
+        "cuts": survey.cuts,
+        "sources": fitting.opened.sources,
+    }
+    writer.write_json("schema.json", schema)
+    write_card(writer, card, bad)
 
 
 def check_columns(source: Source, data: str, target: str, config: DataConfig) -> list[str]:

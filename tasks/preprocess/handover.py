@@ -6,14 +6,12 @@ its SHA-256 is the manifest's.
 
 from __future__ import annotations
 
-import os
 import pickle
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tasks.artifact import Artifact, ArtifactWriter, DamagedArtifact, hash_file
+from tasks.artifact import Artifact, ArtifactWriter, DamagedArtifact, hash_file, link_or_copy
 
 KIND = "prepare.part"
 VALUE = "value.pickle"
@@ -23,10 +21,7 @@ def hand_over(directory: Path, value: Any, files: Iterable[Path] = ()) -> Artifa
     """Write the part into the fresh ``directory``; ``files`` become its own, under their last names."""
     writer = ArtifactWriter(directory)
     for file in files:
-        try:
-            os.link(file, directory / file.name)
-        except OSError:
-            shutil.copyfile(file, directory / file.name)
+        link_or_copy(file, directory / file.name)
     writer.write_bytes(VALUE, pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
     return writer.finish(KIND, {})
 

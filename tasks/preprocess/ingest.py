@@ -41,13 +41,13 @@ class Source:
         return sum(unit.rows for unit in self.units)
 
 
-def open_source(data: str, config: DataConfig, place: Workplace) -> Source:
-    """Find, check and open the raw data. Text is spooled into ``place``. Raises ``UserError`` for what is wrong."""
-    files = [file for file in find_files(data) if file.size]
-    formats = {format_of(file, config.format) for file in files}
-    if len(formats) > 1:
-        raise UserError(f"data: {data!r} mixes {' and '.join(sorted(formats))} files; expected one format")
-    format = formats.pop()
+def open_source(data: str, config: DataConfig, place: Workplace, files: list[SourceFile] | None = None) -> Source:
+    """Find, check and open the raw data, or those ``files`` of it. Text is spooled into ``place``.
+
+    Raises ``UserError`` for what is wrong.
+    """
+    files = [file for file in files or find_files(data) if file.size]
+    format = one_format(data, config, files)
     if format == "csv":
         source = ingest_text(files, config, place)
     elif format == "text":
@@ -58,6 +58,13 @@ def open_source(data: str, config: DataConfig, place: Workplace) -> Source:
     if source.read == 0:
         raise UserError(f"data: {data!r} has a header and no rows; expected at least one row of data")
     return source
+
+
+def one_format(data: str, config: DataConfig, files: list[SourceFile]) -> str:
+    formats = {format_of(file, config.format) for file in files}
+    if len(formats) > 1:
+        raise UserError(f"data: {data!r} mixes {' and '.join(sorted(formats))} files; expected one format")
+    return formats.pop()
 
 
 def check_names(names: list[str], file: SourceFile) -> None:

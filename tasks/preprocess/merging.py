@@ -35,16 +35,20 @@ class Merged:
         return [self.file]
 
 
-def merge_splits(writer: ArtifactWriter, place: Workplace, runs: list[Run], itemsize: int) -> None:
-    """Write every split from its ``runs`` of records of ``itemsize`` bytes."""
+def merge_splits(writer: ArtifactWriter, place: Workplace, runs: list[Run], itemsize: int, number: int = 0) -> None:
+    """Write segment ``number`` of every split from its ``runs`` of records of ``itemsize`` bytes.
+
+    Only the first segment of a split may be without rows.
+    """
 
     def merged(index: int) -> Merged:
         split, mine = SPLITS[index], [run for run in runs if run.split == index]
-        job = Merging(place.root / split, f"{split}-00000.rows", mine, itemsize)
+        job = Merging(place.root / split, f"{split}-{number:05d}.rows", mine, itemsize)
         return place.once(f"merge-{split}", merge_split, job)
 
+    due = [index for index in range(len(SPLITS)) if number == 0 or any(run.split == index for run in runs)]
     with ThreadPoolExecutor(len(SPLITS)) as beside:
-        found = list(beside.map(merged, range(len(SPLITS))))
+        found = list(beside.map(merged, due))
     for done in found:
         writer.adopt(done.file, done.file.name, done.record)
 

@@ -5,7 +5,7 @@ A table of up to ``budget.SAMPLE_ROWS`` rows is its own sample, and then all thi
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -68,6 +68,40 @@ def drift(places: np.ndarray, splits: np.ndarray) -> dict[str, float]:
         shares = [smoothed(np.bincount(places[splits == which], minlength=size)) for which in (TRAIN, index)]
         found[name] = float(np.sum((shares[1] - shares[0]) * np.log(shares[1] / shares[0])))
     return found
+
+
+class Moved(NamedTuple):
+    """The stability index of a column against an earlier one, and a word on it if it is large."""
+
+    stability: float
+    words: list[str]
+
+
+def drift_from(column: dict[str, Any], sample: pa.Table, name: str) -> Moved | None:
+    """How the values of all rows of the ``sample`` differ from the ``column`` of an earlier card, where it can be said:
+    by the bins of its histogram, or by its most frequent texts and all others together."""
+    if "histogram" in column:
+        numbers = sample[name].drop_null().to_numpy()
+        edges = np.array(column["histogram"]["edges"])
+        before = np.array(column["histogram"]["counts"], float)
+        now = np.histogram(numbers[(numbers >= edges[0]) & (numbers <= edges[-1])], edges)[0]
+        # The histogram leaves out the outermost 1 %, so what lies there counts by how much more it is.
+        before = np.append(before, 0.01 / 0.99 * before.sum())
+        now = np.append(now, len(numbers) - now.sum())
+    elif column.get("top"):
+        top = [text for text, _ in column["top"]]
+        found = pc.index_in(sample[name].drop_null().combine_chunks(), value_set=pa.array(top))
+        places = pc.fill_null(found, len(top)).to_numpy(zero_copy_only=False)
+        before = np.array([count for _, count in column["top"]] + [column.get("rest", 0)], float)
+        now = np.bincount(places, minlength=len(top) + 1)
+    else:
+        return None
+    if now.sum() < ENOUGH:
+        return None
+    shares = smoothed(before), smoothed(now)
+    index = float(np.sum((shares[1] - shares[0]) * np.log(shares[1] / shares[0])))
+    words = f"column {name!r} is distributed differently than in the earlier data (stability index {index:.2f})"
+    return Moved(index, [words] if index > DRIFT else [])
 
 
 def smoothed(counts: np.ndarray) -> np.ndarray:

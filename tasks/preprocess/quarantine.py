@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.artifact import ArtifactWriter
+from tasks.artifact import Artifact, ArtifactWriter
 from tasks.errors import UserError
 
 NAME = "quarantine.parquet"
@@ -43,6 +43,12 @@ def write(writer: ArtifactWriter, rows: list[BadRow]) -> None:
     sink = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_pylist(columns, SCHEMA), sink)
     writer.write_bytes(NAME, sink.getvalue())
+
+
+def read(artifact: Artifact) -> list[BadRow]:
+    """All rows that were set aside in an artifact."""
+    table = pq.read_table(pa.BufferReader(artifact.read_bytes(NAME)))
+    return [BadRow(**row) for row in table.to_pylist()]
 
 
 def check_limit(rows: list[BadRow], read: int, limit: float) -> None:

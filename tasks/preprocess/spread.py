@@ -68,18 +68,24 @@ def beside(result: Path, workers: int) -> Iterator[Workplace]:
 
 
 def open_shares(
-    data: str, target: str, config: DataConfig, number: int, opened: Path, directory_of: Callable[[int], Path]
+    data: str,
+    target: str,
+    config: DataConfig,
+    source: str,
+    number: int,
+    opened: Path,
+    directory_of: Callable[[int], Path],
 ) -> list[Path]:
     """Open the table into ``opened`` and cut it into at most ``number`` shares, in ``directory_of(0)`` and so on.
 
-    Images are prepared by one machine: they have one share, without units.
+    Images, and new files beside an earlier set, are prepared by one machine: they have one share, without units.
     """
-    if not data or hold_images(data, config):
+    if not data or config.earlier or hold_images(data, config):
         hand_over(opened, None)
         hand_over(directory_of(0), Share(None, []))
         return [directory_of(0)]
     with beside(opened, workers_for(data)) as place:
-        table = open_table(place, data, target, config)
+        table = open_table(place, data, target, config, source)
         hand_over(opened, table)
         units = table.source.units
         number = min(number, len(units))

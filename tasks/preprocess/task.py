@@ -23,9 +23,10 @@ from tasks.versions import code_version
 @task(**on("fingerprint"))
 def fingerprint(data: str = "", target: str = "", config: DataConfig = DataConfig()) -> str:  # noqa: B008
     """What identifies the raw data right now. Never cached: new bytes behind the same name are new work."""
+    from tasks.preprocess.earlier import fingerprint_earlier
     from tasks.preprocess.sources import fingerprint_source
 
-    return fingerprint_source(data, target)
+    return fingerprint_source(data, target) + fingerprint_earlier(config.earlier)
 
 
 @task(**on("prepare"))
@@ -73,7 +74,7 @@ def open_shares(data: str, target: str, config: DataConfig, source: str, number:
     from tasks.preprocess import spread
 
     table, root = part("table"), part("shares")
-    shares = spread.open_shares(data, target, config, number, table, lambda index: root / f"{index:05d}")
+    shares = spread.open_shares(data, target, config, source, number, table, lambda index: root / f"{index:05d}")
     return Opened(handed(table), [handed(share) for share in shares])
 
 

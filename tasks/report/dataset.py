@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from tasks.artifact import MANIFEST, Artifact
+from tasks.artifact import MANIFEST, Artifact, link_or_copy
 from tasks.preprocess.prepared import PreparedData
 from tasks.report.engine import copy_card, new_run
 from tasks.report.results import read_quarantine
@@ -45,7 +43,4 @@ def link(artifact: Artifact, directory: Path) -> None:
     for name in (*artifact.files, MANIFEST):
         target = directory / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            os.link(artifact.path(name), target)
-        except OSError:
-            shutil.copyfile(artifact.path(name), target)
+        link_or_copy(artifact.path(name), target)

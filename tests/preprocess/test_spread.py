@@ -54,7 +54,7 @@ def on_several(root: Path, data: str, number: int, config: DataConfig = CONFIG, 
         return Path(shutil.move(path, path.with_name(f"{path.name}-downloaded")))
 
     root.mkdir()
-    shares = spread.open_shares(data, target, config, number, root / "table", lambda index: root / f"share-{index}")
+    shares = spread.open_shares(data, target, config, "", number, root / "table", lambda index: root / f"share-{index}")
     table, shares = moved(root / "table"), [moved(share) for share in shares]
     for index, share in enumerate(shares):
         spread.survey_share(share, root / f"surveyed-{index}")
@@ -103,7 +103,7 @@ def test_a_users_mistake_is_said_by_the_step_that_finds_it(tmp_path: Path) -> No
     (tmp_path / "data").mkdir()
     data = str(write_parquet(tmp_path / "data"))
     with pytest.raises(UserError, match=r"no column 'z'"):
-        spread.open_shares(data, "z", CONFIG, 2, tmp_path / "table", lambda index: tmp_path / f"share-{index}")
+        spread.open_shares(data, "z", CONFIG, "", 2, tmp_path / "table", lambda index: tmp_path / f"share-{index}")
     with pytest.raises(UserError, match=r"15 of 3,000 rows .* cannot be used"):
         on_several(tmp_path / "pods", data, 2, DataConfig(id="id", quarantine_limit=0.001))
 

@@ -1,0 +1,200 @@
+"""New files beside an earlier prepared set: statistics stay, rows stay, and only what is new is worked on."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from tasks.artifact import Artifact
+from tasks.errors import UserError
+from tasks.preprocess import engine
+from tasks.preprocess.config import DataConfig
+from tasks.preprocess.prepared import SPLITS, TARGET, PreparedData
+from tasks.preprocess.sources import fingerprint_source
+from tasks.train.loader import layout, training_batches
+from tasks.train.order import GlobalOrder
+
+ROWS = 1200
+
+
+def month(seed: int, cities: str = "abc", shift: float = 0.0, gaps: bool = False) -> pa.Table:
+    """A month of sales. Ids go on from month to month."""
+    draw = np.random.default_rng(seed)
+    number = draw.normal(shift, 1, ROWS)
+    if gaps:
+        number[::10] = np.nan
+    return pa.table(
+        {
+            "id": np.arange(ROWS) + seed * ROWS,
+            "number": number,
+            "city": draw.choice(list(cities), ROWS),
+            "y": draw.integers(0, 2, ROWS),
+        }
+    )
+
+
+def prepare(directory: Path, data: Path, earlier: Path | str = "", **settings: Any) -> PreparedData:
+    config = DataConfig.from_dict({"id": "id", "earlier": str(earlier), **settings})
+    made_by = {"source": fingerprint_source(str(data), "y")}
+    engine.prepare(directory, str(data), "y", config, made_by)
+    return PreparedData.open(directory)
+
+
+@pytest.fixture
+def sales(tmp_path: Path) -> Path:
+    (tmp_path / "sales").mkdir()
+    pq.write_table(month(0), tmp_path / "sales/january.parquet", row_group_size=300)
+    return tmp_path / "sales"
+
+
+@pytest.fixture
+def january(sales: Path, tmp_path: Path) -> PreparedData:
+    return prepare(tmp_path / "january", sales)
+
+
+def add(sales: Path, name: str, table: pa.Table) -> None:
+    pq.write_table(table, sales / f"{name}.parquet", row_group_size=600)
+
+
+def test_rows_that_are_there_stay_and_new_ones_become_segments(
+    sales: Path, january: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(sales, "february", month(1, cities="abz", gaps=True))
+    surveyed = []
+    survey = engine.survey_unit
+    monkeypatch.setattr(engine, "survey_unit", named(lambda job: (surveyed.append(job[1].file), survey(job))[1]))
+    both = prepare(tmp_path / "both", sales, january.artifact.directory)
+    # What was there was neither read again as data nor written again as bytes.
+    assert surveyed == [str(sales / "february.parquet")] * 2
+    for split in SPLITS:
+        assert both.segments(split) == [f"{split}-00000.rows", f"{split}-00001.rows"]
+        first, again = (data.artifact.path(f"{split}-00000.rows") for data in (january, both))
+        assert first.stat().st_ino == again.stat().st_ino
+    both.artifact.check_sha256()
+    assert both.signature == january.signature
+    assert both.artifact.read_json("statistics.json") == january.artifact.read_json("statistics.json")
+    rows, before = both.card["rows"], january.card["rows"]
+    assert rows["kept"] == 2 * ROWS and all(sum(both.segment_rows(split)) == rows[split] for split in SPLITS)
+    assert all(rows[split] > before[split] for split in SPLITS)
+
+    new = np.concatenate([records(both, f"{split}-00001.rows") for split in SPLITS])
+    codes = np.bincount(new["categorical"][:, 0])
+    table = pq.read_table(sales / "february.parquet").to_pandas()
+    # A city that January had not is unseen, a missing number is January's mean.
+    assert codes[1] == (table["city"] == "z").sum() and codes.sum() == ROWS
+    assert (new["numeric"][:, 0] == 0).sum() == table["number"].isna().sum() == 120
+
+
+def named(work):  # type: ignore[no-untyped-def]
+    work.__name__ = "survey_unit"
+    return work
+
+
+def records(data: PreparedData, segment: str) -> np.ndarray:
+    return data.mapped(segment).reshape(-1).view(data.signature.record)
+
+
+def test_a_row_has_the_split_that_it_would_have_had(sales: Path, january: PreparedData, tmp_path: Path) -> None:
+    add(sales, "february", month(1))
+    beside = prepare(tmp_path / "beside", sales, january.artifact.directory)
+    anew = prepare(tmp_path / "anew", sales)
+    assert {split: beside.card["rows"][split] for split in SPLITS} == {s: anew.card["rows"][s] for s in SPLITS}
+    # The same without January's file: what the earlier set has seen need not be there any more.
+    (sales / "january.parquet").unlink()
+    alone = prepare(tmp_path / "alone", sales, january.artifact.directory)
+    for split in SPLITS:
+        assert [alone.artifact.files[n].sha256 for n in alone.segments(split)] == [
+            beside.artifact.files[n].sha256 for n in beside.segments(split)
+        ]
+
+
+def test_sets_can_be_continued_again_and_an_epoch_mixes_their_segments(
+    sales: Path, january: PreparedData, tmp_path: Path
+) -> None:
+    add(sales, "february", month(1))
+    two = prepare(tmp_path / "two", sales, january.artifact.directory)
+    add(sales, "march", month(2, shift=5.0))
+    three = prepare(tmp_path / "three", sales, two.artifact.directory)
+    assert len(three.segments("train")) == 3 and three.card["rows"]["kept"] == 3 * ROWS
+    # Drift is against the data of the statistics, not against the last month.
+    drift = {column["name"]: column.get("drift", {}).get("earlier") for column in three.card["columns"]}
+    assert drift["number"] > 1 and drift["city"] < 0.1
+    assert [w for w in three.card["warnings"] if "'number' is distributed differently than in the earlier data" in w]
+    assert not [w for w in two.card["warnings"] if "earlier data" in w]
+
+    order = GlobalOrder(layout(three, "train"), 90, seed=0)
+    edges = np.cumsum(three.segment_rows("train"))
+    seen = []
+    for step, batch in enumerate(training_batches(three, order, 0, 1, torch.device("cpu"), stop=int(edges[-1]))):
+        rows = order.batch(step)
+        seen += rows.tolist()
+        if batch.size == 90:
+            assert np.bincount(np.searchsorted(edges, rows, side="right"), minlength=3).min() >= 20
+    assert sorted(seen) == list(range(edges[-1]))
+
+
+def test_text_is_read_as_the_types_that_it_had(tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    lines = "".join(f"{i},{i % 40},{'ab'[i % 2]}\n" for i in range(400))
+    (tmp_path / "texts/1.csv").write_text("id,x,y\n" + lines)
+    first = prepare(tmp_path / "first", tmp_path / "texts")
+    # By itself this file would have a column x of texts.
+    (tmp_path / "texts/2.csv").write_text("id,x,y\n" + "".join(f"{i},?,a\n{i + 50},7,b\n" for i in range(400, 450)))
+    second = prepare(tmp_path / "second", tmp_path / "texts", first.artifact.directory)
+    new = np.concatenate([records(second, f"{split}-00001.rows") for split in SPLITS])
+    assert (new["numeric"][:, 0] == 0).sum() == 50 and sorted(np.bincount(new[TARGET])) == [50, 50]
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("nothing new", r"all files are in data\.earlier .* already"),
+        ("changed", r"'january.parquet' among them, one has other bytes"),
+        ("grown", r"'january.parquet' is missing or has changed"),
+        ("another seed", r"data\.split: .* was made; set it so"),
+        ("another target", r"target: 'y' is not 'city'"),
+        ("a class more", r"target 'y': the class '7' of the new files is none of"),
+        ("a column more", r"the column 'more' is only in the new files"),
+        ("damaged", r"data\.earlier: .*train-00000\.rows"),
+        ("no such set", r"data\.earlier: .*not a finished artifact"),
+    ],
+)
+def test_what_does_not_fit_is_said(what: str, message: str, sales: Path, january: PreparedData, tmp_path: Path) -> None:
+    earlier, settings = january.artifact.directory, {}
+    february = month(1)
+    if what == "a class more":
+        february = february.set_column(3, "y", pa.array([7] * 50 + [1] * (ROWS - 50)))
+    if what == "a column more":
+        february = february.append_column("more", pa.array([1] * ROWS))
+    if what != "nothing new":
+        add(sales, "february", february)
+    if what == "changed":
+        raw = bytearray((sales / "january.parquet").read_bytes())
+        raw[100] ^= 1
+        (sales / "january.parquet").write_bytes(raw)
+    if what == "grown":
+        add(sales, "january", pa.concat_tables([month(0), month(5)]))
+    if what == "another seed":
+        settings = {"split": {"seed": 9}}
+    if what == "another target":
+        (tmp_path / "only").mkdir()
+        shutil.copy(sales / "january.parquet", tmp_path / "only")
+        other = Artifact.open(tmp_path / "january", "prepare")
+        engine.prepare(tmp_path / "other", str(tmp_path / "only"), "city", DataConfig(id="id"), other.made_by)
+        earlier = tmp_path / "other"
+    if what == "damaged":
+        path = earlier / "train-00000.rows"
+        raw = bytearray(path.read_bytes())
+        raw[50] ^= 1
+        path.write_bytes(raw)
+    if what == "no such set":
+        earlier = tmp_path / "nowhere"
+    with pytest.raises(UserError, match=message):
+        prepare(tmp_path / "both", sales, earlier, **settings)
