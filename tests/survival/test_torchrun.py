@@ -20,13 +20,14 @@ from tests.survival.world import Job, outcome, running
 
 CONFIG = {
     "model": {"name": "mlp", "arguments": {"hidden": [48, 32], "dropout": 0.2}},
-    "training": {"epochs": 40, "batch_size": 75, "checkpoint_every": 5, "evaluate_every": 20, "patience": 0},
+    "training": {"epochs": 120, "batch_size": 75, "checkpoint_every": 5, "evaluate_every": 50, "patience": 0},
 }
 #: torchrun 2.13 gives the restarted ranks the store of the ranks before, where they find each other's old addresses:
 #: "Connection refused", now and then. This makes it start a new store with every restart.
 OWN_STORE_PER_RESTART = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-#: Steps of a run: 40 epochs of 8.
-STEPS = 320
+#: Steps of a run: 120 epochs of 8. The last are left alone: a busy machine may notice a checkpoint late.
+STEPS = 960
+LEFT_ALONE = 300
 
 
 def workers_of(agent: int, marked: bytes = b"tasks.train") -> list[int]:
@@ -71,10 +72,19 @@ def wait_for_step(job: Job, agent: subprocess.Popen[bytes], step: int) -> None:
         time.sleep(0.005)
 
 
+def wait_for_workers(job: Job, agent: subprocess.Popen[bytes]) -> list[int]:
+    """The agent's ranks; it may just be starting them, when what it goes on from is as far as it was to come."""
+    end = time.monotonic() + 60
+    while not (workers := workers_of(agent.pid)):
+        assert agent.poll() is None and time.monotonic() < end, f"the workers were not found; see {job.place}/log"
+        time.sleep(0.005)
+    return workers
+
+
 def faults_of(seed: int, count: int) -> Iterator[tuple[str, int]]:
     """Whom to kill, and after which step's checkpoint."""
     draw = random.Random(seed)
-    for step in sorted(draw.sample(range(5, STEPS - 60, 5), count)):
+    for step in sorted(draw.sample(range(5, STEPS - LEFT_ALONE, 5), count)):
         yield draw.choice(["worker", "workers", "agent", "SIGTERM agent"]), step
 
 
@@ -83,8 +93,7 @@ def disturbed(job: Job, seed: int, count: int) -> int:
     agent, done = start(job, count), 0
     for whom, step in faults_of(seed, count):
         wait_for_step(job, agent, step)
-        workers = workers_of(agent.pid)
-        assert workers, "the workers were not found"
+        workers = wait_for_workers(job, agent)
         if whom == "worker":
             os.kill(workers[-1], signal.SIGKILL)
         elif whom == "workers":
