@@ -15,6 +15,7 @@ from tasks.preprocess.prepared import SPLITS
 from tasks.preprocess.profile import judgements, profile
 from tasks.preprocess.split import TRAIN
 from tasks.preprocess.survey import SPLIT, ColumnCount, Found
+from tasks.preprocess.twins import twins, words_on
 
 TOP_VALUES = 20
 
@@ -34,6 +35,7 @@ def make_card(name: str, source: Source, found: Found, fitted: Fitted, dropped: 
         describe(column, fitted, found.columns[column], train, kind, sampled) | judged.get(column, {})
         for column, kind in types.items()
     ]
+    alike = twins(sample, [*fitted.transform.columns, fitted.transform.target])
     judged_inputs = {name: judged[name] for name in fitted.transform.columns}
     columns += [{"name": column, "role": "dropped", "type": source.types[column]} for column in dropped]
     return {
@@ -47,7 +49,8 @@ def make_card(name: str, source: Source, found: Found, fitted: Fitted, dropped: 
             for label in fitted.transform.classes
         },
         "sampled_rows": sample.num_rows,
-        "warnings": [*source.warnings, *fitted.warnings, *judgements(judged_inputs)],
+        "held_out": alike,
+        "warnings": [*source.warnings, *fitted.warnings, *judgements(judged_inputs), *words_on(alike)],
     }
 
 

@@ -64,3 +64,21 @@ def test_the_page_shows_text_from_the_data_as_text(prepared: Prepare) -> None:
     assert "http" not in page.replace("http-equiv", "") and "<svg" in page
     bad = render(data.card, [BadRow("f.csv", 7, "x", "infinite", "<i>inf")])
     assert "&lt;i&gt;inf" in bad and "f.csv" in bad
+
+
+def test_rows_that_are_alike_but_for_their_id_are_called_a_leak(prepared: Prepare) -> None:
+    draw = np.random.default_rng(5)
+    once = pd.DataFrame(
+        {"x": draw.normal(size=1000), "c": draw.choice(list("ab"), 1000), "y": draw.integers(0, 2, 1000)}
+    )
+    twice = pd.concat([once, once[:400]]).assign(id=np.arange(1400))
+    found = prepared(pa.Table.from_pandas(twice, preserve_index=False), id="id").card
+    # Both of a pair are held out, or one of them is, or none: about 400 * 2 * 0.3 * 0.7 lie on both sides.
+    assert found["held_out"]["rows"] == found["rows"]["validation"] + found["rows"]["test"]
+    assert 120 < found["held_out"]["twins"] < 220
+    assert len([w for w in found["warnings"] if "have the values of a training row" in w]) == 1
+
+    apart = prepared(pa.Table.from_pandas(once.assign(id=np.arange(1000)), preserve_index=False), id="id").card
+    assert apart["held_out"]["twins"] == 0 and not [w for w in apart["warnings"] if "training row" in w]
+    # Without an identifier, equal rows share a split.
+    assert prepared(pa.Table.from_pandas(twice.drop(columns="id"), preserve_index=False)).card["held_out"]["twins"] == 0
