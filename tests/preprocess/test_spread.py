@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -97,6 +98,18 @@ def test_texts_in_class_folders_are_shared_too(tmp_path: Path, monkeypatch: pyte
 def test_images_have_one_share(tmp_path: Path) -> None:
     shared = on_several(tmp_path / "pods", "", 4, DataConfig())
     assert shared.fingerprint == prepare(tmp_path / "alone", "", "y", DataConfig(), MADE_BY).fingerprint
+
+
+def test_new_files_beside_an_earlier_set_have_one_share(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    data = write_parquet(tmp_path / "data")
+    (data / "1.parquet").rename(tmp_path / "1.parquet")
+    prepare(tmp_path / "earlier", str(data), "y", CONFIG, MADE_BY)
+    (tmp_path / "1.parquet").rename(data / "1.parquet")
+    config = replace(CONFIG, earlier=str(tmp_path / "earlier"))
+    shared = on_several(tmp_path / "pods", str(data), 4, config)
+    assert len(list((tmp_path / "pods").glob("share-*"))) == 1
+    assert shared.fingerprint == prepare(tmp_path / "alone", str(data), "y", config, MADE_BY).fingerprint
 
 
 def test_a_users_mistake_is_said_by_the_step_that_finds_it(tmp_path: Path) -> None:

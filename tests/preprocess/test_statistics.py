@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.preprocess import columnar, values
+from tasks.preprocess import values
+from tasks.preprocess.budget import Budget
 from tasks.preprocess.prepared import SPLITS
 from tasks.preprocess.statistics import CodeCounts, MomentTable
 from tests.preprocess.conftest import Prepare
@@ -76,7 +77,7 @@ def test_however_texts_are_stored_the_rows_are_the_same(
     else:
         pq.write_table(table, path, use_dictionary=stored != "plain")
     if stored == "side by side":
-        monkeypatch.setattr(columnar, "WHOLE_GROUP_BYTES", 0)
+        monkeypatch.setattr(Budget, "whole_group_bytes", 0)
     found = prepared(path)
     for split in SPLITS:
         assert found.split(split).tobytes() == expected.split(split).tobytes()
