@@ -118,6 +118,12 @@ def check_values(found: Found, target: str) -> None:
     kept = sum(found.rows)
     if kept == 0 and found.bad and all(row.reason == NO_TARGET for row in found.bad):
         raise UserError(f"target {target!r}: all its values are missing; expected a column with values")
+    if kept == 0 and found.bad:
+        row = found.bad[0]
+        raise UserError(
+            f"data: no row is left when the bad ones are set aside; the first, in {row.file}, line {row.line}: "
+            f"{row.reason} in column {row.column!r}, {row.raw[:60]!r}"
+        )
     if kept == 0:
         raise UserError(
             "data: no row is left when the bad ones are set aside; expected finite numbers, and a field for each column"

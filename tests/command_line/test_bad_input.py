@@ -74,6 +74,23 @@ CASES: dict[str, tuple[tuple[str, bytes] | None, list[str], str]] = {
     "unknown setting": (None, ["--config", '{"training": {"epoch": 3}}'], r"training\.epoch.*epochs"),
     "wrong type": (None, ["--config", '{"training": {"epochs": "many"}}'], r"training\.epochs.*many.*integer"),
     "impossible value": (None, ["--config", '{"training": {"epochs": 0}}'], r"training\.epochs.*0.*at least 1"),
+    "a type that there is not": (
+        None,
+        ["--config", '{"data": {"types": {"zip": "zipcode"}}}'],
+        r"data\.types\.zip.*zipcode.*one of.*category",
+    ),
+    "a declared column that is not there": (
+        csv("t.csv", HEADER + GOOD),
+        ["--data", "t.csv", "--target", "y", "--config", '{"data": {"types": {"c": "text"}}}'],
+        r"data\.types.*no column 'c'",
+    ),
+    "a negative weight in every row": (
+        csv("t.csv", HEADER + re.sub(r"(?m)^(\d)", r"-1\1", GOOD)),
+        ["--data", "t.csv", "--target", "y", "--config", '{"data": {"weight": "a"}}'],
+        r"no row is left.*line 2: the weight is negative in column 'a', '-10'",
+    ),
+    "an image in no class folder": (("t.png", b"PNG"), ["--data", "t.png"], r"t\.png: lies in no class folder"),
+    "arrays that are no arrays": (("t.npz", b"PK"), ["--data", "t.npz"], r"t\.npz: not a whole \.npz file"),
     "no such factory": (None, ["--config", '{"model": {"name": "mine.nets:build"}}'], r"model\.name.*mine"),
 }
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import io
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +20,7 @@ from tasks.errors import UserError
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import prepare
 from tasks.preprocess.prepared import SPLITS, PreparedData
+from tasks.preprocess.spelling import DECLARED
 
 CELLS = st.one_of(
     st.integers(-(10**20), 10**20).map(str),
@@ -32,13 +36,13 @@ BODIES = st.lists(st.tuples(LINES, BREAKS), max_size=12).map(lambda parts: "".jo
 FUZZ = settings(max_examples=100, derandomize=True, deadline=20_000, suppress_health_check=[HealthCheck.too_slow])
 
 
-def prepare_bytes(name: str, raw: bytes, **config: object) -> Iterator[str]:
+def prepare_bytes(name: str, raw: bytes, target: str = "y", **config: object) -> Iterator[str]:
     """ "refused" or "prepared", after the counts have been checked."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / name
         path.write_bytes(raw)
         try:
-            prepare(Path(directory) / "p", str(path), "y", DataConfig.from_dict(config), {})
+            prepare(Path(directory) / "p", str(path), target, DataConfig.from_dict(config), {})
         except UserError as error:
             assert "\n" not in error.message
             yield "refused"
@@ -72,6 +76,56 @@ def test_anything_at_all_as_csv(raw: bytes) -> None:
     list(prepare_bytes("t.csv", raw, quarantine_limit=1.0))
 
 
+MARKS = st.fixed_dictionaries(
+    {
+        "delimiter": st.sampled_from([",", ";", "\t"]),
+        "quote": st.sampled_from(['"', "'", ""]),
+        "escape": st.sampled_from(["", "\\", "!"]),
+        "decimal": st.sampled_from([".", ","]),
+        "thousands": st.sampled_from(["", " ", "_"]),
+        "types": st.dictionaries(st.sampled_from(["x", "t", "y"]), st.sampled_from(sorted(DECLARED)), max_size=2),
+        "weight": st.sampled_from(["", "", "w"]),
+    }
+)
+MARKED = st.one_of(
+    CELLS, st.sampled_from(["\\", '\\"', "\\\n", "a\\", "'a", "1 000,5", "3,5", "!", "!!'", "-1", "yes"])
+)
+
+
+@FUZZ
+@given(marks=MARKS, cells=st.lists(st.lists(MARKED, min_size=2, max_size=5), max_size=10))
+def test_any_marks_and_declared_types(marks: dict[str, Any], cells: list[list[str]]) -> None:
+    sound = "".join(f"{i % 7},{'abc'[i % 3]},{'pq'[i % 2]},1\n" for i in range(60)).replace(",", marks["delimiter"])
+    body = "\n".join(marks["delimiter"].join(line) for line in cells)
+    raw = marks["delimiter"].join("xtyw") + "\n" + sound + body + "\n" + sound
+    list(prepare_bytes("t.csv", raw.encode("utf-8", "surrogatepass"), quarantine_limit=1.0, **marks))
+
+
+@FUZZ
+@given(cut=st.integers(0, 500), flips=st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 7)), max_size=4))
+def test_cut_and_flipped_arrays(cut: int, flips: list[tuple[int, int]]) -> None:
+    raw = bytearray(ARRAYS)
+    for place, bit in flips:
+        raw[place % len(raw)] ^= 1 << bit
+    list(prepare_bytes("t.npz", bytes(raw[: max(0, len(raw) - cut)] if cut > 250 else raw), target=""))
+
+
+@FUZZ
+@given(cut=st.integers(0, 200), flips=st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 7)), max_size=4))
+def test_cut_and_flipped_pictures(cut: int, flips: list[tuple[int, int]]) -> None:
+    picture = pytest.importorskip("tasks.preprocess.picture", reason="Pillow comes with `make`")
+    for format in ("PNG", "JPEG"):
+        raw = bytearray(whole_picture(format))
+        for place, bit in flips:
+            raw[place % len(raw)] ^= 1 << bit
+        try:
+            pixels = picture.decode(bytes(raw[: max(0, len(raw) - cut)] if cut > 100 else raw))
+        except picture.Unreadable as error:
+            assert "\n" not in str(error)
+        else:
+            assert pixels.dtype == np.uint8 and pixels.ndim == 3 and pixels.shape[0] in (1, 3)
+
+
 @FUZZ
 @given(cut=st.integers(0, 4000), flips=st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 7)), max_size=3))
 def test_cut_and_flipped_parquet(cut: int, flips: list[tuple[int, int]]) -> None:
@@ -89,7 +143,23 @@ def whole_parquet() -> bytes:
     return sink.getvalue()
 
 
+@cache
+def whole_picture(format: str) -> bytes:
+    from PIL import Image
+
+    sink = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (12, 9, 3), np.uint8)).save(sink, format)
+    return sink.getvalue()
+
+
+def whole_arrays() -> bytes:
+    draw, sink = np.random.default_rng(0), io.BytesIO()
+    np.savez_compressed(sink, images=draw.integers(0, 256, (90, 5, 4), np.uint8), labels=np.arange(90) % 3)
+    return sink.getvalue()
+
+
 WHOLE = whole_parquet()
+ARRAYS = whole_arrays()
 
 
 def test_the_fuzzed_tables_are_prepared_when_they_are_sound() -> None:
