@@ -56,10 +56,10 @@ def prepare(
     """Make the prepared data in the fresh ``directory``. ``data`` is an address (empty: the digits of scikit-learn), a
     pandas DataFrame or an Arrow table.
 
-    The same data and config give the same bytes on any number of ``workers``. Until all is
-    done, what is finished lies in the directory ``kept``, on the same disk: a run that was cut off goes on from there
-    if it is given the same one again, which must be another for other bytes, another config or other code. Without
-    ``kept`` it begins anew. Raises ``UserError`` for what is wrong with the data.
+    The same data and config give the same bytes on any number of ``workers``. Until all is done, what is finished lies
+    in the directory ``kept``, on the same disk: a run that was cut off goes on from there if it is given the same one
+    again, which must be another for other bytes, another config or other code. Without ``kept`` it begins anew.
+    Raises ``UserError`` for what is wrong with the data.
     """
     writer = ArtifactWriter(directory)
     try:

@@ -20,7 +20,7 @@ from tasks.preprocess.merging import merge_splits
 from tasks.preprocess.page import write_card
 from tasks.preprocess.pictures import Chunk, Part, Pictures, open_arrays, open_folders
 from tasks.preprocess.prepared import SPLITS, TARGET, Signature, TensorSpec
-from tasks.preprocess.progress import shown
+from tasks.preprocess.progress import say_goes_on, shown
 from tasks.preprocess.quarantine import BadRow
 from tasks.preprocess.shards import Run, RunWriter, order_keys
 from tasks.preprocess.sources import IMAGE_FORMATS, find_files, format_of
@@ -139,6 +139,7 @@ def prepare_images(writer: ArtifactWriter, place: Workplace, pictures: Pictures,
         target=pictures.target,
         classes=pictures.classes,
     )
+    say_goes_on(place.found, len(pictures.parts) + len(SPLITS))
     rows = [part.rows for part in pictures.parts]
     jobs = part_jobs(pictures, sum(rows), signature, config, place.root)
     found = Counted.nothing(signature)
