@@ -5,9 +5,10 @@
 ``parquet``: 2 M rows of 150 float64, 30 int64 (one of them the id) and 20 texts become standardised float32 and codes,
 with statistics of the training rows, split by the id; ours also shuffles, hashes and checks, the others do not.
 ``csv``: 500 k rows of 200 columns, one in a thousand with a value that is no number, become typed columns; ours sets
-the bad rows aside by line, Polars' bare sink drops nothing and reads them as null. ``linear``: rows doubled again and
-again. Contenders take turns, each in a fresh process; the first turn is discarded; reported are medians. Memory is the
-peak of the proportional set size of the process and its children, so that shared pages count once.
+the bad rows aside by line, Polars' bare sink drops nothing and reads them as null. ``linear``: rows of 50 columns,
+doubled again and again, against a straight line. Contenders take turns, each in a fresh process; the first turn is
+discarded; reported are medians. Memory is the peak of the proportional set size of the process and its children, so
+that shared pages count once.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ from tasks.preprocess.ingest import open_source
 from tasks.preprocess.workers import Workers, cores
 from tasks.preprocess.workplace import workplace
 
-FLOATS, INTEGERS, TEXTS = 150, 30, 20
+#: How many columns hold numbers, whole numbers (the id among them) and texts (the target among them).
+WIDE, NARROW = (150, 30, 20), (38, 7, 5)
 GROUP_ROWS = 100_000
 BAD_SHARE = 1e-3
 
@@ -45,26 +47,27 @@ BAD_SHARE = 1e-3
 # The data
 
 
-def columns(rows: int, first: int) -> dict[str, Any]:
+def columns(rows: int, first: int, widths: tuple[int, int, int]) -> dict[str, Any]:
     """The rows from number ``first`` on: normal floats with gaps, whole numbers, categories of growing number."""
+    floats, integers, texts = widths
     draw = np.random.default_rng(first)
     made: dict[str, Any] = {"id": np.arange(first, first + rows)}
-    for place in range(FLOATS):
+    for place in range(floats):
         numbers = draw.normal(place, 1 + place, rows)
         made[f"f{place}"] = pa.array(numbers, mask=draw.random(rows) < 0.02) if place % 10 == 0 else numbers
-    for place in range(INTEGERS - 1):
+    for place in range(integers - 1):
         made[f"i{place}"] = draw.integers(0, 10 ** (1 + place % 6), rows)
-    for place in range(TEXTS - 1):
+    for place in range(texts - 1):
         names = pa.array([f"value {number}" for number in range(5 * (1 + place) ** 2)])
         made[f"t{place}"] = names.take(pa.array(draw.integers(0, len(names), rows)))
     made["y"] = pa.array(["no", "yes"]).take(pa.array(draw.integers(0, 2, rows)))
     return made
 
 
-def make_parquet(path: Path, rows: int) -> None:
+def make_parquet(path: Path, rows: int, widths: tuple[int, int, int] = WIDE) -> None:
     writer = None
     for first in range(0, rows, GROUP_ROWS):
-        table = pa.table(columns(min(GROUP_ROWS, rows - first), first))
+        table = pa.table(columns(min(GROUP_ROWS, rows - first), first, widths))
         writer = writer or pq.ParquetWriter(path, table.schema)
         writer.write_table(table)
     assert writer is not None
@@ -76,9 +79,9 @@ def make_csv(path: Path, rows: int) -> None:
     draw = np.random.default_rng(1)
     writer = None
     for first in range(0, rows, GROUP_ROWS):
-        table = pa.table(columns(min(GROUP_ROWS, rows - first), first))
-        for place in range(FLOATS):
-            bad = draw.random(table.num_rows) < BAD_SHARE / FLOATS
+        table = pa.table(columns(min(GROUP_ROWS, rows - first), first, WIDE))
+        for place in range(WIDE[0]):
+            bad = draw.random(table.num_rows) < BAD_SHARE / WIDE[0]
             if bad.any():
                 texts = pa.compute.if_else(pa.array(bad), "n.k.", table[f"f{place}"].cast(pa.string()))
                 table = table.set_column(1 + place, f"f{place}", texts)
@@ -249,7 +252,7 @@ def parquet_part(scratch: Path, quick: bool, runs: int) -> dict[str, Any]:
     rows = 200_000 if quick else 2_000_000
     make_parquet(scratch / "t.parquet", rows)
     found = in_turns(["ours", "ours, in order", "polars", "pandas"], scratch / "t.parquet", runs)
-    table(f"Parquet, {rows:,} x {FLOATS + INTEGERS + TEXTS}", found, "polars")
+    table(f"Parquet, {rows:,} x {sum(WIDE)}", found, "polars")
     return found
 
 
@@ -257,7 +260,7 @@ def csv_part(scratch: Path, quick: bool, runs: int) -> dict[str, Any]:
     rows = 50_000 if quick else 500_000
     make_csv(scratch / "t.csv", rows)
     found = in_turns(["ours, ingest", "polars, bare sink", "ours", "pandas"], scratch / "t.csv", runs)
-    table(f"CSV, {rows:,} x {FLOATS + INTEGERS + TEXTS}", found, "polars, bare sink")
+    table(f"CSV, {rows:,} x {sum(WIDE)}", found, "polars, bare sink")
     return found
 
 
@@ -266,14 +269,14 @@ def linear_part(scratch: Path, quick: bool, runs: int) -> dict[str, Any]:
     found = {}
     for rows in (base, 2 * base, 4 * base, 8 * base):
         path = scratch / "t.parquet"
-        make_parquet(path, rows)
+        make_parquet(path, rows, NARROW)
         found[f"{rows:,}"] = in_turns(["ours"], path, runs)["ours"]
     counts = np.array([int(name.replace(",", "")) for name in found], float)
     seconds = np.array([figures["seconds"] for figures in found.values()])
     line = np.polyval(np.polyfit(counts, seconds, 1), counts)
     for figures, expected in zip(found.values(), line, strict=True):
         figures["of line"] = figures["seconds"] / expected
-    click.echo(f"\nLinear\n{'rows':<20}{'seconds':>9}{'GiB':>8}{'of line':>9}")
+    click.echo(f"\nCost by rows, {sum(NARROW)} columns\n{'rows':<20}{'seconds':>9}{'GiB':>8}{'of line':>9}")
     for name, figures in found.items():
         click.echo(f"{name:<20}{figures['seconds']:9.1f}{figures['bytes'] / 2**30:8.2f}{figures['of line']:9.2f}")
     return found

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -142,6 +144,7 @@ def survey_unit(job: tuple[Survey, Unit]) -> Found:
     numeric = [name for name, kind in survey.types.items() if kind not in (values.TEXT, values.OTHER)]
     moments = MomentTable(len(numeric), len(SPLITS))
     counting: dict[str, CodeCounts] = {}
+    drawn: defaultdict[str, list[Any]] = defaultdict(list)
     done = 0
     for original, lines in read(unit, list(survey.types), survey.budget):
         batch, unreadable = as_declared(original, survey)
@@ -154,7 +157,7 @@ def survey_unit(job: tuple[Survey, Unit]) -> Found:
         count_rows(rows, survey, found)
         moments.add(list(numbers.values()), [chosen for _, chosen in rows.parts()])
         count_texts(rows, counting, survey, found)
-        take_sample(rows, numbers, survey, found)
+        draw_sample(rows, numbers, survey, drawn)
         done += batch.num_rows
     for place, name in enumerate(numeric):
         column = found.columns[name]
@@ -162,6 +165,8 @@ def survey_unit(job: tuple[Survey, Unit]) -> Found:
         column.missing = [rows - m.count for rows, m in zip(found.rows, column.moments, strict=True)]
     for name, counts in counting.items():
         settle(name, counts, survey, found)
+    if drawn:
+        found.sample.append(sample_of(drawn, survey))
     found.rejected = [np.concatenate([np.empty(0, np.int64), *found.rejected])]
     return found
 
@@ -274,19 +279,30 @@ def label_counts(target: pa.Array) -> dict[str, int]:
     return {values.label(v): count for v, count in zip(found[0].to_pylist(), found[1].to_pylist(), strict=True)}
 
 
-def take_sample(rows: Rows, numbers: dict[str, np.ndarray], survey: Survey, found: Found) -> None:
-    drawn = keys(rows.first_row, rows.batch.num_rows, SAMPLE_SEED) <= survey.sampled_below
-    chosen = np.sort(rows.keep[drawn[rows.keep]])
+def draw_sample(rows: Rows, numbers: dict[str, np.ndarray], survey: Survey, drawn: defaultdict[str, list[Any]]) -> None:
+    """Add the batch's share of the sample to the pieces ``drawn`` of each column."""
+    picked = keys(rows.first_row, rows.batch.num_rows, SAMPLE_SEED) <= survey.sampled_below
+    chosen = np.sort(rows.keep[picked[rows.keep]])
     if len(chosen) == 0:
         return
-    columns = {}
     for name, kind in survey.types.items():
         if name in numbers:
-            columns[name] = pa.array(numbers[name].take(chosen), pa.float64(), from_pandas=True)
+            drawn[name].append(numbers[name].take(chosen))
         elif kind == values.TEXT:
-            texts = rows.batch.column(name).take(pa.array(chosen)).cast(pa.string())
-            columns[name] = pc.utf8_slice_codeunits(values.clean(texts, survey.config.missing), 0, TEXT_IN_SAMPLE)
+            drawn[name].append(rows.batch.column(name).take(pa.array(chosen)).cast(pa.string()))
+    drawn[SPLIT].append(rows.splits[chosen])
+
+
+def sample_of(drawn: defaultdict[str, list[Any]], survey: Survey) -> pa.RecordBatch:
+    """The pieces of a unit put together."""
+    splits = np.concatenate(drawn[SPLIT])
+    columns = {}
+    for name, kind in survey.types.items():
+        if kind == values.TEXT:
+            texts = values.clean(pa.concat_arrays(drawn[name]), survey.config.missing)
+            columns[name] = pc.utf8_slice_codeunits(texts, 0, TEXT_IN_SAMPLE)
+        elif kind == values.OTHER:
+            columns[name] = pa.nulls(len(splits))
         else:
-            columns[name] = pa.nulls(len(chosen))
-    columns[SPLIT] = pa.array(rows.splits[chosen])
-    found.sample.append(pa.RecordBatch.from_pydict(columns))
+            columns[name] = pa.array(np.concatenate(drawn[name]), from_pandas=True)
+    return pa.RecordBatch.from_pydict({**columns, SPLIT: splits})
