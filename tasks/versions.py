@@ -9,7 +9,7 @@ from pathlib import Path
 
 #: For each stage, the rooms whose code it runs and the libraries whose version can change its numbers.
 DEPENDS_ON: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "prepare": (("preprocess",), ("numpy", "pandas", "pyarrow", "scikit-learn")),
+    "prepare": (("preprocess",), ("numpy", "pandas", "pillow", "pyarrow", "scikit-learn")),
     "train": (("train", "preprocess"), ("torch", "numpy")),
     "evaluate": (("evaluate", "train", "preprocess"), ("torch", "numpy", "scikit-learn")),
     "export": (

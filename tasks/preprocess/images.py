@@ -27,8 +27,8 @@ from tasks.preprocess.sources import IMAGE_FORMATS, find_files, format_of
 from tasks.preprocess.split import TRAIN, assign
 from tasks.preprocess.workplace import Workplace
 
-#: Settings that speak of columns, which images have not.
-FOR_TABLES = ("columns", "drop", "id", "group", "time", "weight", "types")
+#: Settings that images have no use for; nobody shall believe that they count.
+FOR_TABLES = ("columns", "drop", "id", "group", "time", "weight", "types", "earlier")
 
 
 def hold_images(data: str, config: DataConfig) -> bool:
@@ -42,7 +42,7 @@ def open_pictures(data: str, target: str, config: DataConfig) -> Pictures:
     """Find the images. Raises ``UserError`` for what is wrong."""
     for name in FOR_TABLES:
         if getattr(config, name):
-            raise UserError(f"data.{name}: is about the columns of a table, but {data!r} holds images; leave it out")
+            raise UserError(f"data.{name}: is for tables, but {data!r} holds images; leave it out")
     if config.task == "regression":
         raise UserError("data.task: images are learned as classes; regression is for tables")
     files = find_files(data)

@@ -145,7 +145,8 @@ class TestFolders:
         cases: list[tuple[Path, dict[str, Any], str]] = [
             (folders / "cat", {}, r"cat/000\.png: lies in no class folder"),
             (folders, {"target": "y"}, r"target: 'y' is not needed, as images are labelled by their folders"),
-            (folders, {"group": "g"}, r"data\.group: is about the columns of a table"),
+            (folders, {"group": "g"}, r"data\.group: is for tables, but .* holds images"),
+            (folders, {"earlier": "p"}, r"data\.earlier: is for tables"),
             (folders, {"image_size": [8]}, r"data\.image_size: \[8\] is not allowed; expected two whole numbers"),
             (folders, {"format": "parquet"}, r"000\.png: not a whole Parquet file"),
         ]
