@@ -99,10 +99,7 @@ class Encoded:
     """What became of a unit: sorted runs, all in one pair of files."""
 
     runs: list[Run]
-
-    @property
-    def files(self) -> list[str]:
-        return sorted({f"{run.path}.{part}" for run in self.runs for part in ("rows", "keys")})
+    digests: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -322,7 +319,7 @@ def encode_unit(job: tuple[Encoding, Unit, np.ndarray]) -> Encoded:
             for split, chosen in rows.parts():
                 writer.add(split, chosen, order, records)
             done += batch.num_rows
-    return Encoded(writer.runs)
+    return Encoded(writer.runs, writer.digests)
 
 
 def encode(transform: Transform, batch: pa.RecordBatch, records: np.ndarray, keep: np.ndarray) -> None:

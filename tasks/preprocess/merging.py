@@ -31,8 +31,8 @@ class Merged:
     record: FileRecord
 
     @property
-    def files(self) -> list[Path]:
-        return [self.file]
+    def digests(self) -> dict[str, str]:
+        return {str(self.file): self.record.sha256}
 
 
 def merge_splits(writer: ArtifactWriter, place: Workplace, runs: list[Run], itemsize: int, number: int = 0) -> None:

@@ -132,7 +132,7 @@ def encode_share(share: Path, surveyed: Path, transform: Path, encoded: Path) ->
         encoding = Encoding(mine.survey, take_over(transform), place.root)
         done = list(encode_units(place, encoding, mine.units, rejected))
         runs = [replace(run, path=Path(run.path).name) for part in done for run in part.runs]
-        hand_over(encoded, runs, [Path(file) for part in done for file in part.files])
+        hand_over(encoded, runs, [Path(file) for part in done for file in part.digests])
 
 
 def merge_shares(

@@ -1,8 +1,8 @@
 """Finished units of work, kept on disk: an interrupted prepare goes on where it stopped.
 
 A unit of work is a function and its job. Its result is kept in a record, which is believed only if it is whole: it
-begins with its own SHA-256, it is written beside its place and renamed, and it holds the XXH3-128 of every file that
-the unit left. So nothing has to reach the disk in any order, and what a crash of the machine tore is done again.
+begins with its own SHA-256, it is written beside its place and renamed, and it holds a digest of every file that the
+unit left. So nothing has to reach the disk in any order, and what a crash of the machine tore is done again.
 
 A workplace belongs to one input, one configuration and one version of the code, because a unit is known by its place
 in the work alone.
@@ -32,11 +32,16 @@ Result = TypeVar("Result")
 RECORD = ".done"
 PARTIAL = ".partial"
 PIECE_BYTES = 8 << 20
+SHA256_LENGTH = 64
 
 
 @dataclass(frozen=True)
 class UnitOfWork:
-    """``work(job)``, whose record is called ``name``. A result with files lists their paths as ``files``."""
+    """``work(job)``, whose record is called ``name``.
+
+    A result with files lists their paths as ``files``, or, if it took their ``digests`` on the way, has these by path:
+    XXH3-128 or SHA-256.
+    """
 
     root: Path
     name: str
@@ -106,7 +111,8 @@ def finished(unit: UnitOfWork) -> Any:
 
 
 def keep(unit: UnitOfWork, result: Any) -> None:
-    files = {str(Path(file).relative_to(unit.root)): digest(Path(file)) for file in getattr(result, "files", ())}
+    digests = getattr(result, "digests", {}) or {file: digest(Path(file)) for file in getattr(result, "files", ())}
+    files = {str(Path(file).relative_to(unit.root)): known for file, known in digests.items()}
     content = pickle.dumps((result, files), pickle.HIGHEST_PROTOCOL)
     partial = unit.record.with_suffix(PARTIAL)
     partial.write_bytes(hashlib.sha256(content).digest() + content)
@@ -121,14 +127,15 @@ def recall(unit: UnitOfWork) -> tuple[Any] | None:
         if hashlib.sha256(content).digest() != sha256:
             return None
         result, files = pickle.loads(content)
-        whole = all(digest(unit.root / name) == known for name, known in files.items())
+        whole = all(digest(unit.root / name, known) == known for name, known in files.items())
     except FileNotFoundError:
         return None
     return (result,) if whole else None
 
 
-def digest(file: Path) -> str:
-    found = xxhash.xxh3_128()
+def digest(file: Path, like: str = "") -> str:
+    """The XXH3-128 of a file (hex), or its SHA-256 if ``like`` is as long as one."""
+    found = hashlib.sha256() if len(like) == SHA256_LENGTH else xxhash.xxh3_128()
     with file.open("rb") as stream:
         while piece := stream.read(PIECE_BYTES):
             found.update(piece)

@@ -201,6 +201,19 @@ def test_what_is_not_whole_is_done_again(
     assert again.fingerprint == prepare(tmp_path / "whole", parquet).fingerprint
 
 
+def test_a_damaged_split_is_merged_again(parquet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = killed(parquet, tmp_path, "merging.merge", 3)
+    record = next(iter(sorted(kept.glob(f"merge-*{RECORD}"))))
+    (merged,) = (kept / record.stem.removeprefix("merge-")).glob("*.rows")
+    raw = bytearray(merged.read_bytes())
+    raw[77] ^= 1
+    merged.write_bytes(raw)
+    done = counted(monkeypatch)
+    again = prepare(tmp_path / "again", parquet, kept=kept)
+    assert done == {"merge_split": 2}
+    assert again.fingerprint == prepare(tmp_path / "whole", parquet).fingerprint
+
+
 def test_what_must_be_mended_leaves_no_workplace(tmp_path: Path) -> None:
     table = pa.table({"x": [1.0, float("inf")] * 200, "y": [0, 1] * 200})
     pq.write_table(table, tmp_path / "t.parquet")
