@@ -31,6 +31,8 @@ from tasks.storage import S3, AlreadyThere, MissingObject, ObjectInfo, StorageUn
 
 #: A request is tried this often; the pauses add up to between 33 and 45 seconds.
 ATTEMPTS = 12
+#: What arrives as other bytes than were sent is sent so often.
+UPLOADS = 3
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 8.0
 CONNECT_TIMEOUT_S = 5
@@ -53,6 +55,10 @@ TRANSIENT_ERRORS = (
 JITTER = random.Random()
 
 T = TypeVar("T")
+
+
+class OtherBytes(StorageUnavailable):
+    """The store holds other bytes than were sent."""
 
 
 def split_uri(uri: str) -> tuple[str, str]:
@@ -277,24 +283,31 @@ class S3Storage:
         size = len(source) if isinstance(source, bytes) else source.stat().st_size
         if isinstance(source, bytes):
             digest = expected_etag(io.BytesIO(source), size, size + 1)
-            try:
-                with explained(uri):
-                    condition = {"IfNoneMatch": "*"} if fresh else {}
-                    client().put_object(Bucket=self._bucket, Key=name, Body=source, **condition)
-            except AlreadyThere:
-                # An answer that got lost makes the second attempt find what the first one wrote.
-                if head(uri)["ETag"].strip('"') != digest:
-                    raise
-            return confirm(uri, size, digest)
+            self._put_bytes(uri, name, source, {"IfNoneMatch": "*"} if fresh else {}, digest)
+            # What was fresh is ours by now, and may be written over.
+            return confirmed(uri, size, digest, lambda: self._put_bytes(uri, name, source, {}, digest))
         part_bytes = max(PART_BYTES, -(-size // MOST_PARTS))
         with source.open("rb") as content:
             digest = expected_etag(content, size, part_bytes)
-        with explained(uri):
-            parts = TransferConfig(part_bytes, CONCURRENCY, part_bytes)
-            client().upload_file(str(source), self._bucket, name, Config=parts)
-        stored = confirm(uri, size, digest)
+
+        def upload() -> None:
+            with explained(uri):
+                parts = TransferConfig(part_bytes, CONCURRENCY, part_bytes)
+                client().upload_file(str(source), self._bucket, name, Config=parts)
+
+        upload()
+        stored = confirmed(uri, size, digest, upload)
         source.unlink()
         return stored
+
+    def _put_bytes(self, uri: str, name: str, source: bytes, condition: dict[str, str], digest: str) -> None:
+        try:
+            with explained(uri):
+                client().put_object(Bucket=self._bucket, Key=name, Body=source, **condition)
+        except AlreadyThere:
+            # An answer that got lost makes the second attempt find what the first one wrote.
+            if head(uri)["ETag"].strip('"') != digest:
+                raise
 
     def get(self, key: str, directory: Path) -> Path:
         path = directory / key
@@ -326,8 +339,19 @@ def expected_etag(content: Any, size: int, part_bytes: int) -> str:
     return f"{parts.hexdigest()}-{-(-size // part_bytes)}"
 
 
+def confirmed(uri: str, size: int, digest: str, again: Callable[[], None]) -> ObjectInfo:
+    """Ask the store what it holds, and send it ``again`` while that is not what was sent."""
+    for attempt in range(1, UPLOADS):
+        try:
+            return confirm(uri, size, digest)
+        except OtherBytes:
+            time.sleep(pause(attempt))
+            again()
+    return confirm(uri, size, digest)
+
+
 def confirm(uri: str, size: int, digest: str) -> ObjectInfo:
-    """Ask the store what it holds. Raises ``StorageUnavailable`` if that is not what was sent.
+    """Ask the store what it holds. Raises ``OtherBytes`` if that is not what was sent.
 
     With KMS or customer keys the ETag is no checksum; the CRC that boto3 sends with every part was checked on arrival.
     """
@@ -336,5 +360,5 @@ def confirm(uri: str, size: int, digest: str) -> ObjectInfo:
     opaque = "SSECustomerAlgorithm" in found or found.get("ServerSideEncryption", "AES256") != "AES256"
     checkable = not opaque and re.fullmatch(r"[0-9a-f]{32}(-\d+)?", etag)
     if found["ContentLength"] != size or (checkable and etag != digest):
-        raise StorageUnavailable(f"{uri}: the store holds other bytes than were sent (size or checksum differ)")
+        raise OtherBytes(f"{uri}: the store holds other bytes than were sent (size or checksum differ)")
     return ObjectInfo(uri, size, etag)

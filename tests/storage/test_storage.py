@@ -116,12 +116,26 @@ def test_a_lost_answer_does_not_make_us_lose_our_own_race(store: FaultyS3, tmp_p
     assert sum(line.startswith("PUT") and "marker" in line for line in store.requests) == 2
 
 
-def test_bytes_that_change_on_the_way_are_noticed(store: FaultyS3, tmp_path: Path) -> None:
+@pytest.mark.parametrize("fresh", [False, True])
+def test_bytes_that_change_on_the_way_are_sent_again(store: FaultyS3, tmp_path: Path, fresh: bool) -> None:
     storage = storage_for(f"s3://bucket/{tmp_path.name}")
+    store.inject("PUT", "corrupt", "corrupt")
+    storage.put("small", b"x" * 1000, fresh=fresh)
+    assert store.fired == [("PUT", "corrupt")] * 2
+    assert storage.get("small", tmp_path).read_bytes() == b"x" * 1000
+    source = tmp_path / "large"
+    source.write_bytes(LARGE)
     store.inject("PUT", "corrupt")
+    storage.put("large", source)
+    assert storage.get("large", tmp_path / "down").read_bytes() == LARGE and len(store.fired) == 3
+
+
+def test_bytes_that_change_every_time_are_noticed(store: FaultyS3, tmp_path: Path) -> None:
+    storage = storage_for(f"s3://bucket/{tmp_path.name}")
+    store.inject("PUT", *["corrupt"] * s3.UPLOADS)
     with pytest.raises(StorageUnavailable, match="other bytes"):
         storage.put("small", b"x" * 1000)
-    assert store.fired == [("PUT", "corrupt")]
+    assert store.fired == [("PUT", "corrupt")] * s3.UPLOADS
 
 
 def test_a_store_that_stays_away_is_told_from_one_that_refuses(

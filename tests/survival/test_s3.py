@@ -66,7 +66,7 @@ def test_a_changed_byte_on_s3_is_passed_over(job: Job, undisturbed: Undisturbed,
 def test_any_number_of_bad_answers_and_kills(seed: int, job: Job, store: FaultyS3, undisturbed: Undisturbed) -> None:
     draw, killed = random.Random(seed), 0
     for at in (8, 9, 10):
-        store.inject("PUT", *draw.choices(["500", "503", "reset", "lost"], k=4))
+        store.inject("PUT", *draw.choices(["500", "503", "reset", "lost", "corrupt"], k=4))
         store.inject("GET", *draw.choices(["500", "503", "reset", "lost", "truncate"], k=4))
         killed += attempt(job, Fault("step", rank=draw.randrange(2), at=at)).fired
     assert attempt(job).finished
