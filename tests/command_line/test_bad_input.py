@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from tests.command_line.conftest import Run
+from tests.command_line.conftest import Run, run_in
 
 GOOD = "".join(f"{i % 7},{(i * 37) % 101},{'yes' if i % 3 else 'no'}\n" for i in range(120))
 
@@ -109,16 +113,39 @@ def one_message(output: str) -> str:
     return inside[0]
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_bad_input_gets_one_message(case: str, pyflyte_run: Run, tmp_path: Path) -> None:
-    file, arguments, expected = CASES[case]
+@dataclass(frozen=True)
+class Outcome:
+    place: Path
+    result: subprocess.CompletedProcess[str]
+
+
+Outcomes = dict[str, Future[Outcome]]
+
+
+def try_case(case: str, place: Path) -> Outcome:
+    file, arguments, _ = CASES[case]
     if file is not None:
-        (tmp_path / file[0]).write_bytes(file[1])
-    result = pyflyte_run(*arguments)
-    assert result.returncode in (1, 2), result.stdout
-    assert re.search(expected, one_message(result.stdout), re.S), result.stdout
-    assert not list(tmp_path.glob("runs/*")) and not list(tmp_path.glob("runs/.*"))
-    assert not list(tmp_path.glob(".slipstream/*/.*-*")), "a workspace was left behind"
+        (place / file[0]).write_bytes(file[1])
+    return Outcome(place, run_in(place, *arguments))
+
+
+@pytest.fixture(scope="module")
+def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcomes]:
+    """The cases that were asked for, two at a time: most of each is the start of an interpreter."""
+    name = "test_bad_input_gets_one_message"
+    cases = [item.callspec.params["case"] for item in request.session.items if item.originalname == name]  # type: ignore[attr-defined]
+    with ThreadPoolExecutor(2) as pool:
+        yield {case: pool.submit(try_case, case, tmp_path_factory.mktemp("case")) for case in cases}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bad_input_gets_one_message(case: str, outcomes: Outcomes) -> None:
+    outcome = outcomes[case].result()
+    output, place = outcome.result.stdout, outcome.place
+    assert outcome.result.returncode in (1, 2), output
+    assert re.search(CASES[case][2], one_message(output), re.S), output
+    assert not list(place.glob("runs/*")) and not list(place.glob("runs/.*"))
+    assert not list(place.glob(".slipstream/*/.*-*")), "a workspace was left behind"
 
 
 def test_a_factory_that_raises_is_refused_by_all_workers_and_said_once(pyflyte_run: Run, tmp_path: Path) -> None:

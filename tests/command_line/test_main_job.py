@@ -69,6 +69,7 @@ def test_made_then_reused_then_mended_then_changed(pyflyte_run: Run, tmp_path: P
     }, third.stdout
 
 
+@pytest.mark.prove
 def test_a_table_for_regression_in_parquet_and_new_bytes_behind_the_same_name(pyflyte_run: Run, tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     frame = pd.DataFrame(
