@@ -14,7 +14,8 @@ from tasks.export.config import ExportConfig
 from tasks.export.convert import to_onnx
 from tasks.export.machine import Machine, this_machine
 from tasks.export.quantise import calibration_rows, quantise, recipe
-from tasks.export.variants import int8_variant
+from tasks.export.smooth import smooth_first_product
+from tasks.export.variants import int8_variant, onnx_predictor
 from tasks.preprocess.prepared import PreparedData
 from tests.export.toys import images, table, trained_on, write_prepared
 
@@ -114,6 +115,46 @@ def test_without_vnni_weights_keep_to_seven_bits(tables: PreparedData, table_fp3
         arrays = [numpy_helper.to_array(tensor) for tensor in onnx.load(int8).graph.initializer]
         largest[machine.saturates] = max(np.abs(a.astype(int)).max() for a in arrays if a.dtype == np.int8)
     assert largest == {False: 127, True: 64}
+
+
+def product_of(operator: str, weights: np.ndarray) -> onnx.ModelProto:
+    """A graph of one product of ``x`` (``[batch, inputs]``) with ``weights`` (``[inputs, outputs]``)."""
+    helper, transposed = onnx.helper, operator == "Gemm"
+    stored = numpy_helper.from_array(np.ascontiguousarray(weights.T if transposed else weights), "w")
+    node = helper.make_node(operator, ["x", "w"], ["y"], name="product", **({"transB": 1} if transposed else {}))
+    values = [
+        helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", size])
+        for name, size in zip("xy", weights.shape, strict=True)
+    ]
+    graph = helper.make_graph([node], "graph", values[:1], values[1:], [stored])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+@pytest.mark.parametrize("operator", ["Gemm", "MatMul"])
+def test_a_column_with_a_long_tail_does_not_take_the_steps_of_the_others(
+    operator: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(400, 6)).astype(np.float32) * np.float32([50, 1, 1, 0.1, 1, 0])
+    weights = (draw.normal(size=(6, 8)) / [[50], [1], [1], [0.1], [1], [1]]).astype(np.float32)
+    fp32, errors = tmp_path / "fp32.onnx", {}
+    onnx.save(product_of(operator, weights), fp32)
+    for name in ("smooth", "rough"):
+        int8 = tmp_path / f"{name}.onnx"
+        quantise(fp32, int8, [x], reduce_range=False)
+        errors[name] = np.abs(onnx_predictor(int8, 1)([x]) - x @ weights).mean()
+        monkeypatch.setattr("tasks.export.quantise.smooth_first_product", lambda *_: None)
+    assert errors["smooth"] < errors["rough"] / 5, errors
+
+
+def test_smoothing_changes_nothing_in_fp32(tables: PreparedData, table_fp32: Path, tmp_path: Path) -> None:
+    model, inputs = onnx.load(table_fp32), inputs_of(tables.signature, tables.split("train"))
+    smooth_first_product(model, dict(zip([value.name for value in model.graph.input], inputs, strict=True)))
+    onnx.save(model, tmp_path / "smooth.onnx")
+    onnx.checker.check_model(model)
+    assert [node.name for node in model.graph.node].count("smoothing") == 1
+    left, right = (onnx_predictor(path, 1)(inputs) for path in (table_fp32, tmp_path / "smooth.onnx"))
+    np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-5)
 
 
 def graph_of(*operators: str) -> onnx.ModelProto:
