@@ -4,7 +4,6 @@ prepared, as further segments.
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -179,14 +178,11 @@ def take(files: dict[str, SourceFile], path: str, size: int) -> SourceFile | Non
 
 
 def fetch(address: str, directory: Path) -> Path:
-    from tasks.storage import list_objects, open_reader
+    from tasks.storage import storage_for
 
-    prefix = address.rstrip("/") + "/"
-    for found in list_objects(prefix):
-        target = directory / found.uri.removeprefix(prefix)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with open_reader(found.uri) as source, target.open("wb") as file:
-            shutil.copyfileobj(source, file, 8 << 20)
+    storage = storage_for(address)
+    for key in storage.list():
+        storage.get(key, directory)
     return directory
 
 

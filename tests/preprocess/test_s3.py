@@ -125,3 +125,24 @@ def test_the_fingerprint_follows_the_etag(store: FaultyS3, tmp_path: Path) -> No
 def test_nothing_there_is_said_in_one_line(store: FaultyS3, tmp_path: Path, address: str) -> None:  # noqa: F811
     with pytest.raises(UserError, match=address.split("/")[2]):
         prepare(tmp_path / "p", address, "y", DataConfig(), {})
+
+
+def test_an_earlier_set_in_s3_is_taken_up_as_a_local_one(store: FaultyS3, tmp_path: Path) -> None:  # noqa: F811
+    directory = tmp_path / "in"
+    directory.mkdir()
+    (directory / "0.csv").write_text(table_text(400, seed=0))
+    source = {"source": fingerprint_source(str(directory), "y")}
+    earlier = prepare(tmp_path / "earlier", str(directory), "y", DataConfig(), source)
+    (directory / "1.csv").write_text(table_text(400, seed=1))
+    for path in earlier.directory.iterdir():
+        upload(path, f"earlier/{path.name}")
+    store.inject("GET", "500", "truncate", "reset")
+    sets = [
+        prepare(tmp_path / name, str(directory), "y", DataConfig(earlier=address), {})
+        for name, address in {"local": str(earlier.directory), "remote": "s3://bucket/earlier"}.items()
+    ]
+    assert len(store.fired) == 3
+    local, remote = ({name: record.sha256 for name, record in each.files.items()} for each in sets)
+    rows = [f"{split}-{segment:05d}.rows" for split in SPLITS for segment in range(2)]
+    assert {name: remote[name] for name in rows} == {name: local[name] for name in rows}
+    assert sets[1].check_sha256().files["train-00000.rows"] == earlier.files["train-00000.rows"]
