@@ -30,7 +30,7 @@ from tasks.preprocess.images import hold_images, open_pictures, prepare_images
 from tasks.preprocess.ingest import Source, header_hint, one_format, open_source
 from tasks.preprocess.merging import merge_splits
 from tasks.preprocess.page import write_card
-from tasks.preprocess.prepared import KIND, SPLITS, TARGET, WEIGHT
+from tasks.preprocess.prepared import KIND, TARGET, WEIGHT
 from tasks.preprocess.progress import say_goes_on, shown
 from tasks.preprocess.shards import Run, RunWriter, order_keys
 from tasks.preprocess.sources import SourceFile, digest_files, find_files, relative
@@ -132,7 +132,7 @@ def prepare_table(
 ) -> None:
     opened = open_table(place, data, target, config, fingerprint)
     units = opened.source.units
-    say_goes_on(place.found, place.asked + 2 * len(units) + len(SPLITS))
+    say_goes_on(place.found)
     rows = [unit.rows for unit in units]
     fitting = fit_table(opened, shown("survey", survey_units(place, opened.survey, units), rows))
     encoding = Encoding(opened.survey, fitting.fitted.transform, place.root)

@@ -139,7 +139,7 @@ def prepare_images(writer: ArtifactWriter, place: Workplace, pictures: Pictures,
         target=pictures.target,
         classes=pictures.classes,
     )
-    say_goes_on(place.found, len(pictures.parts) + len(SPLITS))
+    say_goes_on(place.found)
     rows = [part.rows for part in pictures.parts]
     jobs = part_jobs(pictures, sum(rows), signature, config, place.root)
     found = Counted.nothing(signature)

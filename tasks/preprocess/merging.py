@@ -1,33 +1,37 @@
-"""The last units of work: the runs of each split merged into the file that the artifact will hold."""
+"""The last units of work: the runs of each split merged into the parts that the artifact will hold."""
 
 from __future__ import annotations
 
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.artifact import ArtifactWriter, FileRecord
 from tasks.preprocess.prepared import SPLITS
-from tasks.preprocess.shards import Run, merge
+from tasks.preprocess.progress import shown
+from tasks.preprocess.shards import Run, merge, parts_of
 from tasks.preprocess.workplace import Workplace
 
 
 @dataclass(frozen=True)
 class Merging:
-    """The runs of one split, to become the file ``name`` of records of ``itemsize`` bytes in ``directory``."""
+    """The runs of one split, of which number ``part`` of ``parts`` is to become a file in the fresh ``directory``."""
 
     directory: Path
-    name: str
+    split: str
     runs: list[Run]
     itemsize: int
+    part: int
+    parts: int
 
 
 @dataclass(frozen=True)
 class Merged:
-    """A split as it will be in the artifact."""
+    """A part of a split as it will be in the artifact."""
 
     file: Path
+    split: str
+    part: int
     record: FileRecord
 
     @property
@@ -36,25 +40,33 @@ class Merged:
 
 
 def merge_splits(writer: ArtifactWriter, place: Workplace, runs: list[Run], itemsize: int, number: int = 0) -> None:
-    """Write segment ``number`` of every split from its ``runs`` of records of ``itemsize`` bytes.
-
-    Only the first segment of a split may be without rows.
-    """
-
-    def merged(index: int) -> Merged:
-        split, mine = SPLITS[index], [run for run in runs if run.split == index]
-        job = Merging(place.root / split, f"{split}-{number:05d}.rows", mine, itemsize)
-        return place.once(f"merge-{split}", merge_split, job)
-
-    due = [index for index in range(len(SPLITS)) if number == 0 or any(run.split == index for run in runs)]
-    with ThreadPoolExecutor(len(SPLITS)) as beside:
-        found = list(beside.map(merged, due))
-    for done in found:
-        writer.adopt(done.file, done.file.name, done.record)
+    """Write every split, from its ``runs`` of records of ``itemsize`` bytes, as the segments ``number`` and on."""
+    jobs, rows = [], []
+    for index, split in enumerate(SPLITS):
+        mine = [run for run in runs if run.split == index]
+        total = sum(run.rows for run in mine)
+        parts = parts_of(total, itemsize)
+        jobs += [Merging(place.root / f"{split}-{part}", split, mine, itemsize, part, parts) for part in range(parts)]
+        rows += [total * (part + 1) // parts - total * part // parts for part in range(parts)]
+    adopt_parts(writer, list(shown("merge", place.map(merge_part, jobs), rows)), number)
 
 
-def merge_split(job: Merging) -> Merged:
+def merge_part(job: Merging) -> Merged:
+    """Runs in a worker process."""
     shutil.rmtree(job.directory, ignore_errors=True)
     writer = ArtifactWriter(job.directory)
-    merge(writer, job.name, job.runs, job.itemsize)
-    return Merged(job.directory / job.name, writer.record(job.name))
+    name = f"{job.split}.rows"
+    merge(writer, name, job.runs, job.itemsize, job.part, job.parts)
+    return Merged(job.directory / name, job.split, job.part, writer.record(name))
+
+
+def adopt_parts(writer: ArtifactWriter, merged: list[Merged], number: int) -> None:
+    """Take up the parts as segments, the first of each split as segment ``number``.
+
+    Parts without rows are left out; only a split that has no row at all has one segment without any.
+    """
+    for split in SPLITS:
+        mine = [part for part in merged if part.split == split]
+        filled = [part for part in mine if part.record.size] or (mine[:1] if number == 0 else [])
+        for place, part in enumerate(filled):
+            writer.adopt(part.file, f"{split}-{number + place:05d}.rows", part.record)

@@ -2,10 +2,12 @@
 
 The artifact holds, for each split, one or more segments ``<split>-00000.rows`` of fixed-width little-endian records to
 memory-map: the model's inputs in the order of the signature, then the target, then the row's weight if rows are
-weighed. Rows are shuffled within a segment when it is written, and a block of the manifest is a whole number of rows,
-so any block is a fair sample that can be verified by itself. Beside them ``signature.json`` (what a model takes and
-gives), ``schema.json`` and ``statistics.json`` (the transformation from raw columns to inputs, fitted on the training
-split only), ``card.json`` (what was found in the data) and ``quarantine.parquet`` (rows set aside, with reasons).
+weighed. A large split is cut into several segments, and new files beside an earlier set become further ones. Rows are
+shuffled within a segment, among all segments that were written at once, and a block of the manifest is a whole number
+of rows, so any block is a fair sample that can be verified by itself. Beside them ``signature.json`` (what a model
+takes and gives), ``schema.json`` and ``statistics.json`` (the transformation from raw columns to inputs, fitted on the
+training split only), ``card.json`` (what was found in the data) and ``quarantine.parquet`` (rows set aside, with
+reasons).
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def shown(step: str, parts: Iterable[Part], rows: list[int]) -> Iterator[Part]:
                 last = now
 
 
-def say_goes_on(done: int, total: int) -> None:
-    """Say how many of ``total`` units of work an interrupted run had done, if there was one."""
+def say_goes_on(done: int) -> None:
+    """Say how many units of work an interrupted run had done, if there was one."""
     if done:
-        print(f"prepare      goes on: {done:,} of {total:,} units were done", flush=True)
+        print(f"prepare      goes on: {done:,} units of work were done before", flush=True)

@@ -1,8 +1,9 @@
-"""Rows to shards: sorted runs while the input is read, merged into one file per split.
+"""Rows to shards: sorted runs while the input is read, merged into the parts of each split.
 
 Every row has a key, a pure function of its number (:func:`tasks.preprocess.hashing.keys`), and a split is stored in
 the order of the keys: a global shuffle that depends neither on the number of processes nor on the memory there is.
-Each unit leaves one run file of rows sorted by key within each batch; merging takes one range of keys at a time.
+Each unit leaves one run file of rows sorted by key within each batch. A part of a split is an equal range of keys,
+merged by itself, and in it one smaller range after the other.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from tasks.preprocess.hashing import keys
 #: batch mixes have to stay in a processor's cache between their verification and their use.
 BLOCK_ROWS = 4096
 BLOCK_BYTES = 1 << 20
+#: A part of a split is about as large, in a split of more than :data:`MOST_PARTS` larger: a batch mixes all parts.
+PART_BYTES = 512 << 20
+MOST_PARTS = 64
 #: What is merged at once.
 BUCKET_BYTES = 16 << 20
 ORDER_SEED = 2
@@ -94,41 +98,65 @@ def as_bytes(records: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(records).view(np.uint8).reshape(len(records), records.dtype.itemsize)
 
 
-def merge(writer: ArtifactWriter, name: str, runs: list[Run], itemsize: int) -> None:
-    """Write the file ``name``: the rows of all ``runs`` in the order of their keys."""
+def parts_of(rows: int, itemsize: int) -> int:
+    """Into how many parts a split of ``rows`` records is cut: a function of its size alone, not of who merges it."""
+    return int(np.clip(-(-rows * itemsize // PART_BYTES), 1, MOST_PARTS))
+
+
+def merge(writer: ArtifactWriter, name: str, runs: list[Run], itemsize: int, part: int = 0, parts: int = 1) -> None:
+    """Write the file ``name``: of ``parts`` equal ranges of keys, the rows of all ``runs`` in number ``part``, in the
+    order of their keys."""
     with writer.create(name, block_bytes=block_rows(itemsize) * itemsize) as file, ThreadPoolExecutor(1) as ahead:
         # Gathering and hashing both leave the interpreter to others: the next piece is gathered meanwhile.
-        pieces = merged(runs, itemsize)
+        pieces = merged(runs, itemsize, part, parts)
         coming = ahead.submit(next, pieces, None)
         while (piece := coming.result()) is not None:
             coming = ahead.submit(next, pieces, None)
-            file.write(piece)
+            file.write(piece.records)
 
 
-def merged(runs: list[Run], itemsize: int) -> Iterator[np.ndarray]:
-    """Rows in the order of their keys, as uint8 ``[rows, itemsize]`` for one range of keys after the other.
+class Piece(NamedTuple):
+    """Rows in the order of their ``keys`` (uint64), as ``records`` (uint8 ``[rows, itemsize]``)."""
+
+    keys: np.ndarray
+    records: np.ndarray
+
+
+def merged(runs: list[Run], itemsize: int, part: int = 0, parts: int = 1) -> Iterator[Piece]:
+    """The rows whose keys lie in the range number ``part`` of ``parts``, in their order, bucket after bucket.
 
     A piece holds until the next but one is asked for.
     """
-    total = sum(run.rows for run in runs)
-    buckets = max(1, -(-total * itemsize // BUCKET_BYTES))
-    inner = np.array([number * 2**64 // buckets for number in range(1, buckets)], np.uint64)
-    found = [np.fromfile(f"{run.path}.keys", np.uint64, run.rows, offset=8 * run.start) for run in runs]
-    cuts = [[0, *np.searchsorted(mine, inner).tolist(), len(mine)] for mine in found]
-    largest = max((sum(cut[b + 1] - cut[b] for cut in cuts) for b in range(buckets)), default=0)
+    files = {path: np.memmap(f"{path}.keys", np.uint64, "r") for path in {run.path for run in runs}}
+    found = [files[run.path][run.start : run.start + run.rows] for run in runs]
+    ends = [cut(mine, part, part + 1, parts) for mine in found]
+    buckets = max(1, -(-sum(end - start for start, end in ends) * itemsize // BUCKET_BYTES))
+    cuts = [cut(mine, part * buckets, (part + 1) * buckets, parts * buckets) for mine in found]
+    largest = max((sum(places[b + 1] - places[b] for places in cuts) for b in range(buckets)), default=0)
     gathered, *spare = (np.empty((largest, itemsize), np.uint8) for _ in range(3))
     for bucket in range(buckets):
-        parts = [Part(run, mine, *cut[bucket : bucket + 2]) for run, mine, cut in zip(runs, found, cuts, strict=True)]
-        parts = [part for part in parts if part.end > part.start]
-        if not parts:
+        slices = [
+            Slice(run, mine, *places[bucket : bucket + 2]) for run, mine, places in zip(runs, found, cuts, strict=True)
+        ]
+        slices = [one for one in slices if one.end > one.start]
+        if not slices:
             continue
-        rows = gather(parts, gathered)
-        order = np.argsort(np.concatenate([part.keys for part in parts]))
+        rows = gather(slices, gathered)
+        unordered = np.concatenate([one.keys for one in slices])
+        order = np.argsort(unordered)
         # "clip" writes into `out` directly, where "raise" would copy twice; all rows are in range.
-        yield gathered[:rows].take(order, axis=0, out=spare[bucket % 2][:rows], mode="clip")
+        records = gathered[:rows].take(order, axis=0, out=spare[bucket % 2][:rows], mode="clip")
+        yield Piece(unordered[order], records)
 
 
-class Part(NamedTuple):
+def cut(rising: np.ndarray, first: int, last: int, of: int) -> list[int]:
+    """Where the ranges of keys ``first`` to ``last`` (exclusive), of ``of`` equal ones, begin and end in ``rising``."""
+    edges = np.array([number * 2**64 // of for number in range(first, min(last, of - 1) + 1)], np.uint64)
+    places: list[int] = np.searchsorted(rising, edges).tolist()
+    return places if last < of else [*places, len(rising)]
+
+
+class Slice(NamedTuple):
     """The rows ``start`` to ``end`` of a run, of which ``of_run`` are the keys."""
 
     run: Run
@@ -141,14 +169,14 @@ class Part(NamedTuple):
         return self.of_run[self.start : self.end]
 
 
-def gather(parts: list[Part], out: np.ndarray) -> int:
-    """Read the records of the parts into ``out`` (uint8 ``[rows, itemsize]``), one after the other; their number."""
+def gather(slices: list[Slice], out: np.ndarray) -> int:
+    """Read the records of the slices into ``out`` (uint8 ``[rows, itemsize]``), one after the other; their number."""
     at, itemsize = 0, out.shape[1]
-    for path, of_one_file in groupby(parts, lambda part: part.run.path):
+    for path, of_one_file in groupby(slices, lambda one: one.run.path):
         with Path(f"{path}.rows").open("rb", buffering=0) as source:
-            for part in of_one_file:
-                end = at + part.end - part.start
-                source.seek((part.run.start + part.start) * itemsize)
+            for one in of_one_file:
+                end = at + one.end - one.start
+                source.seek((one.run.start + one.start) * itemsize)
                 fill(source, out[at:end])
                 at = end
     return at

@@ -61,8 +61,6 @@ class Workplace:
         self.root = root
         #: How many units were done before.
         self.found = len(list(root.glob(f"*{RECORD}")))
-        #: How many units were asked for by now.
-        self.asked = 0
         self._workers = workers
         self._calls: Counter[str] = Counter()
 
@@ -70,15 +68,10 @@ class Workplace:
         """:meth:`Workers.map`, except that a unit whose record is whole is not done again."""
         return self._workers.map(finished, self._units(work, jobs))
 
-    def once(self, name: str, work: Callable[[Job], Result], job: Job) -> Result:
-        """``work(job)`` in this process, unless it was done before under this ``name``."""
-        return finished(UnitOfWork(self.root, name, work, job))
-
     def _units(self, work: Callable[[Job], Result], jobs: Iterable[Job]) -> Iterator[UnitOfWork]:
         step = f"{work.__name__}-{self._calls[work.__name__]}"
         self._calls[work.__name__] += 1
         for number, job in enumerate(jobs):
-            self.asked += 1
             yield UnitOfWork(self.root, f"{step}-{number:06d}", work, job)
 
 

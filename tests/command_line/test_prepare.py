@@ -62,9 +62,7 @@ class Finder:
             from tasks.preprocess import shards
             merge = shards.merge
             def faulty(writer, name, *arguments):
-                if name.startswith("validation"):
-                    while len(list(Path(".slipstream/prepare").glob("*/merge-*.done"))) < 2:
-                        time.sleep(0.01)
+                if name.startswith("test"):
                     os.kill(os.getpid(), signal.SIGKILL)
                 merge(writer, name, *arguments)
             shards.merge = faulty
@@ -84,8 +82,8 @@ def test_a_killed_prepare_goes_on_when_it_is_started_again(pyflyte_run: Run, tmp
 
     again = pyflyte_run(*arguments, workflow="prepare")
     assert again.returncode == 0, again.stdout
-    # The file as columns, its survey, its encoding and two splits; one was left.
-    assert "prepare      goes on: 5 of 6 units were done" in again.stdout
+    # The file as columns, its survey, its encoding and two splits; the third was left.
+    assert "prepare      goes on: 5 units of work were done" in again.stdout
     (made,) = (tmp_path / ".slipstream/prepare").iterdir()
     (tmp_path / ".slipstream").rename(tmp_path / "before")
     whole = pyflyte_run(*arguments, workflow="prepare")

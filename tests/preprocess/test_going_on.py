@@ -16,18 +16,20 @@ import pytest
 
 from tasks.artifact import Artifact
 from tasks.errors import UserError
-from tasks.preprocess import engine, ingest, merging
+from tasks.preprocess import engine, ingest, merging, shards
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.workers import Workers
-from tasks.preprocess.workplace import RECORD, Workplace
+from tasks.preprocess.workplace import RECORD, UnitOfWork, Workplace, finished
 
 GROUPS, ROWS = 12, 250
+#: The training rows are merged in three parts, the others in one each.
+PART_BYTES, PARTS = 9000, 5
 
 #: Prepares, and kills itself or the process that it works for when a function is called for the nth time.
 KILLED = """
 import functools, os, signal, sys, time
 from pathlib import Path
-from tasks.preprocess import engine, ingest, merging, survey
+from tasks.preprocess import engine, ingest, merging, shards, survey
 from tasks.preprocess.config import DataConfig
 
 data, directory, kept, workers, where, times, victim = sys.argv[1:]
@@ -42,17 +44,21 @@ def faulty(*arguments):
     if calls == int(times):
         if name == "merge":  # half of the file is there
             Path(arguments[0].directory, arguments[1]).write_bytes(b"half")
-            while len(list(Path(kept).glob("merge-*.done"))) < 2:  # the others are merged in other threads
-                time.sleep(0.01)
         Path(directory + ".victim").write_text(str(os.getpid()))
         os.kill(os.getppid() if victim == "parent" else os.getpid(), signal.SIGKILL)
         time.sleep(30)
     return original(*arguments)
 
 setattr(owner, name, faulty)
+shards.PART_BYTES = 9000
 if __name__ == "__main__":
     engine.prepare(Path(directory), data, "y", DataConfig(), {}, int(workers), Path(kept))
 """
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "PART_BYTES", PART_BYTES)
 
 
 @pytest.fixture
@@ -90,7 +96,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     done: Counter[str] = Counter()
     for module, name in ((ingest, "make_columnar"), *((engine, f"{n}_unit") for n in ("survey", "encode"))):
         monkeypatch.setattr(module, name, counting(getattr(module, name), done))
-    monkeypatch.setattr(merging, "merge_split", counting(merging.merge_split, done))
+    monkeypatch.setattr(merging, "merge_part", counting(merging.merge_part, done))
     return done
 
 
@@ -110,13 +116,13 @@ def prepare(directory: Path, data: Path, workers: int = 1, kept: Path | None = N
 @pytest.mark.parametrize(
     ("where", "times", "left"),
     [
-        ("engine.survey_unit", 8, {"survey_unit": GROUPS - 7, "encode_unit": GROUPS, "merge_split": 3}),
+        ("engine.survey_unit", 8, {"survey_unit": GROUPS - 7, "encode_unit": GROUPS, "merge_part": PARTS}),
         (
             "writer.add",
             13,
-            {"encode_unit": GROUPS - 4, "merge_split": 3},
+            {"encode_unit": GROUPS - 4, "merge_part": PARTS},
         ),  # within the fifth unit, of three splits each
-        ("merging.merge", 3, {"merge_split": 1}),
+        ("merging.merge", 2, {"merge_part": PARTS - 1}),
     ],
 )
 def test_what_was_done_is_not_done_again(
@@ -129,11 +135,11 @@ def test_what_was_done_is_not_done_again(
     left: dict[str, int],
 ) -> None:
     kept = killed(parquet, tmp_path, where, times)
-    total = 2 * GROUPS + 3
+    total = 2 * GROUPS + PARTS
     done = counted(monkeypatch)
     again = prepare(tmp_path / "again", parquet, kept=kept)
     assert dict(done) == left
-    assert f"goes on: {total - sum(left.values())} of {total} units were done" in capsys.readouterr().out
+    assert f"goes on: {total - sum(left.values())} units of work were done" in capsys.readouterr().out
     assert not kept.exists() and not (tmp_path / "first/manifest.json").exists()
     assert again.check_sha256().fingerprint == prepare(tmp_path / "whole", parquet).fingerprint
 
@@ -142,7 +148,7 @@ def test_text_goes_on_too(texts: Path, tmp_path: Path, monkeypatch: pytest.Monke
     kept = killed(texts, tmp_path, "ingest.make_columnar", 4)
     done = counted(monkeypatch)
     again = prepare(tmp_path / "again", texts, kept=kept)
-    assert done == {"make_columnar": 2, "survey_unit": 5, "encode_unit": 5, "merge_split": 3}
+    assert done == {"make_columnar": 2, "survey_unit": 5, "encode_unit": 5, "merge_part": 3}
     assert again.fingerprint == prepare(tmp_path / "whole", texts).fingerprint
 
 
@@ -197,20 +203,19 @@ def test_what_is_not_whole_is_done_again(
         (kept / what).write_bytes(raw[: len(raw) // 2] if how == "cut" else raw)
     done = counted(monkeypatch)
     again = prepare(tmp_path / "again", parquet, kept=kept)
-    assert done == {"survey_unit" if "survey" in what else "encode_unit": 1, "merge_split": 3}
+    assert done == {"survey_unit" if "survey" in what else "encode_unit": 1, "merge_part": PARTS}
     assert again.fingerprint == prepare(tmp_path / "whole", parquet).fingerprint
 
 
-def test_a_damaged_split_is_merged_again(parquet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_part_is_merged_again(parquet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = killed(parquet, tmp_path, "merging.merge", 3)
-    record = next(iter(sorted(kept.glob(f"merge-*{RECORD}"))))
-    (merged,) = (kept / record.stem.removeprefix("merge-")).glob("*.rows")
+    merged = kept / "train-1" / "train.rows"
     raw = bytearray(merged.read_bytes())
     raw[77] ^= 1
     merged.write_bytes(raw)
     done = counted(monkeypatch)
     again = prepare(tmp_path / "again", parquet, kept=kept)
-    assert done == {"merge_split": 2}
+    assert done == {"merge_part": PARTS - 1}
     assert again.fingerprint == prepare(tmp_path / "whole", parquet).fingerprint
 
 
@@ -227,7 +232,8 @@ def square(job: int) -> int:
 
 
 def test_results_come_in_the_order_of_the_jobs_whoever_did_them(tmp_path: Path) -> None:
-    Workplace(tmp_path / "w", Workers(1)).once("square-0-000002", square, 2)
+    (tmp_path / "w").mkdir()
+    finished(UnitOfWork(tmp_path / "w", "square-0-000002", square, 2))
     place = Workplace(tmp_path / "w", Workers(1))
     assert list(place.map(square, range(5))) == [0, 1, 4, 9, 16] and place.found == 1
     # The jobs are told apart by their place alone, and by which time it is that the function is mapped.

@@ -1,4 +1,4 @@
-"""Rows of many runs are stored once each, in the order of their keys, however little is merged at once."""
+"""Rows of many runs are stored once each, in the order of their keys, however they are cut and merged."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import pytest
 
 from tasks.artifact import ArtifactWriter
 from tasks.preprocess import shards
-from tasks.preprocess.shards import RunWriter, merge, order_keys
+from tasks.preprocess.merging import merge_splits
+from tasks.preprocess.shards import RunWriter, merge, order_keys, parts_of
+from tasks.preprocess.workers import Workers
+from tasks.preprocess.workplace import Workplace
 
 ROWS, BATCH, BATCHES_OF_A_FILE = 3000, 250, 3
 RECORD = np.dtype([("number", "<i4"), ("more", "<f4", (3,))])
@@ -49,3 +52,47 @@ def test_rows_are_stored_in_the_order_of_their_keys(
         stored = np.fromfile(artifact.path(f"{split}.rows"), RECORD)["number"]
         np.testing.assert_array_equal(stored, mine[np.argsort(order[mine])])
     assert artifact.files["none.rows"].size == 0
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("part_bytes", [700, 4000, 1 << 20])
+def test_parts_are_consecutive_ranges_of_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shuffle: bool, part_bytes: int
+) -> None:
+    monkeypatch.setattr(shards, "PART_BYTES", part_bytes)
+    place = Workplace(tmp_path / "scratch", Workers(1))
+    runs, order = write_runs(place.root, shuffle)
+    writer = ArtifactWriter(tmp_path / "artifact")
+    merge_splits(writer, place, runs, RECORD.itemsize, number=2)
+    artifact = writer.finish("test", {}).check()
+    for split, name in enumerate(("train", "validation")):
+        mine = np.arange(split, ROWS, 2)
+        parts = [np.fromfile(artifact.path(file), RECORD)["number"] for file in artifact.files if file.startswith(name)]
+        assert len(parts) == parts_of(len(mine), RECORD.itemsize) == min(shards.MOST_PARTS, -(-24_000 // part_bytes))
+        # Every row once, and the keys ascend from part to part: the parts one after the other are the whole split.
+        np.testing.assert_array_equal(np.concatenate(parts), mine[np.argsort(order[mine])])
+        assert max(map(len, parts)) < 1.5 * len(mine) / len(parts) + 20
+    # Further segments of a split without a row there are none.
+    assert sorted(artifact.files)[0] == "train-00002.rows" and not [f for f in artifact.files if f.startswith("test")]
+
+
+def test_parts_without_rows_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows in their order, of which the last ones are a split: their keys lie in the last part."""
+    monkeypatch.setattr(shards, "PART_BYTES", 160)
+    order, records = order_keys(0, 100, 100, shuffle=False), np.zeros(100, RECORD)
+    records["number"] = np.arange(100)
+    place = Workplace(tmp_path / "scratch", Workers(1))
+    with RunWriter(place.root / "run-0") as run:
+        run.add(0, np.arange(60, 100), order, records)
+    writer = ArtifactWriter(tmp_path / "artifact")
+    merge_splits(writer, place, run.runs, RECORD.itemsize)
+    artifact = writer.finish("test", {})
+    assert sorted(artifact.files) == [
+        "test-00000.rows",
+        "train-00000.rows",
+        "train-00001.rows",
+        "validation-00000.rows",
+    ]
+    stored = [np.fromfile(artifact.path(f"train-0000{part}.rows"), RECORD)["number"] for part in range(2)]
+    np.testing.assert_array_equal(np.concatenate(stored), np.arange(60, 100))
+    assert artifact.files["test-00000.rows"].size == 0
