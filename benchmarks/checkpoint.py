@@ -5,8 +5,9 @@
 Two ranks hold the same state (weights and AdamW moments of a stack of linear layers). In every round each way saves
 once, one after the other, and each is waited for to its end before the next begins: ``torch.save`` and fsync by rank 0
 while the other rank waits, ``dcp.async_save`` as it comes, the same with a cached stager, ours. The stall is what the
-slower rank waits for. The first round is reported apart; the figures are medians of the others. ``steps`` is the mean
-time of the training steps that run while the save is under way, over that of steps without one.
+slower rank waits for, and with ours also what its next optimiser step waits for the snapshot. The first round is
+reported apart; the figures are medians of the others. ``steps`` is the mean time of the training steps that run while
+the save is under way, over that of steps without one.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import torch
@@ -37,8 +38,17 @@ WIDTH = 1024
 STEPS_AT_LEAST = 5
 WAYS = ("torch.save + fsync", "dcp.async_save", "dcp, cached stager", "ours")
 
-#: Begins a save; gives a function that waits for its end and one that says whether it is under way.
-Way = Callable[[int], tuple[Callable[[], Any], Callable[[], bool]]]
+
+class Save(NamedTuple):
+    """A save that was begun: what waits for its end, whether it is under way, how long later steps waited for it."""
+
+    wait: Callable[[], Any] = lambda: None
+    busy: Callable[[], bool] = lambda: False
+    late: Callable[[], float] = lambda: 0.0
+
+
+#: Begins the save of a round.
+Way = Callable[[int], Save]
 
 
 class Trainer:
@@ -57,14 +67,14 @@ class Trainer:
 
 
 def torch_save(trainer: Trainer, place: Path) -> Way:
-    def save(round_: int) -> tuple[Callable[[], Any], Callable[[], bool]]:
+    def save(round_: int) -> Save:
         if dist.get_rank() == 0:
             with (place / f"torch-{round_}.pt").open("wb") as file:
                 torch.save({"model": trainer.model.state_dict(), "optimizer": trainer.optimizer.state_dict()}, file)
                 file.flush()
                 os.fsync(file.fileno())
         dist.barrier()
-        return (lambda: None), (lambda: False)
+        return Save()
 
     return save
 
@@ -72,7 +82,7 @@ def torch_save(trainer: Trainer, place: Path) -> Way:
 def dcp_async(trainer: Trainer, place: Path, name: str, stager: DefaultStager | None) -> Way:
     group = dist.new_group(backend="gloo")
 
-    def save(round_: int) -> tuple[Callable[[], Any], Callable[[], bool]]:
+    def save(round_: int) -> Save:
         model, optimizer = get_state_dict(trainer.model, trainer.optimizer)
         future: Any = dcp.async_save(
             {"model": model, "optimizer": optimizer},
@@ -80,7 +90,7 @@ def dcp_async(trainer: Trainer, place: Path, name: str, stager: DefaultStager | 
             process_group=group,
             async_stager=stager,
         )
-        return future.result, lambda: not future.done()
+        return Save(future.result, lambda: not future.done())
 
     return save
 
@@ -91,9 +101,9 @@ def ours(trainer: Trainer, place: Path) -> Way:
     )
     checkpoints.prepare({})
 
-    def save(round_: int) -> tuple[Callable[[], Any], Callable[[], bool]]:
+    def save(round_: int) -> Save:
         checkpoints.save(round_ + 1, {})
-        return checkpoints.finish, checkpoints.busy
+        return Save(checkpoints.finish, checkpoints.busy, checkpoints.waited)
 
     return save
 
@@ -137,10 +147,11 @@ def measure(rank: int, scratch: str, layers: int, rounds: int) -> None:
             alone = steps_while(trainer, lambda: False)
             dist.barrier()
             started = time.perf_counter()
-            wait, busy = save(round_)
+            begun = save(round_)
             stall = time.perf_counter() - started
-            beside = steps_while(trainer, busy)
-            wait()
+            beside = steps_while(trainer, begun.busy)
+            begun.wait()
+            stall += begun.late()
             whole = time.perf_counter() - started
             figure = {"stall_ms": stall * 1e3, "steps": beside / alone, "until_stored_ms": whole * 1e3}
             figures[name].append({key: slowest(value) for key, value in figure.items()})

@@ -66,6 +66,7 @@ class Guard:
         """Around one optimiser step, data and evaluation apart."""
         with self._ledger.time(STEPS):
             yield
+            self._stalled(self._checkpoints.waited())
 
     def after_step(self, step: int, capture: Capture) -> None:
         """``step`` steps are finished. Raises :class:`Preempted` on all ranks when one of their machines goes, after
@@ -128,13 +129,19 @@ class Guard:
     def _save(self, step: int, capture: Capture) -> None:
         progress, own = capture()
         stall = self._checkpoints.save(step, progress, own=own)
-        self._ledger.add(STALL, stall)
+        self._stalls.append(0.0)
+        self._stalled(stall)
         if self._checkpoints.published:
             self._ledger.saved(self._checkpoints.published.step)
-        self._stalls.append(stall)
         self._saved = step
         # What it cost is agreed at once: before the first save the interval was a guess.
         self._pace.soon(step + 1)
+
+    def _stalled(self, seconds: float) -> None:
+        """The last save cost the loop so many seconds more."""
+        if seconds:
+            self._stalls[-1] += seconds
+            self._ledger.add(STALL, seconds)
 
     def _leave(self, step: int, stop: Stop, capture: Capture) -> None:
         """Save if that can be finished before the deadline; what cannot is not begun."""

@@ -104,20 +104,6 @@ def test_preparing_and_saving_change_nothing_that_a_run_computes(tmp_path: Path)
     assert same(plain.everything(), saved.everything())
 
 
-def test_a_snapshot_is_of_its_moment(tmp_path: Path) -> None:
-    run = Run(tmp_path)
-    run.steps(1)
-    before = {name: tensor.clone() for name, tensor in run.everything().items()}
-    run.checkpoints.save(1, {"step": 1})
-    with torch.no_grad():
-        for tensor in run.everything().values():
-            tensor.zero_()
-    run.checkpoints.finish()
-    second = Run(tmp_path)
-    second.checkpoints.restore()
-    assert same(second.everything(), before)
-
-
 def test_the_last_the_best_and_every_nth_stay(tmp_path: Path) -> None:
     run = Run(tmp_path, keep=Keep(last=2, every=4))
     run.steps(1)

@@ -25,7 +25,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
@@ -58,7 +58,7 @@ from tasks.train.checkpoint.publish import (
 from tasks.train.checkpoint.randomness import capture, put_back
 from tasks.train.checkpoint.restore import Candidate, OtherRun, Wanted, candidates, refusal, verified
 from tasks.train.checkpoint.shards import ShardReader, read_index
-from tasks.train.checkpoint.staging import Buffers, Shape, owners, shapes_of
+from tasks.train.checkpoint.staging import Buffers, Shape, owners, shapes_of, stepped
 from tasks.train.checkpoint.tree import join, split
 
 #: So many saves in a row may fail before training stops: a disk may be cleared, a store come back.
@@ -131,6 +131,10 @@ class Checkpoints:
         self._shapes: list[Shape] = []
         self._buffers: Buffers | None = None
         self._pending: Future[Name] | None = None
+        self._copied = threading.Event()
+        self._copied.set()
+        self._waited = 0.0
+        optimizer.register_step_pre_hook(self._hold_step)
         self._failures = 0
         #: Seconds from a snapshot to its publication, of the last one that succeeded; the same on all ranks.
         self.publish_seconds = 0.0
@@ -174,6 +178,9 @@ class Checkpoints:
     def save(self, step: int, progress: Any, *, own: Any = None, best: bool = False) -> float:
         """Take a snapshot after optimiser step ``step`` and publish it in the background; seconds of stall.
 
+        What only the optimiser changes is copied in the background, too, and the optimiser's next step waits until that
+        is done: :meth:`waited` says how long. Nothing else may change weights meanwhile.
+
         ``own`` is what this rank knows and the others do not (its share of a sum): numbers and text. ``best`` marks a
         checkpoint that stays until a better one is marked.
 
@@ -186,15 +193,37 @@ class Checkpoints:
         if any(self._peers.gather(self._buffers is None or shapes_of(tensors) != self._shapes)):
             self._plan(tensors)
         assert self._buffers is not None
-        snapshot = Snapshot(step, best, self._buffers.fill(tensors), tree, {"random": capture(), "own": own})
+        parameters = (parameter for group in self._optimizer.param_groups for parameter in group["params"])
+        complete = self._buffers.stage(tensors, stepped(tensors, parameters, "optimizer/"))
+        own = {"random": capture(), "own": own}
+        self._copied.clear()
         self._pending = Future()
-        worker = threading.Thread(target=self._publish, args=(snapshot, self._pending), name="checkpoint", daemon=True)
-        worker.start()
+
+        def publish(outcome: Future[Name]) -> None:
+            self._publish(lambda: Snapshot(step, best, complete(), tree, own), outcome)
+
+        threading.Thread(target=publish, args=(self._pending,), name="checkpoint", daemon=True).start()
         return time.perf_counter() - started
 
-    def _publish(self, snapshot: Snapshot, outcome: Future[Name]) -> None:
+    def _hold_step(self, *_: Any) -> None:
+        """Let the optimiser's step begin when the snapshot under way no longer needs what it changes."""
+        if not self._copied.is_set():
+            started = time.perf_counter()
+            self._copied.wait()
+            self._waited += time.perf_counter() - started
+
+    def waited(self) -> float:
+        """For how many seconds optimiser steps waited for snapshots, since this was last asked."""
+        waited, self._waited = self._waited, 0.0
+        return waited
+
+    def _publish(self, take: Callable[[], Snapshot], outcome: Future[Name]) -> None:
         started = time.perf_counter()
         try:
+            try:
+                snapshot = take()
+            finally:
+                self._copied.set()
             name = self._publisher.publish(snapshot)
             self.publish_seconds = self._peers.from_first(time.perf_counter() - started)
         except BaseException as error:

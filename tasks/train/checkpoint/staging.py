@@ -1,12 +1,15 @@
 """The snapshot: what the step loop has to wait for while a checkpoint is taken.
 
 Each rank copies only what it will write, into buffers that exist since before the first step: a copy into fresh memory
-costs several times as much, for the pages that the kernel has to find.
+costs several times as much, for the pages that the kernel has to find. And most of it need not be copied at once:
+weights and the optimiser's state hold still until the optimiser's next step, for as long as the forward and the
+backward pass before it take.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -53,13 +56,49 @@ class Buffers:
     def nbytes(self) -> int:
         return sum(buffer.nbytes for buffer in self._buffers.values())
 
-    def fill(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Copy this rank's tensors as they are now. Returns when the copies are complete."""
-        for name in self._mine:
-            self._buffers[name].copy_(local(tensors[name]).detach(), non_blocking=True)
-        if any(tensors[name].is_cuda for name in self._mine):
-            torch.cuda.synchronize()
-        return {name: like(tensors[name], self._buffers[name]) for name in self._mine}
+    def stage(self, tensors: Mapping[str, Tensor], still: Collection[str]) -> Callable[[], dict[str, Tensor]]:
+        """Begin to copy this rank's tensors as they are now; the returned function completes it, in any thread.
+
+        Those in ``still`` must not change before it has returned: it copies them, the others are copied at once. It
+        raises ``RuntimeError`` if one did change.
+        """
+        later = {name: local(tensors[name]).detach() for name in self._mine if name in still}
+        versions = {name: tensor._version for name, tensor in later.items()}
+        now = {name: local(tensors[name]).detach() for name in self._mine if name not in still}
+        self._copy(now)
+        device = next((tensor.device for tensor in (*later.values(), *now.values()) if tensor.is_cuda), None)
+        # On a GPU, too, the copies run beside the next step: after what is enqueued by now, on a stream of their own.
+        enqueued = torch.cuda.current_stream(device).record_event() if device else None
+
+        def complete() -> dict[str, Tensor]:
+            stream = torch.cuda.Stream(device) if device else None
+            with torch.cuda.stream(stream) if stream else nullcontext():
+                if stream and enqueued:
+                    stream.wait_event(enqueued)
+                self._copy(later)
+                if stream:
+                    stream.synchronize()
+            changed = [name for name, tensor in later.items() if tensor._version != versions[name]]
+            if changed:
+                raise RuntimeError(f"{changed[0]} changed outside the optimiser's step while a checkpoint was taken")
+            return {name: like(tensors[name], self._buffers[name]) for name in self._mine}
+
+        return complete
+
+    def _copy(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, tensor in tensors.items():
+            self._buffers[name].copy_(tensor, non_blocking=True)
+
+
+def stepped(tensors: Mapping[str, Tensor], parameters: Iterable[Tensor], of_optimizer: str) -> set[str]:
+    """The names of the ``tensors`` that nothing but the optimiser's step changes: the ``parameters`` that it steps, and
+    what is named below ``of_optimizer``."""
+    memory = {local(parameter).untyped_storage().data_ptr() for parameter in parameters}
+    return {
+        name
+        for name, tensor in tensors.items()
+        if name.startswith(of_optimizer) or local(tensor).untyped_storage().data_ptr() in memory
+    }
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -1,0 +1,77 @@
+"""The snapshot is copied while training goes on, and is of its moment all the same."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+
+import pytest
+import torch
+
+from tasks.train.checkpoint.staging import Buffers
+from tests.survival.test_checkpoints import Run, same
+
+MAIN = threading.main_thread().ident
+LONG = 30.0
+
+
+@pytest.fixture
+def allowed(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Copies in the background begin when this is set."""
+    copy, allowed = Buffers._copy, threading.Event()
+
+    def copy_later(self: Buffers, tensors: dict[str, torch.Tensor]) -> None:
+        assert threading.get_ident() == MAIN or allowed.wait(LONG)
+        copy(self, tensors)
+
+    monkeypatch.setattr(Buffers, "_copy", copy_later)
+    return allowed
+
+
+def allow_when_the_step_waits(allowed: threading.Event) -> None:
+    until = time.monotonic() + LONG
+    while time.monotonic() < until:
+        if any(frame.name == "_hold_step" for frame in traceback.extract_stack(sys._current_frames()[MAIN or 0])):
+            allowed.set()
+            return
+        time.sleep(0.01)
+
+
+def test_the_next_step_waits_for_the_snapshot_and_the_passes_before_it_do_not(
+    tmp_path: Path, allowed: threading.Event
+) -> None:
+    run = Run(tmp_path)
+    run.steps(2)
+    before = {name: tensor.clone() for name, tensor in run.everything().items()}
+    run.checkpoints.save(2, {"step": 2})
+    # BatchNorm's statistics change in the forward pass, the weights in the optimiser's step.
+    run.model(torch.randn(16, 4)).square().sum().backward()
+    assert not torch.equal(run.everything()["2.running_mean"], before["2.running_mean"])
+    assert run.checkpoints.waited() == 0.0 and run.checkpoints.busy()
+    threading.Thread(target=allow_when_the_step_waits, args=(allowed,), daemon=True).start()
+    run.optimizer.step()
+    assert allowed.is_set()
+    assert run.checkpoints.waited() > 0.0
+    assert run.checkpoints.waited() == 0.0, "a wait is told once"
+    run.checkpoints.finish()
+    assert not same(run.everything(), before)
+    resumed = Run(tmp_path)
+    assert resumed.checkpoints.restore() is not None
+    assert same(resumed.everything(), before)
+
+
+def test_weights_that_something_else_changes_meanwhile_are_no_checkpoint(
+    tmp_path: Path, allowed: threading.Event
+) -> None:
+    run = Run(tmp_path)
+    run.steps(1)
+    run.checkpoints.save(1, {"step": 1})
+    with torch.no_grad():
+        run.model[0].weight.mul_(2)
+    allowed.set()
+    with pytest.raises(RuntimeError, match=r"^model/0.weight changed outside the optimiser's step while a checkpoint"):
+        run.checkpoints.finish()
+    assert Run(tmp_path).checkpoints.restore() is None
