@@ -112,11 +112,6 @@ class ArtifactWriter:
         """What the manifest will say of a file that was written."""
         return self._records[name]
 
-    def adopt(self, file: Path, name: str, record: FileRecord) -> None:
-        """Move ``file`` here, which was written elsewhere on this disk and is what ``record`` says."""
-        file.replace(self.directory / name)
-        self._records[name] = record
-
     def link(self, file: Path, name: str, record: FileRecord) -> None:
         """Take up ``file`` of another artifact, which is what ``record`` says and stays where it is."""
         link_or_copy(file, self.directory / name)
@@ -126,8 +121,17 @@ class ArtifactWriter:
         """Take up a file that a library wrote by itself."""
         self._records[name] = hash_file(self.directory / name)
 
+    def note(self, name: str, record: FileRecord) -> None:
+        """Count on a file that is what ``record`` says, and is put beside the others by someone else."""
+        self._records[name] = record
+
     def finish(self, kind: str, made_by: Mapping[str, Any]) -> Artifact:
         """Write the manifest. ``made_by`` says what made it: config, code version, fingerprints of the inputs."""
+        self.write_manifest(kind, made_by)
+        return Artifact.open(self.directory, kind)
+
+    def write_manifest(self, kind: str, made_by: Mapping[str, Any]) -> None:
+        """:meth:`finish` for an artifact of which files are still elsewhere."""
         for path in sorted(self.directory.rglob("*")):
             name = path.relative_to(self.directory).as_posix()
             if path.is_file() and name not in self._records:
@@ -144,7 +148,6 @@ class ArtifactWriter:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(self.directory / MANIFEST)
-        return Artifact.open(self.directory, kind)
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,8 @@ LONGEST_PAUSE_S = 8.0
 CONNECT_TIMEOUT_S = 5
 READ_TIMEOUT_S = 20
 PART_BYTES = 16 << 20
+#: What one request copies within the store.
+COPY_BYTES = 256 << 20
 MOST_PARTS = 10_000
 READ_AHEAD_BYTES = 4 << 20
 CONCURRENCY = 8
@@ -200,6 +202,15 @@ def open_s3(uri: str) -> BinaryIO:
     """:func:`tasks.storage.open_reader` for S3."""
     found = head(uri)
     return cast(BinaryIO, io.BufferedReader(RangedFile(uri, found["ContentLength"], found["ETag"]), READ_AHEAD_BYTES))
+
+
+def copy_object(source: str, target: str) -> None:
+    """Copy an object within S3: its bytes do not pass through this machine. Raises ``UserError``,
+    ``StorageUnavailable``."""
+    (bucket, key), (target_bucket, target_key) = split_uri(source), split_uri(target)
+    with explained(target):
+        parts = TransferConfig(COPY_BYTES, CONCURRENCY, COPY_BYTES)
+        client().copy({"Bucket": bucket, "Key": key}, target_bucket, target_key, Config=parts)
 
 
 class RangedFile(io.RawIOBase):

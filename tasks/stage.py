@@ -66,7 +66,7 @@ def describe(value: Any) -> Any:
     return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
 
 
-def run_stage(stage: str, inputs: dict[str, Any], make: Callable[[Path, str], Artifact]) -> Made:
+def run_stage(stage: str, inputs: dict[str, Any], make: Callable[[Path, str], object]) -> Made:
     """Make the stage's artifact, or reuse it.
 
     ``make(directory, key)`` writes the artifact into the fresh ``directory``. Locally the result goes to the store

@@ -28,7 +28,7 @@ from tasks.preprocess.fit import Fitted, check_values, fit
 from tasks.preprocess.frames import frame_file
 from tasks.preprocess.images import hold_images, open_pictures, prepare_images
 from tasks.preprocess.ingest import Source, header_hint, one_format, open_source
-from tasks.preprocess.merging import merge_splits
+from tasks.preprocess.merging import Merged, enter_segments, merge_all
 from tasks.preprocess.page import write_card
 from tasks.preprocess.prepared import KIND, TARGET, WEIGHT
 from tasks.preprocess.progress import say_goes_on, shown
@@ -141,7 +141,8 @@ def prepare_table(
         card = beside.submit(card_of, fitting, data)
         encoded = shown("encode", encode_units(place, encoding, units, fitting.found.rejected), rows)
         runs = [run for part in encoded for run in part.runs]
-    write_table(writer, place, fitting, runs, card.result())
+    merged = merge_all(place, runs, encoding.transform.signature.record.itemsize)
+    write_table(writer, fitting, merged, card.result())
 
 
 def open_table(place: Workplace, data: str, target: str, config: DataConfig, fingerprint: str = "") -> Opened:
@@ -201,14 +202,12 @@ def card_of(fitting: Fitting, data: str) -> dict[str, Any]:
     return opened.earlier.continued(card, fitting.found.sample_table()) if opened.earlier else card
 
 
-def write_table(
-    writer: ArtifactWriter, place: Workplace, fitting: Fitting, runs: list[Run], card: dict[str, Any]
-) -> None:
-    """Merge the ``runs`` of all units and write what goes with them."""
+def write_table(writer: ArtifactWriter, fitting: Fitting, merged: list[Merged], card: dict[str, Any]) -> None:
+    """Take up what was merged and write what goes with it."""
     survey, fitted, earlier = fitting.opened.survey, fitting.fitted, fitting.opened.earlier
     signature = fitted.transform.signature
     number = earlier.keep_segments(writer) if earlier else 0
-    merge_splits(writer, place, runs, signature.record.itemsize, number)
+    enter_segments(writer, merged, number)
     bad = (earlier.bad if earlier else []) + fitting.bad
     quarantine.write(writer, bad)
     if earlier:

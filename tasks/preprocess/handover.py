@@ -7,11 +7,14 @@ its SHA-256 is the manifest's.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from tasks.artifact import Artifact, ArtifactWriter, DamagedArtifact, hash_file, link_or_copy
+from tasks.preprocess.workers import Workers
+from tasks.preprocess.workplace import Workplace, workplace
 
 KIND = "prepare.part"
 VALUE = "value.pickle"
@@ -32,3 +35,13 @@ def take_over(directory: Path) -> Any:
     if hash_file(part.path(VALUE)).sha256 != part.files[VALUE].sha256:
         raise DamagedArtifact(f"{part.path(VALUE)}: its SHA-256 is not the manifest's")
     return pickle.loads(part.path(VALUE).read_bytes())
+
+
+@contextmanager
+def beside(result: Path, workers: int) -> Iterator[Workplace]:
+    """A workplace on the disk of ``result``."""
+    with (
+        closing(Workers(workers)) as processes,
+        workplace(result.with_name(f"{result.name}.work"), processes, lasting=False) as place,
+    ):
+        yield place

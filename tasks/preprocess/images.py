@@ -16,7 +16,7 @@ from tasks.preprocess import quarantine
 from tasks.preprocess.card import row_counts
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.fit import check_splits
-from tasks.preprocess.merging import merge_splits
+from tasks.preprocess.merging import enter_segments, merge_all
 from tasks.preprocess.page import write_card
 from tasks.preprocess.pictures import Chunk, Part, Pictures, open_arrays, open_folders
 from tasks.preprocess.prepared import SPLITS, TARGET, Signature, TensorSpec
@@ -158,7 +158,7 @@ def prepare_images(writer: ArtifactWriter, place: Workplace, pictures: Pictures,
             "image_std": tuple(math.sqrt(variance) if variance > 0 else 1.0 for variance in variances),
         }
     )
-    merge_splits(writer, place, found.runs, signature.record.itemsize)
+    enter_segments(writer, merge_all(place, found.runs, signature.record.itemsize), number=0)
     quarantine.write(writer, found.bad)
     writer.write_json("signature.json", signature.to_json())
     writer.write_json("statistics.json", {"image_mean": signature.image_mean, "image_std": signature.image_std})

@@ -3,70 +3,79 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.artifact import ArtifactWriter, FileRecord
 from tasks.preprocess.prepared import SPLITS
 from tasks.preprocess.progress import shown
-from tasks.preprocess.shards import Run, merge, parts_of
+from tasks.preprocess.shards import Part, Run, merge, parts_of
 from tasks.preprocess.workplace import Workplace
 
 
 @dataclass(frozen=True)
 class Merging:
-    """The runs of one split, of which number ``part`` of ``parts`` is to become a file in the fresh ``directory``."""
+    """A part to be merged from the ``runs`` of its split, into a directory of its own in ``scratch``."""
 
-    directory: Path
-    split: str
+    scratch: Path
+    part: Part
     runs: list[Run]
     itemsize: int
-    part: int
-    parts: int
 
 
 @dataclass(frozen=True)
 class Merged:
-    """A part of a split as it will be in the artifact."""
+    """A part as it will be in the artifact."""
 
     file: Path
-    split: str
-    part: int
+    part: Part
     record: FileRecord
 
     @property
     def digests(self) -> dict[str, str]:
         return {str(self.file): self.record.sha256}
 
+    def enter(self, writer: ArtifactWriter, name: str) -> None:
+        """Become the file ``name`` of an artifact."""
+        writer.link(self.file, name, self.record)
 
-def merge_splits(writer: ArtifactWriter, place: Workplace, runs: list[Run], itemsize: int, number: int = 0) -> None:
-    """Write every split, from its ``runs`` of records of ``itemsize`` bytes, as the segments ``number`` and on."""
-    jobs, rows = [], []
-    for index, split in enumerate(SPLITS):
-        mine = [run for run in runs if run.split == index]
-        total = sum(run.rows for run in mine)
-        parts = parts_of(total, itemsize)
-        jobs += [Merging(place.root / f"{split}-{part}", split, mine, itemsize, part, parts) for part in range(parts)]
-        rows += [total * (part + 1) // parts - total * part // parts for part in range(parts)]
-    adopt_parts(writer, list(shown("merge", place.map(merge_part, jobs), rows)), number)
+
+def all_parts(rows: Sequence[int], itemsize: int) -> list[Part]:
+    """The parts of all splits, which have so many ``rows``."""
+    return [part for split, count in enumerate(rows) for part in parts_of(split, count, itemsize)]
+
+
+def merge_all(place: Workplace, runs: list[Run], itemsize: int) -> list[Merged]:
+    """All parts of all splits, from all ``runs`` of records of ``itemsize`` bytes."""
+    rows = [sum(run.rows for run in runs if run.split == split) for split in range(len(SPLITS))]
+    parts = all_parts(rows, itemsize)
+    shares = [rows[p.split] * (p.number + 1) // p.of - rows[p.split] * p.number // p.of for p in parts]
+    return list(shown("merge", merge_parts(place, parts, runs, itemsize), shares))
+
+
+def merge_parts(place: Workplace, parts: list[Part], runs: list[Run], itemsize: int) -> Iterator[Merged]:
+    of_split = [[run for run in runs if run.split == split] for split in range(len(SPLITS))]
+    return place.map(merge_part, (Merging(place.root, part, of_split[part.split], itemsize) for part in parts))
 
 
 def merge_part(job: Merging) -> Merged:
     """Runs in a worker process."""
-    shutil.rmtree(job.directory, ignore_errors=True)
-    writer = ArtifactWriter(job.directory)
-    name = f"{job.split}.rows"
-    merge(writer, name, job.runs, job.itemsize, job.part, job.parts)
-    return Merged(job.directory / name, job.split, job.part, writer.record(name))
+    name = f"{SPLITS[job.part.split]}-{job.part.number}"
+    directory = job.scratch / name
+    shutil.rmtree(directory, ignore_errors=True)
+    writer = ArtifactWriter(directory)
+    merge(writer, f"{name}.rows", job.runs, job.itemsize, job.part)
+    return Merged(directory / f"{name}.rows", job.part, writer.record(f"{name}.rows"))
 
 
-def adopt_parts(writer: ArtifactWriter, merged: list[Merged], number: int) -> None:
-    """Take up the parts as segments, the first of each split as segment ``number``.
+def enter_segments(writer: ArtifactWriter, merged: list[Merged], number: int) -> None:
+    """Make the parts of each split, which are in their order, its segments ``number`` and on.
 
     Parts without rows are left out; only a split that has no row at all has one segment without any.
     """
-    for split in SPLITS:
-        mine = [part for part in merged if part.split == split]
+    for split, name in enumerate(SPLITS):
+        mine = [part for part in merged if part.part.split == split]
         filled = [part for part in mine if part.record.size] or (mine[:1] if number == 0 else [])
         for place, part in enumerate(filled):
-            writer.adopt(part.file, f"{split}-{number + place:05d}.rows", part.record)
+            part.enter(writer, f"{name}-{number + place:05d}.rows")

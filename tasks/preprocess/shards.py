@@ -25,8 +25,8 @@ from tasks.preprocess.hashing import keys
 #: batch mixes have to stay in a processor's cache between their verification and their use.
 BLOCK_ROWS = 4096
 BLOCK_BYTES = 1 << 20
-#: A part of a split is about as large, in a split of more than :data:`MOST_PARTS` larger: a batch mixes all parts.
-PART_BYTES = 512 << 20
+#: A part of a split is about as large at most; larger where there would be too many, because a batch mixes all parts.
+PART_BYTES = 256 << 20
 MOST_PARTS = 64
 #: What is merged at once.
 BUCKET_BYTES = 16 << 20
@@ -98,21 +98,41 @@ def as_bytes(records: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(records).view(np.uint8).reshape(len(records), records.dtype.itemsize)
 
 
-def parts_of(rows: int, itemsize: int) -> int:
-    """Into how many parts a split of ``rows`` records is cut: a function of its size alone, not of who merges it."""
-    return int(np.clip(-(-rows * itemsize // PART_BYTES), 1, MOST_PARTS))
+@dataclass(frozen=True)
+class Part:
+    """Of a split, the rows whose keys lie in the range ``number`` of ``of`` equal ones."""
+
+    split: int
+    number: int = 0
+    of: int = 1
 
 
-def merge(writer: ArtifactWriter, name: str, runs: list[Run], itemsize: int, part: int = 0, parts: int = 1) -> None:
-    """Write the file ``name``: of ``parts`` equal ranges of keys, the rows of all ``runs`` in number ``part``, in the
-    order of their keys."""
+def parts_of(split: int, rows: int, itemsize: int) -> list[Part]:
+    """The parts of a split of ``rows`` records: they follow from its size alone, not from who merges them."""
+    count = min(MOST_PARTS, max(1, -(-rows * itemsize // PART_BYTES)))
+    return [Part(split, number, count) for number in range(count)]
+
+
+def merge(writer: ArtifactWriter, name: str, runs: list[Run], itemsize: int, part: Part) -> None:
+    """Write the file ``name``: the rows of ``part`` in the order of their keys."""
     with writer.create(name, block_bytes=block_rows(itemsize) * itemsize) as file, ThreadPoolExecutor(1) as ahead:
         # Gathering and hashing both leave the interpreter to others: the next piece is gathered meanwhile.
-        pieces = merged(runs, itemsize, part, parts)
+        pieces = merged(runs, itemsize, part)
         coming = ahead.submit(next, pieces, None)
         while (piece := coming.result()) is not None:
             coming = ahead.submit(next, pieces, None)
             file.write(piece.records)
+
+
+def collect(path: Path, runs: list[Run], itemsize: int, part: Part) -> Run:
+    """One run of all rows of ``part`` in ``runs``, in the files ``path``.rows and .keys."""
+    rows = 0
+    with Path(f"{path}.keys").open("wb") as keys_file, Path(f"{path}.rows").open("wb") as records_file:
+        for piece in merged(runs, itemsize, part):
+            keys_file.write(piece.keys.data)
+            records_file.write(piece.records.data)
+            rows += len(piece.keys)
+    return Run(str(path), part.split, 0, rows)
 
 
 class Piece(NamedTuple):
@@ -122,16 +142,17 @@ class Piece(NamedTuple):
     records: np.ndarray
 
 
-def merged(runs: list[Run], itemsize: int, part: int = 0, parts: int = 1) -> Iterator[Piece]:
-    """The rows whose keys lie in the range number ``part`` of ``parts``, in their order, bucket after bucket.
+def merged(runs: list[Run], itemsize: int, part: Part) -> Iterator[Piece]:
+    """The rows of ``part`` in ``runs``, in the order of their keys, one smaller range of keys after the other.
 
     A piece holds until the next but one is asked for.
     """
+    runs = [run for run in runs if run.split == part.split and run.rows]
     files = {path: np.memmap(f"{path}.keys", np.uint64, "r") for path in {run.path for run in runs}}
     found = [files[run.path][run.start : run.start + run.rows] for run in runs]
-    ends = [cut(mine, part, part + 1, parts) for mine in found]
+    ends = [cut(mine, part.number, part.number + 1, part.of) for mine in found]
     buckets = max(1, -(-sum(end - start for start, end in ends) * itemsize // BUCKET_BYTES))
-    cuts = [cut(mine, part * buckets, (part + 1) * buckets, parts * buckets) for mine in found]
+    cuts = [cut(mine, part.number * buckets, (part.number + 1) * buckets, part.of * buckets) for mine in found]
     largest = max((sum(places[b + 1] - places[b] for places in cuts) for b in range(buckets)), default=0)
     gathered, *spare = (np.empty((largest, itemsize), np.uint8) for _ in range(3))
     for bucket in range(buckets):

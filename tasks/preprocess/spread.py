@@ -1,8 +1,9 @@
 """One table prepared by several machines: the same functions as on one, each over a share of the units.
 
-open → survey (each share) → fit → encode (each share) → merge. What passes between the steps are the parts of
-:mod:`tasks.preprocess.handover`. What a step found is handed on unit by unit, not summed up, and is merged in the order
-of the units: so the bytes are those of one machine, whatever the number of shares.
+open → survey (each share) → fit → encode (each share), and then merge (each lot) → assemble, which are in
+:mod:`tasks.preprocess.lots`. What passes between the steps are the parts of :mod:`tasks.preprocess.handover`. What a
+step found is handed on unit by unit, not summed up, and is merged in the order of the units: so the bytes are those of
+one machine, whatever the number of shares and lots.
 
 Parquet and Arrow are read where they lie, by whoever has the share. Text is made columnar by the first step, since only
 who reads a file from its beginning knows where its records begin; each share gets its piece.
@@ -10,34 +11,18 @@ who reads a file from its beginning knows where its records begin; each share ge
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from tasks.artifact import Artifact, ArtifactWriter
 from tasks.preprocess.columnar import Unit
 from tasks.preprocess.config import DataConfig
-from tasks.preprocess.engine import (
-    Encoding,
-    Fitting,
-    Opened,
-    card_of,
-    encode_units,
-    fit_table,
-    open_table,
-    prepare,
-    survey_units,
-    write_table,
-)
-from tasks.preprocess.handover import hand_over, take_over
+from tasks.preprocess.engine import Encoding, Opened, encode_units, fit_table, open_table, survey_units
+from tasks.preprocess.handover import beside, hand_over, take_over
 from tasks.preprocess.images import hold_images
-from tasks.preprocess.prepared import KIND
-from tasks.preprocess.shards import Run
+from tasks.preprocess.lots import Plan, hand_over_lots, name_of
 from tasks.preprocess.survey import Found, Survey
-from tasks.preprocess.workers import WORTH_SPREADING, Workers, cores, workers_for
-from tasks.preprocess.workplace import Workplace, workplace
+from tasks.preprocess.workers import WORTH_SPREADING, cores, workers_for
 
 #: What a value takes in memory, about.
 CELL_BYTES = 8
@@ -55,16 +40,6 @@ class Share:
         """The processes that are worth starting for it."""
         cells = sum(unit.rows for unit in self.units) * len(self.survey.types if self.survey else ())
         return cores() if CELL_BYTES * cells > WORTH_SPREADING else 1
-
-
-@contextmanager
-def beside(result: Path, workers: int) -> Iterator[Workplace]:
-    """A workplace on the disk of ``result``."""
-    with (
-        closing(Workers(workers)) as processes,
-        workplace(result.with_name(f"{result.name}.work"), processes, lasting=False) as place,
-    ):
-        yield place
 
 
 def open_shares(
@@ -112,46 +87,28 @@ def survey_share(share: Path, surveyed: Path) -> None:
         hand_over(surveyed, list(survey_units(place, mine.survey, mine.units)) if mine.survey else [])
 
 
-def fit_shares(opened: Path, surveyed: list[Path], fitted: Path, transform: Path) -> None:
-    """What all shares found, in ``fitted``, and the transformation alone, which is all that encoding needs."""
+def fit_shares(opened: Path, surveyed: list[Path], number: int, fitted: Path, plan: Path) -> int:
+    """What all shares found, in ``fitted``, and the ``plan`` of what is left to do, in at most ``number`` lots; how
+    many they are."""
     table: Opened | None = take_over(opened)
     fitting = table and fit_table(table, (part for directory in surveyed for part in take_over(directory)))
     hand_over(fitted, fitting)
-    hand_over(transform, fitting and fitting.fitted.transform)
+    planned = Plan.of(fitting, number) if fitting else None
+    hand_over(plan, planned)
+    return len(planned.lots) if planned else 1
 
 
-def encode_share(share: Path, surveyed: Path, transform: Path, encoded: Path) -> None:
-    """The second pass over one share."""
+def encode_share(share: Path, surveyed: Path, plan: Path, encoded: Path) -> None:
+    """The second pass over one share, handed on lot by lot."""
     mine = take_share(share)
-    parts: list[Found] = take_over(surveyed)
-    rejected = [rows for part in parts for rows in part.rejected]
-    if mine.survey is None:
-        hand_over(encoded, [])
-        return
-    with beside(encoded, mine.workers) as place:
-        encoding = Encoding(mine.survey, take_over(transform), place.root)
-        done = list(encode_units(place, encoding, mine.units, rejected))
-        runs = [replace(run, path=Path(run.path).name) for part in done for run in part.runs]
-        hand_over(encoded, runs, [Path(file) for part in done for file in part.digests])
-
-
-def merge_shares(
-    directory: Path,
-    data: str,
-    target: str,
-    config: DataConfig,
-    made_by: Mapping[str, Any],
-    found: Path,
-    encoded: list[Path],
-) -> Artifact:
-    """The prepared data in the fresh ``directory``, as :func:`tasks.preprocess.engine.prepare` makes it."""
-    fitting: Fitting | None = take_over(found)
-    if fitting is None:
-        return prepare(directory, data, target, config, made_by, workers_for(data))
-    runs: list[Run] = []
-    for share in encoded:
-        runs += [replace(run, path=str(share / run.path)) for run in take_over(share)]
-    writer = ArtifactWriter(directory)
-    with beside(directory, workers=1) as place:
-        write_table(writer, place, fitting, runs, card_of(fitting, data))
-    return writer.finish(KIND, made_by)
+    planned: Plan | None = take_over(plan)
+    if mine.survey is None or planned is None:
+        hand_over(encoded / name_of(0), [])
+    else:
+        found: list[Found] = take_over(surveyed)
+        rejected = [rows for unit in found for rows in unit.rejected]
+        with beside(encoded, mine.workers) as place:
+            encoding = Encoding(mine.survey, planned.transform, place.root)
+            runs = [run for unit in encode_units(place, encoding, mine.units, rejected) for run in unit.runs]
+            hand_over_lots(place, planned, runs, encoded)
+    hand_over(encoded, None)

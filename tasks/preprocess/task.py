@@ -16,6 +16,7 @@ from tasks.hardware.profile import current_profile
 from tasks.preprocess.config import DataConfig
 from tasks.settings import to_dict
 from tasks.stage import STORE, ArtifactDirectory, Made, local_path, run_stage, runs_locally
+from tasks.storage import S3
 from tasks.store import Store
 from tasks.versions import code_version
 
@@ -62,10 +63,11 @@ class Opened(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """What was found in all shares, and the transformation."""
+    """What was found in all shares, the plan of what is left to do, and the numbers of its lots."""
 
     found: ArtifactDirectory
-    transform: ArtifactDirectory
+    plan: ArtifactDirectory
+    lots: list[int]
 
 
 @task(**on("prepare"))
@@ -89,47 +91,64 @@ def survey_share(share: ArtifactDirectory) -> ArtifactDirectory:
 
 
 @task(**on("prepare"))
-def fit_shares(table: ArtifactDirectory, surveyed: list[ArtifactDirectory]) -> Fitted:
-    """Fit on what was found in all shares."""
+def fit_shares(table: ArtifactDirectory, surveyed: list[ArtifactDirectory], number: int) -> Fitted:
+    """Fit on what was found in all shares, and plan to merge in at most ``number`` lots."""
     from tasks.preprocess import spread
 
-    found, transform = part("found"), part("transform")
-    spread.fit_shares(local_path(table), [local_path(each) for each in surveyed], found, transform)
-    return Fitted(handed(found), handed(transform))
+    found, plan = part("found"), part("plan")
+    lots = spread.fit_shares(local_path(table), [local_path(each) for each in surveyed], number, found, plan)
+    return Fitted(handed(found), handed(plan), list(range(lots)))
 
 
 @task(**on("prepare"))
-def encode_share(
-    share: ArtifactDirectory, surveyed: ArtifactDirectory, transform: ArtifactDirectory
-) -> ArtifactDirectory:
+def encode_share(share: ArtifactDirectory, surveyed: ArtifactDirectory, plan: ArtifactDirectory) -> ArtifactDirectory:
     """The second pass over one share."""
     from tasks.preprocess import spread
 
     encoded = part("encoded")
-    spread.encode_share(local_path(share), local_path(surveyed), local_path(transform), encoded)
+    spread.encode_share(local_path(share), local_path(surveyed), local_path(plan), encoded)
     return handed(encoded)
 
 
 @task(**on("prepare"))
-def merge_shares(
+def merge_lot(lot: int, plan: ArtifactDirectory, encoded: list[ArtifactDirectory]) -> ArtifactDirectory:
+    """Merge some parts of the prepared data, of which every share has a piece."""
+    from tasks.preprocess import lots
+
+    merged = part("merged")
+    lots.merge_lot(lot, local_path(plan), [inner(each, lots.name_of(lot)) for each in encoded], merged)
+    return handed(merged)
+
+
+@task(**on("prepare"))
+def assemble(
     data: str,
     target: str,
     config: DataConfig,
     source: str,
     found: ArtifactDirectory,
-    encoded: list[ArtifactDirectory],
+    merged: list[ArtifactDirectory],
 ) -> Made:
-    """Merge what was encoded: the same bytes, from the same inputs, as of :func:`prepare`."""
+    """Put together what was merged: the same bytes, from the same inputs, as of :func:`prepare`.
 
-    def make(directory: Path, _: str) -> Artifact:
-        from tasks.preprocess import spread
+    Rows that lie on S3 are copied there, the rest of the artifact is uploaded beside them; from another store rows come
+    through this pod.
+    """
+    from tasks.preprocess import lots
 
-        parts = [local_path(each) for each in encoded]
-        return spread.merge_shares(
-            directory, data, target, config, made_by(target, config, source), local_path(found), parts
-        )
+    addresses = [str(each.remote_source or "") for each in merged]
+    home = str(FlyteDirectory.new_remote().path) if all(address.startswith(S3) for address in addresses) else ""
 
-    return run_stage("prepare", {"data": data, "target": target, "config": config, "source": source}, make)
+    def make(directory: Path, _: str) -> None:
+        if home:
+            parts = [lots.parts_on_s3(inner(each, lots.SAID), str(each.remote_source), home) for each in merged]
+        else:
+            parts = [lots.parts_in(local_path(each)) for each in merged]
+        by = made_by(target, config, source)
+        lots.assemble(directory, data, target, config, by, local_path(found), [one for lot in parts for one in lot])
+
+    made = run_stage("prepare", {"data": data, "target": target, "config": config, "source": source}, make)
+    return Made(FlyteDirectory(made.artifact.path, remote_directory=home), made.run) if home else made
 
 
 def prepare_data(data: Any, target: Any, config: Any, source: Any) -> Any:
@@ -142,14 +161,13 @@ def prepare_data(data: Any, target: Any, config: Any, source: Any) -> Any:
         return prepare(data=data, target=target, config=config.data, source=source)
     # All or nothing: without one share the data would be other data.
     spread = partial(map_task, concurrency=pods, min_success_ratio=1.0)
-    opened = open_shares(data=data, target=target, config=config.data, source=source, number=SHARES_OF_A_POD * pods)
+    number = SHARES_OF_A_POD * pods
+    opened = open_shares(data=data, target=target, config=config.data, source=source, number=number)
     surveyed = spread(survey_share)(share=opened.shares)
-    fitted = fit_shares(table=opened.table, surveyed=surveyed)
-    encode = spread(partial(encode_share, transform=fitted.transform))
-    encoded = encode(share=opened.shares, surveyed=surveyed)
-    return merge_shares(
-        data=data, target=target, config=config.data, source=source, found=fitted.found, encoded=encoded
-    )
+    fitted = fit_shares(table=opened.table, surveyed=surveyed, number=number)
+    encoded = spread(partial(encode_share, plan=fitted.plan))(share=opened.shares, surveyed=surveyed)
+    merged = spread(partial(merge_lot, plan=fitted.plan, encoded=encoded))(lot=fitted.lots)
+    return assemble(data=data, target=target, config=config.data, source=source, found=fitted.found, merged=merged)
 
 
 def part(name: str) -> Path:
@@ -161,3 +179,10 @@ def part(name: str) -> Path:
 
 def handed(directory: Path) -> FlyteDirectory:
     return FlyteDirectory(str(directory.absolute()))
+
+
+def inner(directory: FlyteDirectory, name: str) -> Path:
+    """A directory in what another task handed on; it is downloaded without the others."""
+    if not directory.remote_source:
+        return Path(directory.path) / name
+    return local_path(FlyteDirectory.from_source(f"{directory.remote_source}/{name}"))

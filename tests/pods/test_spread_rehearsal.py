@@ -145,11 +145,13 @@ def test_pods_make_the_bytes_that_one_machine_makes(
     shares = len(opened["shares"].collection.literals)
     assert shares == 3, "one share for each row group"
     surveyed = pods.map("survey_share", shares, share=opened["shares"])
-    fitted = pods.run("fit_shares", table=opened["table"], surveyed=surveyed)
-    encoded = pods.map("encode_share", shares, share=opened["shares"], surveyed=surveyed, transform=fitted["transform"])
-    merged = pods.run("merge_shares", **raw, found=fitted["found"], encoded=encoded)
+    fitted = pods.run("fit_shares", table=opened["table"], surveyed=surveyed, number=literal(8))
+    encoded = pods.map("encode_share", shares, share=opened["shares"], surveyed=surveyed, plan=fitted["plan"])
+    lots = len(fitted["lots"].collection.literals)
+    merged = pods.map("merge_lot", lots, lot=fitted["lots"], plan=fitted["plan"], encoded=encoded)
+    made = pods.run("assemble", **raw, found=fitted["found"], merged=merged)
 
-    prefix = merged["artifact"].scalar.blob.uri.removeprefix(f"s3://{BUCKET}/")
+    prefix = made["artifact"].scalar.blob.uri.removeprefix(f"s3://{BUCKET}/")
     for entry in pods.s3.list_objects_v2(Bucket=BUCKET, Prefix=prefix)["Contents"]:
         path = tmp_path / "made" / entry["Key"].removeprefix(prefix).lstrip("/")
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -194,7 +194,7 @@ def test_a_killed_process_takes_its_workers_along(parquet: Path, tmp_path: Path)
 def test_what_is_not_whole_is_done_again(
     parquet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, how: str
 ) -> None:
-    kept = killed(parquet, tmp_path, "engine.merge_splits", 1)
+    kept = killed(parquet, tmp_path, "engine.merge_all", 1)
     raw = bytearray((kept / what).read_bytes())
     raw[len(raw) // 2] ^= 16
     if how == "gone":
@@ -209,7 +209,7 @@ def test_what_is_not_whole_is_done_again(
 
 def test_a_damaged_part_is_merged_again(parquet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = killed(parquet, tmp_path, "merging.merge", 3)
-    merged = kept / "train-1" / "train.rows"
+    merged = kept / "train-1" / "train-1.rows"
     raw = bytearray(merged.read_bytes())
     raw[77] ^= 1
     merged.write_bytes(raw)

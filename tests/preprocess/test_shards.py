@@ -9,8 +9,8 @@ import pytest
 
 from tasks.artifact import ArtifactWriter
 from tasks.preprocess import shards
-from tasks.preprocess.merging import merge_splits
-from tasks.preprocess.shards import RunWriter, merge, order_keys, parts_of
+from tasks.preprocess.merging import enter_segments, merge_all
+from tasks.preprocess.shards import Part, RunWriter, merge, order_keys, parts_of
 from tasks.preprocess.workers import Workers
 from tasks.preprocess.workplace import Workplace
 
@@ -44,8 +44,8 @@ def test_rows_are_stored_in_the_order_of_their_keys(
     runs, order = write_runs(scratch, shuffle)
     writer = ArtifactWriter(tmp_path / "artifact")
     for split in (0, 1):
-        merge(writer, f"{split}.rows", [run for run in runs if run.split == split], RECORD.itemsize)
-    merge(writer, "none.rows", [], RECORD.itemsize)
+        merge(writer, f"{split}.rows", runs, RECORD.itemsize, Part(split))
+    merge(writer, "none.rows", runs, RECORD.itemsize, Part(2))
     artifact = writer.finish("test", {}).check()
     for split in (0, 1):
         mine = np.arange(split, ROWS, 2)
@@ -63,12 +63,16 @@ def test_parts_are_consecutive_ranges_of_keys(
     place = Workplace(tmp_path / "scratch", Workers(1))
     runs, order = write_runs(place.root, shuffle)
     writer = ArtifactWriter(tmp_path / "artifact")
-    merge_splits(writer, place, runs, RECORD.itemsize, number=2)
+    enter_segments(writer, merge_all(place, runs, RECORD.itemsize), number=2)
     artifact = writer.finish("test", {}).check()
     for split, name in enumerate(("train", "validation")):
         mine = np.arange(split, ROWS, 2)
         parts = [np.fromfile(artifact.path(file), RECORD)["number"] for file in artifact.files if file.startswith(name)]
-        assert len(parts) == parts_of(len(mine), RECORD.itemsize) == min(shards.MOST_PARTS, -(-24_000 // part_bytes))
+        assert (
+            len(parts)
+            == len(parts_of(split, len(mine), RECORD.itemsize))
+            == min(shards.MOST_PARTS, -(-24_000 // part_bytes))
+        )
         # Every row once, and the keys ascend from part to part: the parts one after the other are the whole split.
         np.testing.assert_array_equal(np.concatenate(parts), mine[np.argsort(order[mine])])
         assert max(map(len, parts)) < 1.5 * len(mine) / len(parts) + 20
@@ -85,7 +89,7 @@ def test_parts_without_rows_are_left_out(tmp_path: Path, monkeypatch: pytest.Mon
     with RunWriter(place.root / "run-0") as run:
         run.add(0, np.arange(60, 100), order, records)
     writer = ArtifactWriter(tmp_path / "artifact")
-    merge_splits(writer, place, run.runs, RECORD.itemsize)
+    enter_segments(writer, merge_all(place, run.runs, RECORD.itemsize), number=0)
     artifact = writer.finish("test", {})
     assert sorted(artifact.files) == [
         "test-00000.rows",

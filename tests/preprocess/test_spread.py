@@ -13,7 +13,7 @@ import pytest
 
 from tasks.artifact import Artifact, DamagedArtifact
 from tasks.errors import UserError
-from tasks.preprocess import spread
+from tasks.preprocess import lots, shards, spread
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import prepare
 from tasks.preprocess.handover import VALUE, hand_over, take_over
@@ -60,14 +60,17 @@ def on_several(root: Path, data: str, number: int, config: DataConfig = CONFIG, 
     for index, share in enumerate(shares):
         spread.survey_share(share, root / f"surveyed-{index}")
     surveyed = [moved(root / f"surveyed-{index}") for index in range(len(shares))]
-    spread.fit_shares(table, surveyed, root / "found", root / "transform")
-    transform = moved(root / "transform")
+    count = spread.fit_shares(table, surveyed, number, root / "found", root / "plan")
+    plan = moved(root / "plan")
     for index, share in enumerate(shares):
-        spread.encode_share(share, surveyed[index], transform, root / f"encoded-{index}")
+        spread.encode_share(share, surveyed[index], plan, root / f"encoded-{index}")
     encoded = [moved(root / f"encoded-{index}") for index in range(len(shares))]
-    made = spread.merge_shares(root / "prepared", data, target, config, MADE_BY, moved(root / "found"), encoded)
+    for lot in range(count):
+        lots.merge_lot(lot, plan, [share / lots.name_of(lot) for share in encoded], root / f"merged-{lot}")
+    merged = [part for lot in range(count) for part in lots.parts_in(moved(root / f"merged-{lot}"))]
+    lots.assemble(root / "prepared", data, target, config, MADE_BY, moved(root / "found"), merged)
     assert not [path for path in root.rglob("*") if path.name.endswith((".work", ".scratch"))]
-    return made
+    return Artifact.open(root / "prepared", "prepare")
 
 
 @pytest.mark.parametrize("number", [1, 3, 50])
@@ -81,6 +84,24 @@ def test_any_number_of_shares_gives_the_same_bytes(tmp_path: Path, write, number
     assert shared.check_sha256().fingerprint == alone.fingerprint
     # Eight row groups in two files, and five small files of text.
     assert len(list((tmp_path / "pods").glob("share-*"))) == min(number, 8 if write is write_parquet else 5)
+
+
+@pytest.mark.parametrize("number", [2, 4])
+def test_parts_are_merged_in_lots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    for module in (shards, lots):
+        monkeypatch.setattr(module, "PART_BYTES", 5000)
+    (tmp_path / "data").mkdir()
+    data = str(write_parquet(tmp_path / "data"))
+    alone = prepare(tmp_path / "alone", data, "y", CONFIG, MADE_BY, workers=2)
+    sizes = [record.size for name, record in alone.files.items() if name.endswith(".rows")]
+    assert len(sizes) == 11 and max(sizes) < 1.5 * 5000
+    shared = on_several(tmp_path / "pods", data, number)
+    assert shared.check_sha256().fingerprint == alone.fingerprint
+    assert len(list((tmp_path / "pods").glob("merged-*"))) == number
+    # Who merges a lot is given what belongs to it, and no more.
+    given = [list((tmp_path / "pods").glob(f"encoded-*/{lots.name_of(lot)}/*.rows")) for lot in range(number)]
+    assert sum(len({path.name for path in lot}) for lot in given) == len(sizes)
+    assert sum(path.stat().st_size for lot in given for path in lot) == sum(sizes)
 
 
 def test_texts_in_class_folders_are_shared_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
