@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -55,6 +55,10 @@ def open_source(data: str, config: DataConfig, place: Workplace, files: list[Sou
         source = Source(units, types, sum(unit.rows for unit in units) + len(bad), bad)
     else:
         source = open_columnar(files, format, config)
+    return check_rows(source, data)
+
+
+def check_rows(source: Source, data: str) -> Source:
     if source.read == 0:
         raise UserError(f"data: {data!r} has a header and no rows; expected at least one row of data")
     return source
@@ -178,37 +182,66 @@ class TextPiece:
         return [self.path]
 
 
+@dataclass(frozen=True)
+class TextPlan:
+    """How text files are read: the columns of each of them and, for all, the types, with a word on some."""
+
+    files: list[SourceFile]
+    names: list[list[str]]
+    types: dict[str, str]
+    warnings: list[str]
+
+
 def ingest_text(files: list[SourceFile], config: DataConfig, place: Workplace) -> Source:
+    plan = plan_text(files, config)
+    while True:
+        pieces = list(place.map(make_columnar, text_jobs(plan, config, place.root)))
+        other = replan(pieces, plan, config)
+        if other is None:
+            return source_of(pieces, plan)
+        plan = other
+
+
+def plan_text(files: list[SourceFile], config: DataConfig) -> TextPlan:
+    """Read what is in the headers and guess from the first rows. Raises ``UserError`` if the files do not agree."""
     headers = [text_names(file, config) for file in files]
     for file, names in zip(files, headers, strict=True):
         check_names(names, file)
         check_columns(headers[0], names, file, files[0])
     sample = next(read_blocks(files[0], config, SAMPLE_BYTES))
     parsed = parse(sample, headers[0], config, skip_header=config.header)
-    types, warnings = guess_types(parsed, files[0], config)
-    while True:
-        pieces = list(place.map(make_columnar, text_jobs(files, headers, types, config, place.root)))
-        read = sum(piece.read for piece in pieces)
-        bad = [row for piece in pieces for row in piece.bad]
-        failures = Counter(row.column for row in bad if row.column)
-        mixed = [
-            name for name, count in failures.items() if count > tolerance(config) * read and name not in config.types
-        ]
-        if not mixed:
-            break
-        for name in mixed:
-            example = next(row for row in bad if row.column == name)
-            warnings.append(taken_as_text(example, f"{failures[name]:,} of {read:,} values", types[name]))
-            types[name] = values.TEXT
+    return TextPlan(files, headers, *guess_types(parsed, files[0], config))
+
+
+def replan(pieces: list[TextPiece], plan: TextPlan, config: DataConfig) -> TextPlan | None:
+    """The plan with those columns as text that are not what they were guessed to be; ``None`` if there are none."""
+    read = sum(piece.read for piece in pieces)
+    bad = [row for piece in pieces for row in piece.bad]
+    failures = Counter(row.column for row in bad if row.column)
+    mixed = [name for name, count in failures.items() if count > tolerance(config) * read and name not in config.types]
+    if not mixed:
+        return None
+    words = []
+    for name in mixed:
+        example = next(row for row in bad if row.column == name)
+        words.append(taken_as_text(example, f"{failures[name]:,} of {read:,} values", plan.types[name]))
+    types = plan.types | dict.fromkeys(mixed, values.TEXT)
+    return replace(plan, types=types, warnings=plan.warnings + words)
+
+
+def source_of(pieces: list[TextPiece], plan: TextPlan) -> Source:
+    """All ``pieces`` of the files, in their order, as one input."""
     first_rows = np.concatenate([[0], np.cumsum([piece.rows for piece in pieces])]).astype(int).tolist()
     units = [
         Unit(piece.file, str(piece.path), "arrow", 0, piece.rows, first, 0)
         for piece, (first, _) in zip(pieces, pairwise(first_rows), strict=True)
         if piece.rows
     ]
+    types = plan.types
     for piece in pieces:
         types = {name: values.wider(kind, piece.types[name]) or kind for name, kind in types.items()}
-    return Source(units, types, read, bad, warnings)
+    bad = [row for piece in pieces for row in piece.bad]
+    return Source(units, types, sum(piece.read for piece in pieces), bad, plan.warnings)
 
 
 def guess_types(parsed: Parsed, file: SourceFile, config: DataConfig) -> tuple[dict[str, str], list[str]]:
@@ -264,14 +297,12 @@ def text_names(file: SourceFile, config: DataConfig) -> list[str]:
     return config.columns
 
 
-def text_jobs(
-    files: list[SourceFile], headers: list[list[str]], types: dict[str, str], config: DataConfig, scratch: Path
-) -> Iterator[TextJob]:
+def text_jobs(plan: TextPlan, config: DataConfig, scratch: Path) -> Iterator[TextJob]:
     number = 0
-    for file, names in zip(files, headers, strict=True):
+    for file, names in zip(plan.files, plan.names, strict=True):
         for index, block in enumerate(read_blocks(file, config)):
             path = scratch / f"text-{number:06d}.arrow"
-            yield TextJob(block, names, types, config, config.header and index == 0, path)
+            yield TextJob(block, names, plan.types, config, config.header and index == 0, path)
             number += 1
 
 
