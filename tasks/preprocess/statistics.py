@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -47,52 +47,66 @@ class Moments:
         return math.sqrt(self.squares / self.count) if self.count else 0.0
 
 
-class MomentTable:
-    """Moments of many columns in several groups of rows, counted batch by batch."""
+class Figures(NamedTuple):
+    """Count, mean, sum of squared deviations, least and greatest: each float64 ``[columns, groups]``.
 
-    def __init__(self, columns: int, groups: int) -> None:
-        self._count, self._mean, self._squares = (np.zeros((columns, groups)) for _ in range(3))
-        self._low = np.full((columns, groups), math.inf)
-        self._high = -self._low
+    A group without values has a count of 0, and extremes that lie beyond all values.
+    """
+
+    counts: np.ndarray
+    mean: np.ndarray
+    squares: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+    @classmethod
+    def nothing(cls, columns: int, groups: int) -> Figures:
+        zeros, beyond = np.zeros((columns, groups)), np.full((columns, groups), math.inf)
+        return cls(zeros, zeros, zeros, beyond, -beyond)
+
+    @property
+    def largest(self) -> float:
+        """The largest size of a value; at least 0."""
+        return float(max(self.high.max(initial=0), -self.low.min(initial=0)))
+
+    def merge(self, other: Figures) -> Figures:
+        total = self.counts + other.counts
+        share = other.counts / np.maximum(total, 1)
+        delta = other.mean - self.mean
+        return Figures(
+            total,
+            self.mean + delta * share,
+            self.squares + other.squares + delta * delta * (self.counts * share),
+            np.minimum(self.low, other.low),
+            np.maximum(self.high, other.high),
+        )
 
     def of(self, column: int) -> list[Moments]:
         """The moments of one column by group."""
-        figures = [table[column].tolist() for table in (self._count, self._mean, self._squares, self._low, self._high)]
-        return [Moments(int(count), *rest) for count, *rest in zip(*figures, strict=True)]
-
-    def add(self, numbers: list[np.ndarray], groups: list[np.ndarray]) -> None:
-        """Count a batch: for each column finite float64 values or NaN, which is passed over; the rows of each group."""
-        filled = [place for place, rows in enumerate(groups) if len(rows)]
-        if not filled:
-            return
-        chosen = np.concatenate(groups)
-        lengths = np.array([len(groups[place]) for place in filled])
-        matrix = np.empty((COLUMNS_AT_ONCE, len(chosen)))
-        for start in range(0, len(numbers), COLUMNS_AT_ONCE):
-            part = numbers[start : start + COLUMNS_AT_ONCE]
-            for column, row in zip(part, matrix, strict=False):
-                column.take(chosen, out=row, mode="clip")
-            self._merge(slice(start, start + len(part)), filled, *measure(matrix[: len(part)], lengths))
-
-    def _merge(
-        self, columns: slice, groups: list[int], count: Any, mean: Any, squares: Any, low: Any, high: Any
-    ) -> None:
-        here = np.ix_(range(columns.start, columns.stop), groups)
-        before = self._count[here]
-        total = np.maximum(before + count, 1)
-        delta = np.where(count > 0, mean - self._mean[here], 0.0)
-        self._count[here] = before + count
-        self._mean[here] += delta * (count / total)
-        self._squares[here] += squares + delta * delta * (before * (count / total))
-        self._low[here] = np.minimum(self._low[here], low)
-        self._high[here] = np.maximum(self._high[here], high)
+        return [Moments(int(count), *rest) for count, *rest in zip(*(f[column].tolist() for f in self), strict=True)]
 
 
-def measure(matrix: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Count, mean, sum of squared deviations, least and greatest: each float64 ``[columns, groups]``.
+def figures_of(numbers: list[np.ndarray], groups: list[np.ndarray]) -> Figures:
+    """Of columns of float64 values, of which NaN is passed over; ``groups`` are the rows of each group."""
+    found = Figures(*(figure.copy() for figure in Figures.nothing(len(numbers), len(groups))))
+    filled = [place for place, rows in enumerate(groups) if len(rows)]
+    if not filled:
+        return found
+    chosen = np.concatenate(groups)
+    lengths = np.array([len(groups[place]) for place in filled])
+    matrix = np.empty((COLUMNS_AT_ONCE, len(chosen)))
+    for start in range(0, len(numbers), COLUMNS_AT_ONCE):
+        part = numbers[start : start + COLUMNS_AT_ONCE]
+        for column, row in zip(part, matrix, strict=False):
+            column.take(chosen, out=row, mode="clip")
+        for figure, here in zip(found, measure(matrix[: len(part)], lengths), strict=True):
+            figure[start : start + len(part), filled] = here
+    return found
 
-    ``matrix`` (float64 ``[columns, rows]``) is used up; groups of these ``lengths``, none of them 0, follow each other.
-    """
+
+def measure(matrix: np.ndarray, lengths: np.ndarray) -> Figures:
+    """Of values (float64 ``[columns, rows]``), which are used up. Groups of these ``lengths``, none of them 0, follow
+    each other. With infinite values only the extremes are right."""
     starts = np.cumsum(lengths) - lengths
     totals = np.add.reduceat(matrix, starts, axis=1)
     count = np.broadcast_to(lengths, totals.shape).astype(np.float64)
@@ -110,7 +124,7 @@ def measure(matrix: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, ...]:
     matrix *= matrix
     if len(gaps):
         matrix[gaps] = np.where(absent, 0.0, matrix[gaps])
-    return count, mean, np.add.reduceat(matrix, starts, axis=1), low, high
+    return Figures(count, mean, np.add.reduceat(matrix, starts, axis=1), low, high)
 
 
 @dataclass

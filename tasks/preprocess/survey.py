@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ from tasks.preprocess.prepared import SPLITS
 from tasks.preprocess.quarantine import BadRow
 from tasks.preprocess.spelling import Spelling, retype
 from tasks.preprocess.split import TRAIN, Cuts, assign, assign_by_time
-from tasks.preprocess.statistics import CodeCounts, Counts, Moments, MomentTable
+from tasks.preprocess.statistics import CodeCounts, Counts, Figures, Moments, figures_of
 
 SAMPLE_SEED = 1
 TEXT_IN_SAMPLE = 256
@@ -142,7 +142,7 @@ def survey_unit(job: tuple[Survey, Unit]) -> Found:
     survey, unit = job
     found = Found.nothing(survey)
     numeric = [name for name, kind in survey.types.items() if kind not in (values.TEXT, values.OTHER)]
-    moments = MomentTable(len(numeric), len(SPLITS))
+    moments = Figures.nothing(len(numeric), len(SPLITS))
     counting: dict[str, CodeCounts] = {}
     drawn: defaultdict[str, list[Any]] = defaultdict(list)
     done = 0
@@ -150,12 +150,15 @@ def survey_unit(job: tuple[Survey, Unit]) -> Found:
         batch, unreadable = as_declared(original, survey)
         numbers = {name: values.as_numbers(batch.column(name)) for name in numeric}
         reasons = judge_rows(batch, numbers, unreadable, survey)
-        rejected = np.array(sorted(reasons), np.int64)
+        rows, figures = measure_rows(batch, numbers, unit.first_row + done, survey, reasons)
+        if figures.largest > LARGEST:
+            # The extremes tell at once that there are such values; which they are is looked for only then.
+            reasons = judge_sizes(numbers) | reasons
+            rows, figures = measure_rows(batch, numbers, unit.first_row + done, survey, reasons)
         found.bad += set_aside(original, reasons, lines, unit)
-        found.rejected.append(rejected + done)
-        rows = split_rows(batch, unit.first_row + done, survey, rejected)
+        found.rejected.append(done + np.array(sorted(reasons), np.int64))
         count_rows(rows, survey, found)
-        moments.add(list(numbers.values()), [chosen for _, chosen in rows.parts()])
+        moments = moments.merge(figures)
         count_texts(rows, counting, survey, found)
         draw_sample(rows, numbers, survey, drawn)
         done += batch.num_rows
@@ -185,17 +188,11 @@ def as_declared(batch: pa.RecordBatch, survey: Survey) -> tuple[pa.RecordBatch, 
 def judge_rows(
     batch: pa.RecordBatch, numbers: dict[str, np.ndarray], unreadable: dict[str, np.ndarray], survey: Survey
 ) -> dict[int, tuple[str, str]]:
-    """The rows that cannot be used, with column and reason: not as declared, infinite, huge, or without a target,
-    weight or time."""
+    """The rows that cannot be used, with column and reason: not as declared, or without a target, weight or time."""
     reasons: dict[int, tuple[str, str]] = {}
     for name in sorted(unreadable):
         for row in unreadable[name].tolist():
             reasons.setdefault(row, (name, f"not {survey.types[name]}"))
-    for name, column in numbers.items():
-        # NaN among the values makes the extremes NaN: then each is looked at.
-        if not (column.max(initial=0) <= LARGEST and column.min(initial=0) >= -LARGEST):
-            for row in np.flatnonzero(np.abs(column) > LARGEST).tolist():
-                reasons.setdefault(row, (name, "infinite" if np.isinf(column[row]) else "too large for float32"))
     target = batch.column(survey.target)
     gaps = np.isnan(numbers[survey.target]) if survey.target in numbers else missing_texts(target, survey)
     for row in np.flatnonzero(gaps).tolist():
@@ -209,6 +206,25 @@ def judge_rows(
         for row in np.flatnonzero(np.isnan(numbers[survey.config.time])).tolist():
             reasons.setdefault(row, (survey.config.time, "the time to split by is missing"))
     return reasons
+
+
+def judge_sizes(numbers: dict[str, np.ndarray]) -> dict[int, tuple[str, str]]:
+    """The rows with a number that is infinite or huge, with column and reason."""
+    reasons: dict[int, tuple[str, str]] = {}
+    for name, column in numbers.items():
+        for row in np.flatnonzero(np.abs(column) > LARGEST).tolist():
+            reasons.setdefault(row, (name, "infinite" if np.isinf(column[row]) else "too large for float32"))
+    return reasons
+
+
+def measure_rows(
+    batch: pa.RecordBatch, numbers: dict[str, np.ndarray], first_row: int, survey: Survey, rejected: Iterable[int]
+) -> tuple[Rows, Figures]:
+    """The rows that are not ``rejected`` by split, and the figures of each column of ``numbers`` in each split."""
+    rows = split_rows(batch, first_row, survey, np.array(sorted(rejected), np.int64))
+    # Figures of infinite values are not used.
+    with np.errstate(invalid="ignore", over="ignore"):
+        return rows, figures_of(list(numbers.values()), [chosen for _, chosen in rows.parts()])
 
 
 def set_aside(

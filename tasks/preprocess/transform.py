@@ -167,15 +167,16 @@ class Transform:
         """All numeric inputs at once: column after column as the rows of a matrix, which is turned at the end."""
         rows, width = out.shape
         matrix = np.empty((width, rows + APART), np.float32)[:, :rows]
+        deviations = np.empty(rows)
         for place, column in enumerate(self.numeric):
-            deviations = column.curved(numbers[column.name]) - column.mean
-            deviations /= column.std
-            inputs = matrix[place]
-            inputs[:] = deviations
-            # The extremes tell at once whether all is well: they are NaN if any value is.
-            if not (inputs.min(initial=0) >= -FARTHEST and inputs.max(initial=0) <= FARTHEST):
-                np.clip(inputs, -FARTHEST, FARTHEST, out=inputs)
-                inputs[np.isnan(inputs)] = 0.0
+            np.subtract(column.curved(numbers[column.name]), column.mean, out=deviations)
+            np.divide(deviations, column.std, out=matrix[place], casting="same_kind")
+        inputs = matrix[: len(self.numeric)]
+        # The extremes tell at once whether all is well: they are NaN if any value is.
+        usual = (inputs.min(axis=1, initial=0) >= -FARTHEST) & (inputs.max(axis=1, initial=0) <= FARTHEST)
+        for unusual in np.flatnonzero(~usual):
+            np.clip(inputs[unusual], -FARTHEST, FARTHEST, out=inputs[unusual])
+            inputs[unusual][np.isnan(inputs[unusual])] = 0.0
         for place, name in enumerate(self.indicators, start=len(self.numeric)):
             matrix[place] = np.isnan(numbers[name])
         out[...] = matrix.T

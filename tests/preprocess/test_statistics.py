@@ -13,7 +13,7 @@ import pytest
 from tasks.preprocess import values
 from tasks.preprocess.budget import Budget
 from tasks.preprocess.prepared import SPLITS
-from tasks.preprocess.statistics import CodeCounts, MomentTable
+from tasks.preprocess.statistics import CodeCounts, Figures, figures_of
 from tests.preprocess.conftest import Prepare
 
 
@@ -24,12 +24,13 @@ def test_moments_of_many_columns_and_groups() -> None:
     numbers[5] = np.nan
     groups = draw.integers(0, 3, 5000)
     groups[:1000] = 1  # the first batch has no row of the other groups
-    table = MomentTable(40, 4)
+    found = Figures.nothing(40, 4)
     for start in range(0, 5000, 1000):
         here = slice(start, start + 1000)
-        table.add(list(numbers[:, here]), [np.flatnonzero(groups[here] == group) for group in range(4)])
+        rows = [np.flatnonzero(groups[here] == group) for group in range(4)]
+        found = found.merge(figures_of(list(numbers[:, here]), rows))
     for place, column in enumerate(numbers):
-        for group, moments in enumerate(table.of(place)):
+        for group, moments in enumerate(found.of(place)):
             present = column[(groups == group) & ~np.isnan(column)]
             assert moments.count == len(present)
             if len(present):
