@@ -36,6 +36,11 @@ class Budget:
         """Row groups of Parquet up to this size (decompressed) are decoded at once."""
         return int(self.gib * GIB) // 6
 
+    @property
+    def held_values(self) -> int:
+        """Numbers around the medians that are held at once."""
+        return int(self.gib * GIB) // 64 // 8
+
     def sample_rows(self, columns: int) -> int:
         return int(np.clip(int(self.gib * GIB) // 8 // (8 * max(columns, 1)), FEWEST_SAMPLED, SAMPLE_ROWS))
 

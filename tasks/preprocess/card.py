@@ -12,12 +12,14 @@ from tasks.preprocess import values
 from tasks.preprocess.fit import Fitted
 from tasks.preprocess.ingest import Source
 from tasks.preprocess.prepared import SPLITS
-from tasks.preprocess.profile import judgements, profile
+from tasks.preprocess.profile import QUANTILES, judgements, profile
 from tasks.preprocess.split import TRAIN
 from tasks.preprocess.survey import SPLIT, ColumnCount, Found
 from tasks.preprocess.twins import twins, words_on
 
 TOP_VALUES = 20
+#: The figures of columns that are of the sample where that is not the whole table; all others are of every row.
+OF_SAMPLE = ["distinct numbers", *QUANTILES, "histogram", "drift", "alone"]
 
 
 def row_counts(read: int, kept: list[int], quarantined: int) -> dict[str, int]:
@@ -49,6 +51,7 @@ def make_card(name: str, source: Source, found: Found, fitted: Fitted, dropped: 
             for label in fitted.transform.classes
         },
         "sampled_rows": sample.num_rows,
+        "of_sample": OF_SAMPLE if sampled else [],
         "held_out": alike,
         "warnings": [*source.warnings, *fitted.warnings, *judgements(judged_inputs), *words_on(alike)],
     }
@@ -76,3 +79,11 @@ def describe(
     if moments.count:
         column |= {"mean": moments.mean, "std": moments.std, "min": moments.low, "max": moments.high}
     return {key: value for key, value in column.items() if not (isinstance(value, float) and not math.isfinite(value))}
+
+
+def with_medians(card: dict[str, Any], medians: dict[str, float]) -> dict[str, Any]:
+    """The card with the medians of all training rows in place of the sample's."""
+    for column in card["columns"]:
+        if column["name"] in medians:
+            column["median"] = medians[column["name"]]
+    return card

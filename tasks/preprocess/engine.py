@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import errno
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from tasks.artifact import Artifact, ArtifactWriter
 from tasks.errors import UserError
 from tasks.preprocess import quarantine, values
 from tasks.preprocess.budget import Budget
-from tasks.preprocess.card import make_card
+from tasks.preprocess.card import make_card, with_medians
 from tasks.preprocess.columnar import Unit, read
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.digits import open_digits
@@ -28,6 +28,7 @@ from tasks.preprocess.fit import Fitted, check_values, fit
 from tasks.preprocess.frames import frame_file
 from tasks.preprocess.images import hold_images, open_pictures, prepare_images
 from tasks.preprocess.ingest import Source, header_hint, one_format, open_source
+from tasks.preprocess.medians import Brackets, Keeper, Keeping, Kept, brackets_of, keep_unit, medians_of
 from tasks.preprocess.merging import Merged, enter_segments, merge_all
 from tasks.preprocess.page import write_card
 from tasks.preprocess.prepared import KIND, TARGET, WEIGHT
@@ -36,7 +37,7 @@ from tasks.preprocess.shards import Run, RunWriter, order_keys
 from tasks.preprocess.sources import SourceFile, digest_files, find_files, relative
 from tasks.preprocess.spelling import Spelling, retype
 from tasks.preprocess.split import Cuts, find_cuts
-from tasks.preprocess.survey import Found, Survey, as_declared, split_rows, survey_unit
+from tasks.preprocess.survey import Found, Rows, Survey, read_again, survey_unit
 from tasks.preprocess.transform import Transform
 from tasks.preprocess.workers import Workers
 from tasks.preprocess.workplace import Workplace, workplace
@@ -91,14 +92,16 @@ class Encoding:
 
     survey: Survey
     transform: Transform
+    brackets: Brackets
     scratch: Path
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """What became of a unit: sorted runs, all in one pair of files."""
+    """What became of a unit: sorted runs, all in one pair of files, and what its medians are picked from."""
 
     runs: list[Run]
+    kept: Kept
     digests: dict[str, str]
 
 
@@ -121,6 +124,7 @@ class Fitting:
     opened: Opened
     found: Found
     fitted: Fitted
+    brackets: Brackets
 
     @property
     def bad(self) -> list[quarantine.BadRow]:
@@ -135,14 +139,15 @@ def prepare_table(
     say_goes_on(place.found)
     rows = [unit.rows for unit in units]
     fitting = fit_table(opened, shown("survey", survey_units(place, opened.survey, units), rows))
-    encoding = Encoding(opened.survey, fitting.fitted.transform, place.root)
+    encoding = Encoding(opened.survey, fitting.fitted.transform, fitting.brackets, place.root)
     with ThreadPoolExecutor(1) as beside:
         # This process waits for the others while they encode: time enough for the card.
         card = beside.submit(card_of, fitting, data)
-        encoded = shown("encode", encode_units(place, encoding, units, fitting.found.rejected), rows)
-        runs = [run for part in encoded for run in part.runs]
+        encoded = list(shown("encode", encode_units(place, encoding, units, fitting.found.rejected), rows))
+        runs, kept = [run for part in encoded for run in part.runs], [part.kept for part in encoded]
+    medians = exact_medians(place, fitting, kept, lambda: units)
     merged = merge_all(place, runs, encoding.transform.signature.record.itemsize)
-    write_table(writer, fitting, merged, card.result())
+    write_table(writer, fitting, merged, with_medians(card.result(), medians))
 
 
 def open_table(place: Workplace, data: str, target: str, config: DataConfig, fingerprint: str = "") -> Opened:
@@ -191,15 +196,27 @@ def fit_table(opened: Opened, parts: Iterable[Found]) -> Fitting:
     if not opened.earlier:
         check_values(found, survey.target)
     quarantine.check_limit(source.bad + found.bad, source.read, survey.config.quarantine_limit)
-    if opened.earlier:
-        return Fitting(opened, found, opened.earlier.fitted(found))
-    return Fitting(opened, found, fit(found, survey.types, survey.target, survey.config))
+    fitted = opened.earlier.fitted(found) if opened.earlier else fit(found, survey.types, survey.target, survey.config)
+    return Fitting(opened, found, fitted, brackets_of(found, survey))
 
 
 def card_of(fitting: Fitting, data: str) -> dict[str, Any]:
     opened = fitting.opened
     card = make_card(Path(data).name, opened.source, fitting.found, fitting.fitted, opened.dropped)
     return opened.earlier.continued(card, fitting.found.sample_table()) if opened.earlier else card
+
+
+def exact_medians(
+    place: Workplace, fitting: Fitting, kept: list[Kept], units: Callable[[], list[Unit]]
+) -> dict[str, float]:
+    """The medians of the training rows, from what was ``kept`` of all units; ``units`` are asked for if need be."""
+    survey, rejected = fitting.opened.survey, fitting.found.rejected
+
+    def again(brackets: Brackets) -> list[Kept]:
+        jobs = (Keeping(survey, *pair, brackets, place.root) for pair in zip(units(), rejected, strict=True))
+        return list(place.map(keep_unit, jobs))
+
+    return medians_of(fitting.found, survey, fitting.brackets, kept, place.root / "median", again)
 
 
 def write_table(writer: ArtifactWriter, fitting: Fitting, merged: list[Merged], card: dict[str, Any]) -> None:
@@ -306,25 +323,23 @@ def encode_unit(job: tuple[Encoding, Unit, np.ndarray]) -> Encoded:
     encoding, unit, rejected = job
     survey, transform = encoding.survey, encoding.transform
     record = transform.signature.record
-    done = 0
-    with RunWriter(encoding.scratch / f"run-{unit.first_row:012d}") as writer:
-        for original, _ in read(unit, list(survey.types), survey.budget):
-            batch, _ = as_declared(original, survey)
-            here = rejected[(rejected >= done) & (rejected < done + batch.num_rows)] - done
-            rows = split_rows(batch, unit.first_row + done, survey, here)
-            order = order_keys(rows.first_row, batch.num_rows, survey.rows, survey.config.shuffle)
-            records = np.zeros(batch.num_rows, record)
-            encode(transform, batch, records, rows.keep)
+    path = encoding.scratch / f"run-{unit.first_row:012d}"
+    with RunWriter(path) as writer, Keeper(Path(f"{path}.kept"), encoding.brackets, survey.budget) as keeper:
+        for rows in read_again(survey, unit, rejected):
+            order = order_keys(rows.first_row, rows.batch.num_rows, survey.rows, survey.config.shuffle)
+            records = np.zeros(rows.batch.num_rows, record)
+            numbers = survey.numbers(rows.batch)
+            encode(transform, rows, numbers, records)
             for split, chosen in rows.parts():
                 writer.add(split, chosen, order, records)
-            done += batch.num_rows
-    return Encoded(writer.runs, writer.digests)
+            keeper.add(rows, numbers)
+    return Encoded(writer.runs, keeper.kept, writer.digests | keeper.kept.digests)
 
 
-def encode(transform: Transform, batch: pa.RecordBatch, records: np.ndarray, keep: np.ndarray) -> None:
-    """Inputs and weights of all rows and targets of those to ``keep`` into ``records``."""
-    transform.encode(batch, records)
-    target = batch.column(transform.target).take(pa.array(keep))
-    records[TARGET][keep] = transform.encode_target(target)
+def encode(transform: Transform, rows: Rows, numbers: dict[str, np.ndarray], records: np.ndarray) -> None:
+    """Inputs and weights of all rows and targets of those to keep into ``records``."""
+    transform.encode(rows.batch, records, numbers)
+    target = rows.batch.column(transform.target).take(pa.array(rows.keep))
+    records[TARGET][rows.keep] = transform.encode_target(target)
     if transform.weight:
-        records[WEIGHT] = transform.encode_weight(batch.column(transform.weight))
+        records[WEIGHT] = transform.encode_weight(rows.batch.column(transform.weight))

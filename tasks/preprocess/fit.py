@@ -249,6 +249,7 @@ def numbers_rows(name: str, count: ColumnCount) -> bool:
 
 
 def fit_numeric(name: str, kind: str, count: ColumnCount, train: pa.ChunkedArray) -> list[NumericColumn]:
+    """The inputs that a column becomes. A curve is fitted on ``train``, the sample: its scale need not be exact."""
     moments = count.moments[TRAIN]
     indicator = count.missing[TRAIN] > 0
     if kind == values.TIME:

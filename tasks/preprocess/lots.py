@@ -6,15 +6,18 @@ fetches that alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tasks.artifact import ArtifactWriter
+from tasks.preprocess.card import with_medians
+from tasks.preprocess.columnar import Unit
 from tasks.preprocess.config import DataConfig
-from tasks.preprocess.engine import Fitting, card_of, prepare, write_table
+from tasks.preprocess.engine import Fitting, card_of, exact_medians, prepare, write_table
 from tasks.preprocess.handover import beside, hand_over, take_over
+from tasks.preprocess.medians import Brackets, Kept
 from tasks.preprocess.merging import Merged, all_parts, merge_parts
 from tasks.preprocess.prepared import KIND
 from tasks.preprocess.shards import PART_BYTES, Part, Run, collect
@@ -24,6 +27,8 @@ from tasks.preprocess.workplace import Workplace
 
 #: In what a merged lot is handed on as, the directory of all but the rows.
 SAID = "said"
+#: In what a share hands on, the directory of what the medians are picked from.
+KEPT = "kept"
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,7 @@ class Plan:
     """What encoding and merging have to know: ``lots`` of parts, each of which is merged by one machine."""
 
     transform: Transform
+    brackets: Brackets
     rows: tuple[int, ...]
     lots: list[list[Part]]
 
@@ -42,7 +48,7 @@ class Plan:
         parts = all_parts(rows, itemsize)
         number = min(number, len(parts), -(-sum(rows) * itemsize // PART_BYTES))
         lots = [parts[lot * len(parts) // number : (lot + 1) * len(parts) // number] for lot in range(number)]
-        return cls(transform, tuple(rows), lots)
+        return cls(transform, fitting.brackets, tuple(rows), lots)
 
     @property
     def itemsize(self) -> int:
@@ -65,6 +71,15 @@ def hand_over_lots(place: Workplace, plan: Plan, runs: list[Run], encoded: Path)
         collected = list(place.map(collect_part, [(place.root, runs, plan.itemsize, part) for part in parts]))
         files = [Path(f"{run.path}.{kind}") for run in collected for kind in ("rows", "keys")]
         hand_over(encoded / name_of(lot), [replace(run, path=Path(run.path).name) for run in collected], files)
+
+
+def hand_over_kept(kept: list[Kept], directory: Path) -> None:
+    files = [Path(unit.file) for unit in kept]
+    hand_over(directory, [replace(unit, file=Path(unit.file).name) for unit in kept], files)
+
+
+def take_kept(directory: Path) -> list[Kept]:
+    return [replace(unit, file=str(directory / unit.file)) for unit in take_over(directory)]
 
 
 def collect_part(job: tuple[Path, list[Run], int, Part]) -> Run:
@@ -98,15 +113,19 @@ def assemble(
     made_by: Mapping[str, Any],
     found: Path,
     merged: list[Merged],
+    kept: list[Kept],
+    units: Callable[[], list[Unit]],
 ) -> None:
     """The prepared data in the fresh ``directory``, as :func:`tasks.preprocess.engine.prepare` makes it; without the
-    parts that were :class:`Copied` to where they belong."""
+    parts that were :class:`Copied` to where they belong. ``units`` are asked for if a median has to be looked for."""
     fitting: Fitting | None = take_over(found)
     if fitting is None:
         prepare(directory, data, target, config, made_by, workers_for(data))
         return
+    with beside(directory, workers=1) as place:
+        card = with_medians(card_of(fitting, data), exact_medians(place, fitting, kept, units))
     writer = ArtifactWriter(directory)
-    write_table(writer, fitting, merged, card_of(fitting, data))
+    write_table(writer, fitting, merged, card)
     writer.write_manifest(KIND, made_by)
 
 

@@ -59,7 +59,7 @@ def render(card: dict[str, Any], quarantined: list[BadRow]) -> str:
         f'<div class="tiles">{tiles}</div>',
         f"<h2>To know</h2><ul>{warnings}</ul>" if warnings else "",
         f"<h2>Classes</h2>{classes_table(card['classes'])}" if card["classes"] else "",
-        f"<h2>Columns</h2>{columns_table(card['columns'], rows['kept'])}",
+        f"<h2>Columns</h2>{sampled(card)}{columns_table(card['columns'], rows['kept'])}",
         f"<h2>Rows set aside</h2>{quarantine_table(quarantined)}" if quarantined else "",
     ]
     title = f"<title>Data card: {escape(card['source'])}</title>"
@@ -87,6 +87,14 @@ def classes_table(classes: dict[str, dict[str, int]]) -> str:
         for name, counts in classes.items()
     ]
     return table(["class", *totals], body)
+
+
+def sampled(card: dict[str, Any]) -> str:
+    """Which figures are not of all rows."""
+    if not card.get("of_sample"):
+        return ""
+    names = ", ".join(card["of_sample"])
+    return f"<p>Of a sample of {card['sampled_rows']:,} rows: {names}. All else is of every row.</p>"
 
 
 def columns_table(columns: list[dict[str, Any]], kept: int) -> str:

@@ -20,7 +20,7 @@ from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import Encoding, Opened, encode_units, fit_table, open_table, survey_units
 from tasks.preprocess.handover import beside, hand_over, take_over
 from tasks.preprocess.images import hold_images
-from tasks.preprocess.lots import Plan, hand_over_lots, name_of
+from tasks.preprocess.lots import KEPT, Plan, hand_over_kept, hand_over_lots, name_of
 from tasks.preprocess.survey import Found, Survey
 from tasks.preprocess.workers import WORTH_SPREADING, cores, workers_for
 
@@ -80,6 +80,11 @@ def take_share(directory: Path) -> Share:
     return replace(share, units=found)
 
 
+def units_of(shares: list[Path]) -> list[Unit]:
+    """The units of all shares, in order."""
+    return [unit for share in shares for unit in take_share(share).units]
+
+
 def survey_share(share: Path, surveyed: Path) -> None:
     """The first pass over one share."""
     mine = take_share(share)
@@ -104,11 +109,13 @@ def encode_share(share: Path, surveyed: Path, plan: Path, encoded: Path) -> None
     planned: Plan | None = take_over(plan)
     if mine.survey is None or planned is None:
         hand_over(encoded / name_of(0), [])
+        hand_over(encoded / KEPT, [])
     else:
         found: list[Found] = take_over(surveyed)
         rejected = [rows for unit in found for rows in unit.rejected]
         with beside(encoded, mine.workers) as place:
-            encoding = Encoding(mine.survey, planned.transform, place.root)
-            runs = [run for unit in encode_units(place, encoding, mine.units, rejected) for run in unit.runs]
-            hand_over_lots(place, planned, runs, encoded)
+            encoding = Encoding(mine.survey, planned.transform, planned.brackets, place.root)
+            done = list(encode_units(place, encoding, mine.units, rejected))
+            hand_over_lots(place, planned, [run for unit in done for run in unit.runs], encoded)
+            hand_over_kept([unit.kept for unit in done], encoded / KEPT)
     hand_over(encoded, None)

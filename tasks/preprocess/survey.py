@@ -46,6 +46,15 @@ class Survey:
         return Budget(self.config.memory)
 
     @property
+    def numeric(self) -> list[str]:
+        """The columns of numbers, booleans and times."""
+        return [name for name, kind in self.types.items() if kind not in (values.TEXT, values.OTHER)]
+
+    def numbers(self, batch: pa.RecordBatch) -> dict[str, np.ndarray]:
+        """These columns of a batch as float64 ``[rows]``, NaN where missing."""
+        return {name: values.as_numbers(batch.column(name)) for name in self.numeric}
+
+    @property
     def sampled_below(self) -> np.uint64:
         """A row is in the sample if its key is at most this: a share of all rows, whoever reads them. A table of fewer
         rows than the sample has room for is its own sample."""
@@ -116,6 +125,16 @@ class Rows:
             yield split, self.keep[ends[split] : ends[split + 1]]
 
 
+def read_again(survey: Survey, unit: Unit, rejected: np.ndarray) -> Iterator[Rows]:
+    """The rows of a surveyed unit, batch by batch; ``rejected`` are their numbers within the unit."""
+    done = 0
+    for original, _ in read(unit, list(survey.types), survey.budget):
+        batch, _ = as_declared(original, survey)
+        here = rejected[(rejected >= done) & (rejected < done + batch.num_rows)] - done
+        yield split_rows(batch, unit.first_row + done, survey, here)
+        done += batch.num_rows
+
+
 def split_rows(batch: pa.RecordBatch, first_row: int, survey: Survey, rejected: np.ndarray) -> Rows:
     """Give every row its split; ``rejected`` are row numbers within the batch."""
     splits = splits_of(batch, survey)
@@ -141,14 +160,13 @@ def survey_unit(job: tuple[Survey, Unit]) -> Found:
     """Survey one unit. Runs in a worker process."""
     survey, unit = job
     found = Found.nothing(survey)
-    numeric = [name for name, kind in survey.types.items() if kind not in (values.TEXT, values.OTHER)]
-    moments = Figures.nothing(len(numeric), len(SPLITS))
+    moments = Figures.nothing(len(survey.numeric), len(SPLITS))
     counting: dict[str, CodeCounts] = {}
     drawn: defaultdict[str, list[Any]] = defaultdict(list)
     done = 0
     for original, lines in read(unit, list(survey.types), survey.budget):
         batch, unreadable = as_declared(original, survey)
-        numbers = {name: values.as_numbers(batch.column(name)) for name in numeric}
+        numbers = survey.numbers(batch)
         reasons = judge_rows(batch, numbers, unreadable, survey)
         rows, figures = measure_rows(batch, numbers, unit.first_row + done, survey, reasons)
         if figures.largest > LARGEST:
@@ -162,7 +180,7 @@ def survey_unit(job: tuple[Survey, Unit]) -> Found:
         count_texts(rows, counting, survey, found)
         draw_sample(rows, numbers, survey, drawn)
         done += batch.num_rows
-    for place, name in enumerate(numeric):
+    for place, name in enumerate(survey.numeric):
         column = found.columns[name]
         column.moments = moments.of(place)
         column.missing = [rows - m.count for rows, m in zip(found.rows, column.moments, strict=True)]

@@ -128,13 +128,15 @@ def assemble(
     source: str,
     found: ArtifactDirectory,
     merged: list[ArtifactDirectory],
+    encoded: list[ArtifactDirectory],
+    shares: list[ArtifactDirectory],
 ) -> Made:
     """Put together what was merged: the same bytes, from the same inputs, as of :func:`prepare`.
 
     Rows that lie on S3 are copied there, the rest of the artifact is uploaded beside them; from another store rows come
     through this pod.
     """
-    from tasks.preprocess import lots
+    from tasks.preprocess import lots, spread
 
     addresses = [str(each.remote_source or "") for each in merged]
     home = str(FlyteDirectory.new_remote().path) if all(address.startswith(S3) for address in addresses) else ""
@@ -144,8 +146,18 @@ def assemble(
             parts = [lots.parts_on_s3(inner(each, lots.SAID), str(each.remote_source), home) for each in merged]
         else:
             parts = [lots.parts_in(local_path(each)) for each in merged]
-        by = made_by(target, config, source)
-        lots.assemble(directory, data, target, config, by, local_path(found), [one for lot in parts for one in lot])
+        kept = [unit for each in encoded for unit in lots.take_kept(inner(each, lots.KEPT))]
+        lots.assemble(
+            directory,
+            data,
+            target,
+            config,
+            made_by(target, config, source),
+            local_path(found),
+            [one for lot in parts for one in lot],
+            kept,
+            lambda: spread.units_of([local_path(share) for share in shares]),
+        )
 
     made = run_stage("prepare", {"data": data, "target": target, "config": config, "source": source}, make)
     return Made(FlyteDirectory(made.artifact.path, remote_directory=home), made.run) if home else made
@@ -167,7 +179,16 @@ def prepare_data(data: Any, target: Any, config: Any, source: Any) -> Any:
     fitted = fit_shares(table=opened.table, surveyed=surveyed, number=number)
     encoded = spread(partial(encode_share, plan=fitted.plan))(share=opened.shares, surveyed=surveyed)
     merged = spread(partial(merge_lot, plan=fitted.plan, encoded=encoded))(lot=fitted.lots)
-    return assemble(data=data, target=target, config=config.data, source=source, found=fitted.found, merged=merged)
+    return assemble(
+        data=data,
+        target=target,
+        config=config.data,
+        source=source,
+        found=fitted.found,
+        merged=merged,
+        encoded=encoded,
+        shares=opened.shares,
+    )
 
 
 def part(name: str) -> Path:

@@ -5,8 +5,10 @@ It is fitted on the training rows and travels as ``schema.json`` and ``statistic
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -139,16 +141,20 @@ class Transform:
             buckets=BUCKETS if self.documents else 0,
         )
 
-    def encode(self, batch: pa.RecordBatch, out: np.ndarray) -> None:
+    def encode(
+        self, batch: pa.RecordBatch, out: np.ndarray, numbers: Mapping[str, np.ndarray] = MappingProxyType({})
+    ) -> None:
         """Write the inputs of raw rows into ``out``, a structured array ``[rows]`` with the signature's fields.
 
+        ``numbers`` are columns that were read by then, as :func:`tasks.preprocess.values.as_numbers` reads them.
         Raises ``UserError`` when a column is missing or holds values of another type.
         """
         there = set(batch.schema.names)
         absent = [name for name in self.columns if name not in there]
         if absent:
             raise UserError(f"data: the column {absent[0]!r} is not there, but the model was trained with it")
-        numbers = {name: self._numbers(batch, name) for name in {column.name for column in self.numeric}}
+        names = {column.name for column in self.numeric}
+        numbers = {name: numbers[name] if name in numbers else self._numbers(batch, name) for name in names}
         codes = np.empty((len(self.categorical), batch.num_rows), np.int32)
         for place, category in enumerate(self.categorical):
             codes[place] = category.encode(batch.column(category.name), self.missing)

@@ -149,7 +149,7 @@ def test_pods_make_the_bytes_that_one_machine_makes(
     encoded = pods.map("encode_share", shares, share=opened["shares"], surveyed=surveyed, plan=fitted["plan"])
     lots = len(fitted["lots"].collection.literals)
     merged = pods.map("merge_lot", lots, lot=fitted["lots"], plan=fitted["plan"], encoded=encoded)
-    made = pods.run("assemble", **raw, found=fitted["found"], merged=merged)
+    made = pods.run("assemble", **raw, found=fitted["found"], merged=merged, encoded=encoded, shares=opened["shares"])
 
     prefix = made["artifact"].scalar.blob.uri.removeprefix(f"s3://{BUCKET}/")
     for entry in pods.s3.list_objects_v2(Bucket=BUCKET, Prefix=prefix)["Contents"]:

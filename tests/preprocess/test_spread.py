@@ -68,7 +68,18 @@ def on_several(root: Path, data: str, number: int, config: DataConfig = CONFIG, 
     for lot in range(count):
         lots.merge_lot(lot, plan, [share / lots.name_of(lot) for share in encoded], root / f"merged-{lot}")
     merged = [part for lot in range(count) for part in lots.parts_in(moved(root / f"merged-{lot}"))]
-    lots.assemble(root / "prepared", data, target, config, MADE_BY, moved(root / "found"), merged)
+    kept = [unit for share in encoded for unit in lots.take_kept(share / lots.KEPT)]
+    lots.assemble(
+        root / "prepared",
+        data,
+        target,
+        config,
+        MADE_BY,
+        moved(root / "found"),
+        merged,
+        kept,
+        lambda: spread.units_of(shares),
+    )
     assert not [path for path in root.rglob("*") if path.name.endswith((".work", ".scratch"))]
     return Artifact.open(root / "prepared", "prepare")
 
