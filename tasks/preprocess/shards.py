@@ -24,7 +24,7 @@ from tasks.preprocess.hashing import keys
 #: A block of the manifest, which is verified by itself, has so many rows, fewer if they are wide: the blocks that a
 #: batch mixes have to stay in a processor's cache between their verification and their use.
 BLOCK_ROWS = 4096
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 19
 #: A part of a split is about as large at most; larger where there would be too many, because a batch mixes all parts.
 PART_BYTES = 256 << 20
 MOST_PARTS = 64

@@ -156,7 +156,8 @@ class Rows:
         self._stream = prepared.stream if isinstance(prepared, StreamedData) else None
         self._layout = layout
         self._names = prepared.segments(split)
-        self._maps = [prepared.mapped(name) for name in self._names]
+        # As plain arrays: every slice of a memmap is made in Python.
+        self._maps = [np.asarray(prepared.mapped(name)) for name in self._names]
         self._starts = np.cumsum(layout.segments) - layout.segments
 
     def there(self, tickets: Iterator[Ticket]) -> Iterator[Ticket]:
@@ -170,7 +171,7 @@ class Rows:
         for segment, begin, end in self._runs(ticket.rows):
             # "clip" writes into `out` directly, where "raise" would copy twice; all rows are in range.
             rows = ticket.rows[begin:end] - self._starts[segment]
-            np.take(self._maps[segment], rows, axis=0, out=out[begin:end], mode="clip")
+            self._maps[segment].take(rows, axis=0, out=out[begin:end], mode="clip")
 
     def _runs(self, rows: np.ndarray) -> list[tuple[int, int, int]]:
         """Where rows of one segment follow each other: the segment, and from which to which of ``rows``."""

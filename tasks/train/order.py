@@ -10,7 +10,7 @@ block by block, which a disk and a cache like, without batches that differ more 
 
 * The *tape* of an epoch: within each stratum (a segment, or several that are too small to be in every batch) the
   blocks in a random order, within each block the rows in a random order, the same for all blocks of a length: where a
-  row lies in its block is random already.
+  row lies in its block is random already, and so large batches take a few neighbours together.
 * Each stratum is cut into *lanes*, runs of the tape of equal length, about :data:`LANES` in all. Every batch takes
   rows from every lane in proportion to the lane's length, so that it mixes as many blocks as there are lanes, and all
   segments in the proportion in which they occur, however much they differ.
@@ -22,25 +22,37 @@ Lanes know nothing of the world. A batch lists its rows lane by lane, so a rank 
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
 
+#: Of the order itself: a checkpoint that was made in another one cannot find its place.
+ORDER_VERSION = 2
 #: How many blocks a batch mixes; more of them cost cache misses, fewer make more ranks read the same block.
 LANES = 8
+#: In about how many runs of neighbours a batch takes its rows of a lane: memory gives those faster than single rows.
+RUNS = 16
 #: How many rows are planned at once, which costs little more than planning one batch.
-PLANNED_ROWS = 32_768
+PLANNED_ROWS = 65_536
 NO_ROWS = np.empty(0, np.int64)
 
 
 def share(rank: int, world: int, length: int) -> slice:
     """The part of an ordered list of ``length`` that ``rank`` of ``world`` takes; the parts follow each other."""
     return slice(rank * length // world, (rank + 1) * length // world)
+
+
+def ranges(begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """The numbers from ``begin[i]`` to ``end[i]``, one range after the other (int64)."""
+    lengths = end - begin
+    numbers = np.repeat(end - np.cumsum(lengths), lengths)
+    numbers += np.arange(len(numbers))
+    return numbers
 
 
 def shuffled(length: int, seed: int, epoch: int, purpose: int) -> np.ndarray:
@@ -97,10 +109,11 @@ class Ticket(NamedTuple):
 
 @dataclass(frozen=True)
 class Tape:
-    """The blocks of one epoch in their order; ``start[i]`` is the place on the tape where ``block[i]`` begins."""
+    """The blocks of one epoch in their order; ``start[i]`` is the place on the tape where ``block[i]`` begins (int64,
+    ``[blocks]`` and ``[blocks + 1]``)."""
 
-    block: list[int]
-    start: list[int]
+    block: np.ndarray
+    start: np.ndarray
 
 
 class GlobalOrder:
@@ -145,7 +158,7 @@ class GlobalOrder:
         if rest:
             raise ValueError(f"no batch of {self.batch_size} rows begins after {start} samples")
         at_once = max(1, PLANNED_ROWS // self.batch_size)
-        known: dict[int, np.ndarray] = {}
+        known: set[int] = set()
         while stop is None or start < stop:
             steps = min(at_once, self.steps_per_epoch - step)
             if stop is not None:
@@ -154,12 +167,12 @@ class GlobalOrder:
             yield from tickets
             start, step = tickets[-1].consumed, step + steps
             if step == self.steps_per_epoch:
-                epoch, step, known = epoch + 1, 0, {}
+                epoch, step, known = epoch + 1, 0, set()
 
     def _plan(
-        self, epoch: int, step: int, steps: int, rank: int, world: int, known: dict[int, np.ndarray]
-    ) -> tuple[list[Ticket], dict[int, np.ndarray]]:
-        """The tickets of ``steps`` steps, and the rows of the blocks that they use, given those ``known`` before.
+        self, epoch: int, step: int, steps: int, rank: int, world: int, known: set[int]
+    ) -> tuple[list[Ticket], set[int]]:
+        """The tickets of ``steps`` steps, and the blocks that they use, given those ``known`` before.
 
         Arrays are int64 ``[steps, lanes]``: of the batch's places that a lane fills, the rank's share begins at
         ``begin`` and ends at ``end``, and what goes there lies on the tape from ``first`` to ``last``.
@@ -168,50 +181,49 @@ class GlobalOrder:
         done = np.minimum(np.arange(step, step + steps + 1) * self.batch_size, self.layout.rows)
         given = starts * done[:, None] // self.layout.rows
         place = np.diff(given, axis=0)
-        mine = [share(rank, world, size) for size in np.diff(done).tolist()]
+        sizes = np.diff(done).tolist()
+        mine = [share(rank, world, size) for size in sizes]
         edges = np.array([(part.start, part.stop) for part in mine])
         begin, end = (np.clip(edge[:, None], place[:, :-1], place[:, 1:]) for edge in edges.T)
         first = starts[:-1] + np.diff(given[:-1], axis=1) + begin - place[:, :-1]
         last = first + end - begin
-        rows: dict[int, np.ndarray] = {}
+        used = (begin < end).any(axis=0)
+        first, last = first[:, used], last[:, used]
+        # What lies on the tape below each lane in these steps, one lane after the other: blocks, and their rows.
+        low = np.searchsorted(tape.start, first[0], side="right") - 1
+        high = np.searchsorted(tape.start, last[-1])
+        on_tape = ranges(low, high)
+        block, lane = tape.block[on_tape], np.repeat(np.arange(len(low)), high - low)
+        length = self.layout.length[block]
+        rows = np.repeat(self.layout.first[block], length)
+        rows += np.concatenate([NO_ROWS, *(self._within(epoch, rows) for rows in length.tolist())])
+        # From a place on the tape to one in ``rows``, for each lane.
+        ahead = np.cumsum(length) - length
+        shift = ahead[np.cumsum(high - low) - (high - low)] - tape.start[low]
+        taken = rows[ranges((first + shift).ravel(), (last + shift).ravel())]
         due: dict[int, int] = {}
-        cut = []
-        for lane in np.flatnonzero((begin < end).any(axis=0)):
-            firsts, lasts = first[:, lane].tolist(), last[:, lane].tolist()
-            on_tape = range(bisect_right(tape.start, firsts[0]) - 1, bisect_left(tape.start, lasts[-1]))
-            blocks = tape.block[on_tape.start : on_tape.stop]
-            for at, block in zip(on_tape, blocks, strict=True):
-                if block not in known:
-                    # Where lanes meet inside a block, both need it.
-                    needed = bisect_right(lasts, tape.start[at])
-                    due[block] = min(needed, due.get(block, needed))
-                if block not in rows:
-                    rows[block] = known[block] if block in known else self._rows(epoch, block)
-            ahead = np.concatenate([rows[block] for block in blocks])
-            origin = tape.start[on_tape.start]
-            cut.append([ahead[begins - origin : ends - origin] for begins, ends in zip(firsts, lasts, strict=True)])
+        needed = np.count_nonzero(last[:, lane] <= tape.start[on_tape], axis=0)
+        for number, at in zip(block.tolist(), needed.tolist(), strict=True):
+            # Where lanes meet inside a block, both need it.
+            due[number] = min(at, due.get(number, at))
         fresh: list[list[int]] = [[] for _ in range(steps)]
-        for block, needed in due.items():
-            fresh[needed].append(block)
-        # All rows of all steps at once: step by step, lane by lane.
-        taken = np.concatenate([NO_ROWS, *chain.from_iterable(zip(*cut, strict=True))])
+        for number, at in due.items():
+            if number not in known:
+                fresh[at].append(number)
         ends = np.cumsum((end - begin).sum(axis=1)).tolist()
         consumed = (epoch * self.layout.rows + done[1:]).tolist()
-        sizes = np.diff(done).tolist()
         tickets = [
             Ticket(taken[begins:ends], blocks, size, after)
             for (begins, ends), blocks, size, after in zip(pairwise([0, *ends]), fresh, sizes, consumed, strict=True)
         ]
-        return tickets, rows
-
-    def _rows(self, epoch: int, block: int) -> np.ndarray:
-        """The rows of a block in the order in which the epoch takes them."""
-        return self.layout.first[block] + self._within(epoch, int(self.layout.length[block]))
+        return tickets, set(due)
 
     def _mix(self, epoch: int, length: int) -> np.ndarray:
         """The order of the rows in a block of ``length`` rows."""
-        order = shuffled(length, self.seed, epoch, length)
-        # Which rows go together is random; among themselves they ascend, since memory is read faster upwards.
+        run = max(1, self._group // RUNS)
+        order = shuffled(-(-length // run), self.seed, epoch, length)[:, None] * run + np.arange(run)
+        order = order[order < length]
+        # Which runs go together is random; among themselves they ascend, since memory is read faster upwards.
         whole = length - length % self._group
         order[:whole].reshape(-1, self._group).sort(axis=1)
         order[whole:].sort()
@@ -222,7 +234,7 @@ class GlobalOrder:
         stratum = np.searchsorted(self._strata, self.layout.first[block], side="right")
         block = block[np.argsort(stratum, kind="stable")]
         start = np.concatenate([[0], np.cumsum(self.layout.length[block])])
-        return Tape(block.tolist(), start.tolist())
+        return Tape(block, start)
 
 
 def strata(layout: Layout, batch_size: int) -> list[int]:

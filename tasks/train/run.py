@@ -27,6 +27,7 @@ from tasks.train.interval import Interval
 from tasks.train.ledger import RESTORE, Ledger
 from tasks.train.loop import take_up, to_save, train_loop
 from tasks.train.models.factory import build
+from tasks.train.order import ORDER_VERSION
 from tasks.train.precision import resolve_precision, scaler
 from tasks.train.preemption import Watcher, servers_of
 from tasks.train.state import Progress, TrainingState, weights_of
@@ -151,7 +152,12 @@ def identity(data: PreparedData, model: ModelConfig, training: TrainingConfig) -
         *("checkpoint_uri", "resume"),
     }
     settings = {name: value for name, value in to_dict(training).items() if name not in free}
-    return {"data": data.artifact.fingerprint, "model": to_dict(model), "training": settings}
+    return {
+        "data": data.artifact.fingerprint,
+        "model": to_dict(model),
+        "order": ORDER_VERSION,
+        "training": settings,
+    }
 
 
 def interval(training: TrainingConfig, data: PreparedData) -> Interval:

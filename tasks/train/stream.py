@@ -31,7 +31,7 @@ from tasks.train.order import Layout, Ticket
 STUB = "remote.json"
 ROWS = ".rows"
 #: Ranged requests under way at once, per process.
-REQUESTS = 8
+REQUESTS = 16
 #: Batches whose blocks are fetched before the first of them is used.
 AHEAD = 64
 #: A block, by the name of its segment and its number there.

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.train.order import GlobalOrder, Layout, StoredOrder, share, shuffled
+from tasks.train.order import ORDER_VERSION, GlobalOrder, Layout, StoredOrder, share, shuffled
 
 WORLDS = (1, 2, 3, 4, 8, 64)
 
@@ -79,11 +79,11 @@ def test_epochs_and_seeds_differ_and_equal_ones_do_not() -> None:
 
 
 def test_the_order_is_pinned() -> None:
-    """A checkpoint of today must find its place tomorrow: whatever changes this changes every resumed run."""
+    """A checkpoint of today must find its place tomorrow: whatever changes this must change the order's version."""
     order = GlobalOrder(Layout((20_000, 300), 4096), 1000, seed=5)
     rows = np.concatenate([order.batch(step) for step in (0, 20, 21, 400)]).astype("<i8")
     assert len(rows) == 1000 + 300 + 1000 + 1000
-    assert hashlib.sha256(rows.tobytes()).hexdigest()[:16] == "135ca37ff4d8c26b"
+    assert (ORDER_VERSION, hashlib.sha256(rows.tobytes()).hexdigest()[:16]) == (2, "6970c33be8c6d3e2")
 
 
 def test_a_shuffle_gives_every_permutation_equally_often() -> None:

@@ -96,14 +96,16 @@ def flyte(prepared: Path, server: FaultyS3, tmp_path_factory: pytest.TempPathFac
     directory = Directory(tmp_path_factory.mktemp("flyte"), prepared, server)
     assert (done := directory.pyflyte({}, None, ROWS)).returncode == 0, done.stdout
     (directory.place / "file").touch()
-    newer = directory.place / "newer"
-    newer.mkdir()
     (made,) = sorted((directory.place / "kept").glob("step-*"))[-1:]
-    copied = newer / made.name
-    copied.mkdir()
     manifest = json.loads((made / "manifest.json").read_bytes())
-    manifest["made_by"]["content"] += 1
-    (copied / "manifest.json").write_text(json.dumps(manifest))
+    made_by = manifest["made_by"]
+    for home, changed in {
+        "newer": {"content": made_by["content"] + 1},
+        "reordered": {"identity": {**made_by["identity"], "order": 1}},
+    }.items():
+        copied = directory.place / home / made.name
+        copied.mkdir(parents=True)
+        (copied / "manifest.json").write_text(json.dumps({**manifest, "made_by": {**made_by, **changed}}))
     s3 = boto3.client(
         "s3", endpoint_url=server.url, aws_access_key_id="test", aws_secret_access_key="test", region_name="us-east-1"
     )
@@ -117,6 +119,7 @@ MISMATCHES: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str, str]] = 
     "model": ({}, {"arguments": {"hidden": [8]}}, ROWS, "was made with model.arguments.hidden unset, this run has [8]"),
     "data": ({}, None, ROWS[:-40], "was made with data "),
     "newer format": ({"checkpoint_uri": "newer"}, None, ROWS, "written by a newer version of this project (content 2"),
+    "another order of rows": ({"checkpoint_uri": "reordered"}, None, ROWS, "was made with order 1, this run has 2"),
     "no directory": ({"checkpoint_uri": "file/kept"}, None, ROWS, "file/kept: cannot be written (Not a directory)"),
     "no bucket": ({"checkpoint_uri": "s3://absent/kept"}, None, ROWS, "there is no bucket 'absent'"),
     "refused bucket": ({"checkpoint_uri": "s3://read-only/kept"}, None, ROWS, "access denied"),
