@@ -150,13 +150,15 @@ def prepare_table(
     write_table(writer, fitting, merged, with_medians(card.result(), medians))
 
 
-def open_table(place: Workplace, data: str, target: str, config: DataConfig, fingerprint: str = "") -> Opened:
-    """``fingerprint`` is that of all files of ``data``."""
+def open_table(
+    place: Workplace, data: str, target: str, config: DataConfig, fingerprint: str = "", source: Source | None = None
+) -> Opened:
+    """``fingerprint`` is that of all files of ``data``; ``source`` is what they hold, if somebody has read them."""
     target, config = as_table(data, target, config)
     files = find_files(data)
     if config.earlier:
         return open_new_files(place, data, target, config, files)
-    source = open_source(data, config, place)
+    source = source or open_source(data, config, place)
     dropped = check_columns(source, data, target, config)
     types = {name: kind for name, kind in source.types.items() if name not in dropped}
     survey = Survey(types, target, source.rows, config, time_cuts(source, config))

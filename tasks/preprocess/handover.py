@@ -18,6 +18,8 @@ from tasks.preprocess.workplace import Workplace, workplace
 
 KIND = "prepare.part"
 VALUE = "value.pickle"
+#: In a part with much data, the directory of a part with all that is said of it: it can be fetched alone.
+SAID = "said"
 
 
 def hand_over(directory: Path, value: Any, files: Iterable[Path] = ()) -> Artifact:

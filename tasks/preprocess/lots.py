@@ -16,7 +16,7 @@ from tasks.preprocess.card import with_medians
 from tasks.preprocess.columnar import Unit
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import Fitting, card_of, exact_medians, prepare, write_table
-from tasks.preprocess.handover import beside, hand_over, take_over
+from tasks.preprocess.handover import SAID, beside, hand_over, take_over
 from tasks.preprocess.medians import Brackets, Kept
 from tasks.preprocess.merging import Merged, all_parts, merge_parts
 from tasks.preprocess.prepared import KIND
@@ -25,8 +25,6 @@ from tasks.preprocess.transform import Transform
 from tasks.preprocess.workers import WORTH_SPREADING, cores, workers_for
 from tasks.preprocess.workplace import Workplace
 
-#: In what a merged lot is handed on as, the directory of all but the rows.
-SAID = "said"
 #: In what a share hands on, the directory of what the medians are picked from.
 KEPT = "kept"
 

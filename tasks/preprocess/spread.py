@@ -1,12 +1,12 @@
 """One table prepared by several machines: the same functions as on one, each over a share of the units.
 
-open → survey (each share) → fit → encode (each share), and then merge (each lot) → assemble, which are in
-:mod:`tasks.preprocess.lots`. What passes between the steps are the parts of :mod:`tasks.preprocess.handover`. What a
-step found is handed on unit by unit, not summed up, and is merged in the order of the units: so the bytes are those of
-one machine, whatever the number of shares and lots.
+parse (each lot of text, :mod:`tasks.preprocess.texts`) → open → survey (each share) → fit → encode (each share) → merge
+(each lot of parts, :mod:`tasks.preprocess.lots`) → assemble. What passes between the steps are the parts of
+:mod:`tasks.preprocess.handover`. What a step found is handed on unit by unit, not summed up, and is merged in the order
+of the units: so the bytes are those of one machine, whatever the number of shares and lots.
 
-Parquet and Arrow are read where they lie, by whoever has the share. Text is made columnar by the first step, since only
-who reads a file from its beginning knows where its records begin; each share gets its piece.
+Parquet and Arrow are read where they lie, by whoever has the share. Text is first made columnar, and of that each share
+has its *spool*.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from tasks.preprocess.handover import beside, hand_over, take_over
 from tasks.preprocess.images import hold_images
 from tasks.preprocess.lots import KEPT, Plan, hand_over_kept, hand_over_lots, name_of
 from tasks.preprocess.survey import Found, Survey
+from tasks.preprocess.texts import source_of_lots
 from tasks.preprocess.workers import WORTH_SPREADING, cores, workers_for
 
 #: What a value takes in memory, about.
@@ -30,7 +31,7 @@ CELL_BYTES = 8
 
 @dataclass(frozen=True)
 class Share:
-    """Units that one machine surveys and then encodes. ``uri`` of those that were text is a name beside it."""
+    """Units that one machine surveys and then encodes. ``uri`` of those that were text is a name in their spool."""
 
     survey: Survey | None
     units: list[Unit]
@@ -48,46 +49,55 @@ def open_shares(
     config: DataConfig,
     source: str,
     number: int,
+    said: list[Path],
     opened: Path,
-    directory_of: Callable[[int], Path],
-) -> list[Path]:
-    """Open the table into ``opened`` and cut it into at most ``number`` shares, in ``directory_of(0)`` and so on.
+    share_of: Callable[[int], Path],
+    spool_of: Callable[[int], Path],
+) -> tuple[list[Path], list[Path]]:
+    """Open the table into ``opened`` and cut it into at most ``number`` shares, in ``share_of(0)`` and so on, with the
+    spool of each in ``spool_of(0)`` and so on. For text that was parsed in lots, of which that was ``said``, the lots
+    are the shares, and there are no other spools.
 
     Images, and new files beside an earlier set, are prepared by one machine: they have one share, without units.
     """
     if not data or config.earlier or hold_images(data, config):
         hand_over(opened, None)
-        hand_over(directory_of(0), Share(None, []))
-        return [directory_of(0)]
+        return [hand_over(share_of(0), Share(None, [])).directory], [hand_over(spool_of(0), None).directory]
+    parsed = source_of_lots(data, said)
     with beside(opened, workers_for(data)) as place:
-        table = open_table(place, data, target, config, source)
+        table = open_table(place, data, target, config, source, parsed)
         hand_over(opened, table)
         units = table.source.units
-        number = min(number, len(units))
-        shares = []
-        for index in range(number):
-            mine = units[index * len(units) // number : (index + 1) * len(units) // number]
-            spooled = [Path(unit.uri) for unit in mine if unit.uri != unit.file]
+        if parsed:
+            pieces = [[unit for unit in units if Path(unit.uri).parent == directory] for directory in said]
+        else:
+            number = min(number, len(units))
+            pieces = [units[i * len(units) // number : (i + 1) * len(units) // number] for i in range(number)]
+        shares, spools = [], []
+        for index, mine in enumerate(pieces):
             named = [unit if unit.uri == unit.file else replace(unit, uri=Path(unit.uri).name) for unit in mine]
-            hand_over(directory_of(index), Share(table.survey, named), spooled)
-            shares.append(directory_of(index))
-    return shares
+            shares.append(hand_over(share_of(index), Share(table.survey, named)).directory)
+            if not parsed:
+                spooled = [Path(unit.uri) for unit in mine if unit.uri != unit.file]
+                spools.append(hand_over(spool_of(index), None, spooled).directory)
+    return shares, spools
 
 
-def take_share(directory: Path) -> Share:
+def take_share(directory: Path, spool: Path) -> Share:
     share: Share = take_over(directory)
-    found = [u if u.uri == u.file else replace(u, uri=str(directory / u.uri)) for u in share.units]
+    take_over(spool)
+    found = [u if u.uri == u.file else replace(u, uri=str(spool / u.uri)) for u in share.units]
     return replace(share, units=found)
 
 
-def units_of(shares: list[Path]) -> list[Unit]:
+def units_of(shares: list[Path], spools: list[Path]) -> list[Unit]:
     """The units of all shares, in order."""
-    return [unit for share in shares for unit in take_share(share).units]
+    return [unit for pair in zip(shares, spools, strict=True) for unit in take_share(*pair).units]
 
 
-def survey_share(share: Path, surveyed: Path) -> None:
+def survey_share(share: Path, spool: Path, surveyed: Path) -> None:
     """The first pass over one share."""
-    mine = take_share(share)
+    mine = take_share(share, spool)
     with beside(surveyed, mine.workers) as place:
         hand_over(surveyed, list(survey_units(place, mine.survey, mine.units)) if mine.survey else [])
 
@@ -103,9 +113,9 @@ def fit_shares(opened: Path, surveyed: list[Path], number: int, fitted: Path, pl
     return len(planned.lots) if planned else 1
 
 
-def encode_share(share: Path, surveyed: Path, plan: Path, encoded: Path) -> None:
+def encode_share(share: Path, spool: Path, surveyed: Path, plan: Path, encoded: Path) -> None:
     """The second pass over one share, handed on lot by lot."""
-    mine = take_share(share)
+    mine = take_share(share, spool)
     planned: Plan | None = take_over(plan)
     if mine.survey is None or planned is None:
         hand_over(encoded / name_of(0), [])

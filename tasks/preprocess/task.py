@@ -56,10 +56,11 @@ SHARES_OF_A_POD = 4
 
 
 class Opened(NamedTuple):
-    """An opened table and its shares."""
+    """An opened table, its shares, and the spool of each of them."""
 
     table: ArtifactDirectory
     shares: list[ArtifactDirectory]
+    spools: list[ArtifactDirectory]
 
 
 class Fitted(NamedTuple):
@@ -71,22 +72,46 @@ class Fitted(NamedTuple):
 
 
 @task(**on("prepare"))
-def open_shares(data: str, target: str, config: DataConfig, source: str, number: int) -> Opened:
-    """Open the table, which ``source`` identifies, and cut the work into at most ``number`` shares."""
-    from tasks.preprocess import spread
+def open_texts(data: str, target: str, config: DataConfig, source: str, number: int) -> list[ArtifactDirectory]:
+    """Cut files of text, which ``source`` identifies, into at most ``number`` lots; other data is one empty lot."""
+    from tasks.preprocess import texts
 
-    table, root = part("table"), part("shares")
-    shares = spread.open_shares(data, target, config, source, number, table, lambda index: root / f"{index:05d}")
-    return Opened(handed(table), [handed(share) for share in shares])
+    root = part("texts")
+    return [handed(lot) for lot in texts.open_texts(data, target, config, number, lambda index: root / f"{index:05d}")]
 
 
 @task(**on("prepare"))
-def survey_share(share: ArtifactDirectory) -> ArtifactDirectory:
+def parse_lot(lot: ArtifactDirectory) -> ArtifactDirectory:
+    """Make the files of one lot columnar."""
+    from tasks.preprocess import texts
+
+    parsed = part("parsed")
+    texts.parse_lot(local_path(lot), parsed)
+    return handed(parsed)
+
+
+@task(**on("prepare"))
+def open_shares(
+    data: str, target: str, config: DataConfig, source: str, number: int, parsed: list[ArtifactDirectory]
+) -> Opened:
+    """Open the table, of which text is ``parsed``, and cut the work into at most ``number`` shares."""
+    from tasks.preprocess import handover, spread
+
+    table, share, spool = part("table"), part("shares"), part("spools")
+    said = [inner(each, handover.SAID) for each in parsed]
+    shares, spools = spread.open_shares(
+        data, target, config, source, number, said, table, lambda i: share / f"{i:05d}", lambda i: spool / f"{i:05d}"
+    )
+    return Opened(handed(table), [handed(each) for each in shares], [handed(each) for each in spools] or parsed)
+
+
+@task(**on("prepare"))
+def survey_share(share: ArtifactDirectory, spool: ArtifactDirectory) -> ArtifactDirectory:
     """The first pass over one share."""
     from tasks.preprocess import spread
 
     surveyed = part("surveyed")
-    spread.survey_share(local_path(share), surveyed)
+    spread.survey_share(local_path(share), local_path(spool), surveyed)
     return handed(surveyed)
 
 
@@ -101,12 +126,14 @@ def fit_shares(table: ArtifactDirectory, surveyed: list[ArtifactDirectory], numb
 
 
 @task(**on("prepare"))
-def encode_share(share: ArtifactDirectory, surveyed: ArtifactDirectory, plan: ArtifactDirectory) -> ArtifactDirectory:
+def encode_share(
+    share: ArtifactDirectory, spool: ArtifactDirectory, surveyed: ArtifactDirectory, plan: ArtifactDirectory
+) -> ArtifactDirectory:
     """The second pass over one share."""
     from tasks.preprocess import spread
 
     encoded = part("encoded")
-    spread.encode_share(local_path(share), local_path(surveyed), local_path(plan), encoded)
+    spread.encode_share(local_path(share), local_path(spool), local_path(surveyed), local_path(plan), encoded)
     return handed(encoded)
 
 
@@ -130,20 +157,21 @@ def assemble(
     merged: list[ArtifactDirectory],
     encoded: list[ArtifactDirectory],
     shares: list[ArtifactDirectory],
+    spools: list[ArtifactDirectory],
 ) -> Made:
     """Put together what was merged: the same bytes, from the same inputs, as of :func:`prepare`.
 
     Rows that lie on S3 are copied there, the rest of the artifact is uploaded beside them; from another store rows come
     through this pod.
     """
-    from tasks.preprocess import lots, spread
+    from tasks.preprocess import handover, lots, spread
 
     addresses = [str(each.remote_source or "") for each in merged]
     home = str(FlyteDirectory.new_remote().path) if all(address.startswith(S3) for address in addresses) else ""
 
     def make(directory: Path, _: str) -> None:
         if home:
-            parts = [lots.parts_on_s3(inner(each, lots.SAID), str(each.remote_source), home) for each in merged]
+            parts = [lots.parts_on_s3(inner(each, handover.SAID), str(each.remote_source), home) for each in merged]
         else:
             parts = [lots.parts_in(local_path(each)) for each in merged]
         kept = [unit for each in encoded for unit in lots.take_kept(inner(each, lots.KEPT))]
@@ -156,7 +184,7 @@ def assemble(
             local_path(found),
             [one for lot in parts for one in lot],
             kept,
-            lambda: spread.units_of([local_path(share) for share in shares]),
+            lambda: spread.units_of(*([local_path(each) for each in given] for given in (shares, spools))),
         )
 
     made = run_stage("prepare", {"data": data, "target": target, "config": config, "source": source}, make)
@@ -174,10 +202,13 @@ def prepare_data(data: Any, target: Any, config: Any, source: Any) -> Any:
     # All or nothing: without one share the data would be other data.
     spread = partial(map_task, concurrency=pods, min_success_ratio=1.0)
     number = SHARES_OF_A_POD * pods
-    opened = open_shares(data=data, target=target, config=config.data, source=source, number=number)
-    surveyed = spread(survey_share)(share=opened.shares)
+    texts = open_texts(data=data, target=target, config=config.data, source=source, number=number)
+    parsed = spread(parse_lot)(lot=texts)
+    opened = open_shares(data=data, target=target, config=config.data, source=source, number=number, parsed=parsed)
+    surveyed = spread(survey_share)(share=opened.shares, spool=opened.spools)
     fitted = fit_shares(table=opened.table, surveyed=surveyed, number=number)
-    encoded = spread(partial(encode_share, plan=fitted.plan))(share=opened.shares, surveyed=surveyed)
+    encode = spread(partial(encode_share, plan=fitted.plan))
+    encoded = encode(share=opened.shares, spool=opened.spools, surveyed=surveyed)
     merged = spread(partial(merge_lot, plan=fitted.plan, encoded=encoded))(lot=fitted.lots)
     return assemble(
         data=data,
@@ -188,6 +219,7 @@ def prepare_data(data: Any, target: Any, config: Any, source: Any) -> Any:
         merged=merged,
         encoded=encoded,
         shares=opened.shares,
+        spools=opened.spools,
     )
 
 

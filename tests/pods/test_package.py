@@ -17,7 +17,17 @@ STAGES = {
     "tasks.train.task.fingerprint_model_code": "fingerprint",
     **{
         f"tasks.preprocess.task.{name}": "prepare"
-        for name in ("prepare", "open_shares", "survey_share", "fit_shares", "encode_share", "merge_lot", "assemble")
+        for name in (
+            "prepare",
+            "open_texts",
+            "parse_lot",
+            "open_shares",
+            "survey_share",
+            "fit_shares",
+            "encode_share",
+            "merge_lot",
+            "assemble",
+        )
     },
     "tasks.train.task.train": "train",
     "tasks.evaluate.task.evaluate": "evaluate",
@@ -95,7 +105,7 @@ def test_a_table_is_prepared_by_as_many_pods_as_the_profile_says(packaged: tuple
         nodes = made.workflows[workflow].nodes
         mapped = [node.array_node for node in nodes if node.HasField("array_node")]
         alone = [n for n in nodes if n.task_node.reference_id.name == "tasks.preprocess.task.prepare"]
-        assert (len(mapped), len(alone)) == ((0, 1) if place.nodes == 1 else (3, 0))
+        assert (len(mapped), len(alone)) == ((0, 1) if place.nodes == 1 else (4, 0))
         for node in mapped:
             assert (node.parallelism, node.min_success_ratio) == (place.nodes, 1.0)
             assert node.node.metadata.retries.retries == place.retries

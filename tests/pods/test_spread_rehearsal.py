@@ -17,6 +17,7 @@ from typing import Any
 import boto3
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 from flyteidl.core.literals_pb2 import Literal, LiteralMap
@@ -29,9 +30,9 @@ from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import prepare
 from tasks.preprocess.sources import fingerprint_source
 from tasks.preprocess.task import made_by
+from tasks.s3 import client_of
 from tests.pods.package import Package, package
 
-BUCKET = "spread"
 PROFILE = "[stages.prepare]\nnodes = 2\nretries = 3\n"
 CONFIG = DataConfig(id="id")
 TASKS = "tasks.preprocess.task"
@@ -54,21 +55,24 @@ class Pods:
         }
         keys = {"aws_access_key_id": "testing", "aws_secret_access_key": "testing", "region_name": "us-east-1"}
         self.s3 = boto3.client("s3", endpoint_url=endpoint, **keys)
-        self.s3.create_bucket(Bucket=BUCKET)
+        self.bucket = workdir.name.replace("_", "-")  # moto's server forgets nothing
+        self.s3.create_bucket(Bucket=self.bucket)
 
     def run(self, task: str, index: int | None = None, **inputs: Literal) -> dict[str, Literal]:
         """The outputs of one pod; ``index`` is its place in a map task."""
         name = task if index is None else f"{task}-{index}"
-        self.s3.put_object(Bucket=BUCKET, Key=f"{name}/inputs.pb", Body=LiteralMap(literals=inputs).SerializeToString())
+        self.s3.put_object(
+            Bucket=self.bucket, Key=f"{name}/inputs.pb", Body=LiteralMap(literals=inputs).SerializeToString()
+        )
         if index is None:
             template = self.packaged.tasks[f"{TASKS}.{task}"]
         else:
             (template,) = [t for n, t in self.packaged.tasks.items() if n.startswith(f"{TASKS}.map_{task}_")]
         fills = {
-            "input": f"s3://{BUCKET}/{name}/inputs.pb",
-            "outputPrefix": f"s3://{BUCKET}/{name}/outputs",
-            "rawOutputDataPrefix": f"s3://{BUCKET}/{name}/raw",
-            "checkpointOutputPrefix": f"s3://{BUCKET}/{name}/checkpoints",
+            "input": f"s3://{self.bucket}/{name}/inputs.pb",
+            "outputPrefix": f"s3://{self.bucket}/{name}/outputs",
+            "rawOutputDataPrefix": f"s3://{self.bucket}/{name}/raw",
+            "checkpointOutputPrefix": f"s3://{self.bucket}/{name}/checkpoints",
             "prevCheckpointPrefix": '""',
         }
         command = [re.sub(r"\{\{\.(\w+)\}\}", lambda m: fills[m[1]], part) for part in template.container.args]
@@ -91,9 +95,9 @@ class Pods:
             text=True,
             timeout=180,
         )
-        keys = [o["Key"] for o in self.s3.list_objects_v2(Bucket=BUCKET, Prefix=f"{name}/outputs")["Contents"]]
+        keys = [o["Key"] for o in self.s3.list_objects_v2(Bucket=self.bucket, Prefix=f"{name}/outputs")["Contents"]]
         assert pod.returncode == 0 and f"{name}/outputs/outputs.pb" in keys, pod.stdout
-        body = self.s3.get_object(Bucket=BUCKET, Key=f"{name}/outputs/outputs.pb")["Body"].read()
+        body = self.s3.get_object(Bucket=self.bucket, Key=f"{name}/outputs/outputs.pb")["Body"].read()
         return dict(LiteralMap.FromString(body).literals)
 
     def map(self, task: str, number: int, **inputs: Literal) -> Literal:
@@ -120,8 +124,9 @@ def literal(value: Any) -> Literal:
 
 
 @pytest.mark.prove
+@pytest.mark.parametrize("format", ["parquet", "csv"])
 def test_pods_make_the_bytes_that_one_machine_makes(
-    pods: Pods, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pods: Pods, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str
 ) -> None:
     draw = np.random.default_rng(0)
     table = pa.table(
@@ -132,29 +137,43 @@ def test_pods_make_the_bytes_that_one_machine_makes(
             "y": draw.integers(0, 2, 900),
         }
     )
-    pq.write_table(table, tmp_path / "t.parquet", row_group_size=300)
-    pods.s3.put_object(Bucket=BUCKET, Key="data/t.parquet", Body=(tmp_path / "t.parquet").read_bytes())
+    if format == "parquet":
+        pq.write_table(table, tmp_path / "0.parquet", row_group_size=300)
+    else:
+        for file in range(3):
+            pacsv.write_csv(table.slice(300 * file, 300), tmp_path / f"{file}.csv")
+    for path in tmp_path.glob(f"*.{format}"):
+        pods.s3.put_object(Bucket=pods.bucket, Key=f"data/{path.name}", Body=path.read_bytes())
+    client_of.cache_clear()  # another test had another server
     for name, value in pods.store.items():
         monkeypatch.setenv(name, value)
-    data = f"s3://{BUCKET}/data/"
+    data = f"s3://{pods.bucket}/data/"
     source = fingerprint_source(data, "y")
     alone = prepare(tmp_path / "alone", data, "y", CONFIG, made_by("y", CONFIG, source))
 
     raw = {"data": literal(data), "target": literal("y"), "config": literal(CONFIG), "source": literal(source)}
-    opened = pods.run("open_shares", **raw, number=literal(8))
+    number = literal(8)
+    texts = pods.run("open_texts", **raw, number=number)["o0"]
+    parsed = pods.map("parse_lot", len(texts.collection.literals), lot=texts)
+    opened = pods.run("open_shares", **raw, number=number, parsed=parsed)
     shares = len(opened["shares"].collection.literals)
-    assert shares == 3, "one share for each row group"
-    surveyed = pods.map("survey_share", shares, share=opened["shares"])
-    fitted = pods.run("fit_shares", table=opened["table"], surveyed=surveyed, number=literal(8))
-    encoded = pods.map("encode_share", shares, share=opened["shares"], surveyed=surveyed, plan=fitted["plan"])
+    assert shares == 3, "one share for each row group or file"
+    units = {"share": opened["shares"], "spool": opened["spools"]}
+    if format == "csv":
+        uris = [[blob.scalar.blob.uri for blob in of.collection.literals] for of in (opened["spools"], parsed)]
+        assert uris[0] == uris[1], "what was parsed stays where it is"
+    surveyed = pods.map("survey_share", shares, **units)
+    fitted = pods.run("fit_shares", table=opened["table"], surveyed=surveyed, number=number)
+    encoded = pods.map("encode_share", shares, **units, surveyed=surveyed, plan=fitted["plan"])
     lots = len(fitted["lots"].collection.literals)
     merged = pods.map("merge_lot", lots, lot=fitted["lots"], plan=fitted["plan"], encoded=encoded)
-    made = pods.run("assemble", **raw, found=fitted["found"], merged=merged, encoded=encoded, shares=opened["shares"])
+    rest = {"shares": opened["shares"], "spools": opened["spools"]}
+    made = pods.run("assemble", **raw, found=fitted["found"], merged=merged, encoded=encoded, **rest)
 
-    prefix = made["artifact"].scalar.blob.uri.removeprefix(f"s3://{BUCKET}/")
-    for entry in pods.s3.list_objects_v2(Bucket=BUCKET, Prefix=prefix)["Contents"]:
+    prefix = made["artifact"].scalar.blob.uri.removeprefix(f"s3://{pods.bucket}/")
+    for entry in pods.s3.list_objects_v2(Bucket=pods.bucket, Prefix=prefix)["Contents"]:
         path = tmp_path / "made" / entry["Key"].removeprefix(prefix).lstrip("/")
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(pods.s3.get_object(Bucket=BUCKET, Key=entry["Key"])["Body"].read())
+        path.write_bytes(pods.s3.get_object(Bucket=pods.bucket, Key=entry["Key"])["Body"].read())
     made = Artifact.open(tmp_path / "made", "prepare").check_sha256()
     assert made.fingerprint == alone.fingerprint

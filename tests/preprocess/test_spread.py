@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,10 +14,10 @@ import pytest
 
 from tasks.artifact import Artifact, DamagedArtifact
 from tasks.errors import UserError
-from tasks.preprocess import lots, shards, spread
-from tasks.preprocess.config import DataConfig
+from tasks.preprocess import lots, shards, spread, texts
+from tasks.preprocess.config import DataConfig, SplitConfig
 from tasks.preprocess.engine import prepare
-from tasks.preprocess.handover import VALUE, hand_over, take_over
+from tasks.preprocess.handover import SAID, VALUE, hand_over, take_over
 
 CONFIG = DataConfig(id="id", quarantine_limit=0.05)
 MADE_BY = {"code": "this"}
@@ -55,15 +56,29 @@ def on_several(root: Path, data: str, number: int, config: DataConfig = CONFIG, 
         return Path(shutil.move(path, path.with_name(f"{path.name}-downloaded")))
 
     root.mkdir()
-    shares = spread.open_shares(data, target, config, "", number, root / "table", lambda index: root / f"share-{index}")
-    table, shares = moved(root / "table"), [moved(share) for share in shares]
-    for index, share in enumerate(shares):
-        spread.survey_share(share, root / f"surveyed-{index}")
+    opened = [moved(lot) for lot in texts.open_texts(data, target, config, number, lambda i: root / f"texts-{i}")]
+    for index, lot in enumerate(opened):
+        texts.parse_lot(lot, root / f"parsed-{index}")
+    parsed = [moved(root / f"parsed-{index}") for index in range(len(opened))]
+    shares, spools = spread.open_shares(
+        data,
+        target,
+        config,
+        "",
+        number,
+        [directory / SAID for directory in parsed],
+        root / "table",
+        lambda index: root / f"share-{index}",
+        lambda index: root / f"spool-{index}",
+    )
+    table, shares, spools = moved(root / "table"), [moved(share) for share in shares], [*map(moved, spools)] or parsed
+    for index, (share, spool) in enumerate(zip(shares, spools, strict=True)):
+        spread.survey_share(share, spool, root / f"surveyed-{index}")
     surveyed = [moved(root / f"surveyed-{index}") for index in range(len(shares))]
     count = spread.fit_shares(table, surveyed, number, root / "found", root / "plan")
     plan = moved(root / "plan")
-    for index, share in enumerate(shares):
-        spread.encode_share(share, surveyed[index], plan, root / f"encoded-{index}")
+    for index, (share, spool) in enumerate(zip(shares, spools, strict=True)):
+        spread.encode_share(share, spool, surveyed[index], plan, root / f"encoded-{index}")
     encoded = [moved(root / f"encoded-{index}") for index in range(len(shares))]
     for lot in range(count):
         lots.merge_lot(lot, plan, [share / lots.name_of(lot) for share in encoded], root / f"merged-{lot}")
@@ -78,7 +93,7 @@ def on_several(root: Path, data: str, number: int, config: DataConfig = CONFIG, 
         moved(root / "found"),
         merged,
         kept,
-        lambda: spread.units_of(shares),
+        lambda: spread.units_of(shares, spools),
     )
     assert not [path for path in root.rglob("*") if path.name.endswith((".work", ".scratch"))]
     return Artifact.open(root / "prepared", "prepare")
@@ -115,6 +130,50 @@ def test_parts_are_merged_in_lots(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert sum(path.stat().st_size for lot in given for path in lot) == sum(sizes)
 
 
+def test_files_of_text_are_parsed_in_lots_of_about_the_same_size(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    for number, rows in enumerate([10, 10, 3000, 10, 500, 500, 500, 0]):
+        lines = "".join(f"{number}-{row},{row % 7},{row % 2}\n" for row in range(rows))
+        (tmp_path / f"data/{number}.csv").write_text("id,x,y\n" + lines)
+    data = str(tmp_path / "data")
+    shared = on_several(tmp_path / "pods", data, 3)
+    assert shared.fingerprint == prepare(tmp_path / "alone", data, "y", CONFIG, MADE_BY).fingerprint
+    lots_of_files = [
+        [file.name for file in take_over(path).plan.files] for path in sorted((tmp_path / "pods").glob("texts-*"))
+    ]
+    assert lots_of_files == [["0.csv", "1.csv"], ["2.csv"], ["3.csv", "4.csv", "5.csv", "6.csv", "7.csv"]]
+    # What one lot has parsed is in no other part: the shares are small.
+    assert not list((tmp_path / "pods").glob("share-*/*.arrow")) and not list((tmp_path / "pods").glob("spool-*"))
+
+
+@pytest.mark.parametrize("settings", [{}, {"split": SplitConfig(validation_from="2024-03-01", test_from="2024-05-01")}])
+def test_text_that_is_split_by_time_is_parsed_in_lots_too(tmp_path: Path, settings: dict[str, Any]) -> None:
+    (tmp_path / "data").mkdir()
+    draw = np.random.default_rng(3)
+    for file in range(4):
+        days = [f"2024-{month:02d}-{day:02d}" for month, day in draw.integers([1, 1], [7, 29], (400, 2))]
+        lines = "".join(f"{day},{x:.3f},{int(x > 0)}\n" for day, x in zip(days, draw.normal(size=400), strict=True))
+        (tmp_path / f"data/{file}.csv").write_text("day,x,y\n" + lines)
+    data, config = str(tmp_path / "data"), DataConfig(time="day", **settings)
+    shared = on_several(tmp_path / "pods", data, 3, config)
+    assert shared.fingerprint == prepare(tmp_path / "alone", data, "y", config, MADE_BY).fingerprint
+    assert not list((tmp_path / "pods").glob("spool-*")), "it was read again"
+
+
+def test_a_column_that_turns_into_text_is_read_again(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    data = write_text(tmp_path / "data")
+    (data / "5.csv").write_text("id,x,y\n" + "".join(f"5-{row},none given,a\n" for row in range(300)))
+    # Numbers of one kind in some files and of another in others are what they are together.
+    (data / "6.csv").write_text("id,x,y\n" + "".join(f"6-{row},{row},a\n" for row in range(300)))
+    shared = on_several(tmp_path / "pods", str(data), 3)
+    assert shared.fingerprint == prepare(tmp_path / "alone", str(data), "y", CONFIG, MADE_BY).fingerprint
+    assert "so it is taken as text" in "".join(shared.read_json("card.json")["warnings"])
+    (data / "5.csv").unlink()
+    shared = on_several(tmp_path / "numbers", str(data), 3)
+    assert shared.fingerprint == prepare(tmp_path / "also", str(data), "y", CONFIG, MADE_BY).fingerprint
+
+
 def test_texts_in_class_folders_are_shared_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tasks.preprocess.documents.BLOCK_FILES", 25)
     for number in range(100):
@@ -148,7 +207,7 @@ def test_a_users_mistake_is_said_by_the_step_that_finds_it(tmp_path: Path) -> No
     (tmp_path / "data").mkdir()
     data = str(write_parquet(tmp_path / "data"))
     with pytest.raises(UserError, match=r"no column 'z'"):
-        spread.open_shares(data, "z", CONFIG, "", 2, tmp_path / "table", lambda index: tmp_path / f"share-{index}")
+        on_several(tmp_path / "unknown", data, 2, target="z")
     with pytest.raises(UserError, match=r"15 of 3,000 rows .* cannot be used"):
         on_several(tmp_path / "pods", data, 2, DataConfig(id="id", quarantine_limit=0.001))
 
