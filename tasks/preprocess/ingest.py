@@ -313,7 +313,8 @@ def make_columnar(job: TextJob) -> TextPiece:
     arrays, bad = {}, list(parsed.bad)
     keep = np.ones(parsed.table.num_rows, bool)
     for name, column in zip(job.names, parsed.table.columns, strict=True):
-        texts = column.combine_chunks()
+        # To combine one chunk would copy it.
+        texts = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
         arrays[name], failed = spelling.convert(texts, job.types[name])
         if not failed.any():
             continue

@@ -57,13 +57,17 @@ class SourceFile:
     def compression(self) -> str | None:
         return COMPRESSIONS.get(Path(self.name).suffix.lower())
 
+    @property
+    def local(self) -> bool:
+        return not self.uri.startswith(S3)
+
     def open(self) -> Any:
         """A seekable binary reader."""
-        if self.uri.startswith(S3):
-            from tasks.storage import open_reader
+        if self.local:
+            return Path(self.uri).open("rb")
+        from tasks.storage import open_reader
 
-            return open_reader(self.uri)
-        return Path(self.uri).open("rb")
+        return open_reader(self.uri)
 
 
 def find_files(data: str) -> list[SourceFile]:

@@ -19,7 +19,7 @@ ARROW = {
 }
 
 
-#: Numbers that Arrow reads as pandas does; others are left to pandas.
+#: Numbers that Arrow reads; others are looked at one by one.
 PLAIN_NUMBER = r"^-?\d{1,200}(\.\d{0,200})?([eE][+-]?\d{1,2})?$"
 
 
@@ -123,17 +123,28 @@ def one_by_one(cleaned: pa.Array, kind: str) -> pa.Array:
     if kind == BOOLEAN:
         meant = {"true": True, "false": False}
         return pa.array([meant.get(str(text).lower()) for text in cleaned.to_pylist()], pa.bool_())
-    import pandas as pd  # seldom needed, and slow to import
-
     if kind == TIME:
+        import pandas as pd  # seldom needed, and slow to import
+
         return pa.array(pd.to_datetime(cleaned.to_pandas(), format="ISO8601", utc=True, errors="coerce")).cast(
             ARROW[TIME]
         )
     plain = pc.fill_null(pc.match_substring_regex(cleaned, PLAIN_NUMBER), False)
-    odd = cleaned.filter(pc.invert(plain)).to_pandas()
-    read = pa.array(pd.to_numeric(odd, errors="coerce").astype("float64"), from_pandas=True)
+    odd = cleaned.filter(pc.invert(plain)).to_pylist()
+    read = pa.array(map(oddly_spelled, odd), pa.float64(), size=len(odd))
     numbers = pc.if_else(plain, cleaned, None).cast(pa.float64())
     return pc.replace_with_mask(numbers, pc.invert(plain), read)
+
+
+def oddly_spelled(text: str | None) -> float | None:
+    """A number that is written in an unusual way, such as +5, .5, 1E400 or Infinity; ``None`` if it is none."""
+    if text is None or "_" in text or not text.isascii():
+        return None  # Python would read 1_000, and the digits of other scripts
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return None if math.isnan(number) else number
 
 
 def as_numbers(column: pa.Array) -> np.ndarray:
