@@ -80,7 +80,7 @@ class Earlier:
                 )
 
     def unseen(self, files: dict[str, SourceFile], target: str) -> list[SourceFile]:
-        """Of the ``files``, by their paths in the data, those that are new.
+        """Of the ``files``, by their paths in the data, those that are new and not empty.
 
         Raises ``UserError`` if one of the others is not what it was.
         """
@@ -99,9 +99,7 @@ class Earlier:
                     f"data: of {len(there)} files, {there[0][0]!r} among them, one has other bytes than when "
                     f"{self.address!r} was made; expected new data in new files"
                 )
-        if not left:
-            raise UserError(f"data: all files are in data.earlier = {self.address!r} already; nothing is new")
-        return list(left.values())
+        return [file for file in left.values() if file.size]
 
     def declared(self, config: DataConfig, *, text: bool) -> DataConfig:
         """``config`` with the types that columns had. Whole numbers of ``text`` are read as numbers are."""
@@ -130,6 +128,14 @@ class Earlier:
             )
         roles = {c["name"]: Role(c["role"], c.get("why", "")) for c in self.data.card["columns"]}
         return Fitted(roles, self.transform, [])
+
+    def repeat(self, writer: ArtifactWriter) -> Mapping[str, Any]:
+        """Take everything over as it is; what made it."""
+        print(f"prepare      nothing new: all files are in {self.address}, which is taken as it is", flush=True)
+        artifact = self.data.artifact
+        for name, record in artifact.files.items():
+            writer.link(artifact.path(name), name, record)
+        return artifact.made_by
 
     def keep_segments(self, writer: ArtifactWriter) -> int:
         """Take all rows over as they are; the number that the next segment has."""

@@ -75,7 +75,7 @@ def prepare(
             elif hold_images(data, config):
                 prepare_images(writer, place, open_pictures(data, target, config), config)
             else:
-                prepare_table(writer, place, data, target, config, made_by.get("source", ""))
+                made_by = prepare_table(writer, place, data, target, config, made_by)
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
@@ -132,9 +132,15 @@ class Fitting:
 
 
 def prepare_table(
-    writer: ArtifactWriter, place: Workplace, data: str, target: str, config: DataConfig, fingerprint: str
-) -> None:
-    opened = open_table(place, data, target, config, fingerprint)
+    writer: ArtifactWriter, place: Workplace, data: str, target: str, config: DataConfig, made_by: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """Write the prepared table; what made it, which is not ``made_by`` if an earlier set has all of the files."""
+    if config.earlier:
+        opened = open_new_files(place, data, target, config)
+        if isinstance(opened, Earlier):
+            return opened.repeat(writer)
+    else:
+        opened = open_table(place, data, target, config, made_by.get("source", ""))
     units = opened.source.units
     say_goes_on(place.found)
     rows = [unit.rows for unit in units]
@@ -148,6 +154,7 @@ def prepare_table(
     medians = exact_medians(place, fitting, kept, lambda: units)
     merged = merge_all(place, runs, encoding.transform.signature.record.itemsize)
     write_table(writer, fitting, merged, with_medians(card.result(), medians))
+    return made_by
 
 
 def open_table(
@@ -155,21 +162,21 @@ def open_table(
 ) -> Opened:
     """``fingerprint`` is that of all files of ``data``; ``source`` is what they hold, if somebody has read them."""
     target, config = as_table(data, target, config)
-    files = find_files(data)
-    if config.earlier:
-        return open_new_files(place, data, target, config, files)
     source = source or open_source(data, config, place)
     dropped = check_columns(source, data, target, config)
     types = {name: kind for name, kind in source.types.items() if name not in dropped}
     survey = Survey(types, target, source.rows, config, time_cuts(source, config))
-    return Opened(source, survey, dropped, [listing(files, data, fingerprint)])
+    return Opened(source, survey, dropped, [listing(find_files(data), data, fingerprint)])
 
 
-def open_new_files(place: Workplace, data: str, target: str, config: DataConfig, files: list[SourceFile]) -> Opened:
-    """Those of the ``files`` that the earlier set has not seen."""
+def open_new_files(place: Workplace, data: str, target: str, config: DataConfig) -> Opened | Earlier:
+    """The files that the earlier set has not seen; that set itself if there are none."""
+    target, config = as_table(data, target, config)
     earlier = Earlier.open(config.earlier, place.root / "earlier")
     earlier.check_settings(target, config)
-    new = earlier.unseen({relative(file, data): file for file in files}, target)
+    new = earlier.unseen({relative(file, data): file for file in find_files(data)}, target)
+    if not new:
+        return earlier
     config = earlier.declared(config, text=one_format(data, config, new) == "csv")
     source = open_source(data, config, place, new)
     earlier.check_columns(source.types)

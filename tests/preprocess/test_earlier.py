@@ -140,6 +140,26 @@ def test_sets_can_be_continued_again_and_an_epoch_mixes_their_segments(
     assert sorted(seen) == list(range(edges[-1]))
 
 
+def test_when_nothing_is_new_the_earlier_set_is_given_again(
+    sales: Path, january: PreparedData, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (sales / "empty.parquet").touch()
+    again = prepare(tmp_path / "again", sales, january.artifact.directory)
+    said = capsys.readouterr().out
+    assert said == f"prepare      nothing new: all files are in {january.artifact.directory}, which is taken as it is\n"
+    # The same fingerprint: what was trained on it needs no training again.
+    assert again.artifact.check_sha256().fingerprint == january.artifact.fingerprint
+    for name in again.artifact.files:
+        assert again.artifact.path(name).stat().st_ino == january.artifact.path(name).stat().st_ino, name
+    # And it can be continued like any other.
+    add(sales, "february", month(1))
+    assert len(prepare(tmp_path / "two", sales, again.artifact.directory).segments("train")) == 2
+    # Settings with which it would be another set are refused all the same.
+    (sales / "february.parquet").unlink()
+    with pytest.raises(UserError, match=r"data\.split"):
+        prepare(tmp_path / "other", sales, january.artifact.directory, split={"seed": 9})
+
+
 def test_text_is_read_as_the_types_that_it_had(tmp_path: Path) -> None:
     (tmp_path / "texts").mkdir()
     lines = "".join(f"{i},{i % 40},{'ab'[i % 2]}\n" for i in range(400))
@@ -155,7 +175,6 @@ def test_text_is_read_as_the_types_that_it_had(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("nothing new", r"all files are in data\.earlier .* already"),
         ("changed", r"'january.parquet' among them, one has other bytes"),
         ("grown", r"'january.parquet' is missing or has changed"),
         ("another seed", r"data\.split: .* was made; set it so"),
@@ -173,8 +192,7 @@ def test_what_does_not_fit_is_said(what: str, message: str, sales: Path, january
         february = february.set_column(3, "y", pa.array([7] * 50 + [1] * (ROWS - 50)))
     if what == "a column more":
         february = february.append_column("more", pa.array([1] * ROWS))
-    if what != "nothing new":
-        add(sales, "february", february)
+    add(sales, "february", february)
     if what == "changed":
         raw = bytearray((sales / "january.parquet").read_bytes())
         raw[100] ^= 1
