@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from flytekit import workflow
+from flytekit import StructuredDataset, workflow
 
 from tasks.collectives.task import benchmark_collectives
 from tasks.config import RunConfig
 from tasks.evaluate.task import evaluate
 from tasks.export.task import export
-from tasks.preprocess.task import fingerprint, prepare_data
+from tasks.preprocess.task import address_of, fingerprint, prepare_data
 from tasks.report.summary import DataSummary, RunSummary
 from tasks.report.task import report, report_data
 from tasks.train.task import fingerprint_model_code, train
@@ -52,3 +52,15 @@ def prepare(data: str = "", target: str = "", config: RunConfig = RunConfig()) -
     source = fingerprint(data=data, target=target, config=config.data)
     prepared = prepare_data(data=data, target=target, config=config, source=source)
     return report_data(prepared=prepared.artifact, stages=[prepared.run])
+
+
+@workflow
+def train_on_dataset(dataset: StructuredDataset, target: str, config: RunConfig = RunConfig()) -> RunSummary:  # noqa: B008
+    """:func:`train_and_export` on what an upstream task returned: a StructuredDataset of Parquet or a DataFrame."""
+    return train_and_export(data=address_of(dataset=dataset), target=target, config=config)
+
+
+@workflow
+def prepare_dataset(dataset: StructuredDataset, target: str, config: RunConfig = RunConfig()) -> DataSummary:  # noqa: B008
+    """:func:`prepare` on what an upstream task returned: a StructuredDataset of Parquet or a DataFrame."""
+    return prepare(data=address_of(dataset=dataset), target=target, config=config)

@@ -14,8 +14,9 @@ from tasks.versions import DEPENDS_ON, code_version
 PRIMARY = "primary"
 
 
-def on(stage: str) -> dict[str, Any]:
-    """The metadata of a stage's task, from the current profile. Stages without a code version are never cached."""
+def on(stage: str, besides: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The metadata of a stage's task, from the current profile. Stages without a code version are never cached;
+    ``besides`` are inputs that make no difference to the cache."""
     profile = current_profile()
     place = profile.placement(stage)
     resources = Resources(cpu=place.cpu, mem=place.memory, gpu=place.gpu if place.gpu != "0" else None)
@@ -29,7 +30,7 @@ def on(stage: str) -> dict[str, Any]:
     }
     if stage in DEPENDS_ON:
         # Serialised: of two executions that want the same result at once, the second waits for the first's.
-        metadata["cache"] = Cache(version=code_version(stage), serialize=True)
+        metadata["cache"] = Cache(version=code_version(stage), serialize=True, ignored_inputs=besides)
     if place.accelerator:
         metadata["accelerator"] = GPUAccelerator(place.accelerator)
     if place.shared_memory:

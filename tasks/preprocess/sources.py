@@ -30,6 +30,8 @@ FORMATS = {
     ".npz": "arrays",
 }
 IMAGE_FORMATS = ("images", "arrays")
+#: How files begin that say themselves what they are.
+BEGINNINGS = {b"PAR1": "parquet", b"ARROW1": "arrow"}
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 HASH_BYTES = 8 << 20
 
@@ -144,15 +146,21 @@ def wanted(relative: str) -> bool:
 
 
 def format_of(file: SourceFile, declared: str) -> str:
-    """One of the values of ``FORMATS``. Raises ``UserError`` when the extension does not tell."""
-    if declared != "auto":
-        return declared
-    if file.known_format is None:
+    """One of the values of ``FORMATS``. Raises ``UserError`` when neither extension nor beginning tells."""
+    found = declared if declared != "auto" else file.known_format or format_inside(file)
+    if not found:
         raise UserError(
             f"{file.uri}: the extension {Path(file.name).suffix!r} does not tell the format; set data.format to csv, "
             "parquet, arrow, images, arrays or text"
         )
-    return file.known_format
+    return found
+
+
+def format_inside(file: SourceFile) -> str:
+    """What the first bytes say: "parquet", "arrow" or ""."""
+    with file.open() as stream:
+        beginning = stream.read(max(map(len, BEGINNINGS)))
+    return next((format for mark, format in BEGINNINGS.items() if beginning.startswith(mark)), "")
 
 
 def fingerprint_source(data: str, target: str = "") -> str:

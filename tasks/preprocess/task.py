@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flytekit import current_context, map_task, task
+from flytekit import StructuredDataset, current_context, map_task, task
 from flytekit.types.directory import FlyteDirectory
 
 from tasks.artifact import Artifact
@@ -30,9 +30,20 @@ def fingerprint(data: str = "", target: str = "", config: DataConfig = DataConfi
     return fingerprint_source(data, target) + fingerprint_earlier(config.earlier)
 
 
-@task(**on("prepare"))
+@task(**on("fingerprint"))
+def address_of(dataset: StructuredDataset) -> str:
+    """Where the Parquet of a dataset lies, which an upstream task returned as it is or as a DataFrame."""
+    from tasks.preprocess.dataset import parquet_address
+
+    written = dataset.literal
+    assert written is not None, "flytekit hands a dataset over with its literal"
+    return parquet_address(written.uri, written.metadata.structured_dataset_type.format)
+
+
+@task(**on("prepare", besides=("data",)))
 def prepare(data: str, target: str, config: DataConfig, source: str) -> Made:
-    """Make the prepared data; ``source`` is the fingerprint of what ``data`` names."""
+    """Make the prepared data; ``source`` is the fingerprint of what ``data`` names, and stands for it: the same bytes
+    at another address are no new work."""
 
     def make(directory: Path, key: str) -> Artifact:
         from tasks.preprocess import engine
@@ -42,7 +53,7 @@ def prepare(data: str, target: str, config: DataConfig, source: str) -> Made:
         by = made_by(target, config, source)
         return engine.prepare(directory, data, target, config, by, workers_for(data), kept)
 
-    return run_stage("prepare", {"data": data, "target": target, "config": config, "source": source}, make)
+    return run_stage("prepare", {"target": target, "config": config, "source": source}, make)
 
 
 def made_by(target: str, config: DataConfig, source: str) -> dict[str, Any]:
@@ -187,7 +198,7 @@ def assemble(
             lambda: spread.units_of(*([local_path(each) for each in given] for given in (shares, spools))),
         )
 
-    made = run_stage("prepare", {"data": data, "target": target, "config": config, "source": source}, make)
+    made = run_stage("prepare", {"target": target, "config": config, "source": source}, make)
     return Made(FlyteDirectory(made.artifact.path, remote_directory=home), made.run) if home else made
 
 

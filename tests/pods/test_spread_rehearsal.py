@@ -177,3 +177,22 @@ def test_pods_make_the_bytes_that_one_machine_makes(
         path.write_bytes(pods.s3.get_object(Bucket=pods.bucket, Key=entry["Key"])["Body"].read())
     made = Artifact.open(tmp_path / "made", "prepare").check_sha256()
     assert made.fingerprint == alone.fingerprint
+
+
+@pytest.mark.prove
+def test_a_pod_takes_the_dataset_that_another_wrote(pods: Pods) -> None:
+    """What flytekit makes of a DataFrame that a task returns: Parquet under a name without extension."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table({"x": np.arange(90.0), "y": np.arange(90) % 2}), sink)
+    pods.s3.put_object(Bucket=pods.bucket, Key="upstream/raw/00000", Body=sink.getvalue().to_pybytes())
+    written = Literal()
+    written.scalar.structured_dataset.uri = f"s3://{pods.bucket}/upstream/raw"
+    written.scalar.structured_dataset.metadata.structured_dataset_type.format = "parquet"
+    data = pods.run("address_of", dataset=written)["o0"]
+    assert data.scalar.primitive.string_value == f"s3://{pods.bucket}/upstream/raw"
+    raw = {"data": data, "target": literal("y"), "config": literal(DataConfig())}
+    source = pods.run("fingerprint", **raw)["o0"]
+    texts = pods.run("open_texts", **raw, source=source, number=literal(2))["o0"]
+    parsed = pods.map("parse_lot", len(texts.collection.literals), lot=texts)
+    opened = pods.run("open_shares", **raw, source=source, number=literal(2), parsed=parsed)
+    assert len(opened["shares"].collection.literals) == 1
