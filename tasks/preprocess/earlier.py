@@ -18,7 +18,7 @@ from tasks.errors import UserError
 from tasks.preprocess import quarantine, values
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.fit import Fitted, Role
-from tasks.preprocess.prepared import SPLITS, PreparedData
+from tasks.preprocess.prepared import SPLITS, PreparedData, segment_number
 from tasks.preprocess.profile import drift_from
 from tasks.preprocess.quarantine import BadRow
 from tasks.preprocess.sources import SourceFile, digest_files
@@ -142,7 +142,7 @@ class Earlier:
         segments = [name for split in SPLITS for name in self.data.segments(split)]
         for name in segments:
             writer.link(self.data.artifact.path(name), name, self.data.artifact.files[name])
-        return 1 + max(int(name.split("-")[1].split(".")[0]) for name in segments)
+        return 1 + max(map(segment_number, segments))
 
     def continued(self, card: dict[str, Any], sample: pa.Table) -> dict[str, Any]:
         """The card of the new files as the card of all: rows and classes are added, columns are those of the new files

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.artifact import ArtifactWriter, FileRecord
-from tasks.preprocess.prepared import SPLITS
+from tasks.preprocess.prepared import SPLITS, segment_name
 from tasks.preprocess.progress import shown
 from tasks.preprocess.shards import Part, Run, merge, parts_of
 from tasks.preprocess.workplace import Workplace
@@ -70,12 +70,12 @@ def merge_part(job: Merging) -> Merged:
 
 
 def enter_segments(writer: ArtifactWriter, merged: list[Merged], number: int) -> None:
-    """Make the parts of each split, which are in their order, its segments ``number`` and on.
+    """Make the parts of each split, which are in their order, its segment ``number``.
 
-    Parts without rows are left out; only a split that has no row at all has one segment without any.
+    Parts without rows are left out; only the first segment of a split may be without any.
     """
     for split, name in enumerate(SPLITS):
         mine = [part for part in merged if part.part.split == split]
         filled = [part for part in mine if part.record.size] or (mine[:1] if number == 0 else [])
         for place, part in enumerate(filled):
-            part.enter(writer, f"{name}-{number + place:05d}.rows")
+            part.enter(writer, segment_name(name, number, place))

@@ -2,9 +2,10 @@
 
 The artifact holds, for each split, one or more segments ``<split>-00000.rows`` of fixed-width little-endian records to
 memory-map: the model's inputs in the order of the signature, then the target, then the row's weight if rows are
-weighed. A large split is cut into several segments, and new files beside an earlier set become further ones. Rows are
-shuffled within a segment, among all segments that were written at once, and a block of the manifest is a whole number
-of rows, so any block is a fair sample that can be verified by itself. Beside them ``signature.json`` (what a model
+weighed. New files beside an earlier set become further segments. A large segment is cut into parts, which are files
+after the first, called ``<split>-00000_00001.rows`` and so on. Rows are shuffled within a segment, through all of its
+parts, when it is written, and a block of the manifest is a whole number of rows, so any block is a fair sample that can
+be verified by itself. Beside them ``signature.json`` (what a model
 takes and gives), ``schema.json`` and ``statistics.json`` (the transformation from raw columns to inputs, fitted on the
 training split only), ``card.json`` (what was found in the data) and ``quarantine.parquet`` (rows set aside, with
 reasons).
@@ -13,6 +14,7 @@ reasons).
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,16 @@ KIND = "prepare"
 SPLITS = ("train", "validation", "test")
 TARGET = "target"
 WEIGHT = "weight"
+
+
+def segment_name(split: str, number: int, part: int) -> str:
+    """The file of a part of a segment; names sort as they are counted."""
+    return f"{split}-{number:05d}_{part:05d}.rows" if part else f"{split}-{number:05d}.rows"
+
+
+def segment_number(name: str) -> int:
+    """Which segment of its split a file belongs to."""
+    return int(name.partition("-")[2].partition(".")[0].partition("_")[0])
 
 
 @dataclass(frozen=True)
@@ -109,12 +121,19 @@ class PreparedData:
         return cls(artifact, Signature.from_json(artifact.read_json("signature.json")))
 
     def segments(self, split: str) -> list[str]:
-        """The file names of a split's segments, in order."""
+        """The file names of a split's segments and their parts, in order."""
         return sorted(name for name in self.artifact.files if name.startswith(f"{split}-") and name.endswith(".rows"))
 
     def segment_rows(self, split: str) -> tuple[int, ...]:
-        """The number of rows in each of a split's segments."""
+        """The number of rows in each file of a split."""
         return tuple(self.artifact.files[name].size // self.signature.record.itemsize for name in self.segments(split))
+
+    def shuffled_rows(self, split: str) -> tuple[int, ...]:
+        """The number of rows in each segment of a split, with all its parts: so many were shuffled together."""
+        rows: Counter[int] = Counter()
+        for name, count in zip(self.segments(split), self.segment_rows(split), strict=True):
+            rows[segment_number(name)] += count
+        return tuple(rows.values())
 
     def block_rows(self, split: str) -> int:
         """The rows of a block in a split's segments, which is the same in all of them."""

@@ -25,9 +25,9 @@ from tasks.preprocess.hashing import keys
 #: batch mixes have to stay in a processor's cache between their verification and their use.
 BLOCK_ROWS = 4096
 BLOCK_BYTES = 1 << 19
-#: A part of a split is about as large at most; larger where there would be too many, because a batch mixes all parts.
+#: A part of a split is about as large at most; larger where there would be too many, because each reads from all runs.
 PART_BYTES = 256 << 20
-MOST_PARTS = 64
+MOST_PARTS = 256
 #: What is merged at once.
 BUCKET_BYTES = 16 << 20
 ORDER_SEED = 2

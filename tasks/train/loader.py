@@ -89,7 +89,7 @@ def evaluation_batches(
 
 def layout(prepared: PreparedData, split: str) -> Layout:
     """How the rows of a split are stored."""
-    return Layout(prepared.segment_rows(split), prepared.block_rows(split))
+    return Layout(prepared.segment_rows(split), prepared.block_rows(split), prepared.shuffled_rows(split))
 
 
 def read_ahead(

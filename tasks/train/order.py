@@ -5,8 +5,9 @@ A global batch is an ordered list of G rows, of which rank r of W takes those fr
 everything, no divisibility is asked of the user, no row is lost and none comes twice; an epoch's tail is a short last
 batch.
 
-Rows are stored shuffled within each segment, so that any block is a fair sample of its segment and an epoch can go
-block by block, which a disk and a cache like, without batches that differ more than chance makes them:
+Rows are stored shuffled within each segment, which may be several files, so that any block is a fair sample of its
+segment and an epoch can go block by block, which a disk and a cache like, without batches that differ more than chance
+makes them:
 
 * The *tape* of an epoch: within each stratum (a segment, or several that are too small to be in every batch) the
   blocks in a random order, within each block the rows in a random order, the same for all blocks of a length: where a
@@ -73,11 +74,13 @@ class Layout:
     """How the rows of a split are stored: segments one after the other, each in blocks of ``block_rows``.
 
     Blocks are numbered through all segments; a segment's last block may be short. Rows are numbered through, too.
+    ``shuffled`` says how many rows were shuffled together, where a segment's are spread over several ``segments``.
     """
 
-    def __init__(self, segments: tuple[int, ...], block_rows: int) -> None:
+    def __init__(self, segments: tuple[int, ...], block_rows: int, shuffled: tuple[int, ...] = ()) -> None:
         counts = [-(-rows // block_rows) for rows in segments]
         self.segments = segments
+        self.shuffled = shuffled or segments
         self.block_rows = block_rows
         self.rows = sum(segments)
         self.blocks = sum(counts)
@@ -241,7 +244,7 @@ def strata(layout: Layout, batch_size: int) -> list[int]:
     """Where strata end: segments, small ones joined with the next until they are worth a row of every batch."""
     least = -(-layout.rows // batch_size)
     ends = [0]
-    for end in accumulate(layout.segments):
+    for end in accumulate(layout.shuffled):
         if end - ends[-1] >= least:
             ends.append(end)
     return [*ends[1:-1], layout.rows]

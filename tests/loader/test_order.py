@@ -116,6 +116,21 @@ def test_every_batch_has_its_share_of_every_segment(segments: tuple[int, ...]) -
         assert np.abs(counts - worth).max() < 2
 
 
+def test_parts_that_were_shuffled_together_are_mixed_like_one_segment() -> None:
+    """A batch takes from as few blocks as if all lay in one file, and of a later segment its share all the same."""
+    parts, later = (10_000,) * 40, 20_000
+    order = GlobalOrder(Layout((*parts, later), 512, (400_000, later)), 1024, seed=3)
+    layout, seen = order.layout, []
+    for step in range(order.steps_per_epoch):
+        rows = order.batch(step)
+        blocks = np.unique(np.searchsorted(layout.first, rows, side="right"))
+        assert len(blocks) <= 8 * 4, "four of each lane"
+        if len(rows) == 1024:
+            assert abs(np.count_nonzero(rows >= 400_000) - 1024 * later / layout.rows) < 2
+        seen.append(rows)
+    np.testing.assert_array_equal(np.sort(np.concatenate(seen)), np.arange(layout.rows))
+
+
 def test_batch_means_vary_as_chance_has_it() -> None:
     """Within 5 % of σ²/G·(N-G)/(N-1), the variance of means of G rows of N drawn without replacement.
 

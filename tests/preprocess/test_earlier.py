@@ -14,7 +14,7 @@ import torch
 
 from tasks.artifact import Artifact
 from tasks.errors import UserError
-from tasks.preprocess import engine
+from tasks.preprocess import engine, shards
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.prepared import SPLITS, TARGET, PreparedData
 from tasks.preprocess.sources import fingerprint_source
@@ -138,6 +138,23 @@ def test_sets_can_be_continued_again_and_an_epoch_mixes_their_segments(
         if batch.size == 90:
             assert np.bincount(np.searchsorted(edges, rows, side="right"), minlength=3).min() >= 20
     assert sorted(seen) == list(range(edges[-1]))
+
+
+def test_segments_in_parts_can_be_continued(sales: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "PART_BYTES", 4000)
+    first = prepare(tmp_path / "first", sales)
+    add(sales, "february", month(1))
+    both = prepare(tmp_path / "both", sales, first.artifact.directory)
+    names, rows = both.segments("train"), both.segment_rows("train")
+    assert names[:2] == ["train-00000.rows", "train-00000_00001.rows"] and "train-00001_00001.rows" in names
+    assert names[: len(first.segments("train"))] == first.segments("train")
+    assert both.shuffled_rows("train") == (
+        sum(first.segment_rows("train")),
+        sum(rows) - sum(first.segment_rows("train")),
+    )
+    order = GlobalOrder(layout(both, "train"), 90, seed=0)
+    batches = list(training_batches(both, order, 0, 1, torch.device("cpu"), stop=sum(rows)))
+    assert sum(batch.size for batch in batches) == sum(rows) == both.card["rows"]["train"]
 
 
 def test_when_nothing_is_new_the_earlier_set_is_given_again(

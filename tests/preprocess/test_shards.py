@@ -10,6 +10,7 @@ import pytest
 from tasks.artifact import ArtifactWriter
 from tasks.preprocess import shards
 from tasks.preprocess.merging import enter_segments, merge_all
+from tasks.preprocess.prepared import segment_name
 from tasks.preprocess.shards import Part, RunWriter, merge, order_keys, parts_of
 from tasks.preprocess.workers import Workers
 from tasks.preprocess.workplace import Workplace
@@ -67,7 +68,11 @@ def test_parts_are_consecutive_ranges_of_keys(
     artifact = writer.finish("test", {}).check()
     for split, name in enumerate(("train", "validation")):
         mine = np.arange(split, ROWS, 2)
-        parts = [np.fromfile(artifact.path(file), RECORD)["number"] for file in artifact.files if file.startswith(name)]
+        parts = [
+            np.fromfile(artifact.path(file), RECORD)["number"]
+            for file in sorted(artifact.files)
+            if file.startswith(name)
+        ]
         assert (
             len(parts)
             == len(parts_of(split, len(mine), RECORD.itemsize))
@@ -94,9 +99,9 @@ def test_parts_without_rows_are_left_out(tmp_path: Path, monkeypatch: pytest.Mon
     assert sorted(artifact.files) == [
         "test-00000.rows",
         "train-00000.rows",
-        "train-00001.rows",
+        "train-00000_00001.rows",
         "validation-00000.rows",
     ]
-    stored = [np.fromfile(artifact.path(f"train-0000{part}.rows"), RECORD)["number"] for part in range(2)]
+    stored = [np.fromfile(artifact.path(segment_name("train", 0, part)), RECORD)["number"] for part in range(2)]
     np.testing.assert_array_equal(np.concatenate(stored), np.arange(60, 100))
     assert artifact.files["test-00000.rows"].size == 0
