@@ -21,7 +21,7 @@ from tasks.preprocess.config import DataConfig
 from tasks.preprocess.quarantine import BadRow
 from tasks.preprocess.sources import SourceFile
 
-BLOCK_BYTES = 8 << 20
+BLOCK_BYTES = 12 << 20
 #: A quoted value with line breaks may span this many bytes; beyond that its quote is taken to be never closed.
 RECORD_BYTES = 4 << 20
 
