@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar, cast
 
 from flytekit import FlyteContextManager, HashMethod, current_context
+from flytekit.exceptions.user import FlyteRecoverableException
 from flytekit.types.directory import FlyteDirectory
 
 from tasks.artifact import Artifact, DamagedArtifact
+from tasks.errors import UserError
+from tasks.storage import StorageUnavailable
 from tasks.store import Store, content_key
 from tasks.versions import code_version
 
 STORE = Path(".slipstream")
+
+Work = TypeVar("Work", bound=Callable[..., Any])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +52,22 @@ class Made(NamedTuple):
 
     artifact: ArtifactDirectory
     run: StageRun
+
+
+def door(work: Work) -> Work:
+    """A task's function, as Flyte should see it fail: another attempt can help if a store stayed away. On one machine
+    nobody tries again, so the user is told."""
+
+    @functools.wraps(work)
+    def told(*arguments: Any, **named: Any) -> Any:
+        try:
+            return work(*arguments, **named)
+        except StorageUnavailable as error:
+            if runs_locally():
+                raise UserError(f"{error}; nothing is lost, start again when it does") from None
+            raise FlyteRecoverableException(str(error)) from error
+
+    return cast(Work, told)
 
 
 def local_path(directory: FlyteDirectory) -> Path:

@@ -44,6 +44,8 @@ def open_file(uri: str, format: str) -> Any:
         if format == "parquet":
             return open_parquet(uri)
         return pa.ipc.open_file(pa.memory_map(uri) if not uri.startswith("s3://") else SourceFile(uri, 0).open())
+    except UserError:
+        raise  # the store's word on what the user has to mend
     except (pa.ArrowException, OSError, ValueError) as error:
         raise damaged(uri, format, error) from None
 

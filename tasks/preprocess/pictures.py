@@ -18,6 +18,7 @@ from tasks.preprocess import values
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.quarantine import BadRow
 from tasks.preprocess.sources import SourceFile, relative
+from tasks.storage import StorageUnavailable
 
 #: Pixels that are worked on at once.
 CHUNK_BYTES = 8 << 20
@@ -211,7 +212,7 @@ def member(file: SourceFile, name: str) -> Iterator[Any]:
         with file.open() as raw, zipfile.ZipFile(raw) as archive, archive.open(f"{name}.npy") as stream:
             yield stream
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, MemoryError) as error:
-        if isinstance(error, UserError):
+        if isinstance(error, (UserError, StorageUnavailable)):
             raise
         raise UserError(f"{file.uri}: not a whole .npz file ({str(error)[:200]})") from None
 

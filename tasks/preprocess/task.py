@@ -15,13 +15,14 @@ from tasks.hardware.on import on
 from tasks.hardware.profile import current_profile
 from tasks.preprocess.config import DataConfig
 from tasks.settings import to_dict
-from tasks.stage import STORE, ArtifactDirectory, Made, local_path, run_stage, runs_locally
+from tasks.stage import STORE, ArtifactDirectory, Made, door, local_path, run_stage, runs_locally
 from tasks.storage import S3
 from tasks.store import Store
 from tasks.versions import code_version
 
 
 @task(**on("fingerprint"))
+@door
 def fingerprint(data: str = "", target: str = "", config: DataConfig = DataConfig()) -> str:  # noqa: B008
     """What identifies the raw data right now. Never cached: new bytes behind the same name are new work."""
     from tasks.preprocess.earlier import fingerprint_earlier
@@ -31,6 +32,7 @@ def fingerprint(data: str = "", target: str = "", config: DataConfig = DataConfi
 
 
 @task(**on("fingerprint"))
+@door
 def address_of(dataset: StructuredDataset) -> str:
     """Where the Parquet of a dataset lies, which an upstream task returned as it is or as a DataFrame."""
     from tasks.preprocess.dataset import parquet_address
@@ -41,6 +43,7 @@ def address_of(dataset: StructuredDataset) -> str:
 
 
 @task(**on("prepare", besides=("data",)))
+@door
 def prepare(data: str, target: str, config: DataConfig, source: str) -> Made:
     """Make the prepared data; ``source`` is the fingerprint of what ``data`` names, and stands for it: the same bytes
     at another address are no new work."""
@@ -83,6 +86,7 @@ class Fitted(NamedTuple):
 
 
 @task(**on("prepare"))
+@door
 def open_texts(data: str, target: str, config: DataConfig, source: str, number: int) -> list[ArtifactDirectory]:
     """Cut files of text, which ``source`` identifies, into at most ``number`` lots; other data is one empty lot."""
     from tasks.preprocess import texts
@@ -92,6 +96,7 @@ def open_texts(data: str, target: str, config: DataConfig, source: str, number: 
 
 
 @task(**on("prepare"))
+@door
 def parse_lot(lot: ArtifactDirectory) -> ArtifactDirectory:
     """Make the files of one lot columnar."""
     from tasks.preprocess import texts
@@ -102,6 +107,7 @@ def parse_lot(lot: ArtifactDirectory) -> ArtifactDirectory:
 
 
 @task(**on("prepare"))
+@door
 def open_shares(
     data: str, target: str, config: DataConfig, source: str, number: int, parsed: list[ArtifactDirectory]
 ) -> Opened:
@@ -117,6 +123,7 @@ def open_shares(
 
 
 @task(**on("prepare"))
+@door
 def survey_share(share: ArtifactDirectory, spool: ArtifactDirectory) -> ArtifactDirectory:
     """The first pass over one share."""
     from tasks.preprocess import spread
@@ -127,6 +134,7 @@ def survey_share(share: ArtifactDirectory, spool: ArtifactDirectory) -> Artifact
 
 
 @task(**on("prepare"))
+@door
 def fit_shares(table: ArtifactDirectory, surveyed: list[ArtifactDirectory], number: int) -> Fitted:
     """Fit on what was found in all shares, and plan to merge in at most ``number`` lots."""
     from tasks.preprocess import spread
@@ -137,6 +145,7 @@ def fit_shares(table: ArtifactDirectory, surveyed: list[ArtifactDirectory], numb
 
 
 @task(**on("prepare"))
+@door
 def encode_share(
     share: ArtifactDirectory, spool: ArtifactDirectory, surveyed: ArtifactDirectory, plan: ArtifactDirectory
 ) -> ArtifactDirectory:
@@ -149,6 +158,7 @@ def encode_share(
 
 
 @task(**on("prepare"))
+@door
 def merge_lot(lot: int, plan: ArtifactDirectory, encoded: list[ArtifactDirectory]) -> ArtifactDirectory:
     """Merge some parts of the prepared data, of which every share has a piece."""
     from tasks.preprocess import lots
@@ -159,6 +169,7 @@ def merge_lot(lot: int, plan: ArtifactDirectory, encoded: list[ArtifactDirectory
 
 
 @task(**on("prepare"))
+@door
 def assemble(
     data: str,
     target: str,

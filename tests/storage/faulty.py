@@ -16,7 +16,8 @@ class FaultyS3(ThreadingHTTPServer):
     """Forwards requests to moto. ``plan`` holds faults still to come, for requests of a method; ``fired`` those done.
 
     Faults: "403", "500" and "503" answer so; "reset" hangs up before anything is done, "lost" after it was done;
-    "truncate" sends half of the answer; "corrupt" flips a bit of what was sent.
+    "truncate" sends half of the answer; "stall" sends half and then nothing for ``stall_s`` seconds; "corrupt" flips a
+    bit of what was sent; "pass" is none, for requests before the one that is meant.
     ``down_until`` (``time.monotonic``) makes every connection end at once without an answer.
     """
 
@@ -31,6 +32,7 @@ class FaultyS3(ThreadingHTTPServer):
         self.refused = 0
         self.requests: list[str] = []
         self.down_until = 0.0
+        self.stall_s = 1.0
         self.lock = threading.Lock()
 
     @property
@@ -91,8 +93,9 @@ class Handler(BaseHTTPRequestHandler):
         size = int(answer.getheader("Content-Length") or len(data))
         if fault == "lost":
             return self.hang_up()
-        if fault == "truncate":
+        if fault in ("truncate", "stall"):
             self.answer(answer.status, kept, data[: len(data) // 2], size)
+            time.sleep(server.stall_s if fault == "stall" else 0)
             return self.hang_up()
         return self.answer(answer.status, kept, data, size)
 
