@@ -76,11 +76,11 @@ def prepare(
                 prepare_images(writer, place, open_pictures(data, target, config), config)
             else:
                 made_by = prepare_table(writer, place, data, target, config, made_by)
+        return writer.finish(KIND, made_by)
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise UserError(f"{directory}: no space left on the disk; free some or work in another directory") from None
-    return writer.finish(KIND, made_by)
 
 
 # Tables

@@ -212,8 +212,7 @@ def pick(
     ranks = (count - 1) // 2, count // 2
     if ranks[0] < first - at_low or ranks[1] >= first + length + at_high:
         return None
-    inside = np.empty(length) if length <= room else np.memmap(scratch, np.float64, "w+", shape=length)
-    np.concatenate(pieces, out=inside)
+    inside = np.concatenate(pieces) if length <= room else on_disk(pieces, scratch)
     if within := [rank - first for rank in ranks if first <= rank < first + length]:
         inside.partition(within)
     low, high = (
@@ -221,3 +220,12 @@ def pick(
         for rank in ranks
     )
     return (low + high) / 2
+
+
+def on_disk(pieces: list[np.ndarray], file: Path) -> np.ndarray:
+    """The pieces together, as a view of a file. They are written first: where a full disk is met in a view, the
+    process is killed."""
+    with file.open("wb", buffering=0) as stream:
+        for piece in pieces:
+            stream.write(piece.data)
+    return np.memmap(file, np.float64, "r+")
