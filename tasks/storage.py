@@ -109,6 +109,13 @@ def open_reader(uri: str) -> BinaryIO:
         raise UserError(f"{path}: cannot be read ({error.strerror}); check its permissions") from None
 
 
+def copy_within_s3(source: str, target: str) -> None:
+    """Copy a file within S3: its bytes do not pass through this machine."""
+    from tasks.s3 import copy_object
+
+    copy_object(source, target)
+
+
 def read_range(source: ObjectInfo, start: int, end: int) -> bytes:
     """The bytes from ``start`` to ``end`` of a file as it was listed. Raises ``UserError`` if it is another by now."""
     if source.uri.startswith(S3):

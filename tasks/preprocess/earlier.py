@@ -4,6 +4,7 @@ prepared, as further segments.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import xxhash
 
-from tasks.artifact import MANIFEST, ArtifactWriter, DamagedArtifact
+from tasks.artifact import MANIFEST, ArtifactWriter, DamagedArtifact, hash_file
 from tasks.errors import UserError
 from tasks.preprocess import quarantine, values
 from tasks.preprocess.config import DataConfig
@@ -25,6 +26,7 @@ from tasks.preprocess.sources import SourceFile, digest_files
 from tasks.preprocess.split import Cuts
 from tasks.preprocess.survey import Found
 from tasks.preprocess.transform import Transform
+from tasks.storage import S3, copy_within_s3, list_objects, open_reader, storage_for
 
 #: The card of the data that the statistics were fitted on, if that was an earlier set.
 REFERENCE = "reference.json"
@@ -41,18 +43,29 @@ class Earlier:
     data: PreparedData
     schema: dict[str, Any]
     transform: Transform
+    #: The card of the data that the statistics were fitted on.
+    reference: dict[str, Any]
+    card: dict[str, Any]
+    bad: list[BadRow]
 
     @classmethod
     def open(cls, address: str, scratch: Path) -> Earlier:
-        """Verified to the byte; fetched into ``scratch`` first if it is on S3. Raises ``UserError``."""
+        """Verified to the byte, except that rows on S3 stay there; all else is fetched into ``scratch``.
+
+        Raises ``UserError``.
+        """
         try:
-            data = PreparedData.open(fetch(address, scratch) if address.startswith("s3://") else Path(address))
-            schema = data.artifact.check().read_json("schema.json")
+            remote = address.startswith(S3)
+            data = PreparedData.open(fetch(address, scratch) if remote else Path(address))
+            artifact = data.artifact if remote else data.artifact.check()
+            schema = artifact.read_json("schema.json")
         except DamagedArtifact as damage:
             raise UserError(f"data.earlier: {damage.message}") from None
         if "sources" not in schema:
             raise UserError(f"data.earlier: {address!r} holds images; expected a prepared table")
-        return cls(address, data, schema, Transform.from_json(data.artifact.read_json("statistics.json")))
+        transform = Transform.from_json(artifact.read_json("statistics.json"))
+        reference = artifact.read_json(REFERENCE) if REFERENCE in artifact.files else data.card
+        return cls(address, data, schema, transform, reference, data.card, quarantine.read(artifact))
 
     @property
     def types(self) -> dict[str, str]:
@@ -62,10 +75,6 @@ class Earlier:
     def cuts(self) -> Cuts | None:
         cuts = self.schema["cuts"]
         return None if cuts is None else (cuts[0], cuts[1])
-
-    @property
-    def bad(self) -> list[BadRow]:
-        return quarantine.read(self.data.artifact)
 
     def check_settings(self, target: str, config: DataConfig) -> None:
         """Raise ``UserError`` for a setting with which rows of the earlier set would move or mean something else."""
@@ -126,35 +135,51 @@ class Earlier:
                 f"target {self.transform.target!r}: the class {new[0]!r} of the new files is none of "
                 f"{self.address!r}; prepare all files anew without data.earlier"
             )
-        roles = {c["name"]: Role(c["role"], c.get("why", "")) for c in self.data.card["columns"]}
+        roles = {c["name"]: Role(c["role"], c.get("why", "")) for c in self.card["columns"]}
         return Fitted(roles, self.transform, [])
 
     def repeat(self, writer: ArtifactWriter) -> Mapping[str, Any]:
         """Take everything over as it is; what made it."""
         print(f"prepare      nothing new: all files are in {self.address}, which is taken as it is", flush=True)
+        self.keep_segments(writer)
         artifact = self.data.artifact
-        for name, record in artifact.files.items():
-            writer.link(artifact.path(name), name, record)
+        for name in artifact.files.keys() - self.segments:
+            writer.link(artifact.path(name), name, artifact.files[name])
         return artifact.made_by
 
-    def keep_segments(self, writer: ArtifactWriter) -> int:
-        """Take all rows over as they are; the number that the next segment has."""
-        segments = [name for split in SPLITS for name in self.data.segments(split)]
-        for name in segments:
-            writer.link(self.data.artifact.path(name), name, self.data.artifact.files[name])
-        return 1 + max(map(segment_number, segments))
+    @property
+    def segments(self) -> list[str]:
+        return [name for split in SPLITS for name in self.data.segments(split)]
+
+    def keep_segments(self, writer: ArtifactWriter, home: str = "") -> int:
+        """Take all rows over as they are; the number that the next segment has.
+
+        If they lie on S3 they are copied there to ``home``, or else are fetched. Raises ``UserError`` if they are not
+        what they were.
+        """
+        for name in self.segments:
+            record = self.data.artifact.files[name]
+            if not self.address.startswith(S3):
+                writer.link(self.data.artifact.path(name), name, record)
+                continue
+            if home:
+                copy_within_s3(f"{self.address.rstrip('/')}/{name}", f"{home}/{name}")
+            elif hash_file(storage_for(self.address).get(name, writer.directory), record.block_bytes) != record:
+                raise UserError(f"data.earlier: {self.address}: {name} is not what was written")
+            writer.note(name, record)
+        return 1 + max(map(segment_number, self.segments))
 
     def continued(self, card: dict[str, Any], sample: pa.Table) -> dict[str, Any]:
         """The card of the new files as the card of all: rows and classes are added, columns are those of the new files
         with their drift from what the statistics were fitted on."""
-        before = self.data.card
+        before = self.card
         card["rows"] = {name: count + before["rows"][name] for name, count in card["rows"].items()}
         card["classes"] = {
             label: {split: count + before["classes"][label][split] for split, count in counts.items()}
             for label, counts in card["classes"].items()
         }
         card["earlier"] = {"address": self.address, "fingerprint": self.data.artifact.fingerprint}
-        reference = {column["name"]: column for column in self.reference()["columns"]}
+        reference = {column["name"]: column for column in self.reference["columns"]}
         for column in card["columns"]:
             if column["name"] not in self.transform.columns:
                 continue
@@ -163,10 +188,6 @@ class Earlier:
                 column.setdefault("drift", {})["earlier"] = moved.stability
                 card["warnings"] += moved.words
         return card
-
-    def reference(self) -> dict[str, Any]:
-        artifact = self.data.artifact
-        return artifact.read_json(REFERENCE) if REFERENCE in artifact.files else self.data.card
 
 
 def value_of(config: DataConfig, name: str) -> Any:
@@ -184,11 +205,16 @@ def take(files: dict[str, SourceFile], path: str, size: int) -> SourceFile | Non
 
 
 def fetch(address: str, directory: Path) -> Path:
-    from tasks.storage import storage_for
-
-    storage = storage_for(address)
-    for key in storage.list():
-        storage.get(key, directory)
+    """All of an artifact on S3 but the rows, instead of which there are holes of their size."""
+    storage, base = storage_for(address), f"{address.rstrip('/')}/"
+    for found in list_objects(base):
+        name = found.uri.removeprefix(base)
+        if name.endswith(".rows"):
+            directory.mkdir(parents=True, exist_ok=True)
+            (directory / name).touch()
+            os.truncate(directory / name, found.size)
+        else:
+            storage.get(name, directory)
     return directory
 
 
@@ -196,9 +222,7 @@ def fingerprint_earlier(address: str) -> str:
     """What identifies an earlier set: the XXH3-128 (hex) of its manifest; "" without one. Raises ``UserError``."""
     if not address:
         return ""
-    if address.startswith("s3://"):
-        from tasks.storage import open_reader
-
+    if address.startswith(S3):
         with open_reader(f"{address.rstrip('/')}/{MANIFEST}") as source:
             return xxhash.xxh3_128_hexdigest(source.read())
     path = Path(address) / MANIFEST

@@ -169,21 +169,32 @@ def open_table(
     return Opened(source, survey, dropped, [listing(find_files(data), data, fingerprint)])
 
 
-def open_new_files(place: Workplace, data: str, target: str, config: DataConfig) -> Opened | Earlier:
-    """The files that the earlier set has not seen; that set itself if there are none."""
+def open_new_files(
+    place: Workplace, data: str, target: str, config: DataConfig, source: Source | None = None
+) -> Opened | Earlier:
+    """The files that the earlier set has not seen, of which ``source`` is what they hold if somebody has read them;
+    that set itself if there are none."""
     target, config = as_table(data, target, config)
-    earlier = Earlier.open(config.earlier, place.root / "earlier")
-    earlier.check_settings(target, config)
-    new = earlier.unseen({relative(file, data): file for file in find_files(data)}, target)
+    earlier, new, config = find_new_files(data, target, config, place.root / "earlier")
     if not new:
         return earlier
-    config = earlier.declared(config, text=one_format(data, config, new) == "csv")
-    source = open_source(data, config, place, new)
+    source = source or open_source(data, config, place, new)
     earlier.check_columns(source.types)
     types = {name: kind for name, kind in source.types.items() if name not in config.drop}
     survey = Survey(types, target, source.rows, config, earlier.cuts)
     named = digest_files([(relative(file, data), file) for file in new], target)
     return Opened(source, survey, config.drop, [*earlier.schema["sources"], listing(new, data, named)], earlier)
+
+
+def find_new_files(
+    data: str, target: str, config: DataConfig, scratch: Path
+) -> tuple[Earlier, list[SourceFile], DataConfig]:
+    """The earlier set, the files that it has not seen, and the settings with which these are read."""
+    earlier = Earlier.open(config.earlier, scratch)
+    earlier.check_settings(target, config)
+    new = earlier.unseen({relative(file, data): file for file in find_files(data)}, target)
+    text = bool(new) and one_format(data, config, new) == "csv"
+    return earlier, new, earlier.declared(config, text=text)
 
 
 def listing(files: list[SourceFile], data: str, fingerprint: str) -> dict[str, Any]:
@@ -228,16 +239,18 @@ def exact_medians(
     return medians_of(fitting.found, survey, fitting.brackets, kept, place.root / "median", again)
 
 
-def write_table(writer: ArtifactWriter, fitting: Fitting, merged: list[Merged], card: dict[str, Any]) -> None:
-    """Take up what was merged and write what goes with it."""
+def write_table(
+    writer: ArtifactWriter, fitting: Fitting, merged: list[Merged], card: dict[str, Any], home: str = ""
+) -> None:
+    """Take up what was merged and write what goes with it. An earlier set's rows on S3 are copied there to ``home``."""
     survey, fitted, earlier = fitting.opened.survey, fitting.fitted, fitting.opened.earlier
     signature = fitted.transform.signature
-    number = earlier.keep_segments(writer) if earlier else 0
+    number = earlier.keep_segments(writer, home) if earlier else 0
     enter_segments(writer, merged, number)
     bad = (earlier.bad if earlier else []) + fitting.bad
     quarantine.write(writer, bad)
     if earlier:
-        writer.write_json(REFERENCE, earlier.reference())
+        writer.write_json(REFERENCE, earlier.reference)
     writer.write_json("signature.json", signature.to_json())
     writer.write_json("statistics.json", fitted.transform.to_json())
     columns = [

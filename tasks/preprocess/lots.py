@@ -24,6 +24,7 @@ from tasks.preprocess.shards import PART_BYTES, Part, Run, collect
 from tasks.preprocess.transform import Transform
 from tasks.preprocess.workers import WORTH_SPREADING, cores, workers_for
 from tasks.preprocess.workplace import Workplace
+from tasks.storage import copy_within_s3
 
 #: In what a share hands on, the directory of what the medians are picked from.
 KEPT = "kept"
@@ -113,9 +114,10 @@ def assemble(
     merged: list[Merged],
     kept: list[Kept],
     units: Callable[[], list[Unit]],
+    home: str = "",
 ) -> None:
     """The prepared data in the fresh ``directory``, as :func:`tasks.preprocess.engine.prepare` makes it; without the
-    parts that were :class:`Copied` to where they belong. ``units`` are asked for if a median has to be looked for."""
+    rows that lie on S3 and were copied to ``home`` there. ``units`` are asked for if a median has to be looked for."""
     fitting: Fitting | None = take_over(found)
     if fitting is None:
         prepare(directory, data, target, config, made_by, workers_for(data))
@@ -123,7 +125,7 @@ def assemble(
     with beside(directory, workers=1) as place:
         card = with_medians(card_of(fitting, data), exact_medians(place, fitting, kept, units))
     writer = ArtifactWriter(directory)
-    write_table(writer, fitting, merged, card)
+    write_table(writer, fitting, merged, card, home)
     writer.write_manifest(KIND, made_by)
 
 
@@ -141,9 +143,7 @@ class Copied(Merged):
     home: str
 
     def enter(self, writer: ArtifactWriter, name: str) -> None:
-        from tasks.s3 import copy_object
-
-        copy_object(f"{self.source}/{self.file}", f"{self.home}/{name}")
+        copy_within_s3(f"{self.source}/{self.file}", f"{self.home}/{name}")
         writer.note(name, self.record)
 
 

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from tasks.preprocess.columnar import Unit
 from tasks.preprocess.config import DataConfig
-from tasks.preprocess.engine import Encoding, Opened, encode_units, fit_table, open_table, survey_units
+from tasks.preprocess.earlier import Earlier
+from tasks.preprocess.engine import Encoding, Opened, encode_units, fit_table, open_new_files, open_table, survey_units
 from tasks.preprocess.handover import beside, hand_over, take_over
 from tasks.preprocess.images import hold_images
 from tasks.preprocess.lots import KEPT, Plan, hand_over_kept, hand_over_lots, name_of
@@ -58,14 +59,18 @@ def open_shares(
     spool of each in ``spool_of(0)`` and so on. For text that was parsed in lots, of which that was ``said``, the lots
     are the shares, and there are no other spools.
 
-    Images, and new files beside an earlier set, are prepared by one machine: they have one share, without units.
+    Images, and an earlier set to which there is nothing new, are left to one machine: one share, without units.
     """
-    if not data or config.earlier or hold_images(data, config):
-        hand_over(opened, None)
-        return [hand_over(share_of(0), Share(None, [])).directory], [hand_over(spool_of(0), None).directory]
+    if not data or hold_images(data, config):
+        return leave_to_one(opened, share_of(0), spool_of(0))
     parsed = source_of_lots(data, said)
     with beside(opened, workers_for(data)) as place:
-        table = open_table(place, data, target, config, source, parsed)
+        if config.earlier:
+            table = open_new_files(place, data, target, config, parsed)
+            if isinstance(table, Earlier):
+                return leave_to_one(opened, share_of(0), spool_of(0))
+        else:
+            table = open_table(place, data, target, config, source, parsed)
         hand_over(opened, table)
         units = table.source.units
         if parsed:
@@ -81,6 +86,11 @@ def open_shares(
                 spooled = [Path(unit.uri) for unit in mine if unit.uri != unit.file]
                 spools.append(hand_over(spool_of(index), None, spooled).directory)
     return shares, spools
+
+
+def leave_to_one(opened: Path, share: Path, spool: Path) -> tuple[list[Path], list[Path]]:
+    hand_over(opened, None)
+    return [hand_over(share, Share(None, [])).directory], [hand_over(spool, None).directory]
 
 
 def take_share(directory: Path, spool: Path) -> Share:

@@ -207,6 +207,7 @@ def assemble(
             [one for lot in parts for one in lot],
             kept,
             lambda: spread.units_of(*([local_path(each) for each in given] for given in (shares, spools))),
+            home,
         )
 
     made = run_stage("prepare", {"target": target, "config": config, "source": source}, make)

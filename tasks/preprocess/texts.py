@@ -10,12 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pyarrow as pa
 
 from tasks.preprocess.columnar import write_spool
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.documents import as_table
+from tasks.preprocess.engine import find_new_files
 from tasks.preprocess.handover import SAID, beside, hand_over, take_over
 from tasks.preprocess.images import hold_images
 from tasks.preprocess.ingest import (
@@ -53,10 +55,13 @@ def open_texts(
 ) -> list[Path]:
     """Cut files of text into at most ``number`` lots, in ``directory_of(0)`` and so on. Other data is one empty lot."""
     lots: list[TextLot | None] = [None]
-    if data and not config.earlier and not hold_images(data, config):
-        _, config = as_table(data, target, config)
+    if data and not hold_images(data, config):
+        target, config = as_table(data, target, config)
         files = [file for file in find_files(data) if file.size]
-        if one_format(data, config, files) == "csv":
+        if config.earlier:
+            with TemporaryDirectory() as scratch:
+                _, files, config = find_new_files(data, target, config, Path(scratch))
+        if files and one_format(data, config, files) == "csv":
             plan = plan_text(files, config)
             lots = [TextLot(piece, config) for piece in cut_plan(plan, number)]
     for index, lot in enumerate(lots):

@@ -10,12 +10,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks import s3
+from tasks.artifact import ArtifactWriter
 from tasks.errors import UserError
 from tasks.preprocess.config import DataConfig
+from tasks.preprocess.earlier import Earlier
 from tasks.preprocess.engine import prepare
 from tasks.preprocess.prepared import SPLITS, PreparedData
 from tasks.preprocess.sources import fingerprint_source
-from tasks.storage import StorageUnavailable
+from tasks.storage import StorageUnavailable, storage_for
 from tests.preprocess.conftest import table_text
 from tests.storage.conftest import server, store  # noqa: F401 - fixtures
 from tests.storage.faulty import FaultyS3
@@ -146,3 +148,17 @@ def test_an_earlier_set_in_s3_is_taken_up_as_a_local_one(store: FaultyS3, tmp_pa
     rows = [f"{split}-{segment:05d}.rows" for split in SPLITS for segment in range(2)]
     assert {name: remote[name] for name in rows} == {name: local[name] for name in rows}
     assert sets[1].check_sha256().files["train-00000.rows"] == earlier.files["train-00000.rows"]
+
+    # Several pods copy the rows within the store; where they are fetched they have to be what they were.
+    opened, writer = Earlier.open("s3://bucket/earlier", tmp_path / "scratch"), ArtifactWriter(tmp_path / "pods")
+    assert opened.keep_segments(writer, home="s3://bucket/home") == 1 and not list((tmp_path / "pods").iterdir())
+    for name in opened.segments:
+        assert (
+            storage_for("s3://bucket/home").get(name, tmp_path / "copy").read_bytes() == earlier.path(name).read_bytes()
+        )
+    raw = bytearray(earlier.path("train-00000.rows").read_bytes())
+    raw[99] ^= 1
+    (tmp_path / "damaged").write_bytes(raw)
+    upload(tmp_path / "damaged", "earlier/train-00000.rows")
+    with pytest.raises(UserError, match=r"data\.earlier: .*: train-00000\.rows is not what was written"):
+        prepare(tmp_path / "p", str(directory), "y", DataConfig(earlier="s3://bucket/earlier"), {})

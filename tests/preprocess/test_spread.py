@@ -191,16 +191,30 @@ def test_images_have_one_share(tmp_path: Path) -> None:
     assert shared.fingerprint == prepare(tmp_path / "alone", "", "y", DataConfig(), MADE_BY).fingerprint
 
 
-def test_new_files_beside_an_earlier_set_have_one_share(tmp_path: Path) -> None:
+@pytest.mark.parametrize("write", [write_parquet, write_text])
+def test_new_files_beside_an_earlier_set_are_shared_too(tmp_path: Path, write) -> None:  # type: ignore[no-untyped-def]
     (tmp_path / "data").mkdir()
-    data = write_parquet(tmp_path / "data")
-    (data / "1.parquet").rename(tmp_path / "1.parquet")
+    data = write(tmp_path / "data")
+    files = sorted(data.iterdir())
+    for file in files[1:]:
+        file.rename(tmp_path / file.name)
     prepare(tmp_path / "earlier", str(data), "y", CONFIG, MADE_BY)
-    (tmp_path / "1.parquet").rename(data / "1.parquet")
+    for file in files[1:]:
+        (tmp_path / file.name).rename(file)
     config = replace(CONFIG, earlier=str(tmp_path / "earlier"))
-    shared = on_several(tmp_path / "pods", str(data), 4, config)
-    assert len(list((tmp_path / "pods").glob("share-*"))) == 1
+    shared = on_several(tmp_path / "pods", str(data), 3, config)
+    assert len(list((tmp_path / "pods").glob("share-*"))) == 3
     assert shared.fingerprint == prepare(tmp_path / "alone", str(data), "y", config, MADE_BY).fingerprint
+    assert shared.files.keys() >= {"train-00000.rows", "train-00001.rows"}
+
+
+def test_an_earlier_set_to_which_nothing_is_new_is_left_to_one(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    data = str(write_text(tmp_path / "data"))
+    earlier = prepare(tmp_path / "earlier", data, "y", CONFIG, MADE_BY)
+    again = on_several(tmp_path / "pods", data, 3, replace(CONFIG, earlier=str(tmp_path / "earlier")))
+    assert again.fingerprint == earlier.fingerprint
+    assert len(list((tmp_path / "pods").glob("share-*"))) == 1
 
 
 def test_a_users_mistake_is_said_by_the_step_that_finds_it(tmp_path: Path) -> None:
