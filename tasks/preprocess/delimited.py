@@ -30,15 +30,15 @@ RECORD_BYTES = 4 << 20
 class Block:
     """Whole records of one file, as UTF-8. ``first_line`` counts from 1.
 
-    What lies in a local file just so, from byte ``offset`` on, is not sent to another process but read again there:
-    that takes a fraction of the time.
+    ``content`` is not held for what lies in a local file just so, from byte ``offset`` on: to read it again, in the
+    process that parses it, takes a fraction of the time of sending it there.
     """
 
     file: str
     first_line: int
+    offset: int
     size: int
-    content: bytes | None
-    offset: int | None = None
+    content: bytes | None = None
 
     @cached_property
     def data(self) -> bytes:
@@ -46,15 +46,11 @@ class Block:
         if self.content is not None:
             return self.content
         with Path(self.file).open("rb") as source:
-            source.seek(self.offset or 0)
+            source.seek(self.offset)
             data = source.read(self.size)
         if len(data) != self.size:
             raise UserError(f"{self.file}: was cut while it was read; expected a file that nobody writes to")
         return data
-
-    def __reduce__(self) -> Any:
-        content = self.content if self.offset is None else None
-        return Block, (self.file, self.first_line, self.size, content, self.offset)
 
 
 @dataclass(frozen=True)
@@ -85,29 +81,30 @@ class Utf8Stream:
         self._raw = raw if file.compression is None else pa.CompressedInputStream(raw, file.compression)
         #: Whether what is read is what lies in a local file.
         self.plain = file.local and file.compression is None and self._decoder is None
-        self._offset = 0
-
-    @property
-    def offset(self) -> int:
-        """How many bytes of the decompressed file were read."""
-        return self._offset
+        #: How many bytes of the decompressed file were read.
+        self.offset = 0
 
     def read(self, size: int) -> bytes:
         """At most ``size`` bytes of the file, as UTF-8; empty at its end. Raises ``UserError`` if it is damaged."""
         try:
             data = self._raw.read(size)
         except (OSError, EOFError, pa.ArrowException) as error:
-            raise UserError(f"{self._file.uri}: cannot be decompressed after byte {self._offset:,}: {error}") from None
-        first, self._offset = self._offset == 0, self._offset + len(data)
+            raise UserError(f"{self._file.uri}: cannot be decompressed after byte {self.offset:,}: {error}") from None
+        first, self.offset = self.offset == 0, self.offset + len(data)
         if self._decoder is not None:
             try:
                 data = self._decoder.decode(data, final=not data).encode()
             except UnicodeDecodeError as error:
                 raise UserError(
-                    f"{self._file.uri}: byte {self._offset - len(data) + error.start + 1:,} is not {self._encoding}; "
+                    f"{self._file.uri}: byte {self.offset - len(data) + error.start + 1:,} is not {self._encoding}; "
                     "set data.encoding to the encoding of the file"
                 ) from None
         return data.removeprefix(codecs.BOM_UTF8) if first else data
+
+    def back(self, size: int) -> None:
+        """Read the last ``size`` bytes of a plain file again."""
+        self.offset -= size
+        self._raw.seek(self.offset)
 
     def close(self) -> None:
         self._raw.close()
@@ -125,20 +122,22 @@ def read_blocks(file: SourceFile, config: DataConfig, block_bytes: int = BLOCK_B
     with Utf8Stream(file, config) as stream:
         while True:
             data = stream.read(block_bytes)
-            whole = rest + data
+            whole = rest + data if rest else data
             end = len(whole) if not data else last_record_end(whole, config)
             if data and end == 0 and len(whole) <= block_bytes + RECORD_BYTES:
                 rest = whole
                 continue
             end = end or whole.rfind(line_break(whole)) + 1 or len(whole)
-            offset = stream.offset - len(whole) if stream.plain else None
-            block, rest = Block(file.uri, line, end, whole[:end], offset), whole[end:]
-            if block.data:
-                check_utf8(block)
-                yield block
-            line += block.data.count(line_break(block.data))
+            if end:
+                check_utf8(whole, end, file.uri, line)
+                content = None if stream.plain else whole[:end]
+                yield Block(file.uri, line, stream.offset - len(whole), end, content)
+            line += whole.count(line_break(whole), 0, end)
             if not data:
                 return
+            if stream.plain:
+                stream.back(len(whole) - end)
+            rest = b"" if stream.plain else whole[end:]
 
 
 def last_record_end(data: bytes, config: DataConfig) -> int:
@@ -176,16 +175,17 @@ def line_break(data: bytes) -> bytes:
     return b"\n" if b"\n" in data else b"\r"
 
 
-def check_utf8(block: Block) -> None:
-    if block.data.isascii():
+def check_utf8(data: bytes, end: int, file: str, first_line: int) -> None:
+    """Raise ``UserError`` unless ``data`` up to ``end`` is UTF-8."""
+    if data.isascii():
         return
     try:
-        block.data.decode()
+        codecs.utf_8_decode(memoryview(data)[:end], "strict", True)
     except UnicodeDecodeError as error:
-        line_start = block.data.rfind(b"\n", 0, error.start) + 1
-        line = block.first_line + block.data.count(b"\n", 0, error.start)
+        line_start = data.rfind(b"\n", 0, error.start) + 1
+        line = first_line + data.count(b"\n", 0, error.start)
         raise UserError(
-            f"{block.file}, line {line:,}, byte {error.start - line_start + 1}: 0x{block.data[error.start]:02x} is not "
+            f"{file}, line {line:,}, byte {error.start - line_start + 1}: 0x{data[error.start]:02x} is not "
             'UTF-8; set data.encoding to the encoding of the file, for example "latin-1" or "cp1252"'
         ) from None
 

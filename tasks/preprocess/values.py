@@ -19,8 +19,8 @@ ARROW = {
 }
 
 
-#: Numbers that Arrow reads; others are looked at one by one.
-PLAIN_NUMBER = r"^-?\d{1,200}(\.\d{0,200})?([eE][+-]?\d{1,2})?$"
+#: So many texts are read one by one if there is one among them that Arrow cannot read as a number.
+LOOKED_AT = 32
 
 
 def type_of(kind: pa.DataType) -> str:
@@ -129,22 +129,29 @@ def one_by_one(cleaned: pa.Array, kind: str) -> pa.Array:
         return pa.array(pd.to_datetime(cleaned.to_pandas(), format="ISO8601", utc=True, errors="coerce")).cast(
             ARROW[TIME]
         )
-    plain = pc.fill_null(pc.match_substring_regex(cleaned, PLAIN_NUMBER), False)
-    odd = cleaned.filter(pc.invert(plain)).to_pylist()
-    read = pa.array(map(oddly_spelled, odd), pa.float64(), size=len(odd))
-    numbers = pc.if_else(plain, cleaned, None).cast(pa.float64())
-    return pc.replace_with_mask(numbers, pc.invert(plain), read)
+    return as_far_as_read(cleaned)
 
 
-def oddly_spelled(text: str | None) -> float | None:
-    """A number that is written in an unusual way, such as +5, .5, 1E400 or Infinity; ``None`` if it is none."""
+def as_far_as_read(texts: pa.Array) -> pa.Array:
+    """Texts as numbers (float64), null where they are none, which are few for the most part: they are found by halving
+    until what is left can be read, or is short enough to be looked at one by one."""
+    read = cast(texts, NUMBER)
+    if read is not None:
+        return read
+    if len(texts) <= LOOKED_AT:
+        return pa.array(map(number_of, texts.to_pylist()), pa.float64(), size=len(texts))
+    half = len(texts) // 2
+    return pa.concat_arrays([as_far_as_read(texts[:half]), as_far_as_read(texts[half:])])
+
+
+def number_of(text: str | None) -> float | None:
+    """A number, which may be written in a way that Arrow does not know, such as +5 or .5; ``None`` if it is none."""
     if text is None or "_" in text or not text.isascii():
         return None  # Python would read 1_000, and the digits of other scripts
     try:
-        number = float(text)
+        return float(text)
     except ValueError:
         return None
-    return None if math.isnan(number) else number
 
 
 def as_numbers(column: pa.Array) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 from collections import deque
@@ -27,23 +28,31 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def begin(parent: int) -> None:
+    """In a new worker process: end with the ``parent``, and be ready for all kinds of work."""
+    end_with_parent(parent)
+    importlib.import_module("tasks.preprocess.engine")
+
+
 class Workers:
-    """``count`` processes that are started when first needed and kept until :meth:`close`; with one, this process."""
+    """``count`` processes that are kept until :meth:`close`; with one, this process."""
 
     def __init__(self, count: int) -> None:
         self.count = count
         self._pool: ProcessPoolExecutor | None = None
+        if count > 1:
+            # Spawned, not forked: PyArrow and torch keep threads and locks that a fork would tear.
+            spawned = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(count, spawned, begin, (os.getpid(),))
+            for _ in range(count):
+                # So that all of them start now, while this process looks at the data.
+                self._pool.submit(os.getpid)
 
     def map(self, work: Callable[[Job], Result], jobs: Iterable[Job]) -> Iterator[Result]:
         """``map`` in the order of the jobs, with few of them under way so that memory stays flat."""
-        if self.count <= 1:
+        if self._pool is None:
             yield from map(work, jobs)
             return
-        if self._pool is None:
-            # Spawned, not forked: PyArrow and torch keep threads and locks that a fork would tear.
-            self._pool = ProcessPoolExecutor(
-                self.count, multiprocessing.get_context("spawn"), end_with_parent, (os.getpid(),)
-            )
         waiting: deque[Future[Result]] = deque()
         try:
             for job in jobs:

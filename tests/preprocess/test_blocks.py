@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import gzip
+import math
 import pickle
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tasks.errors import UserError
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.delimited import Block, read_blocks
 from tasks.preprocess.sources import SourceFile
-from tasks.preprocess.values import oddly_spelled
+from tasks.preprocess.values import as_far_as_read, number_of
 
 ROWS = b"".join(b'%d,"a\nb%d"\n' % (number, number) for number in range(1000))
 
@@ -54,8 +58,18 @@ def test_a_file_that_is_cut_meanwhile_is_named(tmp_path: Path) -> None:
 
 def test_unusual_numbers_are_read_as_pandas_reads_them() -> None:
     unusual = "+5 .5 5. 1e400 -1e400 inf -inf Infinity +inf iNf +.5e-3 -0"
-    none = "nan 1_000 0x10 1e e5 --5 1.2.3 - 1d5 True 1,000 1j infin 0b1 \u0661"
+    none = "1_000 0x10 1e e5 --5 1.2.3 - 1d5 True 1,000 1j infin 0b1 \u0661"
     texts = ["", " 5", "9" * 310, *unusual.split(), *none.split()]
     for text in texts:
         known = pd.to_numeric(pd.Series([text]), errors="coerce").astype("float64")[0]
-        assert oddly_spelled(text) == (None if pd.isna(known) else known), text
+        assert number_of(text) == (None if pd.isna(known) else known), text
+
+
+@given(st.lists(st.sampled_from(["1", "-2.5e3", "+7", "x", None, "nan", "1_0"]), max_size=200))
+def test_what_a_text_is_read_as_does_not_depend_on_its_neighbours(texts: list[str | None]) -> None:
+    known = {"1": 1.0, "-2.5e3": -2500.0, "+7": 7.0, "nan": "nan"}
+    read = [
+        "nan" if v is not None and math.isnan(v) else v
+        for v in as_far_as_read(pa.array(texts, pa.string())).to_pylist()
+    ]
+    assert read == [known.get(text or "") for text in texts]
