@@ -39,7 +39,7 @@ def fingerprint_of(directory: FlyteDirectory) -> str:
     path = Path(directory.path)
     manifest = path / "manifest.json"
     if not manifest.exists():
-        return str(directory.path)
+        return str(directory.remote_source or directory.path)
     return hashlib.sha256(manifest.read_bytes()).hexdigest()
 
 

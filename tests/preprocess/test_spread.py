@@ -112,6 +112,14 @@ def test_any_number_of_shares_gives_the_same_bytes(tmp_path: Path, write, number
     assert len(list((tmp_path / "pods").glob("share-*"))) == min(number, 8 if write is write_parquet else 5)
 
 
+def test_parts_are_the_same_on_any_number_of_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "PART_BYTES", 5000)
+    (tmp_path / "data").mkdir()
+    data = str(write_parquet(tmp_path / "data"))
+    made = [prepare(tmp_path / f"by-{workers}", data, "y", CONFIG, MADE_BY, workers) for workers in (1, 2, 3)]
+    assert len({each.fingerprint for each in made}) == 1 and "train-00000_00006.rows" in made[0].files
+
+
 @pytest.mark.parametrize("number", [2, 4])
 def test_parts_are_merged_in_lots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     for module in (shards, lots):
@@ -142,6 +150,10 @@ def test_files_of_text_are_parsed_in_lots_of_about_the_same_size(tmp_path: Path)
         [file.name for file in take_over(path).plan.files] for path in sorted((tmp_path / "pods").glob("texts-*"))
     ]
     assert lots_of_files == [["0.csv", "1.csv"], ["2.csv"], ["3.csv", "4.csv", "5.csv", "6.csv", "7.csv"]]
+    # More lots than files: the last one, a file by itself, has no row.
+    assert on_several(tmp_path / "many", data, 50).fingerprint == shared.fingerprint
+    last = max((tmp_path / "many").glob("share-*"))
+    assert take_over(last).units == []
     # What one lot has parsed is in no other part: the shares are small.
     assert not list((tmp_path / "pods").glob("share-*/*.arrow")) and not list((tmp_path / "pods").glob("spool-*"))
 
