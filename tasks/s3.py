@@ -204,6 +204,14 @@ def open_s3(uri: str) -> BinaryIO:
     return cast(BinaryIO, io.BufferedReader(RangedFile(uri, found["ContentLength"], found["ETag"]), READ_AHEAD_BYTES))
 
 
+def read_range(source: ObjectInfo, start: int, end: int) -> bytes:
+    """The bytes from ``start`` to ``end`` of an object as it was listed. Raises ``UserError`` if it is another by now,
+    ``StorageUnavailable``."""
+    reader = RangedFile(source.uri, source.size, f'"{source.etag}"')
+    reader.seek(start)
+    return reader.read(end - start) or b""
+
+
 def copy_object(source: str, target: str) -> None:
     """Copy an object within S3: its bytes do not pass through this machine. Raises ``UserError``,
     ``StorageUnavailable``."""

@@ -16,7 +16,7 @@ from flytekit.types.directory import FlyteDirectory
 
 from tasks.artifact import Artifact, DamagedArtifact
 from tasks.errors import UserError
-from tasks.storage import StorageUnavailable
+from tasks.storage import S3, StorageUnavailable
 from tasks.store import Store, content_key
 from tasks.versions import code_version
 
@@ -73,6 +73,17 @@ def door(work: Work) -> Work:
 def local_path(directory: FlyteDirectory) -> Path:
     """Where the artifact lies on this machine; downloaded first if it is elsewhere."""
     return Path(directory.download())
+
+
+def rows_path(prepared: FlyteDirectory) -> Path:
+    """Where ``open_prepared`` finds the prepared data: on this machine, or through a stub, by which only those of its
+    rows come that are read."""
+    uri = str(prepared.remote_source or prepared.path)
+    if not uri.startswith(S3):
+        return local_path(prepared)
+    from tasks.train.stream import make_stub
+
+    return make_stub(uri, Path(current_context().working_directory) / "prepared")
 
 
 def runs_locally() -> bool:

@@ -116,22 +116,6 @@ def copy_within_s3(source: str, target: str) -> None:
     copy_object(source, target)
 
 
-def read_range(source: ObjectInfo, start: int, end: int) -> bytes:
-    """The bytes from ``start`` to ``end`` of a file as it was listed. Raises ``UserError`` if it is another by now."""
-    if source.uri.startswith(S3):
-        from tasks.s3 import RangedFile
-
-        reader = RangedFile(source.uri, source.size, f'"{source.etag}"')
-        reader.seek(start)
-        return reader.read(end - start) or b""
-    path = local_path(source.uri)
-    if local_info(path) != source:
-        raise UserError(f"{path}: was replaced while it was read; start again")
-    with path.open("rb") as file:
-        file.seek(start)
-        return file.read(end - start)
-
-
 def local_path(uri: str) -> Path:
     scheme, separator, rest = uri.partition("://")
     if not separator:

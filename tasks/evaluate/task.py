@@ -8,7 +8,7 @@ from flytekit import task
 
 from tasks.artifact import Artifact
 from tasks.hardware.on import on
-from tasks.stage import ArtifactDirectory, Made, local_path, run_stage
+from tasks.stage import ArtifactDirectory, Made, local_path, rows_path, run_stage
 from tasks.versions import code_version
 
 
@@ -18,10 +18,10 @@ def evaluate(trained: ArtifactDirectory, prepared: ArtifactDirectory) -> Made:
 
     def make(directory: Path, key: str) -> Artifact:
         from tasks.evaluate import engine
-        from tasks.preprocess.prepared import PreparedData
+        from tasks.train.stream import open_prepared
         from tasks.train.trained import TrainedModel
 
-        model, data = TrainedModel.open(local_path(trained)), PreparedData.open(local_path(prepared))
+        model, data = TrainedModel.open(local_path(trained)), open_prepared(rows_path(prepared))
         made_by = {
             "code": code_version("evaluate"),
             "trained": model.artifact.fingerprint,

@@ -23,11 +23,6 @@ PRODUCTS = ("MatMul", "Gemm")
 BETWEEN_CONVOLUTIONS = ("Add", "Relu", "MaxPool", "Concat")
 
 
-def calibration_rows(train: np.ndarray, rows: int) -> np.ndarray:
-    """``rows`` records (all, if there are fewer), evenly spread over those of the training split."""
-    return train[np.unique(np.linspace(0, len(train) - 1, min(rows, len(train))).astype(int))]
-
-
 def convolutional(model: onnx.ModelProto) -> bool:
     return any(node.op_type == "Conv" for node in model.graph.node)
 

@@ -10,7 +10,7 @@ from tasks.artifact import Artifact
 from tasks.export.config import ExportConfig
 from tasks.hardware.on import on
 from tasks.settings import to_dict
-from tasks.stage import ArtifactDirectory, Made, local_path, run_stage
+from tasks.stage import ArtifactDirectory, Made, local_path, rows_path, run_stage
 from tasks.versions import code_version
 
 
@@ -20,10 +20,10 @@ def export(trained: ArtifactDirectory, prepared: ArtifactDirectory, config: Expo
 
     def make(directory: Path, key: str) -> Artifact:
         from tasks.export import engine
-        from tasks.preprocess.prepared import PreparedData
+        from tasks.train.stream import open_prepared
         from tasks.train.trained import TrainedModel
 
-        model, data = TrainedModel.open(local_path(trained)), PreparedData.open(local_path(prepared))
+        model, data = TrainedModel.open(local_path(trained)), open_prepared(rows_path(prepared))
         made_by = {
             "config": to_dict(config),
             "code": code_version("export"),

@@ -16,7 +16,7 @@ from tasks.export.convert import EXAMPLE_ROWS, check_parity, largest_difference,
 from tasks.export.gate import significance
 from tasks.export.latency import measure, torch_threads
 from tasks.export.machine import Machine
-from tasks.export.quantise import calibration_rows, quantise
+from tasks.export.quantise import quantise
 from tasks.export.session import onnx_predictor
 from tasks.preprocess.prepared import PreparedData, Signature
 
@@ -57,7 +57,7 @@ def fp32_variant(directory: Path, model: Any, torch: Variant, data: PreparedData
 def int8_variant(directory: Path, data: PreparedData, config: ExportConfig, machine: Machine) -> Variant:
     """The quantised model, calibrated on rows of the training split. Raises whatever goes wrong on the way."""
     fp32, int8 = directory / FILES[FP32], directory / FILES[INT8]
-    inputs = inputs_of(data.signature, calibration_rows(data.split("train"), config.calibration_rows))
+    inputs = inputs_of(data.signature, data.sample("train", config.calibration_rows))
     try:
         quantise(fp32, int8, inputs, reduce_range=machine.saturates)
         run = onnx_predictor(int8, config.threads)

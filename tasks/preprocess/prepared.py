@@ -15,7 +15,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,10 @@ KIND = "prepare"
 SPLITS = ("train", "validation", "test")
 TARGET = "target"
 WEIGHT = "weight"
+#: A sample comes from so many blocks at least.
+SAMPLED_BLOCKS = 8
+#: A block, by the name of its segment and its number there.
+Block = tuple[str, int]
 
 
 def segment_name(split: str, number: int, part: int) -> str:
@@ -150,21 +157,48 @@ class PreparedData:
         raw = np.memmap(self.artifact.path(segment), np.uint8, mode="r")
         return raw.reshape(-1, self.signature.record.itemsize)
 
+    def blocks(self, split: str) -> list[Block]:
+        """The blocks of a split, in order."""
+        files = self.artifact.files
+        return [(name, number) for name in self.segments(split) for number in range(len(files[name].blocks))]
+
+    def verified(self, blocks: list[Block]) -> Iterator[np.ndarray]:
+        """The bytes of these blocks (uint8), each verified when it comes. Raises ``DamagedArtifact``."""
+        for segment, of_segment in groupby(blocks, key=itemgetter(0)):
+            raw, step = self.mapped(segment).reshape(-1), self.artifact.files[segment].block_bytes
+            for _, number in of_segment:
+                data = raw[number * step : (number + 1) * step]
+                self.artifact.check_block(segment, number, data)
+                yield data
+
     def split(self, name: str) -> np.ndarray:
         """All records of a split, every block verified first. Shape ``[rows]``; memory-mapped if it is one segment."""
-        parts = [self._verified(segment) for segment in self.segments(name) if self.artifact.files[segment].size]
+        for _ in self.verified(self.blocks(name)):
+            pass
+        filled = [segment for segment in self.segments(name) if self.artifact.files[segment].size]
+        parts = [self.mapped(segment).reshape(-1).view(self.signature.record) for segment in filled]
         if not parts:
             return np.empty(0, self.signature.record)
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def _verified(self, segment: str) -> np.ndarray:
-        raw = self.mapped(segment).reshape(-1)
-        step = self.artifact.files[segment].block_bytes
-        for index in range(len(self.artifact.files[segment].blocks)):
-            self.artifact.check_block(segment, index, raw[index * step : (index + 1) * step])
-        return raw.view(self.signature.record)
+    def sample(self, name: str, most: int) -> np.ndarray:
+        """``most`` records of a split, or all if there are fewer: evenly spread over blocks that are evenly spread over
+        the split. No other blocks are read. Shape ``[rows]``."""
+        blocks = self.blocks(name)
+        if not blocks:
+            return np.empty(0, self.signature.record)
+        # Each segment may end with a short block.
+        enough = max(SAMPLED_BLOCKS, -(-most // self.block_rows(name)) + len(self.segments(name)))
+        chosen = [blocks[place] for place in evenly(len(blocks), enough)]
+        records = np.concatenate([data.view(self.signature.record) for data in self.verified(chosen)])
+        return records[evenly(len(records), most)]
 
     @property
     def card(self) -> dict[str, Any]:
         """What was found in the data: ``rows`` (read, kept, quarantined, and one per split), columns, warnings."""
         return self.artifact.read_json("card.json")
+
+
+def evenly(length: int, most: int) -> np.ndarray:
+    """``most`` numbers below ``length``, or all if there are fewer: ascending, the same distance apart."""
+    return np.unique(np.linspace(0, length - 1, min(most, length)).astype(int))

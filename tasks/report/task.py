@@ -11,7 +11,7 @@ from tasks.config import RunConfig
 from tasks.hardware.on import on
 from tasks.report.summary import DataSummary, RunSummary
 from tasks.settings import to_dict
-from tasks.stage import ArtifactDirectory, StageRun, local_path, runs_locally
+from tasks.stage import ArtifactDirectory, StageRun, local_path, rows_path, runs_locally
 
 RUNS = Path("runs")
 
@@ -35,7 +35,8 @@ def report(
 
     local = runs_locally()
     runs = RUNS if local else Path(current_context().working_directory) / RUNS
-    results = Results.open(*(local_path(each) for each in (prepared, trained, evaluated, exported, network)))
+    made = (local_path(each) for each in (trained, evaluated, exported, network))
+    results = Results.open(rows_path(prepared), *made)
     figures = [StageFigures(stage.name, stage.seconds, stage.reused) for stage in stages]
     summary = build(runs, results, figures, {"inputs": {"data": data, "target": target}, **to_dict(config)})
     Deck("Report", Path(summary.directory, summary.report).read_text(encoding="utf-8"))
@@ -53,7 +54,7 @@ def report_data(prepared: ArtifactDirectory, stages: list[StageRun]) -> DataSumm
     runs = RUNS if local else Path(current_context().working_directory) / RUNS
     figures = [StageFigures(stage.name, stage.seconds, stage.reused) for stage in stages]
     address = "" if local else str(prepared.remote_source)
-    summary = build_data(runs, PreparedData.open(local_path(prepared)), figures, address)
+    summary = build_data(runs, PreparedData.open(rows_path(prepared)), figures, address)
     Deck("Data", Path(summary.directory, summary.card).read_text(encoding="utf-8"))
     return summary if local else replace(summary, directory=kept(summary.directory))
 

@@ -3,7 +3,7 @@
 A *stub* is a directory that looks like the artifact, but whose segments are holes: everything else is there, and
 ``remote.json`` says where the rows are and how much disk they may take. Each process that opens it keeps blocks of its
 own in sparse files without a name, which end with it however it ends. A block is checked against the manifest before
-it is written there; what was never fetched reads as zeros and fails the loader's own check.
+it is written there; what was never fetched reads as zeros and fails every reader's own check.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ import numpy as np
 
 from tasks.artifact import MANIFEST, Artifact, DamagedArtifact, canonical_json
 from tasks.errors import UserError
-from tasks.preprocess.prepared import PreparedData
-from tasks.storage import Storage, list_objects, read_range, storage_for
+from tasks.preprocess.prepared import Block, PreparedData
+from tasks.storage import list_objects, storage_for
 from tasks.train.order import Layout, Ticket
 
 STUB = "remote.json"
@@ -34,8 +34,6 @@ ROWS = ".rows"
 REQUESTS = 16
 #: Batches whose blocks are fetched before the first of them is used.
 AHEAD = 64
-#: A block, by the name of its segment and its number there.
-Block = tuple[str, int]
 
 
 def size_of(uri: str) -> int:
@@ -45,34 +43,33 @@ def size_of(uri: str) -> int:
     return sum(record["size"] for record in json.loads(manifest)["files"].values())
 
 
-def make_stub(uri: str, directory: Path, cache_bytes: int) -> Path:
-    """Make a stub of the prepared data at ``uri`` in the fresh ``directory``; each process that opens it may keep
-    ``cache_bytes`` of rows. Raises ``UserError`` if there is nothing, ``StorageUnavailable`` if the store is away."""
+def make_stub(uri: str, directory: Path, cache_bytes: int | None = None) -> Path:
+    """Make a stub of the prepared data at the ``s3://`` URI in the fresh ``directory``; each process that opens it may
+    keep ``cache_bytes`` of rows, or all that it reads. Raises ``UserError`` if there is nothing, ``StorageUnavailable``
+    if the store is away."""
     storage = storage_for(uri)
     directory.mkdir(parents=True)
-    manifest = fetch(storage, MANIFEST, directory)
-    for name, record in json.loads(manifest.read_bytes())["files"].items():
+    files = json.loads(storage.get(MANIFEST, directory).read_bytes())["files"]
+    for name, record in files.items():
         if name.endswith(ROWS):
             (directory / name).touch()
             os.truncate(directory / name, record["size"])
         else:
-            fetch(storage, name, directory)
-    (directory / STUB).write_bytes(canonical_json({"uri": uri, "cache_bytes": cache_bytes}))
+            storage.get(name, directory)
+    room = sum(record["size"] for record in files.values()) if cache_bytes is None else cache_bytes
+    (directory / STUB).write_bytes(canonical_json({"uri": uri, "cache_bytes": room}))
     return directory
-
-
-def fetch(storage: Storage, name: str, directory: Path) -> Path:
-    path = storage.get(name, directory)
-    if path.parent != directory:
-        (directory / name).write_bytes(path.read_bytes())
-    return directory / name
 
 
 @dataclass(frozen=True)
 class StreamedData(PreparedData):
-    """Prepared data whose rows come through ``stream``; they are there for the tickets that it gives, as it does."""
+    """Prepared data whose rows come through ``stream``: ahead of the tickets that it gives, or when they are read."""
 
     stream: Stream
+
+    def verified(self, blocks: list[Block]) -> Iterator[np.ndarray]:
+        self.stream.bring(blocks)
+        yield from super().verified(blocks)
 
     def mapped(self, segment: str) -> np.ndarray:
         return self.stream.mapped(segment).reshape(-1, self.signature.record.itemsize)
@@ -105,13 +102,15 @@ class Stream:
 
     def mapped(self, segment: str) -> np.ndarray:
         """The bytes of a segment (uint8, one-dimensional), of which those of fetched blocks are what they should be."""
-        size = self._artifact.files[segment].size
+        return np.memmap(self._file(segment), np.uint8, mode="r", shape=(self._artifact.files[segment].size,))
+
+    def _file(self, segment: str) -> BinaryIO:
         with self._lock:
             if segment not in self._files:
                 file = tempfile.TemporaryFile(dir=self._artifact.directory)  # noqa: SIM115
-                os.truncate(file.fileno(), size)
+                os.truncate(file.fileno(), self._artifact.files[segment].size)
                 self._files[segment] = file
-        return np.memmap(self._files[segment], np.uint8, mode="r", shape=(size,))
+            return self._files[segment]
 
     def ahead(self, tickets: Iterator[Ticket], segments: list[str], layout: Layout) -> Iterator[Ticket]:
         """The tickets, each once its blocks are here; those of the following are on their way. What a ticket needs
@@ -130,6 +129,13 @@ class Stream:
                 yield from self._take(waiting)
         finally:
             self._done(block for _, blocks in waiting for block in blocks)
+
+    def bring(self, blocks: list[Block]) -> None:
+        """Return when these blocks are here; they stay."""
+        for block in blocks:
+            self._ask(block)
+        for block in blocks:
+            self._here[block].result()
 
     def _take(self, waiting: deque[tuple[Ticket, list[Block]]]) -> Iterator[Ticket]:
         ticket, blocks = waiting[0]
@@ -152,15 +158,14 @@ class Stream:
                 self._here.move_to_end(block)
                 return
             size = self._size(block)
-            for other in [other for other, coming in self._here.items() if other not in self._needed and coming.done()]:
-                if self._bytes + size <= self._cache_bytes:
-                    break
-                self._drop(other)
-            if self._bytes + size > self._cache_bytes:
-                raise UserError(
-                    f"profile.data_cache_gib: {self._cache_bytes / 2**30:.3g} GiB per process cannot hold the blocks "
-                    f"of one batch; give more"
-                )
+            while self._bytes + size > self._cache_bytes:
+                unused = (other for other, coming in self._here.items() if other not in self._needed and coming.done())
+                if (longest := next(unused, None)) is None:
+                    raise UserError(
+                        f"profile.data_cache_gib: {self._cache_bytes / 2**30:.3g} GiB per process cannot hold the "
+                        f"blocks of one batch; give more"
+                    )
+                self._drop(longest)
             self._bytes += size
             self.most_bytes = max(self.most_bytes, self._bytes)
             self._here[block] = self._pool.submit(self._fetch, block)
@@ -182,6 +187,8 @@ class Stream:
         return end - start
 
     def _fetch(self, block: Block) -> None:
+        from tasks.s3 import read_range
+
         segment, number = block
         start, end = self._span(block)
         source = self._objects[segment]
@@ -190,7 +197,7 @@ class Stream:
             self._artifact.check_block(segment, number, data)
         except DamagedArtifact:
             raise DamagedArtifact(f"{source.uri}: block {number} is not what was written") from None
-        os.pwrite(self._files[segment].fileno(), data, start)
+        os.pwrite(self._file(segment).fileno(), data, start)
         self.fetched_bytes += len(data)
 
     def _drop(self, block: Block) -> None:

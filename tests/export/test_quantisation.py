@@ -13,7 +13,7 @@ from tasks.evaluate.predict import inputs_of
 from tasks.export.config import ExportConfig
 from tasks.export.convert import to_onnx
 from tasks.export.machine import Machine, this_machine
-from tasks.export.quantise import calibration_rows, quantise, recipe
+from tasks.export.quantise import quantise, recipe
 from tasks.export.smooth import smooth_first_product
 from tasks.export.variants import int8_variant, onnx_predictor
 from tasks.preprocess.prepared import PreparedData
@@ -69,11 +69,6 @@ def test_only_training_rows_calibrate(tables: PreparedData, table_fp32: Path, tm
         models[split] = (directory / "model.int8.onnx").read_bytes()
     assert models["none"] == models["test"] == models["validation"]
     assert models["none"] != models["train"]
-
-
-def test_calibration_rows_are_spread_over_the_whole_split() -> None:
-    assert calibration_rows(np.arange(1000), 4).tolist() == [0, 333, 666, 999]
-    assert calibration_rows(np.arange(3), 200).tolist() == [0, 1, 2]
 
 
 def test_a_network_of_products_keeps_its_outputs_in_fp32(

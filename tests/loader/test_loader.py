@@ -150,17 +150,18 @@ def test_the_thread_ends_with_its_iterator(prepared: PreparedData) -> None:
 
 
 def test_waiting_is_measured(prepared: PreparedData, monkeypatch: pytest.MonkeyPatch) -> None:
-    gather = Rows.gather
+    gather, asked = Rows.gather, threading.Event()
 
-    def slow(*arguments: object) -> int:
-        time.sleep(0.05)
-        return gather(*arguments)  # type: ignore[arg-type]
+    def held_back(*arguments: object) -> None:
+        assert asked.wait(60)
+        gather(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Rows, "gather", slow)
-    batches = training_batches(prepared, order_of(prepared), 0, 1, CPU)
-    assert sum(next(batches).wait for _ in range(4)) >= 0.2
+    monkeypatch.setattr(Rows, "gather", held_back)
+    monkeypatch.setattr(loader, "PATIENCE_S", 0.2)
+    batches = training_batches(prepared, order_of(prepared), 0, 1, CPU, waiting=asked.set)
+    assert next(batches).wait >= 0.2
     time.sleep(0.5)
-    assert next(batches).wait < 0.05
+    assert next(batches).wait < 0.2
     batches.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 
 from tasks.artifact import MANIFEST, DamagedArtifact
 from tasks.errors import UserError
-from tasks.preprocess.prepared import PreparedData
+from tasks.preprocess.prepared import SAMPLED_BLOCKS, PreparedData
 from tasks.storage import MissingObject, storage_for
 from tasks.train.loader import evaluation_batches, layout, training_batches
 from tasks.train.order import GlobalOrder
@@ -38,11 +39,8 @@ def upload(data: PreparedData, uri: str) -> None:
         storage.put(name, data.artifact.path(name).read_bytes())
 
 
-@pytest.fixture(params=["s3", "local"])
-def uri(request: pytest.FixtureRequest, whole: PreparedData, tmp_path: Path) -> str:
-    if request.param == "local":
-        return str(whole.artifact.directory)
-    request.getfixturevalue("store")
+@pytest.fixture
+def uri(store: FaultyS3, whole: PreparedData, tmp_path: Path) -> str:
     upload(whole, f"s3://bucket/{tmp_path.name}/data")
     return f"s3://bucket/{tmp_path.name}/data"
 
@@ -103,15 +101,41 @@ def test_a_store_that_stumbles_is_asked_again(store: FaultyS3, whole: PreparedDa
     assert len(store.fired) == 5
 
 
-def test_a_flipped_bit_on_its_way_is_named(whole: PreparedData, tmp_path: Path) -> None:
+def test_a_flipped_bit_in_the_store_is_named(store: FaultyS3, whole: PreparedData, tmp_path: Path) -> None:
     other = tmp_path / "data"
-    other.mkdir()
-    for name in (*whole.artifact.files, MANIFEST):
-        (other / name).write_bytes(whole.artifact.path(name).read_bytes())
+    shutil.copytree(whole.artifact.directory, other)
     flip_bit(other / "train-00000.rows", 7 * BYTES + 3)
-    data = streamed(str(other), tmp_path / "stub", 40)
-    with pytest.raises(DamagedArtifact, match=r"train-00000.rows: block 7 is not what was written"):
+    upload(PreparedData.open(other), "s3://bucket/flipped")
+    data = streamed("s3://bucket/flipped", tmp_path / "stub", 40)
+    with pytest.raises(
+        DamagedArtifact, match=r"^s3://bucket/flipped/train-00000.rows: block 7 is not what was written"
+    ):
         numbers(data, 0, 1, 1)
+    with pytest.raises(DamagedArtifact, match=r"train-00000.rows: block 7 is not what was written"):
+        open_prepared(make_stub("s3://bucket/flipped", tmp_path / "all")).split("train")
+
+
+def test_what_is_read_is_all_that_is_asked_for(uri: str, whole: PreparedData, tmp_path: Path) -> None:
+    data = open_prepared(make_stub(uri, tmp_path / "stub"))
+    assert isinstance(data, StreamedData) and data.stream.fetched_bytes == 0
+    assert data.split("validation").tobytes() == whole.split("validation").tobytes()
+    held_out = ROWS[0] * SIGNATURE.record.itemsize
+    assert data.stream.fetched_bytes == held_out
+    sample = data.sample("train", 100)
+    assert sample.tobytes() == whole.sample("train", 100).tobytes() and len(sample) == 100
+    # Of each of the segments the last block is short, and the sample has that of the last segment.
+    assert held_out + 7 * BYTES < data.stream.fetched_bytes <= held_out + SAMPLED_BLOCKS * BYTES
+    assert data.split("train").tobytes() == whole.split("train").tobytes()
+    assert data.stream.fetched_bytes == held_out + sum(ROWS) * SIGNATURE.record.itemsize, "a block came twice"
+
+
+@pytest.mark.parametrize("most", [1, 100, 2000, sum(ROWS) - 1, sum(ROWS), 10_000])
+def test_a_sample_is_as_large_as_was_asked_and_spread_over_the_split(whole: PreparedData, most: int) -> None:
+    found = whole.sample("train", most)["categorical"][:, 0]
+    assert len(found) == min(most, sum(ROWS)) and (np.diff(found) > 0).all()
+    if most > 1:
+        assert found[0] < BLOCK and found[-1] >= sum(ROWS) - BLOCK
+    assert np.diff(found).max(initial=0) <= max(2 * sum(ROWS) // min(most, SAMPLED_BLOCKS - 1), 1)
 
 
 def test_a_cache_too_small_for_one_batch_names_the_setting(uri: str, tmp_path: Path) -> None:

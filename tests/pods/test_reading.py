@@ -1,0 +1,163 @@
+"""A rehearsal of the stages after training: what their pods ask of S3 of a prepared set is what they read of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flyteidl.core.literals_pb2 import LiteralMap
+from flytekit import FlyteContextManager
+from flytekit.core.type_engine import TypeEngine
+from flytekit.types.directory import FlyteDirectory
+
+from tasks.artifact import MANIFEST, Artifact, ArtifactWriter
+from tasks.export.config import ExportConfig
+from tasks.preprocess.config import DataConfig
+from tasks.preprocess.engine import prepare
+from tasks.preprocess.prepared import KIND, SAMPLED_BLOCKS, SPLITS, PreparedData
+from tasks.s3 import client, client_of
+from tasks.stage import StageRun
+from tasks.train.config import ModelConfig
+from tasks.train.models.factory import build
+from tasks.train.trained import write_trained
+from tests.pods.package import Package, package
+from tests.preprocess.conftest import table_text
+from tests.storage.conftest import CREDENTIALS
+from tests.storage.faulty import FaultyS3, faulty_s3
+
+BUCKET = "slipstream"
+BLOCK_ROWS = 16
+
+
+@pytest.fixture(scope="module")
+def packaged(tmp_path_factory: pytest.TempPathFactory) -> Package:
+    return package(tmp_path_factory.mktemp("package"), "local")
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyS3]:
+    with faulty_s3() as proxy:
+        for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": proxy.url}.items():
+            monkeypatch.setenv(name, value)
+        client_of.cache_clear()
+        client().create_bucket(Bucket=BUCKET)
+        yield proxy
+
+
+@pytest.fixture
+def prepared(server: FaultyS3, tmp_path: Path) -> PreparedData:
+    """Prepared data of many small blocks, here and on S3."""
+    (tmp_path / "table.csv").write_text(table_text(3000))
+    whole = prepare(tmp_path / "whole", str(tmp_path / "table.csv"), "y", DataConfig(), {})
+    itemsize = PreparedData.open(whole.directory).signature.record.itemsize
+    writer = ArtifactWriter(tmp_path / "prepared")
+    for name in whole.files:
+        with writer.create(name, BLOCK_ROWS * itemsize) if name.endswith(".rows") else writer.create(name) as file:
+            file.write(whole.read_bytes(name))
+    upload(writer.finish(KIND, {}), "prepared")
+    return PreparedData.open(tmp_path / "prepared")
+
+
+def upload(artifact: Artifact, prefix: str) -> None:
+    for name in (*artifact.files, MANIFEST):
+        client().put_object(Bucket=BUCKET, Key=f"{prefix}/{name}", Body=artifact.path(name).read_bytes())
+
+
+def asked(server: FaultyS3, prefix: str) -> dict[str, int]:
+    """The bytes that were asked for of each split's rows; a request for a whole file counts as -1."""
+    found: dict[str, int] = {}
+    for request in server.requests:
+        if match := re.match(rf"GET /{BUCKET}/{prefix}/(\w+)-\d+\.rows\S*(?: bytes=(\d+)-(\d+))?$", request):
+            split, first, last = match.groups()
+            found[split] = -1 if first is None else found.get(split, 0) + int(last) - int(first) + 1
+    return found
+
+
+def run_pod(packaged: Package, task: str, workdir: Path, **inputs: tuple[Any, type]) -> None:
+    """One pod of ``task``; what it hands on lies below its name in the bucket."""
+    context = FlyteContextManager.current_context()
+    literals = {
+        name: TypeEngine.to_literal(context, value, kind, TypeEngine.to_literal_type(kind)).to_flyte_idl()
+        for name, (value, kind) in inputs.items()
+    }
+    client().put_object(Bucket=BUCKET, Key="inputs.pb", Body=LiteralMap(literals=literals).SerializeToString())
+    template = packaged.tasks[task]
+    fills = {
+        "input": f"s3://{BUCKET}/inputs.pb",
+        "outputPrefix": f"s3://{BUCKET}/made/outputs",
+        "rawOutputDataPrefix": f"s3://{BUCKET}/made/raw",
+        "checkpointOutputPrefix": f"s3://{BUCKET}/made/checkpoints",
+        "prevCheckpointPrefix": '""',
+    }
+    command = [re.sub(r"\{\{\.(\w+)\}\}", lambda m: fills[m[1]], part) for part in template.container.args]
+    keys = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL", "AWS_DEFAULT_REGION"}
+    environment = {
+        **{name: os.environ[name] for name in keys},
+        "FLYTE_AWS_ENDPOINT": os.environ["AWS_ENDPOINT_URL"],
+        "FLYTE_AWS_ACCESS_KEY_ID": os.environ["AWS_ACCESS_KEY_ID"],
+        "FLYTE_AWS_SECRET_ACCESS_KEY": os.environ["AWS_SECRET_ACCESS_KEY"],
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "HOME": str(workdir),
+        "FLYTE_INTERNAL_EXECUTION_ID": "reading",
+        **{pair.key: pair.value for pair in template.container.env},
+    }
+    pod = subprocess.run(command, cwd=workdir, env=environment, capture_output=True, text=True, timeout=180)
+    made = client().list_objects_v2(Bucket=BUCKET, Prefix="made/outputs").get("Contents", [])
+    assert any(item["Key"].endswith("outputs.pb") for item in made), pod.stdout + pod.stderr
+
+
+def test_a_pod_of_the_report_asks_for_no_rows(
+    packaged: Package, prepared: PreparedData, server: FaultyS3, tmp_path: Path
+) -> None:
+    server.requests.clear()
+    run_pod(
+        packaged,
+        "tasks.report.task.report_data",
+        tmp_path,
+        prepared=(FlyteDirectory(f"s3://{BUCKET}/prepared", remote_directory=False), FlyteDirectory),
+        stages=([StageRun("prepare", 1.0, False)], list[StageRun]),
+    )
+    assert any("/prepared/card.json" in request for request in server.requests)
+    assert asked(server, "prepared") == {}
+
+
+@pytest.mark.parametrize("stage", ["export", pytest.param("evaluate", marks=pytest.mark.prove)])
+def test_a_pod_asks_for_the_blocks_that_it_reads(
+    stage: str, packaged: Package, prepared: PreparedData, server: FaultyS3, tmp_path: Path
+) -> None:
+    config = ModelConfig(arguments={"hidden": [8]})
+    weights = build(config, prepared.signature, seed=0).state_dict()
+    trained = write_trained(
+        tmp_path / "trained",
+        config=config,
+        signature=prepared.signature,
+        best=weights,
+        last=weights,
+        history={},
+        attempt={},
+        made_by={},
+    )
+    upload(trained, "trained")
+    server.requests.clear()
+    run_pod(
+        packaged,
+        f"tasks.{stage}.task.{stage}",
+        tmp_path,
+        trained=(FlyteDirectory(f"s3://{BUCKET}/trained", remote_directory=False), FlyteDirectory),
+        prepared=(FlyteDirectory(f"s3://{BUCKET}/prepared", remote_directory=False), FlyteDirectory),
+        **({"config": (ExportConfig(calibration_rows=50), ExportConfig)} if stage == "export" else {}),
+    )
+    rows = {split: prepared.segment_rows(split)[0] for split in SPLITS}
+    # The sample for the baseline has all rows of so small a split; that for calibration has its last block, too.
+    calibration = (SAMPLED_BLOCKS - 1) * BLOCK_ROWS + (rows["train"] - 1) % BLOCK_ROWS + 1
+    read = {"test": rows["test"], "train": calibration} if stage == "export" else rows
+    assert asked(server, "prepared") == {
+        split: count * prepared.signature.record.itemsize for split, count in read.items()
+    }
+    assert rows["train"] > 10 * calibration
