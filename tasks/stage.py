@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
 import hashlib
 import time
@@ -16,7 +17,7 @@ from flytekit.types.directory import FlyteDirectory
 
 from tasks.artifact import Artifact, DamagedArtifact
 from tasks.errors import UserError
-from tasks.storage import S3, StorageUnavailable
+from tasks.storage import S3, StorageUnavailable, cannot_write
 from tasks.store import Store, content_key
 from tasks.versions import code_version
 
@@ -56,7 +57,7 @@ class Made(NamedTuple):
 
 def door(work: Work) -> Work:
     """A task's function, as Flyte should see it fail: another attempt can help if a store stayed away. On one machine
-    nobody tries again, so the user is told."""
+    nobody tries again, so the user is told, as everywhere if the disk is full."""
 
     @functools.wraps(work)
     def told(*arguments: Any, **named: Any) -> Any:
@@ -66,6 +67,10 @@ def door(work: Work) -> Work:
             if runs_locally():
                 raise UserError(f"{error}; nothing is lost, start again when it does") from None
             raise FlyteRecoverableException(str(error)) from error
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise cannot_write(Path(current_context().working_directory), error) from None
+            raise
 
     return cast(Work, told)
 

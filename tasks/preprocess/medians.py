@@ -225,7 +225,7 @@ def pick(
 def on_disk(pieces: list[np.ndarray], file: Path) -> np.ndarray:
     """The pieces together, as a view of a file. They are written first: where a full disk is met in a view, the
     process is killed."""
-    with file.open("wb", buffering=0) as stream:
+    with file.open("wb") as stream:
         for piece in pieces:
             stream.write(piece.data)
     return np.memmap(file, np.float64, "r+")

@@ -5,7 +5,9 @@ The disk is a small tmpfs, mounted in a namespace of the test's own.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +17,10 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
+
+from tasks.errors import UserError
+from tasks.preprocess.config import DataConfig
+from tasks.preprocess.task import open_texts
 
 MOUNT = 'mount -t tmpfs -o size=16m none "$0" && exec "$@"'
 
@@ -45,6 +51,8 @@ def fill():
                 file.write(bytes(1 << 12))
         except OSError as error:
             assert error.errno == errno.ENOSPC
+        if where != "manifest":  # which is small
+            file.truncate(file.tell() - (1 << 12))  # so that something can be half-written
 
 def prepare(directory):
     return engine.prepare(disk / directory, data, "y", DataConfig(), {}, workers, disk / "kept")
@@ -85,6 +93,17 @@ def small_disks(tmp_path_factory: pytest.TempPathFactory) -> None:
         pytest.skip("unshare is not installed")
     if tried.returncode:
         pytest.skip(f"no file system can be mounted here: {tried.stderr.strip()}")
+
+
+def test_a_full_pod_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever step of several pods it was."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("tasks.preprocess.texts.open_texts", full)
+    with pytest.raises(UserError, match=r"no space left \(\d+ MiB free\)"):
+        open_texts.task_function(data="t.csv", target="y", config=DataConfig(), source="", number=2)
 
 
 @pytest.mark.usefixtures("small_disks")
