@@ -25,8 +25,9 @@ from tasks.preprocess.hashing import keys
 #: batch mixes have to stay in a processor's cache between their verification and their use.
 BLOCK_ROWS = 4096
 BLOCK_BYTES = 1 << 19
-#: A part of a split is about as large at most; larger where there would be too many, because each reads from all runs.
-PART_BYTES = 256 << 20
+#: A part of a split is at most about as large: with smaller ones more processes could merge, but a batch is read from
+#: more files. Where there would be too many, each of which reads from all runs, they are larger.
+PART_BYTES = 1 << 30
 MOST_PARTS = 256
 #: What is merged at once.
 BUCKET_BYTES = 16 << 20
