@@ -14,6 +14,7 @@ reasons).
 from __future__ import annotations
 
 import math
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -172,14 +173,20 @@ class PreparedData:
                 yield data
 
     def split(self, name: str) -> np.ndarray:
-        """All records of a split, every block verified first. Shape ``[rows]``; memory-mapped if it is one segment."""
+        """All records of a split, every block verified first. Shape ``[rows]``, memory-mapped: several files are joined
+        in one without a name, so that a large split does not have to fit into memory."""
         for _ in self.verified(self.blocks(name)):
             pass
         filled = [segment for segment in self.segments(name) if self.artifact.files[segment].size]
-        parts = [self.mapped(segment).reshape(-1).view(self.signature.record) for segment in filled]
-        if not parts:
-            return np.empty(0, self.signature.record)
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        parts = [self.mapped(segment).reshape(-1) for segment in filled]
+        if len(parts) > 1:
+            ends = np.cumsum([len(part) for part in parts]).tolist()
+            with tempfile.TemporaryFile(dir=self.artifact.directory) as file:
+                joined = np.memmap(file, np.uint8, "w+", shape=(ends[-1],))
+            for end, part in zip(ends, parts, strict=True):
+                joined[end - len(part) : end] = part
+            parts = [joined]
+        return parts[0].view(self.signature.record) if parts else np.empty(0, self.signature.record)
 
     def sample(self, name: str, most: int) -> np.ndarray:
         """``most`` records of a split, or all if there are fewer: evenly spread over blocks that are evenly spread over

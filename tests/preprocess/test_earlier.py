@@ -152,6 +152,10 @@ def test_segments_in_parts_can_be_continued(sales: Path, tmp_path: Path, monkeyp
         sum(first.segment_rows("train")),
         sum(rows) - sum(first.segment_rows("train")),
     )
+    whole = both.split("train")
+    assert isinstance(whole, np.memmap) and whole.tobytes() == b"".join(
+        both.artifact.path(name).read_bytes() for name in names
+    )
     order = GlobalOrder(layout(both, "train"), 90, seed=0)
     batches = list(training_batches(both, order, 0, 1, torch.device("cpu"), stop=sum(rows)))
     assert sum(batch.size for batch in batches) == sum(rows) == both.card["rows"]["train"]
