@@ -155,7 +155,11 @@ def polars_sink(data: Path, out: Path) -> None:
 def pandas(data: Path, out: Path) -> None:
     import pandas as pd
 
-    frame = pd.read_parquet(data) if data.suffix == ".parquet" else pd.read_csv(data)
+    frame = pd.read_parquet(data) if data.suffix == ".parquet" else pd.read_csv(data, low_memory=False)
+    for name in frame.select_dtypes(exclude="number"):
+        numbers = pd.to_numeric(frame[name], errors="coerce")
+        if numbers.notna().mean() > 0.5:  # a few bad values made the column one of texts
+            frame[name] = numbers
     share = pd.util.hash_pandas_object(frame.pop("id"), index=False).to_numpy() % 10_000 / 10_000
     split = np.where(share < 0.15, 2, np.where(share < 0.3, 1, 0))
     train = frame[split == 0]
