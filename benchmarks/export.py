@@ -15,16 +15,16 @@ from typing import Any
 import click
 import numpy as np
 
-from tasks.evaluate.predict import Predictor, inputs_of, torch_predictor
+from tasks.artifacts.prepared import Signature, TensorSpec
 from tasks.export.convert import EXAMPLE_ROWS, check_parity, quiet, to_onnx
 from tasks.export.engine import describe
 from tasks.export.machine import this_machine
 from tasks.export.quantise import quantise
 from tasks.export.session import onnx_predictor
 from tasks.export.variants import FP32, INT8, TORCH, time_variants
-from tasks.preprocess.prepared import Signature, TensorSpec
-from tasks.train.config import ModelConfig
-from tasks.train.models.factory import build
+from tasks.models.config import ModelConfig
+from tasks.models.factory import build
+from tasks.models.predict import Predictor, inputs_of, torch_predictor
 
 THREADS = 1
 BATCHES = (1, 32, 256)

@@ -31,12 +31,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tasks.artifacts.prepared import PreparedData, Signature
+from tasks.models.config import ModelConfig
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import prepare
-from tasks.preprocess.prepared import PreparedData, Signature
 from tasks.storage import storage_for
-from tasks.train.config import ModelConfig, TrainingConfig
-from tasks.train.ledger import STALL, STEPS, read_pages
+from tasks.train.config import TrainingConfig
+from tasks.train.survival.goodput import STALL, STEPS, read_pages
 
 WORLD = 2
 STEP_S = 0.05
@@ -79,8 +80,8 @@ def build(signature: Signature, counter: str) -> nn.Module:
 
 def rank_main(rank: int, port: int, place: str, steps: int, mode: str) -> None:
     """One rank of one attempt."""
-    from tasks.train.guard import Preempted
     from tasks.train.run import run
+    from tasks.train.survival.guard import Preempted
 
     where = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": WORLD, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in where.items()})

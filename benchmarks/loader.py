@@ -30,9 +30,9 @@ from unittest import mock
 import click
 import numpy as np
 
-from tasks.artifact import Artifact, ArtifactWriter
-from tasks.preprocess.prepared import KIND, TARGET, PreparedData, Signature, TensorSpec
-from tasks.preprocess.shards import block_rows
+from tasks.artifacts.format import Artifact, ArtifactWriter
+from tasks.artifacts.prepared import KIND, TARGET, PreparedData, Signature, TensorSpec
+from tasks.preprocess.shuffle.sorted_runs import block_rows
 
 COLUMNS, BATCH = 200, 1024
 PAIRS = 7
@@ -71,8 +71,8 @@ def make(directory: Path, rows: int) -> None:
 def ours(directory: Path) -> Iterator[Any]:
     import torch
 
-    from tasks.train.loader import layout, training_batches
-    from tasks.train.order import GlobalOrder
+    from tasks.train.data.loader import layout, training_batches
+    from tasks.train.data.order import GlobalOrder
 
     data = PreparedData.open(directory / "prepared")
     return training_batches(data, GlobalOrder(layout(data, "train"), BATCH, seed=0), 0, 1, torch.device("cpu"))

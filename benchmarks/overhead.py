@@ -30,20 +30,20 @@ from scipy.stats import binom
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tasks.group import Group
+from tasks.artifacts.prepared import PreparedData
+from tasks.distributed.process_group import Group
+from tasks.models.factory import Predictor
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import prepare
-from tasks.preprocess.prepared import PreparedData
 from tasks.train.checkpoint import Checkpoints, Keep
 from tasks.train.config import TrainingConfig
-from tasks.train.guard import Guard
-from tasks.train.interval import Interval
-from tasks.train.ledger import STALL, Ledger
-from tasks.train.loop import to_save, train_loop
-from tasks.train.models.factory import Predictor
-from tasks.train.preemption import Watcher
-from tasks.train.state import Progress, TrainingState, weights_of
-from tasks.train.step import make_optimizer, settle_buckets
+from tasks.train.loop.state import Progress, TrainingState, weights_of
+from tasks.train.loop.step import make_optimizer, settle_buckets
+from tasks.train.loop.train_loop import to_save, train_loop
+from tasks.train.survival.checkpoint_interval import Interval
+from tasks.train.survival.goodput import STALL, Ledger
+from tasks.train.survival.guard import Guard
+from tasks.train.survival.notices import Watcher
 
 WORLD = 2
 STEP_S = 0.02

@@ -33,11 +33,12 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
+from tasks.hardware.cpus import usable_cores
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import prepare
-from tasks.preprocess.ingest import open_source
-from tasks.preprocess.workers import Workers, cores
-from tasks.preprocess.workplace import workplace
+from tasks.preprocess.pool.resume import workplace
+from tasks.preprocess.pool.workers import Workers
+from tasks.preprocess.read.tables import open_source
 
 #: How many columns hold numbers, whole numbers (the id among them) and texts (the target among them).
 WIDE, NARROW = (150, 30, 20), (38, 7, 5)
@@ -98,7 +99,7 @@ def make_csv(path: Path, rows: int) -> None:
 
 
 def ours(data: Path, out: Path, shuffle: bool = True) -> None:
-    prepare(out / "prepared", str(data), "y", DataConfig(id="id", shuffle=shuffle), {}, cores())
+    prepare(out / "prepared", str(data), "y", DataConfig(id="id", shuffle=shuffle), {}, usable_cores())
 
 
 def ours_in_order(data: Path, out: Path) -> None:
@@ -106,7 +107,7 @@ def ours_in_order(data: Path, out: Path) -> None:
 
 
 def ours_ingest(data: Path, out: Path) -> None:
-    with closing(Workers(cores())) as workers, workplace(out, workers) as place:
+    with closing(Workers(usable_cores())) as workers, workplace(out, workers) as place:
         source = open_source(str(data), DataConfig(id="id"), place)
     assert source.read == source.rows + len(source.bad)
 

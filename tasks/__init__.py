@@ -2,6 +2,6 @@
 
 import os
 
-# Locally the content-addressed store serves (tasks/store.py); a hit of Flyte's own local cache would run none of our
-# code, so nothing could verify what it returns, or say that it was a hit.
+# Locally the content-addressed store serves (tasks/artifacts/store.py); a hit of Flyte's own local cache would run none
+# of our code, so nothing could verify what it returns, or say that it was a hit.
 os.environ.setdefault("FLYTE_LOCAL_CACHE_ENABLED", "false")

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from tasks.collectives.config import CollectivesConfig
 from tasks.export.config import ExportConfig
+from tasks.models.config import ModelConfig
 from tasks.preprocess.config import DataConfig
 from tasks.settings import Settings
-from tasks.train.config import ModelConfig, TrainingConfig
+from tasks.train.config import TrainingConfig
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import click
 
 from tasks.collectives.config import CollectivesConfig
 from tasks.collectives.measure import measure
-from tasks.collectives.profile import table
-from tasks.group import process_group
+from tasks.collectives.table import table
+from tasks.distributed.process_group import process_group
 
 
 @click.command()

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from tasks.agreement import together
 from tasks.collectives.config import CollectivesConfig
 from tasks.collectives.operations import CASES, Case, bus_factor
+from tasks.distributed.agreement import together
 from tasks.errors import UserError
 
 #: Runs before the clock counts: the first call of an operation opens connections and may take 50,000 times as long.
@@ -31,7 +31,7 @@ def measure(config: CollectivesConfig, device: torch.device) -> dict[str, Any] |
     """Measure every operation at every size. Runs on all ranks of an initialised group; rank 0 gets the profile.
 
     Raises ``UserError``, the same on all ranks, if a result is wrong or a size does not fit into memory. The keys of
-    the profile are those of ``profile.json`` (:mod:`tasks.collectives.profile`).
+    the profile are those of ``profile.json`` (:mod:`tasks.artifacts.network_profile`).
     """
     measurements = [
         measure_one(operation, size, config.budget, device) for operation in config.operations for size in config.sizes

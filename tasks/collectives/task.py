@@ -6,12 +6,12 @@ from pathlib import Path
 
 from flytekit import task
 
+from tasks.artifacts.versions import code_version
 from tasks.collectives.config import CollectivesConfig
-from tasks.hardware.elastic import Workspace, distributed
-from tasks.hardware.on import on
+from tasks.flyte.elastic import Workspace, distributed
+from tasks.flyte.metadata import on
+from tasks.flyte.stage import Made
 from tasks.settings import to_dict
-from tasks.stage import Made
-from tasks.versions import code_version
 
 
 @task(task_config=distributed("collectives"), **on("collectives"))
@@ -19,9 +19,9 @@ def benchmark_collectives(workspace: Workspace, config: CollectivesConfig) -> Ma
     """Measure the interconnect in the same kind of process group that training uses."""
 
     def body() -> None:
+        from tasks.artifacts.network_profile import write_profile
         from tasks.collectives.measure import measure
-        from tasks.collectives.profile import write_profile
-        from tasks.group import process_group
+        from tasks.distributed.process_group import process_group
 
         with process_group() as group:
             profile = measure(config, group.device)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
 
-from tasks.evaluate.metrics import classification_scores, regression_scores
-from tasks.evaluate.predict import targets_of
-from tasks.preprocess.prepared import PreparedData, Signature
+from tasks.artifacts.prepared import PreparedData, Signature
+from tasks.hardware.cpus import usable_cores
+from tasks.models.metrics import classification_scores, regression_scores
+from tasks.models.predict import targets_of
 
 NAME = "HistGradientBoosting"
 #: What the baseline may cost: training rows, pixels of an image, and rows x features x trees per boosting round.
@@ -84,7 +84,7 @@ def baseline(data: PreparedData, test: np.ndarray) -> dict[str, Any]:
     if settings["early_stopping"]:
         stops = {"X_val": features_of(signature, validation), "y_val": targets_of(validation)}
     # With a thread on every core, one busy core makes all the others spin: 80 s were seen instead of 3.
-    with threadpool_limits(max(1, len(os.sched_getaffinity(0)) // 2), user_api="openmp"):
+    with threadpool_limits(max(1, usable_cores() // 2), user_api="openmp"):
         if signature.task == "classification":
             model = HistGradientBoostingClassifier(**settings).fit(x, y, **stops)
             probabilities = np.zeros((len(test), classes))

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tasks.artifact import Artifact, ArtifactWriter
-from tasks.evaluate import metrics
+from tasks.artifacts.format import Artifact, ArtifactWriter
+from tasks.artifacts.prepared import PreparedData
 from tasks.evaluate.baseline import baseline
-from tasks.evaluate.predict import held_out_rows, predict, targets_of, torch_predictor
-from tasks.preprocess.prepared import PreparedData
+from tasks.models import metrics
+from tasks.models.predict import held_out_rows, predict, targets_of, torch_predictor
 
 if TYPE_CHECKING:
-    from tasks.train.trained import TrainedModel
+    from tasks.models.trained import TrainedModel
 
 KIND = "evaluate"
 SCATTER_POINTS = 500

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from flytekit import task
 
-from tasks.artifact import Artifact
-from tasks.hardware.on import on
-from tasks.stage import ArtifactDirectory, Made, local_path, rows_path, run_stage
-from tasks.versions import code_version
+from tasks.artifacts.format import Artifact
+from tasks.artifacts.versions import code_version
+from tasks.flyte.metadata import on
+from tasks.flyte.stage import ArtifactDirectory, Made, local_path, rows_path, run_stage
 
 
 @task(**on("evaluate"))
@@ -17,9 +17,9 @@ def evaluate(trained: ArtifactDirectory, prepared: ArtifactDirectory) -> Made:
     """Score the trained model on the test split, beside a baseline."""
 
     def make(directory: Path, key: str) -> Artifact:
+        from tasks.artifacts.streamed import open_prepared
         from tasks.evaluate import engine
-        from tasks.train.stream import open_prepared
-        from tasks.train.trained import TrainedModel
+        from tasks.models.trained import TrainedModel
 
         model, data = TrainedModel.open(local_path(trained)), open_prepared(rows_path(prepared))
         made_by = {

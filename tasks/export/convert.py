@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tasks.artifacts.prepared import Signature
 from tasks.errors import UserError
-from tasks.evaluate.predict import Predictor
-from tasks.preprocess.prepared import Signature
+from tasks.models.predict import Predictor
 
 if TYPE_CHECKING:
     import onnx

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.artifact import Artifact, ArtifactWriter
-from tasks.evaluate.metrics import HEADLINE
-from tasks.evaluate.predict import held_out_rows
+from tasks.artifacts.format import Artifact, ArtifactWriter
+from tasks.artifacts.prepared import PreparedData, Signature
+from tasks.artifacts.versions import installed
 from tasks.export.card import model_card
 from tasks.export.config import ExportConfig
 from tasks.export.convert import PARITY_BATCHES, output_name
@@ -27,11 +26,12 @@ from tasks.export.variants import (
     time_variants,
     torch_variant,
 )
-from tasks.preprocess.prepared import PreparedData, Signature
-from tasks.versions import installed
+from tasks.hardware.cpus import usable_cores
+from tasks.models.metrics import HEADLINE
+from tasks.models.predict import held_out_rows
 
 if TYPE_CHECKING:
-    from tasks.train.trained import TrainedModel
+    from tasks.models.trained import TrainedModel
 
 KIND = "export"
 #: What is said of the variants that the gate does not judge.
@@ -133,5 +133,4 @@ def deployed_signature(signature: Signature, opset: int, file: str) -> dict[str,
 
 def describe(machine: Machine, threads: int) -> dict[str, Any]:
     libraries = {name: installed(name) for name in ("onnxruntime", "onnx", "torch")}
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {**vars(machine), "cores": cores, "threads": threads, **libraries}
+    return {**vars(machine), "cores": usable_cores(), "threads": threads, **libraries}

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tasks.evaluate.metrics import HEADLINE
 from tasks.export.config import ExportConfig
+from tasks.models.metrics import HEADLINE
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.evaluate.predict import Predictor
+from tasks.models.predict import Predictor
 
 ERRORS_ONLY = 3
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from flytekit import task
 
-from tasks.artifact import Artifact
+from tasks.artifacts.format import Artifact
+from tasks.artifacts.versions import code_version
 from tasks.export.config import ExportConfig
-from tasks.hardware.on import on
+from tasks.flyte.metadata import on
+from tasks.flyte.stage import ArtifactDirectory, Made, local_path, rows_path, run_stage
 from tasks.settings import to_dict
-from tasks.stage import ArtifactDirectory, Made, local_path, rows_path, run_stage
-from tasks.versions import code_version
 
 
 @task(**on("export"))
@@ -19,9 +19,9 @@ def export(trained: ArtifactDirectory, prepared: ArtifactDirectory, config: Expo
     """Export the trained model to ONNX, quantise it, measure the variants and choose one."""
 
     def make(directory: Path, key: str) -> Artifact:
+        from tasks.artifacts.streamed import open_prepared
         from tasks.export import engine
-        from tasks.train.stream import open_prepared
-        from tasks.train.trained import TrainedModel
+        from tasks.models.trained import TrainedModel
 
         model, data = TrainedModel.open(local_path(trained)), open_prepared(rows_path(prepared))
         made_by = {

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tasks.evaluate.metrics import scores
-from tasks.evaluate.predict import Predictor, inputs_of, predict, targets_of, torch_predictor
+from tasks.artifacts.prepared import PreparedData, Signature
 from tasks.export.config import ExportConfig
 from tasks.export.convert import EXAMPLE_ROWS, check_parity, largest_difference, to_onnx
 from tasks.export.gate import significance
@@ -18,7 +17,8 @@ from tasks.export.latency import measure, torch_threads
 from tasks.export.machine import Machine
 from tasks.export.quantise import quantise
 from tasks.export.session import onnx_predictor
-from tasks.preprocess.prepared import PreparedData, Signature
+from tasks.models.metrics import scores
+from tasks.models.predict import Predictor, inputs_of, predict, targets_of, torch_predictor
 
 TORCH, FP32, INT8 = "torch-fp32", "onnx-fp32", "onnx-int8"
 FILES = {FP32: "model.fp32.onnx", INT8: "model.int8.onnx"}

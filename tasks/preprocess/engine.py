@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import errno
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -14,33 +14,34 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tasks.artifact import Artifact, ArtifactWriter
+from tasks.artifacts.format import Artifact, ArtifactWriter
+from tasks.artifacts.prepared import KIND, TARGET, WEIGHT
 from tasks.errors import UserError
-from tasks.preprocess import quarantine, values
-from tasks.preprocess.budget import Budget
-from tasks.preprocess.card import make_card, with_medians
-from tasks.preprocess.columnar import Unit, read
+from tasks.preprocess import quarantine
+from tasks.preprocess.card.data_card import make_card
+from tasks.preprocess.card.page import write_card
+from tasks.preprocess.columns import value_types
+from tasks.preprocess.columns.number_formats import Spelling, retype
+from tasks.preprocess.columns.transform import Transform
 from tasks.preprocess.config import DataConfig
-from tasks.preprocess.digits import open_digits
-from tasks.preprocess.documents import as_table
-from tasks.preprocess.earlier import LASTING, REFERENCE, Earlier, value_of
-from tasks.preprocess.fit import Fitted, check_values, fit
-from tasks.preprocess.frames import frame_file
+from tasks.preprocess.fit.fit import Fitted, check_values, fit
+from tasks.preprocess.fit.scan import Found, Rows, Survey, read_again, survey_unit
+from tasks.preprocess.fit.splits import Cuts, find_cuts
 from tasks.preprocess.images import hold_images, open_pictures, prepare_images
-from tasks.preprocess.ingest import Source, header_hint, one_format, open_source
-from tasks.preprocess.medians import Brackets, Keeper, Keeping, Kept, brackets_of, keep_unit, medians_of
-from tasks.preprocess.merging import Merged, enter_segments, merge_all
-from tasks.preprocess.page import write_card
-from tasks.preprocess.prepared import KIND, TARGET, WEIGHT
+from tasks.preprocess.incremental import LASTING, REFERENCE, Earlier, value_of
+from tasks.preprocess.memory import Budget
+from tasks.preprocess.pool.resume import Workplace, workplace
+from tasks.preprocess.pool.workers import Workers
 from tasks.preprocess.progress import say_goes_on, shown
-from tasks.preprocess.shards import Run, RunWriter, order_keys
-from tasks.preprocess.sources import SourceFile, digest_files, find_files, relative
-from tasks.preprocess.spelling import Spelling, retype
-from tasks.preprocess.split import Cuts, find_cuts
-from tasks.preprocess.survey import Found, Rows, Survey, read_again, survey_unit
-from tasks.preprocess.transform import Transform
-from tasks.preprocess.workers import Workers
-from tasks.preprocess.workplace import Workplace, workplace
+from tasks.preprocess.read.columnar import Unit, read
+from tasks.preprocess.read.data_frames import frame_file
+from tasks.preprocess.read.digits import open_digits
+from tasks.preprocess.read.files import SourceFile, find_files, relative
+from tasks.preprocess.read.fingerprint import digest_files
+from tasks.preprocess.read.tables import Source, header_hint, one_format, open_source
+from tasks.preprocess.read.text_folders import as_table
+from tasks.preprocess.shuffle.merge import Merged, enter_segments, merge_all
+from tasks.preprocess.shuffle.sorted_runs import Run, RunWriter, order_keys
 
 SCRATCH = ".scratch"
 
@@ -92,16 +93,14 @@ class Encoding:
 
     survey: Survey
     transform: Transform
-    brackets: Brackets
     scratch: Path
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """What became of a unit: sorted runs, all in one pair of files, and what its medians are picked from."""
+    """What became of a unit: sorted runs, all in one pair of files."""
 
     runs: list[Run]
-    kept: Kept
     digests: dict[str, str]
 
 
@@ -124,7 +123,6 @@ class Fitting:
     opened: Opened
     found: Found
     fitted: Fitted
-    brackets: Brackets
 
     @property
     def bad(self) -> list[quarantine.BadRow]:
@@ -145,15 +143,14 @@ def prepare_table(
     say_goes_on(place.found)
     rows = [unit.rows for unit in units]
     fitting = fit_table(opened, shown("survey", survey_units(place, opened.survey, units), rows))
-    encoding = Encoding(opened.survey, fitting.fitted.transform, fitting.brackets, place.root)
+    encoding = Encoding(opened.survey, fitting.fitted.transform, place.root)
     with ThreadPoolExecutor(1) as beside:
         # This process waits for the others while they encode: time enough for the card.
         card = beside.submit(card_of, fitting, data)
         encoded = list(shown("encode", encode_units(place, encoding, units, fitting.found.rejected), rows))
-        runs, kept = [run for part in encoded for run in part.runs], [part.kept for part in encoded]
-    medians = exact_medians(place, fitting, kept, lambda: units)
+        runs = [run for part in encoded for run in part.runs]
     merged = merge_all(place, runs, encoding.transform.signature.record.itemsize)
-    write_table(writer, fitting, merged, with_medians(card.result(), medians))
+    write_table(writer, fitting, merged, card.result())
     return made_by
 
 
@@ -217,26 +214,13 @@ def fit_table(opened: Opened, parts: Iterable[Found]) -> Fitting:
         check_values(found, survey.target)
     quarantine.check_limit(source.bad + found.bad, source.read, survey.config.quarantine_limit)
     fitted = opened.earlier.fitted(found) if opened.earlier else fit(found, survey.types, survey.target, survey.config)
-    return Fitting(opened, found, fitted, brackets_of(found, survey))
+    return Fitting(opened, found, fitted)
 
 
 def card_of(fitting: Fitting, data: str) -> dict[str, Any]:
     opened = fitting.opened
     card = make_card(Path(data).name, opened.source, fitting.found, fitting.fitted, opened.dropped)
     return opened.earlier.continued(card, fitting.found.sample_table()) if opened.earlier else card
-
-
-def exact_medians(
-    place: Workplace, fitting: Fitting, kept: list[Kept], units: Callable[[], list[Unit]]
-) -> dict[str, float]:
-    """The medians of the training rows, from what was ``kept`` of all units; ``units`` are asked for if need be."""
-    survey, rejected = fitting.opened.survey, fitting.found.rejected
-
-    def again(brackets: Brackets) -> list[Kept]:
-        jobs = (Keeping(survey, *pair, brackets, place.root) for pair in zip(units(), rejected, strict=True))
-        return list(place.map(keep_unit, jobs))
-
-    return medians_of(fitting.found, survey, fitting.brackets, kept, place.root / "median", again)
 
 
 def write_table(
@@ -292,13 +276,13 @@ def check_columns(source: Source, data: str, target: str, config: DataConfig) ->
     for setting, name in aside.items():
         if name in config.drop:
             raise UserError(f"data.drop: {name!r} is needed as data.{setting}, and is no feature anyway")
-    if config.weight and source.types[config.weight] not in (values.INTEGER, values.NUMBER):
+    if config.weight and source.types[config.weight] not in (value_types.INTEGER, value_types.NUMBER):
         kind = source.types[config.weight]
         raise UserError(f"data.weight: {config.weight!r} holds {kind} values; expected numbers from 0 on")
-    if config.time and source.types[config.time] in (values.TEXT, values.OTHER):
+    if config.time and source.types[config.time] in (value_types.TEXT, value_types.OTHER):
         kind = source.types[config.time]
         raise UserError(f"data.time: {config.time!r} holds {kind} values; expected dates, times or numbers")
-    if source.types[target] == values.OTHER:
+    if source.types[target] == value_types.OTHER:
         raise UserError(f"target: {target!r} holds neither numbers nor texts")
     return [name for name in names if name in config.drop]
 
@@ -311,7 +295,7 @@ def time_cuts(source: Source, config: DataConfig) -> Cuts | None:
         return config.split.cuts
     kind, spelling = source.types[config.time], Spelling.of(config)
     parts = [
-        values.as_numbers(retype(batch.column(0), kind, spelling)[0])
+        value_types.as_numbers(retype(batch.column(0), kind, spelling)[0])
         for unit in source.units
         for batch, _ in read(unit, [config.time], Budget(config.memory))
     ]
@@ -346,7 +330,7 @@ def encode_unit(job: tuple[Encoding, Unit, np.ndarray]) -> Encoded:
     survey, transform = encoding.survey, encoding.transform
     record = transform.signature.record
     path = encoding.scratch / f"run-{unit.first_row:012d}"
-    with RunWriter(path) as writer, Keeper(Path(f"{path}.kept"), encoding.brackets, survey.budget) as keeper:
+    with RunWriter(path) as writer:
         for rows in read_again(survey, unit, rejected):
             order = order_keys(rows.first_row, rows.batch.num_rows, survey.rows, survey.config.shuffle)
             records = np.zeros(rows.batch.num_rows, record)
@@ -354,8 +338,7 @@ def encode_unit(job: tuple[Encoding, Unit, np.ndarray]) -> Encoded:
             encode(transform, rows, numbers, records)
             for split, chosen in rows.parts():
                 writer.add(split, chosen, order, records)
-            keeper.add(rows, numbers)
-    return Encoded(writer.runs, keeper.kept, writer.digests | keeper.kept.digests)
+    return Encoded(writer.runs, writer.digests)
 
 
 def encode(transform: Transform, rows: Rows, numbers: dict[str, np.ndarray], records: np.ndarray) -> None:

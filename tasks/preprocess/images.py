@@ -10,22 +10,22 @@ from typing import Any
 
 import numpy as np
 
-from tasks.artifact import ArtifactWriter
+from tasks.artifacts.format import ArtifactWriter
+from tasks.artifacts.prepared import SPLITS, TARGET, Signature, TensorSpec
 from tasks.errors import UserError
 from tasks.preprocess import quarantine
-from tasks.preprocess.card import row_counts
+from tasks.preprocess.card.data_card import row_counts
+from tasks.preprocess.card.page import write_card
 from tasks.preprocess.config import DataConfig
-from tasks.preprocess.fit import check_splits
-from tasks.preprocess.merging import enter_segments, merge_all
-from tasks.preprocess.page import write_card
-from tasks.preprocess.pictures import Chunk, Part, Pictures, open_arrays, open_folders
-from tasks.preprocess.prepared import SPLITS, TARGET, Signature, TensorSpec
+from tasks.preprocess.fit.fit import check_splits
+from tasks.preprocess.fit.splits import TRAIN, assign
+from tasks.preprocess.pool.resume import Workplace
 from tasks.preprocess.progress import say_goes_on, shown
 from tasks.preprocess.quarantine import BadRow
-from tasks.preprocess.shards import Run, RunWriter, order_keys
-from tasks.preprocess.sources import IMAGE_FORMATS, find_files, format_of
-from tasks.preprocess.split import TRAIN, assign
-from tasks.preprocess.workplace import Workplace
+from tasks.preprocess.read.files import IMAGE_FORMATS, find_files, format_of
+from tasks.preprocess.read.image_sets import Chunk, Part, Pictures, open_arrays, open_folders
+from tasks.preprocess.shuffle.merge import enter_segments, merge_all
+from tasks.preprocess.shuffle.sorted_runs import Run, RunWriter, order_keys
 
 #: Settings that images have no use for; nobody shall believe that they count.
 FOR_TABLES = ("columns", "drop", "id", "group", "time", "weight", "types", "earlier")

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.artifact import Artifact, ArtifactWriter
+from tasks.artifacts.format import Artifact, ArtifactWriter
 from tasks.errors import UserError
 
 NAME = "quarantine.parquet"

@@ -10,23 +10,23 @@ from typing import Any, NamedTuple
 from flytekit import StructuredDataset, current_context, map_task, task
 from flytekit.types.directory import FlyteDirectory
 
-from tasks.artifact import Artifact
-from tasks.hardware.on import on
+from tasks.artifacts.format import Artifact
+from tasks.artifacts.store import Store
+from tasks.artifacts.versions import code_version
+from tasks.flyte.metadata import on
+from tasks.flyte.stage import STORE, ArtifactDirectory, Made, door, local_path, run_stage, runs_locally
 from tasks.hardware.profile import current_profile
 from tasks.preprocess.config import DataConfig
 from tasks.settings import to_dict
-from tasks.stage import STORE, ArtifactDirectory, Made, door, local_path, run_stage, runs_locally
 from tasks.storage import S3
-from tasks.store import Store
-from tasks.versions import code_version
 
 
 @task(**on("fingerprint"))
 @door
 def fingerprint(data: str = "", target: str = "", config: DataConfig = DataConfig()) -> str:  # noqa: B008
     """What identifies the raw data right now. Never cached: new bytes behind the same name are new work."""
-    from tasks.preprocess.earlier import fingerprint_earlier
-    from tasks.preprocess.sources import fingerprint_source
+    from tasks.preprocess.incremental import fingerprint_earlier
+    from tasks.preprocess.read.fingerprint import fingerprint_source
 
     return fingerprint_source(data, target) + fingerprint_earlier(config.earlier)
 
@@ -35,7 +35,7 @@ def fingerprint(data: str = "", target: str = "", config: DataConfig = DataConfi
 @door
 def address_of(dataset: StructuredDataset) -> str:
     """Where the Parquet of a dataset lies, which an upstream task returned as it is or as a DataFrame."""
-    from tasks.preprocess.dataset import parquet_address
+    from tasks.preprocess.read.structured_dataset import parquet_address
 
     written = dataset.literal
     assert written is not None, "flytekit hands a dataset over with its literal"
@@ -50,7 +50,7 @@ def prepare(data: str, target: str, config: DataConfig, source: str) -> Made:
 
     def make(directory: Path, key: str) -> Artifact:
         from tasks.preprocess import engine
-        from tasks.preprocess.workers import workers_for
+        from tasks.preprocess.pool.workers import workers_for
 
         kept = Store(STORE).checkpoints("prepare", key) if runs_locally() else None
         by = made_by(target, config, source)
@@ -89,20 +89,22 @@ class Fitted(NamedTuple):
 @door
 def open_texts(data: str, target: str, config: DataConfig, source: str, number: int) -> list[ArtifactDirectory]:
     """Cut files of text, which ``source`` identifies, into at most ``number`` lots; other data is one empty lot."""
-    from tasks.preprocess import texts
+    from tasks.preprocess.cluster import csv_parsing
 
     root = part("texts")
-    return [handed(lot) for lot in texts.open_texts(data, target, config, number, lambda index: root / f"{index:05d}")]
+    return [
+        handed(lot) for lot in csv_parsing.open_texts(data, target, config, number, lambda index: root / f"{index:05d}")
+    ]
 
 
 @task(**on("prepare"))
 @door
 def parse_lot(lot: ArtifactDirectory) -> ArtifactDirectory:
     """Make the files of one lot columnar."""
-    from tasks.preprocess import texts
+    from tasks.preprocess.cluster import csv_parsing
 
     parsed = part("parsed")
-    texts.parse_lot(local_path(lot), parsed)
+    csv_parsing.parse_lot(local_path(lot), parsed)
     return handed(parsed)
 
 
@@ -112,24 +114,24 @@ def open_shares(
     data: str, target: str, config: DataConfig, source: str, number: int, parsed: list[ArtifactDirectory]
 ) -> Opened:
     """Open the table, of which text is ``parsed``, and cut the work into at most ``number`` shares."""
-    from tasks.preprocess import handover, spread
+    from tasks.preprocess.cluster import exchange, shares
 
     table, share, spool = part("table"), part("shares"), part("spools")
-    said = [inner(each, handover.SAID) for each in parsed]
-    shares, spools = spread.open_shares(
+    said = [inner(each, exchange.SAID) for each in parsed]
+    opened, spools = shares.open_shares(
         data, target, config, source, number, said, table, lambda i: share / f"{i:05d}", lambda i: spool / f"{i:05d}"
     )
-    return Opened(handed(table), [handed(each) for each in shares], [handed(each) for each in spools] or parsed)
+    return Opened(handed(table), [handed(each) for each in opened], [handed(each) for each in spools] or parsed)
 
 
 @task(**on("prepare"))
 @door
 def survey_share(share: ArtifactDirectory, spool: ArtifactDirectory) -> ArtifactDirectory:
     """The first pass over one share."""
-    from tasks.preprocess import spread
+    from tasks.preprocess.cluster import shares
 
     surveyed = part("surveyed")
-    spread.survey_share(local_path(share), local_path(spool), surveyed)
+    shares.survey_share(local_path(share), local_path(spool), surveyed)
     return handed(surveyed)
 
 
@@ -137,10 +139,10 @@ def survey_share(share: ArtifactDirectory, spool: ArtifactDirectory) -> Artifact
 @door
 def fit_shares(table: ArtifactDirectory, surveyed: list[ArtifactDirectory], number: int) -> Fitted:
     """Fit on what was found in all shares, and plan to merge in at most ``number`` lots."""
-    from tasks.preprocess import spread
+    from tasks.preprocess.cluster import shares
 
     found, plan = part("found"), part("plan")
-    lots = spread.fit_shares(local_path(table), [local_path(each) for each in surveyed], number, found, plan)
+    lots = shares.fit_shares(local_path(table), [local_path(each) for each in surveyed], number, found, plan)
     return Fitted(handed(found), handed(plan), list(range(lots)))
 
 
@@ -150,10 +152,10 @@ def encode_share(
     share: ArtifactDirectory, spool: ArtifactDirectory, surveyed: ArtifactDirectory, plan: ArtifactDirectory
 ) -> ArtifactDirectory:
     """The second pass over one share."""
-    from tasks.preprocess import spread
+    from tasks.preprocess.cluster import shares
 
     encoded = part("encoded")
-    spread.encode_share(local_path(share), local_path(spool), local_path(surveyed), local_path(plan), encoded)
+    shares.encode_share(local_path(share), local_path(spool), local_path(surveyed), local_path(plan), encoded)
     return handed(encoded)
 
 
@@ -161,10 +163,12 @@ def encode_share(
 @door
 def merge_lot(lot: int, plan: ArtifactDirectory, encoded: list[ArtifactDirectory]) -> ArtifactDirectory:
     """Merge some parts of the prepared data, of which every share has a piece."""
-    from tasks.preprocess import lots
+    from tasks.preprocess.cluster import merge_partitions
 
     merged = part("merged")
-    lots.merge_lot(lot, local_path(plan), [inner(each, lots.name_of(lot)) for each in encoded], merged)
+    merge_partitions.merge_lot(
+        lot, local_path(plan), [inner(each, merge_partitions.name_of(lot)) for each in encoded], merged
+    )
     return handed(merged)
 
 
@@ -177,27 +181,26 @@ def assemble(
     source: str,
     found: ArtifactDirectory,
     merged: list[ArtifactDirectory],
-    encoded: list[ArtifactDirectory],
-    shares: list[ArtifactDirectory],
-    spools: list[ArtifactDirectory],
 ) -> Made:
     """Put together what was merged: the same bytes, from the same inputs, as of :func:`prepare`.
 
     Rows that lie on S3 are copied there, the rest of the artifact is uploaded beside them; from another store rows come
     through this pod.
     """
-    from tasks.preprocess import handover, lots, spread
+    from tasks.preprocess.cluster import exchange, merge_partitions
 
     addresses = [str(each.remote_source or "") for each in merged]
     home = str(FlyteDirectory.new_remote().path) if all(address.startswith(S3) for address in addresses) else ""
 
     def make(directory: Path, _: str) -> None:
         if home:
-            parts = [lots.parts_on_s3(inner(each, handover.SAID), str(each.remote_source), home) for each in merged]
+            parts = [
+                merge_partitions.parts_on_s3(inner(each, exchange.SAID), str(each.remote_source), home)
+                for each in merged
+            ]
         else:
-            parts = [lots.parts_in(local_path(each)) for each in merged]
-        kept = [unit for each in encoded for unit in lots.take_kept(inner(each, lots.KEPT))]
-        lots.assemble(
+            parts = [merge_partitions.parts_in(local_path(each)) for each in merged]
+        merge_partitions.assemble(
             directory,
             data,
             target,
@@ -205,8 +208,6 @@ def assemble(
             made_by(target, config, source),
             local_path(found),
             [one for lot in parts for one in lot],
-            kept,
-            lambda: spread.units_of(*([local_path(each) for each in given] for given in (shares, spools))),
             home,
         )
 
@@ -240,9 +241,6 @@ def prepare_data(data: Any, target: Any, config: Any, source: Any) -> Any:
         source=source,
         found=fitted.found,
         merged=merged,
-        encoded=encoded,
-        shares=opened.shares,
-        spools=opened.spools,
     )
 
 

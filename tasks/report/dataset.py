@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from tasks.artifact import MANIFEST, Artifact, link_or_copy
-from tasks.preprocess.prepared import PreparedData
+from tasks.artifacts.format import MANIFEST, Artifact, link_or_copy
+from tasks.artifacts.prepared import PreparedData
 from tasks.report.engine import copy_card, new_run
 from tasks.report.results import read_quarantine
 from tasks.report.summarise import CARD, data_figures

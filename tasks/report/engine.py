@@ -11,12 +11,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tasks.artifact import MANIFEST, Artifact, canonical_json
+from tasks.artifacts.format import MANIFEST, Artifact, canonical_json
+from tasks.artifacts.store import sweep
 from tasks.report.page import document
 from tasks.report.results import Results
 from tasks.report.summarise import CARD, CARD_DATA, MODEL, MODEL_FILE, REPORT, SUMMARY, summarise
 from tasks.report.summary import RunSummary, StageFigures, to_json
-from tasks.store import sweep
 
 
 def build(runs: Path, results: Results, stages: Sequence[StageFigures], config: Mapping[str, Any]) -> RunSummary:

@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.artifact import Artifact
-from tasks.preprocess.prepared import PreparedData, Signature
+from tasks.artifacts.format import Artifact
+from tasks.artifacts.prepared import PreparedData, Signature
 from tasks.report.summary import Quarantined
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tasks.preprocess.prepared import Signature
+from tasks.artifacts.prepared import Signature
 from tasks.report.results import Results
 from tasks.report.summary import (
     DataFigures,

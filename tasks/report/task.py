@@ -8,10 +8,10 @@ from pathlib import Path
 from flytekit import Deck, FlyteContextManager, current_context, task
 
 from tasks.config import RunConfig
-from tasks.hardware.on import on
+from tasks.flyte.metadata import on
+from tasks.flyte.stage import ArtifactDirectory, StageRun, local_path, rows_path, runs_locally
 from tasks.report.summary import DataSummary, RunSummary
 from tasks.settings import to_dict
-from tasks.stage import ArtifactDirectory, StageRun, local_path, rows_path, runs_locally
 
 RUNS = Path("runs")
 
@@ -46,7 +46,7 @@ def report(
 @task(enable_deck=True, **on("report"))
 def report_data(prepared: ArtifactDirectory, stages: list[StageRun]) -> DataSummary:
     """Put the data card and the prepared data into a directory of this run. Never cached, as :func:`report`."""
-    from tasks.preprocess.prepared import PreparedData
+    from tasks.artifacts.prepared import PreparedData
     from tasks.report.dataset import build_data
     from tasks.report.summary import StageFigures
 

@@ -15,13 +15,13 @@ from pathlib import Path
 import click
 import yaml
 
-from tasks.artifact import MANIFEST
+from tasks.artifacts.format import MANIFEST
+from tasks.artifacts.streamed import make_stub
 from tasks.config import RunConfig
 from tasks.errors import UserError
 from tasks.hardware.profile import current_profile
 from tasks.storage import S3
 from tasks.train.run import run
-from tasks.train.stream import make_stub
 
 
 @contextmanager

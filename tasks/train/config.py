@@ -1,30 +1,10 @@
-"""What can be set about the model and its training."""
+"""The settings of training."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from tasks.settings import Settings, setting
-
-
-@dataclass(frozen=True)
-class ModelConfig(Settings):
-    """Which network is trained."""
-
-    section = "model"
-
-    #: "auto" takes the MLP for tables and the ResNet for images; otherwise "mlp", "resnet", or your own as
-    #: "package.module:factory", called with the Signature and the arguments below.
-    name: str = "auto"
-    #: Keyword arguments of the factory.
-    arguments: dict[str, Any] = setting({})
-
-    def check(self) -> None:
-        builtin = ("auto", "mlp", "resnet")
-        module, colon, factory = self.name.partition(":")
-        if self.name not in builtin and not (module and colon and factory.isidentifier()):
-            raise self.reject("name", f"one of {', '.join(builtin)}, or your own as 'package.module:factory'")
 
 
 @dataclass(frozen=True)

@@ -12,28 +12,29 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from tasks.agreement import together
+from tasks.artifacts.prepared import PreparedData
+from tasks.artifacts.streamed import open_prepared
+from tasks.distributed.agreement import together
+from tasks.distributed.parent_death import end_with_agent
+from tasks.distributed.process_group import Group, process_group
 from tasks.errors import UserError
-from tasks.group import Group, process_group
-from tasks.orphan import end_with_agent
-from tasks.preprocess.prepared import PreparedData
+from tasks.models.config import ModelConfig
+from tasks.models.factory import build
+from tasks.models.trained import write_trained
 from tasks.settings import to_dict
 from tasks.train.checkpoint import Checkpoints
-from tasks.train.checkpoint.randomness import seed_generators
-from tasks.train.config import ModelConfig, TrainingConfig
-from tasks.train.exactness import conditions, departure
-from tasks.train.guard import Guard, Preempted
-from tasks.train.interval import Interval
-from tasks.train.ledger import RESTORE, Ledger
-from tasks.train.loop import take_up, to_save, train_loop
-from tasks.train.models.factory import build
-from tasks.train.order import ORDER_VERSION
-from tasks.train.precision import resolve_precision, scaler
-from tasks.train.preemption import Watcher, servers_of
-from tasks.train.state import Progress, TrainingState, weights_of
-from tasks.train.step import make_optimizer, settle_buckets
-from tasks.train.stream import open_prepared
-from tasks.train.trained import write_trained
+from tasks.train.checkpoint.random_state import seed_generators
+from tasks.train.config import TrainingConfig
+from tasks.train.data.order import ORDER_VERSION
+from tasks.train.loop.precision import resolve_precision, scaler
+from tasks.train.loop.state import Progress, TrainingState, weights_of
+from tasks.train.loop.step import make_optimizer, settle_buckets
+from tasks.train.loop.train_loop import take_up, to_save, train_loop
+from tasks.train.survival.checkpoint_interval import Interval
+from tasks.train.survival.goodput import RESTORE, Ledger
+from tasks.train.survival.guard import Guard, Preempted
+from tasks.train.survival.notices import Watcher, servers_of
+from tasks.train.survival.reproducibility import conditions, departure
 
 
 def run(
@@ -53,8 +54,8 @@ def run(
     ``checkpoints_home`` is where this attempt keeps its checkpoints (a path or an ``s3://`` URI); it goes on from the
     newest one it finds there or under ``previous_checkpoints``; ``execution`` names the run of which this is an
     attempt. ``notices`` is the cloud whose preemption notices are watched for ("auto" finds it, "none" does not look).
-    Raises :class:`~tasks.agreement.AgreedRefusal` on all ranks when a user's mistake was found on any, and
-    :class:`~tasks.train.guard.Preempted` when a machine is taken away.
+    Raises :class:`~tasks.distributed.agreement.AgreedRefusal` on all ranks when a user's mistake was found on any, and
+    :class:`~tasks.train.survival.guard.Preempted` when a machine is taken away.
     """
     started = time.perf_counter()
     end_with_agent()

@@ -7,27 +7,28 @@ from pathlib import Path
 from flytekit import task
 from flytekit.types.directory import FlyteDirectory
 
-from tasks.hardware.elastic import Workspace, distributed
-from tasks.hardware.on import on
+from tasks.artifacts.versions import code_version
+from tasks.flyte.elastic import Workspace, distributed
+from tasks.flyte.metadata import on
+from tasks.flyte.stage import ArtifactDirectory, Made, fingerprint_of, local_path
 from tasks.hardware.profile import Placement
+from tasks.models.config import ModelConfig
 from tasks.settings import to_dict
-from tasks.stage import ArtifactDirectory, Made, fingerprint_of, local_path
 from tasks.storage import S3
-from tasks.train.config import ModelConfig, TrainingConfig
-from tasks.versions import code_version
+from tasks.train.config import TrainingConfig
 
 
 @task(**on("fingerprint"))
 def fingerprint_model_code(model: ModelConfig) -> str:
     """A fingerprint of the user's own model code, empty for the built-in networks. Never cached."""
-    from tasks.train.models.source import fingerprint_model
+    from tasks.models.source_code import fingerprint_model
 
     return fingerprint_model(model)
 
 
 def fetch_prepared(directory: FlyteDirectory, place: Placement, fresh: Path) -> Path:
     """Prepared data from S3: all of it if the profile's cache holds it, else a stub through which it streams."""
-    from tasks.train.stream import make_stub, size_of
+    from tasks.artifacts.streamed import make_stub, size_of
 
     uri, room = str(directory.remote_source or directory.path), int(place.data_cache_gib * 2**30)
     if not uri.startswith(S3) or size_of(uri) <= room:

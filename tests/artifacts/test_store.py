@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.artifact import Artifact, ArtifactWriter, DamagedArtifact
-from tasks.store import Store, content_key
+from tasks.artifacts.format import Artifact, ArtifactWriter, DamagedArtifact
+from tasks.artifacts.store import Store, content_key
 
 
 def fill(directory: Path, content: bytes = b"content") -> None:

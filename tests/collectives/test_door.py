@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from tasks.artifacts.network_profile import read_profile
 from tasks.collectives.config import CollectivesConfig
-from tasks.collectives.profile import read_profile, table
+from tasks.collectives.table import table
+from tasks.flyte.stage import local_path
 from tasks.hardware.profile import current_profile
-from tasks.stage import local_path
 
 
 def test_the_task_measures_the_world_of_its_profile_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tasks.agreement import AgreedRefusal
 from tasks.collectives import measure, operations
 from tasks.collectives.config import OPERATIONS, CollectivesConfig
+from tasks.distributed.agreement import AgreedRefusal
 from tests.collectives.world import in_world
 
 CPU = torch.device("cpu")

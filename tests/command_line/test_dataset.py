@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from tasks.errors import UserError
-from tasks.preprocess.dataset import parquet_address
+from tasks.preprocess.read.structured_dataset import parquet_address
 from tests.command_line.conftest import REPOSITORY, Run
 from tests.command_line.test_bad_input import one_message
 

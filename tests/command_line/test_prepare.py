@@ -6,7 +6,7 @@ import json
 import signal
 from pathlib import Path
 
-from tasks.preprocess.prepared import PreparedData
+from tasks.artifacts.prepared import PreparedData
 from tests.command_line.conftest import Run
 
 ROWS = 300
@@ -59,13 +59,13 @@ from pathlib import Path
 class Finder:
     def find_spec(self, name, path=None, target=None):
         if name == "tasks.preprocess.engine":
-            from tasks.preprocess import shards
-            merge = shards.merge
+            from tasks.preprocess.shuffle import sorted_runs
+            merge = sorted_runs.merge
             def faulty(writer, name, *arguments):
                 if name.startswith("test"):
                     os.kill(os.getpid(), signal.SIGKILL)
                 merge(writer, name, *arguments)
-            shards.merge = faulty
+            sorted_runs.merge = faulty
 
 sys.meta_path.insert(0, Finder())
 """

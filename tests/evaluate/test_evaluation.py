@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
+from tasks.artifacts.prepared import TARGET, Signature, TensorSpec
 from tasks.errors import UserError
 from tasks.evaluate.baseline import MOST_PIXELS, baseline, categorical_columns, features_of
 from tasks.evaluate.engine import evaluate
-from tasks.preprocess.prepared import TARGET, Signature, TensorSpec
 from tests.export.toys import ROWS, ToyTrained, images, table, trained_on, write_prepared
 
 

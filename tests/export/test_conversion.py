@@ -12,11 +12,11 @@ import torch
 from onnx import numpy_helper
 from torch import nn
 
+from tasks.artifacts.prepared import PreparedData
 from tasks.errors import UserError
-from tasks.evaluate.predict import inputs_of, torch_predictor
 from tasks.export.convert import PARITY_BATCHES, check_dynamic_batch, check_opset, check_parity, opset_of, to_onnx
 from tasks.export.session import onnx_predictor
-from tasks.preprocess.prepared import PreparedData
+from tasks.models.predict import inputs_of, torch_predictor
 from tests.export.toys import ToyTrained, images, table, trained_on
 
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from flytekit.types.directory import FlyteDirectory
 
-from tasks.artifact import Artifact
+from tasks.artifacts.format import Artifact
 from tasks.evaluate.task import evaluate
 from tasks.export.config import ExportConfig
 from tasks.export.task import export
-from tasks.stage import Made
-from tasks.train.config import ModelConfig
-from tasks.train.models.factory import build
-from tasks.train.trained import write_trained
+from tasks.flyte.stage import Made
+from tasks.models.config import ModelConfig
+from tasks.models.factory import build
+from tasks.models.trained import write_trained
 from tests.export.toys import table
 
 

@@ -11,12 +11,12 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from tasks.artifact import Artifact
+from tasks.artifacts.format import Artifact
+from tasks.artifacts.prepared import PreparedData
 from tasks.errors import UserError
-from tasks.evaluate.predict import Predictor, inputs_of, targets_of
 from tasks.export import engine, variants
 from tasks.export.config import ExportConfig
-from tasks.preprocess.prepared import PreparedData
+from tasks.models.predict import Predictor, inputs_of, targets_of
 from tests.export.toys import ToyTrained, images, table, trained_on
 
 

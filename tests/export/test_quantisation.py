@@ -9,14 +9,14 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from tasks.evaluate.predict import inputs_of
+from tasks.artifacts.prepared import PreparedData
 from tasks.export.config import ExportConfig
 from tasks.export.convert import to_onnx
 from tasks.export.machine import Machine, this_machine
 from tasks.export.quantise import quantise, recipe
 from tasks.export.smooth import smooth_first_product
 from tasks.export.variants import int8_variant, onnx_predictor
-from tasks.preprocess.prepared import PreparedData
+from tasks.models.predict import inputs_of
 from tests.export.toys import images, table, trained_on, write_prepared
 
 VNNI = Machine("a CPU", "x86_64", ("avx2", "avx512_vnni"))

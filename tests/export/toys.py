@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from tasks.artifact import ArtifactWriter
-from tasks.preprocess.prepared import KIND, TARGET, PreparedData, Signature, TensorSpec
+from tasks.artifacts.format import ArtifactWriter
+from tasks.artifacts.prepared import KIND, TARGET, PreparedData, Signature, TensorSpec
 
 ROWS = {"train": 600, "validation": 40, "test": 300}
 

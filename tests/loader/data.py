@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.artifact import ArtifactWriter
-from tasks.preprocess.prepared import KIND, TARGET, PreparedData, Signature, TensorSpec
+from tasks.artifacts.format import ArtifactWriter
+from tasks.artifacts.prepared import KIND, TARGET, PreparedData, Signature, TensorSpec
 
 SIGNATURE = Signature(
     inputs=(

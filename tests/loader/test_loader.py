@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.artifact import DamagedArtifact
-from tasks.preprocess.prepared import TARGET, PreparedData
-from tasks.train import loader
-from tasks.train.loader import Batch, Rows, evaluation_batches, layout, training_batches
-from tasks.train.order import GlobalOrder, share
+from tasks.artifacts.format import DamagedArtifact
+from tasks.artifacts.prepared import TARGET, PreparedData
+from tasks.train.data import loader
+from tasks.train.data.loader import Batch, Rows, evaluation_batches, layout, training_batches
+from tasks.train.data.order import GlobalOrder, share
 from tests.loader.data import SIGNATURE, flip_bit, records, write
 
 CPU = torch.device("cpu")

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.train.order import ORDER_VERSION, GlobalOrder, Layout, StoredOrder, share, shuffled
+from tasks.train.data.order import ORDER_VERSION, GlobalOrder, Layout, StoredOrder, share, shuffled
 
 WORLDS = (1, 2, 3, 4, 8, 64)
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.artifact import MANIFEST, DamagedArtifact
+from tasks.artifacts.format import MANIFEST, DamagedArtifact
+from tasks.artifacts.prepared import SAMPLED_BLOCKS, PreparedData
+from tasks.artifacts.streamed import StreamedData, make_stub, open_prepared, punch_hole, size_of
 from tasks.errors import UserError
-from tasks.preprocess.prepared import SAMPLED_BLOCKS, PreparedData
 from tasks.storage import MissingObject, storage_for
-from tasks.train.loader import evaluation_batches, layout, training_batches
-from tasks.train.order import GlobalOrder
-from tasks.train.stream import StreamedData, make_stub, open_prepared, punch_hole, size_of
+from tasks.train.data.loader import evaluation_batches, layout, training_batches
+from tasks.train.data.order import GlobalOrder
 from tests.loader.data import SIGNATURE, flip_bit, records, write
 from tests.storage.faulty import FaultyS3
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tasks.errors import UserError
-from tasks.hardware.elastic import refuse_other_shape
+from tasks.flyte.elastic import refuse_other_shape
 from tasks.hardware.profile import Placement, Profile, load, parse, visible_gpus
 
 

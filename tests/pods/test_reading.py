@@ -16,16 +16,16 @@ from flytekit import FlyteContextManager
 from flytekit.core.type_engine import TypeEngine
 from flytekit.types.directory import FlyteDirectory
 
-from tasks.artifact import MANIFEST, Artifact, ArtifactWriter
+from tasks.artifacts.format import MANIFEST, Artifact, ArtifactWriter
+from tasks.artifacts.prepared import KIND, SAMPLED_BLOCKS, SPLITS, PreparedData
 from tasks.export.config import ExportConfig
+from tasks.flyte.stage import StageRun
+from tasks.models.config import ModelConfig
+from tasks.models.factory import build
+from tasks.models.trained import write_trained
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import prepare
-from tasks.preprocess.prepared import KIND, SAMPLED_BLOCKS, SPLITS, PreparedData
-from tasks.s3 import client, client_of
-from tasks.stage import StageRun
-from tasks.train.config import ModelConfig
-from tasks.train.models.factory import build
-from tasks.train.trained import write_trained
+from tasks.storage.s3 import client, client_of
 from tests.pods.package import Package, package
 from tests.preprocess.conftest import table_text
 from tests.storage.conftest import CREDENTIALS

@@ -29,9 +29,10 @@ from flytekit.types.directory import FlyteDirectory
 from moto.server import ThreadedMotoServer
 from safetensors.numpy import load_file
 
-from tasks.artifact import ArtifactWriter
-from tasks.preprocess.prepared import TARGET, Signature, TensorSpec
-from tasks.train.config import ModelConfig, TrainingConfig
+from tasks.artifacts.format import ArtifactWriter
+from tasks.artifacts.prepared import TARGET, Signature, TensorSpec
+from tasks.models.config import ModelConfig
+from tasks.train.config import TrainingConfig
 from tests.pods.package import package
 
 BUCKET = "slipstream"
@@ -331,7 +332,7 @@ def broken(directory: Path) -> Path:
         "import sys\n"
         "class Finder:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'tasks.train.loop':\n"
+        "        if name == 'tasks.train.loop.train_loop':\n"
         "            from tasks.train import step\n"
         "            def train_step(*arguments):\n"
         "                raise ZeroDivisionError('a bug in the step')\n"

@@ -26,12 +26,12 @@ from flytekit import FlyteContextManager
 from flytekit.core.type_engine import TypeEngine
 from moto.server import ThreadedMotoServer
 
-from tasks.artifact import Artifact
+from tasks.artifacts.format import Artifact
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import prepare
-from tasks.preprocess.sources import fingerprint_source
+from tasks.preprocess.read.fingerprint import fingerprint_source
 from tasks.preprocess.task import made_by
-from tasks.s3 import client_of
+from tasks.storage.s3 import client_of
 from tests.pods.package import Package, package
 
 PROFILE = "[stages.prepare]\nnodes = 2\nretries = 3\n"
@@ -174,8 +174,7 @@ def test_pods_make_the_bytes_that_one_machine_makes(
     encoded = pods.map("encode_share", shares, **units, surveyed=surveyed, plan=fitted["plan"])
     lots = len(fitted["lots"].collection.literals)
     merged = pods.map("merge_lot", lots, lot=fitted["lots"], plan=fitted["plan"], encoded=encoded)
-    rest = {"shares": opened["shares"], "spools": opened["spools"]}
-    made = pods.run("assemble", **raw, found=fitted["found"], merged=merged, encoded=encoded, **rest)
+    made = pods.run("assemble", **raw, found=fitted["found"], merged=merged)
 
     prefix = made["artifact"].scalar.blob.uri.removeprefix(f"s3://{pods.bucket}/")
     for entry in pods.s3.list_objects_v2(Bucket=pods.bucket, Prefix=prefix)["Contents"]:

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tasks.artifacts.prepared import SPLITS, PreparedData
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import prepare
-from tasks.preprocess.prepared import SPLITS, PreparedData
 
 Prepare = Callable[..., PreparedData]
 

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks.errors import UserError
-from tasks.preprocess.shards import RunWriter
-from tasks.preprocess.sources import fingerprint_source
+from tasks.preprocess.read.fingerprint import fingerprint_source
+from tasks.preprocess.shuffle.sorted_runs import RunWriter
 from tests.preprocess.conftest import Prepare, everything, table_text
 
 ROWS = "".join(f"{i % 7},{(i * 37) % 101},{'yes' if i % 3 else 'no'}\n" for i in range(120))

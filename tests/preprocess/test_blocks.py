@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.errors import UserError
+from tasks.preprocess.columns.value_types import as_far_as_read, number_of
 from tasks.preprocess.config import DataConfig
-from tasks.preprocess.delimited import Block, read_blocks
-from tasks.preprocess.sources import SourceFile
-from tasks.preprocess.values import as_far_as_read, number_of
+from tasks.preprocess.read.csv_blocks import Block, read_blocks
+from tasks.preprocess.read.files import SourceFile
 
 ROWS = b"".join(b'%d,"a\nb%d"\n' % (number, number) for number in range(1000))
 

@@ -7,8 +7,9 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from tasks.preprocess.page import render
-from tasks.preprocess.prepared import PreparedData
+from tasks.artifacts.prepared import PreparedData
+from tasks.preprocess import memory
+from tasks.preprocess.card.page import render
 from tasks.preprocess.quarantine import BadRow
 from tests.preprocess.conftest import Prepare
 
@@ -45,6 +46,19 @@ def test_quantiles_are_exact_and_the_histogram_counts_the_training_rows(prepared
     assert found["median"] == pytest.approx(np.median(train), rel=1e-5)
     assert sum(found["histogram"]["counts"]) == pytest.approx(0.99 * len(train), abs=2)
     assert all(drift < 0.1 for drift in found["drift"].values()) and len(found["drift"]) == 2
+
+
+def test_quantiles_of_a_sample_are_within_the_rank_error_that_the_card_states(
+    prepared: Prepare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "SAMPLE_ROWS", 2048)
+    x = np.random.default_rng(3).exponential(size=50_000)
+    data = prepared(pa.table({"x": x, "y": np.arange(50_000) % 2}))
+    error, found = data.card["rank_error"], column(data, "x")
+    assert 0.02 < error < 0.05 and "median" in data.card["of_sample"]
+    for name, share in {"p25": 0.25, "median": 0.5, "p75": 0.75}.items():
+        rank = np.mean(x <= found[name])
+        assert 0 < abs(rank - share) < error
 
 
 def test_class_balance_is_reported_by_split(prepared: Prepare) -> None:

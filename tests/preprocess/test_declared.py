@@ -13,12 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tasks.artifacts.prepared import PreparedData
 from tasks.errors import UserError
+from tasks.preprocess.columns.transform import Transform
 from tasks.preprocess.config import DataConfig
-from tasks.preprocess.delimited import parse, read_blocks
-from tasks.preprocess.prepared import PreparedData
-from tasks.preprocess.sources import find_files
-from tasks.preprocess.transform import Transform
+from tasks.preprocess.read.csv_blocks import parse, read_blocks
+from tasks.preprocess.read.files import find_files
 from tests.preprocess.conftest import Prepare, everything
 
 

@@ -11,14 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from tasks.artifacts.prepared import PreparedData
 from tasks.errors import UserError
 from tasks.evaluate.baseline import features_of
 from tasks.export.convert import EXAMPLE_ROWS, to_onnx
-from tasks.preprocess.prepared import PreparedData
-from tasks.preprocess.tokens import BUCKETS, tokenise
-from tasks.preprocess.transform import Transform
-from tasks.train.config import ModelConfig
-from tasks.train.models.factory import build
+from tasks.models.config import ModelConfig
+from tasks.models.factory import build
+from tasks.preprocess.columns.ngrams import BUCKETS, tokenise
+from tasks.preprocess.columns.transform import Transform
 from tests.preprocess.conftest import Prepare, everything
 
 WORDS = {"good": ["lovely", "great", "fine", "happy"], "bad": ["awful", "poor", "sad", "broken"]}
@@ -80,7 +80,7 @@ class TestFolders:
     def test_the_same_bytes_on_any_number_of_processes(
         self, prepared: Prepare, folders: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("tasks.preprocess.documents.BLOCK_FILES", 90)
+        monkeypatch.setattr("tasks.preprocess.read.text_folders.BLOCK_FILES", 90)
         one, two = prepared(folders, target=""), prepared(folders, target="", workers=2)
         for name in ("train-00000.rows", "test-00000.rows", "card.json"):
             assert one.artifact.files[name].sha256 == two.artifact.files[name].sha256

@@ -12,14 +12,15 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from tasks.artifact import Artifact
+from tasks.artifacts.format import Artifact
+from tasks.artifacts.prepared import SPLITS, TARGET, PreparedData
 from tasks.errors import UserError
-from tasks.preprocess import engine, shards
+from tasks.preprocess import engine
 from tasks.preprocess.config import DataConfig
-from tasks.preprocess.prepared import SPLITS, TARGET, PreparedData
-from tasks.preprocess.sources import fingerprint_source
-from tasks.train.loader import layout, training_batches
-from tasks.train.order import GlobalOrder
+from tasks.preprocess.read.fingerprint import fingerprint_source
+from tasks.preprocess.shuffle import sorted_runs
+from tasks.train.data.loader import layout, training_batches
+from tasks.train.data.order import GlobalOrder
 
 ROWS = 1200
 
@@ -141,7 +142,7 @@ def test_sets_can_be_continued_again_and_an_epoch_mixes_their_segments(
 
 
 def test_segments_in_parts_can_be_continued(sales: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "PART_BYTES", 4000)
+    monkeypatch.setattr(sorted_runs, "PART_BYTES", 4000)
     first = prepare(tmp_path / "first", sales)
     add(sales, "february", month(1))
     both = prepare(tmp_path / "both", sales, first.artifact.directory)

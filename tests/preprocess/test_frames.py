@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tasks.artifacts.prepared import PreparedData
 from tasks.errors import UserError
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import prepare
-from tasks.preprocess.frames import frame_file
-from tasks.preprocess.prepared import PreparedData
-from tasks.preprocess.sources import fingerprint_source
+from tasks.preprocess.read.data_frames import frame_file
+from tasks.preprocess.read.fingerprint import fingerprint_source
 
 
 def frame(rows: int = 400) -> pd.DataFrame:

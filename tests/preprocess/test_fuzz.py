@@ -16,11 +16,11 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from tasks.artifacts.prepared import SPLITS, PreparedData
 from tasks.errors import UserError
+from tasks.preprocess.columns.number_formats import DECLARED
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import prepare
-from tasks.preprocess.prepared import SPLITS, PreparedData
-from tasks.preprocess.spelling import DECLARED
 
 CELLS = st.one_of(
     st.integers(-(10**20), 10**20).map(str),
@@ -113,7 +113,7 @@ def test_cut_and_flipped_arrays(cut: int, flips: list[tuple[int, int]]) -> None:
 @FUZZ
 @given(cut=st.integers(0, 200), flips=st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 7)), max_size=4))
 def test_cut_and_flipped_pictures(cut: int, flips: list[tuple[int, int]]) -> None:
-    picture = pytest.importorskip("tasks.preprocess.picture", reason="Pillow comes with `make`")
+    picture = pytest.importorskip("tasks.preprocess.read.image_decoding", reason="Pillow comes with `make`")
     for format in ("PNG", "JPEG"):
         raw = bytearray(whole_picture(format))
         for place, bit in flips:

@@ -14,12 +14,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.artifact import Artifact
+from tasks.artifacts.format import Artifact
 from tasks.errors import UserError
-from tasks.preprocess import engine, ingest, merging, shards
+from tasks.preprocess import engine
 from tasks.preprocess.config import DataConfig
-from tasks.preprocess.workers import Workers
-from tasks.preprocess.workplace import RECORD, UnitOfWork, Workplace, finished
+from tasks.preprocess.pool.resume import RECORD, UnitOfWork, Workplace, finished
+from tasks.preprocess.pool.workers import Workers
+from tasks.preprocess.read import tables
+from tasks.preprocess.shuffle import merge, sorted_runs
 
 GROUPS, ROWS = 12, 250
 #: The training rows are merged in three parts, the others in one each.
@@ -29,12 +31,16 @@ PART_BYTES, PARTS = 9000, 5
 KILLED = """
 import functools, os, signal, sys, time
 from pathlib import Path
-from tasks.preprocess import engine, ingest, merging, shards, survey
+from tasks.preprocess.read import tables
+from tasks.preprocess.shuffle import merge
+from tasks.preprocess.shuffle import sorted_runs
+from tasks.preprocess.fit import scan
+from tasks.preprocess import engine
 from tasks.preprocess.config import DataConfig
 
 data, directory, kept, workers, where, times, victim = sys.argv[1:]
 module, name = where.split(".")
-owner = {"engine": engine, "ingest": ingest, "merging": merging, "survey": survey, "writer": engine.RunWriter}[module]
+owner = {"engine": engine, "tables": tables, "merge": merge, "scan": scan, "writer": engine.RunWriter}[module]
 original, calls = getattr(owner, name), 0
 
 @functools.wraps(original)
@@ -50,7 +56,7 @@ def faulty(*arguments):
     return original(*arguments)
 
 setattr(owner, name, faulty)
-shards.PART_BYTES = 9000
+sorted_runs.PART_BYTES = 9000
 if __name__ == "__main__":
     engine.prepare(Path(directory), data, "y", DataConfig(), {}, int(workers), Path(kept))
 """
@@ -58,7 +64,7 @@ if __name__ == "__main__":
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "PART_BYTES", PART_BYTES)
+    monkeypatch.setattr(sorted_runs, "PART_BYTES", PART_BYTES)
 
 
 @pytest.fixture
@@ -94,9 +100,9 @@ def killed(data: Path, tmp_path: Path, where: str, times: int) -> Path:
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Counts the units of work that are done from now on in this process."""
     done: Counter[str] = Counter()
-    for module, name in ((ingest, "make_columnar"), *((engine, f"{n}_unit") for n in ("survey", "encode"))):
+    for module, name in ((tables, "make_columnar"), *((engine, f"{n}_unit") for n in ("survey", "encode"))):
         monkeypatch.setattr(module, name, counting(getattr(module, name), done))
-    monkeypatch.setattr(merging, "merge_part", counting(merging.merge_part, done))
+    monkeypatch.setattr(merge, "merge_part", counting(merge.merge_part, done))
     return done
 
 
@@ -122,7 +128,7 @@ def prepare(directory: Path, data: Path, workers: int = 1, kept: Path | None = N
             13,
             {"encode_unit": GROUPS - 4, "merge_part": PARTS},
         ),  # within the fifth unit, of three splits each
-        ("merging.merge", 2, {"merge_part": PARTS - 1}),
+        ("merge.merge", 2, {"merge_part": PARTS - 1}),
     ],
 )
 def test_what_was_done_is_not_done_again(
@@ -145,7 +151,7 @@ def test_what_was_done_is_not_done_again(
 
 
 def test_text_goes_on_too(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = killed(texts, tmp_path, "ingest.make_columnar", 4)
+    kept = killed(texts, tmp_path, "tables.make_columnar", 4)
     done = counted(monkeypatch)
     again = prepare(tmp_path / "again", texts, kept=kept)
     assert done == {"make_columnar": 2, "survey_unit": 5, "encode_unit": 5, "merge_part": 3}
@@ -163,7 +169,7 @@ def with_workers(data: Path, tmp_path: Path, victim: str) -> subprocess.Complete
         tmp_path / "first",
         tmp_path / "kept",
         "2",
-        "survey.split_rows",
+        "scan.split_rows",
         "3",
         victim,
     ]
@@ -208,7 +214,7 @@ def test_what_is_not_whole_is_done_again(
 
 
 def test_a_damaged_part_is_merged_again(parquet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = killed(parquet, tmp_path, "merging.merge", 3)
+    kept = killed(parquet, tmp_path, "merge.merge", 3)
     merged = kept / "train-1" / "train-1.rows"
     raw = bytearray(merged.read_bytes())
     raw[77] ^= 1

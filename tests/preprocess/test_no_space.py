@@ -28,19 +28,18 @@ MOUNT = 'mount -t tmpfs -o size=16m none "$0" && exec "$@"'
 ATTEMPTS = """
 import errno, json, sys
 from pathlib import Path
-from tasks import artifact
+from tasks.artifacts import format
 from tasks.errors import UserError
-from tasks.preprocess import budget, engine
+from tasks.preprocess import engine
 from tasks.preprocess.config import DataConfig
 
 data, disk, where, workers = sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
 owner, name = {
     "encode": (engine, "encode_units"),
     "open": (engine, "open_source"),
-    "median": (engine, "medians_of"),
     "merge": (engine, "merge_all"),
     "card": (engine, "write_card"),
-    "manifest": (artifact.ArtifactWriter, "write_manifest"),
+    "manifest": (format.ArtifactWriter, "write_manifest"),
 }[where]
 filler = disk / "filler"
 
@@ -56,10 +55,6 @@ def fill():
 
 def prepare(directory):
     return engine.prepare(disk / directory, data, "y", DataConfig(), {}, workers, disk / "kept")
-
-if where == "median":  # as if there were so many values that they are ordered on disk
-    budget.SAMPLE_ROWS = budget.FEWEST_SAMPLED = 1000
-    budget.Budget.held_values = 40
 
 if __name__ == "__main__":
     original = getattr(owner, name)
@@ -101,13 +96,13 @@ def test_a_full_pod_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("tasks.preprocess.texts.open_texts", full)
+    monkeypatch.setattr("tasks.preprocess.cluster.csv_parsing.open_texts", full)
     with pytest.raises(UserError, match=r"no space left \(\d+ MiB free\)"):
         open_texts.task_function(data="t.csv", target="y", config=DataConfig(), source="", number=2)
 
 
 @pytest.mark.usefixtures("small_disks")
-@pytest.mark.parametrize("where", ["open", "encode", "encode by workers", "median", "merge", "card", "manifest"])
+@pytest.mark.parametrize("where", ["open", "encode", "encode by workers", "merge", "card", "manifest"])
 def test_a_full_disk_is_said_and_then_forgotten(tmp_path: Path, where: str) -> None:
     draw = np.random.default_rng(0)
     table = pa.table({**{f"x{i}": draw.normal(size=10_000) for i in range(10)}, "y": draw.integers(0, 2, 10_000)})

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.preprocess.budget import COUNTED, FEWEST_COUNTED, GIB, SAMPLE_ROWS, TEXT_BYTES, Budget
-from tasks.preprocess.prepared import PreparedData
+from tasks.artifacts.prepared import PreparedData
+from tasks.preprocess.memory import COUNTED, FEWEST_COUNTED, GIB, SAMPLE_ROWS, TEXT_BYTES, Budget
 
 #: 16 GB of numbers, in a process that may hold 2 GiB of data.
 ROWS, COLUMNS, GROUP = 10_000_000, 200, 100_000

@@ -9,15 +9,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tasks import s3
-from tasks.artifact import ArtifactWriter
+from tasks.artifacts.format import ArtifactWriter
+from tasks.artifacts.prepared import SPLITS, PreparedData
 from tasks.errors import UserError
 from tasks.preprocess.config import DataConfig
-from tasks.preprocess.earlier import Earlier
 from tasks.preprocess.engine import prepare
-from tasks.preprocess.prepared import SPLITS, PreparedData
-from tasks.preprocess.sources import fingerprint_source
-from tasks.storage import StorageUnavailable, storage_for
+from tasks.preprocess.incremental import Earlier
+from tasks.preprocess.read.fingerprint import fingerprint_source
+from tasks.storage import StorageUnavailable, s3, storage_for
 from tests.preprocess.conftest import table_text
 from tests.storage.conftest import server, store  # noqa: F401 - fixtures
 from tests.storage.faulty import FaultyS3

@@ -10,13 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 from flytekit.exceptions.user import FlyteRecoverableException
 
-from tasks import s3
-from tasks.artifact import MANIFEST
+from tasks.artifacts.format import MANIFEST
 from tasks.errors import UserError
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import prepare
 from tasks.preprocess.task import fingerprint
-from tasks.storage import StorageUnavailable
+from tasks.storage import StorageUnavailable, s3
 from tests.preprocess.conftest import table_text
 from tests.storage.conftest import server, store  # noqa: F401 - fixtures
 from tests.storage.faulty import FaultyS3
@@ -107,11 +106,11 @@ def test_what_is_gone_after_it_was_listed_is_named(
     monkeypatch: pytest.MonkeyPatch,
     format: str,
 ) -> None:
-    from tasks.preprocess import sources
+    from tasks.preprocess.read import files
 
     address = put(tmp_path / f"t.{format}")
-    listed = sources.s3_files(address)
-    monkeypatch.setattr(sources, "s3_files", lambda data: listed)
+    listed = files.s3_files(address)
+    monkeypatch.setattr(files, "s3_files", lambda data: listed)
     s3.client().delete_object(Bucket="bucket", Key=f"faults/t.{format}")
     with pytest.raises(UserError, match=rf"^{address}: no such object"):
         prepare(tmp_path / "made", address, "y", DataConfig(), {})

@@ -7,21 +7,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tasks.artifact import ArtifactWriter
-from tasks.preprocess import shards
-from tasks.preprocess.merging import enter_segments, merge_all
-from tasks.preprocess.prepared import segment_name
-from tasks.preprocess.shards import Part, RunWriter, merge, order_keys, parts_of
-from tasks.preprocess.workers import Workers
-from tasks.preprocess.workplace import Workplace
+from tasks.artifacts.format import ArtifactWriter
+from tasks.artifacts.prepared import segment_name
+from tasks.preprocess.pool.resume import Workplace
+from tasks.preprocess.pool.workers import Workers
+from tasks.preprocess.shuffle import sorted_runs
+from tasks.preprocess.shuffle.merge import enter_segments, merge_all
+from tasks.preprocess.shuffle.sorted_runs import Part, RunWriter, merge, order_keys, parts_of
 
 ROWS, BATCH, BATCHES_OF_A_FILE = 3000, 250, 3
 RECORD = np.dtype([("number", "<i4"), ("more", "<f4", (3,))])
 
 
-def write_runs(scratch: Path, shuffle: bool) -> tuple[list[shards.Run], np.ndarray]:
+def write_runs(scratch: Path, shuffle: bool) -> tuple[list[sorted_runs.Run], np.ndarray]:
     """Runs of two splits, even and odd rows; and the keys of all rows."""
-    runs: list[shards.Run] = []
+    runs: list[sorted_runs.Run] = []
     order = order_keys(0, ROWS, ROWS, shuffle)
     for first in range(0, ROWS, BATCH * BATCHES_OF_A_FILE):
         with RunWriter(scratch / f"run-{first}") as writer:
@@ -39,7 +39,7 @@ def write_runs(scratch: Path, shuffle: bool) -> tuple[list[shards.Run], np.ndarr
 def test_rows_are_stored_in_the_order_of_their_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shuffle: bool, bucket_bytes: int
 ) -> None:
-    monkeypatch.setattr(shards, "BUCKET_BYTES", bucket_bytes)
+    monkeypatch.setattr(sorted_runs, "BUCKET_BYTES", bucket_bytes)
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     runs, order = write_runs(scratch, shuffle)
@@ -60,7 +60,7 @@ def test_rows_are_stored_in_the_order_of_their_keys(
 def test_parts_are_consecutive_ranges_of_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shuffle: bool, part_bytes: int
 ) -> None:
-    monkeypatch.setattr(shards, "PART_BYTES", part_bytes)
+    monkeypatch.setattr(sorted_runs, "PART_BYTES", part_bytes)
     place = Workplace(tmp_path / "scratch", Workers(1))
     runs, order = write_runs(place.root, shuffle)
     writer = ArtifactWriter(tmp_path / "artifact")
@@ -76,7 +76,7 @@ def test_parts_are_consecutive_ranges_of_keys(
         assert (
             len(parts)
             == len(parts_of(split, len(mine), RECORD.itemsize))
-            == min(shards.MOST_PARTS, -(-24_000 // part_bytes))
+            == min(sorted_runs.MOST_PARTS, -(-24_000 // part_bytes))
         )
         # Every row once, and the keys ascend from part to part: the parts one after the other are the whole split.
         np.testing.assert_array_equal(np.concatenate(parts), mine[np.argsort(order[mine])])
@@ -87,7 +87,7 @@ def test_parts_are_consecutive_ranges_of_keys(
 
 def test_parts_without_rows_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows in their order, of which the last ones are a split: their keys lie in the last part."""
-    monkeypatch.setattr(shards, "PART_BYTES", 160)
+    monkeypatch.setattr(sorted_runs, "PART_BYTES", 160)
     order, records = order_keys(0, 100, 100, shuffle=False), np.zeros(100, RECORD)
     records["number"] = np.arange(100)
     place = Workplace(tmp_path / "scratch", Workers(1))

@@ -6,11 +6,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from tasks.artifacts.prepared import SPLITS, PreparedData
 from tasks.errors import UserError
+from tasks.preprocess.columns.hashing import hash_rows, keys, splitmix64
 from tasks.preprocess.config import SplitConfig
-from tasks.preprocess.hashing import hash_rows, keys, splitmix64
-from tasks.preprocess.prepared import SPLITS, PreparedData
-from tasks.preprocess.split import assign
+from tasks.preprocess.fit.splits import assign
 from tests.preprocess.conftest import Prepare, table_text
 
 

@@ -12,12 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.artifact import Artifact, DamagedArtifact
+from tasks.artifacts.format import Artifact, DamagedArtifact
 from tasks.errors import UserError
-from tasks.preprocess import lots, shards, spread, texts
+from tasks.preprocess.cluster import csv_parsing, merge_partitions, shares
+from tasks.preprocess.cluster.exchange import SAID, VALUE, hand_over, take_over
 from tasks.preprocess.config import DataConfig, SplitConfig
 from tasks.preprocess.engine import prepare
-from tasks.preprocess.handover import SAID, VALUE, hand_over, take_over
+from tasks.preprocess.shuffle import sorted_runs
 
 CONFIG = DataConfig(id="id", quarantine_limit=0.05)
 MADE_BY = {"code": "this"}
@@ -56,11 +57,11 @@ def on_several(root: Path, data: str, number: int, config: DataConfig = CONFIG, 
         return Path(shutil.move(path, path.with_name(f"{path.name}-downloaded")))
 
     root.mkdir()
-    opened = [moved(lot) for lot in texts.open_texts(data, target, config, number, lambda i: root / f"texts-{i}")]
+    opened = [moved(lot) for lot in csv_parsing.open_texts(data, target, config, number, lambda i: root / f"texts-{i}")]
     for index, lot in enumerate(opened):
-        texts.parse_lot(lot, root / f"parsed-{index}")
+        csv_parsing.parse_lot(lot, root / f"parsed-{index}")
     parsed = [moved(root / f"parsed-{index}") for index in range(len(opened))]
-    shares, spools = spread.open_shares(
+    made, spools = shares.open_shares(
         data,
         target,
         config,
@@ -71,20 +72,21 @@ def on_several(root: Path, data: str, number: int, config: DataConfig = CONFIG, 
         lambda index: root / f"share-{index}",
         lambda index: root / f"spool-{index}",
     )
-    table, shares, spools = moved(root / "table"), [moved(share) for share in shares], [*map(moved, spools)] or parsed
-    for index, (share, spool) in enumerate(zip(shares, spools, strict=True)):
-        spread.survey_share(share, spool, root / f"surveyed-{index}")
-    surveyed = [moved(root / f"surveyed-{index}") for index in range(len(shares))]
-    count = spread.fit_shares(table, surveyed, number, root / "found", root / "plan")
+    table, made, spools = moved(root / "table"), [moved(share) for share in made], [*map(moved, spools)] or parsed
+    for index, (share, spool) in enumerate(zip(made, spools, strict=True)):
+        shares.survey_share(share, spool, root / f"surveyed-{index}")
+    surveyed = [moved(root / f"surveyed-{index}") for index in range(len(made))]
+    count = shares.fit_shares(table, surveyed, number, root / "found", root / "plan")
     plan = moved(root / "plan")
-    for index, (share, spool) in enumerate(zip(shares, spools, strict=True)):
-        spread.encode_share(share, spool, surveyed[index], plan, root / f"encoded-{index}")
-    encoded = [moved(root / f"encoded-{index}") for index in range(len(shares))]
+    for index, (share, spool) in enumerate(zip(made, spools, strict=True)):
+        shares.encode_share(share, spool, surveyed[index], plan, root / f"encoded-{index}")
+    encoded = [moved(root / f"encoded-{index}") for index in range(len(made))]
     for lot in range(count):
-        lots.merge_lot(lot, plan, [share / lots.name_of(lot) for share in encoded], root / f"merged-{lot}")
-    merged = [part for lot in range(count) for part in lots.parts_in(moved(root / f"merged-{lot}"))]
-    kept = [unit for share in encoded for unit in lots.take_kept(share / lots.KEPT)]
-    lots.assemble(
+        merge_partitions.merge_lot(
+            lot, plan, [share / merge_partitions.name_of(lot) for share in encoded], root / f"merged-{lot}"
+        )
+    merged = [part for lot in range(count) for part in merge_partitions.parts_in(moved(root / f"merged-{lot}"))]
+    merge_partitions.assemble(
         root / "prepared",
         data,
         target,
@@ -92,8 +94,6 @@ def on_several(root: Path, data: str, number: int, config: DataConfig = CONFIG, 
         MADE_BY,
         moved(root / "found"),
         merged,
-        kept,
-        lambda: spread.units_of(shares, spools),
     )
     assert not [path for path in root.rglob("*") if path.name.endswith((".work", ".scratch"))]
     return Artifact.open(root / "prepared", "prepare")
@@ -113,7 +113,7 @@ def test_any_number_of_shares_gives_the_same_bytes(tmp_path: Path, write, number
 
 
 def test_parts_are_the_same_on_any_number_of_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "PART_BYTES", 5000)
+    monkeypatch.setattr(sorted_runs, "PART_BYTES", 5000)
     (tmp_path / "data").mkdir()
     data = str(write_parquet(tmp_path / "data"))
     made = [prepare(tmp_path / f"by-{workers}", data, "y", CONFIG, MADE_BY, workers) for workers in (1, 2, 3)]
@@ -122,7 +122,7 @@ def test_parts_are_the_same_on_any_number_of_processes(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("number", [2, 4])
 def test_parts_are_merged_in_lots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    for module in (shards, lots):
+    for module in (sorted_runs, merge_partitions):
         monkeypatch.setattr(module, "PART_BYTES", 5000)
     (tmp_path / "data").mkdir()
     data = str(write_parquet(tmp_path / "data"))
@@ -133,7 +133,9 @@ def test_parts_are_merged_in_lots(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert shared.check_sha256().fingerprint == alone.fingerprint
     assert len(list((tmp_path / "pods").glob("merged-*"))) == number
     # Who merges a lot is given what belongs to it, and no more.
-    given = [list((tmp_path / "pods").glob(f"encoded-*/{lots.name_of(lot)}/*.rows")) for lot in range(number)]
+    given = [
+        list((tmp_path / "pods").glob(f"encoded-*/{merge_partitions.name_of(lot)}/*.rows")) for lot in range(number)
+    ]
     assert sum(len({path.name for path in lot}) for lot in given) == len(sizes)
     assert sum(path.stat().st_size for lot in given for path in lot) == sum(sizes)
 
@@ -187,7 +189,7 @@ def test_a_column_that_turns_into_text_is_read_again(tmp_path: Path) -> None:
 
 
 def test_texts_in_class_folders_are_shared_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.preprocess.documents.BLOCK_FILES", 25)
+    monkeypatch.setattr("tasks.preprocess.read.text_folders.BLOCK_FILES", 25)
     for number in range(100):
         folder = tmp_path / "data" / f"class-{number % 2}"
         folder.mkdir(parents=True, exist_ok=True)

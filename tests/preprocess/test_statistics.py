@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.preprocess import values
-from tasks.preprocess.budget import Budget
-from tasks.preprocess.prepared import SPLITS
-from tasks.preprocess.statistics import CodeCounts, Figures, figures_of
+from tasks.artifacts.prepared import SPLITS
+from tasks.preprocess.columns import value_types
+from tasks.preprocess.columns.moments import CodeCounts, Figures, figures_of
+from tasks.preprocess.memory import Budget
 from tests.preprocess.conftest import Prepare
 
 
@@ -45,7 +45,7 @@ def test_texts_are_counted_by_code() -> None:
     texts = pa.array([" a", "a", None, "b", "?", "a", "b"]).dictionary_encode()
     counts = CodeCounts.nothing(texts.dictionary, 2)
     counts.add(texts, [np.array([0, 1, 2]), np.array([3, 4, 5, 6])])
-    names = values.clean(texts.dictionary, ["?"])
+    names = value_types.clean(texts.dictionary, ["?"])
     assert counts.present(names) == [2, 3]
     assert [counts.named(names, group) for group in (0, 1)] == [{"a": 2}, {"a": 1, "b": 2}]
     assert not counts.prose
@@ -87,8 +87,8 @@ def test_however_texts_are_stored_the_rows_are_the_same(
 
 def test_odd_spellings_of_numbers_among_plain_ones() -> None:
     texts = ["1", "-2.5", "3.", ".5", "+5", "1e3", "1e999", "inf", "-Infinity", "1_000", "0x1f", "x", " 7 ", "?", None]
-    read, failed = values.convert(pa.array(texts), values.NUMBER, ["?"])
+    read, failed = value_types.convert(pa.array(texts), value_types.NUMBER, ["?"])
     expected = pd.to_numeric(pd.Series([t and t.strip() for t in texts]), errors="coerce").to_numpy(float)
-    np.testing.assert_array_equal(values.as_numbers(read), expected)
+    np.testing.assert_array_equal(value_types.as_numbers(read), expected)
     wrong = [text for text, fails in zip(texts, failed, strict=True) if fails]
     assert wrong == [t for t, v in zip(texts, expected, strict=True) if np.isnan(v) and t not in ("?", None)]

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.artifact import DamagedArtifact
+from tasks.artifacts.format import DamagedArtifact
+from tasks.artifacts.prepared import SPLITS, PreparedData
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import prepare
-from tasks.preprocess.prepared import SPLITS, PreparedData
 from tests.preprocess.conftest import Prepare, everything, table_text
 
 ADULT = Path(__file__).parents[3] / "shared" / "data"

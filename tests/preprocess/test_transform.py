@@ -7,9 +7,9 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
+from tasks.artifacts.prepared import SPLITS, PreparedData
 from tasks.errors import UserError
-from tasks.preprocess.prepared import SPLITS, PreparedData
-from tasks.preprocess.transform import Transform
+from tasks.preprocess.columns.transform import Transform
 from tests.preprocess.conftest import Prepare
 
 

@@ -10,17 +10,18 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from tasks.artifacts.prepared import SPLITS
+from tasks.distributed.process_group import Group
 from tasks.errors import UserError
-from tasks.group import Group
+from tasks.models.config import ModelConfig
+from tasks.models.factory import build
 from tasks.preprocess.config import DataConfig
-from tasks.preprocess.prepared import SPLITS
-from tasks.train.config import ModelConfig, TrainingConfig
-from tasks.train.loader import layout as layout_of
-from tasks.train.loader import training_batches
-from tasks.train.models.factory import build
-from tasks.train.order import GlobalOrder
-from tasks.train.state import Progress, TrainingState
-from tasks.train.step import train_step
+from tasks.train.config import TrainingConfig
+from tasks.train.data.loader import layout as layout_of
+from tasks.train.data.loader import training_batches
+from tasks.train.data.order import GlobalOrder
+from tasks.train.loop.state import Progress, TrainingState
+from tasks.train.loop.step import train_step
 from tests.preprocess.conftest import Prepare
 
 ROWS = 400

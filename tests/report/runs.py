@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from tasks.artifact import ArtifactWriter
-from tasks.evaluate import metrics
+from tasks.artifacts.format import ArtifactWriter
+from tasks.artifacts.prepared import Signature, TensorSpec
 from tasks.evaluate.engine import pictures
+from tasks.models import metrics
 from tasks.preprocess import quarantine
-from tasks.preprocess.prepared import Signature, TensorSpec
 from tasks.preprocess.quarantine import BadRow
 from tasks.report.results import Results
 from tasks.report.summary import StageFigures

@@ -11,10 +11,10 @@ from flytekit.core.type_engine import TypeEngine
 from flytekit.types.directory import FlyteDirectory
 
 from tasks.config import RunConfig
+from tasks.flyte.stage import StageRun
 from tasks.report.summarise import summarise
 from tasks.report.summary import RunSummary
 from tasks.report.task import report
-from tasks.stage import StageRun
 from tests.report.runs import INT8, STAGES, results
 
 

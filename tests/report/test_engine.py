@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.artifact import Artifact, DamagedArtifact
+from tasks.artifacts.format import Artifact, DamagedArtifact
 from tasks.report import engine
 from tasks.report.summary import to_json
 from tests.report.runs import INT8, STAGES, results

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tasks import s3
+from tasks.storage import s3
 from tests.storage.faulty import FaultyS3, faulty_s3
 
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}

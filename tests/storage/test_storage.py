@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tasks import s3
 from tasks.errors import UserError
 from tasks.storage import (
     AlreadyThere,
@@ -17,6 +16,7 @@ from tasks.storage import (
     StorageUnavailable,
     list_objects,
     open_reader,
+    s3,
     storage_for,
 )
 from tests.storage.faulty import FaultyS3

@@ -21,7 +21,7 @@ from tasks.train.checkpoint import Checkpoints, Keep, Superseded, publish
 from tasks.train.checkpoint.layout import Name
 from tasks.train.checkpoint.shards import FileWriter
 from tasks.train.checkpoint.staging import owners
-from tasks.train.checkpoint.tree import join, split
+from tasks.train.checkpoint.state_json import join, split
 
 IDENTITY = {"training": {"seed": 0}, "data": "abc"}
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tasks.train.guard import Guard, Preempted
-from tasks.train.interval import Interval
-from tasks.train.ledger import Ledger, read_pages
-from tasks.train.preemption import Watcher
+from tasks.train.survival.checkpoint_interval import Interval
+from tasks.train.survival.goodput import Ledger, read_pages
+from tasks.train.survival.guard import Guard, Preempted
+from tasks.train.survival.notices import Watcher
 from tests.survival.test_checkpoints import Run, names
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tasks.orphan import end_with_parent
+from tasks.distributed.parent_death import end_with_parent
 from tasks.storage import storage_for
-from tasks.train import ledger
-from tasks.train.ledger import EVALUATION, NO_WORD, STALL, STEPS, Ledger, Page, account, read_pages
+from tasks.train.survival import goodput
+from tasks.train.survival.goodput import EVALUATION, NO_WORD, STALL, STEPS, Ledger, Page, account, read_pages
 from tests.survival.world import running
 
 FORK = multiprocessing.get_context("fork")
@@ -59,7 +59,7 @@ def test_time_goes_to_its_account(tmp_path: Path) -> None:
 
 
 def keep_a_page_until_killed(home: str) -> None:
-    ledger.PERIOD_S = 0.02
+    goodput.PERIOD_S = 0.02
     kept = Ledger(storage_for(home), 1, 2, writes=True, started=time.perf_counter())
     kept.begin(0)
     for done in range(1, 51):

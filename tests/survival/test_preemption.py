@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
-from tasks.train import preemption
-from tasks.train.preemption import Aws, Azure, Gcp, NoAnswer, Notice, Server, Watcher
-from tasks.train.stop import Agreement, Stop
+from tasks.train.survival import notices
+from tasks.train.survival.consensus import Agreement, Stop
+from tasks.train.survival.notices import Aws, Azure, Gcp, NoAnswer, Notice, Server, Watcher
 from tests.survival.metadata import metadata_server
 
 CLOUDS: dict[str, Callable[[str], Server]] = {"aws": Aws, "gcp": Gcp, "azure": Azure}
@@ -43,8 +43,8 @@ def test_a_notice_arrives_with_its_deadline(cloud: str) -> None:
 def test_a_server_that_misbehaves_is_no_notice_and_is_asked_again(
     cloud: str, mood: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preemption, "TIMEOUT_S", 0.1)
-    monkeypatch.setattr(preemption.request, "__kwdefaults__", {"method": "GET", "timeout": 0.1})
+    monkeypatch.setattr(notices, "TIMEOUT_S", 0.1)
+    monkeypatch.setattr(notices.request, "__kwdefaults__", {"method": "GET", "timeout": 0.1})
     monkeypatch.setattr(Azure, "FIRST_TIMEOUT_S", 0.1)
     with metadata_server(cloud) as server:
         asked = CLOUDS[cloud](server.url)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from tasks.train.exactness import departure, spread_dependent
+from tasks.train.survival.reproducibility import departure, spread_dependent
 from tests.survival.world import Fault, Job, attempt
 
 

@@ -72,11 +72,12 @@ def run_rank(job: Job, rank: int, port: int, faults: tuple[Fault, ...], fired: P
     """The body of one process of the fork server."""
     import torch
 
-    from tasks.train import loop
+    from tasks.models.config import ModelConfig
     from tasks.train import run as engine
     from tasks.train.checkpoint import Checkpoints
-    from tasks.train.config import ModelConfig, TrainingConfig
-    from tasks.train.preemption import Watcher
+    from tasks.train.config import TrainingConfig
+    from tasks.train.loop import train_loop
+    from tasks.train.survival.notices import Watcher
 
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": job.world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in place.items()})
@@ -89,12 +90,12 @@ def run_rank(job: Job, rank: int, port: int, faults: tuple[Fault, ...], fired: P
     engine.process_group = functools.partial(engine.process_group, timeout=short)  # type: ignore[assignment]
     engine.Checkpoints = functools.partial(Checkpoints, timeout=short)  # type: ignore[misc,assignment]
     # Points of the history lie between checkpoints, so that a sum that is not kept shows.
-    loop.HISTORY_POINTS = max(1, job.steps // 7)
+    train_loop.HISTORY_POINTS = max(1, job.steps // 7)
     # Several batches to an evaluation, of three ranks not equally many for each.
-    loop.EVALUATION_BATCH = 13
+    train_loop.EVALUATION_BATCH = 13
     engine.Watcher = functools.partial(Watcher, grace_s=job.grace_s)  # type: ignore[misc,assignment]
     if job.watched:
-        note_rows(loop, job.place / f"rows-{job.watched}-{rank}")
+        note_rows(train_loop, job.place / f"rows-{job.watched}-{rank}")
     for fault in faults:
         if fault.rank in (rank, ALL):
             install(fault, fired)
@@ -130,11 +131,12 @@ def note_rows(loop: Any, path: Path) -> None:
 
 def install(fault: Fault, fired: Path) -> None:
     """Make ``fault`` happen in this process: wrap the function that is passed at that moment."""
-    from tasks.artifact import MANIFEST, Artifact
-    from tasks.s3 import S3Storage
-    from tasks.storage import LocalStorage
-    from tasks.train import loader, loop
+    from tasks.artifacts.format import MANIFEST, Artifact
+    from tasks.storage.local import LocalStorage
+    from tasks.storage.s3 import S3Storage
     from tasks.train.checkpoint import shards
+    from tasks.train.data import loader
+    from tasks.train.loop import train_loop
 
     def strike(*_: Any) -> None:
         if fault.where == "data":
@@ -169,11 +171,11 @@ def install(fault: Fault, fired: Path) -> None:
             before(storage, "put", lambda _self, key, *_: suffix in key)
 
     if fault.where == "step":
-        before(loop, "train_step")
+        before(train_loop, "train_step")
     elif fault.where == "data":
         before(loader.Rows, "gather")
     elif fault.where == "evaluation":
-        before(loop, "evaluate_split")
+        before(train_loop, "evaluate_split")
     elif fault.where == "write":
         before(shards.FileWriter, "write", lambda _self, name, *_: name.startswith("tensors"))
     elif fault.where == "mid-write":

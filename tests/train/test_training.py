@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from tasks.artifact import ArtifactWriter
-from tasks.preprocess.prepared import TARGET, Signature, TensorSpec
-from tasks.train.config import ModelConfig, TrainingConfig
-from tasks.train.schedule import learning_rate
+from tasks.artifacts.format import ArtifactWriter
+from tasks.artifacts.prepared import TARGET, Signature, TensorSpec
+from tasks.models.config import ModelConfig
+from tasks.train.config import TrainingConfig
+from tasks.train.loop.schedule import learning_rate
 from tests.survival.world import FORK, free_port
 
 ROWS = 257  # with a batch of 64 an epoch's tail is a single row: of two ranks one has none
@@ -133,7 +134,7 @@ def outlived_by_a_reducer(port: int) -> None:
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
-    from tasks.group import process_group
+    from tasks.distributed.process_group import process_group
 
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     with process_group():

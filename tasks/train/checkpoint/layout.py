@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tasks.artifact import MANIFEST
+from tasks.artifacts.format import MANIFEST
 
 LATEST = "latest.json"
 ATTEMPTS = "attempts/"

@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
-from tasks.artifact import FORMAT, MANIFEST, Artifact, FileRecord, canonical_json
+from tasks.artifacts.format import FORMAT, MANIFEST, Artifact, FileRecord, canonical_json
+from tasks.distributed.peers import Peers
 from tasks.errors import UserError
 from tasks.storage import Storage, StorageUnavailable, cannot_write
 from tasks.train.checkpoint.layout import ATTEMPTS, LATEST, Keep, Name, newest_attempt
-from tasks.train.checkpoint.peers import Peers
 from tasks.train.checkpoint.shards import FileWriter, ShardWriter
 
 KIND = "checkpoint"

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.artifact import FORMAT, MANIFEST, Artifact, DamagedArtifact
+from tasks.artifacts.format import FORMAT, MANIFEST, Artifact, DamagedArtifact
+from tasks.distributed.peers import Peers
 from tasks.errors import UserError
 from tasks.storage import MissingObject, Storage
 from tasks.train.checkpoint.layout import Name, whole
-from tasks.train.checkpoint.peers import Peers
 from tasks.train.checkpoint.publish import CONTENT, KIND, together
 
 

@@ -34,7 +34,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from tasks.artifact import FileRecord, HashingFile, canonical_json
+from tasks.artifacts.format import FileRecord, HashingFile, canonical_json
 
 INDEX = "index.json"
 BLOCK_BYTES = 4 << 20

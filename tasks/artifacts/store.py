@@ -1,0 +1,122 @@
+"""The local store: finished stages under ``.slipstream/<stage>/<key>/``, found again by what they were made from.
+
+It does what Flyte's local cache cannot: it looks at the bytes before it believes them, recomputes what was damaged or
+deleted, and says when something was reused.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from tasks.artifacts.format import Artifact, DamagedArtifact, canonical_json
+
+
+def content_key(stage: str, version: str, inputs: Mapping[str, Any]) -> str:
+    """The key of a stage's result: what it is, the code that makes it, and everything that goes in."""
+    return hashlib.sha256(canonical_json({"stage": stage, "version": version, "inputs": inputs})).hexdigest()[:32]
+
+
+class Store:
+    """Finished artifacts by stage and key. Entries appear whole, by a rename, or not at all."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def entry(self, stage: str, key: str) -> Path:
+        return self.root / stage / key
+
+    def checkpoints(self, stage: str, key: str) -> Path:
+        """Where unfinished work on this entry is kept; dropped once the entry is published."""
+        return self.root / stage / f"{key}.checkpoints"
+
+    def find(self, stage: str, key: str) -> Artifact | DamagedArtifact | None:
+        """The entry, verified to the byte; what is wrong with it if it is damaged; None if it was never made."""
+        directory = self.entry(stage, key)
+        if not directory.exists():
+            return None
+        try:
+            return Artifact.open(directory, stage).check()
+        except DamagedArtifact as damage:
+            return damage
+        except OSError as error:
+            return DamagedArtifact(f"{directory}: {error}")
+
+    @contextmanager
+    def turn(self, stage: str, key: str) -> Iterator[bool]:
+        """Let one process at a time make an entry, because they would share what is unfinished.
+
+        Gives whether another had to be waited for, which then may have made it.
+        """
+        place = self.checkpoints(stage, key)
+        held, waited = lock(place), False
+        # The one that was waited for removes the directory with its work, and another may have made it anew.
+        while not place.exists() or place.stat().st_ino != os.fstat(held).st_ino:
+            os.close(held)
+            held, waited = lock(place), True
+        try:
+            yield waited
+        finally:
+            with suppress(OSError):
+                place.rmdir()  # if it is empty
+            os.close(held)
+
+    @contextmanager
+    def workspace(self, stage: str) -> Iterator[Path]:
+        """A fresh directory on the store's disk, gone afterwards unless it was published."""
+        parent = self.root / stage
+        parent.mkdir(parents=True, exist_ok=True)
+        sweep(parent)
+        directory = Path(tempfile.mkdtemp(prefix=f".{os.getpid()}-", dir=parent))
+        try:
+            yield directory
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def publish(self, directory: Path, stage: str, key: str) -> Artifact:
+        """Move a finished workspace to its entry, replacing a damaged one."""
+        Artifact.open(directory, stage)
+        target = self.entry(stage, key)
+        if isinstance(self.find(stage, key), DamagedArtifact):
+            shutil.rmtree(target)
+        try:
+            directory.rename(target)
+        except OSError:
+            # Another process finished the same work first; its result is as good as ours.
+            if not isinstance(self.find(stage, key), Artifact):
+                raise
+        shutil.rmtree(self.checkpoints(stage, key), ignore_errors=True)
+        return Artifact.open(target, stage)
+
+
+def lock(directory: Path) -> int:
+    """An open descriptor of ``directory`` that holds its lock; waits for it if need be."""
+    directory.mkdir(parents=True, exist_ok=True)
+    held = os.open(directory, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    return held
+
+
+def sweep(parent: Path) -> None:
+    """Remove workspaces whose process is gone: what a kill left behind."""
+    for directory in parent.glob(".*-*"):
+        pid = directory.name[1:].split("-")[0]
+        if pid.isdigit() and not process_alive(int(pid)):
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def process_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

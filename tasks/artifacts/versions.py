@@ -1,0 +1,126 @@
+"""Which code a stage's result depends on: one function behind Flyte's cache version and the local store's key.
+
+A stage's code is the import closure of its engine: the engine's modules and all of this project's modules that they
+import, directly or not, at the top of a file or inside a function. It is read from the sources without importing them.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PROJECT = "tasks"
+
+
+@dataclass(frozen=True)
+class Code:
+    """The modules that compute a stage's result, and the libraries whose version can change its numbers."""
+
+    engines: tuple[str, ...]
+    libraries: tuple[str, ...]
+
+
+CODE = {
+    "prepare": Code(
+        (
+            "tasks.preprocess.engine",
+            "tasks.preprocess.cluster.csv_parsing",
+            "tasks.preprocess.cluster.merge_partitions",
+            "tasks.preprocess.cluster.shares",
+        ),
+        ("numpy", "pandas", "pillow", "pyarrow", "scikit-learn", "xxhash"),
+    ),
+    "train": Code(("tasks.train.run",), ("torch", "numpy", "safetensors")),
+    "evaluate": Code(("tasks.evaluate.engine",), ("torch", "numpy", "safetensors", "scikit-learn")),
+    "export": Code(
+        ("tasks.export.engine",),
+        ("torch", "numpy", "safetensors", "scipy", "onnx", "onnxruntime", "onnxscript"),
+    ),
+    "collectives": Code(("tasks.collectives.measure",), ("torch",)),
+}
+
+
+@cache
+def code_version(stage: str) -> str:
+    """A digest (hex) of the source files in the stage's import closure and of its libraries' versions."""
+    code = CODE[stage]
+    digest = hashlib.sha256()
+    for module, path in sorted(import_closure(code.engines).items()):
+        digest.update(f"{module}\0".encode())
+        digest.update(path.read_bytes())
+    for library in code.libraries:
+        digest.update(f"{library}=={installed(library)}\0".encode())
+    return digest.hexdigest()[:16]
+
+
+def import_closure(engines: tuple[str, ...]) -> dict[str, Path]:
+    """All modules of this project that ``engines`` import, themselves included, with their source files.
+
+    Importing a module runs its packages' ``__init__`` too, so these count. Raises ``ValueError`` for an engine that
+    does not exist.
+    """
+    found: dict[str, Path] = {}
+    waiting = list(engines)
+    while waiting:
+        module = waiting.pop()
+        path = source_of(module)
+        if path is None:
+            raise ValueError(f"{module}: no such module below {ROOT}")
+        if module in found:
+            continue
+        found[module] = path
+        waiting += [package for package in packages_of(module) if package not in found]
+        waiting += [name for name in project_imports(path) if name not in found]
+    return found
+
+
+def packages_of(module: str) -> Iterator[str]:
+    """The packages that a module lies in."""
+    parts = module.split(".")
+    for end in range(1, len(parts)):
+        yield ".".join(parts[:end])
+
+
+def project_imports(path: Path) -> Iterator[str]:
+    """The modules of this project that a source file imports; ``from package import name`` may name a module, too."""
+    for imported in imported_names(path):
+        if imported.split(".")[0] != PROJECT:
+            continue
+        if source_of(imported) is not None:
+            yield imported
+        elif source_of(imported.rpartition(".")[0]) is not None:
+            yield imported.rpartition(".")[0]
+
+
+@cache
+def imported_names(path: Path) -> tuple[str, ...]:
+    """Every dotted name that a source file imports; relative imports are not used in this project."""
+    names: list[str] = []
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return tuple(names)
+
+
+@cache
+def source_of(module: str) -> Path | None:
+    """The source file of a dotted name of this project; ``None`` if it names no module."""
+    path = ROOT.joinpath(*module.split("."))
+    candidates = (path.with_suffix(".py"), path / "__init__.py")
+    return next((candidate for candidate in candidates if candidate.is_file()), None)
+
+
+def installed(library: str) -> str:
+    """The version of an installed library, or "absent"."""
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return "absent"

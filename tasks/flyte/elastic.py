@@ -1,0 +1,241 @@
+"""The Elastic task of this project: the plugin's, with what a production run needs and the plugin leaves out.
+
+- Flyte rebuilds the process group from the module as imported in the pod, so a pod that was started for another shape
+  than its profile's is refused; by itself it would quietly train in a world of its own.
+- The agent (the parent process) looks into the store, fetches the inputs once and publishes the result; the workers
+  get a :class:`Workspace` and only compute.
+- A mistake of the user that all workers agreed on is *returned* by them and raised once, here: no log of torch's.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from flytekit import current_context
+from flytekit.exceptions.user import FlyteRecoverableException, FlyteUserRuntimeException
+from flytekit.extend import IgnoreOutputs, TaskPlugins
+from flytekit.types.directory import FlyteDirectory
+from flytekitplugins.kfpytorch import CleanPodPolicy, Elastic, RunPolicy
+from flytekitplugins.kfpytorch.task import PytorchElasticFunctionTask
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import RendezvousError
+
+from tasks.artifacts.format import Artifact
+from tasks.artifacts.store import Store
+from tasks.errors import Interrupted, UserError
+from tasks.flyte.failures import as_seen_by_flyte, lost_to_signal
+from tasks.flyte.stage import STORE, Made, StageRun, local_path, run_stage, runs_locally
+from tasks.hardware.cpus import usable_cores
+from tasks.hardware.profile import CHOICE, Placement, Profile, current_profile
+
+#: What an agent raises when it cannot reach the others: their pod may have gone, or not have come.
+LOST_AGENT = (RendezvousError, dist.DistError)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """What workers return when they agreed on a mistake of the user's."""
+
+    message: str
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Where the workers of one attempt work. Given to the task function; no input of the task in Flyte's eyes."""
+
+    stage: str
+    #: A fresh directory of this pod; rank 0 leaves the finished artifact in it.
+    directory: str
+    #: Where this attempt keeps its checkpoints (a path or a URI), and where the attempt before kept its own, if any.
+    checkpoints: str
+    previous_checkpoints: str
+    #: The name of the execution of which this is an attempt, and whose preemption notices to watch for.
+    execution: str
+    notices: str
+
+    def work(self, body: Callable[[], object]) -> Made:
+        """Run a worker's body; hand on the artifact, or the refusal that all workers agreed on."""
+        try:
+            body()
+        except UserError as error:
+            # Ranks that did not agree die of a lost peer; then the file is what the agent goes by.
+            refusal_file(self.directory).write_text(error.message, encoding="utf-8")
+            return Refusal(error.message)  # type: ignore[return-value]  # for the agent, who raises it
+        except Exception as error:
+            seen = as_seen_by_flyte(error)
+            if isinstance(seen, Interrupted):
+                with suppress(FileExistsError), interruption_file(self.directory).open("x", encoding="utf-8") as file:
+                    file.write(str(seen))
+                raise FlyteRecoverableException(str(seen)) from error
+            if isinstance(seen, UserError):
+                # Out of memory on this rank alone: the others wait for it, so it has to die, not to return.
+                refusal_file(self.directory).write_text(seen.message, encoding="utf-8")
+            raise
+        return Made(FlyteDirectory(self.directory), StageRun(self.stage, 0.0, reused=False))
+
+
+#: Makes an input available on this machine, in a fresh directory if it has to: where it is then.
+Fetch = Callable[[FlyteDirectory, Placement, Path], Path]
+
+
+def fetch_all(directory: FlyteDirectory, place: Placement, fresh: Path) -> Path:
+    """Download all of it."""
+    return local_path(directory)
+
+
+@dataclass
+class Distributed(Elastic):
+    """Configuration of our Elastic task; made by :func:`distributed`."""
+
+    stage: str = ""
+    profile: Profile = field(default_factory=current_profile)
+    fetch: Fetch = fetch_all
+
+
+def distributed(stage: str, fetch: Fetch = fetch_all) -> Distributed:
+    """The process group of a stage, as the current profile places it; ``fetch`` is how its inputs come to a pod."""
+    profile = current_profile()
+    place = profile.placement(stage)
+    return Distributed(
+        stage=stage,
+        profile=profile,
+        fetch=fetch,
+        # The plugin makes a PyTorchJob of the text "2" and a plain pod of the number 1.
+        nnodes=1 if place.nodes == 1 else str(place.nodes),
+        nproc_per_node=place.processes,
+        max_restarts=place.restarts,
+        monitor_interval=1,
+        increase_shared_mem=False,
+        rdzv_configs={"timeout": 900, "join_timeout": 900, "read_timeout": 900},
+        run_policy=RunPolicy(clean_pod_policy=CleanPodPolicy.ALL),
+    )
+
+
+class DistributedTask(PytorchElasticFunctionTask):
+    """Runs a stage in a process group of torch elastic."""
+
+    def __init__(self, task_config: Distributed, task_function: Callable[..., Made], **kwargs: Any) -> None:
+        super().__init__(task_config, task_function, ignore_input_vars=["workspace"], **kwargs)
+
+    def execute(self, **inputs: Any) -> Made:
+        config = self.task_config
+        place = config.profile.placement(config.stage)
+        local = runs_locally()
+        refuse_other_shape(config.profile.name, place, os.environ, local=local)
+        # Workers that torch elastic starts again would share the old ones' store and read their stale addresses.
+        os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // place.processes)))
+
+        def make(directory: Path, key: str) -> Artifact:
+            # Fetched once by the agent; left to themselves, all workers of the pod would download the same bytes.
+            here = {
+                name: FlyteDirectory(str(config.fetch(value, place, Path(f"{directory}.{name}"))))
+                if isinstance(value, FlyteDirectory)
+                else value
+                for name, value in inputs.items()
+            }
+            homes = (str(Store(STORE).checkpoints(config.stage, key).absolute()), "") if local else flyte_checkpoints()
+            # Locally Flyte gives every run the same name; each is an execution of its own.
+            execution = f"local-{uuid.uuid4().hex}" if local else current_context().execution_id.name
+            workspace = Workspace(config.stage, str(directory.absolute()), *homes, execution, place.notices)
+            said, interrupted = refusal_file(workspace.directory), interruption_file(workspace.directory)
+            try:
+                outcome = self._execute(workspace=workspace, **here)
+            except (FlyteRecoverableException, FlyteUserRuntimeException, IgnoreOutputs, *LOST_AGENT) as error:
+                if said.exists():
+                    raise UserError(said.read_text(encoding="utf-8")) from None
+                why = interruption(error, interrupted)
+                if why and local:
+                    # Nobody tries again here, so the user has to be told how.
+                    raise UserError(
+                        f"{config.stage}: interrupted ({why}); start it again to go on from there"
+                    ) from None
+                if why:
+                    raise FlyteRecoverableException(why) from error
+                raise
+            finally:
+                said.unlink(missing_ok=True)
+                interrupted.unlink(missing_ok=True)
+            if isinstance(outcome, Refusal):
+                raise UserError(outcome.message)
+            return Artifact.open(directory, config.stage)
+
+        return run_stage(config.stage, {**inputs, "world": [place.nodes, place.processes]}, make)
+
+
+def interruption(error: Exception, said: Path) -> str:
+    """Why the workers were interrupted, if that is what happened: another attempt can then help. Otherwise empty."""
+    if isinstance(error, IgnoreOutputs):
+        # The plugin would let the pod exit 0 without outputs, which looks like success to a PyTorchJob.
+        told = isinstance(error.__context__, SignalException)
+        return f"the agent was told to end: {error.__context__}" if told else ""
+    if isinstance(error, LOST_AGENT):
+        return f"another pod's agent was lost: {error}"
+    if lost := lost_worker(error):
+        return lost
+    if isinstance(error, FlyteRecoverableException):
+        return said.read_text(encoding="utf-8") if said.exists() else str(error)
+    return ""
+
+
+def lost_worker(error: Exception) -> str:
+    """What to say if the first worker that failed was lost to a signal; empty if it failed otherwise."""
+    failed = error.__context__
+    if not isinstance(failed, ChildFailedError):
+        return ""
+    rank, failure = failed.get_first_failure()
+    name = lost_to_signal(failure.exitcode)
+    return f"the worker of rank {rank} was lost to {name}" if name else ""
+
+
+def refusal_file(directory: str) -> Path:
+    return Path(f"{directory}.refusal")
+
+
+def interruption_file(directory: str) -> Path:
+    """Written by the first worker that found itself interrupted."""
+    return Path(f"{directory}.interruption")
+
+
+def flyte_checkpoints() -> tuple[str, str]:
+    """Flyte's checkpoint prefixes: this attempt's, and the previous attempt's (empty on the first)."""
+    try:
+        checkpoint = current_context().checkpoint
+    except NotImplementedError:
+        return "", ""
+    return str(checkpoint._checkpoint_dest or ""), str(checkpoint._checkpoint_src or "")
+
+
+def refuse_other_shape(name: str, place: Placement, environment: Mapping[str, str], *, local: bool) -> None:
+    """Raise ``UserError`` unless this machine or pod was started for the profile's shape of the process group.
+
+    Kubeflow's training operator writes ``PET_NNODES`` as ``2`` or, with an elastic policy, as ``2:2``.
+    """
+    nodes, processes = environment.get("PET_NNODES"), environment.get("PET_NPROC_PER_NODE")
+    if nodes is None:
+        if place.nodes > 1:
+            where = "on one machine" if local else "outside a PyTorchJob"
+            raise UserError(
+                f"profile {name!r} spreads this stage over {place.nodes} nodes, but it was started {where}; "
+                f"run it on the cluster, or choose a profile of one node with {CHOICE} (local)"
+            )
+        return
+    expected = {"PET_NNODES": str(place.nodes), "PET_NPROC_PER_NODE": str(place.processes)}
+    found = {"PET_NNODES": nodes.split(":")[-1], "PET_NPROC_PER_NODE": processes or expected["PET_NPROC_PER_NODE"]}
+    for variable, value in expected.items():
+        if found[variable] not in (value, "auto"):
+            raise UserError(
+                f"this pod was started with {variable}={environment[variable]}, but profile {name!r} says {value}; "
+                f"package or register the workflow again with the {CHOICE} that it is to run with"
+            )
+
+
+TaskPlugins.register_pythontask_plugin(Distributed, DistributedTask)

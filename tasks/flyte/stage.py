@@ -1,0 +1,146 @@
+"""What every door shares: where a stage writes, when it is reused, and what it hands on."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import functools
+import hashlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, TypeVar, cast
+
+from flytekit import FlyteContextManager, HashMethod, current_context
+from flytekit.exceptions.user import FlyteRecoverableException
+from flytekit.types.directory import FlyteDirectory
+
+from tasks.artifacts.format import Artifact, DamagedArtifact
+from tasks.artifacts.store import Store, content_key
+from tasks.artifacts.versions import code_version
+from tasks.errors import UserError
+from tasks.storage import S3, StorageUnavailable, cannot_write
+
+STORE = Path(".slipstream")
+
+Work = TypeVar("Work", bound=Callable[..., Any])
+
+
+@dataclasses.dataclass(frozen=True)
+class StageRun:
+    """How a stage went: the wall-clock seconds it took when it was made, and whether it was reused this time."""
+
+    name: str
+    seconds: float
+    reused: bool
+
+
+def fingerprint_of(directory: FlyteDirectory) -> str:
+    """What Flyte's cache keys on: the artifact's content instead of the place where it happens to lie."""
+    path = Path(directory.path)
+    manifest = path / "manifest.json"
+    if not manifest.exists():
+        return str(directory.remote_source or directory.path)
+    return hashlib.sha256(manifest.read_bytes()).hexdigest()
+
+
+#: An artifact on its way from stage to stage.
+ArtifactDirectory = Annotated[FlyteDirectory, HashMethod(fingerprint_of)]
+
+
+class Made(NamedTuple):
+    """What a stage hands on."""
+
+    artifact: ArtifactDirectory
+    run: StageRun
+
+
+def door(work: Work) -> Work:
+    """A task's function, as Flyte should see it fail: another attempt can help if a store stayed away. On one machine
+    nobody tries again, so the user is told, as everywhere if the disk is full."""
+
+    @functools.wraps(work)
+    def told(*arguments: Any, **named: Any) -> Any:
+        try:
+            return work(*arguments, **named)
+        except StorageUnavailable as error:
+            if runs_locally():
+                raise UserError(f"{error}; nothing is lost, start again when it does") from None
+            raise FlyteRecoverableException(str(error)) from error
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise cannot_write(Path(current_context().working_directory), error) from None
+            raise
+
+    return cast(Work, told)
+
+
+def local_path(directory: FlyteDirectory) -> Path:
+    """Where the artifact lies on this machine; downloaded first if it is elsewhere."""
+    return Path(directory.download())
+
+
+def rows_path(prepared: FlyteDirectory) -> Path:
+    """Where ``open_prepared`` finds the prepared data: on this machine, or through a stub, by which only those of its
+    rows come that are read."""
+    uri = str(prepared.remote_source or prepared.path)
+    if not uri.startswith(S3):
+        return local_path(prepared)
+    from tasks.artifacts.streamed import make_stub
+
+    return make_stub(uri, Path(current_context().working_directory) / "prepared")
+
+
+def runs_locally() -> bool:
+    """Whether this is ``pyflyte run`` on one machine (True) or a pod (False). Only true in the agent's process."""
+    state = FlyteContextManager.current_context().execution_state
+    return state is not None and state.is_local_execution()
+
+
+def describe(value: Any) -> Any:
+    """An input as the key sees it: artifacts by their content, settings by their values."""
+    if isinstance(value, FlyteDirectory):
+        return fingerprint_of(value)
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
+
+
+def run_stage(stage: str, inputs: dict[str, Any], make: Callable[[Path, str], object]) -> Made:
+    """Make the stage's artifact, or reuse it.
+
+    ``make(directory, key)`` writes the artifact into the fresh ``directory``. Locally the result goes to the store
+    under a key of the inputs and the code; in a pod Flyte's own cache does this and the artifact is uploaded.
+    """
+    version = code_version(stage)
+    key = content_key(stage, version, {name: describe(value) for name, value in inputs.items()})
+    started = time.perf_counter()
+    if not runs_locally():
+        directory = Path(current_context().working_directory) / stage
+        make(directory, key)
+        return handed_on(directory, stage, started, reused=False)
+    store = Store(STORE)
+    if reused := look_up(store, stage, key):
+        return handed_on(reused.directory, stage, started, reused=True)
+    with store.turn(stage, key) as waited:
+        if waited and (reused := look_up(store, stage, key)):
+            return handed_on(reused.directory, stage, started, reused=True)
+        with store.workspace(stage) as directory:
+            make(directory, key)
+            artifact = store.publish(directory, stage, key)
+    print(f"{stage:<12} {time.perf_counter() - started:6.1f} s  {artifact.directory}", flush=True)
+    return handed_on(artifact.directory, stage, started, reused=False)
+
+
+def look_up(store: Store, stage: str, key: str) -> Artifact | None:
+    """The finished stage if it is there and whole."""
+    found = store.find(stage, key)
+    if isinstance(found, Artifact):
+        print(f"{stage:<12} reused   {found.directory}", flush=True)
+        return found
+    if isinstance(found, DamagedArtifact):
+        print(f"{stage:<12} damaged  {found.message}; making it again", flush=True)
+    return None
+
+
+def handed_on(directory: Path, stage: str, started: float, *, reused: bool) -> Made:
+    run = StageRun(stage, round(time.perf_counter() - started, 3), reused)
+    return Made(FlyteDirectory(str(directory.absolute())), run)

@@ -1,0 +1,104 @@
+"""From a configuration to a network: ours by name, the user's own by ``package.module:factory``."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tasks.artifacts.prepared import Signature
+from tasks.errors import UserError
+from tasks.models.config import ModelConfig
+from tasks.models.mlp import MLP
+from tasks.models.resnet import ResNet
+from tasks.models.source_code import import_from_here
+
+
+class Predictor(nn.Module):
+    """A network with what turns stored values into its inputs and its outputs into the target's units.
+
+    ``forward(*inputs)`` takes tensors as the data's records hold them, in the order of the signature, and returns
+    logits ``[batch, classes]`` or, for a regression, values ``[batch, 1]`` in units of the target. So what is trained,
+    evaluated and exported is one and the same function.
+    """
+
+    image_mean: Tensor
+    image_std: Tensor
+
+    def __init__(self, signature: Signature, network: nn.Module) -> None:
+        super().__init__()
+        self.signature = signature
+        self.network = network
+        self.register_buffer("image_mean", torch.tensor(signature.image_mean).view(1, -1, 1, 1), persistent=False)
+        self.register_buffer("image_std", torch.tensor(signature.image_std).view(1, -1, 1, 1), persistent=False)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        if self.signature.image_mean:
+            inputs = tuple((x.to(torch.float32) - self.image_mean) / self.image_std for x in inputs)
+        outputs = self.network(*inputs)
+        if self.signature.task == "regression":
+            return outputs * self.signature.target_std + self.signature.target_mean
+        return outputs
+
+
+def resolve(config: ModelConfig, signature: Signature) -> str:
+    """The name behind "auto"."""
+    if config.name != "auto":
+        return config.name
+    return "resnet" if signature.image_mean else "mlp"
+
+
+def build(config: ModelConfig, signature: Signature, seed: int) -> Predictor:
+    """Build the network with its initial weights drawn from ``seed``, and try it on a batch of zeros.
+
+    Raises ``UserError`` naming the setting when a factory is missing, raises, or gives what the data cannot use.
+    """
+    name = resolve(config, signature)
+    factory: Callable[..., Any] = {"mlp": MLP, "resnet": ResNet}.get(name) or imported(name)
+    torch.manual_seed(seed)
+    arguments = {key: tuple(value) if isinstance(value, list) else value for key, value in config.arguments.items()}
+    try:
+        network = factory(signature, **arguments)
+    except Exception as error:
+        raise UserError(f"model.name: {name}({arguments or ''}) raised {type(error).__name__}: {error}") from error
+    if not isinstance(network, nn.Module):
+        raise UserError(f"model.name: {name} returned {type(network).__name__}; expected a torch.nn.Module")
+    predictor = Predictor(signature, network)
+    was_training = predictor.training
+    try:
+        with torch.no_grad():
+            output = predictor.eval()(*zeros(signature, 2))
+    except Exception as error:
+        takes = ", ".join(f"{spec.name} {spec.dtype} [batch, {str(spec.shape)[1:-1]}]" for spec in signature.inputs)
+        raise UserError(
+            f"model.name: {name} cannot run on this data: {type(error).__name__}: {error}; it is given {takes}"
+        ) from error
+    if getattr(output, "shape", None) != (2, signature.outputs):
+        shape = list(getattr(output, "shape", ())) or type(output).__name__
+        raise UserError(f"model.name: {name} gave {shape} for a batch of 2; expected [2, {signature.outputs}]")
+    return predictor.train(was_training)
+
+
+def zeros(signature: Signature, rows: int) -> list[Tensor]:
+    """A batch of zeros as the records would hold it."""
+    return [torch.zeros(rows, *spec.shape, dtype=getattr(torch, spec.dtype)) for spec in signature.inputs]
+
+
+def imported(name: str) -> Callable[..., Any]:
+    """The user's factory. The working directory counts as a place to import from, as for ``python -m``."""
+    module_name, _, attribute = name.partition(":")
+    import_from_here()
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise UserError(
+            f"model.name: cannot import {module_name!r}: {type(error).__name__}: {error}; "
+            f"expected 'package.module:factory', importable from the working directory or installed"
+        ) from error
+    factory = getattr(module, attribute, None)
+    if not callable(factory):
+        raise UserError(f"model.name: {module_name!r} has no factory {attribute!r}")
+    return factory

@@ -1,0 +1,73 @@
+"""A trained model, as training writes it and evaluation and export read it.
+
+The artifact holds ``best.safetensors`` and ``last.safetensors`` (weights), ``model.json`` (which network, with which
+arguments, on which signature) and ``history.json`` (the course of
+training, without timings: equal runs have equal histories); ``attempt.json`` says how the last attempt went.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load, save
+from torch import Tensor
+
+from tasks.artifacts.format import Artifact, ArtifactWriter
+from tasks.artifacts.prepared import Signature
+from tasks.models.config import ModelConfig
+from tasks.models.factory import Predictor, build, resolve
+from tasks.settings import to_dict
+
+KIND = "train"
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A trained model that is there."""
+
+    artifact: Artifact
+    config: ModelConfig
+    signature: Signature
+
+    @classmethod
+    def open(cls, directory: Path) -> TrainedModel:
+        """Raises ``DamagedArtifact`` if the directory does not hold a whole trained model."""
+        artifact = Artifact.open(directory, KIND)
+        model = artifact.read_json("model.json")
+        return cls(artifact, ModelConfig.from_dict(model["config"]), Signature.from_json(model["signature"]))
+
+    def load(self, which: str = "best") -> Predictor:
+        """The network with its ``best`` or ``last`` weights, in evaluation mode, on the CPU."""
+        predictor = build(self.config, self.signature, seed=0)
+        predictor.load_state_dict(load(self.artifact.read_bytes(f"{which}.safetensors")))
+        return predictor.eval()
+
+    @property
+    def history(self) -> dict[str, Any]:
+        return self.artifact.read_json("history.json")
+
+
+def write_trained(
+    directory: Path,
+    *,
+    config: ModelConfig,
+    signature: Signature,
+    best: Mapping[str, Tensor],
+    last: Mapping[str, Tensor],
+    history: Mapping[str, Any],
+    attempt: Mapping[str, Any],
+    made_by: Mapping[str, Any],
+) -> Artifact:
+    """Write the artifact. ``best`` and ``last`` are state dicts of the :class:`Predictor`."""
+    writer = ArtifactWriter(directory)
+    for name, weights in (("best", best), ("last", last)):
+        plain = {key: tensor.detach().cpu().contiguous() for key, tensor in weights.items()}
+        writer.write_bytes(f"{name}.safetensors", save(plain))
+    named = ModelConfig(resolve(config, signature), config.arguments)
+    writer.write_json("model.json", {"config": to_dict(named), "signature": signature.to_json()})
+    writer.write_json("history.json", history)
+    writer.write_json("attempt.json", attempt)
+    return writer.finish(KIND, made_by)

@@ -1,0 +1,342 @@
+"""The first pass: every row is checked, given its split, and counted."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tasks.artifacts.prepared import SPLITS
+from tasks.preprocess.columns import value_types
+from tasks.preprocess.columns.hashing import hash_rows, keys
+from tasks.preprocess.columns.moments import CodeCounts, Counts, Figures, Moments, figures_of
+from tasks.preprocess.columns.number_formats import Spelling, retype
+from tasks.preprocess.config import DataConfig
+from tasks.preprocess.fit.splits import TRAIN, Cuts, assign, assign_by_time
+from tasks.preprocess.memory import Budget
+from tasks.preprocess.quarantine import BadRow
+from tasks.preprocess.read.columnar import Unit, read
+
+SAMPLE_SEED = 1
+TEXT_IN_SAMPLE = 256
+#: The sample's column that holds the split of each row.
+SPLIT = "\0split"
+#: Larger numbers, infinity among them, are no float32.
+LARGEST = 1e38
+NO_TARGET = "the target is missing"
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a worker needs to know to survey a unit. ``types`` are of the columns in use, in order."""
+
+    types: dict[str, str]
+    target: str
+    rows: int
+    config: DataConfig
+    cuts: Cuts | None = None
+
+    @property
+    def budget(self) -> Budget:
+        return Budget(self.config.memory)
+
+    @property
+    def numeric(self) -> list[str]:
+        """The columns of numbers, booleans and times."""
+        return [name for name, kind in self.types.items() if kind not in (value_types.TEXT, value_types.OTHER)]
+
+    def numbers(self, batch: pa.RecordBatch) -> dict[str, np.ndarray]:
+        """These columns of a batch as float64 ``[rows]``, NaN where missing."""
+        return {name: value_types.as_numbers(batch.column(name)) for name in self.numeric}
+
+    @property
+    def sampled_below(self) -> np.uint64:
+        """A row is in the sample if its key is at most this: a share of all rows, whoever reads them. A table of fewer
+        rows than the sample has room for is its own sample."""
+        sampled = self.budget.sample_rows(len(self.types))
+        return np.uint64(min(2**64 - 1, sampled * 2**64 // max(self.rows, 1)))
+
+
+@dataclass
+class ColumnCount:
+    """One column: missing values and moments by split, texts of the training rows."""
+
+    missing: list[int] = field(default_factory=lambda: [0, 0, 0])
+    moments: list[Moments] = field(default_factory=lambda: [Moments()] * 3)
+    texts: Counts = field(default_factory=Counts)
+    prose: bool = False
+
+    def merge(self, other: ColumnCount) -> None:
+        self.missing = [a + b for a, b in zip(self.missing, other.missing, strict=True)]
+        self.moments = [a.merge(b) for a, b in zip(self.moments, other.moments, strict=True)]
+        self.prose |= other.prose
+        if not self.prose:
+            self.texts.add(other.texts.of)
+
+
+@dataclass
+class Found:
+    """What the first pass found, in one unit or in all of them. ``rejected`` are the unit's bad rows, by number."""
+
+    columns: dict[str, ColumnCount]
+    rows: list[int] = field(default_factory=lambda: [0, 0, 0])
+    classes: list[Counts] = field(default_factory=lambda: [Counts(), Counts(), Counts()])
+    bad: list[BadRow] = field(default_factory=list)
+    rejected: list[np.ndarray] = field(default_factory=list)
+    sample: list[pa.RecordBatch] = field(default_factory=list)
+
+    @classmethod
+    def nothing(cls, survey: Survey) -> Found:
+        limit = survey.budget.counted(sum(kind == value_types.TEXT for kind in survey.types.values()))
+        return cls({name: ColumnCount(texts=Counts(limit)) for name in survey.types})
+
+    def merge(self, other: Found) -> None:
+        for name, column in other.columns.items():
+            self.columns[name].merge(column)
+        for mine, theirs in zip(self.classes, other.classes, strict=True):
+            mine.add(theirs.of)
+        self.rows = [a + b for a, b in zip(self.rows, other.rows, strict=True)]
+        self.bad += other.bad
+        self.rejected += other.rejected
+        self.sample += other.sample
+
+    def sample_table(self) -> pa.Table:
+        return pa.Table.from_batches(self.sample)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A batch ready to be worked on. ``keep``: the rows that are not rejected, by split and then as they came."""
+
+    batch: pa.RecordBatch
+    first_row: int
+    splits: np.ndarray
+    keep: np.ndarray
+
+    def parts(self) -> Iterator[tuple[int, np.ndarray]]:
+        """For each split, its rows within the batch."""
+        ends = np.searchsorted(self.splits[self.keep], np.arange(len(SPLITS) + 1))
+        for split in range(len(SPLITS)):
+            yield split, self.keep[ends[split] : ends[split + 1]]
+
+
+def read_again(survey: Survey, unit: Unit, rejected: np.ndarray) -> Iterator[Rows]:
+    """The rows of a surveyed unit, batch by batch; ``rejected`` are their numbers within the unit."""
+    done = 0
+    for original, _ in read(unit, list(survey.types), survey.budget):
+        batch, _ = as_declared(original, survey)
+        here = rejected[(rejected >= done) & (rejected < done + batch.num_rows)] - done
+        yield split_rows(batch, unit.first_row + done, survey, here)
+        done += batch.num_rows
+
+
+def split_rows(batch: pa.RecordBatch, first_row: int, survey: Survey, rejected: np.ndarray) -> Rows:
+    """Give every row its split; ``rejected`` are row numbers within the batch."""
+    splits = splits_of(batch, survey)
+    ordered = np.argsort(splits, kind="stable")
+    if len(rejected):
+        good = np.ones(batch.num_rows, bool)
+        good[rejected] = False
+        ordered = ordered[good[ordered]]
+    return Rows(batch, first_row, splits, ordered)
+
+
+def splits_of(batch: pa.RecordBatch, survey: Survey) -> np.ndarray:
+    """The split of each row: by time if there are cuts, else by the hash of group, id or content."""
+    config = survey.config
+    if survey.cuts:
+        return assign_by_time(value_types.as_numbers(batch.column(config.time)), survey.cuts)
+    alone = config.group or config.id
+    named = [alone] if alone else [name for name in batch.schema.names if name != config.weight]
+    return assign(hash_rows([(name, batch.column(name)) for name in named], batch.num_rows), config.split)
+
+
+def survey_unit(job: tuple[Survey, Unit]) -> Found:
+    """Survey one unit. Runs in a worker process."""
+    survey, unit = job
+    found = Found.nothing(survey)
+    moments = Figures.nothing(len(survey.numeric), len(SPLITS))
+    counting: dict[str, CodeCounts] = {}
+    drawn: defaultdict[str, list[Any]] = defaultdict(list)
+    done = 0
+    for original, lines in read(unit, list(survey.types), survey.budget):
+        batch, unreadable = as_declared(original, survey)
+        numbers = survey.numbers(batch)
+        reasons = judge_rows(batch, numbers, unreadable, survey)
+        rows, figures = measure_rows(batch, numbers, unit.first_row + done, survey, reasons)
+        if figures.largest > LARGEST:
+            # The extremes tell at once that there are such values; which they are is looked for only then.
+            reasons = judge_sizes(numbers) | reasons
+            rows, figures = measure_rows(batch, numbers, unit.first_row + done, survey, reasons)
+        found.bad += set_aside(original, reasons, lines, unit)
+        found.rejected.append(done + np.array(sorted(reasons), np.int64))
+        count_rows(rows, survey, found)
+        moments = moments.merge(figures)
+        count_texts(rows, counting, survey, found)
+        draw_sample(rows, numbers, survey, drawn)
+        done += batch.num_rows
+    for place, name in enumerate(survey.numeric):
+        column = found.columns[name]
+        column.moments = moments.of(place)
+        column.missing = [rows - m.count for rows, m in zip(found.rows, column.moments, strict=True)]
+    for name, counts in counting.items():
+        settle(name, counts, survey, found)
+    if drawn:
+        found.sample.append(sample_of(drawn, survey))
+    found.rejected = [np.concatenate([np.empty(0, np.int64), *found.rejected])]
+    return found
+
+
+def as_declared(batch: pa.RecordBatch, survey: Survey) -> tuple[pa.RecordBatch, dict[str, np.ndarray]]:
+    """The batch with its columns as data.types declares them, and the rows in which a value cannot be read so."""
+    spelling, unreadable = Spelling.of(survey.config), {}
+    for name in survey.config.types.keys() & survey.types.keys():
+        place = batch.schema.get_field_index(name)
+        column, failed = retype(batch.column(place), survey.types[name], spelling)
+        batch = batch.set_column(place, name, column)
+        unreadable[name] = np.flatnonzero(failed)
+    return batch, unreadable
+
+
+def judge_rows(
+    batch: pa.RecordBatch, numbers: dict[str, np.ndarray], unreadable: dict[str, np.ndarray], survey: Survey
+) -> dict[int, tuple[str, str]]:
+    """The rows that cannot be used, with column and reason: not as declared, or without a target, weight or time."""
+    reasons: dict[int, tuple[str, str]] = {}
+    for name in sorted(unreadable):
+        for row in unreadable[name].tolist():
+            reasons.setdefault(row, (name, f"not {survey.types[name]}"))
+    target = batch.column(survey.target)
+    gaps = np.isnan(numbers[survey.target]) if survey.target in numbers else missing_texts(target, survey)
+    for row in np.flatnonzero(gaps).tolist():
+        reasons.setdefault(row, (survey.target, NO_TARGET))
+    if survey.config.weight:
+        weights = numbers[survey.config.weight]
+        for row in np.flatnonzero(~(weights >= 0)).tolist():
+            reason = "the weight is missing" if np.isnan(weights[row]) else "the weight is negative"
+            reasons.setdefault(row, (survey.config.weight, reason))
+    if survey.cuts:
+        for row in np.flatnonzero(np.isnan(numbers[survey.config.time])).tolist():
+            reasons.setdefault(row, (survey.config.time, "the time to split by is missing"))
+    return reasons
+
+
+def judge_sizes(numbers: dict[str, np.ndarray]) -> dict[int, tuple[str, str]]:
+    """The rows with a number that is infinite or huge, with column and reason."""
+    reasons: dict[int, tuple[str, str]] = {}
+    for name, column in numbers.items():
+        for row in np.flatnonzero(np.abs(column) > LARGEST).tolist():
+            reasons.setdefault(row, (name, "infinite" if np.isinf(column[row]) else "too large for float32"))
+    return reasons
+
+
+def measure_rows(
+    batch: pa.RecordBatch, numbers: dict[str, np.ndarray], first_row: int, survey: Survey, rejected: Iterable[int]
+) -> tuple[Rows, Figures]:
+    """The rows that are not ``rejected`` by split, and the figures of each column of ``numbers`` in each split."""
+    rows = split_rows(batch, first_row, survey, np.array(sorted(rejected), np.int64))
+    # Figures of infinite values are not used.
+    with np.errstate(invalid="ignore", over="ignore"):
+        return rows, figures_of(list(numbers.values()), [chosen for _, chosen in rows.parts()])
+
+
+def set_aside(
+    original: pa.RecordBatch, reasons: dict[int, tuple[str, str]], lines: np.ndarray, unit: Unit
+) -> Iterator[BadRow]:
+    """The rows of ``reasons`` for the quarantine, with their values as they were found."""
+    for row in sorted(reasons):
+        name, reason = reasons[row]
+        raw = original.column(name)[row].as_py()
+        yield BadRow(unit.file, int(lines[row]), name, reason, "" if raw is None else str(raw))
+
+
+def missing_texts(column: pa.Array, survey: Survey) -> np.ndarray:
+    texts = value_types.with_dictionary(column)
+    absent = value_types.clean(texts.dictionary.cast(pa.string()), survey.config.missing).is_null()
+    return np.append(absent.to_numpy(zero_copy_only=False), True).take(value_types.codes_of(texts))
+
+
+def count_rows(rows: Rows, survey: Survey, found: Found) -> None:
+    """Count the rows of each split, and of each class unless it is a text."""
+    for split, chosen in rows.parts():
+        found.rows[split] += len(chosen)
+        if len(chosen) and survey.types[survey.target] != value_types.TEXT:
+            target = rows.batch.column(survey.target).take(pa.array(chosen))
+            found.classes[split].add(label_counts(target))
+
+
+def count_texts(rows: Rows, counting: dict[str, CodeCounts], survey: Survey, found: Found) -> None:
+    """Texts are counted by their codes, which are named when the dictionary changes."""
+    parts = [chosen for _, chosen in rows.parts()]
+    for name, kind in survey.types.items():
+        if kind != value_types.TEXT:
+            continue
+        texts = value_types.with_dictionary(rows.batch.column(name))
+        counts = counting.get(name)
+        if counts is None or not counts.dictionary.equals(texts.dictionary):
+            if counts is not None:
+                settle(name, counts, survey, found)
+            counting[name] = counts = CodeCounts.nothing(texts.dictionary, len(SPLITS))
+        counts.add(texts, parts)
+
+
+def settle(name: str, counts: CodeCounts, survey: Survey, found: Found) -> None:
+    """Take what was counted of one dictionary into what was found."""
+    column = found.columns[name]
+    declared = survey.config.types.get(name)
+    column.prose |= declared == "document" or (counts.prose and declared != "category")
+    names = counts.dictionary.cast(pa.string())
+    if not column.prose or name == survey.target:
+        names = value_types.clean(names, survey.config.missing)
+    if column.prose:
+        column.texts = Counts(column.texts.limit)
+    else:
+        column.texts.add(counts.named(names, TRAIN))
+    rows, present = counts.by_code.sum(axis=1).tolist(), counts.present(names)
+    column.missing = [old + a - b for old, a, b in zip(column.missing, rows, present, strict=True)]
+    if name == survey.target:
+        for split, classes in enumerate(found.classes):
+            classes.add(counts.named(names, split))
+
+
+def label_counts(target: pa.Array) -> dict[str, int]:
+    """How often each value of the target, which is no text, occurs, as text: the names of classes."""
+    found = pc.value_counts(target).flatten()
+    if len(found[0]) > 1000:
+        # Too many to be classes; what remains is enough to say so.
+        found = [found[0].slice(0, 1000), found[1].slice(0, 1000)]
+    return {value_types.label(v): count for v, count in zip(found[0].to_pylist(), found[1].to_pylist(), strict=True)}
+
+
+def draw_sample(rows: Rows, numbers: dict[str, np.ndarray], survey: Survey, drawn: defaultdict[str, list[Any]]) -> None:
+    """Add the batch's share of the sample to the pieces ``drawn`` of each column."""
+    picked = keys(rows.first_row, rows.batch.num_rows, SAMPLE_SEED) <= survey.sampled_below
+    chosen = np.sort(rows.keep[picked[rows.keep]])
+    if len(chosen) == 0:
+        return
+    for name, kind in survey.types.items():
+        if name in numbers:
+            drawn[name].append(numbers[name].take(chosen))
+        elif kind == value_types.TEXT:
+            drawn[name].append(rows.batch.column(name).take(pa.array(chosen)).cast(pa.string()))
+    drawn[SPLIT].append(rows.splits[chosen])
+
+
+def sample_of(drawn: defaultdict[str, list[Any]], survey: Survey) -> pa.RecordBatch:
+    """The pieces of a unit put together."""
+    splits = np.concatenate(drawn[SPLIT])
+    columns = {}
+    for name, kind in survey.types.items():
+        if kind == value_types.TEXT:
+            texts = value_types.clean(pa.concat_arrays(drawn[name]), survey.config.missing)
+            columns[name] = pc.utf8_slice_codeunits(texts, 0, TEXT_IN_SAMPLE)
+        elif kind == value_types.OTHER:
+            columns[name] = pa.nulls(len(splits))
+        else:
+            columns[name] = pa.array(np.concatenate(drawn[name]), from_pandas=True)
+    return pa.RecordBatch.from_pydict({**columns, SPLIT: splits})

@@ -1,0 +1,83 @@
+"""The same work on any number of processes: results come back in the order of the jobs."""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import TypeVar
+
+from tasks.distributed.parent_death import end_with_parent
+from tasks.errors import UserError
+from tasks.hardware.cpus import usable_cores
+from tasks.preprocess.read.files import find_files
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+
+class WorkerLost(UserError):
+    """A worker process was killed. What was finished until then is good."""
+
+
+def begin(parent: int) -> None:
+    """In a new worker process: end with the ``parent``, and be ready for all kinds of work."""
+    end_with_parent(parent)
+    importlib.import_module("tasks.preprocess.engine")
+
+
+class Workers:
+    """``count`` processes that are kept until :meth:`close`; with one, this process."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._pool: ProcessPoolExecutor | None = None
+        if count > 1:
+            # Spawned, not forked: PyArrow and torch keep threads and locks that a fork would tear.
+            spawned = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(count, spawned, begin, (os.getpid(),))
+            for _ in range(count):
+                # So that all of them start now, while this process looks at the data.
+                self._pool.submit(os.getpid)
+
+    def map(self, work: Callable[[Job], Result], jobs: Iterable[Job]) -> Iterator[Result]:
+        """``map`` in the order of the jobs, with few of them under way so that memory stays flat."""
+        if self._pool is None:
+            yield from map(work, jobs)
+            return
+        waiting: deque[Future[Result]] = deque()
+        try:
+            for job in jobs:
+                waiting.append(self._pool.submit(work, job))
+                if len(waiting) > self.count:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        except BrokenProcessPool:
+            raise WorkerLost(
+                "data: a worker process was killed, probably for want of memory; give the machine more, or the run "
+                "fewer processes"
+            ) from None
+        finally:
+            for future in waiting:
+                future.cancel()
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+
+#: Below this size one process is done before others have started.
+WORTH_SPREADING = 256 << 20
+
+
+def workers_for(data: str) -> int:
+    """One process per core for large data, else one."""
+    if not data:
+        return 1
+    size = sum(file.size for file in find_files(data))
+    return usable_cores() if size > WORTH_SPREADING else 1

@@ -1,0 +1,160 @@
+"""Where the raw bytes come from: one file, a directory, a glob or an S3 prefix, and what identifies them."""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tasks.errors import UserError
+
+S3 = "s3://"
+#: What each extension holds; a compression suffix is looked through.
+FORMATS = {
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".txt": "csv",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".ipc": "arrow",
+    ".png": "images",
+    ".jpg": "images",
+    ".jpeg": "images",
+    ".npz": "arrays",
+}
+IMAGE_FORMATS = ("images", "arrays")
+#: How files begin that say themselves what they are.
+BEGINNINGS = {b"PAR1": "parquet", b"ARROW1": "arrow"}
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file of raw data. ``uri`` is a local path or ``s3://bucket/key``; ``etag`` is known for S3 only."""
+
+    uri: str
+    size: int
+    etag: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.uri.rsplit("/", 1)[-1]
+
+    @property
+    def known_format(self) -> str | None:
+        """What the extension says that the file holds."""
+        name = Path(self.name)
+        suffix = Path(name.stem).suffix if self.compression else name.suffix
+        return FORMATS.get(suffix.lower())
+
+    @property
+    def compression(self) -> str | None:
+        return COMPRESSIONS.get(Path(self.name).suffix.lower())
+
+    @property
+    def local(self) -> bool:
+        return not self.uri.startswith(S3)
+
+    def open(self) -> Any:
+        """A seekable binary reader."""
+        if self.local:
+            return Path(self.uri).open("rb")
+        from tasks.storage import open_reader
+
+        return open_reader(self.uri)
+
+
+def find_files(data: str) -> list[SourceFile]:
+    """The files behind ``data``, sorted by name. Raises ``UserError`` when there are none or nothing is in them."""
+    found = s3_files(data) if data.startswith(S3) else local_files(data)
+    if not found:
+        raise UserError(f"data: {data!r} holds no files; expected CSV, Parquet, Arrow or image files")
+    if not any(file.size for file in found):
+        raise UserError(f"data: {data!r} is empty (0 bytes); expected a header line and rows")
+    return sorted(found, key=lambda file: file.uri)
+
+
+def s3_files(data: str) -> list[SourceFile]:
+    """The objects that a key, a prefix or a pattern names; a folder that a pattern matches stands for all in it."""
+    from tasks.storage import list_objects
+
+    fixed = root_of(data)
+    if fixed == S3:
+        raise UserError(f"data: {data!r} has a wildcard in the bucket's name; expected s3://bucket/pattern")
+    matches = re.compile(pattern_of(data) if glob.has_magic(data) else "").match
+    return [
+        SourceFile(o.uri, o.size, o.etag) for o in list_objects(fixed) if wanted(o.uri[len(fixed) :]) and matches(o.uri)
+    ]
+
+
+def root_of(data: str) -> str:
+    """What comes before the first part of a path that has a wildcard, with its slash; all of it if none has."""
+    wildcard = re.search(r"[*?[]", data)
+    return data[: data.rfind("/", 0, wildcard.start()) + 1] if wildcard else data
+
+
+def relative(file: SourceFile, data: str) -> str:
+    """The path of a file below the folder that ``data`` names, or below the one above its first wildcard."""
+    folder = root_of(data) if glob.has_magic(data) else data
+    if not data.startswith(S3):
+        folder = "" if Path(folder) == Path() else str(Path(folder))
+    return file.uri.removeprefix(folder.rstrip("/") + "/" if folder else "") if file.uri != data else file.name
+
+
+def pattern_of(data: str) -> str:
+    """The regular expression of a glob, of which ``*`` stays in one folder and ``**`` spans any number of them."""
+    wildcards = {"**/": "(?:[^/]+/)*", "*": "[^/]*", "?": "[^/]"}
+
+    def spelled(found: re.Match[str]) -> str:
+        token = found[0]
+        return wildcards.get(token) or (token.replace("[!", "[^") if token.endswith("]") else re.escape(token))
+
+    return re.sub(r"\*\*/|\[!?[^]]+\]|.", spelled, data, flags=re.DOTALL) + r"(?:/.*)?\Z"
+
+
+def local_files(data: str) -> list[SourceFile]:
+    path = Path(data)
+    if path.is_file():
+        return [SourceFile(data, path.stat().st_size)]
+    if path.is_dir():
+        paths = [p for p in path.rglob("*") if p.is_file() and wanted(p.relative_to(path).as_posix())]
+    elif glob.has_magic(data):
+        found = glob.glob(data, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
+        below = [q for p in map(Path, found) for q in ([p] if p.is_file() else p.rglob("*")) if q.is_file()]
+        paths = [p for p in dict.fromkeys(below) if wanted(str(p).removeprefix(root_of(data)))]
+    else:
+        siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        close = difflib.get_close_matches(path.name, siblings, n=1)
+        hint = f"; did you mean {str(path.parent / close[0])!r}?" if close else ""
+        raise UserError(
+            f"data: {data!r} does not exist; expected a file, a directory, a glob or an s3:// address{hint}"
+        )
+    return [SourceFile(str(p), p.stat().st_size) for p in paths]
+
+
+def wanted(relative: str) -> bool:
+    """Whether a file below a directory is data: job markers such as ``_SUCCESS`` and hidden files are not."""
+    return not any(part.startswith((".", "_")) for part in relative.split("/"))
+
+
+def format_of(file: SourceFile, declared: str) -> str:
+    """One of the values of ``FORMATS``. Raises ``UserError`` when neither extension nor beginning tells."""
+    found = declared if declared != "auto" else file.known_format or format_inside(file)
+    if not found:
+        raise UserError(
+            f"{file.uri}: the extension {Path(file.name).suffix!r} does not tell the format; set data.format to csv, "
+            "parquet, arrow, images, arrays or text"
+        )
+    return found
+
+
+def format_inside(file: SourceFile) -> str:
+    """What the first bytes say: "parquet", "arrow" or ""."""
+    with file.open() as stream:
+        beginning = stream.read(max(map(len, BEGINNINGS)))
+    return next((format for mark, format in BEGINNINGS.items() if beginning.startswith(mark)), "")

@@ -1,0 +1,27 @@
+"""A table that another task hands over as Parquet: Flyte's StructuredDataset, which is also what becomes of its
+DataFrames."""
+
+from __future__ import annotations
+
+from tasks.errors import UserError
+from tasks.preprocess.read.files import SourceFile, find_files, format_inside
+
+
+def parquet_address(uri: str, format: str) -> str:
+    """The address to pass as ``data``. Raises ``UserError`` unless all that lies at ``uri`` is Parquet.
+
+    ``format`` is what Flyte knows of it, "" if nothing.
+    """
+    other = format if format not in ("", "parquet") else next(filter(None, map(not_parquet, find_files(uri))), "")
+    if other:
+        raise UserError(f"dataset: {uri!r} is not Parquet but {other}; hand over Parquet, or pass its address as data")
+    return uri
+
+
+def not_parquet(file: SourceFile) -> str:
+    """What the file is instead; "" if it is Parquet."""
+    found = format_inside(file)
+    if found == "parquet":
+        return ""
+    claimed = file.known_format if file.known_format != "parquet" else ""
+    return found or claimed or "something else"

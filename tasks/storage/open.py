@@ -1,0 +1,55 @@
+"""From an address to its store. S3's client is loaded for an ``s3://`` URI only."""
+
+from __future__ import annotations
+
+from typing import BinaryIO
+
+from tasks.errors import UserError
+from tasks.storage.base import S3, MissingObject, ObjectInfo, Storage
+from tasks.storage.local import LocalStorage, local_info, local_path
+
+
+def storage_for(uri: str) -> Storage:
+    """The store behind a directory's path, a ``file://`` or an ``s3://`` URI. Raises ``UserError`` for others."""
+    if uri.startswith(S3):
+        from tasks.storage.s3 import S3Storage
+
+        return S3Storage(uri)
+    return LocalStorage(local_path(uri))
+
+
+def list_objects(uri: str) -> list[ObjectInfo]:
+    """The files behind ``uri`` (one file, all below a directory, all that begin with an S3 prefix), sorted by URI.
+
+    An S3 key that exists as such is one file; otherwise it is taken for a directory, and what merely begins with the
+    same letters is not in it. Raises ``UserError``; an empty list means that nothing is there.
+    """
+    if uri.startswith(S3):
+        from tasks.storage.s3 import list_s3
+
+        return list_s3(uri)
+    path = local_path(uri)
+    paths = [path] if path.is_file() else [found for found in path.rglob("*") if found.is_file()]
+    return sorted((local_info(found) for found in paths), key=lambda info: info.uri)
+
+
+def open_reader(uri: str) -> BinaryIO:
+    """A seekable, buffered reader: a file, or ranged requests to S3, each repeated when it fails on the way."""
+    if uri.startswith(S3):
+        from tasks.storage.s3 import open_s3
+
+        return open_s3(uri)
+    path = local_path(uri)
+    try:
+        return path.open("rb")
+    except FileNotFoundError:
+        raise MissingObject(f"{path}: no such file; check the path") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); check its permissions") from None
+
+
+def copy_within_s3(source: str, target: str) -> None:
+    """Copy a file within S3: its bytes do not pass through this machine."""
+    from tasks.storage.s3 import copy_object
+
+    copy_object(source, target)

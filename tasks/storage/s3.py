@@ -1,0 +1,383 @@
+"""S3 and whatever speaks its protocol, through boto3.
+
+Endpoint, region, addressing style, credentials and proxies come by boto3's ordinary means (environment, shared
+configuration, roles); where those say nothing, from the ``FLYTE_AWS_*`` variables that Flyte gives its pods.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import random
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar, cast
+
+import boto3
+import botocore.exceptions as errors
+from boto3.exceptions import S3UploadFailedError
+from boto3.s3.transfer import TransferConfig
+from botocore.config import Config
+from s3transfer.exceptions import RetriesExceededError
+
+from tasks.errors import UserError
+from tasks.storage.base import S3, AlreadyThere, MissingObject, ObjectInfo, StorageUnavailable
+
+#: A request is tried this often; the pauses add up to between 33 and 45 seconds.
+ATTEMPTS = 12
+#: What arrives as other bytes than were sent is sent so often.
+UPLOADS = 3
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 8.0
+CONNECT_TIMEOUT_S = 5
+READ_TIMEOUT_S = 20
+PART_BYTES = 16 << 20
+#: What one request copies within the store.
+COPY_BYTES = 256 << 20
+MOST_PARTS = 10_000
+READ_AHEAD_BYTES = 4 << 20
+CONCURRENCY = 8
+TRANSIENT_STATUS = {429, 500, 502, 503, 504}
+TRANSIENT_CODES = {"SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable", "ThrottlingException"}
+#: The bytes did not arrive as they were sent, or the connection did not last.
+TRANSIENT_ERRORS = (
+    errors.ConnectionError,
+    errors.HTTPClientError,
+    errors.IncompleteReadError,
+    errors.ResponseStreamingError,
+    RetriesExceededError,
+)
+#: Our own generator for jitter: botocore draws from Python's global one, and a retry must not move a model's numbers.
+JITTER = random.Random()
+
+T = TypeVar("T")
+
+
+class OtherBytes(StorageUnavailable):
+    """The store holds other bytes than were sent."""
+
+
+def split_uri(uri: str) -> tuple[str, str]:
+    bucket, _, key = uri[len(S3) :].partition("/")
+    if not bucket:
+        raise UserError(f"{uri}: names no bucket; expected s3://bucket/key")
+    return bucket, key
+
+
+def client() -> Any:
+    """The S3 client of this process; connections must not be shared across a fork."""
+    return client_of(os.getpid())
+
+
+@cache
+def client_of(process: int) -> Any:
+    # Its own session: boto3's default one remembers the credentials that it found first.
+    made = boto3.session.Session().client(
+        "s3",
+        **flyte_settings(),
+        config=Config(
+            retries={"mode": "standard", "total_max_attempts": 1},
+            connect_timeout=CONNECT_TIMEOUT_S,
+            read_timeout=READ_TIMEOUT_S,
+            max_pool_connections=2 * CONCURRENCY,
+            tcp_keepalive=True,
+            **({"s3": {"addressing_style": "path"}} if "endpoint_url" in flyte_settings() else {}),
+        ),
+    )
+    made.meta.events.register("needs-retry.s3", pause_before_retry)
+    return made
+
+
+def flyte_settings() -> dict[str, str]:
+    """What Flyte's variables say about the parts that boto3's own leave open."""
+    given = os.environ
+    settings = {}
+    if "FLYTE_AWS_ENDPOINT" in given and not given.keys() & {"AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"}:
+        settings["endpoint_url"] = given["FLYTE_AWS_ENDPOINT"]
+    own = {"AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE"}
+    if "FLYTE_AWS_ACCESS_KEY_ID" in given and not given.keys() & own:
+        settings["aws_access_key_id"] = given["FLYTE_AWS_ACCESS_KEY_ID"]
+        settings["aws_secret_access_key"] = given.get("FLYTE_AWS_SECRET_ACCESS_KEY", "")
+    return settings
+
+
+def pause(attempt: int) -> float:
+    """Seconds to wait after the attempt of this number (from 1): doubling, with a quarter of jitter."""
+    longest = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (attempt - 1))
+    return longest * JITTER.uniform(0.75, 1.0)
+
+
+def pause_before_retry(response: Any, attempts: int, caught_exception: Exception | None, **_: Any) -> float | None:
+    """botocore's ``needs-retry`` event: the pause before trying again, or None to let the answer stand.
+
+    botocore's own policy stops early when many requests fail at once (its retry quota), just when a store is away.
+    """
+    if attempts >= ATTEMPTS:
+        return None
+    if caught_exception is not None:
+        return pause(attempts) if isinstance(caught_exception, TRANSIENT_ERRORS) else None
+    http, parsed = response
+    code = parsed.get("Error", {}).get("Code")
+    return pause(attempts) if http.status_code in TRANSIENT_STATUS or code in TRANSIENT_CODES else None
+
+
+@contextmanager
+def explained(uri: str) -> Iterator[None]:
+    """Turn botocore's exceptions into ours: the user's to mend in one line, or the store's to get over."""
+    try:
+        yield
+    except (errors.NoCredentialsError, errors.PartialCredentialsError, errors.CredentialRetrievalError) as error:
+        raise UserError(
+            f"{uri}: no usable credentials ({error}); set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or "
+            f"a role of the pod's service account"
+        ) from None
+    except (errors.ParamValidationError, errors.ProfileNotFound, ValueError) as error:
+        raise UserError(f"{uri}: {error}; check the URI and the AWS settings") from None
+    except TRANSIENT_ERRORS as error:
+        raise StorageUnavailable(f"{uri}: the store did not answer in {ATTEMPTS} attempts ({error})") from None
+    except S3UploadFailedError as error:
+        # boto3 flattens the cause into text but keeps it in the chain.
+        if error.__context__ is None:
+            raise
+        with explained(uri):
+            raise error.__context__ from None
+    except errors.ClientError as error:
+        raise explain(uri, error) from None
+
+
+def explain(uri: str, error: errors.ClientError) -> Exception:
+    code = error.response.get("Error", {}).get("Code", "")
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    bucket = split_uri(uri)[0]
+    if code in ("PreconditionFailed", "ConditionalRequestConflict"):
+        return AlreadyThere(uri)
+    if code == "NoSuchBucket":
+        return UserError(f"{uri}: there is no bucket {bucket!r}; create it, or check the name and the endpoint")
+    if code == "NoSuchKey" or status == 404:
+        return MissingObject(f"{uri}: no such object; check bucket {bucket!r} and the key")
+    if code in ("InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"):
+        return UserError(f"{uri}: the credentials were refused ({code}); renew AWS_ACCESS_KEY_ID and its secret")
+    if status in (401, 403):
+        return UserError(
+            f"{uri}: access denied ({code}); the identity in use needs s3:ListBucket, s3:GetObject, s3:PutObject and "
+            f"s3:DeleteObject on bucket {bucket!r}"
+        )
+    if code == "PermanentRedirect" or status == 301:
+        return UserError(f"{uri}: bucket {bucket!r} is in another region; set AWS_REGION to the bucket's")
+    if status in TRANSIENT_STATUS or code in TRANSIENT_CODES:
+        return StorageUnavailable(f"{uri}: the store kept answering {status} {code} in {ATTEMPTS} attempts")
+    return UserError(f"{uri}: the store refused the request ({status} {error})")
+
+
+def listed(bucket: str, prefix: str) -> Iterator[ObjectInfo]:
+    with explained(f"{S3}{bucket}/{prefix}"):
+        for page in client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
+            for item in page.get("Contents", []):
+                yield ObjectInfo(f"{S3}{bucket}/{item['Key']}", item["Size"], item["ETag"].strip('"'))
+
+
+def list_s3(uri: str) -> list[ObjectInfo]:
+    """:func:`tasks.storage.open.list_objects` for S3."""
+    bucket, key = split_uri(uri)
+    if not key or key.endswith("/"):
+        return [info for info in listed(bucket, key) if not info.uri.endswith("/")]
+    found = list(listed(bucket, key))
+    exact = [info for info in found if info.uri == uri]
+    return exact or [info for info in found if info.uri.startswith(uri + "/") and not info.uri.endswith("/")]
+
+
+def head(uri: str) -> dict[str, Any]:
+    bucket, key = split_uri(uri)
+    with explained(uri):
+        return client().head_object(Bucket=bucket, Key=key)
+
+
+def open_s3(uri: str) -> BinaryIO:
+    """:func:`tasks.storage.open.open_reader` for S3."""
+    found = head(uri)
+    return cast(BinaryIO, io.BufferedReader(RangedFile(uri, found["ContentLength"], found["ETag"]), READ_AHEAD_BYTES))
+
+
+def read_range(source: ObjectInfo, start: int, end: int) -> bytes:
+    """The bytes from ``start`` to ``end`` of an object as it was listed. Raises ``UserError`` if it is another by now,
+    ``StorageUnavailable``."""
+    reader = RangedFile(source.uri, source.size, f'"{source.etag}"')
+    reader.seek(start)
+    return reader.read(end - start) or b""
+
+
+def copy_object(source: str, target: str) -> None:
+    """Copy an object within S3: its bytes do not pass through this machine. Raises ``UserError``,
+    ``StorageUnavailable``."""
+    (bucket, key), (target_bucket, target_key) = split_uri(source), split_uri(target)
+    with explained(target):
+        parts = TransferConfig(COPY_BYTES, CONCURRENCY, COPY_BYTES)
+        client().copy({"Bucket": bucket, "Key": key}, target_bucket, target_key, Config=parts)
+
+
+class RangedFile(io.RawIOBase):
+    """An object as a file: every read is one ranged request, and all of them see the same version of the object."""
+
+    def __init__(self, uri: str, size: int, etag: str) -> None:
+        self._uri = uri
+        self._bucket, self._key = split_uri(uri)
+        self._size = size
+        self._etag = etag
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
+        if start + offset < 0:
+            raise ValueError(f"{self._uri}: cannot seek before the beginning")
+        self._position = start + offset
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        end = min(self._position + len(view), self._size)
+        if end <= self._position:
+            return 0
+        try:
+            data = retried(self._uri, lambda: self._range(self._position, end))
+        except AlreadyThere:
+            raise UserError(f"{self._uri}: was replaced while it was read; start again") from None
+        view[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+    def readall(self) -> bytes:
+        # The inherited one asks for 8 KiB at a time.
+        data = bytearray(max(0, self._size - self._position))
+        self.readinto(data)
+        return bytes(data)
+
+    def _range(self, start: int, end: int) -> bytes:
+        answer = client().get_object(
+            Bucket=self._bucket, Key=self._key, Range=f"bytes={start}-{end - 1}", IfMatch=self._etag
+        )
+        data = answer["Body"].read()
+        if len(data) != end - start:
+            raise errors.IncompleteReadError(actual_bytes=len(data), expected_bytes=end - start)
+        return data
+
+
+def retried(uri: str, request: Callable[[], T]) -> T:
+    """Run a request whose answer's *body* may break off, which botocore by itself does not repeat."""
+    with explained(uri):
+        for attempt in range(1, ATTEMPTS):
+            try:
+                return request()
+            except TRANSIENT_ERRORS:
+                time.sleep(pause(attempt))
+        return request()
+
+
+class S3Storage:
+    """Objects under a prefix of a bucket."""
+
+    def __init__(self, uri: str) -> None:
+        self.base = uri.rstrip("/")
+        self._bucket, self._prefix = split_uri(self.base + "/")
+
+    def scratch(self) -> Path:
+        return Path(tempfile.gettempdir())
+
+    def put(self, key: str, source: Path | bytes, *, fresh: bool = False) -> ObjectInfo:
+        uri, name = f"{self.base}/{key}", self._prefix + key
+        size = len(source) if isinstance(source, bytes) else source.stat().st_size
+        if isinstance(source, bytes):
+            digest = expected_etag(io.BytesIO(source), size, size + 1)
+            self._put_bytes(uri, name, source, {"IfNoneMatch": "*"} if fresh else {}, digest)
+            # What was fresh is ours by now, and may be written over.
+            return confirmed(uri, size, digest, lambda: self._put_bytes(uri, name, source, {}, digest))
+        part_bytes = max(PART_BYTES, -(-size // MOST_PARTS))
+        with source.open("rb") as content:
+            digest = expected_etag(content, size, part_bytes)
+
+        def upload() -> None:
+            with explained(uri):
+                parts = TransferConfig(part_bytes, CONCURRENCY, part_bytes)
+                client().upload_file(str(source), self._bucket, name, Config=parts)
+
+        upload()
+        stored = confirmed(uri, size, digest, upload)
+        source.unlink()
+        return stored
+
+    def _put_bytes(self, uri: str, name: str, source: bytes, condition: dict[str, str], digest: str) -> None:
+        try:
+            with explained(uri):
+                client().put_object(Bucket=self._bucket, Key=name, Body=source, **condition)
+        except AlreadyThere:
+            # An answer that got lost makes the second attempt find what the first one wrote.
+            if head(uri)["ETag"].strip('"') != digest:
+                raise
+
+    def get(self, key: str, directory: Path) -> Path:
+        path = directory / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with explained(f"{self.base}/{key}"):
+            config = TransferConfig(PART_BYTES, CONCURRENCY, PART_BYTES, num_download_attempts=ATTEMPTS)
+            client().download_file(self._bucket, self._prefix + key, str(path), Config=config)
+        return path
+
+    def list(self, prefix: str = "") -> list[str]:
+        cut = len(S3) + len(self._bucket) + 1 + len(self._prefix)
+        return sorted(info.uri[cut:] for info in listed(self._bucket, self._prefix + prefix))
+
+    def delete(self, keys: Iterable[str]) -> None:
+        keys = list(keys)
+        for start in range(0, len(keys), 1000):
+            names = [{"Key": self._prefix + key} for key in keys[start : start + 1000]]
+            with explained(self.base):
+                client().delete_objects(Bucket=self._bucket, Delete={"Objects": names, "Quiet": True})
+
+
+def expected_etag(content: Any, size: int, part_bytes: int) -> str:
+    """The ETag that S3 gives to an object uploaded in such parts: an MD5, or the MD5 of the parts' MD5s."""
+    if size < part_bytes:
+        return hashlib.file_digest(content, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    parts = hashlib.md5(usedforsecurity=False)
+    while piece := content.read(part_bytes):
+        parts.update(hashlib.md5(piece, usedforsecurity=False).digest())
+    return f"{parts.hexdigest()}-{-(-size // part_bytes)}"
+
+
+def confirmed(uri: str, size: int, digest: str, again: Callable[[], None]) -> ObjectInfo:
+    """Ask the store what it holds, and send it ``again`` while that is not what was sent."""
+    for attempt in range(1, UPLOADS):
+        try:
+            return confirm(uri, size, digest)
+        except OtherBytes:
+            time.sleep(pause(attempt))
+            again()
+    return confirm(uri, size, digest)
+
+
+def confirm(uri: str, size: int, digest: str) -> ObjectInfo:
+    """Ask the store what it holds. Raises ``OtherBytes`` if that is not what was sent.
+
+    With KMS or customer keys the ETag is no checksum; the CRC that boto3 sends with every part was checked on arrival.
+    """
+    found = head(uri)
+    etag = found["ETag"].strip('"')
+    opaque = "SSECustomerAlgorithm" in found or found.get("ServerSideEncryption", "AES256") != "AES256"
+    checkable = not opaque and re.fullmatch(r"[0-9a-f]{32}(-\d+)?", etag)
+    if found["ContentLength"] != size or (checkable and etag != digest):
+        raise OtherBytes(f"{uri}: the store holds other bytes than were sent (size or checksum differ)")
+    return ObjectInfo(uri, size, etag)

@@ -1,0 +1,59 @@
+"""What training minimises, and how well a model does on held-out rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional
+
+from tasks.artifacts.prepared import Signature
+from tasks.models.factory import Predictor
+from tasks.train.data.loader import Batch
+
+
+def loss_sum(
+    signature: Signature,
+    outputs: Tensor,
+    target: Tensor,
+    label_smoothing: float = 0.0,
+    weight: Tensor | None = None,
+) -> Tensor:
+    """The loss summed over rows, each times its ``weight`` ``[rows]`` if there is one: cross-entropy of logits
+    ``[rows, classes]`` and int32 classes ``[rows]``, or the squared error of values ``[rows, 1]`` and float32 targets
+    ``[rows]``, in units of the target's variance."""
+    if signature.task == "classification":
+        reduction = "sum" if weight is None else "none"
+        loss = functional.cross_entropy(outputs, target.long(), reduction=reduction, label_smoothing=label_smoothing)
+    else:
+        loss = ((outputs[:, 0] - target) / signature.target_std) ** 2
+    return loss.sum() if weight is None else (loss * weight).sum()
+
+
+def right_sum(signature: Signature, outputs: Tensor, target: Tensor) -> Tensor:
+    """Rows classified right, or the squared error in units of the target, summed."""
+    if signature.task == "classification":
+        return (outputs.argmax(dim=1) == target).sum()
+    return ((outputs[:, 0].double() - target.double()) ** 2).sum()
+
+
+@torch.no_grad()
+def evaluate_split(model: Predictor, batches: Iterable[Batch], device: torch.device) -> dict[str, float]:
+    """Mean loss and accuracy (or RMSE) over the rows that all ranks together are given; equal on every rank."""
+    was_training = model.training
+    model.eval()
+    sums = torch.zeros(3, dtype=torch.float64, device=device)
+    for batch in batches:
+        outputs = model(*batch.inputs).float()
+        sums[0] += loss_sum(model.signature, outputs, batch.target)
+        sums[1] += right_sum(model.signature, outputs, batch.target)
+        sums[2] += len(batch.target)
+    model.train(was_training)
+    dist.all_reduce(sums)
+    loss, right, rows = sums.tolist()
+    if model.signature.task == "classification":
+        return {"loss": loss / rows, "accuracy": right / rows}
+    return {"loss": loss / rows, "rmse": math.sqrt(right / rows)}

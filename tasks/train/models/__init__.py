@@ -1,1 +1,0 @@
-"""The networks that can be trained, ours and the user's own."""

@@ -1,0 +1,84 @@
+"""A stage's key follows the code that computes its result: the import closure of its engine, and nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tasks.artifacts import versions
+
+CACHES = (versions.code_version, versions.imported_names, versions.source_of)
+SOURCES = {
+    "tasks/__init__.py": "",
+    "tasks/errors.py": "ERROR = 1",
+    "tasks/train/__init__.py": "",
+    "tasks/train/run.py": "from tasks.train import loop\ndef run():\n    from tasks.errors import ERROR",
+    "tasks/train/loop.py": "import tasks.train.data.order",
+    "tasks/train/data/__init__.py": "",
+    "tasks/train/data/order.py": "import math",
+    "tasks/train/task.py": "import tasks.train.run",
+    "tasks/preprocess/__init__.py": "",
+    "tasks/preprocess/page.py": "COLOUR = 'red'",
+}
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A small project in place of this one."""
+    for name, source in SOURCES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(source)
+    monkeypatch.setattr(versions, "ROOT", tmp_path)
+    forget()
+    yield tmp_path
+    forget()
+
+
+def forget() -> None:
+    for cached in CACHES:
+        cached.cache_clear()
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_file_counts_if_and_only_if_the_engine_imports_it(project: Path, name: str) -> None:
+    before = versions.code_version("train")
+    (project / name).write_text(SOURCES[name] + "\n# changed")
+    forget()
+    changed = versions.code_version("train") != before
+    assert changed is (name not in ("tasks/train/task.py", "tasks/preprocess/__init__.py", "tasks/preprocess/page.py"))
+
+
+def test_an_import_inside_a_function_is_followed(project: Path) -> None:
+    assert "tasks.errors" in versions.import_closure(("tasks.train.run",))
+
+
+def test_an_engine_that_does_not_exist_is_an_error(project: Path) -> None:
+    with pytest.raises(ValueError, match=r"tasks\.train\.gone: no such module"):
+        versions.import_closure(("tasks.train.gone",))
+
+
+@pytest.mark.parametrize("stage", versions.CODE)
+def test_the_closure_holds_every_module_that_importing_the_engine_loads(stage: str) -> None:
+    """What Python itself loads is part of what was found in the sources; more is found, as imports in functions are."""
+    engines = versions.CODE[stage].engines
+    code = f"import {', '.join(engines)}, sys; print(*(m for m in sys.modules if m.split('.')[0] == 'tasks'))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert set(run.stdout.split()) <= set(versions.import_closure(engines))
+
+
+@pytest.mark.parametrize("stage", versions.CODE)
+def test_every_library_of_a_stage_is_imported_by_its_code(stage: str) -> None:
+    code = versions.CODE[stage]
+    names = {"pillow": "PIL", "scikit-learn": "sklearn"}
+    # These are used by onnx's exporter and by scikit-learn themselves.
+    indirect = {"onnxscript"}
+    imported = {
+        name.split(".")[0]
+        for path in versions.import_closure(code.engines).values()
+        for name in versions.imported_names(path)
+    }
+    assert {names.get(library, library) for library in code.libraries} - indirect <= imported

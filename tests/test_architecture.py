@@ -1,0 +1,73 @@
+"""The layout of the code: arrows point down only, and there is no circle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tasks.artifacts.versions import ROOT, project_imports
+
+#: What each room of ``tasks/`` may import besides itself: the layers below it. Rooms of stages share no engine.
+ERRORS = {"errors"}
+BASE = ERRORS | {"settings"}
+SHARED = BASE | {"artifacts", "storage", "distributed", "hardware", "models"}
+ALLOWED: dict[str, set[str]] = {
+    "errors": set(),
+    "settings": ERRORS,
+    "storage": ERRORS,
+    "distributed": ERRORS,
+    "hardware": BASE,
+    "artifacts": BASE | {"storage"},
+    "models": BASE | {"artifacts"},
+    "flyte": BASE | {"artifacts", "storage", "hardware"},
+    **dict.fromkeys(("preprocess", "train", "evaluate", "export", "collectives", "report"), SHARED),
+}
+#: The configuration of a run names the settings of every stage, and these name it in their own command lines.
+CONFIG = {"train/__main__.py", "report/task.py"}
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {module_of(path): path for path in sorted((ROOT / "tasks").rglob("*.py"))}
+IMPORTS = {module: set(project_imports(path)) - {module} for module, path in MODULES.items()}
+
+
+def room_of(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if room_of(module) not in ("", "config")])
+def test_arrows_point_down(module: str) -> None:
+    room, path = room_of(module), MODULES[module].relative_to(ROOT / "tasks").as_posix()
+    allowed = ALLOWED[room] | {room}
+    if path.endswith("/task.py"):
+        allowed |= {"flyte"}
+    if path in CONFIG:
+        allowed |= {"config"}
+    found = {room_of(imported) for imported in IMPORTS[module]} - {""}
+    assert found <= allowed, f"{path} imports {sorted(found - allowed)}"
+
+
+def test_there_is_no_circle() -> None:
+    """Imports inside functions count: they only hide a circle."""
+    left = {module: set(imports) for module, imports in IMPORTS.items()}
+    while free := [module for module, imports in left.items() if not imports & left.keys()]:
+        for module in free:
+            del left[module]
+    assert not left, f"these import each other, or wait for such: {sorted(left)}"
+
+
+def test_only_doors_and_the_glue_import_flytekit() -> None:
+    knows = [p for p in MODULES.values() if "flytekit" in p.read_text(encoding="utf-8")]
+    rooms = {p.relative_to(ROOT / "tasks").as_posix() for p in knows}
+    assert {name for name in rooms if not name.endswith("/task.py") and not name.startswith("flyte/")} == {
+        "settings.py"  # its docstring says what flytekit does not check
+    }
+
+
+def test_a_folder_fits_on_one_screen() -> None:
+    sizes = {folder: len(list(folder.glob("*.py"))) for folder in {path.parent for path in MODULES.values()}}
+    assert not {folder.name: size for folder, size in sizes.items() if size > 16}
