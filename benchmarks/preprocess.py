@@ -38,6 +38,7 @@ from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import prepare
 from tasks.preprocess.pool.resume import workplace
 from tasks.preprocess.pool.workers import Workers
+from tasks.preprocess.read.files import list_source
 from tasks.preprocess.read.tables import open_source
 
 #: How many columns hold numbers, whole numbers (the id among them) and texts (the target among them).
@@ -108,7 +109,7 @@ def ours_in_order(data: Path, out: Path) -> None:
 
 def ours_ingest(data: Path, out: Path) -> None:
     with closing(Workers(usable_cores())) as workers, workplace(out, workers) as place:
-        source = open_source(str(data), DataConfig(id="id"), place)
+        source = open_source(list_source(str(data)), DataConfig(id="id"), place)
     assert source.read == source.rows + len(source.bad)
 
 

@@ -8,7 +8,7 @@ from tasks.collectives.task import benchmark_collectives
 from tasks.config import RunConfig
 from tasks.evaluate.task import evaluate
 from tasks.export.task import export
-from tasks.preprocess.task import address_of, fingerprint, prepare_data
+from tasks.preprocess.task import address_of, prepare_data
 from tasks.report.summary import DataSummary, RunSummary
 from tasks.report.task import report, report_data
 from tasks.train.task import fingerprint_model_code, train
@@ -21,9 +21,8 @@ def train_and_export(data: str = "", target: str = "", config: RunConfig = RunCo
     ``data`` is a file, a directory or a URI (empty: the handwritten digits that come with scikit-learn), ``target``
     the column to predict.
     """
-    source = fingerprint(data=data, target=target, config=config.data)
     code = fingerprint_model_code(model=config.model)
-    prepared = prepare_data(data=data, target=target, config=config, source=source)
+    prepared = prepare_data(data=data, target=target, config=config)
     trained = train(prepared=prepared.artifact, model=config.model, training=config.training, code=code)
     evaluated = evaluate(trained=trained.artifact, prepared=prepared.artifact)
     exported = export(trained=trained.artifact, prepared=prepared.artifact, config=config.export)
@@ -49,8 +48,7 @@ def prepare(data: str = "", target: str = "", config: RunConfig = RunConfig()) -
 
     Of ``config`` only the section ``data`` counts, so the file of a training will do.
     """
-    source = fingerprint(data=data, target=target, config=config.data)
-    prepared = prepare_data(data=data, target=target, config=config, source=source)
+    prepared = prepare_data(data=data, target=target, config=config)
     return report_data(prepared=prepared.artifact, stages=[prepared.run])
 
 

@@ -9,10 +9,11 @@ from flytekit import task
 from tasks.artifacts.format import Artifact
 from tasks.artifacts.versions import code_version
 from tasks.flyte.metadata import on
-from tasks.flyte.stage import ArtifactDirectory, Made, local_path, rows_path, run_stage
+from tasks.flyte.stage import ArtifactDirectory, Made, local_path, map_errors, rows_path, run_stage
 
 
 @task(**on("evaluate"))
+@map_errors
 def evaluate(trained: ArtifactDirectory, prepared: ArtifactDirectory) -> Made:
     """Score the trained model on the test split, beside a baseline."""
 

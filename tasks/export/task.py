@@ -10,11 +10,12 @@ from tasks.artifacts.format import Artifact
 from tasks.artifacts.versions import code_version
 from tasks.export.config import ExportConfig
 from tasks.flyte.metadata import on
-from tasks.flyte.stage import ArtifactDirectory, Made, local_path, rows_path, run_stage
+from tasks.flyte.stage import ArtifactDirectory, Made, local_path, map_errors, rows_path, run_stage
 from tasks.settings import to_dict
 
 
 @task(**on("export"))
+@map_errors
 def export(trained: ArtifactDirectory, prepared: ArtifactDirectory, config: ExportConfig) -> Made:
     """Export the trained model to ONNX, quantise it, measure the variants and choose one."""
 

@@ -32,7 +32,7 @@ from tasks.artifacts.format import Artifact
 from tasks.artifacts.store import Store
 from tasks.errors import Interrupted, UserError
 from tasks.flyte.failures import as_seen_by_flyte, lost_to_signal
-from tasks.flyte.stage import STORE, Made, StageRun, local_path, run_stage, runs_locally
+from tasks.flyte.stage import STORE, Made, StageRun, local_path, map_errors, run_stage, runs_locally
 from tasks.hardware.cpus import usable_cores
 from tasks.hardware.profile import CHOICE, Placement, Profile, current_profile
 
@@ -125,6 +125,7 @@ class DistributedTask(PytorchElasticFunctionTask):
     def __init__(self, task_config: Distributed, task_function: Callable[..., Made], **kwargs: Any) -> None:
         super().__init__(task_config, task_function, ignore_input_vars=["workspace"], **kwargs)
 
+    @map_errors
     def execute(self, **inputs: Any) -> Made:
         config = self.task_config
         place = config.profile.placement(config.stage)

@@ -6,8 +6,10 @@ import dataclasses
 import errno
 import functools
 import hashlib
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar, cast
 
@@ -19,7 +21,7 @@ from tasks.artifacts.format import Artifact, DamagedArtifact
 from tasks.artifacts.store import Store, content_key
 from tasks.artifacts.versions import code_version
 from tasks.errors import UserError
-from tasks.storage import S3, StorageUnavailable, cannot_write
+from tasks.storage import S3, StorageUnavailable, cannot_write, download_all
 
 STORE = Path(".slipstream")
 
@@ -55,29 +57,46 @@ class Made(NamedTuple):
     run: StageRun
 
 
-def door(work: Work) -> Work:
-    """A task's function, as Flyte should see it fail: another attempt can help if a store stayed away. On one machine
-    nobody tries again, so the user is told, as everywhere if the disk is full."""
+@contextmanager
+def mapped_errors() -> Iterator[None]:
+    """Turn errors of the environment into what Flyte or the user can act on.
+
+    A store that stayed away is recoverable in a pod, where Flyte tries again; on one machine nobody does, so the user
+    is told. A full disk is the user's to mend everywhere. Raises ``FlyteRecoverableException`` and ``UserError``.
+    """
+    try:
+        yield
+    except StorageUnavailable as error:
+        if runs_locally():
+            raise UserError(f"{error}; nothing is lost, start again when it does") from None
+        raise FlyteRecoverableException(str(error)) from error
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise cannot_write(Path(current_context().working_directory), error) from None
+        raise
+
+
+def map_errors(work: Work) -> Work:
+    """A task's function with :func:`mapped_errors` around it. Every task has it, and the Elastic task around all that
+    its agent does."""
 
     @functools.wraps(work)
-    def told(*arguments: Any, **named: Any) -> Any:
-        try:
+    def mapped(*arguments: Any, **named: Any) -> Any:
+        with mapped_errors():
             return work(*arguments, **named)
-        except StorageUnavailable as error:
-            if runs_locally():
-                raise UserError(f"{error}; nothing is lost, start again when it does") from None
-            raise FlyteRecoverableException(str(error)) from error
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise cannot_write(Path(current_context().working_directory), error) from None
-            raise
 
-    return cast(Work, told)
+    return cast(Work, mapped)
 
 
 def local_path(directory: FlyteDirectory) -> Path:
-    """Where the artifact lies on this machine; downloaded first if it is elsewhere."""
-    return Path(directory.download())
+    """Where the artifact lies on this machine; downloaded first if it is elsewhere.
+
+    From S3 by our own client, which retries for as long as everywhere else. Raises ``StorageUnavailable``.
+    """
+    uri = str(directory.remote_source or directory.path)
+    if not uri.startswith(S3):
+        return Path(directory.download())
+    return download_all(uri, fresh_directory("input"))
 
 
 def rows_path(prepared: FlyteDirectory) -> Path:
@@ -88,7 +107,14 @@ def rows_path(prepared: FlyteDirectory) -> Path:
         return local_path(prepared)
     from tasks.artifacts.streamed import make_stub
 
-    return make_stub(uri, Path(current_context().working_directory) / "prepared")
+    return make_stub(uri, fresh_directory("prepared"))
+
+
+def fresh_directory(name: str) -> Path:
+    """A path in the task's working directory at which there is nothing yet."""
+    root = Path(current_context().working_directory)
+    root.mkdir(parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=root)) / name
 
 
 def runs_locally() -> bool:

@@ -6,7 +6,7 @@ import difflib
 import errno
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,12 +31,12 @@ from tasks.preprocess.images import hold_images, open_pictures, prepare_images
 from tasks.preprocess.incremental import LASTING, REFERENCE, Earlier, value_of
 from tasks.preprocess.memory import Budget
 from tasks.preprocess.pool.resume import Workplace, workplace
-from tasks.preprocess.pool.workers import Workers
+from tasks.preprocess.pool.workers import Workers, workers_for
 from tasks.preprocess.progress import say_goes_on, shown
 from tasks.preprocess.read.columnar import Unit, read
 from tasks.preprocess.read.data_frames import frame_file
 from tasks.preprocess.read.digits import open_digits
-from tasks.preprocess.read.files import SourceFile, find_files, relative
+from tasks.preprocess.read.files import Listing, SourceFile, list_source
 from tasks.preprocess.read.fingerprint import digest_files
 from tasks.preprocess.read.tables import Source, header_hint, one_format, open_source
 from tasks.preprocess.read.text_folders import as_table
@@ -45,43 +45,62 @@ from tasks.preprocess.shuffle.sorted_runs import Run, RunWriter, order_keys
 
 SCRATCH = ".scratch"
 
+#: Raw data: an address, a listing of one, or a table in memory (a pandas DataFrame, an Arrow table).
+Raw = Any
+
 
 def prepare(
     directory: Path,
-    data: Any,
+    data: Raw,
     target: str,
     config: DataConfig,
     made_by: Mapping[str, Any],
-    workers: int = 1,
+    workers: int | None = None,
     kept: Path | None = None,
 ) -> Artifact:
     """Make the prepared data in the fresh ``directory``. ``data`` is an address (empty: the digits of scikit-learn), a
-    pandas DataFrame or an Arrow table.
+    listing of one, a pandas DataFrame or an Arrow table.
 
-    The same data and config give the same bytes on any number of ``workers``. Until all is done, what is finished lies
+    The same data and config give the same bytes on any number of ``workers`` (default: as many as the data is worth).
+    Until all is done, what is finished lies
     in the directory ``kept``, on the same disk: a run that was cut off goes on from there if it is given the same one
     again, which must be another for other bytes, another config or other code. Without ``kept`` it begins anew.
     Raises ``UserError`` for what is wrong with the data.
     """
+    listing = list_source(data) if isinstance(data, str) else data if isinstance(data, Listing) else None
+    if workers is None:
+        workers = workers_for(listing.size if listing else 0)
     writer = ArtifactWriter(directory)
     try:
         with (
             closing(Workers(workers)) as processes,
             workplace(kept or directory / SCRATCH, processes, lasting=kept is not None) as place,
         ):
-            if not isinstance(data, str):
-                data = frame_file(data, place.root)
-            if not data:
-                prepare_images(writer, place, open_digits(), config)
-            elif hold_images(data, config):
-                prepare_images(writer, place, open_pictures(data, target, config), config)
-            else:
-                made_by = prepare_table(writer, place, data, target, config, made_by)
+            if listing is None:
+                listing = list_source(frame_file(data, place.root))
+            with unchanged(listing):
+                if not listing.address:
+                    prepare_images(writer, place, open_digits(), config)
+                elif hold_images(listing, config):
+                    prepare_images(writer, place, open_pictures(listing, target, config), config)
+                else:
+                    made_by = prepare_table(writer, place, listing, target, config, made_by)
         return writer.finish(KIND, made_by)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise UserError(f"{directory}: no space left on the disk; free some or work in another directory") from None
+
+
+@contextmanager
+def unchanged(listing: Listing) -> Iterator[None]:
+    """Raise ``UserError`` if a file changed while the block read it: also instead of what that made go wrong."""
+    try:
+        yield
+    except UserError:
+        listing.check_unchanged()
+        raise
+    listing.check_unchanged()
 
 
 # Tables
@@ -130,7 +149,7 @@ class Fitting:
 
 
 def prepare_table(
-    writer: ArtifactWriter, place: Workplace, data: str, target: str, config: DataConfig, made_by: Mapping[str, Any]
+    writer: ArtifactWriter, place: Workplace, data: Listing, target: str, config: DataConfig, made_by: Mapping[str, Any]
 ) -> Mapping[str, Any]:
     """Write the prepared table; what made it, which is not ``made_by`` if an earlier set has all of the files."""
     if config.earlier:
@@ -155,7 +174,12 @@ def prepare_table(
 
 
 def open_table(
-    place: Workplace, data: str, target: str, config: DataConfig, fingerprint: str = "", source: Source | None = None
+    place: Workplace,
+    data: Listing,
+    target: str,
+    config: DataConfig,
+    fingerprint: str = "",
+    source: Source | None = None,
 ) -> Opened:
     """``fingerprint`` is that of all files of ``data``; ``source`` is what they hold, if somebody has read them."""
     target, config = as_table(data, target, config)
@@ -163,11 +187,11 @@ def open_table(
     dropped = check_columns(source, data, target, config)
     types = {name: kind for name, kind in source.types.items() if name not in dropped}
     survey = Survey(types, target, source.rows, config, time_cuts(source, config))
-    return Opened(source, survey, dropped, [listing(find_files(data), data, fingerprint)])
+    return Opened(source, survey, dropped, [source_record(list(data.files), data, fingerprint)])
 
 
 def open_new_files(
-    place: Workplace, data: str, target: str, config: DataConfig, source: Source | None = None
+    place: Workplace, data: Listing, target: str, config: DataConfig, source: Source | None = None
 ) -> Opened | Earlier:
     """The files that the earlier set has not seen, of which ``source`` is what they hold if somebody has read them;
     that set itself if there are none."""
@@ -179,23 +203,24 @@ def open_new_files(
     earlier.check_columns(source.types)
     types = {name: kind for name, kind in source.types.items() if name not in config.drop}
     survey = Survey(types, target, source.rows, config, earlier.cuts)
-    named = digest_files([(relative(file, data), file) for file in new], target)
-    return Opened(source, survey, config.drop, [*earlier.schema["sources"], listing(new, data, named)], earlier)
+    named = digest_files([(data.relative(file), file) for file in new], target)
+    return Opened(source, survey, config.drop, [*earlier.schema["sources"], source_record(new, data, named)], earlier)
 
 
 def find_new_files(
-    data: str, target: str, config: DataConfig, scratch: Path
+    data: Listing, target: str, config: DataConfig, scratch: Path
 ) -> tuple[Earlier, list[SourceFile], DataConfig]:
     """The earlier set, the files that it has not seen, and the settings with which these are read."""
     earlier = Earlier.open(config.earlier, scratch)
     earlier.check_settings(target, config)
-    new = earlier.unseen({relative(file, data): file for file in find_files(data)}, target)
+    new = earlier.unseen({data.relative(file): file for file in data.files}, target)
     text = bool(new) and one_format(data, config, new) == "csv"
     return earlier, new, earlier.declared(config, text=text)
 
 
-def listing(files: list[SourceFile], data: str, fingerprint: str) -> dict[str, Any]:
-    return {"fingerprint": fingerprint, "files": [[relative(file, data), file.size] for file in files]}
+def source_record(files: list[SourceFile], data: Listing, fingerprint: str) -> dict[str, Any]:
+    """What the schema says of the files that were read: their paths, sizes and common fingerprint."""
+    return {"fingerprint": fingerprint, "files": [[data.relative(file), file.size] for file in files]}
 
 
 def survey_units(place: Workplace, survey: Survey, units: list[Unit]) -> Iterator[Found]:
@@ -217,9 +242,9 @@ def fit_table(opened: Opened, parts: Iterable[Found]) -> Fitting:
     return Fitting(opened, found, fitted)
 
 
-def card_of(fitting: Fitting, data: str) -> dict[str, Any]:
+def card_of(fitting: Fitting, data: Listing) -> dict[str, Any]:
     opened = fitting.opened
-    card = make_card(Path(data).name, opened.source, fitting.found, fitting.fitted, opened.dropped)
+    card = make_card(Path(data.address).name, opened.source, fitting.found, fitting.fitted, opened.dropped)
     return opened.earlier.continued(card, fitting.found.sample_table()) if opened.earlier else card
 
 
@@ -253,11 +278,11 @@ def write_table(
     write_card(writer, card, bad)
 
 
-def check_columns(source: Source, data: str, target: str, config: DataConfig) -> list[str]:
+def check_columns(source: Source, data: Listing, target: str, config: DataConfig) -> list[str]:
     """The columns to leave out. Raises ``UserError`` unless the target and the columns in the config exist."""
     names = list(source.types)
     if not target:
-        raise UserError(f"target: name the column to predict with --target; {data!r} has {listed(names)}")
+        raise UserError(f"target: name the column to predict with --target; {data.address!r} has {listed(names)}")
     aside = {name: getattr(config, name) for name in ("id", "group", "time", "weight")}
     wanted = {"target": target, **{f"data.{setting}": name for setting, name in aside.items()}}
     for setting, name in [
@@ -268,7 +293,7 @@ def check_columns(source: Source, data: str, target: str, config: DataConfig) ->
         if name and name not in names:
             close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
             hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"the columns are {listed(names)}"
-            raise UserError(f"{setting}: {data!r} has no column {name!r}; {hint}{shape_hint(names, config)}")
+            raise UserError(f"{setting}: {data.address!r} has no column {name!r}; {hint}{shape_hint(names, config)}")
     if target in (*aside.values(), *config.drop):
         raise UserError(
             f"target: {target!r} is also data.id, group, time, weight or in data.drop; expected another column"

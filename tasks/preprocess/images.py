@@ -22,7 +22,7 @@ from tasks.preprocess.fit.splits import TRAIN, assign
 from tasks.preprocess.pool.resume import Workplace
 from tasks.preprocess.progress import say_goes_on, shown
 from tasks.preprocess.quarantine import BadRow
-from tasks.preprocess.read.files import IMAGE_FORMATS, find_files, format_of
+from tasks.preprocess.read.files import IMAGE_FORMATS, Listing, format_of
 from tasks.preprocess.read.image_sets import Chunk, Part, Pictures, open_arrays, open_folders
 from tasks.preprocess.shuffle.merge import enter_segments, merge_all
 from tasks.preprocess.shuffle.sorted_runs import Run, RunWriter, order_keys
@@ -31,26 +31,25 @@ from tasks.preprocess.shuffle.sorted_runs import Run, RunWriter, order_keys
 FOR_TABLES = ("columns", "drop", "id", "group", "time", "weight", "types", "earlier")
 
 
-def hold_images(data: str, config: DataConfig) -> bool:
+def hold_images(data: Listing, config: DataConfig) -> bool:
     """Whether ``data`` is images and not a table: as data.format says, else by the extensions of its files."""
     if config.format != "auto":
         return config.format in IMAGE_FORMATS
-    return any(file.known_format in IMAGE_FORMATS for file in find_files(data))
+    return any(file.known_format in IMAGE_FORMATS for file in data.files)
 
 
-def open_pictures(data: str, target: str, config: DataConfig) -> Pictures:
+def open_pictures(data: Listing, target: str, config: DataConfig) -> Pictures:
     """Find the images. Raises ``UserError`` for what is wrong."""
     for name in FOR_TABLES:
         if getattr(config, name):
-            raise UserError(f"data.{name}: is for tables, but {data!r} holds images; leave it out")
+            raise UserError(f"data.{name}: is for tables, but {data.address!r} holds images; leave it out")
     if config.task == "regression":
         raise UserError("data.task: images are learned as classes; regression is for tables")
-    files = find_files(data)
-    formats = {format_of(file, config.format) for file in files}
+    formats = {format_of(file, config.format) for file in data.files}
     if len(formats) > 1:
-        raise UserError(f"data: {data!r} mixes {' and '.join(sorted(formats))} files; expected one format")
+        raise UserError(f"data: {data.address!r} mixes {' and '.join(sorted(formats))} files; expected one format")
     opener = open_folders if formats == {"images"} else open_arrays
-    return opener(data, files, target, config)
+    return opener(data, list(data.files), target, config)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from flytekit import Deck, FlyteContextManager, current_context, task
 
 from tasks.config import RunConfig
 from tasks.flyte.metadata import on
-from tasks.flyte.stage import ArtifactDirectory, StageRun, local_path, rows_path, runs_locally
+from tasks.flyte.stage import ArtifactDirectory, StageRun, local_path, map_errors, rows_path, runs_locally
 from tasks.report.summary import DataSummary, RunSummary
 from tasks.settings import to_dict
 
@@ -17,6 +17,7 @@ RUNS = Path("runs")
 
 
 @task(enable_deck=True, **on("report"))
+@map_errors
 def report(
     prepared: ArtifactDirectory,
     trained: ArtifactDirectory,
@@ -44,6 +45,7 @@ def report(
 
 
 @task(enable_deck=True, **on("report"))
+@map_errors
 def report_data(prepared: ArtifactDirectory, stages: list[StageRun]) -> DataSummary:
     """Put the data card and the prepared data into a directory of this run. Never cached, as :func:`report`."""
     from tasks.artifacts.prepared import PreparedData

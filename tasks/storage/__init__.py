@@ -2,7 +2,7 @@
 
 from tasks.storage.base import S3, AlreadyThere, MissingObject, ObjectInfo, Storage, StorageUnavailable
 from tasks.storage.local import cannot_write
-from tasks.storage.open import copy_within_s3, list_objects, open_reader, storage_for
+from tasks.storage.open import copy_within_s3, download_all, list_objects, open_listed, open_reader, storage_for
 
 __all__ = [
     "S3",
@@ -13,7 +13,9 @@ __all__ = [
     "StorageUnavailable",
     "cannot_write",
     "copy_within_s3",
+    "download_all",
     "list_objects",
+    "open_listed",
     "open_reader",
     "storage_for",
 ]

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import BinaryIO
 
 from tasks.errors import UserError
 from tasks.storage.base import S3, MissingObject, ObjectInfo, Storage
 from tasks.storage.local import LocalStorage, local_info, local_path
+
+#: Files that are downloaded at the same time.
+DOWNLOADS = 8
 
 
 def storage_for(uri: str) -> Storage:
@@ -33,6 +38,19 @@ def list_objects(uri: str) -> list[ObjectInfo]:
     return sorted((local_info(found) for found in paths), key=lambda info: info.uri)
 
 
+def download_all(uri: str, directory: Path) -> Path:
+    """Download all files below ``uri`` into ``directory``, which is returned. Raises ``MissingObject`` if there are
+    none, ``StorageUnavailable``."""
+    base = uri.rstrip("/") + "/"
+    keys = [found.uri.removeprefix(base) for found in list_objects(base)]
+    if not keys:
+        raise MissingObject(f"{uri}: there is nothing; check the address")
+    storage = storage_for(base)
+    with ThreadPoolExecutor(DOWNLOADS) as pool:
+        list(pool.map(lambda key: storage.get(key, directory), keys))
+    return directory
+
+
 def open_reader(uri: str) -> BinaryIO:
     """A seekable, buffered reader: a file, or ranged requests to S3, each repeated when it fails on the way."""
     if uri.startswith(S3):
@@ -46,6 +64,13 @@ def open_reader(uri: str) -> BinaryIO:
         raise MissingObject(f"{path}: no such file; check the path") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); check its permissions") from None
+
+
+def open_listed(source: ObjectInfo) -> BinaryIO:
+    """:func:`open_reader` for an S3 object as it was listed. Raises ``UserError`` once it is another or gone."""
+    from tasks.storage.s3 import open_version
+
+    return open_version(source)
 
 
 def copy_within_s3(source: str, target: str) -> None:

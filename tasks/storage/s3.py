@@ -171,7 +171,9 @@ def explain(uri: str, error: errors.ClientError) -> Exception:
     if code == "PermanentRedirect" or status == 301:
         return UserError(f"{uri}: bucket {bucket!r} is in another region; set AWS_REGION to the bucket's")
     if status in TRANSIENT_STATUS or code in TRANSIENT_CODES:
-        return StorageUnavailable(f"{uri}: the store kept answering {status} {code} in {ATTEMPTS} attempts")
+        # An answer to HEAD has no body: its code is the status once more.
+        said = status if code == str(status) else f"{status} {code}"
+        return StorageUnavailable(f"{uri}: the store kept answering {said} in {ATTEMPTS} attempts")
     return UserError(f"{uri}: the store refused the request ({status} {error})")
 
 
@@ -201,7 +203,13 @@ def head(uri: str) -> dict[str, Any]:
 def open_s3(uri: str) -> BinaryIO:
     """:func:`tasks.storage.open.open_reader` for S3."""
     found = head(uri)
-    return cast(BinaryIO, io.BufferedReader(RangedFile(uri, found["ContentLength"], found["ETag"]), READ_AHEAD_BYTES))
+    return open_version(ObjectInfo(uri, found["ContentLength"], found["ETag"].strip('"')))
+
+
+def open_version(source: ObjectInfo) -> BinaryIO:
+    """:func:`tasks.storage.open.open_listed` for S3: each read is conditional on the ETag."""
+    raw = RangedFile(source.uri, source.size, f'"{source.etag}"')
+    return cast(BinaryIO, io.BufferedReader(raw, READ_AHEAD_BYTES))
 
 
 def read_range(source: ObjectInfo, start: int, end: int) -> bytes:

@@ -10,7 +10,7 @@ from flytekit.types.directory import FlyteDirectory
 from tasks.artifacts.versions import code_version
 from tasks.flyte.elastic import Workspace, distributed
 from tasks.flyte.metadata import on
-from tasks.flyte.stage import ArtifactDirectory, Made, fingerprint_of, local_path
+from tasks.flyte.stage import ArtifactDirectory, Made, fingerprint_of, local_path, map_errors
 from tasks.hardware.profile import Placement
 from tasks.models.config import ModelConfig
 from tasks.settings import to_dict
@@ -19,6 +19,7 @@ from tasks.train.config import TrainingConfig
 
 
 @task(**on("fingerprint"))
+@map_errors
 def fingerprint_model_code(model: ModelConfig) -> str:
     """A fingerprint of the user's own model code, empty for the built-in networks. Never cached."""
     from tasks.models.source_code import fingerprint_model

@@ -13,7 +13,7 @@ from tasks.hardware.profile import RESOLVED, load
 from tests.pods.package import IMAGE, Package, package
 
 STAGES = {
-    "tasks.preprocess.task.fingerprint": "fingerprint",
+    "tasks.preprocess.task.list_data": "fingerprint",
     "tasks.train.task.fingerprint_model_code": "fingerprint",
     **{
         f"tasks.preprocess.task.{name}": "prepare"
@@ -59,7 +59,7 @@ def test_every_task_carries_its_metadata(packaged: tuple[str, Package]) -> None:
         assert metadata.discoverable == (stage in CACHED), task_name
         assert bool(metadata.discovery_version) == (stage in CACHED), task_name
         # Where data lies makes no difference: what it is comes from the fingerprint.
-        besides = ["data"] if task_name == "tasks.preprocess.task.prepare" else []
+        besides = ["listing"] if task_name == "tasks.preprocess.task.prepare" else []
         assert list(metadata.cache_ignore_input_vars) == besides, task_name
         container = template.container if template.HasField("container") else None
         if container is None:  # a pod template
@@ -170,8 +170,8 @@ def test_each_night_looks_at_the_data_afresh(packaged: tuple[str, Package]) -> N
     sources = [b.binding.promise.node_id for node in nodes.values() for b in node.inputs if b.var == "source"]
     assert sources
     for source in sources:
-        assert nodes[source].task_node.reference_id.name == "tasks.preprocess.task.fingerprint"
-    assert not made.tasks["tasks.preprocess.task.fingerprint"].metadata.discoverable
+        assert nodes[source].task_node.reference_id.name == "tasks.preprocess.task.list_data"
+    assert not made.tasks["tasks.preprocess.task.list_data"].metadata.discoverable
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from moto.server import ThreadedMotoServer
 from tasks.artifacts.format import Artifact
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import prepare
+from tasks.preprocess.read.files import list_source
 from tasks.preprocess.read.fingerprint import fingerprint_source
 from tasks.preprocess.task import made_by
 from tasks.storage.s3 import client_of
@@ -149,7 +150,7 @@ def test_pods_make_the_bytes_that_one_machine_makes(
     for name, value in pods.store.items():
         monkeypatch.setenv(name, value)
     data = f"s3://{pods.bucket}/data/"
-    source = fingerprint_source(data, "y")
+    source = fingerprint_source(list_source(data), "y")
     config = CONFIG
     if earlier:
         first = prepare(tmp_path / "first", f"{data}0.csv", "y", CONFIG, {})
@@ -158,7 +159,11 @@ def test_pods_make_the_bytes_that_one_machine_makes(
         config = replace(CONFIG, earlier=f"s3://{pods.bucket}/first")
     alone = prepare(tmp_path / "alone", data, "y", config, made_by("y", config, source))
 
-    raw = {"data": literal(data), "target": literal("y"), "config": literal(config), "source": literal(source)}
+    asked = {"data": literal(data), "target": literal("y"), "config": literal(config)}
+    found = pods.run("list_data", **asked)
+    if not earlier:
+        assert found["source"].scalar.primitive.string_value == source
+    raw = {"listing": found["listing"], "target": literal("y"), "config": literal(config), "source": literal(source)}
     number = literal(8)
     texts = pods.run("open_texts", **raw, number=number)["o0"]
     parsed = pods.map("parse_lot", len(texts.collection.literals), lot=texts)
@@ -197,8 +202,8 @@ def test_a_pod_takes_the_dataset_that_another_wrote(pods: Pods) -> None:
     data = pods.run("address_of", dataset=written)["o0"]
     assert data.scalar.primitive.string_value == f"s3://{pods.bucket}/upstream/raw"
     raw = {"data": data, "target": literal("y"), "config": literal(DataConfig())}
-    source = pods.run("fingerprint", **raw)["o0"]
-    texts = pods.run("open_texts", **raw, source=source, number=literal(2))["o0"]
+    raw = {**pods.run("list_data", **raw), "target": raw["target"], "config": raw["config"]}
+    texts = pods.run("open_texts", **raw, number=literal(2))["o0"]
     parsed = pods.map("parse_lot", len(texts.collection.literals), lot=texts)
-    opened = pods.run("open_shares", **raw, source=source, number=literal(2), parsed=parsed)
+    opened = pods.run("open_shares", **raw, number=literal(2), parsed=parsed)
     assert len(opened["shares"].collection.literals) == 1

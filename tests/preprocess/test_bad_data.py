@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks.errors import UserError
+from tasks.preprocess.read.files import list_source
 from tasks.preprocess.read.fingerprint import fingerprint_source
 from tasks.preprocess.shuffle.sorted_runs import RunWriter
 from tests.preprocess.conftest import Prepare, everything, table_text
@@ -281,9 +282,9 @@ class TestFiles:
     def test_the_fingerprint_follows_the_bytes(self, tmp_path: Path) -> None:
         path = tmp_path / "t.csv"
         path.write_text(GOOD)
-        first = fingerprint_source(str(path), "y")
+        first = fingerprint_source(list_source(str(path)), "y")
         path.touch()
-        assert fingerprint_source(str(path), "y") == first
+        assert fingerprint_source(list_source(str(path)), "y") == first
         path.write_text(GOOD.replace("yes", "YES", 1))
-        assert fingerprint_source(str(path), "y") != first
-        assert fingerprint_source("", "") == fingerprint_source("", "") != first
+        assert fingerprint_source(list_source(str(path)), "y") != first
+        assert fingerprint_source(list_source(""), "") == fingerprint_source(list_source(""), "") != first

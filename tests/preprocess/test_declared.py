@@ -18,7 +18,7 @@ from tasks.errors import UserError
 from tasks.preprocess.columns.transform import Transform
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.read.csv_blocks import parse, read_blocks
-from tasks.preprocess.read.files import find_files
+from tasks.preprocess.read.files import list_source
 from tests.preprocess.conftest import Prepare, everything
 
 
@@ -166,7 +166,7 @@ class TestMarks:
         path = tmp_path / "t.csv"
         path.write_text("".join(f"'a\\'\n{i}\\\\','b''\n{i}',{i}\n" for i in range(50)))
         config = DataConfig(quote="'", escape="\\", header=False, columns=["a", "b", "c"])
-        file = find_files(str(path))[0]
+        file = list_source(str(path)).files[0]
         parts = [parse(part, config.columns, config, False) for part in read_blocks(file, config, block)]
         assert sum(part.table.num_rows for part in parts) == 50 and not any(part.bad for part in parts)
         assert [value for part in parts for value in part.table["c"].to_pylist()] == [str(i) for i in range(50)]

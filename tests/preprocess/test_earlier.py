@@ -17,6 +17,7 @@ from tasks.artifacts.prepared import SPLITS, TARGET, PreparedData
 from tasks.errors import UserError
 from tasks.preprocess import engine
 from tasks.preprocess.config import DataConfig
+from tasks.preprocess.read.files import list_source
 from tasks.preprocess.read.fingerprint import fingerprint_source
 from tasks.preprocess.shuffle import sorted_runs
 from tasks.train.data.loader import layout, training_batches
@@ -43,7 +44,7 @@ def month(seed: int, cities: str = "abc", shift: float = 0.0, gaps: bool = False
 
 def prepare(directory: Path, data: Path, earlier: Path | str = "", **settings: Any) -> PreparedData:
     config = DataConfig.from_dict({"id": "id", "earlier": str(earlier), **settings})
-    made_by = {"source": fingerprint_source(str(data), "y")}
+    made_by = {"source": fingerprint_source(list_source(str(data)), "y")}
     engine.prepare(directory, str(data), "y", config, made_by)
     return PreparedData.open(directory)
 

@@ -15,6 +15,7 @@ from tasks.errors import UserError
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import prepare
 from tasks.preprocess.read.data_frames import frame_file
+from tasks.preprocess.read.files import list_source
 from tasks.preprocess.read.fingerprint import fingerprint_source
 
 
@@ -46,7 +47,11 @@ def test_equal_frames_are_one_file_and_others_are_not(tmp_path: Path) -> None:
     other = frame_file(frame().assign(x=0.0), tmp_path / "frames")
     assert one == same != other
     assert len(list((tmp_path / "frames").iterdir())) == 2
-    assert fingerprint_source(one, "y") == fingerprint_source(same, "y") != fingerprint_source(other, "y")
+    assert (
+        fingerprint_source(list_source(one), "y")
+        == fingerprint_source(list_source(same), "y")
+        != fingerprint_source(list_source(other), "y")
+    )
 
 
 def test_an_index_that_says_something_is_a_column(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from tasks.artifacts.prepared import SPLITS, PreparedData
 from tasks.errors import UserError
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import prepare
+from tasks.preprocess.read.files import list_source
 from tasks.preprocess.read.fingerprint import fingerprint_source
 from tests.preprocess.conftest import Prepare, everything
 
@@ -167,11 +168,11 @@ class TestFolders:
             prepared(one, target="")
 
     def test_moving_an_image_into_another_class_is_other_data(self, folders: Path) -> None:
-        before = fingerprint_source(str(folders))
+        before = fingerprint_source(list_source(str(folders)))
         (folders / "cat" / "000.png").rename(folders / "dog" / "zzz.png")
-        moved = fingerprint_source(str(folders))
+        moved = fingerprint_source(list_source(str(folders)))
         (folders / "dog" / "zzz.png").rename(folders / "dog" / "000a.png")
-        assert len({before, moved, fingerprint_source(str(folders))}) == 3
+        assert len({before, moved, fingerprint_source(list_source(str(folders)))}) == 3
 
 
 class TestArrays:

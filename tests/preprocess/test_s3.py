@@ -15,6 +15,7 @@ from tasks.errors import UserError
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import prepare
 from tasks.preprocess.incremental import Earlier
+from tasks.preprocess.read.files import list_source
 from tasks.preprocess.read.fingerprint import fingerprint_source
 from tasks.storage import StorageUnavailable, s3, storage_for
 from tests.preprocess.conftest import table_text
@@ -98,7 +99,7 @@ def test_a_store_that_denies_is_said_in_one_line(store: FaultyS3, tmp_path: Path
     store.inject("GET", "403")
     with pytest.raises(UserError, match=r"s3://bucket/denied.*: access denied .* needs s3:ListBucket"):
         prepare(tmp_path / "p", "s3://bucket/denied/t.csv", "y", DataConfig(), {})
-    assert not list((tmp_path / "p").iterdir())
+    assert not list((tmp_path / "p").glob("*"))
 
 
 def test_a_store_that_stays_away_is_no_mistake_of_the_user(store: FaultyS3, tmp_path: Path) -> None:  # noqa: F811
@@ -108,18 +109,18 @@ def test_a_store_that_stays_away_is_no_mistake_of_the_user(store: FaultyS3, tmp_
     store.inject("GET", *["reset"] * s3.ATTEMPTS)
     with pytest.raises(StorageUnavailable, match=r"s3://bucket/away.* did not answer in 12 attempts"):
         prepare(tmp_path / "p", "s3://bucket/away/t.csv", "y", DataConfig(), {})
-    assert not list((tmp_path / "p").iterdir())
+    assert not list((tmp_path / "p").glob("*"))
 
 
 def test_the_fingerprint_follows_the_etag(store: FaultyS3, tmp_path: Path) -> None:  # noqa: F811
     path = tmp_path / "t.csv"
     path.write_text(table_text(50))
     upload(path, "finger/t.csv")
-    first = fingerprint_source("s3://bucket/finger", "y")
-    assert fingerprint_source("s3://bucket/finger", "y") == first
+    first = fingerprint_source(list_source("s3://bucket/finger"), "y")
+    assert fingerprint_source(list_source("s3://bucket/finger"), "y") == first
     path.write_text(table_text(50, seed=1))
     upload(path, "finger/t.csv")
-    assert fingerprint_source("s3://bucket/finger", "y") != first
+    assert fingerprint_source(list_source("s3://bucket/finger"), "y") != first
 
 
 @pytest.mark.parametrize("address", ["s3://bucket/nothing", "s3://no-such-bucket/t.csv"])
@@ -132,7 +133,7 @@ def test_an_earlier_set_in_s3_is_taken_up_as_a_local_one(store: FaultyS3, tmp_pa
     directory = tmp_path / "in"
     directory.mkdir()
     (directory / "0.csv").write_text(table_text(400, seed=0))
-    source = {"source": fingerprint_source(str(directory), "y")}
+    source = {"source": fingerprint_source(list_source(str(directory)), "y")}
     earlier = prepare(tmp_path / "earlier", str(directory), "y", DataConfig(), source)
     (directory / "1.csv").write_text(table_text(400, seed=1))
     for path in earlier.directory.iterdir():

@@ -14,7 +14,7 @@ from tasks.artifacts.format import MANIFEST
 from tasks.errors import UserError
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import prepare
-from tasks.preprocess.task import fingerprint
+from tasks.preprocess.task import list_data
 from tasks.storage import StorageUnavailable, s3
 from tests.preprocess.conftest import table_text
 from tests.storage.conftest import server, store  # noqa: F401 - fixtures
@@ -120,7 +120,7 @@ def test_flyte_tries_again_and_a_person_is_told(away: FaultyS3, tmp_path: Path) 
     address = put(tmp_path / "t.csv")
     away.inject("GET", *["503"] * 4)
     with pytest.raises(FlyteRecoverableException, match="kept answering 503"):
-        fingerprint.task_function(data=address, target="y")
+        list_data.task_function(data=address, target="y")
     away.inject("GET", *["503"] * 4)
     with pytest.raises(UserError, match="kept answering 503 SlowDown in 4 attempts; nothing is lost, start again"):
-        fingerprint(data=address, target="y")
+        list_data(data=address, target="y")

@@ -18,6 +18,7 @@ from tasks.preprocess.cluster import csv_parsing, merge_partitions, shares
 from tasks.preprocess.cluster.exchange import SAID, VALUE, hand_over, take_over
 from tasks.preprocess.config import DataConfig, SplitConfig
 from tasks.preprocess.engine import prepare
+from tasks.preprocess.read.files import list_source
 from tasks.preprocess.shuffle import sorted_runs
 
 CONFIG = DataConfig(id="id", quarantine_limit=0.05)
@@ -57,12 +58,15 @@ def on_several(root: Path, data: str, number: int, config: DataConfig = CONFIG, 
         return Path(shutil.move(path, path.with_name(f"{path.name}-downloaded")))
 
     root.mkdir()
-    opened = [moved(lot) for lot in csv_parsing.open_texts(data, target, config, number, lambda i: root / f"texts-{i}")]
+    listed = list_source(data)
+    opened = [
+        moved(lot) for lot in csv_parsing.open_texts(listed, target, config, number, lambda i: root / f"texts-{i}")
+    ]
     for index, lot in enumerate(opened):
         csv_parsing.parse_lot(lot, root / f"parsed-{index}")
     parsed = [moved(root / f"parsed-{index}") for index in range(len(opened))]
     made, spools = shares.open_shares(
-        data,
+        listed,
         target,
         config,
         "",
@@ -88,7 +92,7 @@ def on_several(root: Path, data: str, number: int, config: DataConfig = CONFIG, 
     merged = [part for lot in range(count) for part in merge_partitions.parts_in(moved(root / f"merged-{lot}"))]
     merge_partitions.assemble(
         root / "prepared",
-        data,
+        listed,
         target,
         config,
         MADE_BY,

@@ -21,7 +21,7 @@ from tasks.preprocess.engine import find_new_files
 from tasks.preprocess.images import hold_images
 from tasks.preprocess.pool.workers import WORTH_SPREADING
 from tasks.preprocess.read.columnar import write_spool
-from tasks.preprocess.read.files import find_files
+from tasks.preprocess.read.files import Listing
 from tasks.preprocess.read.tables import (
     Source,
     TextPiece,
@@ -52,13 +52,13 @@ class TextLot:
 
 
 def open_texts(
-    data: str, target: str, config: DataConfig, number: int, directory_of: Callable[[int], Path]
+    data: Listing, target: str, config: DataConfig, number: int, directory_of: Callable[[int], Path]
 ) -> list[Path]:
     """Cut files of text into at most ``number`` lots, in ``directory_of(0)`` and so on. Other data is one empty lot."""
     lots: list[TextLot | None] = [None]
-    if data and not hold_images(data, config):
+    if data.address and not hold_images(data, config):
         target, config = as_table(data, target, config)
-        files = [file for file in find_files(data) if file.size]
+        files = data.filled
         if config.earlier:
             with TemporaryDirectory() as scratch:
                 _, files, config = find_new_files(data, target, config, Path(scratch))
@@ -108,7 +108,7 @@ def times_of(piece: TextPiece, column: str) -> Path:
     return path
 
 
-def source_of_lots(data: str, said: list[Path]) -> Source | None:
+def source_of_lots(data: Listing, said: list[Path]) -> Source | None:
     """What was parsed as one input, whose units lie in the directories ``said``; ``None`` if the data is no text, or
     has to be read again. Raises ``UserError`` if there is no row."""
     lots: list[TextLot | None] = [take_over(directory) for directory in said]

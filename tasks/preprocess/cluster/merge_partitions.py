@@ -19,7 +19,8 @@ from tasks.preprocess.columns.transform import Transform
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import Fitting, card_of, prepare, write_table
 from tasks.preprocess.pool.resume import Workplace
-from tasks.preprocess.pool.workers import WORTH_SPREADING, workers_for
+from tasks.preprocess.pool.workers import WORTH_SPREADING
+from tasks.preprocess.read.files import Listing
 from tasks.preprocess.shuffle.merge import Merged, all_parts, merge_parts
 from tasks.preprocess.shuffle.sorted_runs import PART_BYTES, Part, Run, collect
 from tasks.storage import copy_within_s3
@@ -91,7 +92,7 @@ def merge_lot(lot: int, plan: Path, encoded: list[Path], merged: Path) -> None:
 
 def assemble(
     directory: Path,
-    data: str,
+    data: Listing,
     target: str,
     config: DataConfig,
     made_by: Mapping[str, Any],
@@ -103,9 +104,10 @@ def assemble(
     rows that lie on S3 and were copied to ``home`` there."""
     fitting: Fitting | None = take_over(found)
     if fitting is None:
-        prepare(directory, data, target, config, made_by, workers_for(data))
+        prepare(directory, data, target, config, made_by)
         return
     card = card_of(fitting, data)
+    data.check_unchanged()
     writer = ArtifactWriter(directory)
     write_table(writer, fitting, merged, card, home)
     writer.write_manifest(KIND, made_by)

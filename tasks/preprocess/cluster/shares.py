@@ -26,6 +26,7 @@ from tasks.preprocess.images import hold_images
 from tasks.preprocess.incremental import Earlier
 from tasks.preprocess.pool.workers import WORTH_SPREADING, workers_for
 from tasks.preprocess.read.columnar import Unit
+from tasks.preprocess.read.files import Listing
 
 #: What a value takes in memory, about.
 CELL_BYTES = 8
@@ -46,7 +47,7 @@ class Share:
 
 
 def open_shares(
-    data: str,
+    data: Listing,
     target: str,
     config: DataConfig,
     source: str,
@@ -62,10 +63,10 @@ def open_shares(
 
     Images, and an earlier set to which there is nothing new, are left to one machine: one share, without units.
     """
-    if not data or hold_images(data, config):
+    if not data.address or hold_images(data, config):
         return leave_to_one(opened, share_of(0), spool_of(0))
     parsed = source_of_lots(data, said)
-    with beside(opened, workers_for(data)) as place:
+    with beside(opened, workers_for(data.size)) as place:
         if config.earlier:
             table = open_new_files(place, data, target, config, parsed)
             if isinstance(table, Earlier):

@@ -14,7 +14,6 @@ from typing import TypeVar
 from tasks.distributed.parent_death import end_with_parent
 from tasks.errors import UserError
 from tasks.hardware.cpus import usable_cores
-from tasks.preprocess.read.files import find_files
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -75,9 +74,6 @@ class Workers:
 WORTH_SPREADING = 256 << 20
 
 
-def workers_for(data: str) -> int:
-    """One process per core for large data, else one."""
-    if not data:
-        return 1
-    size = sum(file.size for file in find_files(data))
+def workers_for(size: int) -> int:
+    """One process per core for large data (``size`` in bytes), else one."""
     return usable_cores() if size > WORTH_SPREADING else 1

@@ -25,8 +25,8 @@ PAGE_BUFFER_BYTES = 1 << 16
 class Unit:
     """A piece of the input that is read by itself: a row group of Parquet or a record batch of Arrow.
 
-    ``file`` is the user's file, ``uri`` where the columnar bytes lie. ``first_row`` counts over the whole input,
-    ``first_line`` within the file, from 1.
+    ``file`` is the user's file, ``uri`` where the columnar bytes lie, ``size`` and ``version`` what they were when they
+    were listed. ``first_row`` counts over the whole input, ``first_line`` within the file, from 1.
     """
 
     file: str
@@ -36,24 +36,34 @@ class Unit:
     rows: int
     first_row: int
     first_line: int
+    size: int = 0
+    version: str = ""
+
+    @property
+    def source(self) -> SourceFile:
+        """The file to read."""
+        return SourceFile(self.uri, self.size, self.version)
 
 
-def open_file(uri: str, format: str) -> Any:
+def open_file(source: SourceFile, format: str) -> Any:
     """A ``ParquetFile`` or an IPC reader. Raises ``UserError`` if the file is damaged or something else."""
     try:
         if format == "parquet":
-            return open_parquet(uri)
-        return pa.ipc.open_file(pa.memory_map(uri) if not uri.startswith("s3://") else SourceFile(uri, 0).open())
+            return open_parquet(source)
+        return pa.ipc.open_file(pa.memory_map(source.uri) if source.local else source.open())
     except UserError:
         raise  # the store's word on what the user has to mend
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise damaged(uri, format, error) from None
+        raise damaged(source.uri, format, error) from None
 
 
-def open_parquet(uri: str, **options: Any) -> pq.ParquetFile:
-    source = uri if not uri.startswith("s3://") else SourceFile(uri, 0).open()
+def open_parquet(source: SourceFile, **options: Any) -> pq.ParquetFile:
     return pq.ParquetFile(
-        source, pre_buffer=False, buffer_size=PAGE_BUFFER_BYTES, page_checksum_verification=True, **options
+        source.uri if source.local else source.open(),
+        pre_buffer=False,
+        buffer_size=PAGE_BUFFER_BYTES,
+        page_checksum_verification=True,
+        **options,
     )
 
 
@@ -63,7 +73,7 @@ def damaged(uri: str, format: str, error: Exception) -> UserError:
 
 def units_of(file: SourceFile, format: str, first_row: int = 0) -> tuple[pa.Schema, list[Unit]]:
     """The schema of a columnar file and its pieces."""
-    reader = open_file(file.uri, format)
+    reader = open_file(file, format)
     if format == "parquet":
         sizes = [reader.metadata.row_group(i).num_rows for i in range(reader.metadata.num_row_groups)]
         schema = reader.schema_arrow
@@ -72,7 +82,7 @@ def units_of(file: SourceFile, format: str, first_row: int = 0) -> tuple[pa.Sche
         schema = reader.schema
     starts = np.concatenate([[0], np.cumsum(sizes)]).astype(int).tolist()
     pieces = [
-        Unit(file.uri, file.uri, format, index, rows, first_row + start, 1 + start)
+        Unit(file.uri, file.uri, format, index, rows, first_row + start, 1 + start, file.size, file.version)
         for index, (rows, start) in enumerate(zip(sizes, starts, strict=False))
     ]
     return schema, pieces
@@ -81,7 +91,7 @@ def units_of(file: SourceFile, format: str, first_row: int = 0) -> tuple[pa.Sche
 def read(unit: Unit, names: list[str], budget: Budget) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
     """Batches of as many rows as ``budget`` allows, with the columns ``names``, and the line of each row (int64)."""
     rows = budget.batch_rows(len(names))
-    reader = open_file(unit.uri, unit.format)
+    reader = open_file(unit.source, unit.format)
     done = 0
     try:
         if unit.format == "parquet":
@@ -121,7 +131,7 @@ def row_group(
 def with_dictionaries(reader: pq.ParquetFile, unit: Unit) -> pq.ParquetFile:
     """A reader that leaves texts as the codes and dictionaries that Parquet stores: each text is read once."""
     texts = [field.name for field in reader.schema_arrow if pa.types.is_string(field.type)]
-    return open_parquet(unit.uri, metadata=reader.metadata, read_dictionary=texts) if texts else reader
+    return open_parquet(unit.source, metadata=reader.metadata, read_dictionary=texts) if texts else reader
 
 
 def write_spool(path: Path, batch: pa.RecordBatch) -> None:

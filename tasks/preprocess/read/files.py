@@ -1,4 +1,8 @@
-"""Where the raw bytes come from: one file, a directory, a glob or an S3 prefix, and what identifies them."""
+"""The files of the raw data: a file, a directory, a glob or an S3 prefix, listed once.
+
+What is fingerprinted has to be what is read, so a run lists its source once and hands the listing down. Every file in
+it has a version: a file that changes after it was listed is an error, and a file that appears is no part of the run.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import glob
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from tasks.errors import UserError
 
@@ -35,11 +39,15 @@ COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file of raw data. ``uri`` is a local path or ``s3://bucket/key``; ``etag`` is known for S3 only."""
+    """One file of raw data, as it was listed.
+
+    ``uri`` is a local path or ``s3://bucket/key``. ``version`` changes when the bytes do: the ETag of an S3 object,
+    modification time and inode of a local file. Without one, any version is read.
+    """
 
     uri: str
     size: int
-    etag: str = ""
+    version: str = ""
 
     @property
     def name(self) -> str:
@@ -60,23 +68,81 @@ class SourceFile:
     def local(self) -> bool:
         return not self.uri.startswith(S3)
 
-    def open(self) -> Any:
-        """A seekable binary reader."""
+    def open(self) -> BinaryIO:
+        """A seekable binary reader. Raises ``UserError`` if an S3 object is no longer the one that was listed, also
+        while it is read; local files are checked by :meth:`Listing.check_unchanged`, after the last read."""
         if self.local:
             return Path(self.uri).open("rb")
-        from tasks.storage import open_reader
+        from tasks.storage import ObjectInfo, open_listed
 
-        return open_reader(self.uri)
+        return open_listed(ObjectInfo(self.uri, self.size, self.version))
+
+    def check_unchanged(self) -> None:
+        """Raise ``UserError`` if a local file is not the one that was listed. Reads of S3 check this themselves."""
+        if not self.local:
+            return
+        try:
+            now = local_file(Path(self.uri))
+        except OSError:
+            raise UserError(f"{self.uri}: was removed while it was read; start again") from None
+        if (now.size, now.version) != (self.size, self.version):
+            raise UserError(f"{self.uri}: was changed while it was read; start again once nobody writes to it")
 
 
-def find_files(data: str) -> list[SourceFile]:
-    """The files behind ``data``, sorted by name. Raises ``UserError`` when there are none or nothing is in them."""
-    found = s3_files(data) if data.startswith(S3) else local_files(data)
+@dataclass(frozen=True)
+class Listing:
+    """The files behind an address, sorted by URI. No address and no files stand for the digits of scikit-learn."""
+
+    address: str
+    files: tuple[SourceFile, ...] = ()
+
+    @property
+    def filled(self) -> list[SourceFile]:
+        """The files that are not empty."""
+        return [file for file in self.files if file.size]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
+
+    def relative(self, file: SourceFile) -> str:
+        """The path of a file below the folder that the address names, or below the one above its first wildcard."""
+        folder = root_of(self.address) if glob.has_magic(self.address) else self.address
+        if not self.address.startswith(S3):
+            folder = "" if Path(folder) == Path() else str(Path(folder))
+        inside = file.uri.removeprefix(folder.rstrip("/") + "/" if folder else "")
+        return inside if file.uri != self.address else file.name
+
+    def check_unchanged(self) -> None:
+        """Raise ``UserError`` naming the first local file that is not the one that was listed."""
+        for file in self.files:
+            file.check_unchanged()
+
+    def to_json(self) -> dict[str, Any]:
+        return {"address": self.address, "files": [[file.uri, file.size, file.version] for file in self.files]}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Listing:
+        return cls(data["address"], tuple(SourceFile(*file) for file in data["files"]))
+
+
+def list_source(address: str) -> Listing:
+    """List what ``address`` names. Raises ``UserError`` when there are no files or nothing is in them."""
+    if not address:
+        return Listing("")
+    found = s3_files(address) if address.startswith(S3) else local_files(address)
     if not found:
-        raise UserError(f"data: {data!r} holds no files; expected CSV, Parquet, Arrow or image files")
+        raise UserError(f"data: {address!r} holds no files; expected CSV, Parquet, Arrow or image files")
     if not any(file.size for file in found):
-        raise UserError(f"data: {data!r} is empty (0 bytes); expected a header line and rows")
-    return sorted(found, key=lambda file: file.uri)
+        raise UserError(f"data: {address!r} is empty (0 bytes); expected a header line and rows")
+    return Listing(address, tuple(sorted(found, key=lambda file: file.uri)))
+
+
+def local_file(path: Path, name: str = "") -> SourceFile:
+    """A local file as it is now, called ``name`` (default: its path)."""
+    status = path.stat()
+    return SourceFile(name or str(path), status.st_size, f"{status.st_mtime_ns:x}-{status.st_ino:x}")
 
 
 def s3_files(data: str) -> list[SourceFile]:
@@ -98,14 +164,6 @@ def root_of(data: str) -> str:
     return data[: data.rfind("/", 0, wildcard.start()) + 1] if wildcard else data
 
 
-def relative(file: SourceFile, data: str) -> str:
-    """The path of a file below the folder that ``data`` names, or below the one above its first wildcard."""
-    folder = root_of(data) if glob.has_magic(data) else data
-    if not data.startswith(S3):
-        folder = "" if Path(folder) == Path() else str(Path(folder))
-    return file.uri.removeprefix(folder.rstrip("/") + "/" if folder else "") if file.uri != data else file.name
-
-
 def pattern_of(data: str) -> str:
     """The regular expression of a glob, of which ``*`` stays in one folder and ``**`` spans any number of them."""
     wildcards = {"**/": "(?:[^/]+/)*", "*": "[^/]*", "?": "[^/]"}
@@ -120,7 +178,7 @@ def pattern_of(data: str) -> str:
 def local_files(data: str) -> list[SourceFile]:
     path = Path(data)
     if path.is_file():
-        return [SourceFile(data, path.stat().st_size)]
+        return [local_file(path, data)]
     if path.is_dir():
         paths = [p for p in path.rglob("*") if p.is_file() and wanted(p.relative_to(path).as_posix())]
     elif glob.has_magic(data):
@@ -134,7 +192,7 @@ def local_files(data: str) -> list[SourceFile]:
         raise UserError(
             f"data: {data!r} does not exist; expected a file, a directory, a glob or an s3:// address{hint}"
         )
-    return [SourceFile(str(p), p.stat().st_size) for p in paths]
+    return [local_file(p) for p in paths]
 
 
 def wanted(relative: str) -> bool:

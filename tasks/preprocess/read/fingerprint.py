@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import xxhash
 
-from tasks.preprocess.read.files import SourceFile, find_files, relative
+from tasks.preprocess.read.digits import load
+from tasks.preprocess.read.files import Listing, SourceFile
 
 HASH_BYTES = 8 << 20
 
 
-def fingerprint_source(data: str, target: str = "") -> str:
+def fingerprint_source(listing: Listing, target: str = "") -> str:
     """What identifies the raw data: XXH3-128 (hex) over the names and bytes of its files.
 
-    Of an object in S3 the key, size and ETag stand for its bytes. Empty ``data`` means the digits that ship with
-    scikit-learn. ``target`` is part of the identity, so that another target is other data.
+    Of an object in S3 the key, size and ETag stand for its bytes. ``target`` is part of the identity, so that another
+    target is other data. Raises ``UserError`` if a file changes while it is read.
     """
-    if not data:
-        from tasks.preprocess.read.digits import load
-
+    if not listing.address:
         pixels, labels = load()
         digest = xxhash.xxh3_128(target.encode() + b"\0")
         digest.update(b"digits\0")
@@ -25,15 +24,18 @@ def fingerprint_source(data: str, target: str = "") -> str:
         digest.update(labels.tobytes())
         return digest.hexdigest()
     # Of an image the folder is the label, so that it counts; where all of them lie does not.
-    return digest_files([(relative(file, data), file) for file in find_files(data)], target)
+    found = digest_files([(listing.relative(file), file) for file in listing.files], target)
+    listing.check_unchanged()
+    return found
 
 
 def digest_files(files: list[tuple[str, SourceFile]], target: str) -> str:
     """The fingerprint of these files under these names."""
     digest = xxhash.xxh3_128(target.encode() + b"\0")
     for name, file in files:
-        digest.update(f"{name}\0{file.size}\0{file.etag}\0".encode())
-        if not file.etag:
+        etag = "" if file.local else file.version
+        digest.update(f"{name}\0{file.size}\0{etag}\0".encode())
+        if file.local:
             with file.open() as stream:
                 while piece := stream.read(HASH_BYTES):
                     digest.update(piece)

@@ -17,7 +17,7 @@ from tasks.errors import UserError
 from tasks.preprocess.columns import value_types
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.quarantine import BadRow
-from tasks.preprocess.read.files import SourceFile, relative
+from tasks.preprocess.read.files import Listing, SourceFile
 from tasks.storage import StorageUnavailable
 
 #: Pixels that are worked on at once.
@@ -124,11 +124,11 @@ def decoded(file: SourceFile, config: DataConfig) -> np.ndarray:
     return decode(raw, config.image_channels, height_width)
 
 
-def open_folders(data: str, files: list[SourceFile], target: str, config: DataConfig) -> Pictures:
+def open_folders(data: Listing, files: list[SourceFile], target: str, config: DataConfig) -> Pictures:
     """Images by the folder they lie in. Raises ``UserError`` unless there are class folders and a readable image."""
     if target:
         raise UserError(f"target: {target!r} is not needed, as images are labelled by their folders; leave it out")
-    folders = [relative(file, data).split("/")[:-1] for file in files]
+    folders = [data.relative(file).split("/")[:-1] for file in files]
     for file, folder in zip(files, folders, strict=True):
         if not folder:
             raise UserError(
@@ -136,7 +136,7 @@ def open_folders(data: str, files: list[SourceFile], target: str, config: DataCo
             )
     classes = sorted({folder[-1] for folder in folders})
     if len(classes) == 1:
-        raise UserError(f"data: {data!r} has only one class folder, {classes[0]!r}; expected two or more")
+        raise UserError(f"data: {data.address!r} has only one class folder, {classes[0]!r}; expected two or more")
     places = {name: place for place, name in enumerate(classes)}
     labels = [places[folder[-1]] for folder in folders]
     shape = first_shape(data, files, config)
@@ -151,10 +151,10 @@ def open_folders(data: str, files: list[SourceFile], target: str, config: DataCo
         FolderPart(tuple(files[start : start + step]), tuple(labels[start : start + step]), shape, config)
         for start in range(0, len(files), step)
     ]
-    return Pictures(Path(data).name, "class", tuple(classes), shape, parts, warnings)
+    return Pictures(Path(data.address).name, "class", tuple(classes), shape, parts, warnings)
 
 
-def first_shape(data: str, files: list[SourceFile], config: DataConfig) -> Shape:
+def first_shape(data: Listing, files: list[SourceFile], config: DataConfig) -> Shape:
     from tasks.preprocess.read.image_decoding import Unreadable
 
     first = None
@@ -165,7 +165,7 @@ def first_shape(data: str, files: list[SourceFile], config: DataConfig) -> Shape
             first = first or f"{file.uri}: {error}"
             continue
         return channels, height, width
-    raise UserError(f"data: no image in {data!r} can be read; the first one, {first}")
+    raise UserError(f"data: no image in {data.address!r} can be read; the first one, {first}")
 
 
 # Arrays
@@ -226,7 +226,7 @@ def header(file: SourceFile, name: str, stream: Any) -> tuple[tuple[int, ...], n
     return shape, dtype
 
 
-def open_arrays(data: str, files: list[SourceFile], target: str, config: DataConfig) -> Pictures:
+def open_arrays(data: Listing, files: list[SourceFile], target: str, config: DataConfig) -> Pictures:
     """Images and labels as arrays. Raises ``UserError`` for what is not there or is something else."""
     if config.image_size or config.image_channels:
         raise UserError("data.image_size, data.image_channels: arrays are taken as they are; leave both out")
@@ -242,7 +242,7 @@ def open_arrays(data: str, files: list[SourceFile], target: str, config: DataCon
         ArrayPart(file, images, np.array([places[name] for name in labels], np.int32), last)
         for file, ((images, last), _, _), labels in zip(files, found, names, strict=True)
     ]
-    return Pictures(Path(data).name, target or "label", tuple(classes), found[0][1], parts)
+    return Pictures(Path(data.address).name, target or "label", tuple(classes), found[0][1], parts)
 
 
 def open_array(file: SourceFile, target: str) -> tuple[tuple[str, bool], Shape, np.ndarray]:

@@ -4,7 +4,7 @@ DataFrames."""
 from __future__ import annotations
 
 from tasks.errors import UserError
-from tasks.preprocess.read.files import SourceFile, find_files, format_inside
+from tasks.preprocess.read.files import SourceFile, format_inside, list_source
 
 
 def parquet_address(uri: str, format: str) -> str:
@@ -12,7 +12,9 @@ def parquet_address(uri: str, format: str) -> str:
 
     ``format`` is what Flyte knows of it, "" if nothing.
     """
-    other = format if format not in ("", "parquet") else next(filter(None, map(not_parquet, find_files(uri))), "")
+    other = (
+        format if format not in ("", "parquet") else next(filter(None, map(not_parquet, list_source(uri).files)), "")
+    )
     if other:
         raise UserError(f"dataset: {uri!r} is not Parquet but {other}; hand over Parquet, or pass its address as data")
     return uri

@@ -19,7 +19,7 @@ from tasks.preprocess.pool.resume import Workplace
 from tasks.preprocess.quarantine import BadRow
 from tasks.preprocess.read.columnar import LINE, Unit, units_of, write_spool
 from tasks.preprocess.read.csv_blocks import Block, Parsed, parse, read_blocks, read_header
-from tasks.preprocess.read.files import SourceFile, find_files, format_of
+from tasks.preprocess.read.files import Listing, SourceFile, format_of
 from tasks.preprocess.read.text_folders import open_documents
 
 #: Of the first file, as much is looked at to guess the types.
@@ -41,12 +41,12 @@ class Source:
         return sum(unit.rows for unit in self.units)
 
 
-def open_source(data: str, config: DataConfig, place: Workplace, files: list[SourceFile] | None = None) -> Source:
-    """Find, check and open the raw data, or those ``files`` of it. Text is spooled into ``place``.
+def open_source(data: Listing, config: DataConfig, place: Workplace, files: list[SourceFile] | None = None) -> Source:
+    """Check and open the listed files, or those ``files`` of them. Text is spooled into ``place``.
 
     Raises ``UserError`` for what is wrong.
     """
-    files = [file for file in files or find_files(data) if file.size]
+    files = [file for file in files or data.files if file.size]
     format = one_format(data, config, files)
     if format == "csv":
         source = ingest_text(files, config, place)
@@ -58,16 +58,16 @@ def open_source(data: str, config: DataConfig, place: Workplace, files: list[Sou
     return check_rows(source, data)
 
 
-def check_rows(source: Source, data: str) -> Source:
+def check_rows(source: Source, data: Listing) -> Source:
     if source.read == 0:
-        raise UserError(f"data: {data!r} has a header and no rows; expected at least one row of data")
+        raise UserError(f"data: {data.address!r} has a header and no rows; expected at least one row of data")
     return source
 
 
-def one_format(data: str, config: DataConfig, files: list[SourceFile]) -> str:
+def one_format(data: Listing, config: DataConfig, files: list[SourceFile]) -> str:
     formats = {format_of(file, config.format) for file in files}
     if len(formats) > 1:
-        raise UserError(f"data: {data!r} mixes {' and '.join(sorted(formats))} files; expected one format")
+        raise UserError(f"data: {data.address!r} mixes {' and '.join(sorted(formats))} files; expected one format")
     return formats.pop()
 
 

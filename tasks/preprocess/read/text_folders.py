@@ -15,7 +15,7 @@ from tasks.preprocess.config import DataConfig
 from tasks.preprocess.pool.resume import Workplace
 from tasks.preprocess.quarantine import BadRow
 from tasks.preprocess.read.columnar import LINE, Unit, write_spool
-from tasks.preprocess.read.files import SourceFile, find_files, relative
+from tasks.preprocess.read.files import Listing, SourceFile
 
 TEXT, CLASS = "text", "class"
 #: Files that are read at once, by their size and number.
@@ -25,12 +25,11 @@ BLOCK_FILES = 4096
 MOST_BYTES = 64 << 20
 
 
-def as_table(data: str, target: str, config: DataConfig) -> tuple[str, DataConfig]:
+def as_table(data: Listing, target: str, config: DataConfig) -> tuple[str, DataConfig]:
     """The target and the settings under which ``data`` is a table: other than given if it is text files in class
     folders, which are told from CSV by that no target is named and every file is a ``.txt`` in a folder."""
     if config.format == "auto" and not target:
-        files = find_files(data)
-        in_folders = all("/" in relative(file, data) and file.name.lower().endswith(".txt") for file in files)
+        in_folders = all("/" in data.relative(file) and file.name.lower().endswith(".txt") for file in data.files)
         config = replace(config, format="text") if in_folders else config
     if config.format != "text":
         return target, config
@@ -63,11 +62,11 @@ class TextUnit:
 
 
 def open_documents(
-    data: str, files: list[SourceFile], config: DataConfig, place: Workplace
+    data: Listing, files: list[SourceFile], config: DataConfig, place: Workplace
 ) -> tuple[list[Unit], dict[str, str], list[BadRow]]:
     """The units, the types of the columns and the files set aside. Raises ``UserError`` without class folders."""
     for file in files:
-        if "/" not in relative(file, data):
+        if "/" not in data.relative(file):
             raise UserError(
                 f"{file.uri}: lies in no class folder; expected a directory with one folder of texts for each class, "
                 "or data.format: csv for a table"
@@ -77,19 +76,19 @@ def open_documents(
     first = 0
     for piece in place.map(read_files, blocks_of(data, files, config, place.root)):
         if piece.rows:
-            units.append(Unit(data, str(piece.path), "arrow", 0, piece.rows, first, 0))
+            units.append(Unit(data.address, str(piece.path), "arrow", 0, piece.rows, first, 0))
         first += piece.rows
         bad += piece.bad
     return units, {TEXT: value_types.TEXT, CLASS: value_types.TEXT}, bad
 
 
-def blocks_of(data: str, files: list[SourceFile], config: DataConfig, scratch: Path) -> Iterator[TextFiles]:
+def blocks_of(data: Listing, files: list[SourceFile], config: DataConfig, scratch: Path) -> Iterator[TextFiles]:
     block: list[SourceFile] = []
     size = number = 0
     for file in [*files, None]:
         full = size >= BLOCK_BYTES or len(block) >= BLOCK_FILES
         if block and (file is None or full):
-            classes = tuple(relative(member, data).split("/")[-2] for member in block)
+            classes = tuple(data.relative(member).split("/")[-2] for member in block)
             yield TextFiles(tuple(block), classes, config, scratch / f"text-{number:06d}.arrow")
             block, size, number = [], 0, number + 1
         if file is not None:

@@ -1,0 +1,77 @@
+"""A store that stays away: every task tells Flyte to try again, and a person at the terminal what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flytekit.exceptions.user import FlyteRecoverableException
+from flytekit.types.directory import FlyteDirectory
+
+from tasks.config import RunConfig
+from tasks.errors import UserError
+from tasks.evaluate.task import evaluate
+from tasks.export.config import ExportConfig
+from tasks.export.task import export
+from tasks.flyte import elastic, stage
+from tasks.models.config import ModelConfig
+from tasks.preprocess.config import DataConfig
+from tasks.preprocess.task import list_data, prepare
+from tasks.report.task import report, report_data
+from tasks.storage import s3
+from tasks.train.config import TrainingConfig
+from tasks.train.task import train
+from tests.storage.conftest import server, store  # noqa: F401 - fixtures
+from tests.storage.faulty import FaultyS3
+
+ELSEWHERE = "s3://bucket/away/artifact"
+
+
+def inputs(*names: str) -> dict[str, FlyteDirectory]:
+    return {name: FlyteDirectory(ELSEWHERE) for name in names}
+
+
+ALL = ("prepared", "trained", "evaluated", "exported", "network")
+TASKS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
+    "list_data": lambda: (list_data, {"data": ELSEWHERE, "target": "y"}),
+    "prepare": lambda: (prepare, {**inputs("listing"), "target": "y", "config": DataConfig(), "source": "0"}),
+    "train": lambda: (
+        train,
+        {**inputs("prepared"), "model": ModelConfig(), "training": TrainingConfig(), "code": ""},
+    ),
+    "evaluate": lambda: (evaluate, inputs("trained", "prepared")),
+    "export": lambda: (export, {**inputs("trained", "prepared"), "config": ExportConfig()}),
+    "report": lambda: (report, {**inputs(*ALL), "stages": [], "config": RunConfig(), "data": "", "target": ""}),
+    "report_data": lambda: (report_data, {**inputs("prepared"), "stages": []}),
+}
+
+
+@pytest.fixture
+def away(store: FaultyS3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FaultyS3:  # noqa: F811
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(s3, "ATTEMPTS", 3)
+    # More than all attempts of all downloads at a time.
+    for verb in ("GET", "HEAD"):
+        store.inject(verb, *["503"] * 50)
+    yield store
+    store.plan.clear()
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_pod_is_tried_again(away: FaultyS3, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    task, given = TASKS[name]()
+    for module in (stage, elastic):
+        monkeypatch.setattr(module, "runs_locally", lambda: False)
+    with pytest.raises(FlyteRecoverableException, match="kept answering 503"):
+        task.execute(**given)
+    assert away.fired
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_person_is_told_to_start_again(away: FaultyS3, name: str) -> None:
+    task, given = TASKS[name]()
+    with pytest.raises(UserError, match="kept answering 503( SlowDown)? in 3 attempts; nothing is lost, start again"):
+        task(**given)
+    assert away.fired

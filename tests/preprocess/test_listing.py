@@ -1,0 +1,155 @@
+"""The source is listed once: what is fingerprinted is what is read, and what changes meanwhile is an error."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tasks.artifacts.format import Artifact
+from tasks.errors import UserError
+from tasks.preprocess import engine
+from tasks.preprocess.config import DataConfig
+from tasks.preprocess.engine import prepare
+from tasks.preprocess.read.files import Listing, list_source
+from tasks.preprocess.read.fingerprint import fingerprint_source
+from tasks.storage import s3
+from tests.preprocess.conftest import table_text
+from tests.storage.conftest import server, store  # noqa: F401 - fixtures
+from tests.storage.faulty import FaultyS3
+
+
+def rows_read(artifact: Artifact) -> int:
+    return artifact.read_json("card.json")["rows"]["read"]
+
+
+def beside(monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[], object]) -> list[str]:
+    """Let ``act`` happen right after the engine called ``name``; what happened."""
+    happened: list[str] = []
+    original = getattr(engine, name)
+
+    def then(*arguments: Any, **named: Any) -> Any:
+        result = original(*arguments, **named)
+        act()
+        happened.append(name)
+        return result
+
+    monkeypatch.setattr(engine, name, then)
+    return happened
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    directory = tmp_path / "data"
+    directory.mkdir()
+    (directory / "first.csv").write_text(table_text(400))
+    return directory
+
+
+def test_a_file_that_lands_while_data_is_read_is_new_the_next_night(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = table_text(400, seed=1)
+    happened = beside(monkeypatch, "open_source", lambda: (folder / "late.csv").write_text(late))
+    first = prepare(tmp_path / "first", str(folder), "y", DataConfig(), {})
+    assert happened and rows_read(first) == 400
+    assert first.read_json("schema.json")["sources"][0]["files"] == [
+        ["first.csv", (folder / "first.csv").stat().st_size]
+    ]
+    monkeypatch.undo()
+    night = prepare(tmp_path / "night", str(folder), "y", DataConfig(earlier=str(tmp_path / "first")), {})
+    assert rows_read(night) == 800
+
+
+def overwrite(path: Path) -> None:
+    path.write_text(table_text(400, seed=2))
+
+
+def replace_by_another(path: Path) -> None:
+    """A file of the same size and modification time: another inode tells."""
+    status = path.stat()
+    other = path.with_name(".other")
+    other.write_bytes(path.read_bytes())
+    os.utime(other, ns=(status.st_atime_ns, status.st_mtime_ns))
+    other.replace(path)
+
+
+@pytest.mark.parametrize("change", [overwrite, replace_by_another, Path.unlink])
+@pytest.mark.parametrize("moment", ["open_source", "merge_all"])
+def test_a_file_that_changes_while_it_is_read_is_one_line_and_leaves_no_artifact(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None], moment: str
+) -> None:
+    happened = beside(monkeypatch, moment, lambda: change(folder / "first.csv"))
+    what = "removed" if change is Path.unlink else "changed"
+    with pytest.raises(UserError, match=rf"first\.csv: was {what} while it was read; start again"):
+        prepare(tmp_path / "made", str(folder), "y", DataConfig(), {})
+    assert happened and not (tmp_path / "made" / "manifest.json").exists()
+
+
+def test_bytes_that_change_after_the_fingerprint_are_not_stored_under_it(folder: Path, tmp_path: Path) -> None:
+    listing = list_source(str(folder))
+    fingerprint_source(listing, "y")
+    overwrite(folder / "first.csv")
+    with pytest.raises(UserError, match="was changed while it was read"):
+        prepare(tmp_path / "made", listing, "y", DataConfig(), {})
+
+
+def test_what_goes_wrong_because_a_file_changed_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"x": np.arange(600.0), "y": np.arange(600) % 2}), path, row_group_size=100)
+    beside(monkeypatch, "open_source", lambda: path.write_bytes(path.read_bytes()[:2000]))
+    with pytest.raises(UserError, match="was changed while it was read"):
+        prepare(tmp_path / "made", str(path), "y", DataConfig(), {})
+
+
+def test_a_fingerprint_of_a_file_that_is_being_written_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listing = list_source(str(folder))
+    with (folder / "first.csv").open("a") as writer:
+        writer.write("1,Oslo,yes\n")
+    with pytest.raises(UserError, match="was changed while it was read"):
+        fingerprint_source(listing, "y")
+
+
+def test_a_listing_survives_json(folder: Path) -> None:
+    listing = list_source(str(folder))
+    assert Listing.from_json(listing.to_json()) == listing and listing.files[0].version
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_s3_is_listed_once_and_every_read_is_of_the_listed_version(
+    store: FaultyS3,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    suffix: str,
+) -> None:
+    path = tmp_path / f"t.{suffix}"
+
+    def put(seed: int) -> None:
+        draw = np.random.default_rng(seed)
+        if suffix == "csv":
+            path.write_text(table_text(2000, seed))
+        else:
+            table = pa.table({"number": draw.normal(size=2000), "y": draw.integers(0, 2, 2000)})
+            pq.write_table(table, path, row_group_size=500)
+        s3.client().put_object(Bucket="bucket", Key=f"listed-{suffix}/once/{path.name}", Body=path.read_bytes())
+
+    put(0)
+    store.requests.clear()
+    listing = list_source(f"s3://bucket/listed-{suffix}/once/")
+    fingerprint_source(listing, "y")
+    prepare(tmp_path / "made", listing, "y", DataConfig(), {})
+    assert sum("list-type=2" in line for line in store.requests) == 1
+    happened = beside(monkeypatch, "open_source", lambda: put(1))
+    with pytest.raises(UserError, match=rf"once/t\.{suffix}: was replaced while it was read; start again"):
+        prepare(tmp_path / "other", listing, "y", DataConfig(), {})
+        # Text is read to its end before it is opened.
+        prepare(tmp_path / "again", listing, "y", DataConfig(), {})
+    assert happened
