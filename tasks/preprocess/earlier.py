@@ -17,7 +17,7 @@ import xxhash
 from tasks.artifact import MANIFEST, ArtifactWriter, DamagedArtifact, hash_file
 from tasks.errors import UserError
 from tasks.preprocess import quarantine, values
-from tasks.preprocess.config import DataConfig
+from tasks.preprocess.config import ColumnType, DataConfig
 from tasks.preprocess.fit import Fitted, Role
 from tasks.preprocess.prepared import SPLITS, PreparedData, segment_number
 from tasks.preprocess.profile import drift_from
@@ -32,7 +32,12 @@ from tasks.storage import S3, copy_within_s3, list_objects, open_reader, storage
 REFERENCE = "reference.json"
 #: Settings by which rows get their splits and values their meaning.
 LASTING = ("drop", "id", "group", "time", "weight", "split", "missing", "decimal", "thousands")
-DECLARED = {values.NUMBER: "number", values.BOOLEAN: "boolean", values.TIME: "date", values.TEXT: "text"}
+DECLARED: dict[str, ColumnType] = {
+    values.NUMBER: "number",
+    values.BOOLEAN: "boolean",
+    values.TIME: "date",
+    values.TEXT: "text",
+}
 
 
 @dataclass(frozen=True)
@@ -112,7 +117,7 @@ class Earlier:
 
     def declared(self, config: DataConfig, *, text: bool) -> DataConfig:
         """``config`` with the types that columns had. Whole numbers of ``text`` are read as numbers are."""
-        names = {**DECLARED, **({values.INTEGER: "number"} if text else {})}
+        names = DECLARED | ({values.INTEGER: "number"} if text else {})
         types = {name: names[kind] for name, kind in self.types.items() if kind in names}
         return replace(config, types={**types, **config.types})
 
