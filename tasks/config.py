@@ -1,23 +1,31 @@
-"""The configuration of one run: everything a user can set, in one tree."""
+"""The configuration of one run: everything a user can set, in one tree.
+
+``python -m tasks.config > run.schema.json`` writes the JSON Schema by which editors complete and check ``run.yaml``.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import field
 
 from tasks.collectives.config import CollectivesConfig
 from tasks.export.config import ExportConfig
 from tasks.models.config import ModelConfig
 from tasks.preprocess.config import DataConfig
-from tasks.settings import Settings
+from tasks.settings import Settings, schema_of, settings
 from tasks.train.config import TrainingConfig
 
 
-@dataclass(frozen=True)
+@settings
 class RunConfig(Settings):
     """Each section goes to the stage it names and to no other, so that a change reruns only what depends on it."""
 
-    data: DataConfig = DataConfig()
-    model: ModelConfig = ModelConfig()
-    training: TrainingConfig = TrainingConfig()
-    export: ExportConfig = ExportConfig()
-    collectives: CollectivesConfig = CollectivesConfig()
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    export: ExportConfig = field(default_factory=ExportConfig)
+    collectives: CollectivesConfig = field(default_factory=CollectivesConfig)
+
+
+if __name__ == "__main__":
+    print(json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema_of(RunConfig)}, indent=2))

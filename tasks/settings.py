@@ -1,165 +1,216 @@
-"""Settings: frozen dataclasses that check themselves and name the setting that is wrong.
+"""Settings: frozen pydantic dataclasses whose every error is one line that names the setting.
 
-There are two ways in, and both reject the same things: :meth:`Settings.from_json` is what ``pyflyte run`` calls with
-what the user wrote, ``__post_init__`` is what everyone else passes through (Python callers, launch plans, Flyte's own
-decoder). flytekit by itself ignores unknown keys and truncates 2.7 to 2 for an ``int`` field.
+Both ways in reject the same things: :meth:`Settings.from_json` and :meth:`Settings.from_dict` for what a user wrote,
+the constructor for Python callers, launch plans and Flyte's decoder. They are dataclasses and not pydantic models
+because that is what flytekit's command line asks ``from_json`` of; a model's errors would reach the user as tracebacks,
+and flytekit would take ``"3"`` for an ``int``.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import json
-import math
-import types
-import typing
-from dataclasses import dataclass
-from typing import Any, Self
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, field
+from functools import wraps
+from pathlib import Path
+from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
+
+import pydantic.dataclasses
+import yaml
+from pydantic import ConfigDict, TypeAdapter, ValidationError, model_validator
+from pydantic_core import ArgsKwargs
 
 from tasks.errors import UserError
 
-
-def setting(
-    default: Any,
-    *,
-    at_least: float | None = None,
-    at_most: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
-    choices: tuple[Any, ...] | None = None,
-) -> Any:
-    """A dataclass field with a default and the range or the choices that are allowed."""
-    limits = {"at_least": at_least, "at_most": at_most, "above": above, "below": below, "choices": choices}
-    metadata = {name: limit for name, limit in limits.items() if limit is not None}
-    if isinstance(default, (list, dict)):
-        return dataclasses.field(default_factory=lambda: type(default)(default), metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
+Schema = dict[str, Any]
 
 
-@dataclass(frozen=True)
+class Yaml(yaml.SafeLoader):
+    """YAML as editors and JSON Schema understand it: ``1e-3`` is a number, and a date is text (PyYAML: the reverse)."""
+
+
+Yaml.add_constructor("tag:yaml.org,2002:timestamp", Yaml.construct_yaml_str)
+Yaml.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789"))
+
+
 class Settings:
     """Base of every settings class. ``section`` is the path under which the user finds it."""
 
-    section = ""
+    section: ClassVar[str] = ""
 
-    def __post_init__(self) -> None:
-        hints = typing.get_type_hints(type(self))
-        for field in dataclasses.fields(self):
-            path = join(self.section, field.name)
-            value = conform(path, hints[field.name], getattr(self, field.name))
-            check_limits(path, field.metadata, value)
-            object.__setattr__(self, field.name, value)
+    @model_validator(mode="before")
+    @classmethod
+    def _as_meant(cls, data: Any) -> Any:
+        """Flyte may send 3 as 3.0, and ``training:`` with nothing below it is ``null`` in YAML: the defaults."""
+        if isinstance(data, ArgsKwargs):
+            return ArgsKwargs(tuple(map(whole, data.args)), {name: whole(v) for name, v in (data.kwargs or {}).items()})
+        if isinstance(data, dict):
+            return {name: whole(value) for name, value in data.items()}
+        return {} if data is None else data
+
+    @model_validator(mode="after")
+    def _combinations(self) -> Self:
         self.check()
+        return self
 
     def check(self) -> None:
         """Reject combinations that no single setting shows to be wrong; overridden where there are some."""
 
     def reject(self, name: str, expected: str) -> UserError:
         """The error for one setting: its path, its value and what is allowed."""
-        return wrong(join(self.section, name), getattr(self, name), expected)
+        return wrong(path_of(self.section, [name]), getattr(self, name), expected)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Parse what the user wrote. Raises ``UserError`` with the path of the first setting that is wrong."""
         try:
-            data = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise UserError(f"the configuration is not valid JSON: {error}") from None
-        return cls.from_dict({} if data is None else data)
+            return TypeAdapter(cls).validate_json(text)
+        except ValidationError as error:
+            raise explain(cls, error) from None
 
     @classmethod
     def from_dict(cls, data: Any) -> Self:
-        """Build from nested dictionaries, as JSON or YAML give them. Raises ``UserError``."""
-        if not isinstance(data, dict):
-            raise wrong(cls.section or "config", data, "a mapping of settings")
-        hints = typing.get_type_hints(cls)
-        fields = {field.name: hints[field.name] for field in dataclasses.fields(cls)}
-        for key in data:
-            if key not in fields:
-                raise UserError(unknown(cls.section, str(key), list(fields)))
-        return cls(
-            **{
-                name: hint.from_dict({} if data[name] is None else data[name]) if is_settings(hint) else data[name]
-                for name, hint in fields.items()
-                if name in data
-            }
-        )
+        """Build from nested dictionaries, as YAML or TOML give them; dates become text. Raises ``UserError``."""
+        return cls.from_json(json.dumps(data, default=str))
+
+    @classmethod
+    def from_file(cls, path: Path) -> Self:
+        """Read a YAML file, or JSON if it is not called so. Raises ``UserError``, with line and column if it can."""
+        try:
+            with path.open(encoding="utf-8") as file:
+                return cls.from_dict(yaml.load(file, Yaml) if path.suffix in (".yaml", ".yml") else json.load(file))
+        except FileNotFoundError:
+            raise UserError(f"{path}: no such file; expected a YAML or JSON file of settings, or JSON itself") from None
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+            raise UserError(f"{path}{where}: not valid YAML: {error.problem or error.context}") from None
+        except json.JSONDecodeError as error:
+            raise UserError(f"{path}, line {error.lineno}, column {error.colno}: not valid JSON: {error.msg}") from None
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise UserError(f"{path}: cannot be read: {error}") from None
 
 
-def to_dict(settings: Settings) -> dict[str, Any]:
+def whole(value: Any) -> Any:
+    """3 for 3.0, also in a list; a field of type float takes either."""
+    if isinstance(value, list):
+        return [whole(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+S = TypeVar("S", bound=Settings)
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def settings(cls: type[S]) -> type[S]:
+    """Make a subclass of :class:`Settings` a frozen dataclass; its constructor raises ``UserError``.
+
+    The docstring below a field becomes its description in the schema. Defaults go into the field itself or into
+    ``dataclasses.field(default_factory=...)``, as flytekit does not understand pydantic's ``Field`` there.
+    """
+    made: Any = pydantic.dataclasses.dataclass(frozen=True, config=STRICT)(cls)
+    validate = made.__init__
+
+    @wraps(validate)
+    def construct(self: S, *arguments: Any, **named: Any) -> None:
+        try:
+            validate(self, *arguments, **named)
+        except ValidationError as error:
+            raise explain(made, error) from None
+
+    made.__init__ = construct
+    return made
+
+
+def to_dict(value: Settings) -> dict[str, Any]:
     """The settings as nested dictionaries that JSON can hold."""
-    return dataclasses.asdict(settings)
+    return asdict(value)  # type: ignore[call-overload]
 
 
-def is_settings(hint: Any) -> bool:
-    return isinstance(hint, type) and issubclass(hint, Settings)
+def schema_of(cls: type[Settings]) -> Schema:
+    """The JSON Schema of what :meth:`Settings.from_json` accepts."""
+    return TypeAdapter(cls).json_schema()
 
 
-def join(section: str, name: str) -> str:
-    return f"{section}.{name}" if section else name
+def explain(cls: type[Settings], error: ValidationError) -> UserError:
+    """The first of pydantic's errors as one line: the setting's path, its value and what the schema allows."""
+    first = error.errors(include_url=False)[0]
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, UserError):  # raised by check()
+        return cause
+    if first["type"] == "json_invalid":
+        return UserError(f"the configuration is not valid JSON: {cause}")
+    is_unknown = first["type"] == "unexpected_keyword_argument"
+    node, place = walk(schema_of(cls), first["loc"][:-1] if is_unknown else first["loc"])
+    path, message = path_of(cls.section, place), first["msg"]
+    if is_unknown:
+        return UserError(unknown(path, str(first["loc"][-1]), list(node.get("properties", {}))))
+    expected = limits_of(node) if first["type"].startswith(("greater_than", "less_than")) else kind_of(node)
+    if first["type"] in ("finite_number", "dataclass_exact_type") or not expected:
+        expected = message.removeprefix("Input should be ")
+    return wrong(path or "config", first["input"], expected)
+
+
+def path_of(section: str, place: Sequence[str | int]) -> str:
+    """``data.columns[1]``"""
+    path = section + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in place)
+    return path.removeprefix(".")
 
 
 def wrong(path: str, value: Any, expected: str) -> UserError:
     return UserError(f"{path}: {json.dumps(value, default=str)} is not allowed; expected {expected}")
 
 
-def unknown(section: str, key: str, names: list[str]) -> str:
+def unknown(section: str, key: str, names: Sequence[str]) -> str:
     close = difflib.get_close_matches(key, names, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"{join(section, key)}: unknown setting; {hint}allowed here: {', '.join(sorted(names))}"
+    return f"{path_of(section, [key])}: unknown setting; {hint}allowed here: {', '.join(sorted(names))}"
 
 
-def conform(path: str, hint: Any, value: Any) -> Any:
-    """``value`` if it has the type ``hint``, with 3.0 accepted as the int 3 (Flyte may send ints as floats)."""
-    origin = typing.get_origin(hint)
-    if origin in (typing.Union, types.UnionType):
-        options = [option for option in typing.get_args(hint) if option is not type(None)]
-        return None if value is None else conform(path, options[0], value)
-    if hint is Any:
-        return value
-    if origin is list:
-        if not isinstance(value, (list, tuple)):
-            raise wrong(path, value, f"a list of {name_of(typing.get_args(hint)[0])}")
-        return [conform(f"{path}[{i}]", typing.get_args(hint)[0], item) for i, item in enumerate(value)]
-    if origin is dict:
-        if not isinstance(value, dict):
-            raise wrong(path, value, "a mapping")
-        key_type, value_type = typing.get_args(hint)
-        return {conform(path, key_type, key): conform(f"{path}.{key}", value_type, v) for key, v in value.items()}
-    if is_settings(hint):
-        return value if isinstance(value, hint) else hint.from_dict(value)
-    if hint is int and isinstance(value, float) and value.is_integer():
-        return int(value)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
-        raise wrong(path, value, name_of(hint))
-    if isinstance(value, float) and not math.isfinite(value):
-        raise wrong(path, value, "a finite number")
-    return value
+# What a schema allows, in words
 
 
-def name_of(hint: Any) -> str:
-    names = {int: "an integer", float: "a number", str: "a text", bool: "true or false"}
-    return names.get(hint, str(hint))
+def walk(schema: Schema, location: Sequence[str | int]) -> tuple[Schema, list[str | int]]:
+    """The node that describes the setting at pydantic's ``location``, and the path as the user wrote it: pydantic also
+    names the member of a union that it chose. The node is empty where the schema leaves open what is allowed."""
+    node, place = resolved(schema, schema), []
+    for step in location:
+        if member := node.get("discriminator", {}).get("mapping", {}).get(step):
+            node = resolved(schema, {"$ref": member})
+            continue
+        below = node.get("items") if isinstance(step, int) else node.get("properties", {}).get(step)
+        node = resolved(schema, below or node.get("additionalProperties") or {})
+        place.append(step)
+    return node, place
 
 
-def check_limits(path: str, limits: Any, value: Any) -> None:
-    if value is None:
-        return
-    if isinstance(value, dict):
-        for key, item in value.items():
-            check_limits(join(path, str(key)), limits, item)
-        return
-    for item in value if isinstance(value, list) else [value]:
-        if "choices" in limits and item not in limits["choices"]:
-            raise wrong(path, item, "one of " + ", ".join(json.dumps(choice) for choice in limits["choices"]))
-        tests = (
-            ("at_least", lambda a, b: a >= b, "at least"),
-            ("at_most", lambda a, b: a <= b, "at most"),
-            ("above", lambda a, b: a > b, "more than"),
-            ("below", lambda a, b: a < b, "less than"),
-        )
-        if any(name in limits and not holds(item, limits[name]) for name, holds, _ in tests):
-            spelled = " and ".join(f"{words} {limits[name]:g}" for name, _, words in tests if name in limits)
-            raise wrong(path, item, spelled)
+def resolved(schema: Schema, node: Schema) -> Schema:
+    return schema["$defs"][node["$ref"].rpartition("/")[2]] if "$ref" in node else node
+
+
+def kind_of(node: Schema) -> str:
+    if "enum" in node:
+        return one_of(node["enum"])
+    if union := node.get("discriminator"):
+        return f"a mapping whose {union['propertyName']!r} is {one_of(union['mapping'])}"
+    kinds = {"integer": "an integer", "number": "a number", "string": "a text", "boolean": "true or false"}
+    if node.get("type") == "array":
+        return f"a list of {kind_of(node['items'])}"
+    return "a mapping" if "$ref" in node or node.get("type") == "object" else kinds.get(node.get("type", ""), "")
+
+
+def one_of(choices: Iterable[Any]) -> str:
+    return "one of " + ", ".join(json.dumps(choice) for choice in choices)
+
+
+def limits_of(node: Schema) -> str:
+    words = {
+        "minimum": "at least",
+        "exclusiveMinimum": "more than",
+        "maximum": "at most",
+        "exclusiveMaximum": "less than",
+    }
+    return " and ".join(f"{said} {node[limit]:g}" for limit, said in words.items() if limit in node)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 import tomllib
-from dataclasses import dataclass
+from dataclasses import field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from flytekit import CronSchedule, Email, LaunchPlan, Slack
 from flytekit.models.concurrency import ConcurrencyLimitBehavior, ConcurrencyPolicy
@@ -19,25 +19,25 @@ from flytekit.models.core.execution import WorkflowExecutionPhase
 
 from tasks.config import RunConfig
 from tasks.errors import UserError
-from tasks.settings import Settings, setting, unknown
+from tasks.settings import Settings, settings, unknown
 from workflows.training import train_and_export
 
 CHOICE = "SLIPSTREAM_SCHEDULES"
-PHASES = ("succeeded", "failed", "timed_out", "aborted")
+Phase = Literal["succeeded", "failed", "timed_out", "aborted"]
 
 
-@dataclass(frozen=True)
+@settings
 class Notify(Settings):
     """Who hears of what."""
 
     section = "nightly_training.notify"
 
-    email: list[str] = setting([])
-    slack: list[str] = setting([])
-    on: list[str] = setting(["failed", "timed_out", "aborted"], choices=PHASES)
+    email: list[str] = field(default_factory=list)
+    slack: list[str] = field(default_factory=list)
+    on: list[Phase] = field(default_factory=lambda: ["failed", "timed_out", "aborted"])
 
 
-@dataclass(frozen=True)
+@settings
 class Schedule(Settings):
     """One scheduled training: when (cron, UTC), on what, and with which configuration."""
 
@@ -46,8 +46,8 @@ class Schedule(Settings):
     cron: str = "0 2 * * *"
     data: str = ""
     target: str = ""
-    config: RunConfig = RunConfig()
-    notify: Notify = Notify()
+    config: RunConfig = field(default_factory=RunConfig)
+    notify: Notify = field(default_factory=Notify)
 
 
 def read_schedules(path: Path) -> Schedule:

@@ -12,6 +12,9 @@ from tasks.preprocess.task import address_of, prepare_data
 from tasks.report.summary import DataSummary, RunSummary
 from tasks.report.task import report, report_data
 from tasks.train.task import fingerprint_model_code, train
+from workflows.command_line import register_option_types
+
+register_option_types()
 
 
 @workflow

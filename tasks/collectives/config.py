@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import field
+from typing import Annotated, Literal, get_args
 
-from tasks.settings import Settings, setting
+from pydantic import Field
 
-OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
+from tasks.settings import Settings, settings
+
+Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
+OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 
 
-@dataclass(frozen=True)
+@settings
 class CollectivesConfig(Settings):
     """Which collectives are measured, from which size to which."""
 
     section = "collectives"
 
-    operations: list[str] = setting(list(OPERATIONS), choices=OPERATIONS)
-    #: Bytes, doubled (or more) from the smallest to the largest.
-    smallest: int = setting(1 << 10, at_least=64)
-    largest: int = setting(16 << 20, at_least=64)
-    #: The factor between one size and the next.
-    factor: int = setting(4, at_least=2)
-    #: Seconds for each operation at each size.
-    budget: float = setting(0.1, above=0)
+    operations: list[Operation] = field(default_factory=lambda: list(OPERATIONS))
+    """The collectives to measure, each once."""
+    smallest: Annotated[int, Field(ge=64)] = 1 << 10
+    """The first size, in bytes."""
+    largest: Annotated[int, Field(ge=64)] = 16 << 20
+    """The last size, in bytes."""
+    factor: Annotated[int, Field(ge=2)] = 4
+    """The factor between one size and the next."""
+    budget: Annotated[float, Field(gt=0)] = 0.1
+    """Seconds for each collective at each size."""
 
     def check(self) -> None:
         if self.largest < self.smallest:

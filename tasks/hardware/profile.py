@@ -12,13 +12,15 @@ import json
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from tasks.errors import UserError
-from tasks.settings import Settings, setting, to_dict, unknown
+from tasks.settings import Settings, settings, to_dict, unknown
 
 CHOICE = "SLIPSTREAM_PROFILE"
 RESOLVED = "SLIPSTREAM_PROFILE_RESOLVED"
@@ -26,48 +28,48 @@ BUILT_IN = Path(__file__).parent / "profiles"
 CPU_PROCESSES = 2
 
 
-@dataclass(frozen=True)
+@settings
 class Toleration(Settings):
     """A Kubernetes toleration."""
 
     section = "profile.tolerations"
 
     key: str = ""
-    operator: str = setting("Exists", choices=("Exists", "Equal"))
+    operator: Literal["Exists", "Equal"] = "Exists"
     value: str = ""
     effect: str = ""
 
 
-@dataclass(frozen=True)
+@settings
 class Placement(Settings):
     """What one stage asks for, per pod. Quantities are Kubernetes' (``"500m"``, ``"16Gi"``)."""
 
     section = "profile"
 
-    #: Pods at a time: the nodes of a process group; for prepare, those that share the work on a table.
-    nodes: int = setting(1, at_least=1)
-    #: Processes per node; 0 takes what the machine has when the profile is resolved.
-    processes: int = setting(1, at_least=0)
+    nodes: Annotated[int, Field(ge=1)] = 1
+    """Pods at a time: the nodes of a process group; for prepare, those that share the work on a table."""
+    processes: Annotated[int, Field(ge=0)] = 1
+    """Processes per node; 0 takes what the machine has when the profile is resolved."""
     cpu: str = "1"
     memory: str = "2Gi"
     gpu: str = "0"
-    #: The accelerator's name as the cluster's node labels spell it.
     accelerator: str = ""
-    #: Size of /dev/shm; empty leaves the container's default.
+    """The accelerator's name as the cluster's node labels spell it."""
     shared_memory: str = ""
+    """Size of /dev/shm; empty leaves the container's default."""
     interruptible: bool = False
-    retries: int = setting(0, at_least=0)
-    #: How often a process group whose worker died is started again in the same pods, before that costs a retry.
-    restarts: int = setting(0, at_least=0)
-    timeout_minutes: int = setting(60, at_least=1)
-    tolerations: list[Toleration] = setting([])
-    node_selector: dict[str, str] = setting({})
-    environment: dict[str, str] = setting({})
-    #: Local disk for prepared data (GiB per node). What fits is downloaded before the first step; what does not streams
-    #: from S3 ahead of use.
-    data_cache_gib: float = setting(100.0, above=0)
-    #: Whose preemption notices a process watches for; "auto" finds the cloud by asking its metadata server.
-    notices: str = setting("none", choices=("none", "auto", "aws", "gcp", "azure"))
+    retries: Annotated[int, Field(ge=0)] = 0
+    restarts: Annotated[int, Field(ge=0)] = 0
+    """How often a process group whose worker died is started again in the same pods, before that costs a retry."""
+    timeout_minutes: Annotated[int, Field(ge=1)] = 60
+    tolerations: list[Toleration] = field(default_factory=list)
+    node_selector: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    data_cache_gib: Annotated[float, Field(gt=0)] = 100.0
+    """Local disk for prepared data (GiB per node). What fits is downloaded before the first step; what does not streams
+    from S3 ahead of use."""
+    notices: Literal["none", "auto", "aws", "gcp", "azure"] = "none"
+    """Whose preemption notices a process watches for; "auto" finds the cloud by asking its metadata server."""
 
     @property
     def world_size(self) -> int:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import field
 from typing import Any
 
-from tasks.settings import Settings, setting
+from tasks.settings import Settings, settings
 
 
-@dataclass(frozen=True)
+@settings
 class ModelConfig(Settings):
     """Which network is trained."""
 
     section = "model"
 
-    #: "auto" takes the MLP for tables and the ResNet for images; otherwise "mlp", "resnet", or your own as
-    #: "package.module:factory", called with the Signature and the arguments below.
     name: str = "auto"
-    #: Keyword arguments of the factory.
-    arguments: dict[str, Any] = setting({})
+    """The network: "auto" takes the MLP for tables and the ResNet for images; otherwise "mlp", "resnet", or your own as
+    "package.module:factory", called with the Signature and the arguments."""
+    arguments: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the factory."""
 
     def check(self) -> None:
         builtin = ("auto", "mlp", "resnet")

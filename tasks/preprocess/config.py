@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import field
 from datetime import UTC, datetime
+from typing import Annotated, Literal
 
-from tasks.settings import Settings, setting
+from pydantic import Field
+
+from tasks.settings import Settings, settings
 
 
-@dataclass(frozen=True)
+@settings
 class SplitConfig(Settings):
     """Which rows are held out: a share of them by a stable hash of id, group or content, or the latest by time."""
 
     section = "data.split"
 
-    validation: float = setting(0.15, above=0, below=1)
-    test: float = setting(0.15, above=0, below=1)
-    seed: int = setting(0, at_least=0)
-    #: With data.time: rows from these times on (ISO 8601) are held out. Empty: the latest rows, by the shares above.
+    validation: Annotated[float, Field(gt=0, lt=1)] = 0.15
+    """The share of rows by which training decides when to stop."""
+    test: Annotated[float, Field(gt=0, lt=1)] = 0.15
+    """The share of rows that the trained model is measured on."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Another seed holds out other rows."""
     validation_from: str = ""
+    """With data.time: rows from this time on (ISO 8601), up to test_from, are the validation split. Empty: the latest
+    rows, by the shares above."""
     test_from: str = ""
+    """With data.time: rows from this time on (ISO 8601) are the test split."""
 
     def check(self) -> None:
         for name in ("validation_from", "test_from"):
@@ -48,66 +56,70 @@ def seconds_of(text: str) -> float | None:
 
 
 #: What data.types may say.
-TYPES = ("number", "date", "boolean", "text", "category", "document")
+ColumnType = Literal["number", "date", "boolean", "text", "category", "document"]
 
 
-@dataclass(frozen=True)
+@settings
 class DataConfig(Settings):
     """How raw data is read. For an ordinary table with a header the defaults are enough."""
 
     section = "data"
 
-    #: "auto" goes by the file's extension.
-    format: str = setting("auto", choices=("auto", "csv", "parquet", "arrow", "images", "arrays", "text"))
-    #: Whether the first line of a CSV names the columns.
+    format: Literal["auto", "csv", "parquet", "arrow", "images", "arrays", "text"] = "auto"
+    """What the data is; "auto" goes by the file's extension."""
     header: bool = True
-    #: Names of the columns, for a CSV without a header.
-    columns: list[str] = setting([])
+    """Whether the first line of a CSV names the columns."""
+    columns: list[str] = field(default_factory=list)
+    """Names of the columns, for a CSV without a header."""
     delimiter: str = ","
-    #: What surrounds values that hold delimiters or line breaks, doubled inside them. Empty: nothing does.
+    """What separates the values of a CSV."""
     quote: str = '"'
-    #: What goes before a quote or delimiter that is part of a value, where they are not doubled.
+    """What surrounds values that hold delimiters or line breaks, doubled inside them. Empty: nothing does."""
     escape: str = ""
+    """What goes before a quote or delimiter that is part of a value, where they are not doubled."""
     encoding: str = "utf-8"
-    #: Cells that mean "missing", compared after surrounding spaces are removed.
-    missing: list[str] = setting(["", "?", "NA", "N/A", "NaN", "nan", "null", "NULL", "None"])
-    #: The mark between whole and fraction of a number in text, and the one between its thousands (empty: none).
-    decimal: str = setting(".", choices=(".", ","))
-    thousands: str = setting("", choices=("", ",", ".", " ", "'", "_"))
-    #: What columns hold, where that is not to be worked out: "number", "date" (ISO 8601, UTC unless it says otherwise),
-    #: "boolean", "text", "category" (an input whatever its values look like) or "document" (learned from by its words).
-    #: A value that is no such thing puts its row into quarantine.
-    types: dict[str, str] = setting({}, choices=TYPES)
-    #: Columns to leave out.
-    drop: list[str] = setting([])
-    #: The column that identifies a row; never a feature.
+    """The encoding of a CSV."""
+    missing: list[str] = field(default_factory=lambda: ["", "?", "NA", "N/A", "NaN", "nan", "null", "NULL", "None"])
+    """Cells that mean "missing", compared after surrounding spaces are removed."""
+    decimal: Literal[".", ","] = "."
+    """The mark between whole and fraction of a number in text."""
+    thousands: Literal["", ",", ".", " ", "'", "_"] = ""
+    """The mark between the thousands of a number in text; empty: none."""
+    types: dict[str, ColumnType] = field(default_factory=dict)
+    """What columns hold, where that is not to be worked out: "number", "date" (ISO 8601, UTC unless it says otherwise),
+    "boolean", "text", "category" (an input whatever its values look like) or "document" (learned from by its words).
+    A value that is no such thing puts its row into quarantine."""
+    drop: list[str] = field(default_factory=list)
+    """Columns to leave out."""
     id: str = ""
-    #: The column whose values stay together: all rows of a customer, say, fall into one split. Never a feature.
+    """The column that identifies a row; never a feature."""
     group: str = ""
-    #: The column by which rows are split in time instead: older rows train, the latest test. Never a feature.
+    """The column whose values stay together: all rows of a customer, say, fall into one split. Never a feature."""
     time: str = ""
-    #: The column of numbers by which rows weigh in the training loss: 2 counts as the row twice, 0 not at all. Never a
-    #: feature, and no part of a row's content when that decides its split. Evaluation does not weigh.
+    """The column by which rows are split in time instead: older rows train, the latest test. Never a feature."""
     weight: str = ""
-    #: "auto" takes a text target, or a numeric one with few distinct whole values, as classes.
-    task: str = setting("auto", choices=("auto", "classification", "regression"))
-    #: Images as files are brought to this [height, width] and number of channels (1 grey, 3 RGB). Empty and 0: they are
-    #: taken as they are, and must then be alike.
-    image_size: list[int] = setting([], at_least=1)
-    image_channels: int = setting(0, choices=(0, 1, 3))
-    #: Words and pairs of words that are kept of a document.
-    text_length: int = setting(256, at_least=8, at_most=8192)
-    #: The share of rows that may be set aside as unreadable before the run stops.
-    quarantine_limit: float = setting(0.01, at_least=0, at_most=1)
-    #: GiB that each process may take for data. Less means smaller batches, samples and counts, and so other last
-    #: digits; the same setting gives the same bytes on any machine.
-    memory: float = setting(1.5, at_least=0.25)
-    #: An earlier prepared set of the same table (a directory or an s3:// address): its statistics are taken, its rows
-    #: stay as they are, and only files that it has not seen are prepared, into further segments.
+    """The column of numbers by which rows weigh in the training loss: 2 counts as the row twice, 0 not at all. Never a
+    feature, and no part of a row's content when that decides its split. Evaluation does not weigh."""
+    task: Literal["auto", "classification", "regression"] = "auto"
+    """What is learned: "auto" takes a text target, or a numeric one with few distinct whole values, as classes."""
+    image_size: list[Annotated[int, Field(ge=1)]] = field(default_factory=list)
+    """The [height, width] that images as files are brought to. Empty: as they are, and they must then be alike."""
+    image_channels: Literal[0, 1, 3] = 0
+    """The channels that images as files are brought to: 1 grey, 3 RGB; 0 as they are, and they must then be alike."""
+    text_length: Annotated[int, Field(ge=8, le=8192)] = 256
+    """Words and pairs of words that are kept of a document."""
+    quarantine_limit: Annotated[float, Field(ge=0, le=1)] = 0.01
+    """The share of rows that may be set aside as unreadable before the run stops."""
+    memory: Annotated[float, Field(ge=0.25)] = 1.5
+    """GiB that each process may take for data. Less means smaller batches, samples and counts, and so other last
+    digits; the same setting gives the same bytes on any machine."""
     earlier: str = ""
-    #: Whether rows are stored in random order. Off keeps their order, for data that is random already.
+    """An earlier prepared set of the same table (a directory or an s3:// address): its statistics are taken, its rows
+    stay as they are, and only files that it has not seen are prepared, into further segments."""
     shuffle: bool = True
-    split: SplitConfig = SplitConfig()
+    """Whether rows are stored in random order. Off keeps their order, for data that is random already."""
+    split: SplitConfig = field(default_factory=SplitConfig)
+    """Which rows are held out."""
 
     def check(self) -> None:
         if self.group and self.time:

@@ -21,7 +21,7 @@ from tasks.preprocess import quarantine
 from tasks.preprocess.card.drift_and_leaks import drift_from
 from tasks.preprocess.columns import value_types
 from tasks.preprocess.columns.transform import Transform
-from tasks.preprocess.config import DataConfig
+from tasks.preprocess.config import ColumnType, DataConfig
 from tasks.preprocess.fit.fit import Fitted, Role
 from tasks.preprocess.fit.scan import Found
 from tasks.preprocess.fit.splits import Cuts
@@ -34,7 +34,7 @@ from tasks.storage import S3, copy_within_s3, list_objects, open_reader, storage
 REFERENCE = "reference.json"
 #: Settings by which rows get their splits and values their meaning.
 LASTING = ("drop", "id", "group", "time", "weight", "split", "missing", "decimal", "thousands")
-DECLARED = {
+DECLARED: dict[str, ColumnType] = {
     value_types.NUMBER: "number",
     value_types.BOOLEAN: "boolean",
     value_types.TIME: "date",
@@ -119,7 +119,7 @@ class Earlier:
 
     def declared(self, config: DataConfig, *, text: bool) -> DataConfig:
         """``config`` with the types that columns had. Whole numbers of ``text`` are read as numbers are."""
-        names = {**DECLARED, **({value_types.INTEGER: "number"} if text else {})}
+        names = DECLARED | ({value_types.INTEGER: "number"} if text else {})
         types = {name: names[kind] for name, kind in self.types.items() if kind in names}
         return replace(config, types={**types, **config.types})
 

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import click
-import yaml
 
 from tasks.artifacts.format import MANIFEST
 from tasks.artifacts.streamed import make_stub
@@ -43,10 +42,7 @@ def on_this_machine(prepared: str) -> Iterator[Path]:
 @click.argument("config", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=False)
 def main(prepared: str, output: Path, config: Path | None) -> None:
     """Train on PREPARED and write the trained model to OUTPUT; its checkpoints go to OUTPUT.checkpoints."""
-    try:
-        settings = RunConfig.from_dict(yaml.safe_load(config.read_text(encoding="utf-8"))) if config else RunConfig()
-    except yaml.YAMLError as error:
-        raise UserError(f"{config}: not valid YAML: {error}") from None
+    settings = RunConfig.from_file(config) if config else RunConfig()
     if (output / MANIFEST).exists():
         raise UserError(f"{output}: holds an artifact already; choose another OUTPUT or remove it")
     with on_this_machine(prepared) as directory:

@@ -95,6 +95,28 @@ CASES: dict[str, tuple[tuple[str, bytes] | None, list[str], str]] = {
     ),
     "an image in no class folder": (("t.png", b"PNG"), ["--data", "t.png"], r"t\.png: lies in no class folder"),
     "arrays that are no arrays": (("t.npz", b"PK"), ["--data", "t.npz"], r"t\.npz: not a whole \.npz file"),
+    "YAML that is none": (
+        ("run.yaml", b"training:\n  epochs: [1\nmodel: {}\n"),
+        ["--config", "run.yaml"],
+        r"run\.yaml, line 3, column 6: not valid YAML: expected ',' or ']'",
+    ),
+    "YAML with a tab": (
+        ("run.yaml", b"training:\n\tepochs: 1\n"),
+        ["--config", "run.yaml"],
+        r"run\.yaml, line 2, column 1: not valid YAML: found character '\\t'",
+    ),
+    "JSON that is none": (
+        ("run.json", b'{"training": {\n"epochs": 1,}}'),
+        ["--config", "run.json"],
+        r"run\.json, line 2, column 13: not valid JSON",
+    ),
+    "JSON that is none, inline": (None, ["--config", '{"training":'], r"configuration is not valid JSON.*column 12"),
+    "a configuration that is not there": (
+        None,
+        ["--config", "absent.yaml"],
+        r"absent\.yaml: no such file; expected a YAML",
+    ),
+    "a configuration that is a directory": (None, ["--config", "."], r"\.: cannot be read: .*Is a directory"),
     "no such factory": (None, ["--config", '{"model": {"name": "mine.nets:build"}}'], r"model\.name.*mine"),
 }
 

@@ -93,6 +93,8 @@ def test_a_file_is_handed_over_on_the_command_line(pyflyte_run: Run, tmp_path: P
     table().to_csv(tmp_path / "some.csv")
     refused = pyflyte_run("--dataset", "some.csv", "--target", "y", workflow="train_on_dataset")
     assert refused.returncode == 1 and "some.csv' is not Parquet but csv" in one_message(refused.stdout)
+    absent = pyflyte_run("--dataset", "absent.parquet", "--target", "y", workflow="train_on_dataset")
+    assert absent.returncode == 1 and "--dataset: 'absent.parquet' does not exist" in one_message(absent.stdout)
 
 
 def test_only_parquet_is_taken_whatever_it_is_called(tmp_path: Path) -> None:

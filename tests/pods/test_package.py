@@ -180,7 +180,7 @@ def test_each_night_looks_at_the_data_afresh(packaged: tuple[str, Package]) -> N
         ("[nightly]\n", "nightly: unknown setting"),
         ("[nightly_training]\ncorn = '1'\n", "nightly_training.corn: unknown setting; did you mean 'cron'?"),
         ("[nightly_training.config.training]\nepochs = 0\n", "training.epochs: 0"),
-        ("[nightly_training.notify]\non = ['late']\n", 'nightly_training.notify.on: "late"'),
+        ("[nightly_training.notify]\non = ['late']\n", 'nightly_training.notify.on[0]: "late"'),
     ],
 )
 def test_wrong_schedules_are_one_line(tmp_path: Path, toml: str, message: str) -> None:

@@ -72,6 +72,6 @@ def test_a_pod_is_tried_again(away: FaultyS3, monkeypatch: pytest.MonkeyPatch, n
 @pytest.mark.parametrize("name", TASKS)
 def test_a_person_is_told_to_start_again(away: FaultyS3, name: str) -> None:
     task, given = TASKS[name]()
-    with pytest.raises(UserError, match="kept answering 503( SlowDown)? in 3 attempts; nothing is lost, start again"):
+    with pytest.raises(UserError, match=r"kept answering 503( SlowDown)? in 3 attempts; nothing is lost, start again"):
         task(**given)
     assert away.fired

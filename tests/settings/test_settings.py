@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import pickle
+from dataclasses import field
+from pathlib import Path
+from typing import Annotated, Literal
 
 import pytest
+from flytekit import FlyteContextManager
+from flytekit.core.type_engine import TypeEngine
+from pydantic import Field
 
 from tasks.config import RunConfig
 from tasks.errors import UserError
+from tasks.preprocess.config import DataConfig
+from tasks.settings import Settings, settings, to_dict
 from tasks.train.config import TrainingConfig
 
 
@@ -20,12 +30,22 @@ from tasks.train.config import TrainingConfig
         ('{"training": {"epochs": "3"}}', 'training.epochs: "3" is not allowed; expected an integer'),
         ('{"training": {"epochs": true}}', "training.epochs: true is not allowed; expected an integer"),
         ('{"training": {"epochs": 0}}', "training.epochs: 0 is not allowed; expected at least 1"),
-        ('{"training": {"warmup": 1}}', "training.warmup: 1.0 is not allowed; expected at least 0 and less than 1"),
+        ('{"training": {"warmup": 1}}', "training.warmup: 1 is not allowed; expected at least 0 and less than 1"),
         ('{"training": {"learning_rate": 1e999}}', "training.learning_rate: Infinity is not allowed"),
         ('{"training": {"precision": "fp8"}}', 'expected one of "auto", "fp32", "bf16", "fp16"'),
         ('{"data": {"split": {"test": 0.9}}}', "data.split.test: 0.9 is not allowed; expected less than 0.85"),
         ('{"data": {"columns": "a,b"}}', 'data.columns: "a,b" is not allowed; expected a list of a text'),
         ('{"data": {"columns": ["a", 1]}}', "data.columns[1]: 1 is not allowed; expected a text"),
+        ('{"data": {"image_size": [28.5, 28]}}', "data.image_size[0]: 28.5 is not allowed; expected an integer"),
+        ('{"data": {"image_size": [0, 28]}}', "data.image_size[0]: 0 is not allowed; expected at least 1"),
+        (
+            '{"data": {"types": {"zip": "code"}}}',
+            'data.types.zip: "code" is not allowed; expected one of "number", "date"',
+        ),
+        ('{"data": {"types": ["zip"]}}', 'data.types: ["zip"] is not allowed; expected a mapping'),
+        ('{"data": {"split": {"sed": 1}}}', "data.split.sed: unknown setting; did you mean 'seed'?"),
+        ('{"data": {"header": 1}}', "data.header: 1 is not allowed; expected true or false"),
+        ('{"export": {"decide_at_batch": 2}}', "export.decide_at_batch: 2 is not allowed; expected one of 1, 256"),
         ('{"model": {"name": "transformer"}}', "model.name"),
         ('{"collectives": {"operations": ["gossip"]}}', "collectives.operations"),
         ('{"collectives": {"smallest": 4096, "largest": 1024}}', "collectives.largest: 1024"),
@@ -43,18 +63,84 @@ def test_the_command_line_rejects(text: str, message: str) -> None:
 def test_python_callers_pass_through_the_same_checks() -> None:
     with pytest.raises(UserError, match=r"training\.batch_size: 0"):
         TrainingConfig(batch_size=0)
+    with pytest.raises(UserError, match=r"training\.epoch: unknown setting; did you mean 'epochs'"):
+        TrainingConfig(epoch=3)  # type: ignore[call-arg]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        TrainingConfig().epochs = 3  # type: ignore[misc]
 
 
 def test_whole_floats_are_taken_as_integers_and_integers_as_floats() -> None:
     config = TrainingConfig(epochs=3.0, learning_rate=1)  # type: ignore[arg-type]
     assert (config.epochs, type(config.epochs)) == (3, int)
     assert (config.learning_rate, type(config.learning_rate)) == (1.0, float)
+    assert DataConfig(image_size=[28.0, 28]).image_size == [28, 28]  # type: ignore[list-item]
+    assert RunConfig.from_json('{"training": {"epochs": 3.0}}').training == TrainingConfig(epochs=3)
 
 
 def test_defaults_survive_an_empty_file_and_partial_settings() -> None:
     assert RunConfig.from_json("null") == RunConfig.from_json("{}") == RunConfig()
     config = RunConfig.from_json('{"data": {"split": {"seed": 4}}}')
     assert config.data.split.seed == 4 and config.data.split.test == 0.15 and config.training == TrainingConfig()
+
+
+def test_settings_survive_flytes_literal_pickle_and_json() -> None:
+    config = RunConfig.from_json(
+        '{"model": {"arguments": {"hidden": [64, 32], "p": 0.5, "n": null}}, "data": {"id": "i"}}'
+    )
+    context, kind = FlyteContextManager.current_context(), TypeEngine.to_literal_type(RunConfig)
+    literal = TypeEngine.to_literal(context, config, RunConfig, kind)
+    assert TypeEngine.to_python_value(context, literal, RunConfig) == config
+    assert pickle.loads(pickle.dumps(config)) == config
+    assert RunConfig.from_json(json.dumps(to_dict(config))) == config
+
+
+def test_a_file_says_what_inline_json_says(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "data:\n  time: day\n  split: {validation_from: 2024-05-01, test_from: 2024-06-30T12:00:00}\n"
+        "training:\n  learning_rate: 1e-3\nexport:\n"
+    )
+    config = RunConfig.from_file(path)
+    assert config.data.split.validation_from == "2024-05-01" and config.data.split.test_from == "2024-06-30T12:00:00"
+    assert config.training.learning_rate == 0.001 and config.export == RunConfig().export
+    path.with_suffix(".json").write_text('{"training": {"learning_rate": 1e-3}}')
+    assert RunConfig.from_file(path.with_suffix(".json")).training == config.training
+
+
+@settings
+class Replicated(Settings):
+    kind: Literal["ddp"] = "ddp"
+    bucket: Annotated[int, Field(ge=1)] = 25
+
+
+@settings
+class Sharded(Settings):
+    kind: Literal["fsdp"] = "fsdp"
+    shards: Annotated[int, Field(ge=2)] = 2
+
+
+@settings
+class Parallel(Settings):
+    section = "training"
+
+    parallel: Annotated[Replicated | Sharded, Field(discriminator="kind")] = field(default_factory=Replicated)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"kind": "fsdp", "shards": 1}', "training.parallel.shards: 1 is not allowed; expected at least 2"),
+        ('{"kind": "fsdp", "shard": 4}', "training.parallel.shard: unknown setting; did you mean 'shards'?"),
+        ('{"kind": "ddp", "shards": 4}', "training.parallel.shards: unknown setting; allowed here: bucket, kind"),
+        ('{"kind": "tp"}', 'expected a mapping whose \'kind\' is one of "ddp", "fsdp"'),
+    ],
+)
+def test_a_section_that_is_one_of_several_kinds(text: str, message: str) -> None:
+    chosen = Parallel.from_json('{"parallel": {"kind": "fsdp", "shards": 4.0}}')
+    assert chosen.parallel == Sharded(shards=4)
+    with pytest.raises(UserError) as refusal:
+        Parallel.from_json(f'{{"parallel": {text}}}')
+    assert message in refusal.value.message
 
 
 def test_the_error_crosses_a_process_boundary() -> None:

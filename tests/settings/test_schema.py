@@ -1,0 +1,70 @@
+"""The JSON Schema that editors use says of ``run.yaml`` what the program says of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+
+from tasks.config import RunConfig
+from tasks.errors import UserError
+from tasks.settings import to_dict
+
+REPOSITORY = Path(__file__).parents[2]
+SHIPPED = (REPOSITORY / "run.schema.json").read_text(encoding="utf-8")
+SCHEMA: dict[str, Any] = json.loads(SHIPPED)
+
+
+def accepts(data: Any) -> bool:
+    return Draft202012Validator(SCHEMA).is_valid(data)
+
+
+def test_the_shipped_schema_is_what_the_command_writes() -> None:
+    command = [sys.executable, "-m", "tasks.config"]
+    written = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
+    assert written == SHIPPED, "run: python -m tasks.config > run.schema.json"
+    Draft202012Validator.check_schema(SCHEMA)
+
+
+def test_it_accepts_the_readmes_example_and_the_defaults() -> None:
+    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    example = yaml.safe_load(readme.split("```yaml\n# run.yaml", 1)[1].split("```", 1)[0].split("\n", 1)[1])
+    assert len(example) == 5 and accepts(example)
+    RunConfig.from_dict(example)
+    assert accepts(to_dict(RunConfig())) and accepts({})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"trainin": {}},
+        {"training": {"epoch": 3}},
+        {"data": {"split": {"sed": 1}}},
+        {"training": {"epochs": 0}},
+        {"training": {"epochs": "3"}},
+        {"training": {"warmup": 1}},
+        {"training": {"precision": "fp8"}},
+        {"data": {"types": {"zip": "zipcode"}}},
+        {"collectives": {"operations": ["gossip"]}},
+    ],
+)
+def test_it_refuses_what_the_program_refuses(wrong: dict[str, Any]) -> None:
+    assert not accepts(wrong)
+    with pytest.raises(UserError):
+        RunConfig.from_dict(wrong)
+
+
+def test_every_setting_is_described() -> None:
+    silent = [
+        f"{name}.{setting}"
+        for name, section in SCHEMA["$defs"].items()
+        for setting, node in section["properties"].items()
+        if not node.get("description")
+    ]
+    assert not silent
