@@ -150,8 +150,9 @@ def hf_datasets(directory: Path) -> Iterator[Any]:
 
 def make_hf_datasets(directory: Path) -> None:
     import pyarrow as pa
-    from datasets import Dataset
+    from datasets import Dataset, disable_progress_bars
 
+    disable_progress_bars()
     x, y = (np.load(directory / f"{name}.npy") for name in "xy")
     lists = pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1)), COLUMNS)
     Dataset(pa.table({"x": lists, "y": y})).save_to_disk(str(directory / "hf"))
