@@ -1,6 +1,6 @@
 """Our checkpoints beside torch.save and beside DCP's asynchronous ones: how long the step loop stands still.
 
-    python benchmarks/checkpoint.py [--megabytes 300] [--rounds 11] [--quick] [--json FILE]
+    python benchmarks/checkpoint.py [--quick] [--json FILE] [--megabytes 300] [--rounds 11] [--place DIRECTORY]
 
 Two ranks hold the same state (weights and AdamW moments of a stack of linear layers). In every round each way saves
 once, one after the other, and each is waited for to its end before the next begins: ``torch.save`` and fsync by rank 0
@@ -12,13 +12,13 @@ the save is under way, over that of steps without one.
 
 from __future__ import annotations
 
-import json
+import functools
+import itertools
 import os
 import shutil
-import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,11 +26,14 @@ import click
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-import torch.multiprocessing
 from torch import nn
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import get_state_dict
 
+from harness.command import benchmark
+from harness.processes import on_ranks
+from harness.table import Column, Table
+from harness.turns import Figures, in_turns, settled
 from tasks.train.checkpoint import Checkpoints, Keep
 
 WORLD = 2
@@ -123,11 +126,9 @@ def steps_while(trainer: Trainer, busy: Callable[[], bool]) -> float:
     return (time.perf_counter() - started) / done * 1e3
 
 
-def measure(rank: int, scratch: str, layers: int, rounds: int) -> None:
-    """One rank of the benchmark; rank 0 leaves the figures in ``scratch``."""
-    torch.set_num_threads(1)
+def measure(scratch: str, layers: int, rounds: int) -> dict[str, list[Figures]]:
+    """Every round of each way; the same on all ranks."""
     place = Path(scratch)
-    dist.init_process_group("gloo", init_method=f"file://{scratch}/rendezvous", rank=rank, world_size=WORLD)
     trainer = Trainer(layers)
     trainer.step()
     cached = DefaultStager(
@@ -141,66 +142,62 @@ def measure(rank: int, scratch: str, layers: int, rounds: int) -> None:
         WAYS[2]: dcp_async(trainer, place, "cached", cached),
         WAYS[3]: ours(trainer, place),
     }
-    figures: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
-    for round_ in range(rounds):
-        for name, save in ways.items():
-            alone = steps_while(trainer, lambda: False)
-            dist.barrier()
-            started = time.perf_counter()
-            begun = save(round_)
-            stall = time.perf_counter() - started
-            beside = steps_while(trainer, begun.busy)
-            begun.wait()
-            stall += begun.late()
-            whole = time.perf_counter() - started
-            figure = {"stall_ms": stall * 1e3, "steps": beside / alone, "until_stored_ms": whole * 1e3}
-            figures[name].append({key: slowest(value) for key, value in figure.items()})
-            if rank == 0:
-                for path in place.glob("*-[0-9]*"):
-                    shutil.rmtree(path) if path.is_dir() else path.unlink()
-            dist.barrier()
+    numbers = {name: itertools.count() for name in ways}
+
+    def once(name: str) -> Figures:
+        alone = steps_while(trainer, lambda: False)
+        dist.barrier()
+        started = time.perf_counter()
+        begun = ways[name](next(numbers[name]))
+        stall = time.perf_counter() - started
+        beside = steps_while(trainer, begun.busy)
+        begun.wait()
+        stall += begun.late()
+        whole = time.perf_counter() - started
+        figures = {"stall_ms": stall * 1e3, "steps": beside / alone, "until_stored_ms": whole * 1e3}
+        figures = {key: slowest(value) for key, value in figures.items()}
+        if dist.get_rank() == 0:
+            for path in place.glob("*-[0-9]*"):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        dist.barrier()
+        return figures
+
+    found = in_turns({name: functools.partial(once, name) for name in ways}, rounds)
     cached.close()
-    if rank == 0:
-        (place / "figures.json").write_text(json.dumps(figures))
-    dist.barrier()
-    dist.destroy_process_group()
+    return found
 
 
-def summary(figures: dict[str, list[dict[str, float]]]) -> dict[str, dict[str, float]]:
+def summary(found: dict[str, list[Figures]]) -> dict[str, Figures]:
     """Medians over all rounds but the first, the first stall, and the stall over that of torch.save."""
-    rows = {}
-    for name, rounds in figures.items():
-        row = {key: statistics.median(r[key] for r in rounds[1:]) for key in rounds[0]}
-        rows[name] = {**row, "first_stall_ms": rounds[0]["stall_ms"]}
+    rows = {name: {**settled(rounds), "first_stall_ms": rounds[0]["stall_ms"]} for name, rounds in found.items()}
     for row in rows.values():
         row["of_torch_save"] = row["stall_ms"] / rows[WAYS[0]]["stall_ms"]
     return rows
 
 
-@click.command()
-@click.option("--megabytes", default=300, help="State per rank: weights and two moments, in MB.")
-@click.option("--rounds", default=11, help="Saves of each way; the first is reported apart.")
-@click.option("--quick", is_flag=True, help="Little state, few rounds: whether it runs, not what it costs.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the figures here.")
+COLUMNS = (
+    Column("stall ms", "stall_ms"),
+    Column("first", "first_stall_ms", "{:.0f}"),
+    Column("of torch.save", "of_torch_save", "{:.1%}"),
+    Column("stored ms", "until_stored_ms", "{:.0f}"),
+    Column("steps", "steps", "{:.2f}x"),
+)
+
+
+@benchmark
+@click.option("--megabytes", default=300, show_default=True, help="State per rank: weights and two moments, in MB.")
+@click.option("--rounds", default=11, show_default=True, help="Saves of each way; the first is reported apart.")
 @click.option("--place", type=click.Path(path_type=Path), help="A directory on the disk to measure.")
-def main(megabytes: int, rounds: int, quick: bool, json_file: Path | None, place: Path | None) -> None:
-    """Print the stall of each way of saving."""
+def main(quick: bool, megabytes: int, rounds: int, place: Path | None) -> Iterator[Table]:
+    """How long each way of saving stops the steps."""
     if quick:
-        megabytes, rounds = 30, 3
+        megabytes, rounds = 13, 2
     layers = max(1, round(megabytes * 1e6 / (3 * 4 * WIDTH * (WIDTH + 1))))
     with tempfile.TemporaryDirectory(dir=place) as scratch:
-        torch.multiprocessing.spawn(measure, args=(scratch, layers, rounds), nprocs=WORLD)
-        rows = summary(json.loads((Path(scratch) / "figures.json").read_text()))
+        rows = summary(on_ranks(WORLD, measure, scratch, layers, rounds))
     size = layers * 3 * 4 * WIDTH * (WIDTH + 1) / 1e6
-    print(f"{size:.0f} MB of replicated state on {WORLD} ranks, medians of {rounds - 1} saves after the first")
-    print(f"{'':<20}{'stall ms':>10}{'first':>8}{'of torch.save':>15}{'stored ms':>11}{'steps':>7}")
-    for name, row in rows.items():
-        print(
-            f"{name:<20}{row['stall_ms']:>10.1f}{row['first_stall_ms']:>8.0f}{row['of_torch_save']:>14.1%}"
-            f"{row['until_stored_ms']:>11.0f}{row['steps']:>6.2f}x"
-        )
-    if json_file:
-        json_file.write_text(json.dumps({"megabytes": size, "world": WORLD, "rows": rows}, indent=1) + "\n")
+    title = f"{size:.0f} MB of replicated state on {WORLD} ranks, medians of {rounds - 1} saves after the first"
+    yield Table(title, COLUMNS, rows)
 
 
 if __name__ == "__main__":

@@ -11,18 +11,17 @@ the loop's mean. ``ours/loop`` below 1 says how much of the loop's mean is the t
 
 from __future__ import annotations
 
-import json
 import statistics
-import tempfile
 import time
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-import click
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
 
+from harness.command import benchmark
+from harness.processes import on_ranks
+from harness.table import Column, Table
+from harness.turns import Figures, medians
 from tasks.collectives.config import OPERATIONS
 from tasks.collectives.measure import durations_us, measure_one, prepare
 
@@ -56,65 +55,57 @@ def memcpy_us(size: int) -> float:
     return statistics.median(taken) * 1e6
 
 
-def launch(rank: int, scratch: str, budget: float) -> None:
-    """One process of one launch; rank 0 leaves the figures in ``scratch``."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{scratch}/store", rank=rank, world_size=WORLD)
-    rows = []
+def launch(sizes: Sequence[int], budget: float) -> dict[str, Figures]:
+    """Every operation at every size in one launch, on each of its ranks."""
+    rows = {}
     for operation in OPERATIONS:
-        for size in SIZES:
+        for size in sizes:
             durations = durations_us(prepare(operation, size, CPU), 5, CPU)
             iterations = max(5, int(budget * 1e6 / float(durations.mean())))
             loop = bare_loop_us(operation, size, iterations)
             ours = measure_one(operation, size, budget, CPU)
-            rows.append({**ours, "loop_us": loop, "memcpy_us": memcpy_us(size) if rank == 0 else 0.0})
+            rows[f"{operation} {ours['bytes']}"] = {
+                **{key: ours[key] for key in ("bytes", "p10_us", "p50_us")},
+                "loop_us": loop,
+                "memcpy_us": memcpy_us(size) if dist.get_rank() == 0 else 0.0,
+            }
             dist.barrier()
-    if rank == 0:
-        (Path(scratch) / "rows.json").write_text(json.dumps(rows))
-    dist.destroy_process_group()
+    return rows
 
 
-def one_launch(budget: float) -> list[dict[str, Any]]:
-    with tempfile.TemporaryDirectory() as scratch:
-        torch.multiprocessing.spawn(launch, args=(scratch, budget), nprocs=WORLD)
-        return json.loads((Path(scratch) / "rows.json").read_text())
-
-
-def median_of(launches: list[list[dict[str, Any]]], index: int) -> dict[str, Any]:
+def summary(launches: Sequence[Figures]) -> Figures:
     """One operation and size: the medians over the launches, and the ratios of those medians."""
-    rows = [launch[index] for launch in launches]
-    times = ("p10_us", "p50_us", "loop_us", "memcpy_us")
-    row = {key: statistics.median(r[key] for r in rows) for key in times}
+    row = medians(launches)
+    p50 = [launch["p50_us"] for launch in launches]
     return {
-        "operation": rows[0]["operation"],
-        "bytes": rows[0]["bytes"],
         **row,
-        "algbw_gbps": rows[0]["bytes"] / row["p50_us"] / 1e3,
+        "algbw_gbps": row["bytes"] / row["p50_us"] / 1e3,
         "ours_over_loop": row["p50_us"] / row["loop_us"],
         "of_memcpy": row["memcpy_us"] / row["p50_us"],
-        "p50_between_launches": [r["p50_us"] for r in rows],
+        "p50_us_least": min(p50),
+        "p50_us_most": max(p50),
     }
 
 
-@click.command()
-@click.option("--quick", is_flag=True, help="One launch with short measurements instead of five.")
-@click.option("--json", "file", type=click.Path(path_type=Path), help="Write the figures here, too.")
-def main(quick: bool, file: Path | None) -> None:
-    """Compare our collective benchmark with a bare loop and with memcpy."""
-    launches = [one_launch(0.05 if quick else BUDGET) for _ in range(1 if quick else 5)]
-    rows = [median_of(launches, index) for index in range(len(launches[0]))]
-    print(f"{WORLD} processes, gloo, cpu, torch {torch.__version__}; medians of {len(launches)} launches")
-    columns = ("bytes", "p10 us", "p50 us", "loop us", "ours/loop", "GB/s", "of memcpy")
-    print(f"{'operation':<15}" + "".join(f"{name:>10}" for name in columns) + f"{'p50 by launch':>20}")
-    for r in rows:
-        lowest, highest = min(r["p50_between_launches"]), max(r["p50_between_launches"])
-        print(
-            f"{r['operation']:<15}{r['bytes']:>10}{r['p10_us']:>10.0f}{r['p50_us']:>10.0f}{r['loop_us']:>10.0f}"
-            f"{r['ours_over_loop']:>10.2f}{r['algbw_gbps']:>10.3f}{r['of_memcpy']:>10.3f}"
-            f"{f'{lowest:.0f} to {highest:.0f}':>20}"
-        )
-    if file:
-        file.write_text(json.dumps({"world": WORLD, "launches": len(launches), "rows": rows}, indent=1) + "\n")
+COLUMNS = (
+    Column("p10 us", "p10_us", "{:.0f}"),
+    Column("p50 us", "p50_us", "{:.0f}"),
+    Column("loop us", "loop_us", "{:.0f}"),
+    Column("ours/loop", "ours_over_loop", "{:.2f}"),
+    Column("GB/s", "algbw_gbps", "{:.3f}"),
+    Column("of memcpy", "of_memcpy", "{:.3f}"),
+    Column("least p50", "p50_us_least", "{:.0f}"),
+    Column("most p50", "p50_us_most", "{:.0f}"),
+)
+
+
+@benchmark
+def main(quick: bool) -> Iterator[Table]:
+    """Our measurement of collectives beside a bare loop and beside memcpy."""
+    sizes, budget, count = (SIZES[:2], 0.01, 1) if quick else (SIZES, BUDGET, 5)
+    launches = [on_ranks(WORLD, launch, sizes, budget) for _ in range(count)]
+    rows = {name: summary([launch[name] for launch in launches]) for name in launches[0]}
+    yield Table(f"{WORLD} processes, gloo, cpu; bytes; medians of {count} launches", COLUMNS, rows)
 
 
 if __name__ == "__main__":

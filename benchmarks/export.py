@@ -1,25 +1,31 @@
 """Latency of the exported variants beside torch eager and beside what ONNX Runtime's tool makes with its defaults.
 
 Random weights and inputs: what an operator costs does not depend on them. All variants of a model are timed in turns,
-in one run, with one thread. ``python benchmarks/export.py [--quick] [--json FILE]``.
+in one run, with one thread.
+
+    python benchmarks/export.py [--quick] [--json FILE]
+
+"int8-every-operator" quantises every operator but products of stacked matrices, which ONNX Runtime cannot run with a
+scale per channel; below each table stands how many of these there are.
 """
 
 from __future__ import annotations
 
-import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 
+from harness.command import benchmark
+from harness.table import Column, Table
+from harness.turns import Figures
 from tasks.artifacts.prepared import Signature, TensorSpec
 from tasks.export.convert import EXAMPLE_ROWS, check_parity, quiet, to_onnx
-from tasks.export.engine import describe
 from tasks.export.machine import this_machine
-from tasks.export.quantise import quantise
+from tasks.export.quantise import quantise, stacked_products
 from tasks.export.session import onnx_predictor
 from tasks.export.variants import FP32, INT8, TORCH, time_variants
 from tasks.models.config import ModelConfig
@@ -66,14 +72,13 @@ def random_records(signature: Signature, rows: int) -> np.ndarray:
     return records
 
 
-def alternatives(directory: Path, names: Sequence[str], inputs: Sequence[np.ndarray]) -> dict[str, Predictor]:
-    """The FP32 file quantised in the two ways that we do not use."""
+def alternatives(prepared: Path, inputs: Mapping[str, np.ndarray], stacked: list[str]) -> dict[str, Predictor]:
+    """The file ``prepared`` quantised in the two ways that we do not use, the second but for the nodes ``stacked``."""
     from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
-    from onnxruntime.quantization.shape_inference import quant_pre_process
 
     class Once(CalibrationDataReader):
         def __init__(self) -> None:
-            self.left = [dict(zip(names, inputs, strict=True))]
+            self.left = [dict(inputs)]
 
         def get_next(self) -> dict[str, np.ndarray] | None:
             return self.left.pop() if self.left else None
@@ -85,62 +90,69 @@ def alternatives(directory: Path, names: Sequence[str], inputs: Sequence[np.ndar
             "weight_type": QuantType.QInt8,
             "per_channel": True,
             "reduce_range": this_machine().saturates,
+            "nodes_to_exclude": stacked,
         },
     }
     with quiet():
-        quant_pre_process(directory / "fp32.onnx", directory / "prepared.onnx")
         for name, setting in settings.items():
-            quantize_static(directory / "prepared.onnx", directory / f"{name}.onnx", Once(), **setting)
-    return {name: onnx_predictor(directory / f"{name}.onnx", THREADS) for name in settings}
+            quantize_static(prepared, prepared.with_name(f"{name}.onnx"), Once(), **setting)
+    return {name: onnx_predictor(prepared.with_name(f"{name}.onnx"), THREADS) for name in settings}
 
 
-def bench(name: str, directory: Path, seconds: float) -> dict[str, Any]:
+def variants_of(name: str, directory: Path, seconds: float, batches: Sequence[int]) -> Table:
     """Every variant of one model: latency per batch size (``seconds`` for all at each) and bytes on disk."""
+    import onnx
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
     signature, arguments = MODELS[name]
     records = random_records(signature, max(BATCHES))
     inputs = inputs_of(signature, records)
     model = build(ModelConfig(arguments=arguments), signature, seed=0).eval()
-    to_onnx(model, signature, [array[:EXAMPLE_ROWS] for array in inputs], 20, directory / "fp32.onnx")
-    quantise(directory / "fp32.onnx", directory / "int8.onnx", inputs, reduce_range=this_machine().saturates)
+    fp32, int8, prepared = (directory / f"{file}.onnx" for file in (FP32, INT8, "prepared"))
+    to_onnx(model, signature, [array[:EXAMPLE_ROWS] for array in inputs], 20, fp32)
+    quantise(fp32, int8, inputs, reduce_range=this_machine().saturates)
+    with quiet():
+        quant_pre_process(fp32, prepared)
+    stacked = stacked_products(onnx.load(prepared))
+    by_name = dict(zip((spec.name for spec in signature.inputs), inputs, strict=True))
     runs = {
         TORCH: torch_predictor(model),
-        FP32: onnx_predictor(directory / "fp32.onnx", THREADS),
-        INT8: onnx_predictor(directory / "int8.onnx", THREADS),
-        **alternatives(directory, [spec.name for spec in signature.inputs], inputs),
+        FP32: onnx_predictor(fp32, THREADS),
+        INT8: onnx_predictor(int8, THREADS),
+        **alternatives(prepared, by_name, stacked),
     }
     check_parity(runs[TORCH], runs[FP32], inputs)
-    timed = time_variants(runs, signature, records, THREADS, seconds, BATCHES)
-    files = {FP32: "fp32", INT8: "int8", TOOL_DEFAULTS: TOOL_DEFAULTS, EVERY_OPERATOR: EVERY_OPERATOR}
-    sizes = {variant: (directory / f"{file}.onnx").stat().st_size for variant, file in files.items()}
-    return {variant: {"bytes": sizes.get(variant), "latency_ms": latency} for variant, latency in timed.items()}
+    timed = time_variants(runs, signature, records, THREADS, seconds, batches)
+    rows: dict[str, Figures] = {}
+    for variant, latency in timed.items():
+        rows[variant] = {"bytes": (directory / f"{variant}.onnx").stat().st_size} if variant != TORCH else {}
+        for batch, at in latency.items():
+            figures = {"p50_ms": at["p50"], "p99_ms": at["p99"], "speed": timed[FP32][batch]["p50"] / at["p50"]}
+            rows[variant] |= {f"{key}_{batch}": figure for key, figure in figures.items()}
+    remark = f"{EVERY_OPERATOR}: but for {len(stacked)} products of stacked matrices"
+    return Table(name, columns(batches), rows, (remark,) if stacked else ())
 
 
-def show(name: str, found: dict[str, Any]) -> None:
-    """One line per variant: p50 and p99 in ms, in brackets how many times as fast as ONNX Runtime's FP32."""
-    print(f"\n{name:<20} " + " ".join(f"{f'batch {b}: p50 / p99 ms':>34}" for b in BATCHES) + f"{'KB':>10}")
-    for variant, figures in found.items():
-        cells = []
-        for batch in map(str, BATCHES):
-            at, reference = figures["latency_ms"][batch], found[FP32]["latency_ms"][batch]["p50"]
-            cells.append(f"{at['p50']:>10.4f} / {at['p99']:>9.4f} ({reference / at['p50']:>5.2f} x)")
-        size = f"{figures['bytes'] / 1000:>10.0f}" if figures["bytes"] else f"{'':>10}"
-        print(f"{variant:<20} " + " ".join(f"{cell:>34}" for cell in cells) + size)
+def columns(batches: Sequence[int]) -> tuple[Column, ...]:
+    """``speed`` is how many times as fast as ONNX Runtime's FP32."""
+    latency = [
+        (
+            Column(f"batch {batch}: p50 ms", f"p50_ms_{batch}", "{:.4f}"),
+            Column("p99 ms", f"p99_ms_{batch}", "{:.4f}"),
+            Column("speed", f"speed_{batch}", "{:.2f}x"),
+        )
+        for batch in batches
+    ]
+    return (*chain.from_iterable(latency), Column("KB", "bytes", "{:.0f}", 1000))
 
 
-@click.command()
-@click.option("--quick", is_flag=True, help="0.5 s instead of 4 s for each model and batch size, and no large models.")
-@click.option("--json", "target", type=click.Path(path_type=Path), help="Write the figures to this file.")
-def main(quick: bool, target: Path | None) -> None:
-    """Time the variants of each model side by side."""
-    machine = describe(this_machine(), THREADS)
-    print(f"{machine['cpu']} ({', '.join(machine['flags'])}), {THREADS} thread, ONNX Runtime {machine['onnxruntime']}")
-    results = {}
-    for name in ("mlp", "resnet-8x8") if quick else MODELS:
+@benchmark
+def main(quick: bool) -> Iterator[Table]:
+    """Latency of the variants of each model, timed in turns."""
+    names, seconds, batches = (("mlp", "resnet-8x8"), 0.05, BATCHES[:2]) if quick else (tuple(MODELS), 4.0, BATCHES)
+    for name in names:
         with tempfile.TemporaryDirectory() as directory:
-            results[name] = bench(name, Path(directory), 0.5 if quick else 4.0)
-        show(name, results[name])
-    if target:
-        target.write_text(json.dumps({"machine": machine, "models": results}, indent=1) + "\n")
+            yield variants_of(name, Path(directory), seconds, batches)
 
 
 if __name__ == "__main__":

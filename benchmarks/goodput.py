@@ -13,16 +13,16 @@ and times from outside; start-up is what passes until an attempt's first step ha
 from __future__ import annotations
 
 import io
-import json
 import math
-import multiprocessing
 import os
 import random
 import signal
 import socket
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from harness.command import benchmark
+from harness.processes import FRESH
+from harness.table import Column, Table
+from harness.turns import Figures
 from tasks.artifacts.prepared import PreparedData, Signature
 from tasks.models.config import ModelConfig
 from tasks.preprocess.config import DataConfig
@@ -40,25 +44,34 @@ from tasks.train.config import TrainingConfig
 from tasks.train.survival.goodput import STALL, STEPS, read_pages
 
 WORLD = 2
-STEP_S = 0.05
-FAULTS = 4
-STEPS_BETWEEN_FAILURES = 400
-FORK = multiprocessing.get_context("forkserver")
-FORK.set_forkserver_preload(["torch", "torch._dynamo", "benchmarks.goodput", "tasks.train.run"])
+SAVE_EVERY = STEPS_BETWEEN_FAILURES = 400
+FRESH.set_forkserver_preload(["torch", "torch._dynamo", "goodput", "tasks.train.run"])
 STEPS_PER_EPOCH = 20
-MODES: dict[str, dict[str, Any]] = {
-    "periodic": {"checkpoint_every": 400},
-    "auto": {"mean_time_between_failures": STEPS_BETWEEN_FAILURES * STEP_S},
-    "notice": {"checkpoint_every": 400},
-}
+MODES = ("periodic", "auto", "notice")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run of ``steps`` steps, each of at least ``step_s`` seconds, with ``faults`` on the way; its files lie in
+    ``place``."""
+
+    place: Path
+    steps: int
+    step_s: float
+    faults: int
+
+    def saving(self, mode: str) -> dict[str, Any]:
+        if mode == "auto":
+            return {"mean_time_between_failures": STEPS_BETWEEN_FAILURES * self.step_s}
+        return {"checkpoint_every": SAVE_EVERY}
 
 
 class Steady(nn.Module):
-    """A network whose training steps take :data:`STEP_S`, and which notes in ``counter`` each that rank 0 begins."""
+    """A network whose training steps take ``step_s``, and which notes in ``counter`` each that rank 0 begins."""
 
-    def __init__(self, pixels: int, outputs: int, counter: str) -> None:
+    def __init__(self, pixels: int, outputs: int, counter: str, step_s: float) -> None:
         super().__init__()
-        self.counter = Path(counter)
+        self.counter, self.step_s = Path(counter), step_s
         self.layers = nn.Sequential(
             nn.Flatten(), nn.Linear(pixels, 512), *(nn.Linear(512, 512) for _ in range(6)), nn.Linear(512, outputs)
         )
@@ -69,16 +82,16 @@ class Steady(nn.Module):
             if dist.get_rank() == 0:
                 with self.counter.open("ab", buffering=0) as executed:
                     executed.write(b".")
-            time.sleep(STEP_S)
+            time.sleep(self.step_s)
         return self.layers(inputs.float())
 
 
-def build(signature: Signature, counter: str) -> nn.Module:
+def build(signature: Signature, counter: str, step_s: float) -> nn.Module:
     """The factory that the trainer is told of."""
-    return Steady(math.prod(signature.inputs[0].shape), signature.outputs, counter)
+    return Steady(math.prod(signature.inputs[0].shape), signature.outputs, counter, step_s)
 
 
-def rank_main(rank: int, port: int, place: str, steps: int, mode: str) -> None:
+def rank_main(rank: int, port: int, plan: Plan, mode: str) -> None:
     """One rank of one attempt."""
     from tasks.train.run import run
     from tasks.train.survival.guard import Preempted
@@ -86,19 +99,20 @@ def rank_main(rank: int, port: int, place: str, steps: int, mode: str) -> None:
     where = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": WORLD, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in where.items()})
     torch.set_num_threads(1)
-    rows = sum(PreparedData.open(Path(place) / "prepared").segment_rows("train"))
+    place = plan.place
+    rows = sum(PreparedData.open(place / "prepared").segment_rows("train"))
     with redirect_stdout(io.StringIO()):
         try:
             run(
-                prepared=Path(place) / "prepared",
-                model=ModelConfig("benchmarks.goodput:build", {"counter": f"{place}/{mode}.executed"}),
+                prepared=place / "prepared",
+                model=ModelConfig("goodput:build", {"counter": f"{place}/{mode}.executed", "step_s": plan.step_s}),
                 training=TrainingConfig(
                     batch_size=math.ceil(rows / STEPS_PER_EPOCH),
-                    epochs=steps // STEPS_PER_EPOCH,
+                    epochs=plan.steps // STEPS_PER_EPOCH,
                     patience=0,
-                    **MODES[mode],
+                    **plan.saving(mode),
                 ),
-                directory=Path(place) / f"{mode}.model",
+                directory=place / f"{mode}.model",
                 checkpoints_home=f"{place}/{mode}.home",
                 made_by={},
             )
@@ -106,17 +120,16 @@ def rank_main(rank: int, port: int, place: str, steps: int, mode: str) -> None:
             os._exit(1)
 
 
-def attempt(place: str, steps: int, mode: str, fault_at: float | None) -> tuple[bool, float, float]:
+def attempt(plan: Plan, mode: str, fault_at: float | None) -> tuple[bool, float, float]:
     """Run the ranks to the end or, ``fault_at`` seconds after the first step, to the fault.
 
     Whether they finished, and the seconds until the first step had begun and until all processes had ended.
     """
-    counter = Path(f"{place}/{mode}.executed")
+    counter = plan.place / f"{mode}.executed"
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    arguments = [(rank, port, place, steps, mode) for rank in range(WORLD)]
-    ranks = [FORK.Process(target=rank_main, args=a, daemon=True) for a in arguments]
+    ranks = [FRESH.Process(target=rank_main, args=(rank, port, plan, mode), daemon=True) for rank in range(WORLD)]
     before = counter.stat().st_size if counter.exists() else 0
     started = time.perf_counter()
     for process in ranks:
@@ -138,23 +151,23 @@ def attempt(place: str, steps: int, mode: str, fault_at: float | None) -> tuple[
     return all(process.exitcode == 0 for process in ranks), start_s, time.perf_counter() - started
 
 
-def measure(place: str, mode: str, steps: int, seed: int) -> dict[str, float]:
+def measure(plan: Plan, mode: str, seed: int) -> Figures:
     """One run to its end: what of it was useful."""
     draw = random.Random(seed)
     # Exponential gaps; capped so that all faults fall into the run.
-    mean = steps / (FAULTS + 1) * STEP_S
-    gaps = [min(draw.expovariate(1 / mean), 1.2 * mean) for _ in range(FAULTS)]
-    attempts = [attempt(place, steps, mode, gap) for gap in [*gaps, None]]
-    assert [finished for finished, _, _ in attempts] == [False] * FAULTS + [True]
-    pages = read_pages(storage_for(f"{place}/{mode}.home"))
+    mean = plan.steps / (plan.faults + 1) * plan.step_s
+    gaps = [min(draw.expovariate(1 / mean), 1.2 * mean) for _ in range(plan.faults)]
+    attempts = [attempt(plan, mode, gap) for gap in [*gaps, None]]
+    assert [finished for finished, _, _ in attempts] == [False] * plan.faults + [True]
+    pages = read_pages(storage_for(f"{plan.place}/{mode}.home"))
     # A killed attempt's page is some seconds old; what is on it belongs together.
     stepping = sum(page.seconds[STEPS] for page in pages)
-    executed = Path(f"{place}/{mode}.executed").stat().st_size
-    useful_s = steps * stepping / sum(page.executed for page in pages)
+    executed = (plan.place / f"{mode}.executed").stat().st_size
+    useful_s = plan.steps * stepping / sum(page.executed for page in pages)
     wall, start = sum(wall for _, _, wall in attempts), sum(start for _, start, _ in attempts)
     return {
         "executed": executed,
-        "useful_steps": steps / executed,
+        "useful_steps": plan.steps / executed,
         "stall": sum(page.seconds[STALL] for page in pages) / stepping,
         "goodput": useful_s / wall,
         "apart": useful_s / (wall - start),
@@ -162,29 +175,31 @@ def measure(place: str, mode: str, steps: int, seed: int) -> dict[str, float]:
     }
 
 
-@click.command()
-@click.option("--steps", default=1600, help=f"A multiple of {STEPS_PER_EPOCH}.")
-@click.option("--seed", default=0)
-@click.option("--quick", is_flag=True, help="Few steps: whether it runs, not what it yields.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the figures here.")
-def main(steps: int, seed: int, quick: bool, json_file: Path | None) -> None:
-    """Print what of each run was useful."""
-    steps = 240 if quick else steps
-    print(f"{WORLD} ranks, {steps} steps of at least {STEP_S * 1e3:.0f} ms, {FAULTS} faults, seed {seed}")
-    titles = ("executed", "useful steps", "stall/steps", "goodput", "start-up apart", "start-up s")
-    print(f"{'':<10}" + "".join(f"{title:>15}" for title in titles))
-    rows = {}
-    with tempfile.TemporaryDirectory() as place:
-        prepare(Path(place) / "prepared", "", "", DataConfig(), {})
+COLUMNS = (
+    Column("executed", "executed", "{:.0f}"),
+    Column("useful steps", "useful_steps", "{:.1%}"),
+    Column("stall/steps", "stall", "{:.2%}"),
+    Column("goodput", "goodput", "{:.1%}"),
+    Column("start-up apart", "apart", "{:.1%}"),
+    Column("start-up s", "start_s", "{:.2f}"),
+)
+
+
+@benchmark
+@click.option("--steps", default=1600, show_default=True, help=f"A multiple of {STEPS_PER_EPOCH}.")
+@click.option("--seed", default=0, show_default=True, help="Of the times of the faults.")
+def main(quick: bool, steps: int, seed: int) -> Iterator[Table]:
+    """What of a run is useful, of three ways of saving."""
+    with tempfile.TemporaryDirectory() as directory:
+        place = Path(directory)
+        plan = Plan(place, 20, 0.03, faults=1) if quick else Plan(place, steps, 0.05, faults=4)
+        prepare(place / "prepared", "", "", DataConfig(), {})
+        rows = {}
         for mode in MODES:
-            row = rows[mode] = measure(place, mode, steps, seed)
-            print(
-                f"{mode:<10}{row['executed']:>15}{row['useful_steps']:>15.1%}{row['stall']:>15.2%}"
-                f"{row['goodput']:>15.1%}{row['apart']:>15.1%}{row['start_s']:>15.2f}",
-                flush=True,
-            )
-    if json_file:
-        json_file.write_text(json.dumps({"steps": steps, "seed": seed, "modes": rows}, indent=1) + "\n")
+            rows[mode] = measure(plan, mode, seed)
+            click.echo(f"  {mode}: {rows[mode]['useful_steps']:.1%} useful", err=True)
+    step = f"{plan.steps} steps of at least {plan.step_s * 1e3:.0f} ms"
+    yield Table(f"{WORLD} ranks, {step}, {plan.faults} faults, seed {seed}", COLUMNS, rows)
 
 
 if __name__ == "__main__":

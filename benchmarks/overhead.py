@@ -12,7 +12,6 @@ for the step, as with a GPU; on *the host* every core computes, so that what is 
 from __future__ import annotations
 
 import io
-import json
 import tempfile
 import time
 from collections.abc import Iterator
@@ -25,11 +24,14 @@ import click
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
 from scipy.stats import binom
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from harness.command import benchmark
+from harness.processes import on_ranks
+from harness.table import Column, Table
+from harness.turns import Figures, medians
 from tasks.artifacts.prepared import PreparedData
 from tasks.distributed.process_group import Group
 from tasks.models.factory import Predictor
@@ -47,8 +49,8 @@ from tasks.train.survival.notices import Watcher
 
 WORLD = 2
 STEP_S = 0.02
-STEPS = 100
-SAVE_EVERY = 50
+#: In a turn.
+SAVES = 2
 WIDTH = 256
 WORKS = ("device", "host")
 
@@ -130,10 +132,10 @@ class NoGuard(Guard):
 class Bench:
     """One rank's trainer, which goes on from turn to turn."""
 
-    def __init__(self, data: PreparedData, work: str, home: str) -> None:
-        self.data = data
+    def __init__(self, data: PreparedData, work: str, home: str, steps: int) -> None:
+        self.data, self.steps = data, steps
         rows = sum(data.segment_rows("train"))
-        self.training = TrainingConfig(batch_size=-(-rows // STEPS), evaluate_every=10**6, patience=0)
+        self.training = TrainingConfig(batch_size=-(-rows // steps), evaluate_every=10**6, patience=0)
         self.group = Group(dist.get_rank(), WORLD, torch.device("cpu"), "gloo")
         torch.manual_seed(0)
         pixels = int(np.prod(data.signature.inputs[0].shape))
@@ -154,7 +156,7 @@ class Bench:
         self.turns = 0
 
     def turn(self, guarded: bool, watcher: Watcher) -> tuple[float, float]:
-        """Seconds of :data:`STEPS` steps without their stalls, and of the stalls."""
+        """Seconds of a turn's steps without their stalls, and of the stalls."""
         self.turns += 1
         # The course of training grows from turn to turn; what a checkpoint holds is to stay the same.
         self.state.progress.steps.clear()
@@ -164,7 +166,7 @@ class Bench:
         if guarded:
             home, rank = self.checkpoints.home, self.group.rank
             ledger = Ledger(home, self.turns, WORLD, writes=rank == 0, started=time.perf_counter())
-            guard = Guard(self.checkpoints, Interval(steps=SAVE_EVERY), watcher, ledger)
+            guard = Guard(self.checkpoints, Interval(steps=self.steps // SAVES), watcher, ledger)
             guard.begin(self.state.progress.step)
         training = replace(self.training, epochs=self.turns)
         dist.barrier()
@@ -178,60 +180,56 @@ class Bench:
         return seconds - stall, stall
 
 
-def rank_main(rank: int, scratch: str, rounds: int) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{scratch}/rendezvous", rank=rank, world_size=WORLD)
+def measure(scratch: str, rounds: int, steps: int) -> dict[str, list[Figures]]:
+    """The pairs of turns of each kind of work, on each rank."""
     data = PreparedData.open(Path(scratch) / "prepared")
-    figures: dict[str, list[dict[str, float]]] = {}
+    found: dict[str, list[Figures]] = {}
     with Watcher([]) as watcher, redirect_stdout(io.StringIO()):
         for work in WORKS:
-            bench, figures[work] = Bench(data, work, f"{scratch}/{work}"), []
+            bench, found[work] = Bench(data, work, f"{scratch}/{work}", steps), []
             bench.turn(True, watcher)  # unmeasured: the first save, the first pages of memory
             for round_ in range(rounds):
                 taken = {}
                 for guarded in (True, False) if round_ % 2 else (False, True):
                     taken[guarded] = bench.turn(guarded, watcher)
                 (with_s, stall_s), (without_s, _) = taken[True], taken[False]
-                figures[work].append(
-                    {"ratio": with_s / without_s, "stall": stall_s / with_s, "step": without_s / STEPS}
-                )
-    if rank == 0:
-        (Path(scratch) / "figures.json").write_text(json.dumps(figures))
-    dist.barrier()
-    dist.destroy_process_group()
+                found[work].append({"ratio": with_s / without_s, "stall": stall_s / with_s, "step": without_s / steps})
+    return found
 
 
-def summary(rounds: list[dict[str, float]]) -> dict[str, float]:
-    """The median of what a step costs more, in per cent, and an interval that holds it in 95 of 100 cases."""
-    more = sorted(100 * (round_["ratio"] - 1) for round_ in rounds)
-    outside = int(binom.ppf(0.025, len(more), 0.5))
+def summary(rounds: list[Figures]) -> Figures:
+    """The median of a step's time over that without, and an interval that holds it in 95 of 100 cases."""
+    ratios = sorted(round_["ratio"] for round_ in rounds)
+    outside = int(binom.ppf(0.025, len(ratios), 0.5))
+    rest = medians(rounds)
     return {
-        "step_ms": 1e3 * float(np.median([round_["step"] for round_ in rounds])),
-        "more": float(np.median(more)),
-        "low": more[max(0, outside - 1)],
-        "high": more[min(len(more) - 1, len(more) - outside)],
-        "stall": 100 * float(np.median([round_["stall"] for round_ in rounds])),
+        "step_ms": 1e3 * rest["step"],
+        "ratio": rest["ratio"],
+        "ratio_low": ratios[max(0, outside - 1)],
+        "ratio_high": ratios[min(len(ratios) - 1, len(ratios) - outside)],
+        "stall": rest["stall"],
     }
 
 
-@click.command()
-@click.option("--rounds", default=16, help="Pairs of turns for each kind of work.")
-@click.option("--quick", is_flag=True, help="Few rounds: whether it runs, not what it costs.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the figures here.")
-def main(rounds: int, quick: bool, json_file: Path | None) -> None:
-    """Print what a step costs more with everything on."""
+COLUMNS = (
+    Column("step ms", "step_ms"),
+    Column("with/without", "ratio", "{:.4f}"),
+    Column("95 % from", "ratio_low", "{:.4f}"),
+    Column("to", "ratio_high", "{:.4f}"),
+    Column("stalls, apart", "stall", "{:.2%}"),
+)
+
+
+@benchmark
+@click.option("--rounds", default=16, show_default=True, help="Pairs of turns for each kind of work.")
+def main(quick: bool, rounds: int) -> Iterator[Table]:
+    """What a step costs with everything on, over what it costs without."""
+    rounds, steps = (1, 4) if quick else (rounds, 100)
     with tempfile.TemporaryDirectory() as scratch:
         prepare(Path(scratch) / "prepared", "", "", DataConfig(), {}, 1)
-        torch.multiprocessing.spawn(rank_main, args=(scratch, 3 if quick else rounds), nprocs=WORLD)
-        figures = json.loads((Path(scratch) / "figures.json").read_text())
-    rows = {work: summary(figures[work]) for work in WORKS}
-    print(f"{WORLD} ranks, turns of {STEPS} steps, a checkpoint every {SAVE_EVERY}, {len(figures['host'])} pairs")
-    print(f"{'steps on':<10}{'step ms':>9}{'more':>9}{'95 % interval':>20}{'stalls, apart':>15}")
-    for work, row in rows.items():
-        interval = f"{row['low']:+.2f} to {row['high']:+.2f} %"
-        print(f"{work:<10}{row['step_ms']:>9.1f}{row['more']:>+8.2f}%{interval:>20}{row['stall']:>14.2f}%")
-    if json_file:
-        json_file.write_text(json.dumps({"world": WORLD, "rows": rows, "rounds": figures}, indent=1) + "\n")
+        found = on_ranks(WORLD, measure, scratch, rounds, steps)
+    title = f"{WORLD} ranks, turns of {steps} steps, {SAVES} checkpoints in each, {rounds} pairs"
+    yield Table(title, COLUMNS, {f"steps on {work}": summary(found[work]) for work in WORKS})
 
 
 if __name__ == "__main__":

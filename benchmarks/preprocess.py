@@ -3,26 +3,26 @@
     python benchmarks/preprocess.py [--quick] [--json FILE] [--part parquet|csv|linear] [--runs N]
 
 ``parquet``: 2 M rows of 150 float64, 30 int64 (one of them the id) and 20 texts become standardised float32 and codes,
-with statistics of the training rows (exact medians among them), split by the id; ours also shuffles, hashes and checks,
-the others do not. Polars takes part a second time without the medians, which cost it about half of its time.
-``csv``: 500 k rows of 200 columns, one in a thousand with a value that is no number, become typed columns; ours sets
-the bad rows aside by line, Polars' bare sink drops nothing and reads them as null. ``linear``: rows of 50 columns,
-doubled again and again, against a straight line. Contenders take turns, each in a fresh process; the first turn is
-discarded; reported are medians. Memory is the peak of the proportional set size of the process and its children, so
-that shared pages count once.
+with statistics of the training rows, split by the id. Nobody computes medians. Ours also shuffles, hashes and checks;
+"Polars, the same work" puts the rows in random order and takes the SHA-256 of what it wrote, "Polars, bare" and pandas
+do neither. ``csv``: 500 k rows of 200 columns, one in a thousand with a value that is no number, become typed columns;
+ours sets the bad rows aside by line, Polars' bare sink drops nothing and reads them as null. ``linear``: rows of 50
+columns, doubled again and again, against a straight line. Contenders take turns, each in a fresh process; the first
+turn is discarded; reported are medians. Memory is the peak of the proportional set size of the process and its
+children, so that shared pages count once.
 """
 
 from __future__ import annotations
 
-import json
+import functools
+import hashlib
+import importlib.util
+import multiprocessing
 import resource
-import shutil
-import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,9 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
+from harness.command import benchmark, part_option
+from harness.table import Column, Table
+from harness.turns import Figures, in_turns, settled
 from tasks.hardware.cpus import usable_cores
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import prepare
@@ -67,7 +70,7 @@ def columns(rows: int, first: int, widths: tuple[int, int, int]) -> dict[str, An
     return made
 
 
-def make_parquet(path: Path, rows: int, widths: tuple[int, int, int] = WIDE) -> None:
+def make_parquet(path: Path, rows: int, widths: tuple[int, int, int]) -> None:
     writer = None
     for first in range(0, rows, GROUP_ROWS):
         table = pa.table(columns(min(GROUP_ROWS, rows - first), first, widths))
@@ -77,14 +80,14 @@ def make_parquet(path: Path, rows: int, widths: tuple[int, int, int] = WIDE) -> 
     writer.close()
 
 
-def make_csv(path: Path, rows: int) -> None:
+def make_csv(path: Path, rows: int, widths: tuple[int, int, int]) -> None:
     """As CSV, with a text in place of a number in one row of a thousand."""
     draw = np.random.default_rng(1)
     writer = None
     for first in range(0, rows, GROUP_ROWS):
-        table = pa.table(columns(min(GROUP_ROWS, rows - first), first, WIDE))
-        for place in range(WIDE[0]):
-            bad = draw.random(table.num_rows) < BAD_SHARE / WIDE[0]
+        table = pa.table(columns(min(GROUP_ROWS, rows - first), first, widths))
+        for place in range(widths[0]):
+            bad = draw.random(table.num_rows) < BAD_SHARE / widths[0]
             if bad.any():
                 texts = pa.compute.if_else(pa.array(bad), "n.k.", table[f"f{place}"].cast(pa.string()))
                 table = table.set_column(1 + place, f"f{place}", texts)
@@ -113,8 +116,11 @@ def ours_ingest(data: Path, out: Path) -> None:
     assert source.read == source.rows + len(source.bad)
 
 
-def polars(data: Path, out: Path, medians: bool = True) -> None:
-    """Two streaming passes: statistics of the training rows, then one uncompressed file per split."""
+def polars(data: Path, out: Path, the_same_work: bool = False) -> None:
+    """Two streaming passes: statistics of the training rows, then one uncompressed file per split.
+
+    ``the_same_work`` as ours: rows in random order, and the SHA-256 of what was written.
+    """
     import polars as pl
 
     lazy = pl.scan_parquet(data) if data.suffix == ".parquet" else pl.scan_csv(data, ignore_errors=True)
@@ -123,8 +129,7 @@ def polars(data: Path, out: Path, medians: bool = True) -> None:
     schema = lazy.collect_schema()
     numbers = [n for n, kind in schema.items() if kind.is_numeric() and n != "id"]
     texts = [n for n, kind in schema.items() if kind == pl.String]
-    wanted = POLARS_FIGURES if medians else POLARS_FIGURES[:-1]
-    figures = [getattr(pl.col(numbers), figure)().name.suffix(f" {figure}") for figure in wanted]
+    figures = [getattr(pl.col(numbers), figure)().name.suffix(f" {figure}") for figure in POLARS_FIGURES]
     counted = [pl.col(n).value_counts(sort=True).implode().alias(n) for n in texts]
     found = lazy.filter(split == 0).select(*figures, *counted).collect(engine="streaming").row(0, named=True)
     encoded = [((pl.col(n) - found[f"{n} mean"]) / found[f"{n} std"]).fill_null(0).cast(pl.Float32) for n in numbers]
@@ -132,20 +137,29 @@ def polars(data: Path, out: Path, medians: bool = True) -> None:
         words = [entry[n] for entry in found[n] if entry[n] is not None]
         codes = pl.col(n).replace_strict(words, range(2, len(words) + 2), default=1, return_dtype=pl.Int32)
         encoded.append(codes.fill_null(0))
-    sinks = [
-        lazy.filter(split == part)
-        .select(encoded)
-        .sink_ipc(out / f"{part}.arrow", compression="uncompressed", lazy=True)
-        for part in range(3)
-    ]
+    order = pl.col("id").hash(seed=1).alias("order")
+    files = [out / f"{part}.arrow" for part in range(3)]
+    sinks = []
+    for part, file in enumerate(files):
+        rows = lazy.filter(split == part)
+        rows = rows.select(order, *encoded).sort("order").drop("order") if the_same_work else rows.select(encoded)
+        sinks.append(rows.sink_ipc(file, compression="uncompressed", lazy=True))
     pl.collect_all(sinks, engine="streaming")
+    if the_same_work:
+        with ThreadPoolExecutor() as threads:
+            (out / "SHA256SUMS").write_text("".join(threads.map(sum_line, files)))
 
 
-POLARS_FIGURES = ("mean", "std", "min", "max", "null_count", "median")
+POLARS_FIGURES = ("mean", "std", "min", "max", "null_count")
 
 
-def polars_without_medians(data: Path, out: Path) -> None:
-    polars(data, out, medians=False)
+def sum_line(path: Path) -> str:
+    with path.open("rb") as file:
+        return f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {path.name}\n"
+
+
+def polars_the_same_work(data: Path, out: Path) -> None:
+    polars(data, out, the_same_work=True)
 
 
 def polars_sink(data: Path, out: Path) -> None:
@@ -168,7 +182,7 @@ def pandas(data: Path, out: Path) -> None:
     encoded = np.empty(frame.shape, np.float32)
     for place, name in enumerate(frame):
         if pd.api.types.is_numeric_dtype(frame[name]):
-            figures = train[name].agg(["mean", "std", "min", "max", "count", "median"])
+            figures = train[name].agg(["mean", "std", "min", "max", "count"])
             encoded[:, place] = ((frame[name] - figures["mean"]) / figures["std"]).fillna(0)
         else:
             words = train[name].value_counts().index
@@ -177,13 +191,14 @@ def pandas(data: Path, out: Path) -> None:
         encoded[split == part].tofile(out / f"{part}.rows")
 
 
+SAME_WORK, BARE, SINK = "Polars, the same work", "Polars, bare", "Polars, bare sink"
 CONTENDERS: dict[str, Callable[[Path, Path], None]] = {
     "ours": ours,
     "ours, in order": ours_in_order,
     "ours, ingest": ours_ingest,
-    "polars": polars,
-    "polars, no medians": polars_without_medians,
-    "polars, bare sink": polars_sink,
+    SAME_WORK: polars_the_same_work,
+    BARE: polars,
+    SINK: polars_sink,
     "pandas": pandas,
 }
 
@@ -213,115 +228,102 @@ def proportional_bytes(pid: int) -> int:
     return total
 
 
-def measure(contender: str, data: Path) -> dict[str, float]:
+def measure(contender: str, data: Path) -> Figures:
     """Seconds, processor seconds and peak bytes of one contender in a fresh process, start-up included."""
     with tempfile.TemporaryDirectory(dir=data.parent) as out:
-        command = [sys.executable, __file__, "--contender", contender, "--data", str(data), "--out", out]
         before, started, peak = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter(), 0
-        process = subprocess.Popen(command)
-        while process.poll() is None:
+        process = multiprocessing.get_context("spawn").Process(target=CONTENDERS[contender], args=(data, Path(out)))
+        process.start()
+        assert process.pid is not None
+        while process.is_alive():
             peak = max(peak, proportional_bytes(process.pid))
-            time.sleep(0.05)
+            process.join(0.05)
         seconds = time.perf_counter() - started
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     busy = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    if process.returncode:
-        raise SystemExit(f"{contender} failed with {process.returncode}")
-    return {"seconds": seconds, "cpu seconds": busy, "bytes": peak}
+    if process.exitcode:
+        raise SystemExit(f"{contender} failed with {process.exitcode}")
+    click.echo(f"  {contender:<22} {seconds:7.1f} s  {busy:7.1f} cpu s  {peak / 2**30:5.2f} GiB", err=True)
+    return {"seconds": seconds, "cpu_seconds": busy, "bytes": peak}
 
 
-def in_turns(contenders: list[str], data: Path, runs: int) -> dict[str, dict[str, float]]:
-    taken: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}
-    for turn in range(runs + 1):
-        for name in contenders:
-            figures = measure(name, data)
-            memory = f"{figures['bytes'] / 2**30:5.2f} GiB"
-            click.echo(
-                f"  {name:<18} {figures['seconds']:7.1f} s  {figures['cpu seconds']:7.1f} cpu s  {memory}", err=True
-            )
-            if turn:
-                taken[name].append(figures)
-    return {
-        name: {key: statistics.median(run[key] for run in all_runs) for key in all_runs[0]}
-        for name, all_runs in taken.items()
-    }
+def compare(contenders: list[str], data: Path, turns: int) -> dict[str, Figures]:
+    """The medians of each that is installed."""
+    installed = [name for name in contenders if not name.startswith("Polars") or importlib.util.find_spec("polars")]
+    if left_out := [name for name in contenders if name not in installed]:
+        click.echo(f"  {', '.join(left_out)}: polars is not installed, left out", err=True)
+    found = in_turns({name: functools.partial(measure, name, data) for name in installed}, turns)
+    return {name: settled(figures) for name, figures in found.items()}
 
 
-def table(title: str, found: dict[str, dict[str, float]], beside: str) -> None:
-    click.echo(f"\n{title}\n{'':<20}{'seconds':>9}{'cpu s':>9}{'GiB':>8}{'x ' + beside:>22}{'cpu':>9}{'memory':>9}")
-    for name, figures in found.items():
-        ratio, busy, memory = (figures[key] / found[beside][key] for key in ("seconds", "cpu seconds", "bytes"))
-        taken = f"{figures['seconds']:9.1f}{figures['cpu seconds']:9.1f}{figures['bytes'] / 2**30:8.2f}"
-        click.echo(f"{name:<20}{taken}{ratio:22.2f}{busy:9.2f}{memory:9.2f}")
+COLUMNS = (
+    Column("seconds", "seconds"),
+    Column("cpu s", "cpu_seconds"),
+    Column("GiB", "bytes", "{:.2f}", 1 << 30),
+)
 
 
-def parquet_part(scratch: Path, quick: bool, runs: int) -> dict[str, Any]:
-    rows = 200_000 if quick else 2_000_000
-    make_parquet(scratch / "t.parquet", rows)
-    found = in_turns(["ours", "ours, in order", "polars", "polars, no medians", "pandas"], scratch / "t.parquet", runs)
-    table(f"Parquet, {rows:,} x {sum(WIDE)}", found, "polars")
-    return found
+def beside(peers: Mapping[str, str], found: dict[str, Figures]) -> tuple[Column, ...]:
+    """Adds to each row its time, its processor time and its memory over those of the peers, and gives the columns.
+
+    ``peers`` are contenders, with the word for each in a title.
+    """
+    columns: list[Column] = []
+    for peer, word in peers.items():
+        for figures in found.values() if peer in found else ():
+            for key in ("seconds", "cpu_seconds", "bytes"):
+                figures[f"{key}_over_{word}"] = figures[key] / found[peer][key]
+        columns += [
+            Column(f"x {word}", f"seconds_over_{word}", "{:.2f}"),
+            Column("cpu", f"cpu_seconds_over_{word}", "{:.2f}"),
+            Column("memory", f"bytes_over_{word}", "{:.2f}"),
+        ]
+    return (*COLUMNS, *columns)
 
 
-def csv_part(scratch: Path, quick: bool, runs: int) -> dict[str, Any]:
-    rows = 50_000 if quick else 500_000
-    make_csv(scratch / "t.csv", rows)
-    found = in_turns(["ours, ingest", "polars, bare sink", "ours", "pandas"], scratch / "t.csv", runs)
-    table(f"CSV, {rows:,} x {sum(WIDE)}", found, "polars, bare sink")
-    return found
+def parquet_part(data: Path, quick: bool, turns: int) -> Table:
+    rows, widths = (2_000, NARROW) if quick else (2_000_000, WIDE)
+    make_parquet(data / "t.parquet", rows, widths)
+    found = compare(["ours", "ours, in order", SAME_WORK, BARE, "pandas"], data / "t.parquet", turns)
+    columns = beside({SAME_WORK: "same", BARE: "bare"}, found)
+    return Table(f"Parquet, {rows:,} x {sum(widths)}", columns, found, (BARS,))
 
 
-def linear_part(scratch: Path, quick: bool, runs: int) -> dict[str, Any]:
-    base = 50_000 if quick else 1_000_000
+BARS = "bars for ours: time at most 1.00 x same and 1.25 x bare, memory at most 0.50 x either"
+
+
+def csv_part(data: Path, quick: bool, turns: int) -> Table:
+    rows, widths = (2_000, NARROW) if quick else (500_000, WIDE)
+    make_csv(data / "t.csv", rows, widths)
+    found = compare(["ours, ingest", SINK, "ours", "pandas"], data / "t.csv", turns)
+    return Table(f"CSV, {rows:,} x {sum(widths)}", beside({SINK: "sink"}, found), found)
+
+
+def linear_part(data: Path, quick: bool, turns: int) -> Table:
+    counts = [2_000, 4_000] if quick else [1_000_000, 2_000_000, 4_000_000, 8_000_000]
     found = {}
-    for rows in (base, 2 * base, 4 * base, 8 * base):
-        path = scratch / "t.parquet"
-        make_parquet(path, rows, NARROW)
-        found[f"{rows:,}"] = in_turns(["ours"], path, runs)["ours"]
-    counts = np.array([int(name.replace(",", "")) for name in found], float)
-    seconds = np.array([figures["seconds"] for figures in found.values()])
+    for rows in counts:
+        make_parquet(data / "t.parquet", rows, NARROW)
+        found[f"{rows:,} rows"] = compare(["ours"], data / "t.parquet", turns)["ours"]
+    seconds = [figures["seconds"] for figures in found.values()]
     line = np.polyval(np.polyfit(counts, seconds, 1), counts)
     for figures, expected in zip(found.values(), line, strict=True):
-        figures["of line"] = figures["seconds"] / expected
-    click.echo(f"\nCost by rows, {sum(NARROW)} columns\n{'rows':<20}{'seconds':>9}{'GiB':>8}{'of line':>9}")
-    for name, figures in found.items():
-        click.echo(f"{name:<20}{figures['seconds']:9.1f}{figures['bytes'] / 2**30:8.2f}{figures['of line']:9.2f}")
-    return found
+        figures["of_line"] = figures["seconds"] / float(expected)
+    columns = (*COLUMNS, Column("of a straight line", "of_line", "{:.2f}"))
+    return Table(f"Cost by rows, {sum(NARROW)} columns", columns, found)
 
 
 PARTS = {"parquet": parquet_part, "csv": csv_part, "linear": linear_part}
 
 
-@click.command()
-@click.option("--quick", is_flag=True, help="A tenth of the rows.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the figures here.")
-@click.option("--part", "parts", type=click.Choice(list(PARTS)), multiple=True, help="Only this part.")
+@benchmark
+@part_option(PARTS)
 @click.option("--runs", default=3, show_default=True, help="Turns that count.")
-@click.option("--contender", hidden=True)
-@click.option("--data", type=click.Path(path_type=Path), hidden=True)
-@click.option("--out", type=click.Path(path_type=Path), hidden=True)
-def main(
-    quick: bool,
-    json_file: Path | None,
-    parts: tuple[str, ...],
-    runs: int,
-    contender: str | None,
-    data: Path,
-    out: Path,
-) -> None:
-    """Measure, and print a table for each part."""
-    if contender is not None:
-        CONTENDERS[contender](data, out)
-        return
-    results = {}
-    for part in parts or tuple(PARTS):
-        scratch = Path(tempfile.mkdtemp(prefix="preprocess-"))
-        try:
-            results[part] = PARTS[part](scratch, quick, runs)
-        finally:
-            shutil.rmtree(scratch)
-    if json_file:
-        json_file.write_text(json.dumps(results, indent=1) + "\n")
+def main(quick: bool, parts: tuple[str, ...], runs: int) -> Iterator[Table]:
+    """What preparing a table costs."""
+    for part in parts:
+        with tempfile.TemporaryDirectory(prefix="preprocess-") as data:
+            yield PARTS[part](Path(data), quick, 1 if quick else runs + 1)
 
 
 if __name__ == "__main__":

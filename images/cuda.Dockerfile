@@ -4,10 +4,15 @@ FROM python:3.11-slim-bookworm
 
 ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /slipstream
-COPY pyproject.toml constraints.txt README.md ./
-COPY tasks tasks
-COPY workflows workflows
-RUN pip install --constraint constraints.txt --editable . \
-    && useradd --create-home --uid 1000 flyte \
-    && chown -R flyte /slipstream
-USER flyte
+COPY pyproject.toml constraints.txt images/requirements.py ./
+RUN python requirements.py \
+    && python -m pip install --constraint image-constraints.txt --requirement image-requirements.txt \
+    && python -c 'import torch; assert torch.version.cuda, f"torch {torch.__version__} was built without CUDA"'
+RUN useradd --create-home --uid 1000 flyte && chown 1000 /slipstream
+
+COPY --chown=1000 README.md LICENSE ./
+COPY --chown=1000 tasks tasks
+COPY --chown=1000 workflows workflows
+RUN python -m pip install --no-deps --editable .
+ENV HOME=/home/flyte
+USER 1000

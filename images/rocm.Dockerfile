@@ -1,16 +1,22 @@
-# AMD GPUs. torch with ROCm and RCCL comes with the base image (choose one with the torch of the constraints); the
-# constraints' own torch line is left out so that pip does not replace it.
+# AMD GPUs. torch with ROCm and RCCL comes with the base image and stays as it is: choose one with Python 3.11 or newer
+# and the torch of the constraints.
 #   docker build -f images/rocm.Dockerfile --build-arg BASE=rocm/pytorch:TAG -t slipstream:rocm .
 ARG BASE=rocm/pytorch:latest
 FROM ${BASE}
 
 ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /slipstream
-COPY pyproject.toml constraints.txt README.md ./
-COPY tasks tasks
-COPY workflows workflows
-RUN grep -v '^torch==' constraints.txt > constraints-rocm.txt \
-    && pip install --constraint constraints-rocm.txt --editable . \
-    && (id flyte 2>/dev/null || useradd --create-home flyte) \
-    && chown -R flyte /slipstream
-USER flyte
+COPY pyproject.toml constraints.txt images/requirements.py ./
+RUN python requirements.py torch \
+    && python -m pip install --constraint image-constraints.txt --requirement image-requirements.txt \
+    && python -c 'import torch; assert torch.version.hip, f"torch {torch.__version__} was built without ROCm"'
+# Some bases have a user 1000 already.
+RUN (getent passwd 1000 || useradd --uid 1000 flyte) \
+    && mkdir --parents /home/flyte && chown 1000 /home/flyte /slipstream
+
+COPY --chown=1000 README.md LICENSE ./
+COPY --chown=1000 tasks tasks
+COPY --chown=1000 workflows workflows
+RUN python -m pip install --no-deps --editable .
+ENV HOME=/home/flyte
+USER 1000

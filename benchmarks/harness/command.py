@@ -1,0 +1,60 @@
+"""The command line of a benchmark: ``--quick``, ``--json FILE``, and each table printed as soon as it is there."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import platform
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from harness.table import Table
+from tasks.artifacts.versions import installed
+from tasks.export.machine import this_machine
+from tasks.hardware.cpus import usable_cores
+
+#: Whose versions are told beside the figures.
+LIBRARIES = ("torch", "numpy", "pyarrow", "onnxruntime", "polars", "datasets", "grain", "litdata")
+
+
+def benchmark(measure: Callable[..., Iterator[Table]]) -> click.Command:
+    """``measure(quick, **options of its own)`` as a command; its docstring is the help."""
+
+    @click.option("--quick", is_flag=True, help="Seconds on little data: whether it runs, not what it costs.")
+    @click.option("--json", "target", type=click.Path(path_type=Path), help="Also write the figures to this file.")
+    @functools.wraps(measure)
+    def command(target: Path | None, quick: bool, **options: Any) -> None:
+        machine = describe()
+        click.echo("{cpu}, {cores} cores, load {load:.1f}, Python {python}, torch {torch}".format(**machine))
+        tables = []
+        for table in measure(quick, **options):
+            click.echo(f"\n{table}")
+            tables.append(table.to_json())
+        if target:
+            target.write_text(json.dumps({"quick": quick, "machine": machine, "tables": tables}, indent=1) + "\n")
+
+    return click.command()(command)
+
+
+def part_option(parts: Iterable[str]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """``--part``, for benchmarks of several: those that were named, or all."""
+    names = list(parts)
+    kind = click.Choice(names)
+    return click.option("--part", "parts", type=kind, multiple=True, default=names, help="Only this part.")
+
+
+def describe() -> dict[str, Any]:
+    """What the figures were measured on; ``load`` is what ran there beside them, a minute's average."""
+    versions = {library: installed(library) for library in LIBRARIES}
+    load = os.getloadavg()[0]
+    return {
+        **vars(this_machine()),
+        "cores": usable_cores(),
+        "load": load,
+        "python": platform.python_version(),
+        **versions,
+    }

@@ -1,0 +1,46 @@
+"""What a benchmark found, as text to read and as JSON to compare."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+
+class Column(NamedTuple):
+    """One figure of every row: its key, and how it is printed in units of ``unit``. A row may lack it."""
+
+    title: str
+    key: str
+    form: str = "{:.1f}"
+    unit: float = 1
+
+    def cell(self, figures: Mapping[str, float]) -> str:
+        return self.form.format(figures[self.key] / self.unit) if self.key in figures else ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of figures by name, of which ``columns`` are printed; ``remarks`` stand below.
+
+    Figures are finite and not negative: durations, rates, bytes, counts and ratios.
+    """
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: Mapping[str, Mapping[str, float]]
+    remarks: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [["", *(column.title for column in self.columns)]]
+        lines += [[name, *(column.cell(figures) for column in self.columns)] for name, figures in self.rows.items()]
+        first, *others = (max(map(len, cells)) for cells in zip(*lines, strict=True))
+        text = [
+            f"{name:<{first}}" + "".join(f"{cell:>{width + 2}}" for cell, width in zip(cells, others, strict=True))
+            for name, *cells in lines
+        ]
+        return "\n".join([self.title, *(line.rstrip() for line in text), *self.remarks])
+
+    def to_json(self) -> dict[str, Any]:
+        rows = [{"name": name, **figures} for name, figures in self.rows.items()]
+        return {"title": self.title, "rows": rows, "remarks": list(self.remarks)}

@@ -1,0 +1,27 @@
+"""Contenders take turns, so that a change in the machine's load meets all of them alike."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+
+Figures = dict[str, float]
+
+
+def in_turns(contenders: Mapping[str, Callable[[], Figures]], turns: int) -> dict[str, list[Figures]]:
+    """What each contender gives in each of the ``turns``."""
+    found: dict[str, list[Figures]] = {name: [] for name in contenders}
+    for _ in range(turns):
+        for name, run in contenders.items():
+            found[name].append(run())
+    return found
+
+
+def medians(runs: Sequence[Mapping[str, float]]) -> Figures:
+    """The median of each figure."""
+    return {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+
+
+def settled(runs: Sequence[Mapping[str, float]]) -> Figures:
+    """The medians without the first turn, which warms caches, where there are others."""
+    return medians(runs[1:] or runs)

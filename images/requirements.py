@@ -1,0 +1,37 @@
+"""What an image installs before the code is copied, so that a change of the code installs nothing again.
+
+    python requirements.py [PACKAGE ...]
+
+Reads ``pyproject.toml`` and ``constraints.txt`` and writes ``image-requirements.txt``, the project's dependencies, and
+``image-constraints.txt``. A PACKAGE is one that the base image brought: it is not among the requirements, and it is
+constrained to the version that is installed, so that pip replaces it for nobody. Fails if it is not installed.
+"""
+
+import re
+import sys
+import tomllib
+from collections.abc import Iterable
+from importlib.metadata import version
+from pathlib import Path
+
+
+def name_of(requirement: str) -> str:
+    """``torch`` of ``torch>=2.13``, in the form in which names are compared."""
+    return re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", requirement)[0]).lower()
+
+
+def without(requirements: Iterable[str], packages: Iterable[str]) -> list[str]:
+    left_out = {name_of(package) for package in packages}
+    return [line for line in requirements if name_of(line) not in left_out]
+
+
+def main(packages: list[str]) -> None:
+    dependencies = tomllib.loads(Path("pyproject.toml").read_text())["project"]["dependencies"]
+    constraints = without(Path("constraints.txt").read_text().split(), packages)
+    installed = [f"{package}=={version(package)}" for package in packages]
+    Path("image-requirements.txt").write_text("\n".join(without(dependencies, packages)) + "\n")
+    Path("image-constraints.txt").write_text("\n".join([*constraints, *installed]) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,38 @@
+"""What the benchmarks share."""
+
+from __future__ import annotations
+
+from benchmarks.harness.table import Column, Table
+from benchmarks.harness.turns import in_turns, medians, settled
+
+
+def test_contenders_take_turns() -> None:
+    order: list[str] = []
+
+    def contender(name: str) -> dict[str, float]:
+        order.append(name)
+        return {"seconds": len(order)}
+
+    found = in_turns({"a": lambda: contender("a"), "b": lambda: contender("b")}, 3)
+    assert order == ["a", "b"] * 3
+    assert found == {"a": [{"seconds": s} for s in (1, 3, 5)], "b": [{"seconds": s} for s in (2, 4, 6)]}
+
+
+def test_the_first_turn_does_not_count_where_there_are_others() -> None:
+    runs = [{"seconds": 9.0}, {"seconds": 1.0}, {"seconds": 2.0}, {"seconds": 7.0}]
+    assert medians(runs) == {"seconds": 4.5}
+    assert settled(runs) == {"seconds": 2.0}
+    assert settled(runs[:1]) == {"seconds": 9.0}
+
+
+def test_a_table_is_aligned_and_leaves_out_what_a_row_lacks() -> None:
+    columns = (Column("seconds", "s"), Column("MiB", "bytes", "{:.0f}", 1 << 20))
+    table = Table("Costs", columns, {"long name": {"s": 1.25, "bytes": 3 << 20}, "b": {"s": 100.0}}, ("a remark",))
+    assert str(table).splitlines() == [
+        "Costs",
+        "           seconds  MiB",
+        "long name      1.2    3",
+        "b            100.0",
+        "a remark",
+    ]
+    assert table.to_json()["rows"][1] == {"name": "b", "s": 100.0}

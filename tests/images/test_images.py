@@ -1,0 +1,147 @@
+"""What the images promise, read from their Dockerfiles; their installing steps are run with a pip that takes notes."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.images.dockerfile import REPOSITORY, Instruction, copied, ignored, instructions
+
+IMAGES = {path.stem: instructions(path) for path in sorted((REPOSITORY / "images").glob("*.Dockerfile"))}
+CODE = {"tasks", "workflows"}
+
+
+@pytest.fixture(params=IMAGES)
+def image(request: pytest.FixtureRequest) -> list[Instruction]:
+    return IMAGES[request.param]
+
+
+def places(image: list[Instruction], name: str, pattern: str) -> list[int]:
+    return [place for place, (kind, value) in enumerate(image) if kind == name and re.search(pattern, value)]
+
+
+def test_the_code_is_copied_after_what_it_depends_on(image: list[Instruction]) -> None:
+    copies = [place for place, instruction in enumerate(image) if instruction.name == "COPY"]
+    of_code = [place for place in copies if CODE & set(copied(image[place]))]
+    assert {source for place in of_code for source in copied(image[place])} >= CODE
+    (dependencies,) = places(image, "RUN", "pip install .*--requirement")
+    (package,) = places(image, "RUN", r"pip install .*\.$")
+    assert dependencies < min(of_code) and max(copies) < package
+    assert "--no-deps" in image[package].value
+    before = {source for place in copies if place < dependencies for source in copied(image[place])}
+    assert before == {"pyproject.toml", "constraints.txt", "images/requirements.py"}
+
+
+def test_it_runs_as_a_user_by_number_who_owns_home_and_working_directory(image: list[Instruction]) -> None:
+    (user,) = places(image, "USER", "")
+    assert image[user].value == "1000" and user == len(image) - 1
+    (workdir,), (home,) = places(image, "WORKDIR", ""), places(image, "ENV", "HOME=")
+    directory = image[workdir].value
+    (owner,) = places(image, "RUN", rf"chown 1000 .*{directory}$")
+    assert "HOME=/home/flyte" in image[home].value
+    assert re.search(r"useradd --create-home|chown 1000 /home/flyte", image[owner].value)
+    for place in places(image, "COPY", "tasks|workflows"):
+        assert "--chown=1000" in image[place].value
+
+
+def test_what_is_copied_exists_and_reaches_the_builder(image: list[Instruction]) -> None:
+    for instruction in image:
+        for source in copied(instruction) if instruction.name == "COPY" else ():
+            assert (REPOSITORY / source).exists() and not ignored(source), source
+    for path in ("tasks/config.py", "workflows/schedules.toml", "tasks/hardware/profiles/local.toml"):
+        assert (REPOSITORY / path).exists() and not ignored(path)
+    for path in (".git", ".git/HEAD", ".venv", ".slipstream", "runs", "tests", "tasks/__pycache__", "docs/report.png"):
+        assert ignored(path), path
+
+
+# The installing step
+
+
+class Step(NamedTuple):
+    """How the step ended, what it said, and with what it asked pip to install."""
+
+    status: int
+    said: str
+    requirements: list[str]
+    constraints: list[str]
+
+
+def install(directory: Path, name: str, torch: str, *, cuda: str | None = None, hip: str | None = None) -> Step:
+    """Run the step that installs dependencies, in a base whose torch is of the given version and builds.
+
+    All of it runs but pip, which notes its arguments.
+    """
+    image = IMAGES[name]
+    (place,) = places(image, "RUN", "--requirement")
+    for source in (s for instruction in image[:place] if instruction.name == "COPY" for s in copied(instruction)):
+        shutil.copy(REPOSITORY / source, directory)
+    base = directory / "site-packages"
+    (base / "torch").mkdir(parents=True)
+    (base / "torch" / "__init__.py").write_text("from torch import version\n__version__ = version.__version__\n")
+    (base / "torch" / "version.py").write_text(f"__version__, cuda, hip = {torch!r}, {cuda!r}, {hip!r}\n")
+    metadata = base / f"torch-{torch}.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {torch}\n")
+    python = directory / "bin" / "python"
+    python.parent.mkdir()
+    real = shlex.quote(sys.executable)
+    python.write_text(f'#!/bin/sh\nif [ "$1 $2" = "-m pip" ]; then echo "$@" >pip.txt; else exec {real} "$@"; fi\n')
+    python.chmod(0o755)
+    ended = subprocess.run(
+        ["sh", "-c", image[place].value],
+        cwd=directory,
+        env={**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}", "PYTHONPATH": str(base)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    asked = (directory / "pip.txt").read_text().split()
+    files = (directory / asked[asked.index(option) + 1] for option in ("--requirement", "--constraint"))
+    return Step(ended.returncode, ended.stderr, *(file.read_text().splitlines() for file in files))
+
+
+DEPENDENCIES = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["dependencies"]
+CONSTRAINTS = (REPOSITORY / "constraints.txt").read_text().splitlines()
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda"])
+def test_a_plain_python_gets_every_dependency_as_constrained(tmp_path: Path, name: str) -> None:
+    step = install(tmp_path, name, "2.13.0", cuda="13.0")
+    assert step.status == 0, step.said
+    assert step.requirements == DEPENDENCIES
+    assert sorted(step.constraints) == sorted(CONSTRAINTS)
+
+
+def test_the_torch_of_the_rocm_base_is_neither_asked_for_nor_replaced(tmp_path: Path) -> None:
+    step = install(tmp_path, "rocm", "2.13.0+rocm7.1", hip="7.1.25424")
+    assert step.status == 0, step.said
+    assert step.requirements == [line for line in DEPENDENCIES if line != "torch>=2.13"]
+    assert len(step.requirements) == len(DEPENDENCIES) - 1
+    assert [line for line in step.constraints if line.startswith("torch==")] == ["torch==2.13.0+rocm7.1"]
+    rest = [line for line in CONSTRAINTS if not line.startswith("torch==")]
+    assert step.constraints[:-1] == rest and len(rest) == len(CONSTRAINTS) - 1
+
+
+@pytest.mark.parametrize(("name", "lacks"), [("rocm", "ROCm"), ("cuda", "CUDA")])
+def test_the_build_fails_where_torch_became_one_for_cpus(tmp_path: Path, name: str, lacks: str) -> None:
+    step = install(tmp_path, name, "2.13.0+cpu")
+    assert step.status != 0
+    assert f"torch 2.13.0+cpu was built without {lacks}" in step.said
+
+
+def test_the_build_fails_where_the_rocm_base_has_no_torch(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text('[project]\ndependencies = ["torch"]\n')
+    (tmp_path / "constraints.txt").write_text("torch==2.13.0\n")
+    script = REPOSITORY / "images" / "requirements.py"
+    ended = subprocess.run([sys.executable, "-S", script, "torch"], cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode != 0 and "No package metadata was found for torch" in ended.stderr
+    assert not (tmp_path / "image-requirements.txt").exists()
