@@ -1,4 +1,4 @@
-"""The rooms of Slipstream, one per stage. In each, ``task.py`` is the door: Flyte outside, plain Python inside."""
+"""Slipstream's code: a package per stage, whose ``task.py`` holds the Flyte tasks, and the packages that they share."""
 
 import os
 

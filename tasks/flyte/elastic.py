@@ -4,7 +4,7 @@
   than its profile's is refused; by itself it would quietly train in a world of its own.
 - The agent (the parent process) looks into the store, fetches the inputs once and publishes the result; the workers
   get a :class:`Workspace` and only compute.
-- A mistake of the user that all workers agreed on is *returned* by them and raised once, here: no log of torch's.
+- A user's mistake that all workers agreed on is *returned* by them and raised once, by the agent: torch logs nothing.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ LOST_AGENT = (RendezvousError, dist.DistError)
 
 @dataclass(frozen=True)
 class Refusal:
-    """What workers return when they agreed on a mistake of the user's."""
+    """What workers return when they agreed on a user's mistake."""
 
     message: str
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """Where the workers of one attempt work. Given to the task function; no input of the task in Flyte's eyes."""
+    """Where the workers of one attempt work. An argument of the task function that is no input of the Flyte task."""
 
     stage: str
     #: A fresh directory of this pod; rank 0 leaves the finished artifact in it.
@@ -62,11 +62,11 @@ class Workspace:
     notices: str
 
     def work(self, body: Callable[[], object]) -> Made:
-        """Run a worker's body; hand on the artifact, or the refusal that all workers agreed on."""
+        """Run a worker's body. Returns the artifact, or the refusal that all workers agreed on."""
         try:
             body()
         except UserError as error:
-            # Ranks that did not agree die of a lost peer; then the file is what the agent goes by.
+            # If the ranks could not agree, the others die of a lost peer; then the agent goes by this file.
             refusal_file(self.directory).write_text(error.message, encoding="utf-8")
             return Refusal(error.message)  # type: ignore[return-value]  # for the agent, who raises it
         except Exception as error:
@@ -76,13 +76,13 @@ class Workspace:
                     file.write(str(seen))
                 raise FlyteRecoverableException(str(seen)) from error
             if isinstance(seen, UserError):
-                # Out of memory on this rank alone: the others wait for it, so it has to die, not to return.
+                # Out of memory on this rank alone: the others wait for it, so it must exit with an error, not return.
                 refusal_file(self.directory).write_text(seen.message, encoding="utf-8")
             raise
         return Made(FlyteDirectory(self.directory), StageRun(self.stage, 0.0, reused=False))
 
 
-#: Makes an input available on this machine, in a fresh directory if it has to: where it is then.
+#: Makes an input available on this machine, in the given fresh directory if it has to be fetched; returns its path.
 Fetch = Callable[[FlyteDirectory, Placement, Path], Path]
 
 
@@ -147,12 +147,12 @@ class DistributedTask(PytorchElasticFunctionTask):
             # Locally Flyte gives every run the same name; each is an execution of its own.
             execution = f"local-{uuid.uuid4().hex}" if local else current_context().execution_id.name
             workspace = Workspace(config.stage, str(directory.absolute()), *homes, execution, place.notices)
-            said, interrupted = refusal_file(workspace.directory), interruption_file(workspace.directory)
+            refused, interrupted = refusal_file(workspace.directory), interruption_file(workspace.directory)
             try:
                 outcome = self._execute(workspace=workspace, **here)
             except (FlyteRecoverableException, FlyteUserRuntimeException, IgnoreOutputs, *LOST_AGENT) as error:
-                if said.exists():
-                    raise UserError(said.read_text(encoding="utf-8")) from None
+                if refused.exists():
+                    raise UserError(refused.read_text(encoding="utf-8")) from None
                 why = interruption(error, interrupted)
                 if why and local:
                     # Nobody tries again here, so the user has to be told how.
@@ -163,7 +163,7 @@ class DistributedTask(PytorchElasticFunctionTask):
                     raise FlyteRecoverableException(why) from error
                 raise
             finally:
-                said.unlink(missing_ok=True)
+                refused.unlink(missing_ok=True)
                 interrupted.unlink(missing_ok=True)
             if isinstance(outcome, Refusal):
                 raise UserError(outcome.message)
@@ -172,23 +172,23 @@ class DistributedTask(PytorchElasticFunctionTask):
         return run_stage(config.stage, {**inputs, "world": [place.nodes, place.processes]}, make)
 
 
-def interruption(error: Exception, said: Path) -> str:
-    """Why the workers were interrupted, if that is what happened: another attempt can then help. Otherwise empty."""
+def interruption(error: Exception, written: Path) -> str:
+    """Why the workers were interrupted, in which case another attempt can help; empty if they failed otherwise."""
     if isinstance(error, IgnoreOutputs):
         # The plugin would let the pod exit 0 without outputs, which looks like success to a PyTorchJob.
-        told = isinstance(error.__context__, SignalException)
-        return f"the agent was told to end: {error.__context__}" if told else ""
+        signalled = isinstance(error.__context__, SignalException)
+        return f"the agent was told to end: {error.__context__}" if signalled else ""
     if isinstance(error, LOST_AGENT):
         return f"another pod's agent was lost: {error}"
     if lost := lost_worker(error):
         return lost
     if isinstance(error, FlyteRecoverableException):
-        return said.read_text(encoding="utf-8") if said.exists() else str(error)
+        return written.read_text(encoding="utf-8") if written.exists() else str(error)
     return ""
 
 
 def lost_worker(error: Exception) -> str:
-    """What to say if the first worker that failed was lost to a signal; empty if it failed otherwise."""
+    """The message if a signal ended the first worker that failed; empty if it failed otherwise."""
     failed = error.__context__
     if not isinstance(failed, ChildFailedError):
         return ""

@@ -1,4 +1,4 @@
-"""What every door shares: where a stage writes, when it is reused, and what it hands on."""
+"""What every task shares: where a stage writes, when its result is reused, and what it passes on."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class StageRun:
 
 
 def fingerprint_of(directory: FlyteDirectory) -> str:
-    """What Flyte's cache keys on: the artifact's content instead of the place where it happens to lie."""
+    """What Flyte's cache keys on: the artifact's content, not its location."""
     path = Path(directory.path)
     manifest = path / "manifest.json"
     if not manifest.exists():
@@ -46,12 +46,12 @@ def fingerprint_of(directory: FlyteDirectory) -> str:
     return hashlib.sha256(manifest.read_bytes()).hexdigest()
 
 
-#: An artifact on its way from stage to stage.
+#: An artifact that is passed from one stage to another.
 ArtifactDirectory = Annotated[FlyteDirectory, HashMethod(fingerprint_of)]
 
 
 class Made(NamedTuple):
-    """What a stage hands on."""
+    """What a stage passes on: its artifact, and how the stage went."""
 
     artifact: ArtifactDirectory
     run: StageRun
@@ -100,8 +100,8 @@ def local_path(directory: FlyteDirectory) -> Path:
 
 
 def rows_path(prepared: FlyteDirectory) -> Path:
-    """Where ``open_prepared`` finds the prepared data: on this machine, or through a stub, by which only those of its
-    rows come that are read."""
+    """Where ``open_prepared`` finds the prepared data: on this machine, or in a stub that fetches from S3 only the rows
+    that are read."""
     uri = str(prepared.remote_source or prepared.path)
     if not uri.startswith(S3):
         return local_path(prepared)
@@ -124,7 +124,7 @@ def runs_locally() -> bool:
 
 
 def describe(value: Any) -> Any:
-    """An input as the key sees it: artifacts by their content, settings by their values."""
+    """An input as it enters the key: artifacts by their content, settings by their values."""
     if isinstance(value, FlyteDirectory):
         return fingerprint_of(value)
     return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
@@ -142,18 +142,18 @@ def run_stage(stage: str, inputs: dict[str, Any], make: Callable[[Path, str], ob
     if not runs_locally():
         directory = Path(current_context().working_directory) / stage
         make(directory, key)
-        return handed_on(directory, stage, started, reused=False)
+        return result_of(directory, stage, started, reused=False)
     store = Store(STORE)
     if reused := look_up(store, stage, key):
-        return handed_on(reused.directory, stage, started, reused=True)
+        return result_of(reused.directory, stage, started, reused=True)
     with store.turn(stage, key) as waited:
         if waited and (reused := look_up(store, stage, key)):
-            return handed_on(reused.directory, stage, started, reused=True)
+            return result_of(reused.directory, stage, started, reused=True)
         with store.workspace(stage) as directory:
             make(directory, key)
             artifact = store.publish(directory, stage, key)
     print(f"{stage:<12} {time.perf_counter() - started:6.1f} s  {artifact.directory}", flush=True)
-    return handed_on(artifact.directory, stage, started, reused=False)
+    return result_of(artifact.directory, stage, started, reused=False)
 
 
 def look_up(store: Store, stage: str, key: str) -> Artifact | None:
@@ -167,6 +167,6 @@ def look_up(store: Store, stage: str, key: str) -> Artifact | None:
     return None
 
 
-def handed_on(directory: Path, stage: str, started: float, *, reused: bool) -> Made:
+def result_of(directory: Path, stage: str, started: float, *, reused: bool) -> Made:
     run = StageRun(stage, round(time.perf_counter() - started, 3), reused)
     return Made(FlyteDirectory(str(directory.absolute())), run)

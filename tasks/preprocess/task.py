@@ -1,4 +1,4 @@
-"""The door of preprocess."""
+"""Preparing data as Flyte tasks: in one pod, or shared by several."""
 
 from __future__ import annotations
 
