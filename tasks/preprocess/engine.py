@@ -30,7 +30,6 @@ from tasks.preprocess.images import hold_images, open_pictures, prepare_images
 from tasks.preprocess.ingest import Source, header_hint, one_format, open_source
 from tasks.preprocess.medians import Brackets, Keeper, Keeping, Kept, brackets_of, keep_unit, medians_of
 from tasks.preprocess.merging import Merged, enter_segments, merge_all
-from tasks.preprocess.page import write_card
 from tasks.preprocess.prepared import KIND, TARGET, WEIGHT
 from tasks.preprocess.progress import say_goes_on, shown
 from tasks.preprocess.shards import Run, RunWriter, order_keys
@@ -266,7 +265,7 @@ def write_table(
         "sources": fitting.opened.sources,
     }
     writer.write_json("schema.json", schema)
-    write_card(writer, card, bad)
+    writer.write_json("card.json", card)
 
 
 def check_columns(source: Source, data: str, target: str, config: DataConfig) -> list[str]:

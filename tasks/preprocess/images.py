@@ -17,7 +17,6 @@ from tasks.preprocess.card import row_counts
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.fit import check_splits
 from tasks.preprocess.merging import enter_segments, merge_all
-from tasks.preprocess.page import write_card
 from tasks.preprocess.pictures import Chunk, Part, Pictures, open_arrays, open_folders
 from tasks.preprocess.prepared import SPLITS, TARGET, Signature, TensorSpec
 from tasks.preprocess.progress import say_goes_on, shown
@@ -164,7 +163,7 @@ def prepare_images(writer: ArtifactWriter, place: Workplace, pictures: Pictures,
     writer.write_json("statistics.json", {"image_mean": signature.image_mean, "image_std": signature.image_std})
     columns = [{"name": "image", "type": "image", "role": "image"}]
     writer.write_json("schema.json", {"columns": columns, "target": signature.target})
-    write_card(writer, card_of(pictures, signature, sum(rows), found), found.bad)
+    writer.write_json("card.json", card_of(pictures, signature, sum(rows), found))
 
 
 def part_jobs(

@@ -1,4 +1,4 @@
-"""The door of the report."""
+"""The report as Flyte tasks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def report(
 ) -> RunSummary:
     """Put the page, the figures and the model into a directory of this run. Never cached: every run has its own."""
     from tasks.report.engine import build
-    from tasks.report.results import Results
+    from tasks.report.stage_results import Results
     from tasks.report.summary import StageFigures
 
     local = runs_locally()
@@ -47,7 +47,7 @@ def report(
 def report_data(prepared: ArtifactDirectory, stages: list[StageRun]) -> DataSummary:
     """Put the data card and the prepared data into a directory of this run. Never cached, as :func:`report`."""
     from tasks.preprocess.prepared import PreparedData
-    from tasks.report.dataset import build_data
+    from tasks.report.engine import build_data
     from tasks.report.summary import StageFigures
 
     local = runs_locally()

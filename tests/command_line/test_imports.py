@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-HEAVY = ("torch._dynamo", "onnx", "onnxruntime", "onnxscript", "sklearn", "matplotlib", "polars", "moto")
+HEAVY = ("torch._dynamo", "onnx", "onnxruntime", "onnxscript", "sklearn", "matplotlib", "jinja2", "polars", "moto")
 
 
 def loaded_by(module: str) -> set[str]:

@@ -99,7 +99,6 @@ def test_medians_are_exact_on_any_number_of_processes_and_pods(
     assert card["rows"]["quarantined"] == 21 and card["sampled_rows"] < 0.9 * ROWS, "the sample must not be the table"
     assert said(alone) == expected
     assert "median" not in card["of_sample"] and "p25" in card["of_sample"]
-    assert f"sample of {card['sampled_rows']:,} rows: distinct numbers, p1" in alone.path("card.html").read_text()
     assert asked == [], "one pass must do"
     assert prepare(tmp_path / "two", data, workers=2).fingerprint == alone.fingerprint
     shared = on_several(tmp_path / "pods", str(data), 3, CONFIG)

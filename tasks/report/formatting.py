@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 UNKNOWN = "—"
+LABEL_LETTERS = 14
 
 
 def count(number: int) -> str:
@@ -39,6 +42,8 @@ def significant(value: float, digits: int = 3) -> str:
 
 def value(number: float) -> str:
     """A value from the data: whole numbers as they are, others to four digits."""
+    if not math.isfinite(number):
+        return f"{number}"
     return count(int(number)) if number == int(number) and abs(number) < 1e15 else significant(number, 4)
 
 
@@ -93,6 +98,29 @@ def metric(name: str, value: float | None) -> str:
     if value is None:
         return UNKNOWN
     return percent(value) if name in SHARES else significant(value, 4)
+
+
+def shortened(label: str) -> str:
+    """A name from the data on one line, of at most ``LABEL_LETTERS`` characters."""
+    line = " ".join(label.split())
+    return line if len(line) <= LABEL_LETTERS else f"{line[: LABEL_LETTERS - 1]}…"
+
+
+def sentence(text: str) -> str:
+    """With a capital letter, unless it begins with the name of a variant, which keeps its spelling."""
+    word = text.split(" ", 1)[0]
+    return text if "-" in word else text[:1].upper() + text[1:]
+
+
+def setting(value: object) -> str:
+    """A configuration value as it is written in YAML, where that is one line."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(setting(item) for item in value) if value else "none"
+    if isinstance(value, str):
+        return value if value.strip() else f'"{value}"'
+    return "none" if value in ({}, None) else f"{value}"
 
 
 #: Metrics that are shares of one, and how all are called.

@@ -1,0 +1,43 @@
+"""Figures as people read them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tasks.report import formatting
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (formatting.percent(0.98888), "98.89 %"),
+        (formatting.percent(None), "—"),
+        (formatting.size(999), "999 B"),
+        (formatting.size(84_310), "84.3 KB"),
+        (formatting.size(3_000_000_000_000_000), "3000 TB"),
+        (formatting.message_size(1024), "1 KiB"),
+        (formatting.message_size(1020), "1020 B"),
+        (formatting.message_size(16 << 20), "16 MiB"),
+        (formatting.milliseconds(0.0612), "61.2 µs"),
+        (formatting.milliseconds(5.5), "5.50 ms"),
+        (formatting.microseconds(2_500_000), "2.50 s"),
+        (formatting.seconds(0.04), "0.0 s"),
+        (formatting.seconds(59.94), "59.9 s"),
+        (formatting.seconds(59.96), "1 min 0 s"),
+        (formatting.seconds(3_840), "1 h 4 min"),
+        (formatting.bandwidth(0.7954), "0.795 GB/s"),
+        (formatting.significant(0.0), "0"),
+        (formatting.significant(2.6e-6, 2), "2.6e-06"),
+        (formatting.significant(12345.6), "12,346"),
+        (formatting.significant(-0.01234), "-0.0123"),
+        (formatting.counted(1, "process"), "1 process"),
+        (formatting.counted(2000, "process"), "2,000 processes"),
+        (formatting.rows(1), "1 row"),
+        (formatting.value(90.0), "90"),
+        (formatting.value(38.6123), "38.61"),
+        (formatting.metric("macro_f1", 0.5), "50.00 %"),
+        (formatting.metric("rmse", 19.1834), "19.18"),
+    ],
+)
+def test_figures(text: str, expected: str) -> None:
+    assert text == expected
