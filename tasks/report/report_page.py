@@ -156,7 +156,7 @@ def contents(column: Mapping[str, Any]) -> str:
         )
         return f"{top}, …" if column["distinct"] > VALUES_SHOWN else top
     if "mean" in column:
-        low, high, mean, std = (fmt.value(column[key]) for key in ("min", "max", "mean", "std"))
+        low, high, mean, std = (fmt.column_figure(column, name) for name in ("min", "max", "mean", "std"))
         return f"{low} to {high}, mean {mean} ± {std}"
     return ""
 

@@ -39,7 +39,7 @@ owner, name = {
     "open": (engine, "open_source"),
     "median": (engine, "medians_of"),
     "merge": (engine, "merge_all"),
-    "card": (engine, "write_card"),
+    "card": (engine, "write_table"),
     "manifest": (artifact.ArtifactWriter, "write_manifest"),
 }[where]
 filler = disk / "filler"

@@ -34,6 +34,16 @@ from tasks.report import formatting
         (formatting.counted(2000, "process"), "2,000 processes"),
         (formatting.rows(1), "1 row"),
         (formatting.value(90.0), "90"),
+        (formatting.value(-9_999_999.0), "-9,999,999"),
+        (formatting.value(123456789012345.0), "1.235e+14"),
+        (formatting.value(float("inf")), "inf"),
+        (formatting.moment(0), "1970-01-01"),
+        (formatting.moment(-60), "1969-12-31 23:59"),
+        (formatting.moment(1e18), "1e+18"),
+        (formatting.column_figure({"type": "time", "std": 129_600.0}, "std"), "1.50 days"),
+        (formatting.column_figure({"type": "time", "min": 86_400.0}, "min"), "1970-01-02"),
+        (formatting.column_figure({"type": "number", "min": 86_400.0}, "min"), "86,400"),
+        (formatting.column_figure({"type": "number"}, "median"), ""),
         (formatting.value(38.6123), "38.61"),
         (formatting.metric("macro_f1", 0.5), "50.00 %"),
         (formatting.metric("rmse", 19.1834), "19.18"),
@@ -41,3 +51,24 @@ from tasks.report import formatting
 )
 def test_figures(text: str, expected: str) -> None:
     assert text == expected
+
+
+@pytest.mark.parametrize(
+    ("label", "expected"),
+    [
+        ("short", "short"),
+        ("a\n b\tc", "a b c"),
+        ("fourteen chars", "fourteen chars"),
+        ("fifteen letters", "fifteen lette…"),
+    ],
+)
+def test_labels_are_one_short_line(label: str, expected: str) -> None:
+    assert formatting.shortened(label) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(True, "true"), ([1, "a"], "1, a"), ((), "none"), ({}, "none"), (None, "none"), (" ", '" "')],
+)
+def test_settings_are_spelled_as_in_yaml(value: object, expected: str) -> None:
+    assert formatting.setting(value) == expected
