@@ -1,4 +1,4 @@
-"""Writes the directory of a run: pages, figures and model, or data card and prepared data."""
+"""Writes the directory of a whole run: report, data card, figures and model."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tasks.artifact import Artifact, canonical_json
-from tasks.preprocess.prepared import PreparedData
-from tasks.report.data_card_page import data_card_page
+from tasks.artifact import canonical_json
+from tasks.report.data_engine import write_card
 from tasks.report.report_page import report_page
-from tasks.report.run_directory import copy_model, link_artifact, new_run
-from tasks.report.stage_results import Results, quarantined_rows
-from tasks.report.summary import DataSummary, RunSummary, StageFigures, to_json
-from tasks.report.summary_builder import CARD, CARD_DATA, PREPARED, REPORT, SUMMARY, data_summary, run_summary
+from tasks.report.run_directory import copy_model, new_run
+from tasks.report.stage_results import Results
+from tasks.report.summary import RunSummary, StageFigures, to_json
+from tasks.report.summary_builder import REPORT, SUMMARY, run_summary
 
 
 def build(runs: Path, results: Results, stages: Sequence[StageFigures], config: Mapping[str, Any]) -> RunSummary:
@@ -34,23 +33,3 @@ def build(runs: Path, results: Results, stages: Sequence[StageFigures], config: 
         (directory / REPORT).write_text(page, encoding="utf-8")
 
     return dataclasses.replace(summary, directory=str(new_run(runs, fill)))
-
-
-def build_data(runs: Path, prepared: PreparedData, stages: Sequence[StageFigures], address: str = "") -> DataSummary:
-    """Write the directory of a run that only prepares: the card, and the prepared data unless they stay at the URI
-    ``address``."""
-
-    def fill(directory: Path, now: datetime) -> None:
-        write_card(prepared.artifact, prepared.card, directory, now)
-        if not address:
-            link_artifact(prepared.artifact, directory / PREPARED)
-
-    directory = new_run(runs, fill)
-    return data_summary(prepared, stages, str(directory), address)
-
-
-def write_card(prepared: Artifact, card: Mapping[str, Any], directory: Path, now: datetime) -> None:
-    """The data card as the bytes of ``card.json`` and as a page."""
-    (directory / CARD_DATA).write_bytes(prepared.read_bytes(CARD_DATA))
-    page = data_card_page(card, quarantined_rows(prepared), now)
-    (directory / CARD).write_text(page, encoding="utf-8")

@@ -48,7 +48,7 @@ def run_summary(results: Results, stages: Sequence[StageFigures], directory: str
 def data_summary(
     prepared: PreparedData, stages: Sequence[StageFigures], directory: str, address: str = ""
 ) -> DataSummary:
-    """The figures of a run that only prepares; ``address`` as of :func:`tasks.report.engine.build_data`."""
+    """The figures of a run that only prepares; ``address`` as of :func:`tasks.report.data_engine.build_data`."""
     card = prepared.card
     return DataSummary(
         directory=directory,

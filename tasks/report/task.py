@@ -47,7 +47,7 @@ def report(
 def report_data(prepared: ArtifactDirectory, stages: list[StageRun]) -> DataSummary:
     """Put the data card and the prepared data into a directory of this run. Never cached, as :func:`report`."""
     from tasks.preprocess.prepared import PreparedData
-    from tasks.report.engine import build_data
+    from tasks.report.data_engine import build_data
     from tasks.report.summary import StageFigures
 
     local = runs_locally()

@@ -26,6 +26,11 @@ def test_doors_without_a_process_group_load_no_torch(room: str) -> None:
     assert f"tasks.{room}.task" in loaded and not loaded & {"torch", *HEAVY}
 
 
+def test_a_data_card_needs_no_charts() -> None:
+    loaded = loaded_by("tasks.report.data_engine")
+    assert "jinja2" in loaded and not loaded & {"torch", "matplotlib"}
+
+
 @pytest.mark.parametrize("room", ["preprocess", "train", "evaluate", "export", "collectives", "report"])
 def test_engines_know_nothing_of_flyte(room: str) -> None:
     from pathlib import Path

@@ -12,7 +12,7 @@ import pytest
 from tasks.preprocess.prepared import PreparedData
 from tasks.preprocess.quarantine import BadRow
 from tasks.report.data_card_page import data_card_page
-from tasks.report.engine import build_data
+from tasks.report.data_engine import build_data
 from tests.report.pages import CHROMIUM, HOSTILE, Parsed, assert_is_inert, too_wide
 from tests.report.runs import STAGES, prepared, signature_of
 
