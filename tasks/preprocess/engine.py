@@ -19,7 +19,6 @@ from tasks.artifacts.prepared import KIND, TARGET, WEIGHT
 from tasks.errors import UserError
 from tasks.preprocess import quarantine
 from tasks.preprocess.card.data_card import make_card
-from tasks.preprocess.card.page import write_card
 from tasks.preprocess.columns import value_types
 from tasks.preprocess.columns.number_formats import Spelling, retype
 from tasks.preprocess.columns.transform import Transform
@@ -275,7 +274,7 @@ def write_table(
         "sources": fitting.opened.sources,
     }
     writer.write_json("schema.json", schema)
-    write_card(writer, card, bad)
+    writer.write_json("card.json", card)
 
 
 def check_columns(source: Source, data: Listing, target: str, config: DataConfig) -> list[str]:

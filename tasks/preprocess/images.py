@@ -15,7 +15,6 @@ from tasks.artifacts.prepared import SPLITS, TARGET, Signature, TensorSpec
 from tasks.errors import UserError
 from tasks.preprocess import quarantine
 from tasks.preprocess.card.data_card import row_counts
-from tasks.preprocess.card.page import write_card
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.fit.fit import check_splits
 from tasks.preprocess.fit.splits import TRAIN, assign
@@ -163,7 +162,7 @@ def prepare_images(writer: ArtifactWriter, place: Workplace, pictures: Pictures,
     writer.write_json("statistics.json", {"image_mean": signature.image_mean, "image_std": signature.image_std})
     columns = [{"name": "image", "type": "image", "role": "image"}]
     writer.write_json("schema.json", {"columns": columns, "target": signature.target})
-    write_card(writer, card_of(pictures, signature, sum(rows), found), found.bad)
+    writer.write_json("card.json", card_of(pictures, signature, sum(rows), found))
 
 
 def part_jobs(

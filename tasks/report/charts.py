@@ -1,172 +1,246 @@
-"""The pictures of the report, each from what one stage found out."""
+"""The charts of the report. Each is plain Matplotlib on given axes; :func:`inline_svg` makes the drawing of it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tasks.report import units
-from tasks.report.markup import Markup
-from tasks.report.svg import Axis, Cell, Series, chart, matrix
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import LogLocator, NullLocator
 
-#: More classes than this are shown as lists: their matrix would be too fine to read.
+from tasks.report import formatting as fmt
+from tasks.report.inline_svg import CARD, INK, PIXELS_PER_INCH, SERIES, SOFT, WIDTH, inline_svg, tooltip
+
+#: A confusion matrix of more classes is too fine to read.
 MOST_CLASSES_DRAWN = 20
-LABEL_LETTERS = 14
+LARGEST_CELL = 84.0
+#: From this shade on the count in a cell is written in the colour of the card.
+DARK = 0.7
+#: About the width of a letter in an axis label, and the height of a line, in pixels.
+LETTER, LINE_HEIGHT = 7.5, 19.0
+REFERENCE_LINE: dict[str, Any] = {"color": SOFT, "linestyle": (0, (4, 3)), "linewidth": 1.2}
 
 
-def loss_chart(history: dict[str, Any]) -> Markup:
-    """Loss of training and validation over the epochs, the best evaluation marked."""
-    steps = [s for s in history["steps"] if s["loss"] is not None]
-    shown = [
-        Series("training", 0, [s["epoch"] for s in steps], [s["loss"] for s in steps]),
-        validation_series(history, "loss", 1),
-    ]
-    return chart(shown, Axis("epoch", number, low=0), Axis("", number), "Loss over the epochs")
+@inline_svg
+def loss(axes: Axes, history: Mapping[str, Any]) -> str:
+    """Training and validation loss over the epochs."""
+    steps = [step for step in history["steps"] if step["loss"] is not None]
+    axes.plot([step["epoch"] for step in steps], [step["loss"] for step in steps], label="training")
+    plot_validation(axes, history, "loss")
+    legend(axes)
+    return "Training and validation loss over the epochs"
 
 
-def metric_chart(history: dict[str, Any], metric: str) -> Markup:
-    """The metric on the validation split over the epochs, the best evaluation marked."""
-    spell = percent if metric in units.SHARES else number
-    name = units.NAMES.get(metric, metric)
-    return chart(
-        [validation_series(history, metric, 1)],
-        Axis("epoch", number, low=0),
-        Axis("", spell),
-        f"Validation {name} over the epochs",
-    )
+@inline_svg
+def validation_metric(axes: Axes, history: Mapping[str, Any], metric: str) -> str:
+    """A metric of the validation split over the epochs."""
+    plot_validation(axes, history, metric)
+    axes.yaxis.set_major_formatter(percent if metric in fmt.SHARES else number)
+    return f"Validation {fmt.NAMES.get(metric, metric)} over the epochs"
 
 
-def validation_series(history: dict[str, Any], key: str, colour: int) -> Series:
-    found = [e for e in history["evaluations"] if e.get(key) is not None]
-    best = history.get("best", {}).get("step")
-    marks = {
-        index: f"best: {units.metric(key, e[key])} at step {units.count(e['step'])}"
-        for index, e in enumerate(found)
-        if e["step"] == best
-    }
-    return Series("validation", colour, [e["epoch"] for e in found], [e[key] for e in found], marks=marks)
+def plot_validation(axes: Axes, history: Mapping[str, Any], key: str) -> None:
+    """A line over the evaluations, with a mark at the one whose weights were kept."""
+    found = [evaluation for evaluation in history["evaluations"] if evaluation.get(key) is not None]
+    axes.plot([each["epoch"] for each in found], [each[key] for each in found], color=SERIES[1], label="validation")
+    for best in (each for each in found if each["step"] == history.get("best", {}).get("step")):
+        words = f"best: {fmt.metric(key, best[key])} at step {fmt.count(best['step'])}"
+        plot_point(axes, best["epoch"], best[key], SERIES[1], words)
+    axes.set_xlabel("epoch")
+    axes.set_xlim(left=0)
+    axes.xaxis.set_major_formatter(number)
+    axes.yaxis.set_major_formatter(number)
 
 
-def confusion_chart(confusion: list[list[int]], classes: Sequence[str]) -> Markup:
-    """Counts by truth (rows) and prediction (columns); the shade is the share of the row."""
-    labels = [shortened(label) for label in classes]
-    cells = []
-    for r, line in enumerate(confusion):
-        total = sum(line) or 1
-        cells.append(
-            [
-                Cell(
-                    count / total if count else 0.04,
-                    units.count(count) if count else "",
-                    r == c or not count,
-                    f"{classes[r]} taken for {classes[c]}: {units.rows(count)} ({units.percent(count / total)})",
-                )
-                for c, count in enumerate(line)
-            ]
+@inline_svg
+def confusion_matrix(axes: Axes, counts: Sequence[Sequence[int]], classes: Sequence[str]) -> str:
+    """Rows by class (down) and predicted class (across). The shade is the share of the class's rows."""
+    labels = [fmt.shortened(name) for name in classes]
+    longest, size = LETTER * max(len(label) for label in labels), len(labels)
+    cell = min(LARGEST_CELL, (WIDTH - longest - 2 * LINE_HEIGHT) / size)
+    upright = longest > cell
+    for row, line in enumerate(counts):
+        for column, count in enumerate(line):
+            words = f"{classes[row]} predicted as {classes[column]}: {fmt.rows(count)}"
+            plot_cell(axes, row, column, count, count / (sum(line) or 1), words, 0.36 * cell)
+    ticks = [index + 0.5 for index in range(size)]
+    axes.set_xticks(ticks, labels, rotation=90 if upright else 0)
+    axes.set_yticks(ticks, labels)
+    axes.set(xlim=(0, size), ylim=(size, 0), aspect="equal", xlabel="predicted class", ylabel="true class")
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(False)
+    height = cell * size + (longest if upright else 0) + 3 * LINE_HEIGHT
+    figure_of(axes).set_figheight(height / PIXELS_PER_INCH)
+    return f"Confusion matrix of {size} classes"
+
+
+def plot_cell(axes: Axes, row: int, column: int, count: int, share: float, words: str, size: float) -> None:
+    """One cell of a confusion matrix, with its count in a font of about ``size`` pixels."""
+    axes.add_patch(
+        Rectangle(
+            (column + 0.02, row + 0.02),
+            width=0.96,
+            height=0.96,
+            facecolor=SERIES[0 if row == column or not count else 1],
+            alpha=max(share, 0.04),
+            linewidth=0,
+            gid=tooltip(f"{words} ({fmt.percent(share)})"),
         )
-    return matrix(cells, labels, "truth", "prediction", "Confusion matrix")
-
-
-def roc_chart(roc: dict[str, list[float]], positive: str) -> Markup:
-    shown = [
-        Series(f"the model, for {shortened(positive)}", 0, roc["fpr"], roc["tpr"]),
-        Series("a coin", 4, [0, 1], [0, 1], dashed=True),
-    ]
-    return chart(
-        shown,
-        Axis("false positive rate", percent, low=0, high=1),
-        Axis("true positive rate", percent, low=0, high=1),
-        "Receiver operating characteristic",
     )
+    if count:
+        text, colour = fmt.count(count), CARD if share > DARK else INK
+        fitted = min(14.0, max(6.0, size))
+        axes.text(column + 0.5, row + 0.5, text, color=colour, size=fitted, ha="center", va="center_baseline")
 
 
-def calibration_chart(bins: list[dict[str, Any]]) -> Markup:
-    """How often the model is right against how sure it was, one point per interval of confidence."""
-    rows = sum(b["rows"] for b in bins)
-    marks = {
-        index: f"{units.rows(b['rows'])}: {units.percent(b['confidence'])} sure, {units.percent(b['accuracy'])} right"
-        for index, b in enumerate(bins)
-    }
-    radii = {index: 2.5 + 6 * math.sqrt(b["rows"] / rows) for index, b in enumerate(bins)}
-    sure, right = [b["confidence"] for b in bins], [b["accuracy"] for b in bins]
-    shown = [
-        Series("the model; the larger, the more rows", 0, sure, right, marks=marks, radii=radii),
-        Series("as sure as right", 4, [0, 1], [0, 1], dashed=True),
-    ]
-    return chart(
-        shown, Axis("how sure", percent, low=0, high=1), Axis("how often right", percent, low=0, high=1), "Calibration"
-    )
+@inline_svg
+def roc_curve(axes: Axes, roc: Mapping[str, Sequence[float]], positive: str) -> str:
+    """True against false positive rate, beside the diagonal that guessing would reach."""
+    axes.plot(roc["fpr"], roc["tpr"], label=f"model, class {fmt.shortened(positive)}")
+    axes.plot([0, 1], [0, 1], label="chance", **REFERENCE_LINE)
+    unit_square(axes)
+    axes.set(xlabel="false positive rate", ylabel="true positive rate")
+    legend(axes)
+    return "ROC curve of the model beside chance"
 
 
-def scatter_chart(scatter: dict[str, list[float]], target: str) -> Markup:
-    """Predicted against actual values, with the line on which they would be equal."""
+@inline_svg
+def reliability_diagram(axes: Axes, bins: Sequence[Mapping[str, Any]]) -> str:
+    """Accuracy against mean confidence by bin of confidence; the area of a mark is the bin's share of the rows."""
+    rows = sum(each["rows"] for each in bins)
+    sure, right = [each["confidence"] for each in bins], [each["accuracy"] for each in bins]
+    axes.plot(sure, right, label="model (larger: more rows)")
+    for each in bins:
+        confidence, accuracy = fmt.percent(each["confidence"]), fmt.percent(each["accuracy"])
+        words = f"{fmt.rows(each['rows'])}: confidence {confidence}, accuracy {accuracy}"
+        diameter = 5 + 12 * math.sqrt(each["rows"] / rows)
+        plot_point(axes, each["confidence"], each["accuracy"], SERIES[0], words, diameter)
+    axes.plot([0, 1], [0, 1], label="perfectly calibrated", **REFERENCE_LINE)
+    unit_square(axes)
+    axes.set(xlabel="confidence", ylabel="accuracy")
+    legend(axes)
+    return "Reliability diagram: accuracy against confidence"
+
+
+@inline_svg
+def predicted_against_actual(axes: Axes, scatter: Mapping[str, Sequence[float]], target: str) -> str:
+    """One dot per test row, and the line on which predictions would be exact."""
     values = [*scatter["actual"], *scatter["predicted"]]
     ends = [min(values), max(values)]
-    shown = [
-        Series("test rows", 0, scatter["actual"], scatter["predicted"], dots=True),
-        Series("predicted = actual", 4, ends, ends, dashed=True),
-    ]
-    return chart(
-        shown, Axis(f"actual {shortened(target)}", number), Axis("predicted", number), "Predicted against actual"
-    )
+    dots: dict[str, Any] = {"linestyle": "", "marker": "o", "markersize": 4, "markeredgewidth": 0, "alpha": 0.45}
+    axes.plot(scatter["actual"], scatter["predicted"], label="test rows", **dots)
+    axes.plot(ends, ends, label="predicted = actual", **REFERENCE_LINE)
+    axes.set(xlabel=f"actual {fmt.shortened(target)}", ylabel="predicted")
+    axes.locator_params(axis="x", nbins=6)
+    axes.xaxis.set_major_formatter(number)
+    axes.yaxis.set_major_formatter(number)
+    legend(axes)
+    return "Predicted against actual values"
 
 
-def bandwidth_chart(profile: dict[str, Any]) -> Markup:
-    """Bus bandwidth over the size, one line per operation."""
-    shown = [
-        Series(name, colour, [m["bytes"] for m in found], [m["busbw_gbps"] for m in found], marks=tips(found))
-        for colour, (name, found) in enumerate(by_operation(profile).items())
-    ]
-    return chart(shown, size_axis(profile), Axis("GB/s", number, low=0), "Bus bandwidth by size")
+@inline_svg
+def bus_bandwidth(axes: Axes, profile: Mapping[str, Any]) -> str:
+    """Bus bandwidth over the message size, one line per collective."""
+    for colour, (name, found) in zip(SERIES, by_operation(profile).items(), strict=False):
+        axes.plot([m["bytes"] for m in found], [m["busbw_gbps"] for m in found], color=colour, label=name)
+        for m in found:
+            times = f"{fmt.microseconds(m['p50_us'])} (p99 {fmt.microseconds(m['p99_us'])})"
+            words = f"{name}, {fmt.message_size(m['bytes'])}: {fmt.bandwidth(m['busbw_gbps'])}, {times}"
+            plot_point(axes, m["bytes"], m["busbw_gbps"], colour, words)
+    size_axis(axes, profile)
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("GB/s")
+    axes.yaxis.set_major_formatter(number)
+    legend(axes)
+    return "Bus bandwidth by message size"
 
 
-def time_chart(profile: dict[str, Any]) -> Markup:
-    """Median time of a call over the size; the band is the 10th to 99th percentile of the first one."""
-    shown = []
-    for colour, (name, found) in enumerate(by_operation(profile).items()):
-        band = ([m["p10_us"] for m in found], [m["p99_us"] for m in found]) if colour == 0 else None
-        sizes, medians = [m["bytes"] for m in found], [m["p50_us"] for m in found]
-        shown.append(Series(name, colour, sizes, medians, band=band))
-    times = Axis("", duration, log=10)
-    return chart(shown, size_axis(profile), times, "Time of a call by size")
+@inline_svg
+def call_time(axes: Axes, profile: Mapping[str, Any]) -> str:
+    """Median time of a call over the message size; the band is p10 to p99 of the first collective."""
+    for colour, (name, found) in zip(SERIES, by_operation(profile).items(), strict=False):
+        sizes = [m["bytes"] for m in found]
+        axes.plot(sizes, [m["p50_us"] for m in found], color=colour, label=name)
+        if colour == SERIES[0]:
+            low, high = [m["p10_us"] for m in found], [m["p99_us"] for m in found]
+            axes.fill_between(sizes, low, high, color=colour, alpha=0.13, linewidth=0)
+    size_axis(axes, profile)
+    times_axis(axes, profile)
+    legend(axes)
+    return "Time of a call by message size"
 
 
-def size_axis(profile: dict[str, Any]) -> Axis:
-    sizes = [m["bytes"] for m in profile["measurements"]]
-    return Axis("size of the message", lambda size: units.message_size(int(size)), min(sizes), max(sizes), log=4)
-
-
-def by_operation(profile: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+def by_operation(profile: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {}
     for measurement in profile["measurements"]:
         found.setdefault(measurement["operation"], []).append(measurement)
     return found
 
 
-def tips(measurements: list[dict[str, Any]]) -> dict[int, str]:
-    return {
-        index: f"{m['operation']}, {units.message_size(m['bytes'])}: {units.bandwidth(m['busbw_gbps'])}, "
-        f"{units.microseconds(m['p50_us'])} (p99 {units.microseconds(m['p99_us'])})"
-        for index, m in enumerate(measurements)
-    }
+def size_axis(axes: Axes, profile: Mapping[str, Any]) -> None:
+    """Message sizes on a logarithmic scale, with at most seven of those that were measured as ticks."""
+    axes.set_xlabel("message size")
+    sizes = sorted({m["bytes"] for m in profile["measurements"]})
+    if not sizes:
+        return
+    axes.set_xscale("log", base=2)
+    shown = sizes[:: -(-len(sizes) // 7)]
+    axes.set_xticks(shown, [fmt.message_size(size) for size in shown])
+    axes.xaxis.set_minor_locator(NullLocator())
+    if len(sizes) > 1:
+        axes.set_xlim(sizes[0], sizes[-1])
 
 
-def shortened(label: str) -> str:
-    return label if len(label) <= LABEL_LETTERS else f"{label[: LABEL_LETTERS - 1]}…"
+def times_axis(axes: Axes, profile: Mapping[str, Any]) -> None:
+    """Microseconds on a logarithmic scale from a power of ten to another."""
+    found = [time for m in profile["measurements"] for time in (m["p10_us"], m["p50_us"], m["p99_us"]) if time > 0]
+    if found:
+        first = math.floor(math.log10(min(found)))
+        axes.set_yscale("log")
+        axes.set_ylim(10.0**first, 10.0 ** max(math.ceil(math.log10(max(found))), first + 1))
+        axes.yaxis.set_major_locator(LogLocator(numticks=8))
+        axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(duration)
 
 
-def number(value: float) -> str:
-    """A tick: as short as it can be."""
-    return f"{value:,.10g}" if abs(value) >= 1e-4 or value == 0 else f"{value:.0e}"
+def unit_square(axes: Axes) -> None:
+    """Both axes from 0 to 100 %."""
+    axes.set(xlim=(0, 1), ylim=(0, 1))
+    axes.xaxis.set_major_formatter(percent)
+    axes.yaxis.set_major_formatter(percent)
 
 
-def duration(microseconds: float) -> str:
-    """A tick at a power of ten."""
+def plot_point(axes: Axes, x: float, y: float, colour: str, words: str, diameter: float = 6.0) -> None:
+    """A ring with a tooltip."""
+    ring: dict[str, Any] = {"markerfacecolor": CARD, "markeredgecolor": colour, "markeredgewidth": 2}
+    axes.plot([x], [y], linestyle="", marker="o", markersize=diameter, gid=tooltip(words), zorder=3, **ring)
+
+
+def legend(axes: Axes) -> None:
+    """The names of the series, above the axes."""
+    figure_of(axes).legend(loc="outside upper left", ncols=2, columnspacing=1.4)
+
+
+def figure_of(axes: Axes) -> Figure:
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    return figure
+
+
+def number(value: float, _: float = 0) -> str:
+    """A tick label: as short as it can be."""
+    return f"{value:,.10g}" if value == 0 or 1e-4 <= abs(value) < 1e9 else f"{value:.4g}"
+
+
+def duration(microseconds: float, _: float = 0) -> str:
+    """A tick label at a power of ten."""
     names = (("s", 1e6), ("ms", 1e3), ("µs", 1.0))
     name, unit = next((found for found in names if microseconds >= found[1]), names[-1])
     return f"{microseconds / unit:g} {name}"
 
 
-def percent(share: float) -> str:
+def percent(share: float, _: float = 0) -> str:
     return f"{100 * share:.4g} %"

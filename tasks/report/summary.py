@@ -1,4 +1,4 @@
-"""What a run came to: the figures of ``summary.json``, and the blocks that close ``pyflyte run``.
+"""The figures of a run, as ``summary.json`` has them and ``pyflyte run`` prints them.
 
 ``summary.json`` holds the fields of :class:`RunSummary` under their own names, nested as here; only ``directory`` is
 left out, because the file moves with the directory that it lies in.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tasks.report import closing
+from tasks.report import terminal_summary
 
 
 @dataclass(frozen=True)
@@ -91,11 +91,11 @@ class StageFigures:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What a run came to. Printed, it is the closing block."""
+    """The figures of a whole run. ``str`` gives the summary for the terminal."""
 
     #: Where the report and the model are: ``runs/<timestamp>``, or a URI if the run was on a cluster.
     directory: str
-    #: Paths within ``directory``: the page, the exported artifact, and the chosen variant in it.
+    #: Paths within ``directory``: the page, the exported artifact, and the recommended variant in it.
     report: str
     model: str
     model_file: str
@@ -111,7 +111,7 @@ class RunSummary:
     stages: list[StageFigures]
 
     def __str__(self) -> str:
-        return closing.block(self)
+        return terminal_summary.of_run(self)
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Quarantined:
 
 @dataclass(frozen=True)
 class DataSummary:
-    """What preparing data by itself came to. Printed, it is the closing block."""
+    """The figures of a run that only prepares. ``str`` gives the summary for the terminal."""
 
     #: Where card and data are: ``runs/<timestamp>``, or a URI if the run was on a cluster.
     directory: str
@@ -143,7 +143,7 @@ class DataSummary:
     stages: list[StageFigures]
 
     def __str__(self) -> str:
-        return closing.data_block(self)
+        return terminal_summary.of_data(self)
 
 
 def to_json(summary: RunSummary) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The door of the report."""
+"""The report as Flyte tasks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def report(
 ) -> RunSummary:
     """Put the page, the figures and the model into a directory of this run. Never cached: every run has its own."""
     from tasks.report.engine import build
-    from tasks.report.results import Results
+    from tasks.report.stage_results import Results
     from tasks.report.summary import StageFigures
 
     local = runs_locally()
@@ -49,7 +49,7 @@ def report(
 def report_data(prepared: ArtifactDirectory, stages: list[StageRun]) -> DataSummary:
     """Put the data card and the prepared data into a directory of this run. Never cached, as :func:`report`."""
     from tasks.artifacts.prepared import PreparedData
-    from tasks.report.dataset import build_data
+    from tasks.report.data_engine import build_data
     from tasks.report.summary import StageFigures
 
     local = runs_locally()

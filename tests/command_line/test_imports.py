@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-HEAVY = ("torch._dynamo", "onnx", "onnxruntime", "onnxscript", "sklearn", "matplotlib", "polars", "moto")
+HEAVY = ("torch._dynamo", "onnx", "onnxruntime", "onnxscript", "sklearn", "matplotlib", "jinja2", "polars", "moto")
 
 
 def loaded_by(module: str) -> set[str]:
@@ -24,6 +24,11 @@ def test_the_workflow_loads_no_engine() -> None:
 def test_doors_without_a_process_group_load_no_torch(room: str) -> None:
     loaded = loaded_by(f"tasks.{room}.task")
     assert f"tasks.{room}.task" in loaded and not loaded & {"torch", *HEAVY}
+
+
+def test_a_data_card_needs_no_charts() -> None:
+    loaded = loaded_by("tasks.report.data_engine")
+    assert "jinja2" in loaded and not loaded & {"torch", "matplotlib"}
 
 
 @pytest.mark.parametrize("room", ["preprocess", "train", "evaluate", "export", "collectives", "report"])

@@ -38,7 +38,7 @@ owner, name = {
     "encode": (engine, "encode_units"),
     "open": (engine, "open_source"),
     "merge": (engine, "merge_all"),
-    "card": (engine, "write_card"),
+    "card": (engine, "write_table"),
     "manifest": (format.ArtifactWriter, "write_manifest"),
 }[where]
 filler = disk / "filler"

@@ -13,7 +13,7 @@ from tasks.evaluate.engine import pictures
 from tasks.models import metrics
 from tasks.preprocess import quarantine
 from tasks.preprocess.quarantine import BadRow
-from tasks.report.results import Results
+from tasks.report.stage_results import Results
 from tasks.report.summary import StageFigures
 
 ROWS = 600
@@ -77,9 +77,9 @@ def prepared(directory: Path, signature: Signature, bad: list[BadRow], warnings:
         {"name": "ssn", "role": "identifier", "type": "text", "missing": 0, "why": "every value occurs once"},
         {"name": signature.target, "role": "target", "type": "text", "missing": 0, "distinct": len(signature.classes)},
     ]
-    card = {"source": "adult-train.csv", "rows": rows, "columns": columns, "classes": classes, "warnings": warnings}
+    card = {"source": "adult-train.csv", "task": signature.task, "target": signature.target, "rows": rows}
+    card |= {"columns": columns, "classes": classes, "warnings": warnings}
     writer.write_json("card.json", card)
-    writer.write_bytes("card.html", b"<!doctype html>the card")
     writer.write_json("signature.json", signature.to_json())
     quarantine.write(writer, bad)
     writer.finish("prepare", {})

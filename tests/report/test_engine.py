@@ -28,7 +28,8 @@ def test_a_run_has_its_page_its_figures_and_its_model(tmp_path: Path) -> None:
     assert sorted(path.name for path in directory.iterdir()) == [
         *("card.html", "card.json", "model", "report.html", "summary.json")
     ]
-    assert (directory / "card.html").read_bytes() == found.prepared.read_bytes("card.html")
+    assert (directory / "card.json").read_bytes() == found.prepared.read_bytes("card.json")
+    assert "Data card" in (directory / "card.html").read_text(encoding="utf-8")
     assert (directory / summary.report).read_text(encoding="utf-8").startswith("<!doctype html>")
     assert (directory / summary.model_file).read_bytes() == INT8
     assert Artifact.open(directory / summary.model, "export").check_sha256().fingerprint == found.exported.fingerprint
@@ -73,7 +74,7 @@ def test_a_page_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: py
         seen.extend(1 for _ in (tmp_path / "runs").glob(".*/model/model.onnx"))
         raise RuntimeError("no page")
 
-    monkeypatch.setattr(engine, "document", fail)
+    monkeypatch.setattr(engine, "report_page", fail)
     with pytest.raises(RuntimeError, match="no page"):
         engine.build(tmp_path / "runs", results(tmp_path / "in", []), STAGES, CONFIG)
     assert seen == [1]  # the model was already there when it failed

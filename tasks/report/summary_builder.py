@@ -1,14 +1,16 @@
-"""From what the stages found out to the figures of the summary."""
+"""Fills :mod:`tasks.report.summary` from the results of the stages."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tasks.artifacts.prepared import Signature
-from tasks.report.results import Results
+from tasks.artifacts.prepared import PreparedData, Signature
+from tasks.report.stage_results import Results, quarantine_reasons
 from tasks.report.summary import (
     DataFigures,
+    DataSummary,
     NetworkFigures,
     QualityFigures,
     RunSummary,
@@ -16,15 +18,15 @@ from tasks.report.summary import (
     VariantFigures,
 )
 
-REPORT, MODEL, SUMMARY = "report.html", "model", "summary.json"
-#: The data card, under the same names in the prepared data.
+# What the directory of a run holds.
+REPORT, MODEL, SUMMARY, PREPARED = "report.html", "model", "summary.json", "prepared"
 CARD, CARD_DATA = "card.html", "card.json"
-#: The chosen variant under a name that does not depend on which was chosen.
+#: The recommended variant, under a name that does not depend on which it is.
 MODEL_FILE = f"{MODEL}/model.onnx"
 
 
-def summarise(results: Results, stages: Sequence[StageFigures], directory: str) -> RunSummary:
-    """``directory`` is where the run's directory will lie."""
+def run_summary(results: Results, stages: Sequence[StageFigures], directory: str) -> RunSummary:
+    """The figures of a whole run, whose directory is ``directory``."""
     metric = results.evaluation["metric"]["name"]
     return RunSummary(
         directory=directory,
@@ -39,6 +41,23 @@ def summarise(results: Results, stages: Sequence[StageFigures], directory: str) 
         machine=results.export["machine"]["cpu"],
         threads=results.export["machine"]["threads"],
         network=network_figures(results.network),
+        stages=list(stages),
+    )
+
+
+def data_summary(
+    prepared: PreparedData, stages: Sequence[StageFigures], directory: str, address: str = ""
+) -> DataSummary:
+    """The figures of a run that only prepares; ``address`` as of :func:`tasks.report.data_engine.build_data`."""
+    card = prepared.card
+    return DataSummary(
+        directory=directory,
+        card=CARD,
+        prepared=address or PREPARED,
+        data=data_figures(card, prepared.signature),
+        quarantined=quarantine_reasons(prepared.artifact),
+        roles=dict(Counter(column["role"] for column in card["columns"]).most_common()),
+        warnings=card["warnings"],
         stages=list(stages),
     )
 

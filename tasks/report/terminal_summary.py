@@ -1,4 +1,4 @@
-"""The block that closes a run, for a terminal of at least 80 columns."""
+"""The text that a run prints at its end, for a terminal of at least 80 columns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from tasks.report import units
+from tasks.report import formatting as fmt
 
 if TYPE_CHECKING:
     from tasks.report.summary import DataFigures, DataSummary, RunSummary, StageFigures, VariantFigures
@@ -18,8 +18,8 @@ BAR = 40
 LISTED = 8
 
 
-def block(summary: RunSummary) -> str:
-    """The whole block, without a line break at its end."""
+def of_run(summary: RunSummary) -> str:
+    """What a whole run prints, without a line break at its end."""
     sections = (
         data(summary.data),
         quality(summary),
@@ -31,8 +31,8 @@ def block(summary: RunSummary) -> str:
     return framed(summary.data, sections)
 
 
-def data_block(summary: DataSummary) -> str:
-    """The block that closes a run that only prepares."""
+def of_data(summary: DataSummary) -> str:
+    """What a run that only prepares prints."""
     sections = (
         data(summary.data),
         quarantined(summary),
@@ -59,12 +59,12 @@ def labelled(label: str, text: str, width: int = WIDTH) -> Iterator[str]:
 
 
 def data(d: DataFigures) -> Iterator[str]:
-    aside = units.count(d.rows_quarantined) if d.rows_quarantined else "none"
-    yield from labelled("Data", f"{units.rows(d.rows_read)} read, {units.count(d.rows_kept)} kept, {aside} quarantined")
+    aside = fmt.count(d.rows_quarantined) if d.rows_quarantined else "none"
+    yield from labelled("Data", f"{fmt.rows(d.rows_read)} read, {fmt.count(d.rows_kept)} kept, {aside} quarantined")
     yield from labelled(
         "",
-        f"{units.count(d.rows_train)} to train, {units.count(d.rows_validation)} to validate, "
-        f"{units.count(d.rows_test)} to test",
+        f"{fmt.count(d.rows_train)} to train, {fmt.count(d.rows_validation)} to validate, "
+        f"{fmt.count(d.rows_test)} to test",
     )
 
 
@@ -72,38 +72,38 @@ def quarantined(summary: DataSummary) -> Iterator[str]:
     """A line per reason, the most frequent first."""
     for index, q in enumerate(summary.quarantined[:LISTED]):
         where = f" in column {q.column!r}" if q.column else ""
-        words = f"{units.rows(q.rows)}: {q.reason}{where} (first in {q.file}, line {units.count(q.line)})"
-        yield from labelled("" if index else "Set aside", words)
+        words = f"{fmt.rows(q.rows)}: {q.reason}{where} (first in {q.file}, line {fmt.count(q.line)})"
+        yield from labelled("" if index else "Quarantined", words)
     yield from further(len(summary.quarantined), "reasons")
 
 
 def columns(summary: DataSummary) -> Iterator[str]:
-    yield from labelled("Columns", ", ".join(f"{units.count(n)} {role}" for role, n in summary.roles.items()))
+    yield from labelled("Columns", ", ".join(f"{fmt.count(n)} {role}" for role, n in summary.roles.items()))
 
 
 def warnings(summary: DataSummary) -> Iterator[str]:
     for index, warning in enumerate(summary.warnings[:LISTED]):
-        yield from labelled("" if index else "To know", warning)
+        yield from labelled("" if index else "Warnings", warning)
     yield from further(len(summary.warnings), "warnings")
 
 
 def further(number: int, noun: str) -> Iterator[str]:
     if number > LISTED:
-        yield from labelled("", f"and {units.count(number - LISTED)} more {noun}: see the card")
+        yield from labelled("", f"and {fmt.count(number - LISTED)} more {noun}: see the card")
 
 
 def quality(summary: RunSummary) -> Iterator[str]:
     q = summary.quality
-    name = units.NAMES.get(q.metric, q.metric)
-    baseline = f" ({q.baseline}: {units.metric(q.metric, q.baseline_value)})" if q.baseline_value is not None else ""
-    yield from labelled("Quality", f"test {name} {units.metric(q.metric, q.value)}{baseline}")
+    name = fmt.NAMES.get(q.metric, q.metric)
+    baseline = f" ({q.baseline}: {fmt.metric(q.metric, q.baseline_value)})" if q.baseline_value is not None else ""
+    yield from labelled("Quality", f"test {name} {fmt.metric(q.metric, q.value)}{baseline}")
 
 
 def variants(summary: RunSummary) -> Iterator[str]:
-    """A table of the variants, the chosen one marked, and below it why it was chosen."""
+    """A table of the variants, the recommended one marked, and below it why it is recommended."""
     metric = summary.quality.metric
     batches = list(dict.fromkeys(batch for variant in summary.variants for batch in variant.latency_p50_ms))
-    heads = ["variant", "size", *(f"batch {batch}" for batch in batches), units.NAMES.get(metric, metric)]
+    heads = ["variant", "size", *(f"batch {batch}" for batch in batches), fmt.NAMES.get(metric, metric)]
     lines = [heads, *(row(variant, batches, metric) for variant in summary.variants)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
     for index, line in enumerate(lines):
@@ -112,22 +112,22 @@ def variants(summary: RunSummary) -> Iterator[str]:
         label = "Model" if index == 0 else ""
         yield f"{label:<{INDENT - 2}}{mark}{'   '.join(cells)}".rstrip()
     yield from labelled("", summary.why)
-    yield from labelled("", f"Median latency on {summary.machine}, {units.counted(summary.threads, 'thread')}.")
+    yield from labelled("", f"Median latency on {summary.machine}, {fmt.counted(summary.threads, 'thread')}.")
 
 
 def row(variant: VariantFigures, batches: list[str], metric: str) -> list[str]:
-    latencies = [units.milliseconds(variant.latency_p50_ms.get(batch)) for batch in batches]
-    return [variant.name, units.size(variant.bytes), *latencies, units.metric(metric, variant.value)]
+    latencies = [fmt.milliseconds(variant.latency_p50_ms.get(batch)) for batch in batches]
+    return [variant.name, fmt.size(variant.bytes), *latencies, fmt.metric(metric, variant.value)]
 
 
 def network(summary: RunSummary) -> Iterator[str]:
     n = summary.network
-    where = units.counted(n.world, "process") + (f" on {n.nodes} nodes" if n.nodes > 1 else "")
+    where = fmt.counted(n.world, "process") + (f" on {n.nodes} nodes" if n.nodes > 1 else "")
     if n.all_reduce_latency_us is None or n.all_reduce_latency_bytes is None or n.all_reduce_busbw_bytes is None:
         yield from labelled("Network", f"{where}, {n.backend}, {n.device}; all-reduce was not measured")
         return
-    latency = f"{units.microseconds(n.all_reduce_latency_us)} at {units.message_size(n.all_reduce_latency_bytes)}"
-    busbw = f"{units.bandwidth(n.all_reduce_busbw_gbps)} at {units.message_size(n.all_reduce_busbw_bytes)}"
+    latency = f"{fmt.microseconds(n.all_reduce_latency_us)} at {fmt.message_size(n.all_reduce_latency_bytes)}"
+    busbw = f"{fmt.bandwidth(n.all_reduce_busbw_gbps)} at {fmt.message_size(n.all_reduce_busbw_bytes)}"
     if n.world == 1:
         busbw = "no bandwidth, as one process has no link"
     yield from labelled("Network", f"all-reduce {latency}, {busbw} ({where}, {n.backend}, {n.device})")
@@ -143,7 +143,7 @@ def time(stages: Sequence[StageFigures]) -> Iterator[str]:
 
 
 def took(stage: StageFigures) -> str:
-    return "reused" if stage.reused else units.seconds(stage.seconds)
+    return "reused" if stage.reused else fmt.seconds(stage.seconds)
 
 
 def bar(stage: StageFigures, longest: float) -> str:

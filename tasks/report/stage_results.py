@@ -1,4 +1,4 @@
-"""Everything that a run's stages found out, read from their artifacts."""
+"""What the stages of a run found out, read from their artifacts."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ from tasks.artifacts.format import Artifact
 from tasks.artifacts.prepared import PreparedData, Signature
 from tasks.report.summary import Quarantined
 
+#: Quarantined rows that the data card lists; all of them are in quarantine.parquet.
+ROWS_SHOWN = 50
+
 
 @dataclass(frozen=True)
 class Results:
-    """The contents of the stages' JSON files, and the artifacts of which files are taken over."""
+    """The contents of the stages' JSON files, and the artifacts of which files are copied."""
 
     signature: Signature
     card: dict[str, Any]
@@ -39,7 +42,7 @@ class Results:
         return cls(
             data.signature,
             data.card,
-            read_quarantine(data.artifact.read_bytes("quarantine.parquet")),
+            quarantine_reasons(data.artifact),
             training.read_json("history.json"),
             training.read_json("attempt.json")["ledger"],
             Artifact.open(evaluated, "evaluate").read_json("evaluation.json"),
@@ -50,11 +53,20 @@ class Results:
         )
 
 
-def read_quarantine(parquet: bytes) -> list[Quarantined]:
-    """The reasons of ``quarantine.parquet``, the most frequent first."""
-    rows = pq.read_table(pa.BufferReader(parquet), columns=["file", "line", "column", "reason"]).to_pylist()
+def quarantine_reasons(prepared: Artifact) -> list[Quarantined]:
+    """The reasons for which rows were set aside, the most frequent first."""
+    rows = read_quarantine(prepared, ["file", "line", "column", "reason"]).to_pylist()
     first: dict[tuple[str, str], dict[str, Any]] = {}
     for row in rows:
         first.setdefault((row["reason"], row["column"]), row)
     counts = Counter((row["reason"], row["column"]) for row in rows).most_common()
     return [Quarantined(*why, number, first[why]["file"], first[why]["line"]) for why, number in counts]
+
+
+def quarantined_rows(prepared: Artifact) -> list[dict[str, Any]]:
+    """The first ``ROWS_SHOWN`` rows that were set aside: ``file``, ``line``, ``column``, ``reason`` and ``raw``."""
+    return read_quarantine(prepared).slice(0, ROWS_SHOWN).to_pylist()
+
+
+def read_quarantine(prepared: Artifact, columns: list[str] | None = None) -> pa.Table:
+    return pq.read_table(pa.BufferReader(prepared.read_bytes("quarantine.parquet")), columns=columns)

@@ -12,14 +12,14 @@ from flytekit.types.directory import FlyteDirectory
 
 from tasks.config import RunConfig
 from tasks.flyte.stage import StageRun
-from tasks.report.summarise import summarise
 from tasks.report.summary import RunSummary
+from tasks.report.summary_builder import run_summary
 from tasks.report.task import report
 from tests.report.runs import INT8, STAGES, results
 
 
 def test_a_summary_survives_flyte(tmp_path: Path) -> None:
-    summary = summarise(results(tmp_path, ["no", "yes"]), STAGES, "runs/now")
+    summary = run_summary(results(tmp_path, ["no", "yes"]), STAGES, "runs/now")
     missing = replace(summary.variants[0], bytes=None, value=None, latency_p50_ms={}, largest_difference=None)
     unmeasured = replace(summary.network, all_reduce_latency_us=None, all_reduce_busbw_bytes=None)
     summary = replace(summary, variants=[missing, *summary.variants[1:]], network=unmeasured)

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
 UNKNOWN = "—"
+LABEL_LETTERS = 14
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def count(number: int) -> str:
@@ -38,8 +44,33 @@ def significant(value: float, digits: int = 3) -> str:
 
 
 def value(number: float) -> str:
-    """A value from the data: whole numbers as they are, others to four digits."""
-    return count(int(number)) if number == int(number) and abs(number) < 1e15 else significant(number, 4)
+    """A value from the data: whole numbers below ten million as they are, others to four digits."""
+    if not abs(number) < 1e7:
+        return f"{number:.4g}"
+    return count(int(number)) if number == int(number) else significant(number, 4)
+
+
+def moment(seconds: float) -> str:
+    """Seconds since 1970 (UTC) as a date, with the time of day unless it is midnight: 2026-01-02 03:04."""
+    try:
+        found = EPOCH + timedelta(seconds=seconds)
+    except OverflowError:
+        return value(seconds)
+    return f"{found:%Y-%m-%d}" if (found.hour, found.minute) == (0, 0) else f"{found:%Y-%m-%d %H:%M}"
+
+
+def days(seconds: float) -> str:
+    """A span of time in days: 12.3 days"""
+    return f"{significant(seconds / 86_400)} days"
+
+
+def column_figure(column: Mapping[str, Any], name: str) -> str:
+    """A figure of a column of the data card in the unit of its values, or nothing if the card does not have it."""
+    if name not in column:
+        return ""
+    if column["type"] == "time":
+        return days(column[name]) if name == "std" else moment(column[name])
+    return value(column[name])
 
 
 def size(number: int | None) -> str:
@@ -93,6 +124,29 @@ def metric(name: str, value: float | None) -> str:
     if value is None:
         return UNKNOWN
     return percent(value) if name in SHARES else significant(value, 4)
+
+
+def shortened(label: str) -> str:
+    """A name from the data on one line, of at most ``LABEL_LETTERS`` characters."""
+    line = " ".join(label.split())
+    return line if len(line) <= LABEL_LETTERS else f"{line[: LABEL_LETTERS - 1]}…"
+
+
+def sentence(text: str) -> str:
+    """With a capital letter, unless it begins with the name of a variant, which keeps its spelling."""
+    word = text.split(" ", 1)[0]
+    return text if "-" in word else text[:1].upper() + text[1:]
+
+
+def setting(value: object) -> str:
+    """A configuration value as it is written in YAML, where that is one line."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(setting(item) for item in value) if value else "none"
+    if isinstance(value, str):
+        return value if value.strip() else f'"{value}"'
+    return "none" if value in ({}, None) else f"{value}"
 
 
 #: Metrics that are shares of one, and how all are called.

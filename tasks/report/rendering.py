@@ -1,0 +1,31 @@
+"""Renders the templates to HTML pages of one file each, which load nothing from elsewhere."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from tasks.report import formatting
+
+TEMPLATES = Path(__file__).with_name("templates")
+
+
+@cache
+def environment() -> Environment:
+    """Whatever is not marked as HTML is escaped: column names, labels and values come from the user's data."""
+    made = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.globals["fmt"] = formatting
+    return made
+
+
+def render(template: str, **context: object) -> str:
+    """The template with ``context``, and with the functions of :mod:`tasks.report.formatting` as ``fmt``."""
+    return environment().get_template(template).render(context)

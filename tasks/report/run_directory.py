@@ -1,0 +1,65 @@
+"""``runs/<timestamp>/``: the whole directory of a run, or nothing."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from tasks.artifacts.format import MANIFEST, Artifact, link_or_copy
+from tasks.artifacts.store import sweep
+from tasks.report.summary_builder import MODEL, MODEL_FILE
+
+
+def new_run(runs: Path, fill: Callable[[Path, datetime], None]) -> Path:
+    """A new directory under ``runs``, named by the local time.
+
+    ``fill`` writes into a hidden directory beside it, which is renamed when it is complete and removed if it fails.
+    """
+    now = datetime.now()
+    runs.mkdir(parents=True, exist_ok=True)
+    sweep(runs)
+    partial = runs / f".{os.getpid()}-{secrets.token_hex(4)}"
+    try:
+        partial.mkdir()
+        fill(partial, now)
+        return rename_to_free(partial, runs / now.strftime("%Y-%m-%dT%H-%M-%S"))
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def rename_to_free(directory: Path, place: Path) -> Path:
+    """Rename ``directory`` to ``place``; if another run has just taken that name, to the first free one after it."""
+    number = 1
+    while True:
+        candidate = place if number == 1 else place.with_name(f"{place.name}-{number}")
+        try:
+            # Fails if the name is taken: a run's directory is never empty.
+            return directory.rename(candidate)
+        except OSError:
+            if not candidate.exists():
+                raise
+        number += 1
+
+
+def copy_model(exported: Artifact, export: Mapping[str, Any], directory: Path) -> None:
+    """Copy the artifact, every byte verified, and the recommended variant once more under a name of its own."""
+    exported.check()
+    for name in (*exported.files, MANIFEST):
+        target = directory / MODEL / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(exported.path(name), target)
+    chosen = next(variant["file"] for variant in export["variants"] if variant["name"] == export["chosen"])
+    shutil.copyfile(directory / MODEL / chosen, directory / MODEL_FILE)
+
+
+def link_artifact(artifact: Artifact, directory: Path) -> None:
+    """Put the artifact into ``directory`` as hard links, or as copies where the file system has no links."""
+    for name in (*artifact.files, MANIFEST):
+        target = directory / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        link_or_copy(artifact.path(name), target)
