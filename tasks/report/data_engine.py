@@ -10,9 +10,10 @@ from typing import Any
 from tasks.artifacts.format import Artifact
 from tasks.artifacts.prepared import PreparedData
 from tasks.report.data_card_page import data_card_page
+from tasks.report.figures import StageFigures
 from tasks.report.run_directory import link_artifact, new_run
 from tasks.report.stage_results import quarantined_rows
-from tasks.report.summary import DataSummary, StageFigures
+from tasks.report.summary import DataSummary
 from tasks.report.summary_builder import CARD, CARD_DATA, PREPARED, data_summary
 
 

@@ -12,9 +12,10 @@ from markupsafe import Markup
 
 from tasks.report import charts
 from tasks.report import formatting as fmt
+from tasks.report.figures import QualityFigures
 from tasks.report.rendering import render
 from tasks.report.stage_results import Results
-from tasks.report.summary import QualityFigures, RunSummary
+from tasks.report.summary import RunSummary
 from tasks.report.summary_builder import CARD
 
 WORST_SHOWN = 12

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from tasks.artifacts.format import Artifact
 from tasks.artifacts.prepared import PreparedData, Signature
-from tasks.report.summary import Quarantined
+from tasks.report.figures import Quarantined
 
 #: Quarantined rows that the data card lists; all of them are in quarantine.parquet.
 ROWS_SHOWN = 50

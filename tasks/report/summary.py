@@ -1,151 +1,24 @@
-"""The figures of a run, as ``summary.json`` has them and ``pyflyte run`` prints them.
-
-``summary.json`` holds the fields of :class:`RunSummary` under their own names, nested as here; only ``directory`` is
-left out, because the file moves with the directory that it lies in.
-"""
+"""What a workflow returns: ``pyflyte run`` prints it after everything else."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from tasks.report import terminal_summary
+from tasks.report.figures import DataRunFigures, RunFigures
 
 
 @dataclass(frozen=True)
-class DataFigures:
-    """The data: where it came from, the target, and rows by what became of them."""
-
-    source: str
-    target: str
-    #: "classification" or "regression".
-    task: str
-    #: Of a classification; 0 for a regression.
-    classes: int
-    rows_read: int
-    rows_kept: int
-    rows_quarantined: int
-    rows_train: int
-    rows_validation: int
-    rows_test: int
-
-
-@dataclass(frozen=True)
-class QualityFigures:
-    """How good the trained model is on the test split, beside a baseline trained and scored on the same rows."""
-
-    #: The metric by which things are compared: "accuracy" (a share of one) or "rmse" (in units of the target).
-    metric: str
-    value: float
-    baseline: str
-    baseline_value: float | None
-    #: All metrics of the model and of the baseline by name; None where one is not defined.
-    model_metrics: dict[str, float | None]
-    baseline_metrics: dict[str, float | None]
-
-
-@dataclass(frozen=True)
-class VariantFigures:
-    """One form of the model. What was not measured, because the variant could not be made, is None."""
-
-    name: str
-    #: In the directory ``model``; empty for what is not a file.
-    file: str
-    bytes: int | None
-    #: Milliseconds per call by batch size ("1", "256").
-    latency_p50_ms: dict[str, float]
-    latency_p99_ms: dict[str, float]
-    #: The metric of :class:`QualityFigures`.
-    value: float | None
-    #: The largest difference of any output from torch's, over the test split.
-    largest_difference: float | None
-    chosen: bool
-    verdict: str
-
-
-@dataclass(frozen=True)
-class NetworkFigures:
-    """The interconnect, by the conventions of nccl-tests. The all_reduce figures are None if it was not measured."""
-
-    #: Processes, nodes, "gloo" or "nccl", and the device.
-    world: int
-    nodes: int
-    backend: str
-    device: str
-    #: Median microseconds at the smallest size, which is given in bytes.
-    all_reduce_latency_us: float | None
-    all_reduce_latency_bytes: int | None
-    #: Bus bandwidth in 1e9 bytes a second at the largest size, which is given in bytes. 0 for one process.
-    all_reduce_busbw_gbps: float | None
-    all_reduce_busbw_bytes: int | None
-
-
-@dataclass(frozen=True)
-class StageFigures:
-    """How long a stage took; next to nothing if its result was reused."""
-
-    name: str
-    seconds: float
-    reused: bool
-
-
-@dataclass(frozen=True)
-class RunSummary:
+class RunSummary(RunFigures):
     """The figures of a whole run. ``str`` gives the summary for the terminal."""
-
-    #: Where the report and the model are: ``runs/<timestamp>``, or a URI if the run was on a cluster.
-    directory: str
-    #: Paths within ``directory``: the page, the exported artifact, and the recommended variant in it.
-    report: str
-    model: str
-    model_file: str
-    data: DataFigures
-    quality: QualityFigures
-    variants: list[VariantFigures]
-    chosen: str
-    why: str
-    #: The CPU that the latencies were measured on, and the threads of each variant.
-    machine: str
-    threads: int
-    network: NetworkFigures
-    stages: list[StageFigures]
 
     def __str__(self) -> str:
         return terminal_summary.of_run(self)
 
 
 @dataclass(frozen=True)
-class Quarantined:
-    """Rows set aside for one reason: how many, and where the first of them was."""
-
-    reason: str
-    column: str
-    rows: int
-    file: str
-    line: int
-
-
-@dataclass(frozen=True)
-class DataSummary:
+class DataSummary(DataRunFigures):
     """The figures of a run that only prepares. ``str`` gives the summary for the terminal."""
-
-    #: Where card and data are: ``runs/<timestamp>``, or a URI if the run was on a cluster.
-    directory: str
-    #: Paths within ``directory``; of prepared data that lie elsewhere the URI.
-    card: str
-    prepared: str
-    data: DataFigures
-    #: Reasons for which rows were set aside, the most frequent first.
-    quarantined: list[Quarantined]
-    #: The number of columns by role.
-    roles: dict[str, int]
-    warnings: list[str]
-    stages: list[StageFigures]
 
     def __str__(self) -> str:
         return terminal_summary.of_data(self)
-
-
-def to_json(summary: RunSummary) -> dict[str, Any]:
-    """What ``summary.json`` holds."""
-    return {name: value for name, value in asdict(summary).items() if name != "directory"}

@@ -7,16 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tasks.artifacts.prepared import PreparedData, Signature
+from tasks.report.figures import DataFigures, NetworkFigures, QualityFigures, StageFigures, VariantFigures
 from tasks.report.stage_results import Results, quarantine_reasons
-from tasks.report.summary import (
-    DataFigures,
-    DataSummary,
-    NetworkFigures,
-    QualityFigures,
-    RunSummary,
-    StageFigures,
-    VariantFigures,
-)
+from tasks.report.summary import DataSummary, RunSummary
 
 # What the directory of a run holds.
 REPORT, MODEL, SUMMARY, PREPARED = "report.html", "model", "summary.json", "prepared"

@@ -31,8 +31,8 @@ def report(
 ) -> RunSummary:
     """Put the page, the figures and the model into a directory of this run. Never cached: every run has its own."""
     from tasks.report.engine import build
+    from tasks.report.figures import StageFigures
     from tasks.report.stage_results import Results
-    from tasks.report.summary import StageFigures
 
     local = runs_locally()
     runs = RUNS if local else Path(current_context().working_directory) / RUNS
@@ -50,7 +50,7 @@ def report_data(prepared: ArtifactDirectory, stages: list[StageRun]) -> DataSumm
     """Put the data card and the prepared data into a directory of this run. Never cached, as :func:`report`."""
     from tasks.artifacts.prepared import PreparedData
     from tasks.report.data_engine import build_data
-    from tasks.report.summary import StageFigures
+    from tasks.report.figures import StageFigures
 
     local = runs_locally()
     runs = RUNS if local else Path(current_context().working_directory) / RUNS

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from tasks.report import formatting as fmt
-
-if TYPE_CHECKING:
-    from tasks.report.summary import DataFigures, DataSummary, RunSummary, StageFigures, VariantFigures
+from tasks.report.figures import DataFigures, DataRunFigures, RunFigures, StageFigures, VariantFigures
 
 WIDTH = 80
 INDENT = 12
@@ -18,7 +15,7 @@ BAR = 40
 LISTED = 8
 
 
-def of_run(summary: RunSummary) -> str:
+def of_run(summary: RunFigures) -> str:
     """What a whole run prints, without a line break at its end."""
     sections = (
         data(summary.data),
@@ -31,7 +28,7 @@ def of_run(summary: RunSummary) -> str:
     return framed(summary.data, sections)
 
 
-def of_data(summary: DataSummary) -> str:
+def of_data(summary: DataRunFigures) -> str:
     """What a run that only prepares prints."""
     sections = (
         data(summary.data),
@@ -68,7 +65,7 @@ def data(d: DataFigures) -> Iterator[str]:
     )
 
 
-def quarantined(summary: DataSummary) -> Iterator[str]:
+def quarantined(summary: DataRunFigures) -> Iterator[str]:
     """A line per reason, the most frequent first."""
     for index, q in enumerate(summary.quarantined[:LISTED]):
         where = f" in column {q.column!r}" if q.column else ""
@@ -77,11 +74,11 @@ def quarantined(summary: DataSummary) -> Iterator[str]:
     yield from further(len(summary.quarantined), "reasons")
 
 
-def columns(summary: DataSummary) -> Iterator[str]:
+def columns(summary: DataRunFigures) -> Iterator[str]:
     yield from labelled("Columns", ", ".join(f"{fmt.count(n)} {role}" for role, n in summary.roles.items()))
 
 
-def warnings(summary: DataSummary) -> Iterator[str]:
+def warnings(summary: DataRunFigures) -> Iterator[str]:
     for index, warning in enumerate(summary.warnings[:LISTED]):
         yield from labelled("" if index else "Warnings", warning)
     yield from further(len(summary.warnings), "warnings")
@@ -92,14 +89,14 @@ def further(number: int, noun: str) -> Iterator[str]:
         yield from labelled("", f"and {fmt.count(number - LISTED)} more {noun}: see the card")
 
 
-def quality(summary: RunSummary) -> Iterator[str]:
+def quality(summary: RunFigures) -> Iterator[str]:
     q = summary.quality
     name = fmt.NAMES.get(q.metric, q.metric)
     baseline = f" ({q.baseline}: {fmt.metric(q.metric, q.baseline_value)})" if q.baseline_value is not None else ""
     yield from labelled("Quality", f"test {name} {fmt.metric(q.metric, q.value)}{baseline}")
 
 
-def variants(summary: RunSummary) -> Iterator[str]:
+def variants(summary: RunFigures) -> Iterator[str]:
     """A table of the variants, the recommended one marked, and below it why it is recommended."""
     metric = summary.quality.metric
     batches = list(dict.fromkeys(batch for variant in summary.variants for batch in variant.latency_p50_ms))
@@ -120,7 +117,7 @@ def row(variant: VariantFigures, batches: list[str], metric: str) -> list[str]:
     return [variant.name, fmt.size(variant.bytes), *latencies, fmt.metric(metric, variant.value)]
 
 
-def network(summary: RunSummary) -> Iterator[str]:
+def network(summary: RunFigures) -> Iterator[str]:
     n = summary.network
     where = fmt.counted(n.world, "process") + (f" on {n.nodes} nodes" if n.nodes > 1 else "")
     if n.all_reduce_latency_us is None or n.all_reduce_latency_bytes is None or n.all_reduce_busbw_bytes is None:

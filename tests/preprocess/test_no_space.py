@@ -20,7 +20,7 @@ import pytest
 
 from tasks.errors import UserError
 from tasks.preprocess.config import DataConfig
-from tasks.preprocess.task import open_texts
+from tasks.preprocess.task import list_data, open_texts
 
 MOUNT = 'mount -t tmpfs -o size=16m none "$0" && exec "$@"'
 
@@ -90,15 +90,18 @@ def small_disks(tmp_path_factory: pytest.TempPathFactory) -> None:
         pytest.skip(f"no file system can be mounted here: {tried.stderr.strip()}")
 
 
-def test_a_full_pod_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_pod_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever step of several pods it was."""
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("tasks.preprocess.cluster.csv_parsing.open_texts", full)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.csv").write_text("x,y\n1,2\n")
+    listing = list_data(data="t.csv", target="y").listing
     with pytest.raises(UserError, match=r"no space left \(\d+ MiB free\)"):
-        open_texts.task_function(data="t.csv", target="y", config=DataConfig(), source="", number=2)
+        open_texts.task_function(listing=listing, target="y", config=DataConfig(), source="", number=2)
 
 
 @pytest.mark.usefixtures("small_disks")

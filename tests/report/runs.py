@@ -13,8 +13,8 @@ from tasks.evaluate.engine import pictures
 from tasks.models import metrics
 from tasks.preprocess import quarantine
 from tasks.preprocess.quarantine import BadRow
+from tasks.report.figures import StageFigures
 from tasks.report.stage_results import Results
-from tasks.report.summary import StageFigures
 
 ROWS = 600
 STAGES = [

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tasks.report.summary import RunSummary, StageFigures
+from tasks.report.figures import StageFigures
+from tasks.report.summary import RunFigures
 from tasks.report.summary_builder import run_summary
 from tasks.report.terminal_summary import WIDTH
 from tests.report.runs import STAGES, results
 
 
-def summary_of(tmp_path: Path, classes: list[str], world: int = 2) -> RunSummary:
+def summary_of(tmp_path: Path, classes: list[str], world: int = 2) -> RunFigures:
     return run_summary(results(tmp_path, classes, world=world), STAGES, "runs/2026-01-02T03-04-05")
 
 
