@@ -18,7 +18,7 @@ import struct
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -85,10 +85,18 @@ class Mismatch(Exception):
 
 @dataclass(frozen=True)
 class Codec:
-    """The two directions between a value of one type and JSON. Both raise ``Mismatch``."""
+    """The two directions between a value of one type and JSON. Both raise ``Mismatch``.
+
+    ``plain`` is the Python type of all values if both directions return these as they are.
+    """
 
     write: Convert
     read: Convert
+    plain: type | None = None
+
+    def keeps(self, values: Iterable[Any]) -> bool:
+        """Whether all ``values`` are right and stay as they are: known without a call for each of many."""
+        return self.plain is not None and {self.plain}.issuperset(map(type, values))
 
 
 @cache
@@ -136,7 +144,7 @@ def same(accept: Callable[[Any], bool], expected: str) -> Codec:
 
 
 def exactly(kind: type) -> Codec:
-    return same(lambda value: type(value) is kind, f"of type {kind.__name__}")
+    return replace(same(lambda value: type(value) is kind, f"of type {kind.__name__}"), plain=kind)
 
 
 def one_of(values: tuple[Any, ...]) -> Codec:
@@ -242,10 +250,14 @@ def sequence(kind: type[list[Any]] | type[tuple[Any, ...]], item: Codec) -> Code
 
     def write(values: Any, tensors: Tensors) -> list[Any]:
         expect(values, kind)
+        if item.keeps(values):
+            return list(values)
         return list(each(((place, item.write, value) for place, value in enumerate(values)), tensors))
 
     def read(tree: Any, tensors: Tensors) -> Any:
         expect(tree, list)
+        if item.keeps(tree):
+            return kind(tree)
         return kind(each(((place, item.read, value) for place, value in enumerate(tree)), tensors))
 
     return Codec(write, read)
@@ -277,8 +289,10 @@ def mapping(item: Codec) -> Codec:
     def with_each(convert: Convert) -> Convert:
         def convert_all(values: Any, tensors: Tensors) -> dict[str, Any]:
             expect(values, dict)
-            for key in values:
-                expect(key, str)
+            if not {str}.issuperset(map(type, values)):
+                raise Mismatch(next(key for key in values if type(key) is not str), "of type str, as keys are")
+            if item.keeps(values.values()):
+                return values
             parts = ((key, convert, value) for key, value in values.items())
             return dict(zip(values, each(parts, tensors), strict=True))
 
