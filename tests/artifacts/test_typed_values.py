@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import math
 import pickle
-import struct
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -20,6 +19,7 @@ from safetensors.numpy import load, save
 from tasks.artifacts.format import DamagedArtifact
 from tasks.artifacts.typed_values import TREE, decode, encode
 from tasks.errors import UserError
+from tests.support.bits import bits
 
 
 class Point(NamedTuple):
@@ -88,23 +88,6 @@ outers = st.builds(
     st.none() | batches,
     st.dictionaries(texts, plain, max_size=3),
 )
-
-
-def bits(value: Any) -> Any:
-    """What two values share only if they are of the same types with the same bits."""
-    if isinstance(value, float):
-        return struct.pack(">d", value)
-    if isinstance(value, np.ndarray):
-        return str(value.dtype), value.shape, value.tobytes()
-    if isinstance(value, pa.RecordBatch):
-        return str(value.schema), [bits(column.to_pylist()) for column in value.columns]
-    if isinstance(value, dict):
-        return dict, [(bits(key), bits(item)) for key, item in value.items()]
-    if isinstance(value, (list, tuple)):
-        return type(value), [bits(item) for item in value]
-    if is_dataclass(value):
-        return type(value), [bits(getattr(value, one.name)) for one in fields(value)]
-    return type(value), value
 
 
 @given(outers)
