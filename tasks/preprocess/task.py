@@ -109,11 +109,11 @@ class Opened(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """What was found in all shares, the plan of what is left to do, and the numbers of its lots."""
+    """What was fitted on all shares, the plan of what is left to do, and the numbers of its partitions."""
 
-    found: ArtifactDirectory
+    fitted: ArtifactDirectory
     plan: ArtifactDirectory
-    lots: list[int]
+    partitions: list[int]
 
 
 @task(**on("prepare"))
@@ -121,26 +121,22 @@ class Fitted(NamedTuple):
 def open_texts(
     listing: ArtifactDirectory, target: str, config: DataConfig, source: str, number: int
 ) -> list[ArtifactDirectory]:
-    """Cut files of text, which ``source`` identifies, into at most ``number`` lots; other data is one empty lot."""
+    """Cut files of text, which ``source`` identifies, into at most ``number`` shares; other data is one empty share."""
     from tasks.preprocess.cluster import csv_parsing
+    from tasks.preprocess.cluster.request import TableRequest
 
-    root = fresh_directory("texts")
-    return [
-        handed(lot)
-        for lot in csv_parsing.open_texts(
-            read_listing(listing), target, config, number, lambda index: root / f"{index:05d}"
-        )
-    ]
+    request = TableRequest(read_listing(listing), target, config, source)
+    return [handed(share) for share in csv_parsing.open_texts(request, number, fresh_directory("texts"))]
 
 
 @task(**on("prepare"))
 @map_errors
-def parse_lot(lot: ArtifactDirectory) -> ArtifactDirectory:
-    """Make the files of one lot columnar."""
+def parse_share(share: ArtifactDirectory) -> ArtifactDirectory:
+    """Make the files of one share columnar."""
     from tasks.preprocess.cluster import csv_parsing
 
     parsed = fresh_directory("parsed")
-    csv_parsing.parse_lot(local_path(lot), parsed)
+    csv_parsing.parse_share(local_path(share), parsed)
     return handed(parsed)
 
 
@@ -156,68 +152,58 @@ def open_shares(
 ) -> Opened:
     """Open the table, of which text is ``parsed``, and cut the work into at most ``number`` shares."""
     from tasks.preprocess.cluster import exchange, shares
+    from tasks.preprocess.cluster.request import TableRequest
 
-    table, share, spool = fresh_directory("table"), fresh_directory("shares"), fresh_directory("spools")
-    said = [inner(each, exchange.SAID) for each in parsed]
-    opened, spools = shares.open_shares(
-        read_listing(listing),
-        target,
-        config,
-        source,
-        number,
-        said,
-        table,
-        lambda i: share / f"{i:05d}",
-        lambda i: spool / f"{i:05d}",
-    )
-    return Opened(handed(table), [handed(each) for each in opened], [handed(each) for each in spools] or parsed)
+    request = TableRequest(read_listing(listing), target, config, source)
+    summaries = [inner(each, exchange.SUMMARY) for each in parsed]
+    opened = shares.open_shares(request, number, summaries, fresh_directory("opened"))
+    spools = [handed(each) for each in opened.spools]
+    return Opened(handed(opened.table), [handed(each) for each in opened.shares], spools or parsed)
 
 
 @task(**on("prepare"))
 @map_errors
-def survey_share(share: ArtifactDirectory, spool: ArtifactDirectory) -> ArtifactDirectory:
+def scan_share(share: ArtifactDirectory, spool: ArtifactDirectory) -> ArtifactDirectory:
     """The first pass over one share."""
     from tasks.preprocess.cluster import shares
 
-    surveyed = fresh_directory("surveyed")
-    shares.survey_share(local_path(share), local_path(spool), surveyed)
-    return handed(surveyed)
+    scanned = fresh_directory("scanned")
+    shares.scan_share(local_path(share), local_path(spool), scanned)
+    return handed(scanned)
 
 
 @task(**on("prepare"))
 @map_errors
-def fit_shares(table: ArtifactDirectory, surveyed: list[ArtifactDirectory], number: int) -> Fitted:
-    """Fit on what was found in all shares, and plan to merge in at most ``number`` lots."""
+def fit_shares(table: ArtifactDirectory, scanned: list[ArtifactDirectory], number: int) -> Fitted:
+    """Fit on what was found in all shares, and plan to merge in at most ``number`` partitions."""
     from tasks.preprocess.cluster import shares
 
-    found, plan = fresh_directory("found"), fresh_directory("plan")
-    lots = shares.fit_shares(local_path(table), [local_path(each) for each in surveyed], number, found, plan)
-    return Fitted(handed(found), handed(plan), list(range(lots)))
+    fitted, plan = fresh_directory("fitted"), fresh_directory("plan")
+    partitions = shares.fit_shares(local_path(table), [local_path(each) for each in scanned], number, fitted, plan)
+    return Fitted(handed(fitted), handed(plan), list(range(partitions)))
 
 
 @task(**on("prepare"))
 @map_errors
 def encode_share(
-    share: ArtifactDirectory, spool: ArtifactDirectory, surveyed: ArtifactDirectory, plan: ArtifactDirectory
+    share: ArtifactDirectory, spool: ArtifactDirectory, scanned: ArtifactDirectory, plan: ArtifactDirectory
 ) -> ArtifactDirectory:
     """The second pass over one share."""
     from tasks.preprocess.cluster import shares
 
     encoded = fresh_directory("encoded")
-    shares.encode_share(local_path(share), local_path(spool), local_path(surveyed), local_path(plan), encoded)
+    shares.encode_share(local_path(share), local_path(spool), local_path(scanned), local_path(plan), encoded)
     return handed(encoded)
 
 
 @task(**on("prepare"))
 @map_errors
-def merge_lot(lot: int, plan: ArtifactDirectory, encoded: list[ArtifactDirectory]) -> ArtifactDirectory:
+def merge_partition(partition: int, plan: ArtifactDirectory, encoded: list[ArtifactDirectory]) -> ArtifactDirectory:
     """Merge some parts of the prepared data, of which every share has a piece."""
     from tasks.preprocess.cluster import merge_partitions
 
-    merged = fresh_directory("merged")
-    merge_partitions.merge_lot(
-        lot, local_path(plan), [inner(each, merge_partitions.name_of(lot)) for each in encoded], merged
-    )
+    merged, name = fresh_directory("merged"), merge_partitions.directory_of(partition)
+    merge_partitions.merge_partition(partition, local_path(plan), [inner(each, name) for each in encoded], merged)
     return handed(merged)
 
 
@@ -228,7 +214,7 @@ def assemble(
     target: str,
     config: DataConfig,
     source: str,
-    found: ArtifactDirectory,
+    fitted: ArtifactDirectory,
     merged: list[ArtifactDirectory],
 ) -> Made:
     """Put together what was merged: the same bytes, from the same inputs, as of :func:`prepare`.
@@ -237,6 +223,7 @@ def assemble(
     through this pod.
     """
     from tasks.preprocess.cluster import exchange, merge_partitions
+    from tasks.preprocess.cluster.request import TableRequest
 
     addresses = [str(each.remote_source or "") for each in merged]
     home = str(FlyteDirectory.new_remote().path) if all(address.startswith(S3) for address in addresses) else ""
@@ -244,19 +231,17 @@ def assemble(
     def make(directory: Path, _: str) -> None:
         if home:
             parts = [
-                merge_partitions.parts_on_s3(inner(each, exchange.SAID), str(each.remote_source), home)
+                merge_partitions.s3_parts(inner(each, exchange.SUMMARY), str(each.remote_source), home)
                 for each in merged
             ]
         else:
-            parts = [merge_partitions.parts_in(local_path(each)) for each in merged]
+            parts = [merge_partitions.local_parts(local_path(each)) for each in merged]
         merge_partitions.assemble(
             directory,
-            read_listing(listing),
-            target,
-            config,
+            TableRequest(read_listing(listing), target, config, source),
             made_by(target, config, source),
-            local_path(found),
-            [one for lot in parts for one in lot],
+            local_path(fitted),
+            [one for partition in parts for one in partition],
             home,
         )
 
@@ -279,21 +264,22 @@ def prepare_data(data: Any, target: Any, config: Any) -> Any:
     spread = partial(map_task, concurrency=pods, min_success_ratio=1.0)
     number = SHARES_OF_A_POD * pods
     texts = open_texts(listing=listing, target=target, config=config.data, source=source, number=number)
-    parsed = spread(parse_lot)(lot=texts)
+    parsed = spread(parse_share)(share=texts)
     opened = open_shares(
         listing=listing, target=target, config=config.data, source=source, number=number, parsed=parsed
     )
-    surveyed = spread(survey_share)(share=opened.shares, spool=opened.spools)
-    fitted = fit_shares(table=opened.table, surveyed=surveyed, number=number)
+    scanned = spread(scan_share)(share=opened.shares, spool=opened.spools)
+    fitted = fit_shares(table=opened.table, scanned=scanned, number=number)
     encode = spread(partial(encode_share, plan=fitted.plan))
-    encoded = encode(share=opened.shares, spool=opened.spools, surveyed=surveyed)
-    merged = spread(partial(merge_lot, plan=fitted.plan, encoded=encoded))(lot=fitted.lots)
+    encoded = encode(share=opened.shares, spool=opened.spools, scanned=scanned)
+    merge = spread(partial(merge_partition, plan=fitted.plan, encoded=encoded))
+    merged = merge(partition=fitted.partitions)
     return assemble(
         listing=listing,
         target=target,
         config=config.data,
         source=source,
-        found=fitted.found,
+        fitted=fitted.fitted,
         merged=merged,
     )
 
@@ -303,7 +289,7 @@ def handed(directory: Path) -> FlyteDirectory:
 
 
 def inner(directory: FlyteDirectory, name: str) -> Path:
-    """A directory in what another task handed on; it is downloaded without the others."""
+    """A directory in the output of another task; it is downloaded without the others."""
     if not directory.remote_source:
         return Path(directory.path) / name
     return local_path(FlyteDirectory.from_source(f"{directory.remote_source}/{name}"))

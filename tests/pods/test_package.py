@@ -20,12 +20,12 @@ STAGES = {
         for name in (
             "prepare",
             "open_texts",
-            "parse_lot",
+            "parse_share",
             "open_shares",
-            "survey_share",
+            "scan_share",
             "fit_shares",
             "encode_share",
-            "merge_lot",
+            "merge_partition",
             "assemble",
         )
     },

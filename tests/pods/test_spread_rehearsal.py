@@ -166,7 +166,7 @@ def test_pods_make_the_bytes_that_one_machine_makes(
     raw = {"listing": found["listing"], "target": literal("y"), "config": literal(config), "source": literal(source)}
     number = literal(8)
     texts = pods.run("open_texts", **raw, number=number)["o0"]
-    parsed = pods.map("parse_lot", len(texts.collection.literals), lot=texts)
+    parsed = pods.map("parse_share", len(texts.collection.literals), share=texts)
     opened = pods.run("open_shares", **raw, number=number, parsed=parsed)
     shares = len(opened["shares"].collection.literals)
     assert shares == 3 - earlier, "one share for each row group or new file"
@@ -174,12 +174,14 @@ def test_pods_make_the_bytes_that_one_machine_makes(
     if format == "csv":
         uris = [[blob.scalar.blob.uri for blob in of.collection.literals] for of in (opened["spools"], parsed)]
         assert uris[0] == uris[1], "what was parsed stays where it is"
-    surveyed = pods.map("survey_share", shares, **units)
-    fitted = pods.run("fit_shares", table=opened["table"], surveyed=surveyed, number=number)
-    encoded = pods.map("encode_share", shares, **units, surveyed=surveyed, plan=fitted["plan"])
-    lots = len(fitted["lots"].collection.literals)
-    merged = pods.map("merge_lot", lots, lot=fitted["lots"], plan=fitted["plan"], encoded=encoded)
-    made = pods.run("assemble", **raw, found=fitted["found"], merged=merged)
+    scanned = pods.map("scan_share", shares, **units)
+    fitted = pods.run("fit_shares", table=opened["table"], scanned=scanned, number=number)
+    encoded = pods.map("encode_share", shares, **units, scanned=scanned, plan=fitted["plan"])
+    partitions = len(fitted["partitions"].collection.literals)
+    merged = pods.map(
+        "merge_partition", partitions, partition=fitted["partitions"], plan=fitted["plan"], encoded=encoded
+    )
+    made = pods.run("assemble", **raw, fitted=fitted["fitted"], merged=merged)
 
     prefix = made["artifact"].scalar.blob.uri.removeprefix(f"s3://{pods.bucket}/")
     for entry in pods.s3.list_objects_v2(Bucket=pods.bucket, Prefix=prefix)["Contents"]:
@@ -202,8 +204,8 @@ def test_a_pod_takes_the_dataset_that_another_wrote(pods: Pods) -> None:
     data = pods.run("address_of", dataset=written)["o0"]
     assert data.scalar.primitive.string_value == f"s3://{pods.bucket}/upstream/raw"
     raw = {"data": data, "target": literal("y"), "config": literal(DataConfig())}
-    raw = {**pods.run("list_data", **raw), "target": raw["target"], "config": raw["config"]}
-    texts = pods.run("open_texts", **raw, number=literal(2))["o0"]
-    parsed = pods.map("parse_lot", len(texts.collection.literals), lot=texts)
-    opened = pods.run("open_shares", **raw, number=literal(2), parsed=parsed)
+    source = pods.run("fingerprint", **raw)["o0"]
+    texts = pods.run("open_texts", **raw, source=source, number=literal(2))["o0"]
+    parsed = pods.map("parse_share", len(texts.collection.literals), share=texts)
+    opened = pods.run("open_shares", **raw, source=source, number=literal(2), parsed=parsed)
     assert len(opened["shares"].collection.literals) == 1

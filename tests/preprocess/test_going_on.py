@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -14,11 +18,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.artifacts.format import Artifact
+from tasks.artifacts.format import Artifact, DamagedArtifact
+from tasks.artifacts.typed_values import encode
 from tasks.errors import UserError
 from tasks.preprocess import engine
 from tasks.preprocess.config import DataConfig
-from tasks.preprocess.pool.resume import RECORD, UnitOfWork, Workplace, finished
+from tasks.preprocess.pool.resume import RECORD, UnitOfWork, Workplace, run_or_restore, workplace
 from tasks.preprocess.pool.workers import Workers
 from tasks.preprocess.read import tables
 from tasks.preprocess.shuffle import merge, sorted_runs
@@ -107,11 +112,11 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 def counting(work, done):  # type: ignore[no-untyped-def]
+    @functools.wraps(work)
     def run(job: object) -> object:
         done[work.__name__] += 1
         return work(job)
 
-    run.__name__ = work.__name__
     return run
 
 
@@ -239,10 +244,41 @@ def square(job: int) -> int:
 
 def test_results_come_in_the_order_of_the_jobs_whoever_did_them(tmp_path: Path) -> None:
     (tmp_path / "w").mkdir()
-    finished(UnitOfWork(tmp_path / "w", "square-0-000002", square, 2))
+    run_or_restore(UnitOfWork(tmp_path / "w", "square-0-000002", square, 2))
     place = Workplace(tmp_path / "w", Workers(1))
     assert list(place.map(square, range(5))) == [0, 1, 4, 9, 16] and place.found == 1
     # The jobs are told apart by their place alone, and by which time it is that the function is mapped.
     later = Workplace(tmp_path / "w", Workers(1))
     assert list(later.map(square, [9] * 5)) == [0, 1, 4, 9, 16]
     assert list(later.map(square, [9] * 5)) == [81] * 5
+
+
+class Payload:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, (self.command,)
+
+
+def test_a_record_of_something_else_is_refused_and_runs_nothing(tmp_path: Path) -> None:
+    forged = {
+        "pickle": pickle.dumps(Payload(f"touch {tmp_path / 'ran'}")),
+        "other type": encode(("four", {}), tuple[str, dict[str, str]]),
+        "other fields": encode({"result": 4}, dict[str, int]),
+    }
+    pickle.loads(forged["pickle"])
+    assert (tmp_path / "ran").exists(), "the payload does nothing"
+    (tmp_path / "ran").unlink()
+    for name, content in forged.items():
+        with (
+            pytest.raises(DamagedArtifact, match=r"square-0-000001\.done: .*expected tuple\[int") as error,
+            workplace(tmp_path / name, Workers(1)) as place,
+        ):
+            record = hashlib.sha256(content).digest() + content
+            (place.root / "square-0-000001.done").write_bytes(record)
+            list(place.map(square, range(3)))
+        assert "\n" not in error.value.message and not (tmp_path / "ran").exists()
+        assert not (tmp_path / name).exists(), "the next attempt begins anew"

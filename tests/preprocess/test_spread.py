@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 import shutil
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks.artifacts.format import Artifact, DamagedArtifact
+from tasks.artifacts.typed_values import encode
 from tasks.errors import UserError
-from tasks.preprocess.cluster import csv_parsing, merge_partitions, shares
-from tasks.preprocess.cluster.exchange import SAID, VALUE, hand_over, take_over
+from tasks.preprocess.cluster import csv_parsing, exchange, merge_partitions, shares
+from tasks.preprocess.cluster.exchange import SUMMARY, VALUE
+from tasks.preprocess.cluster.request import TableRequest
 from tasks.preprocess.config import DataConfig, SplitConfig
-from tasks.preprocess.engine import prepare
+from tasks.preprocess.engine import Fitting, Opened, prepare
 from tasks.preprocess.read.files import list_source
 from tasks.preprocess.shuffle import sorted_runs
 
@@ -58,47 +62,27 @@ def on_several(root: Path, data: str, number: int, config: DataConfig = CONFIG, 
         return Path(shutil.move(path, path.with_name(f"{path.name}-downloaded")))
 
     root.mkdir()
-    listed = list_source(data)
-    opened = [
-        moved(lot) for lot in csv_parsing.open_texts(listed, target, config, number, lambda i: root / f"texts-{i}")
-    ]
-    for index, lot in enumerate(opened):
-        csv_parsing.parse_lot(lot, root / f"parsed-{index}")
-    parsed = [moved(root / f"parsed-{index}") for index in range(len(opened))]
-    made, spools = shares.open_shares(
-        listed,
-        target,
-        config,
-        "",
-        number,
-        [directory / SAID for directory in parsed],
-        root / "table",
-        lambda index: root / f"share-{index}",
-        lambda index: root / f"spool-{index}",
-    )
-    table, made, spools = moved(root / "table"), [moved(share) for share in made], [*map(moved, spools)] or parsed
+    request = TableRequest(list_source(data), target, config, "")
+    texts = [moved(share) for share in csv_parsing.open_texts(request, number, root / "texts")]
+    for index, share in enumerate(texts):
+        csv_parsing.parse_share(share, root / f"parsed-{index}")
+    parsed = [moved(root / f"parsed-{index}") for index in range(len(texts))]
+    opened = shares.open_shares(request, number, [directory / SUMMARY for directory in parsed], root / "opened")
+    table, made = moved(opened.table), [moved(share) for share in opened.shares]
+    spools = [moved(spool) for spool in opened.spools] or parsed
     for index, (share, spool) in enumerate(zip(made, spools, strict=True)):
-        shares.survey_share(share, spool, root / f"surveyed-{index}")
-    surveyed = [moved(root / f"surveyed-{index}") for index in range(len(made))]
-    count = shares.fit_shares(table, surveyed, number, root / "found", root / "plan")
+        shares.scan_share(share, spool, root / f"scanned-{index}")
+    scanned = [moved(root / f"scanned-{index}") for index in range(len(made))]
+    count = shares.fit_shares(table, scanned, number, root / "fitted", root / "plan")
     plan = moved(root / "plan")
     for index, (share, spool) in enumerate(zip(made, spools, strict=True)):
-        shares.encode_share(share, spool, surveyed[index], plan, root / f"encoded-{index}")
+        shares.encode_share(share, spool, scanned[index], plan, root / f"encoded-{index}")
     encoded = [moved(root / f"encoded-{index}") for index in range(len(made))]
-    for lot in range(count):
-        merge_partitions.merge_lot(
-            lot, plan, [share / merge_partitions.name_of(lot) for share in encoded], root / f"merged-{lot}"
-        )
-    merged = [part for lot in range(count) for part in merge_partitions.parts_in(moved(root / f"merged-{lot}"))]
-    merge_partitions.assemble(
-        root / "prepared",
-        listed,
-        target,
-        config,
-        MADE_BY,
-        moved(root / "found"),
-        merged,
-    )
+    for partition in range(count):
+        runs = [share / merge_partitions.directory_of(partition) for share in encoded]
+        merge_partitions.merge_partition(partition, plan, runs, root / f"merged-{partition}")
+    merged = [part for index in range(count) for part in merge_partitions.local_parts(moved(root / f"merged-{index}"))]
+    merge_partitions.assemble(root / "prepared", request, MADE_BY, moved(root / "fitted"), merged)
     assert not [path for path in root.rglob("*") if path.name.endswith((".work", ".scratch"))]
     return Artifact.open(root / "prepared", "prepare")
 
@@ -113,7 +97,7 @@ def test_any_number_of_shares_gives_the_same_bytes(tmp_path: Path, write, number
     shared = on_several(tmp_path / "pods", data, number)
     assert shared.check_sha256().fingerprint == alone.fingerprint
     # Eight row groups in two files, and five small files of text.
-    assert len(list((tmp_path / "pods").glob("share-*"))) == min(number, 8 if write is write_parquet else 5)
+    assert len(list((tmp_path / "pods").glob("opened/shares/*"))) == min(number, 8 if write is write_parquet else 5)
 
 
 def test_parts_are_the_same_on_any_number_of_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +109,7 @@ def test_parts_are_the_same_on_any_number_of_processes(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("number", [2, 4])
-def test_parts_are_merged_in_lots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_parts_are_merged_in_partitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     for module in (sorted_runs, merge_partitions):
         monkeypatch.setattr(module, "PART_BYTES", 5000)
     (tmp_path / "data").mkdir()
@@ -136,15 +120,16 @@ def test_parts_are_merged_in_lots(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     shared = on_several(tmp_path / "pods", data, number)
     assert shared.check_sha256().fingerprint == alone.fingerprint
     assert len(list((tmp_path / "pods").glob("merged-*"))) == number
-    # Who merges a lot is given what belongs to it, and no more.
+    # Who merges a partition is given what belongs to it, and no more.
     given = [
-        list((tmp_path / "pods").glob(f"encoded-*/{merge_partitions.name_of(lot)}/*.rows")) for lot in range(number)
+        list((tmp_path / "pods").glob(f"encoded-*/{merge_partitions.directory_of(index)}/*.rows"))
+        for index in range(number)
     ]
-    assert sum(len({path.name for path in lot}) for lot in given) == len(sizes)
-    assert sum(path.stat().st_size for lot in given for path in lot) == sum(sizes)
+    assert sum(len({path.name for path in runs}) for runs in given) == len(sizes)
+    assert sum(path.stat().st_size for runs in given for path in runs) == sum(sizes)
 
 
-def test_files_of_text_are_parsed_in_lots_of_about_the_same_size(tmp_path: Path) -> None:
+def test_files_of_text_are_parsed_in_shares_of_about_the_same_size(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     for number, rows in enumerate([10, 10, 3000, 10, 500, 500, 500, 0]):
         lines = "".join(f"{number}-{row},{row % 7},{row % 2}\n" for row in range(rows))
@@ -152,20 +137,23 @@ def test_files_of_text_are_parsed_in_lots_of_about_the_same_size(tmp_path: Path)
     data = str(tmp_path / "data")
     shared = on_several(tmp_path / "pods", data, 3)
     assert shared.fingerprint == prepare(tmp_path / "alone", data, "y", CONFIG, MADE_BY).fingerprint
-    lots_of_files = [
-        [file.name for file in take_over(path).plan.files] for path in sorted((tmp_path / "pods").glob("texts-*"))
+    files_of_shares = [
+        [file.name for file in exchange.read(path, csv_parsing.TextShare).plan.files]
+        for path in sorted((tmp_path / "pods").glob("texts/*"))
     ]
-    assert lots_of_files == [["0.csv", "1.csv"], ["2.csv"], ["3.csv", "4.csv", "5.csv", "6.csv", "7.csv"]]
-    # More lots than files: the last one, a file by itself, has no row.
+    assert files_of_shares == [["0.csv", "1.csv"], ["2.csv"], ["3.csv", "4.csv", "5.csv", "6.csv", "7.csv"]]
+    # More shares than files: the last one, a file by itself, has no row.
     assert on_several(tmp_path / "many", data, 50).fingerprint == shared.fingerprint
-    last = max((tmp_path / "many").glob("share-*"))
-    assert take_over(last).units == []
-    # What one lot has parsed is in no other part: the shares are small.
-    assert not list((tmp_path / "pods").glob("share-*/*.arrow")) and not list((tmp_path / "pods").glob("spool-*"))
+    last = max((tmp_path / "many").glob("opened/shares/*"))
+    assert exchange.read(last, shares.Share).units == []
+    # What was parsed stays where it is: the shares of the table are small.
+    assert not list((tmp_path / "pods").glob("opened/shares/*/*.arrow")) and not list(
+        (tmp_path / "pods").glob("opened/spools/*")
+    )
 
 
 @pytest.mark.parametrize("settings", [{}, {"split": SplitConfig(validation_from="2024-03-01", test_from="2024-05-01")}])
-def test_text_that_is_split_by_time_is_parsed_in_lots_too(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_text_that_is_split_by_time_is_parsed_in_shares_too(tmp_path: Path, settings: dict[str, Any]) -> None:
     (tmp_path / "data").mkdir()
     draw = np.random.default_rng(3)
     for file in range(4):
@@ -175,7 +163,7 @@ def test_text_that_is_split_by_time_is_parsed_in_lots_too(tmp_path: Path, settin
     data, config = str(tmp_path / "data"), DataConfig(time="day", **settings)
     shared = on_several(tmp_path / "pods", data, 3, config)
     assert shared.fingerprint == prepare(tmp_path / "alone", data, "y", config, MADE_BY).fingerprint
-    assert not list((tmp_path / "pods").glob("spool-*")), "it was read again"
+    assert not list((tmp_path / "pods").glob("opened/spools/*")), "it was read again"
 
 
 def test_a_column_that_turns_into_text_is_read_again(tmp_path: Path) -> None:
@@ -201,7 +189,7 @@ def test_texts_in_class_folders_are_shared_too(tmp_path: Path, monkeypatch: pyte
     data, config = str(tmp_path / "data"), DataConfig(text_length=16)
     alone = prepare(tmp_path / "alone", data, "", config, MADE_BY)
     assert on_several(tmp_path / "pods", data, 3, config, target="").fingerprint == alone.fingerprint
-    assert len(list((tmp_path / "pods").glob("share-*"))) == 3
+    assert len(list((tmp_path / "pods").glob("opened/shares/*"))) == 3
 
 
 def test_images_have_one_share(tmp_path: Path) -> None:
@@ -221,7 +209,7 @@ def test_new_files_beside_an_earlier_set_are_shared_too(tmp_path: Path, write) -
         (tmp_path / file.name).rename(file)
     config = replace(CONFIG, earlier=str(tmp_path / "earlier"))
     shared = on_several(tmp_path / "pods", str(data), 3, config)
-    assert len(list((tmp_path / "pods").glob("share-*"))) == 3
+    assert len(list((tmp_path / "pods").glob("opened/shares/*"))) == 3
     assert shared.fingerprint == prepare(tmp_path / "alone", str(data), "y", config, MADE_BY).fingerprint
     assert shared.files.keys() >= {"train-00000.rows", "train-00001.rows"}
 
@@ -232,7 +220,7 @@ def test_an_earlier_set_to_which_nothing_is_new_is_left_to_one(tmp_path: Path) -
     earlier = prepare(tmp_path / "earlier", data, "y", CONFIG, MADE_BY)
     again = on_several(tmp_path / "pods", data, 3, replace(CONFIG, earlier=str(tmp_path / "earlier")))
     assert again.fingerprint == earlier.fingerprint
-    assert len(list((tmp_path / "pods").glob("share-*"))) == 1
+    assert len(list((tmp_path / "pods").glob("opened/shares/*"))) == 1
 
 
 def test_a_users_mistake_is_said_by_the_step_that_finds_it(tmp_path: Path) -> None:
@@ -244,14 +232,114 @@ def test_a_users_mistake_is_said_by_the_step_that_finds_it(tmp_path: Path) -> No
         on_several(tmp_path / "pods", data, 2, DataConfig(id="id", quarantine_limit=0.001))
 
 
-def test_a_part_that_was_changed_on_its_way_is_not_believed(tmp_path: Path) -> None:
+@dataclass(frozen=True)
+class Value:
+    """Something to exchange."""
+
+    number: int
+
+
+class Payload:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, (self.command,)
+
+
+def test_what_was_changed_on_its_way_is_not_believed(tmp_path: Path) -> None:
     (tmp_path / "run.rows").write_bytes(b"records")
-    part = hand_over(tmp_path / "part", {"a": 1}, [tmp_path / "run.rows"])
-    assert take_over(tmp_path / "part") == {"a": 1}
+    part = exchange.write(tmp_path / "part", Value(1), [tmp_path / "run.rows"])
+    assert exchange.read(part, Value) == Value(1)
     for name in (VALUE, "run.rows"):
-        raw = part.path(name).read_bytes()
-        part.path(name).unlink()  # the original stays as it is
-        part.path(name).write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+        raw = (part / name).read_bytes()
+        (part / name).unlink()  # the original stays as it is
+        (part / name).write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
         with pytest.raises(DamagedArtifact, match=name):
-            take_over(tmp_path / "part")
-        part.path(name).write_bytes(raw)
+            exchange.read(part, Value)
+        (part / name).write_bytes(raw)
+
+
+def test_a_value_that_is_not_there_is_missed(tmp_path: Path) -> None:
+    part = exchange.write(tmp_path / "part")
+    assert exchange.read_optional(part, Value) is None
+    with pytest.raises(DamagedArtifact, match=f"{VALUE}: missing; expected a Value"):
+        exchange.read(part, Value)
+
+
+def test_a_value_of_something_else_is_refused_and_runs_nothing(tmp_path: Path) -> None:
+    """With a manifest that fits, as somebody who can write to the store would make it."""
+    raw = encode(Value(1), Value)
+    forged = {
+        "pickle": pickle.dumps(Payload(f"touch {tmp_path / 'ran'}")),
+        "pickle-in-json": raw.replace(b'{"number":1}', b"cos\nsystem\n"),
+        "other-class": encode(shares.Share(None, []), shares.Share),
+        "other-field": raw.replace(b'"number"', b'"system"'),
+        "other-type": encode({"number": "1"}, dict[str, str]),
+    }
+    pickle.loads(forged["pickle"])
+    assert (tmp_path / "ran").exists(), "the payload does nothing"
+    (tmp_path / "ran").unlink()
+    for name, content in forged.items():
+        (tmp_path / "from" / name).mkdir(parents=True)
+        (tmp_path / "from" / name / VALUE).write_bytes(content)
+        part = exchange.write(tmp_path / name, files=[tmp_path / "from" / name / VALUE])
+        with pytest.raises(DamagedArtifact, match=f"{name}/{VALUE}: .*expected Value") as error:
+            exchange.read(part, Value)
+        assert "\n" not in error.value.message and not (tmp_path / "ran").exists()
+
+
+def test_every_step_refuses_what_is_not_its_own(tmp_path: Path) -> None:
+    """A pickle in the place of each value that the steps exchange."""
+    (tmp_path / "data").mkdir()
+    on_several(tmp_path / "pods", str(write_text(tmp_path / "data")), 2)
+    (tmp_path / VALUE).write_bytes(pickle.dumps(Payload(f"touch {tmp_path / 'ran'}")))
+    values = sorted((tmp_path / "pods").rglob(VALUE))
+    assert len(values) >= 13
+    for value in values:
+        shutil.rmtree(value.parent)
+        exchange.write(value.parent, files=[tmp_path / VALUE])
+    pods = tmp_path / "pods"
+    share, spool, plan = pods / "opened/shares/00000-downloaded", pods / "spool", pods / "plan-downloaded"
+    exchange.write(spool)
+    parsed, merged = pods / "parsed-0-downloaded", pods / "merged-0-downloaded"
+    request, new = TableRequest(list_source(str(tmp_path / "data")), "y", CONFIG, ""), tmp_path / "new"
+    for step in (
+        lambda: csv_parsing.parse_share(pods / "texts/00000-downloaded", new),
+        lambda: shares.open_shares(request, 2, [parsed / SUMMARY], new),
+        lambda: shares.scan_share(share, spool, new),
+        lambda: shares.fit_shares(pods / "opened/table-downloaded", [], 2, new / "fitted", new / "plan"),
+        lambda: shares.encode_share(share, spool, pods / "scanned-0-downloaded", plan, new),
+        lambda: merge_partitions.merge_partition(0, plan, [], new),
+        lambda: merge_partitions.s3_parts(merged / SUMMARY, "s3://bucket/from", "s3://bucket/to"),
+        lambda: merge_partitions.assemble(new, request, MADE_BY, pods / "fitted-downloaded", []),
+    ):
+        with pytest.raises(DamagedArtifact, match=f"{VALUE}: holds no value"):
+            step()
+    assert not (tmp_path / "ran").exists() and not new.exists()
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "..", "a/b", ""])
+def test_a_value_names_files_beside_it_alone(tmp_path: Path, name: str) -> None:
+    with pytest.raises(DamagedArtifact, match="expected a name without a directory"):
+        exchange.path_in(tmp_path, name)
+
+
+def test_values_that_are_exchanged_come_back_equal(tmp_path: Path) -> None:
+    """What the codec's tests say of all types, for those of a real table: text, numbers, times and bad rows."""
+    (tmp_path / "data").mkdir()
+    on_several(tmp_path / "pods", str(write_parquet(tmp_path / "data")), 2)
+    kinds = {
+        "opened/table-downloaded": Opened,
+        "opened/shares/00000-downloaded": shares.Share,
+        "scanned-0-downloaded": shares.ScannedShare,
+        "fitted-downloaded": Fitting,
+        "plan-downloaded": merge_partitions.MergePlan,
+        "encoded-0-downloaded/00000": merge_partitions.SortedRuns,
+        "merged-0-downloaded/summary": merge_partitions.MergedParts,
+    }
+    for directory, kind in kinds.items():
+        value = exchange.read(tmp_path / "pods" / directory, kind)
+        assert encode(value, kind) == (tmp_path / "pods" / directory / VALUE).read_bytes()

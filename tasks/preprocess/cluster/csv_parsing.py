@@ -1,12 +1,12 @@
-"""Text parsed by several machines: each parses some of the files, and what they found is judged together.
+"""Text parsed by several machines: each parses a share of the files, and the results are judged together.
 
-A file is parsed by one machine however large it is, since only who reads it from its beginning knows where its records
-begin. If a column turns out not to be what the first rows promised, all is read again by one machine, as text there.
+A file is parsed by one machine however large it is: where its records begin is known only to who reads it from the
+beginning. If a column turns out not to be of the type that the first rows suggest, one machine reads all files again,
+with this column as text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 from pathlib import Path
@@ -15,7 +15,8 @@ from tempfile import TemporaryDirectory
 import pyarrow as pa
 
 from tasks.hardware.cpus import usable_cores
-from tasks.preprocess.cluster.exchange import SAID, beside, hand_over, take_over
+from tasks.preprocess.cluster import exchange
+from tasks.preprocess.cluster.request import TableRequest
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import find_new_files
 from tasks.preprocess.images import hold_images
@@ -38,8 +39,8 @@ from tasks.preprocess.read.text_folders import as_table
 
 
 @dataclass(frozen=True)
-class TextLot:
-    """Files that one machine parses, and once it has, their ``pieces``, whose paths are names."""
+class TextShare:
+    """Files that one machine parses and, once it has, their ``pieces``, whose paths are names of files."""
 
     plan: TextPlan
     config: DataConfig
@@ -51,11 +52,11 @@ class TextLot:
         return usable_cores() if sum(file.size for file in self.plan.files) > WORTH_SPREADING else 1
 
 
-def open_texts(
-    data: Listing, target: str, config: DataConfig, number: int, directory_of: Callable[[int], Path]
-) -> list[Path]:
-    """Cut files of text into at most ``number`` lots, in ``directory_of(0)`` and so on. Other data is one empty lot."""
-    lots: list[TextLot | None] = [None]
+def open_texts(request: TableRequest, number: int, directory: Path) -> list[Path]:
+    """Cut files of text into at most ``number`` shares, each in a directory in ``directory``. For other data there is
+    one directory without a share."""
+    data, target, config = request.data, request.target, request.config
+    shares: list[TextShare | None] = [None]
     if data.address and not hold_images(data, config):
         target, config = as_table(data, target, config)
         files = data.filled
@@ -63,11 +64,8 @@ def open_texts(
             with TemporaryDirectory() as scratch:
                 _, files, config = find_new_files(data, target, config, Path(scratch))
         if files and one_format(data, config, files) == "csv":
-            plan = plan_text(files, config)
-            lots = [TextLot(piece, config) for piece in cut_plan(plan, number)]
-    for index, lot in enumerate(lots):
-        hand_over(directory_of(index), lot)
-    return [directory_of(index) for index in range(len(lots))]
+            shares = [TextShare(plan, config) for plan in cut_plan(plan_text(files, config), number)]
+    return [exchange.write(directory / f"{index:05d}", share) for index, share in enumerate(shares)]
 
 
 def cut_plan(plan: TextPlan, number: int) -> list[TextPlan]:
@@ -83,21 +81,21 @@ def cut_plan(plan: TextPlan, number: int) -> list[TextPlan]:
     return cut
 
 
-def parse_lot(lot: Path, parsed: Path) -> None:
-    """Make the files of one lot columnar. What is said of the pieces is in a directory of its own in ``parsed``, and
-    with it, if rows are split by time, the times alone."""
-    mine: TextLot | None = take_over(lot)
+def parse_share(share: Path, parsed: Path) -> None:
+    """Make the files of one share columnar: the pieces in ``parsed``, and what describes them in its summary, with the
+    times alone if rows are split by time."""
+    mine = exchange.read_optional(share, TextShare)
     if mine is None:
-        hand_over(parsed / SAID, None)
-        hand_over(parsed, None)
+        exchange.write(parsed / exchange.SUMMARY)
+        exchange.write(parsed)
         return
-    with beside(parsed, mine.workers) as place:
+    with exchange.scratch_for(parsed, mine.workers) as place:
         pieces = list(place.map(make_columnar, text_jobs(mine.plan, mine.config, place.root)))
         named = tuple(replace(piece, path=Path(piece.path.name)) for piece in pieces)
         column = mine.config.time
         times = [times_of(piece, column) for piece in pieces] if column in mine.plan.types else []
-        hand_over(parsed / SAID, replace(mine, pieces=named), times)
-        hand_over(parsed, None, [piece.path for piece in pieces])
+        exchange.write(parsed / exchange.SUMMARY, replace(mine, pieces=named), times)
+        exchange.write(parsed, files=[piece.path for piece in pieces])
 
 
 def times_of(piece: TextPiece, column: str) -> Path:
@@ -108,18 +106,20 @@ def times_of(piece: TextPiece, column: str) -> Path:
     return path
 
 
-def source_of_lots(data: Listing, said: list[Path]) -> Source | None:
-    """What was parsed as one input, whose units lie in the directories ``said``; ``None`` if the data is no text, or
+def source_of_shares(data: Listing, summaries: list[Path]) -> Source | None:
+    """All shares as one input, whose units lie in the directories ``summaries``; ``None`` if the data is no text, or
     has to be read again. Raises ``UserError`` if there is no row."""
-    lots: list[TextLot | None] = [take_over(directory) for directory in said]
-    parsed = [lot for lot in lots if lot is not None]
+    shares = [(directory, exchange.read_optional(directory, TextShare)) for directory in summaries]
+    parsed = [(directory, share) for directory, share in shares if share is not None]
     if not parsed:
         return None
-    files, names = [[one for lot in parsed for one in getattr(lot.plan, part)] for part in ("files", "names")]
-    plan = replace(parsed[0].plan, files=files, names=names)
+    first = parsed[0][1]
+    files = [file for _, share in parsed for file in share.plan.files]
+    names = [columns for _, share in parsed for columns in share.plan.names]
+    plan = replace(first.plan, files=files, names=names)
     pieces = [
-        replace(piece, path=directory / piece.path)
-        for directory, lot in zip(said, parsed, strict=True)
-        for piece in lot.pieces
+        replace(piece, path=exchange.path_in(directory, piece.path))
+        for directory, share in parsed
+        for piece in share.pieces
     ]
-    return None if replan(pieces, plan, parsed[0].config) else check_rows(source_of(pieces, plan), data)
+    return None if replan(pieces, plan, first.config) else check_rows(source_of(pieces, plan), data)

@@ -1,49 +1,80 @@
-"""What one pod hands to the next while several prepare a table: a value and the files that it speaks of.
+"""What one pod passes to the next while several prepare a table: an artifact of a value and the files it names.
 
-It is an artifact like any other. The value is pickled, by and for the same version of this code; it is not read before
-its SHA-256 is the manifest's.
+The value is a dataclass, written as :mod:`tasks.artifacts.typed_values` writes it. Its reader names the class, so that
+who can write to the store between the pods cannot run code in them.
 """
 
 from __future__ import annotations
 
-import pickle
+import hashlib
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from tasks.artifacts.format import Artifact, ArtifactWriter, DamagedArtifact, hash_file, link_or_copy
+from tasks.artifacts.format import Artifact, ArtifactWriter, DamagedArtifact, link_or_copy
+from tasks.artifacts.typed_values import decode, encode
 from tasks.preprocess.pool.resume import Workplace, workplace
 from tasks.preprocess.pool.workers import Workers
 
 KIND = "prepare.part"
-VALUE = "value.pickle"
-#: In a part with much data, the directory of a part with all that is said of it: it can be fetched alone.
-SAID = "said"
+VALUE = "value.safetensors"
+#: In an artifact with much data, the directory of an artifact that describes it: that one can be fetched alone.
+SUMMARY = "summary"
+
+T = TypeVar("T")
 
 
-def hand_over(directory: Path, value: Any, files: Iterable[Path] = ()) -> Artifact:
-    """Write the part into the fresh ``directory``; ``files`` become its own, under their last names."""
+def write(directory: Path, value: Any = None, files: Iterable[Path] = ()) -> Path:
+    """Write the dataclass ``value``, if there is one, and ``files``, under their last names, to the fresh
+    ``directory``; returns it. What lies in the directory already belongs to the artifact."""
     writer = ArtifactWriter(directory)
     for file in files:
         link_or_copy(file, directory / file.name)
-    writer.write_bytes(VALUE, pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
-    return writer.finish(KIND, {})
+    if value is not None:
+        writer.write_bytes(VALUE, encode(value, type(value)))
+    return writer.finish(KIND, {}).directory
 
 
-def take_over(directory: Path) -> Any:
-    """The value. Raises ``DamagedArtifact`` unless it and all files are what was handed over."""
-    part = Artifact.open(directory, KIND).check()
-    if hash_file(part.path(VALUE)).sha256 != part.files[VALUE].sha256:
-        raise DamagedArtifact(f"{part.path(VALUE)}: its SHA-256 is not the manifest's")
-    return pickle.loads(part.path(VALUE).read_bytes())
+def verify(directory: Path) -> Artifact:
+    """Raises ``DamagedArtifact`` unless all files are what was written."""
+    return Artifact.open(directory, KIND).check()
+
+
+def read_optional(directory: Path, kind: type[T]) -> T | None:
+    """The value, if there is one. Raises ``DamagedArtifact`` if it is no ``kind``, or a file is not what was
+    written."""
+    artifact = verify(directory)
+    if VALUE not in artifact.files:
+        return None
+    path = artifact.path(VALUE)
+    data = path.read_bytes()
+    if hashlib.sha256(data).hexdigest() != artifact.files[VALUE].sha256:
+        raise DamagedArtifact(f"{path}: its SHA-256 is not the manifest's")
+    value: T = decode(data, kind, path)
+    return value
+
+
+def read(directory: Path, kind: type[T]) -> T:
+    """As :func:`read_optional`, where a missing value is damage, too."""
+    value = read_optional(directory, kind)
+    if value is None:
+        raise DamagedArtifact(f"{directory / VALUE}: missing; expected a {kind.__name__}")
+    return value
+
+
+def path_in(directory: Path, name: str | Path) -> Path:
+    """The file that a value names. Raises ``DamagedArtifact`` unless it lies in ``directory`` itself."""
+    if str(name) != Path(name).name or str(name) in ("", ".."):
+        raise DamagedArtifact(f"{directory / VALUE}: names the file {str(name)!r}; expected a name without a directory")
+    return directory / name
 
 
 @contextmanager
-def beside(result: Path, workers: int) -> Iterator[Workplace]:
-    """A workplace on the disk of ``result``."""
+def scratch_for(output: Path, workers: int) -> Iterator[Workplace]:
+    """A workplace for as long as the context lasts, on the disk of ``output``."""
     with (
         closing(Workers(workers)) as processes,
-        workplace(result.with_name(f"{result.name}.work"), processes, lasting=False) as place,
+        workplace(output.with_name(f"{output.name}.work"), processes, lasting=False) as place,
     ):
         yield place

@@ -1,70 +1,85 @@
-"""A prepared table merged by several machines: each merges a *lot*, some parts of the splits.
+"""A prepared table merged by several machines: each merges a *partition*, some parts of the splits.
 
-Who encodes a share of the table hands on one sorted run for each part, apart for each lot, so that who merges a lot
-fetches that alone.
+Who encodes a share of the table writes one sorted run for each part, those of each partition in a directory of their
+own, so that who merges a partition fetches no other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from tasks.artifacts.format import ArtifactWriter
 from tasks.artifacts.prepared import KIND
 from tasks.hardware.cpus import usable_cores
-from tasks.preprocess.cluster.exchange import SAID, beside, hand_over, take_over
+from tasks.preprocess.cluster import exchange
+from tasks.preprocess.cluster.request import TableRequest
 from tasks.preprocess.columns.transform import Transform
-from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import Fitting, card_of, prepare, write_table
 from tasks.preprocess.pool.resume import Workplace
 from tasks.preprocess.pool.workers import WORTH_SPREADING
-from tasks.preprocess.read.files import Listing
 from tasks.preprocess.shuffle.merge import Merged, all_parts, merge_parts
 from tasks.preprocess.shuffle.sorted_runs import PART_BYTES, Part, Run, collect
 from tasks.storage import copy_within_s3
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What encoding and merging have to know: ``lots`` of parts, each of which is merged by one machine."""
+class MergePlan:
+    """What encoding and merging have to know: the parts of each partition."""
 
     transform: Transform
     rows: tuple[int, ...]
-    lots: list[list[Part]]
+    partitions: list[list[Part]]
 
     @classmethod
-    def of(cls, fitting: Fitting, number: int) -> Plan:
-        """At most ``number`` lots, fewer if they would be small."""
+    def of(cls, fitting: Fitting, number: int) -> MergePlan:
+        """At most ``number`` partitions, fewer if they would be small."""
         rows, transform = fitting.found.rows, fitting.fitted.transform
         itemsize = transform.signature.record.itemsize
         parts = all_parts(rows, itemsize)
         number = min(number, len(parts), -(-sum(rows) * itemsize // PART_BYTES))
-        lots = [parts[lot * len(parts) // number : (lot + 1) * len(parts) // number] for lot in range(number)]
-        return cls(transform, tuple(rows), lots)
+        cuts = [index * len(parts) // number for index in range(number + 1)]
+        return cls(transform, tuple(rows), [parts[start:end] for start, end in pairwise(cuts)])
 
     @property
     def itemsize(self) -> int:
         return self.transform.signature.record.itemsize
 
-    def workers(self, lot: int) -> int:
-        """The processes that are worth starting for a lot."""
-        size = sum(self.rows[part.split] * self.itemsize // part.of for part in self.lots[lot])
+    def workers(self, partition: int) -> int:
+        """The processes that are worth starting for a partition."""
+        size = sum(self.rows[part.split] * self.itemsize // part.of for part in self.partitions[partition])
         return usable_cores() if size > WORTH_SPREADING else 1
 
 
-def name_of(lot: int) -> str:
-    """The directory of a lot in what a share hands on."""
-    return f"{lot:05d}"
+@dataclass(frozen=True)
+class SortedRuns:
+    """The runs of one share for one partition, whose paths are names of files."""
+
+    runs: list[Run]
 
 
-def hand_over_lots(place: Workplace, plan: Plan, runs: list[Run], encoded: Path) -> None:
-    """Hand on what a share has for each lot: its ``runs``, sorted by parts."""
-    for lot, parts in enumerate(plan.lots):
+@dataclass(frozen=True)
+class MergedParts:
+    """The parts of one partition, whose paths are names of files."""
+
+    parts: list[Merged]
+
+
+def directory_of(partition: int) -> str:
+    """The directory of a partition in an encoded share."""
+    return f"{partition:05d}"
+
+
+def write_partitions(place: Workplace, plan: MergePlan, runs: list[Run], encoded: Path) -> None:
+    """Write the ``runs`` of a share, sorted by parts, for each partition."""
+    for partition, parts in enumerate(plan.partitions):
         collected = list(place.map(collect_part, [(place.root, runs, plan.itemsize, part) for part in parts]))
         files = [Path(f"{run.path}.{kind}") for run in collected for kind in ("rows", "keys")]
-        hand_over(encoded / name_of(lot), [replace(run, path=Path(run.path).name) for run in collected], files)
+        named = SortedRuns([replace(run, path=Path(run.path).name) for run in collected])
+        exchange.write(encoded / directory_of(partition), named, files)
 
 
 def collect_part(job: tuple[Path, list[Run], int, Part]) -> Run:
@@ -73,50 +88,53 @@ def collect_part(job: tuple[Path, list[Run], int, Part]) -> Run:
     return collect(scratch / f"part-{part.split}-{part.number}", runs, itemsize, part)
 
 
-def merge_lot(lot: int, plan: Path, encoded: list[Path], merged: Path) -> None:
-    """Merge the parts of one lot. ``encoded`` is what each share has for it; in ``merged`` what is said of the parts
-    is in a directory of its own."""
-    planned: Plan | None = take_over(plan)
+def merge_partition(partition: int, plan: Path, encoded: list[Path], merged: Path) -> None:
+    """Merge the parts of one partition, of which ``encoded`` are the directories of all shares: the rows in ``merged``,
+    and what describes them in its summary."""
+    planned = exchange.read_optional(plan, MergePlan)
     done: list[Merged] = []
     if planned:
-        runs = [replace(run, path=str(share / run.path)) for share in encoded for run in take_over(share)]
-        parts = planned.lots[lot]
-        with beside(merged, planned.workers(lot)) as place:
-            done = list(merge_parts(place, parts, runs, planned.itemsize))
+        runs = [
+            replace(run, path=str(exchange.path_in(share, run.path)))
+            for share in encoded
+            for run in exchange.read(share, SortedRuns).runs
+        ]
+        with exchange.scratch_for(merged, planned.workers(partition)) as place:
+            done = list(merge_parts(place, planned.partitions[partition], runs, planned.itemsize))
             merged.mkdir()
             for part in done:
                 part.file.rename(merged / part.file.name)
-    hand_over(merged / SAID, [replace(part, file=Path(part.file.name)) for part in done])
-    hand_over(merged, None)
+    named = MergedParts([replace(part, file=Path(part.file.name)) for part in done])
+    exchange.write(merged / exchange.SUMMARY, named)
+    exchange.write(merged)
 
 
 def assemble(
     directory: Path,
-    data: Listing,
-    target: str,
-    config: DataConfig,
+    request: TableRequest,
     made_by: Mapping[str, Any],
-    found: Path,
+    fitted: Path,
     merged: list[Merged],
     home: str = "",
 ) -> None:
     """The prepared data in the fresh ``directory``, as :func:`tasks.preprocess.engine.prepare` makes it; without the
     rows that lie on S3 and were copied to ``home`` there."""
-    fitting: Fitting | None = take_over(found)
+    fitting = exchange.read_optional(fitted, Fitting)
     if fitting is None:
-        prepare(directory, data, target, config, made_by)
+        prepare(directory, request.data, request.target, request.config, made_by)
         return
-    card = card_of(fitting, data)
-    data.check_unchanged()
+    card = card_of(fitting, request.data)
+    request.data.check_unchanged()
     writer = ArtifactWriter(directory)
     write_table(writer, fitting, merged, card, home)
     writer.write_manifest(KIND, made_by)
 
 
-def parts_in(merged: Path) -> list[Merged]:
-    """The parts of a lot that lies on this machine."""
-    take_over(merged)
-    return [replace(part, file=merged / part.file) for part in take_over(merged / SAID)]
+def local_parts(merged: Path) -> list[Merged]:
+    """The parts of a partition that lies on this machine."""
+    exchange.verify(merged)
+    summary = exchange.read(merged / exchange.SUMMARY, MergedParts)
+    return [replace(part, file=exchange.path_in(merged, part.file)) for part in summary.parts]
 
 
 @dataclass(frozen=True)
@@ -131,6 +149,10 @@ class Copied(Merged):
         writer.note(name, self.record)
 
 
-def parts_on_s3(said: Path, source: str, home: str) -> list[Merged]:
-    """The parts of a lot in the directory ``source`` on S3, of which ``said`` is here."""
-    return [Copied(**vars(part), source=source, home=home) for part in take_over(said)]
+def s3_parts(summary: Path, source: str, home: str) -> list[Merged]:
+    """The parts of a partition in the directory ``source`` on S3, of which the ``summary`` is here."""
+    found = exchange.read(summary, MergedParts)
+    return [
+        Copied(Path(exchange.path_in(summary, part.file).name), part.part, part.record, source, home)
+        for part in found.parts
+    ]

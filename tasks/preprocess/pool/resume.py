@@ -2,7 +2,9 @@
 
 A unit of work is a function and its job. Its result is kept in a record, which is believed only if it is whole: it
 begins with its own SHA-256, it is written beside its place and renamed, and it holds a digest of every file that the
-unit left. So nothing has to reach the disk in any order, and what a crash of the machine tore is done again.
+unit left. So nothing has to reach the disk in any order, and what a crash of the machine tore is done again. A record
+holds a value of the type that the function is annotated to return, and no pickle: who can write to the directory cannot
+run code here.
 
 A workplace belongs to one input, one configuration and one version of the code, because a unit is known by its place
 in the work alone.
@@ -12,8 +14,9 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import pickle
 import shutil
+import types
+import typing
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -23,6 +26,7 @@ from typing import Any, TypeVar
 
 import xxhash
 
+from tasks.artifacts.typed_values import decode, encode
 from tasks.errors import UserError
 from tasks.preprocess.pool.workers import WorkerLost, Workers
 
@@ -32,12 +36,13 @@ Result = TypeVar("Result")
 RECORD = ".done"
 PARTIAL = ".partial"
 PIECE_BYTES = 8 << 20
-SHA256_LENGTH = 64
+#: Of a SHA-256, in bytes and as hexadecimal digits.
+SHA256_BYTES, SHA256_DIGITS = 32, 64
 
 
 @dataclass(frozen=True)
 class UnitOfWork:
-    """``work(job)``, whose record is called ``name``.
+    """``work(job)``, whose record is called ``name``. The result is of the type that ``work`` is annotated to return.
 
     A result with files lists their paths as ``files``, or, if it took their ``digests`` on the way, has these by path:
     XXH3-128 or SHA-256.
@@ -51,6 +56,11 @@ class UnitOfWork:
     @property
     def record(self) -> Path:
         return self.root / f"{self.name}{RECORD}"
+
+    @property
+    def recorded(self) -> Any:
+        """The type of what the record holds: the result, and the digests of its files by their paths in ``root``."""
+        return types.GenericAlias(tuple, (typing.get_type_hints(self.work)["return"], dict[str, str]))
 
 
 class Workplace:
@@ -66,7 +76,7 @@ class Workplace:
 
     def map(self, work: Callable[[Job], Result], jobs: Iterable[Job]) -> Iterator[Result]:
         """:meth:`Workers.map`, except that a unit whose record is whole is not done again."""
-        return self._workers.map(finished, self._units(work, jobs))
+        return self._workers.map(run_or_restore, self._units(work, jobs))
 
     def _units(self, work: Callable[[Job], Result], jobs: Iterable[Job]) -> Iterator[UnitOfWork]:
         step = f"{work.__name__}-{self._calls[work.__name__]}"
@@ -93,33 +103,36 @@ def worth_going_on(error: BaseException) -> bool:
     return isinstance(error, WorkerLost) or not (full or isinstance(error, UserError))
 
 
-def finished(unit: UnitOfWork) -> Any:
-    """The result of a unit: as it was kept, or else made now, and kept. Runs in a worker process."""
-    kept = recall(unit)
-    if kept is not None:
-        return kept[0]
+def run_or_restore(unit: UnitOfWork) -> Any:
+    """The result of a unit: from its record, or else made now and recorded. Runs in a worker process.
+
+    Raises ``DamagedArtifact`` for a whole record of something else: no crash leaves one.
+    """
+    restored = restore(unit)
+    if restored is not None:
+        return restored[0]
     result = unit.work(unit.job)
-    keep(unit, result)
+    write_record(unit, result)
     return result
 
 
-def keep(unit: UnitOfWork, result: Any) -> None:
+def write_record(unit: UnitOfWork, result: Any) -> None:
     digests = getattr(result, "digests", {}) or {file: digest(Path(file)) for file in getattr(result, "files", ())}
     files = {str(Path(file).relative_to(unit.root)): known for file, known in digests.items()}
-    content = pickle.dumps((result, files), pickle.HIGHEST_PROTOCOL)
+    content = encode((result, files), unit.recorded)
     partial = unit.record.with_suffix(PARTIAL)
     partial.write_bytes(hashlib.sha256(content).digest() + content)
     partial.replace(unit.record)
 
 
-def recall(unit: UnitOfWork) -> tuple[Any] | None:
+def restore(unit: UnitOfWork) -> tuple[Any] | None:
     """The result of a unit that was done before and is still whole."""
     try:
-        raw = memoryview(unit.record.read_bytes())
-        sha256, content = raw[:32], raw[32:]
+        raw = unit.record.read_bytes()
+        sha256, content = raw[:SHA256_BYTES], raw[SHA256_BYTES:]
         if hashlib.sha256(content).digest() != sha256:
             return None
-        result, files = pickle.loads(content)
+        result, files = decode(content, unit.recorded, unit.record)
         whole = all(digest(unit.root / name, known) == known for name, known in files.items())
     except FileNotFoundError:
         return None
@@ -128,7 +141,7 @@ def recall(unit: UnitOfWork) -> tuple[Any] | None:
 
 def digest(file: Path, like: str = "") -> str:
     """The XXH3-128 of a file (hex), or its SHA-256 if ``like`` is as long as one."""
-    found = hashlib.sha256() if len(like) == SHA256_LENGTH else xxhash.xxh3_128()
+    found = hashlib.sha256() if len(like) == SHA256_DIGITS else xxhash.xxh3_128()
     with file.open("rb") as stream:
         while piece := stream.read(PIECE_BYTES):
             found.update(piece)

@@ -1,4 +1,7 @@
-"""The same work on any number of processes: results come back in the order of the jobs."""
+"""The same work on any number of processes: results come back in the order of the jobs.
+
+Jobs and results travel as pickles, between a process and its own children alone.
+"""
 
 from __future__ import annotations
 
