@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -42,10 +42,13 @@ from tasks.preprocess.read.text_folders import as_table
 from tasks.preprocess.shuffle.merge import Merged, enter_segments, merge_all
 from tasks.preprocess.shuffle.sorted_runs import Run, RunWriter, order_keys
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 SCRATCH = ".scratch"
 
-#: Raw data: an address, a listing of one, or a table in memory (a pandas DataFrame, an Arrow table).
-Raw = Any
+#: Raw data: an address, a listing of one, or a table in memory.
+Raw: TypeAlias = "str | Listing | pa.Table | pd.DataFrame"
 
 
 def prepare(
@@ -72,7 +75,7 @@ def prepare(
     writer = ArtifactWriter(directory)
     try:
         with (
-            closing(Workers(workers)) as processes,
+            closing(Workers(workers, __name__)) as processes,
             workplace(kept or directory / SCRATCH, processes, lasting=kept is not None) as place,
         ):
             if listing is None:

@@ -26,22 +26,25 @@ class WorkerLost(UserError):
     """A worker process was killed. What was finished until then is good."""
 
 
-def begin(parent: int) -> None:
-    """In a new worker process: end with the ``parent``, and be ready for all kinds of work."""
+def begin(parent: int, module: str) -> None:
+    """In a new worker process: end with the ``parent``, and import ``module`` before the first job comes."""
     end_with_parent(parent)
-    importlib.import_module("tasks.preprocess.engine")
+    importlib.import_module(module)
 
 
 class Workers:
-    """``count`` processes that are kept until :meth:`close`; with one, this process."""
+    """``count`` processes that are kept until :meth:`close`; with one, this process.
 
-    def __init__(self, count: int) -> None:
+    The processes start at once and import ``module`` (its full name), whose functions they will be given.
+    """
+
+    def __init__(self, count: int, module: str = __name__) -> None:
         self.count = count
         self._pool: ProcessPoolExecutor | None = None
         if count > 1:
             # Spawned, not forked: PyArrow and torch keep threads and locks that a fork would tear.
             spawned = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(count, spawned, begin, (os.getpid(),))
+            self._pool = ProcessPoolExecutor(count, spawned, begin, (os.getpid(), module))
             for _ in range(count):
                 # So that all of them start now, while this process looks at the data.
                 self._pool.submit(os.getpid)
