@@ -6,7 +6,6 @@ deleted, and says when something was reused.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shutil
@@ -15,6 +14,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from tasks.artifacts.format import Artifact, DamagedArtifact, canonical_json
 
@@ -51,22 +52,27 @@ class Store:
 
     @contextmanager
     def turn(self, stage: str, key: str) -> Iterator[bool]:
-        """Let one process at a time make an entry, because they would share what is unfinished.
+        """Let one process at a time make an entry, because they would share its unfinished work.
 
-        Gives whether another had to be waited for, which then may have made it.
+        Yields whether this process had to wait for another one, which may then have made the entry.
         """
-        place = self.checkpoints(stage, key)
-        held, waited = lock(place), False
-        # The one that was waited for removes the directory with its work, and another may have made it anew.
-        while not place.exists() or place.stat().st_ino != os.fstat(held).st_ino:
-            os.close(held)
-            held, waited = lock(place), True
+        unfinished, lock = self.checkpoints(stage, key), FileLock(self.root / stage / f"{key}.lock")
+        unfinished.parent.mkdir(parents=True, exist_ok=True)
         try:
+            lock.acquire(blocking=False)
+            waited = False
+        except Timeout:
+            lock.acquire()
+            waited = True
+        try:
+            unfinished.mkdir(exist_ok=True)
             yield waited
         finally:
             with suppress(OSError):
-                place.rmdir()  # if it is empty
-            os.close(held)
+                unfinished.rmdir()  # if it is empty
+            # Removed while it is held: filelock lets those who wait for an unlinked file try again on a fresh one.
+            Path(lock.lock_file).unlink(missing_ok=True)
+            lock.release()
 
     @contextmanager
     def workspace(self, stage: str) -> Iterator[Path]:
@@ -94,14 +100,6 @@ class Store:
                 raise
         shutil.rmtree(self.checkpoints(stage, key), ignore_errors=True)
         return Artifact.open(target, stage)
-
-
-def lock(directory: Path) -> int:
-    """An open descriptor of ``directory`` that holds its lock; waits for it if need be."""
-    directory.mkdir(parents=True, exist_ok=True)
-    held = os.open(directory, os.O_RDONLY)
-    fcntl.flock(held, fcntl.LOCK_EX)
-    return held
 
 
 def sweep(parent: Path) -> None:

@@ -48,10 +48,11 @@ class Storage(Protocol):
     def scratch(self) -> Path:
         """A directory of this machine in which to write what is then put; put is cheapest from there."""
 
-    def put(self, key: str, source: Path | bytes, *, fresh: bool = False) -> ObjectInfo:
-        """Store a file or bytes under ``key``, whole or not at all, and confirm size and checksum. A file is *taken*:
-        it is gone from ``source`` afterwards. With ``fresh`` (for bytes that are this writer's alone) a key that exists
-        with another content raises ``AlreadyThere``: of several writers exactly one wins."""
+    def put(self, key: str, source: Path | bytes, *, fresh: bool = False) -> None:
+        """Store a file or bytes under ``key``, whole or not at all. A file is moved: ``source`` is gone afterwards.
+
+        ``fresh`` raises ``AlreadyThere`` if the key exists with another content, so that of several writers exactly one
+        succeeds; each must write bytes of its own."""
 
     def get(self, key: str, directory: Path) -> Path:
         """Where the file lies on this machine: as it is for a local store, else downloaded into ``directory`` under

@@ -45,7 +45,7 @@ class LocalStorage:
             raise cannot_write(self.directory, error) from None
         return path
 
-    def put(self, key: str, source: Path | bytes, *, fresh: bool = False) -> ObjectInfo:
+    def put(self, key: str, source: Path | bytes, *, fresh: bool = False) -> None:
         target = self.directory / key
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,6 @@ class LocalStorage:
             raise AlreadyThere(str(target)) from None
         except OSError as error:
             raise cannot_write(self.directory, error) from None
-        return local_info(target)
 
     def get(self, key: str, directory: Path) -> Path:
         path = self.directory / key

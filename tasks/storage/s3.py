@@ -6,11 +6,9 @@ configuration, roles); where those say nothing, from the ``FLYTE_AWS_*`` variabl
 
 from __future__ import annotations
 
-import hashlib
 import io
 import os
 import random
-import re
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -31,7 +29,7 @@ from tasks.storage.base import S3, AlreadyThere, MissingObject, ObjectInfo, Stor
 
 #: A request is tried this often; the pauses add up to between 33 and 45 seconds.
 ATTEMPTS = 12
-#: What arrives as other bytes than were sent is sent so often.
+#: A request is sent this often when the store finds that its bytes are not those of the checksum sent with them.
 UPLOADS = 3
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 8.0
@@ -45,7 +43,9 @@ READ_AHEAD_BYTES = 4 << 20
 CONCURRENCY = 8
 TRANSIENT_STATUS = {429, 500, 502, 503, 504}
 TRANSIENT_CODES = {"SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable", "ThrottlingException"}
-#: The bytes did not arrive as they were sent, or the connection did not last.
+#: S3's codes, and those of compatible stores, for a body that does not match its checksum or signature.
+CHECKSUM_CODES = {"BadDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"}
+#: The connection failed or ended before the whole answer was there.
 TRANSIENT_ERRORS = (
     errors.ConnectionError,
     errors.HTTPClientError,
@@ -57,10 +57,6 @@ TRANSIENT_ERRORS = (
 JITTER = random.Random()
 
 T = TypeVar("T")
-
-
-class OtherBytes(StorageUnavailable):
-    """The store holds other bytes than were sent."""
 
 
 def split_uri(uri: str) -> tuple[str, str]:
@@ -124,6 +120,8 @@ def pause_before_retry(response: Any, attempts: int, caught_exception: Exception
         return pause(attempts) if isinstance(caught_exception, TRANSIENT_ERRORS) else None
     http, parsed = response
     code = parsed.get("Error", {}).get("Code")
+    if code in CHECKSUM_CODES:
+        return pause(attempts) if attempts < UPLOADS else None
     return pause(attempts) if http.status_code in TRANSIENT_STATUS or code in TRANSIENT_CODES else None
 
 
@@ -141,6 +139,8 @@ def explained(uri: str) -> Iterator[None]:
         raise UserError(f"{uri}: {error}; check the URI and the AWS settings") from None
     except TRANSIENT_ERRORS as error:
         raise StorageUnavailable(f"{uri}: the store did not answer in {ATTEMPTS} attempts ({error})") from None
+    except errors.FlexibleChecksumError as error:
+        raise StorageUnavailable(f"{uri}: other bytes arrived than the store holds ({error})") from None
     except S3UploadFailedError as error:
         # boto3 flattens the cause into text but keeps it in the chain.
         if error.__context__ is None:
@@ -168,6 +168,8 @@ def explain(uri: str, error: errors.ClientError) -> Exception:
             f"{uri}: access denied ({code}); the identity in use needs s3:ListBucket, s3:GetObject, s3:PutObject and "
             f"s3:DeleteObject on bucket {bucket!r}"
         )
+    if code in CHECKSUM_CODES:
+        return StorageUnavailable(f"{uri}: other bytes arrived than were sent, in {UPLOADS} attempts ({code})")
     if code == "PermanentRedirect" or status == 301:
         return UserError(f"{uri}: bucket {bucket!r} is in another region; set AWS_REGION to the bucket's")
     if status in TRANSIENT_STATUS or code in TRANSIENT_CODES:
@@ -297,36 +299,34 @@ class S3Storage:
     def scratch(self) -> Path:
         return Path(tempfile.gettempdir())
 
-    def put(self, key: str, source: Path | bytes, *, fresh: bool = False) -> ObjectInfo:
+    def put(self, key: str, source: Path | bytes, *, fresh: bool = False) -> None:
+        # boto3 sends a CRC with every object and every part; S3 checks it before it stores anything.
         uri, name = f"{self.base}/{key}", self._prefix + key
-        size = len(source) if isinstance(source, bytes) else source.stat().st_size
         if isinstance(source, bytes):
-            digest = expected_etag(io.BytesIO(source), size, size + 1)
-            self._put_bytes(uri, name, source, {"IfNoneMatch": "*"} if fresh else {}, digest)
-            # What was fresh is ours by now, and may be written over.
-            return confirmed(uri, size, digest, lambda: self._put_bytes(uri, name, source, {}, digest))
-        part_bytes = max(PART_BYTES, -(-size // MOST_PARTS))
-        with source.open("rb") as content:
-            digest = expected_etag(content, size, part_bytes)
-
-        def upload() -> None:
+            size = len(source)
+            self._put_bytes(uri, name, source, fresh)
+        else:
+            size = source.stat().st_size
+            part_bytes = max(PART_BYTES, -(-size // MOST_PARTS))
+            parts = TransferConfig(part_bytes, CONCURRENCY, part_bytes)
             with explained(uri):
-                parts = TransferConfig(part_bytes, CONCURRENCY, part_bytes)
                 client().upload_file(str(source), self._bucket, name, Config=parts)
+        # For stores that know no checksums.
+        if (stored := head(uri)["ContentLength"]) != size:
+            raise StorageUnavailable(f"{uri}: the store holds {stored} bytes, {size} were sent")
+        if isinstance(source, Path):
+            source.unlink()
 
-        upload()
-        stored = confirmed(uri, size, digest, upload)
-        source.unlink()
-        return stored
-
-    def _put_bytes(self, uri: str, name: str, source: bytes, condition: dict[str, str], digest: str) -> None:
+    def _put_bytes(self, uri: str, name: str, source: bytes, fresh: bool) -> None:
+        condition = {"IfNoneMatch": "*"} if fresh else {}
         try:
             with explained(uri):
                 client().put_object(Bucket=self._bucket, Key=name, Body=source, **condition)
         except AlreadyThere:
-            # An answer that got lost makes the second attempt find what the first one wrote.
-            if head(uri)["ETag"].strip('"') != digest:
-                raise
+            # If the answer to the first attempt was lost, the second one finds what the first one wrote.
+            with open_s3(uri) as stored:
+                if stored.read() != source:
+                    raise
 
     def get(self, key: str, directory: Path) -> Path:
         path = directory / key
@@ -346,38 +346,3 @@ class S3Storage:
             names = [{"Key": self._prefix + key} for key in keys[start : start + 1000]]
             with explained(self.base):
                 client().delete_objects(Bucket=self._bucket, Delete={"Objects": names, "Quiet": True})
-
-
-def expected_etag(content: Any, size: int, part_bytes: int) -> str:
-    """The ETag that S3 gives to an object uploaded in such parts: an MD5, or the MD5 of the parts' MD5s."""
-    if size < part_bytes:
-        return hashlib.file_digest(content, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-    parts = hashlib.md5(usedforsecurity=False)
-    while piece := content.read(part_bytes):
-        parts.update(hashlib.md5(piece, usedforsecurity=False).digest())
-    return f"{parts.hexdigest()}-{-(-size // part_bytes)}"
-
-
-def confirmed(uri: str, size: int, digest: str, again: Callable[[], None]) -> ObjectInfo:
-    """Ask the store what it holds, and send it ``again`` while that is not what was sent."""
-    for attempt in range(1, UPLOADS):
-        try:
-            return confirm(uri, size, digest)
-        except OtherBytes:
-            time.sleep(pause(attempt))
-            again()
-    return confirm(uri, size, digest)
-
-
-def confirm(uri: str, size: int, digest: str) -> ObjectInfo:
-    """Ask the store what it holds. Raises ``OtherBytes`` if that is not what was sent.
-
-    With KMS or customer keys the ETag is no checksum; the CRC that boto3 sends with every part was checked on arrival.
-    """
-    found = head(uri)
-    etag = found["ETag"].strip('"')
-    opaque = "SSECustomerAlgorithm" in found or found.get("ServerSideEncryption", "AES256") != "AES256"
-    checkable = not opaque and re.fullmatch(r"[0-9a-f]{32}(-\d+)?", etag)
-    if found["ContentLength"] != size or (checkable and etag != digest):
-        raise OtherBytes(f"{uri}: the store holds other bytes than were sent (size or checksum differ)")
-    return ObjectInfo(uri, size, etag)
