@@ -31,7 +31,7 @@ from torch import nn
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import get_state_dict
 
-from tasks.train.checkpoint import Checkpoints, Keep
+from tasks.train.checkpoint import Checkpoints, Retention
 
 WORLD = 2
 WIDTH = 1024
@@ -97,13 +97,13 @@ def dcp_async(trainer: Trainer, place: Path, name: str, stager: DefaultStager | 
 
 def ours(trainer: Trainer, place: Path) -> Way:
     checkpoints = Checkpoints(
-        str(place / "ours"), model=trainer.model, optimizer=trainer.optimizer, identity={}, keep=Keep(last=1)
+        str(place / "ours"), model=trainer.model, optimizer=trainer.optimizer, identity={}, retention=Retention(last=1)
     )
     checkpoints.prepare({})
 
     def save(round_: int) -> Save:
         checkpoints.save(round_ + 1, {})
-        return Save(checkpoints.finish, checkpoints.busy, checkpoints.waited)
+        return Save(checkpoints.finish, checkpoints.busy, checkpoints.pop_step_wait)
 
     return save
 

@@ -31,13 +31,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tasks import logs
 from tasks.artifacts.prepared import PreparedData, Signature
 from tasks.models.config import ModelConfig
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import prepare
 from tasks.storage import storage_for
 from tasks.train.config import TrainingConfig
-from tasks.train.survival.goodput import STALL, STEPS, read_pages
+from tasks.train.survival.goodput import STALL, STEPS, read_attempts
 
 WORLD = 2
 STEP_S = 0.05
@@ -80,28 +81,30 @@ def build(signature: Signature, counter: str) -> nn.Module:
 
 def rank_main(rank: int, port: int, place: str, steps: int, mode: str) -> None:
     """One rank of one attempt."""
-    from tasks.train.run import run
+    from tasks.train.run import TrainingRequest, run
     from tasks.train.survival.guard import Preempted
 
     where = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": WORLD, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in where.items()})
     torch.set_num_threads(1)
     rows = sum(PreparedData.open(Path(place) / "prepared").segment_rows("train"))
+    request = TrainingRequest(
+        prepared=Path(place) / "prepared",
+        model=ModelConfig("benchmarks.goodput:build", {"counter": f"{place}/{mode}.executed"}),
+        training=TrainingConfig(
+            batch_size=math.ceil(rows / STEPS_PER_EPOCH),
+            epochs=steps // STEPS_PER_EPOCH,
+            patience=0,
+            **MODES[mode],
+        ),
+        directory=Path(place) / f"{mode}.model",
+        checkpoints_home=f"{place}/{mode}.home",
+        made_by={},
+    )
+    logs.configure("error")
     with redirect_stdout(io.StringIO()):
         try:
-            run(
-                prepared=Path(place) / "prepared",
-                model=ModelConfig("benchmarks.goodput:build", {"counter": f"{place}/{mode}.executed"}),
-                training=TrainingConfig(
-                    batch_size=math.ceil(rows / STEPS_PER_EPOCH),
-                    epochs=steps // STEPS_PER_EPOCH,
-                    patience=0,
-                    **MODES[mode],
-                ),
-                directory=Path(place) / f"{mode}.model",
-                checkpoints_home=f"{place}/{mode}.home",
-                made_by={},
-            )
+            run(request)
         except Preempted:
             os._exit(1)
 
@@ -146,7 +149,7 @@ def measure(place: str, mode: str, steps: int, seed: int) -> dict[str, float]:
     gaps = [min(draw.expovariate(1 / mean), 1.2 * mean) for _ in range(FAULTS)]
     attempts = [attempt(place, steps, mode, gap) for gap in [*gaps, None]]
     assert [finished for finished, _, _ in attempts] == [False] * FAULTS + [True]
-    pages = read_pages(storage_for(f"{place}/{mode}.home"))
+    pages = read_attempts(storage_for(f"{place}/{mode}.home"))
     # A killed attempt's page is some seconds old; what is on it belongs together.
     stepping = sum(page.seconds[STEPS] for page in pages)
     executed = Path(f"{place}/{mode}.executed").stat().st_size

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from tasks.artifacts.network_profile import Measurement, NetworkProfile
 from tasks.collectives.config import CollectivesConfig
 from tasks.collectives.operations import CASES, Case, bus_factor
-from tasks.distributed.agreement import together
+from tasks.distributed.agreement import same_error_on_all_ranks
 from tasks.errors import UserError
 
 #: Runs before the measurement: the first call of an operation opens connections and may take 50,000 times as long.
@@ -30,7 +30,7 @@ FEWEST, MOST = 10, 5000
 def measure(config: CollectivesConfig, device: torch.device) -> NetworkProfile | None:
     """Measure every operation at every size. All ranks of the initialised group call it; rank 0 gets the profile.
 
-    Raises the same ``AgreedRefusal`` on all ranks if a result is wrong or a size does not fit into memory.
+    Raises the same ``AgreedUserError`` on all ranks if a result is wrong or a size does not fit into memory.
     """
     measurements = [
         measure_one(operation, size, config.budget, device) for operation in config.operations for size in config.sizes
@@ -56,7 +56,7 @@ def measure(config: CollectivesConfig, device: torch.device) -> NetworkProfile |
 def measure_one(operation: str, size: int, budget: float, device: torch.device) -> Measurement:
     """Measure one operation at one size for about ``budget`` seconds; equal on all ranks."""
     world = dist.get_world_size()
-    with together():
+    with same_error_on_all_ranks():
         case = prepare(operation, size, device)
     for _ in range(WARM_UP):
         case.reset()
@@ -93,8 +93,8 @@ def prepare(operation: str, size: int, device: torch.device) -> Case:
 
 
 def check(case: Case) -> None:
-    """Raise ``AgreedRefusal`` on all ranks unless the output of the last run is right on every rank."""
-    with together():
+    """Raise ``AgreedUserError`` on all ranks unless the output of the last run is right on every rank."""
+    with same_error_on_all_ranks():
         wrong = torch.nonzero(case.output != case.expected)
         if len(wrong):
             at = int(wrong[0])

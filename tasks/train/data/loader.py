@@ -21,7 +21,7 @@ from torch import Tensor
 
 from tasks.artifacts.prepared import Block, PreparedData, Signature
 from tasks.artifacts.streamed import StreamedData
-from tasks.train.data.order import GlobalOrder, Layout, StoredOrder, Ticket
+from tasks.train.data.order import BatchPlan, GlobalOrder, Layout, StoredOrder
 
 #: Buffers: one is the consumer's, one is ready, one is being filled.
 BUFFERS = 3
@@ -65,7 +65,7 @@ def training_batches(
     with the iterator: at its end, when it is closed, or when nobody holds it any more.
     """
     buffers = make_buffers(-(-order.largest // world), prepared.signature, device)
-    return read_ahead(order.tickets(rank, world, start, stop), Rows(prepared, "train", order.layout), buffers, waiting)
+    return read_ahead(order.plans(rank, world, start, stop), Rows(prepared, "train", order.layout), buffers, waiting)
 
 
 def evaluation_batches(
@@ -84,7 +84,7 @@ def evaluation_batches(
     """
     order = StoredOrder(layout(prepared, split), batch_size)
     buffers = make_buffers(order.largest, prepared.signature, device)
-    return read_ahead(order.tickets(rank, world), Rows(prepared, split, order.layout), buffers, waiting)
+    return read_ahead(order.plans(rank, world), Rows(prepared, split, order.layout), buffers, waiting)
 
 
 def layout(prepared: PreparedData, split: str) -> Layout:
@@ -93,14 +93,14 @@ def layout(prepared: PreparedData, split: str) -> Layout:
 
 
 def read_ahead(
-    tickets: Iterator[Ticket], stored: Rows, buffers: list[HostBuffer], waiting: Callable[[], None] | None
+    plans: Iterator[BatchPlan], stored: Rows, buffers: list[HostBuffer], waiting: Callable[[], None] | None
 ) -> Generator[Batch, None, None]:
     """Batches, read by a thread into ``buffers`` while the consumer works; the thread's error is raised here."""
     ready: SimpleQueue[Any] = SimpleQueue()
     free: SimpleQueue[HostBuffer | None] = SimpleQueue()
     for buffer in buffers:
         free.put(buffer)
-    thread = threading.Thread(target=fill, args=(tickets, stored, free, ready), name="loader", daemon=True)
+    thread = threading.Thread(target=fill, args=(plans, stored, free, ready), name="loader", daemon=True)
     thread.start()
     try:
         while True:
@@ -132,17 +132,17 @@ def taken(ready: SimpleQueue[Any], waiting: Callable[[], None] | None) -> Any:
                 waiting()
 
 
-def fill(tickets: Iterator[Ticket], stored: Rows, free: SimpleQueue[Any], ready: SimpleQueue[Any]) -> None:
-    """The thread: a free buffer, a ticket, the rows; until there is no ticket or ``None`` comes for a buffer."""
+def fill(plans: Iterator[BatchPlan], stored: Rows, free: SimpleQueue[Any], ready: SimpleQueue[Any]) -> None:
+    """The thread: a free buffer, a plan, the rows; until there is no plan or ``None`` comes for a buffer."""
     try:
-        for ticket in stored.there(tickets):
+        for plan in stored.there(plans):
             buffer = free.get()
             if buffer is None:
                 return
-            rows = len(ticket.rows)
-            stored.gather(ticket, buffer.records[:rows])
+            rows = len(plan.rows)
+            stored.gather(plan, buffer.records[:rows])
             buffer.send(rows)
-            ready.put((buffer, rows, ticket.size, ticket.consumed))
+            ready.put((buffer, rows, plan.size, plan.consumed))
         ready.put(None)
     except BaseException as error:
         ready.put(error)
@@ -160,25 +160,25 @@ class Rows:
         self._maps = [np.asarray(prepared.mapped(name)) for name in self._names]
         self._starts = np.cumsum(layout.segments) - layout.segments
 
-    def there(self, tickets: Iterator[Ticket]) -> Iterator[Ticket]:
-        """The tickets, each once its rows are on this machine."""
+    def there(self, plans: Iterator[BatchPlan]) -> Iterator[BatchPlan]:
+        """The plans, each once its rows are on this machine."""
         if self._stream is None:
-            return tickets
-        return self._stream.ahead((ticket, self._blocks(ticket)) for ticket in tickets)
+            return plans
+        return self._stream.ahead((plan, self._blocks(plan)) for plan in plans)
 
-    def _blocks(self, ticket: Ticket) -> list[Block]:
-        """The stored blocks that hold a ticket's rows."""
+    def _blocks(self, plan: BatchPlan) -> list[Block]:
+        """The stored blocks that hold a plan's rows."""
         layout = self._layout
-        numbers = np.unique(np.searchsorted(layout.first, ticket.rows, side="right") - 1).tolist()
+        numbers = np.unique(np.searchsorted(layout.first, plan.rows, side="right") - 1).tolist()
         return [(self._names[layout.segment[number]], int(layout.within[number])) for number in numbers]
 
-    def gather(self, ticket: Ticket, out: np.ndarray) -> None:
-        """Verify the ticket's blocks and copy its rows into ``out`` (uint8 ``[rows, record]``)."""
-        for block in ticket.blocks:
+    def gather(self, plan: BatchPlan, out: np.ndarray) -> None:
+        """Verify the plan's blocks and copy its rows into ``out`` (uint8 ``[rows, record]``)."""
+        for block in plan.blocks:
             self._verify(block)
-        for segment, begin, end in self._runs(ticket.rows):
+        for segment, begin, end in self._runs(plan.rows):
             # "clip" writes into `out` directly, where "raise" would copy twice; all rows are in range.
-            rows = ticket.rows[begin:end] - self._starts[segment]
+            rows = plan.rows[begin:end] - self._starts[segment]
             self._maps[segment].take(rows, axis=0, out=out[begin:end], mode="clip")
 
     def _runs(self, rows: np.ndarray) -> list[tuple[int, int, int]]:

@@ -96,7 +96,7 @@ class Layout:
         return bisect_right(self.first, row) - 1
 
 
-class Ticket(NamedTuple):
+class BatchPlan(NamedTuple):
     """What one rank reads for one batch.
 
     ``rows`` are row numbers (int64), in order; ``blocks`` are the numbers of the blocks that the rank has not read
@@ -111,7 +111,7 @@ class Ticket(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Tape:
+class BlockSequence:
     """The blocks of one epoch in their order; ``start[i]`` is the place on the tape where ``block[i]`` begins (int64,
     ``[blocks]`` and ``[blocks + 1]``)."""
 
@@ -149,9 +149,9 @@ class GlobalOrder:
 
     def batch(self, step: int) -> np.ndarray:
         """The global batch of the ``step``-th step of the run, counted from 0: int64 row numbers ``[G]``."""
-        return next(self.tickets(0, 1, self.consumed(step), self.consumed(step + 1))).rows
+        return next(self.plans(0, 1, self.consumed(step), self.consumed(step + 1))).rows
 
-    def tickets(self, rank: int, world: int, start: int = 0, stop: int | None = None) -> Iterator[Ticket]:
+    def plans(self, rank: int, world: int, start: int = 0, stop: int | None = None) -> Iterator[BatchPlan]:
         """What ``rank`` of ``world`` reads, batch by batch, from ``start`` to ``stop`` samples consumed, or endlessly.
 
         Raises ``ValueError`` if no batch begins after ``start`` samples.
@@ -166,16 +166,16 @@ class GlobalOrder:
             steps = min(at_once, self.steps_per_epoch - step)
             if stop is not None:
                 steps = min(steps, -(-(stop - start) // self.batch_size))
-            tickets, known = self._plan(epoch, step, steps, rank, world, known)
-            yield from tickets
-            start, step = tickets[-1].consumed, step + steps
+            plans, known = self._plan(epoch, step, steps, rank, world, known)
+            yield from plans
+            start, step = plans[-1].consumed, step + steps
             if step == self.steps_per_epoch:
                 epoch, step, known = epoch + 1, 0, set()
 
     def _plan(
         self, epoch: int, step: int, steps: int, rank: int, world: int, known: set[int]
-    ) -> tuple[list[Ticket], set[int]]:
-        """The tickets of ``steps`` steps, and the blocks that they use, given those ``known`` before.
+    ) -> tuple[list[BatchPlan], set[int]]:
+        """The plans of ``steps`` steps, and the blocks that they use, given those ``known`` before.
 
         Arrays are int64 ``[steps, lanes]``: of the batch's places that a lane fills, the rank's share begins at
         ``begin`` and ends at ``end``, and what goes there lies on the tape from ``first`` to ``last``.
@@ -215,11 +215,11 @@ class GlobalOrder:
                 fresh[at].append(number)
         ends = np.cumsum((end - begin).sum(axis=1)).tolist()
         consumed = (epoch * self.layout.rows + done[1:]).tolist()
-        tickets = [
-            Ticket(taken[begins:ends], blocks, size, after)
+        plans = [
+            BatchPlan(taken[begins:ends], blocks, size, after)
             for (begins, ends), blocks, size, after in zip(pairwise([0, *ends]), fresh, sizes, consumed, strict=True)
         ]
-        return tickets, set(due)
+        return plans, set(due)
 
     def _mix(self, epoch: int, length: int) -> np.ndarray:
         """The order of the rows in a block of ``length`` rows."""
@@ -232,12 +232,12 @@ class GlobalOrder:
         order[whole:].sort()
         return order
 
-    def _lay(self, epoch: int) -> Tape:
+    def _lay(self, epoch: int) -> BlockSequence:
         block = shuffled(self.layout.blocks, self.seed, epoch, 0)
         stratum = np.searchsorted(self._strata, self.layout.first[block], side="right")
         block = block[np.argsort(stratum, kind="stable")]
         start = np.concatenate([[0], np.cumsum(self.layout.length[block])])
-        return Tape(block, start)
+        return BlockSequence(block, start)
 
 
 def strata(layout: Layout, batch_size: int) -> list[int]:
@@ -276,11 +276,13 @@ class StoredOrder:
         """The rows of the largest batch."""
         return min(self.batch_size, self.layout.rows)
 
-    def tickets(self, rank: int, world: int) -> Iterator[Ticket]:
+    def plans(self, rank: int, world: int) -> Iterator[BatchPlan]:
         """What ``rank`` of ``world`` reads, batch by batch; ``consumed`` is the number of the row that follows."""
         mine, read = share(rank, world, self.layout.rows), -1
         for start in range(mine.start, mine.stop, self.batch_size):
             stop = min(start + self.batch_size, mine.stop)
             of_start, of_last = (self.layout.block_of(row) for row in (start, stop - 1))
-            yield Ticket(np.arange(start, stop), list(range(max(of_start, read + 1), of_last + 1)), stop - start, stop)
+            yield BatchPlan(
+                np.arange(start, stop), list(range(max(of_start, read + 1), of_last + 1)), stop - start, stop
+            )
             read = of_last
