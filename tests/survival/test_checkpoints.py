@@ -249,7 +249,7 @@ def test_what_a_dead_attempt_left_half_written_is_swept(tmp_path: Path) -> None:
     first.save(1)
     storage = storage_for(str(tmp_path))
     storage.put("step-000000000002.a0001/tensors-00000.bin", b"half")
-    scratch = first.checkpoints._publisher.workplace / "step-000000000002.a0001"
+    scratch = first.checkpoints._publisher.staging_directory / "step-000000000002.a0001"
     scratch.mkdir(parents=True)
     (scratch / "tensors-00000.bin").write_bytes(b"half")
     Run(tmp_path)
