@@ -174,7 +174,7 @@ def install(fault: Fault, fired: Path) -> None:
     if fault.where == "step":
         before(train_loop, "train_step")
     elif fault.where == "data":
-        before(loader.Rows, "gather")
+        before(loader.StoredRows, "gather")
     elif fault.where == "evaluation":
         before(train_loop, "evaluate_split")
     elif fault.where == "write":
