@@ -1,7 +1,7 @@
-"""The local store: finished stages under ``.slipstream/<stage>/<key>/``, found again by what they were made from.
+"""The local store: finished artifacts under ``.slipstream/<stage>/<key>/``, where the key depends on all inputs.
 
-It does what Flyte's local cache cannot: it looks at the bytes before it believes them, recomputes what was damaged or
-deleted, and says when something was reused.
+Unlike Flyte's local cache it verifies the bytes before it reuses an artifact, makes damaged or deleted ones again, and
+reports what was reused.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from tasks.artifacts.format import Artifact, DamagedArtifact, canonical_json
 
 
 def content_key(stage: str, version: str, inputs: Mapping[str, Any]) -> str:
-    """The key of a stage's result: what it is, the code that makes it, and everything that goes in."""
+    """The key of a stage's result: a digest of the stage, its code version and all inputs."""
     return hashlib.sha256(canonical_json({"stage": stage, "version": version, "inputs": inputs})).hexdigest()[:32]
 
 
 class Store:
-    """Finished artifacts by stage and key. Entries appear whole, by a rename, or not at all."""
+    """Finished artifacts by stage and key. Entries appear complete, by a rename."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -35,11 +35,11 @@ class Store:
         return self.root / stage / key
 
     def checkpoints(self, stage: str, key: str) -> Path:
-        """Where unfinished work on this entry is kept; dropped once the entry is published."""
+        """The directory for unfinished work on this entry; removed once the entry is published."""
         return self.root / stage / f"{key}.checkpoints"
 
     def find(self, stage: str, key: str) -> Artifact | DamagedArtifact | None:
-        """The entry, verified to the byte; what is wrong with it if it is damaged; None if it was never made."""
+        """The entry, every byte verified; the error if it is damaged; None if it does not exist."""
         directory = self.entry(stage, key)
         if not directory.exists():
             return None
@@ -76,7 +76,7 @@ class Store:
 
     @contextmanager
     def workspace(self, stage: str) -> Iterator[Path]:
-        """A fresh directory on the store's disk, gone afterwards unless it was published."""
+        """A fresh directory on the store's disk, removed afterwards unless it was published."""
         parent = self.root / stage
         parent.mkdir(parents=True, exist_ok=True)
         sweep(parent)
@@ -95,7 +95,7 @@ class Store:
         try:
             directory.rename(target)
         except OSError:
-            # Another process finished the same work first; its result is as good as ours.
+            # Another process published the same work first.
             if not isinstance(self.find(stage, key), Artifact):
                 raise
         shutil.rmtree(self.checkpoints(stage, key), ignore_errors=True)
@@ -103,7 +103,7 @@ class Store:
 
 
 def sweep(parent: Path) -> None:
-    """Remove workspaces whose process is gone: what a kill left behind."""
+    """Remove the workspaces of processes that no longer exist."""
     for directory in parent.glob(".*-*"):
         pid = directory.name[1:].split("-")[0]
         if pid.isdigit() and not process_alive(int(pid)):

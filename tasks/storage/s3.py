@@ -1,7 +1,7 @@
-"""S3 and whatever speaks its protocol, through boto3.
+"""A store on S3, or on a service with its protocol, through boto3.
 
-Endpoint, region, addressing style, credentials and proxies come by boto3's ordinary means (environment, shared
-configuration, roles); where those say nothing, from the ``FLYTE_AWS_*`` variables that Flyte gives its pods.
+Endpoint, region, addressing style, credentials and proxies are configured as usual for boto3 (environment, shared
+configuration, roles). What is not configured there comes from the ``FLYTE_AWS_*`` variables that Flyte sets in pods.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from s3transfer.exceptions import RetriesExceededError
 from tasks.errors import UserError
 from tasks.storage.base import S3, AlreadyThere, MissingObject, ObjectInfo, StorageUnavailable
 
-#: A request is tried this often; the pauses add up to between 33 and 45 seconds.
+#: Attempts per request; the pauses between them sum to 33 to 45 seconds.
 ATTEMPTS = 12
 #: A request is sent this often when the store finds that its bytes are not those of the checksum sent with them.
 UPLOADS = 3
@@ -36,7 +36,7 @@ LONGEST_PAUSE_S = 8.0
 CONNECT_TIMEOUT_S = 5
 READ_TIMEOUT_S = 20
 PART_BYTES = 16 << 20
-#: What one request copies within the store.
+#: Largest size that is copied within the store by one request.
 COPY_BYTES = 256 << 20
 MOST_PARTS = 10_000
 READ_AHEAD_BYTES = 4 << 20
@@ -53,7 +53,7 @@ TRANSIENT_ERRORS = (
     errors.ResponseStreamingError,
     RetriesExceededError,
 )
-#: Our own generator for jitter: botocore draws from Python's global one, and a retry must not move a model's numbers.
+#: A generator for jitter. botocore draws from Python's global one, so that a retry would change a model's numbers.
 JITTER = random.Random()
 
 T = TypeVar("T")
@@ -73,7 +73,7 @@ def client() -> Any:
 
 @cache
 def client_of(process: int) -> Any:
-    # Its own session: boto3's default one remembers the credentials that it found first.
+    # A new session, because boto3's default one caches the credentials that it found first.
     made = boto3.session.Session().client(
         "s3",
         **flyte_settings(),
@@ -91,7 +91,7 @@ def client_of(process: int) -> Any:
 
 
 def flyte_settings() -> dict[str, str]:
-    """What Flyte's variables say about the parts that boto3's own leave open."""
+    """Settings from Flyte's variables, for those that boto3's own variables do not set."""
     given = os.environ
     settings = {}
     if "FLYTE_AWS_ENDPOINT" in given and not given.keys() & {"AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"}:
@@ -104,15 +104,16 @@ def flyte_settings() -> dict[str, str]:
 
 
 def pause(attempt: int) -> float:
-    """Seconds to wait after the attempt of this number (from 1): doubling, with a quarter of jitter."""
+    """Seconds to wait after this attempt (from 1): doubled each time, with jitter of up to a quarter."""
     longest = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (attempt - 1))
     return longest * JITTER.uniform(0.75, 1.0)
 
 
 def pause_before_retry(response: Any, attempts: int, caught_exception: Exception | None, **_: Any) -> float | None:
-    """botocore's ``needs-retry`` event: the pause before trying again, or None to let the answer stand.
+    """Handle botocore's ``needs-retry`` event: return the pause before the next attempt, or None for no retry.
 
-    botocore's own policy stops early when many requests fail at once (its retry quota), just when a store is away.
+    botocore's own policy has a retry quota, which ends retries early if many requests fail at once, as they do when a
+    store is unavailable.
     """
     if attempts >= ATTEMPTS:
         return None
@@ -127,7 +128,7 @@ def pause_before_retry(response: Any, attempts: int, caught_exception: Exception
 
 @contextmanager
 def explained(uri: str) -> Iterator[None]:
-    """Turn botocore's exceptions into ours: the user's to mend in one line, or the store's to get over."""
+    """Convert botocore's exceptions to ``UserError``, ``AlreadyThere`` or ``StorageUnavailable``."""
     try:
         yield
     except (errors.NoCredentialsError, errors.PartialCredentialsError, errors.CredentialRetrievalError) as error:
@@ -142,7 +143,7 @@ def explained(uri: str) -> Iterator[None]:
     except errors.FlexibleChecksumError as error:
         raise StorageUnavailable(f"{uri}: other bytes arrived than the store holds ({error})") from None
     except S3UploadFailedError as error:
-        # boto3 flattens the cause into text but keeps it in the chain.
+        # boto3 makes a text of the cause, but keeps it in the exception chain.
         if error.__context__ is None:
             raise
         with explained(uri):
@@ -207,7 +208,7 @@ def open_s3(uri: str) -> BinaryIO:
 
 
 def read_range(source: ObjectInfo, start: int, end: int) -> bytes:
-    """The bytes from ``start`` to ``end`` of an object as it was listed. Raises ``UserError`` if it is another by now,
+    """The bytes from ``start`` to ``end`` of a listed object. Raises ``UserError`` if it was replaced since,
     ``StorageUnavailable``."""
     reader = RangedFile(source.uri, source.size, f'"{source.etag}"')
     reader.seek(start)
@@ -215,8 +216,7 @@ def read_range(source: ObjectInfo, start: int, end: int) -> bytes:
 
 
 def copy_object(source: str, target: str) -> None:
-    """Copy an object within S3: its bytes do not pass through this machine. Raises ``UserError``,
-    ``StorageUnavailable``."""
+    """:func:`tasks.storage.open.copy_within_s3`. Raises ``UserError``, ``StorageUnavailable``."""
     (bucket, key), (target_bucket, target_key) = split_uri(source), split_uri(target)
     with explained(target):
         parts = TransferConfig(COPY_BYTES, CONCURRENCY, COPY_BYTES)
@@ -224,7 +224,7 @@ def copy_object(source: str, target: str) -> None:
 
 
 class RangedFile(io.RawIOBase):
-    """An object as a file: every read is one ranged request, and all of them see the same version of the object."""
+    """An object as a file. Every read is one ranged request, on the condition that the object has not changed."""
 
     def __init__(self, uri: str, size: int, etag: str) -> None:
         self._uri = uri
@@ -263,7 +263,7 @@ class RangedFile(io.RawIOBase):
         return len(data)
 
     def readall(self) -> bytes:
-        # The inherited one asks for 8 KiB at a time.
+        # The inherited method reads 8 KiB at a time.
         data = bytearray(max(0, self._size - self._position))
         self.readinto(data)
         return bytes(data)
@@ -279,7 +279,7 @@ class RangedFile(io.RawIOBase):
 
 
 def retried(uri: str, request: Callable[[], T]) -> T:
-    """Run a request whose answer's *body* may break off, which botocore by itself does not repeat."""
+    """Run a request, and retry it if reading the response's *body* fails, which botocore does not do."""
     with explained(uri):
         for attempt in range(1, ATTEMPTS):
             try:
