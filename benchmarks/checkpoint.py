@@ -34,7 +34,7 @@ from harness.command import benchmark
 from harness.processes import on_ranks
 from harness.table import Column, Table
 from harness.turns import Figures, in_turns, settled
-from tasks.train.checkpoint import Checkpoints, Keep
+from tasks.train.checkpoint import Checkpoints, Retention
 
 WORLD = 2
 WIDTH = 1024
@@ -100,13 +100,13 @@ def dcp_async(trainer: Trainer, place: Path, name: str, stager: DefaultStager | 
 
 def ours(trainer: Trainer, place: Path) -> Way:
     checkpoints = Checkpoints(
-        str(place / "ours"), model=trainer.model, optimizer=trainer.optimizer, identity={}, keep=Keep(last=1)
+        str(place / "ours"), model=trainer.model, optimizer=trainer.optimizer, identity={}, retention=Retention(last=1)
     )
     checkpoints.prepare({})
 
     def save(round_: int) -> Save:
         checkpoints.save(round_ + 1, {})
-        return Save(checkpoints.finish, checkpoints.busy, checkpoints.waited)
+        return Save(checkpoints.finish, checkpoints.busy, checkpoints.pop_step_wait)
 
     return save
 

@@ -35,13 +35,14 @@ from harness.command import benchmark
 from harness.processes import FRESH
 from harness.table import Column, Table
 from harness.turns import Figures
+from tasks import logs
 from tasks.artifacts.prepared import PreparedData, Signature
 from tasks.models.config import ModelConfig
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import prepare
 from tasks.storage import storage_for
 from tasks.train.config import TrainingConfig
-from tasks.train.survival.goodput import STALL, STEPS, read_pages
+from tasks.train.survival.goodput import STALL, STEPS, read_attempts
 
 WORLD = 2
 SAVE_EVERY = STEPS_BETWEEN_FAILURES = 400
@@ -93,7 +94,7 @@ def build(signature: Signature, counter: str, step_s: float) -> nn.Module:
 
 def rank_main(rank: int, port: int, plan: Plan, mode: str) -> None:
     """One rank of one attempt."""
-    from tasks.train.run import run
+    from tasks.train.run import TrainingRequest, run
     from tasks.train.survival.guard import Preempted
 
     where = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": WORLD, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
@@ -101,9 +102,10 @@ def rank_main(rank: int, port: int, plan: Plan, mode: str) -> None:
     torch.set_num_threads(1)
     place = plan.place
     rows = sum(PreparedData.open(place / "prepared").segment_rows("train"))
+    logs.configure("error")
     with redirect_stdout(io.StringIO()):
         try:
-            run(
+            request = TrainingRequest(
                 prepared=place / "prepared",
                 model=ModelConfig("goodput:build", {"counter": f"{place}/{mode}.executed", "step_s": plan.step_s}),
                 training=TrainingConfig(
@@ -116,6 +118,7 @@ def rank_main(rank: int, port: int, plan: Plan, mode: str) -> None:
                 checkpoints_home=f"{place}/{mode}.home",
                 made_by={},
             )
+            run(request)
         except Preempted:
             os._exit(1)
 
@@ -159,7 +162,7 @@ def measure(plan: Plan, mode: str, seed: int) -> Figures:
     gaps = [min(draw.expovariate(1 / mean), 1.2 * mean) for _ in range(plan.faults)]
     attempts = [attempt(plan, mode, gap) for gap in [*gaps, None]]
     assert [finished for finished, _, _ in attempts] == [False] * plan.faults + [True]
-    pages = read_pages(storage_for(f"{plan.place}/{mode}.home"))
+    pages = read_attempts(storage_for(f"{plan.place}/{mode}.home"))
     # A killed attempt's page is some seconds old; what is on it belongs together.
     stepping = sum(page.seconds[STEPS] for page in pages)
     executed = (plan.place / f"{mode}.executed").stat().st_size

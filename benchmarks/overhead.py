@@ -37,13 +37,13 @@ from tasks.distributed.process_group import Group
 from tasks.models.factory import Predictor
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import prepare
-from tasks.train.checkpoint import Checkpoints, Keep
+from tasks.train.checkpoint import Checkpoints, Retention
 from tasks.train.config import TrainingConfig
 from tasks.train.loop.state import Progress, TrainingState, weights_of
-from tasks.train.loop.step import make_optimizer, settle_buckets
-from tasks.train.loop.train_loop import to_save, train_loop
+from tasks.train.loop.step import make_optimizer, warm_up_ddp_buckets
+from tasks.train.loop.train_loop import checkpoint_state, train_loop
 from tasks.train.survival.checkpoint_interval import Interval
-from tasks.train.survival.goodput import STALL, Ledger
+from tasks.train.survival.goodput import STALL, GoodputRecorder
 from tasks.train.survival.guard import Guard
 from tasks.train.survival.notices import Watcher
 
@@ -92,7 +92,7 @@ def multiplication_s(known: list[float] = []) -> float:  # noqa: B006  (measured
     return known[0]
 
 
-class NoLedger(Ledger):
+class NoGoodputRecorder(GoodputRecorder):
     """Keeps nothing."""
 
     def __init__(self) -> None:
@@ -148,11 +148,11 @@ class Bench:
             Progress(),
         )
         self.ddp = DistributedDataParallel(predictor)
-        settle_buckets(self.ddp, self.state, self.group)
+        warm_up_ddp_buckets(self.ddp, self.state, self.group)
         self.checkpoints = Checkpoints(
-            home, model=predictor, optimizer=self.state.optimizer, identity={}, keep=Keep(last=1)
+            home, model=predictor, optimizer=self.state.optimizer, identity={}, retention=Retention(last=1)
         )
-        self.checkpoints.prepare(to_save(self.state))
+        self.checkpoints.prepare(checkpoint_state(self.state))
         self.turns = 0
 
     def turn(self, guarded: bool, watcher: Watcher) -> tuple[float, float]:
@@ -162,10 +162,10 @@ class Bench:
         self.state.progress.steps.clear()
         self.state.progress.evaluations.clear()
         guard: Guard = NoGuard()
-        ledger: Ledger = NoLedger()
+        ledger: GoodputRecorder = NoGoodputRecorder()
         if guarded:
             home, rank = self.checkpoints.home, self.group.rank
-            ledger = Ledger(home, self.turns, WORLD, writes=rank == 0, started=time.perf_counter())
+            ledger = GoodputRecorder(home, self.turns, WORLD, writes=rank == 0, started=time.perf_counter())
             guard = Guard(self.checkpoints, Interval(steps=self.steps // SAVES), watcher, ledger)
             guard.begin(self.state.progress.step)
         training = replace(self.training, epochs=self.turns)
@@ -173,7 +173,7 @@ class Bench:
         begun = time.perf_counter()
         train_loop(self.ddp, self.state, self.data, training, self.group, "fp32", guard, ledger)
         seconds = time.perf_counter() - begun
-        stall = ledger.page.seconds[STALL] if guarded else 0.0
+        stall = ledger.record.seconds[STALL] if guarded else 0.0
         if guarded:
             self.checkpoints.finish()
             guard.close()

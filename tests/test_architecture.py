@@ -11,16 +11,17 @@ from tasks.artifacts.versions import ROOT, project_imports
 #: What each room of ``tasks/`` may import besides itself: the layers below it. Rooms of stages share no engine.
 ERRORS = {"errors"}
 BASE = ERRORS | {"settings"}
-SHARED = BASE | {"artifacts", "storage", "distributed", "hardware", "models"}
+SHARED = BASE | {"logs", "artifacts", "storage", "distributed", "hardware", "models"}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
+    "logs": set(),
     "settings": ERRORS,
     "storage": ERRORS,
     "distributed": ERRORS,
     "hardware": BASE,
     "artifacts": BASE | {"storage"},
     "models": BASE | {"artifacts"},
-    "flyte": BASE | {"artifacts", "storage", "hardware"},
+    "flyte": BASE | {"logs", "artifacts", "storage", "hardware"},
     **dict.fromkeys(("preprocess", "train", "evaluate", "export", "collectives", "report"), SHARED),
 }
 #: The configuration of a run names the settings of every stage, and these name it in their own command lines.

@@ -1,9 +1,9 @@
-"""Artifacts: directories whose manifest says what is in them, to the byte.
+"""Artifacts: directories with a manifest that lists the size and the digests of every file.
 
-Every stage reads and writes artifacts and nothing else. The manifest is written last, so a directory without one is
-not an artifact; it holds the size and the SHA-256 of every file (computed while writing) and the XXH3-128 of every
-block (verified on every read: xxh3 runs at memory speed, SHA-256 does not). The SHA-256 of the manifest itself is the
-artifact's fingerprint. A manifest holds no time of day, so that the same work gives the same fingerprint.
+All inputs and outputs of stages are artifacts. The manifest is written last, so a directory without one is not an
+artifact. It holds the size and the SHA-256 of every file, computed while writing, and the XXH3-128 of every block,
+which is verified on every read, because XXH3 is as fast as memory and SHA-256 is not. The SHA-256 of the manifest is
+the artifact's fingerprint. Manifests hold no timestamps, so that equal work has equal fingerprints.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ BLOCK_BYTES = 4 << 20
 
 
 class DamagedArtifact(UserError):
-    """What is stored is not what was written: a file is missing, cut or changed, and the message names it."""
+    """An artifact's file is missing, truncated or changed; the message names it."""
 
 
 @dataclass(frozen=True)
 class FileRecord:
-    """What the manifest says of one file. ``blocks`` are XXH3-128 digests (hex) of ``block_bytes`` pieces."""
+    """The manifest's entry of one file. ``blocks`` are the XXH3-128 digests (hex) of its blocks of ``block_bytes``."""
 
     size: int
     sha256: str
@@ -42,7 +42,7 @@ class FileRecord:
 
 
 class HashingFile:
-    """A file being written, hashed on the way: one pass over the bytes, none to read them again."""
+    """A file that computes its digests while it is written, so that it need not be read again."""
 
     def __init__(self, raw: BinaryIO, block_bytes: int) -> None:
         self._raw = raw
@@ -80,7 +80,7 @@ class HashingFile:
 
 
 class ArtifactWriter:
-    """Writes one artifact into ``directory``, which must be fresh; nothing is an artifact before :meth:`finish`."""
+    """Writes one artifact into the fresh ``directory``, which becomes an artifact by :meth:`finish`."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -91,7 +91,7 @@ class ArtifactWriter:
 
     @contextmanager
     def create(self, name: str, block_bytes: int = BLOCK_BYTES) -> Iterator[HashingFile]:
-        """Open ``name`` (a relative POSIX path) for writing; its hashes are taken on the way."""
+        """Open the new file ``name`` (a relative POSIX path) for writing."""
         path = self.directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("xb") as raw:
@@ -109,29 +109,29 @@ class ArtifactWriter:
         self.write_bytes(name, canonical_json(value))
 
     def record(self, name: str) -> FileRecord:
-        """What the manifest will say of a file that was written."""
+        """The manifest's entry of a file that was written."""
         return self._records[name]
 
     def link(self, file: Path, name: str, record: FileRecord) -> None:
-        """Take up ``file`` of another artifact, which is what ``record`` says and stays where it is."""
+        """Add ``file`` of another artifact under ``name``, by a hard link if possible. ``record`` must be its entry."""
         link_or_copy(file, self.directory / name)
         self._records[name] = record
 
     def add(self, name: str) -> None:
-        """Take up a file that a library wrote by itself."""
+        """Add a file that was written into the directory by other code."""
         self._records[name] = hash_file(self.directory / name)
 
     def note(self, name: str, record: FileRecord) -> None:
-        """Count on a file that is what ``record`` says, and is put beside the others by someone else."""
+        """Add the entry of a file that other code will put into the artifact."""
         self._records[name] = record
 
     def finish(self, kind: str, made_by: Mapping[str, Any]) -> Artifact:
-        """Write the manifest. ``made_by`` says what made it: config, code version, fingerprints of the inputs."""
+        """Write the manifest. ``made_by`` describes the work: settings, code version, fingerprints of the inputs."""
         self.write_manifest(kind, made_by)
         return Artifact.open(self.directory, kind)
 
     def write_manifest(self, kind: str, made_by: Mapping[str, Any]) -> None:
-        """:meth:`finish` for an artifact of which files are still elsewhere."""
+        """As :meth:`finish`, for an artifact that still lacks some of its files."""
         for path in sorted(self.directory.rglob("*")):
             name = path.relative_to(self.directory).as_posix()
             if path.is_file() and name not in self._records:
@@ -152,7 +152,7 @@ class ArtifactWriter:
 
 @dataclass(frozen=True)
 class Artifact:
-    """An artifact that is there. Opening checks that every file exists with its size; reading checks the bytes."""
+    """An opened artifact. Opening checks that every file exists and has its size; reading verifies the bytes."""
 
     directory: Path
     kind: str
@@ -162,7 +162,7 @@ class Artifact:
 
     @classmethod
     def open(cls, directory: Path, kind: str) -> Artifact:
-        """Raises ``DamagedArtifact`` if it is not a whole artifact of this ``kind`` and a format that we know."""
+        """Raises ``DamagedArtifact`` unless the directory is a complete artifact of this ``kind`` and format."""
         path = directory / MANIFEST
         try:
             raw = path.read_bytes()
@@ -205,7 +205,7 @@ class Artifact:
         return json.loads(self.read_bytes(name))
 
     def check(self) -> Artifact:
-        """Read every byte against its block's digest. Raises ``DamagedArtifact``; returns itself."""
+        """Verify all blocks and return the artifact itself. Raises ``DamagedArtifact``."""
         for name, record in self.files.items():
             with self.path(name).open("rb") as file:
                 for index in range(len(record.blocks)):
@@ -213,7 +213,7 @@ class Artifact:
         return self
 
     def check_sha256(self) -> Artifact:
-        """Read every byte against the SHA-256 of its file, the proof against someone who meant it."""
+        """Verify the SHA-256 of all files, which also detects deliberate changes, and return the artifact itself."""
         for name, record in self.files.items():
             if hash_file(self.path(name)).sha256 != record.sha256:
                 raise DamagedArtifact(f"{self.directory / name}: its SHA-256 is not the manifest's")
@@ -221,6 +221,7 @@ class Artifact:
 
 
 def hash_file(path: Path, block_bytes: int = BLOCK_BYTES) -> FileRecord:
+    """The manifest's entry of an existing file."""
     with path.open("rb") as source, Path(os.devnull).open("wb") as nowhere:
         file = HashingFile(nowhere, block_bytes)
         while piece := source.read(block_bytes):
@@ -229,7 +230,7 @@ def hash_file(path: Path, block_bytes: int = BLOCK_BYTES) -> FileRecord:
 
 
 def link_or_copy(file: Path, target: Path) -> None:
-    """The same bytes under another name: on the disk only once, where that can be."""
+    """Make ``target`` a hard link to ``file``, or a copy where that is not possible."""
     try:
         os.link(file, target)
     except OSError:
@@ -237,5 +238,5 @@ def link_or_copy(file: Path, target: Path) -> None:
 
 
 def canonical_json(value: Any) -> bytes:
-    """One spelling for one value, so that equal contents have equal hashes. NaN and infinity are refused."""
+    """JSON of which the bytes depend on the value only. Raises ``ValueError`` for NaN and infinity."""
     return (json.dumps(value, sort_keys=True, indent=1, allow_nan=False, ensure_ascii=False) + "\n").encode()

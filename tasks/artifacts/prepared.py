@@ -1,14 +1,15 @@
 """Prepared data, as preprocess writes it and every later stage reads it.
 
-The artifact holds, for each split, one or more segments ``<split>-00000.rows`` of fixed-width little-endian records to
-memory-map: the model's inputs in the order of the signature, then the target, then the row's weight if rows are
-weighed. New files beside an earlier set become further segments. A large segment is cut into parts, which are files
-after the first, called ``<split>-00000_00001.rows`` and so on. Rows are shuffled within a segment, through all of its
-parts, when it is written, and a block of the manifest is a whole number of rows, so any block is a fair sample that can
-be verified by itself. Beside them ``signature.json`` (what a model
-takes and gives), ``schema.json`` and ``statistics.json`` (the transformation from raw columns to inputs, fitted on the
-training split only), ``card.json`` (what was found in the data) and ``quarantine.parquet`` (rows set aside, with
-reasons).
+Each split has one or more segments ``<split>-00000.rows`` of fixed-width little-endian records for memory mapping: the
+model's inputs in the order of the signature, then the target, then the row's weight if rows are weighted. Rows that are
+added to an earlier set become further segments. A large segment is divided into parts: the first is named as above, the
+others ``<split>-00000_00001.rows`` and so on. The rows of a segment, with all its parts, are stored shuffled, and a
+block of the manifest is a whole number of rows; so any block is a random sample of its segment that can be verified by
+itself.
+
+Further files: ``signature.json`` (inputs and outputs of a model), ``schema.json`` and ``statistics.json`` (the
+transformation from raw columns to inputs, fitted on the training split only), ``card.json`` (the data card) and
+``quarantine.parquet`` (rejected rows, with reasons).
 """
 
 from __future__ import annotations
@@ -31,19 +32,19 @@ KIND = "prepare"
 SPLITS = ("train", "validation", "test")
 TARGET = "target"
 WEIGHT = "weight"
-#: A sample comes from so many blocks at least.
+#: Least number of blocks that a sample is taken from.
 SAMPLED_BLOCKS = 8
-#: A block, by the name of its segment and its number there.
+#: A block: the file name of its segment, and its number in that file.
 Block = tuple[str, int]
 
 
 def segment_name(split: str, number: int, part: int) -> str:
-    """The file of a part of a segment; names sort as they are counted."""
+    """The file name of a part of a segment; names sort by number and part."""
     return f"{split}-{number:05d}_{part:05d}.rows" if part else f"{split}-{number:05d}.rows"
 
 
 def segment_number(name: str) -> int:
-    """Which segment of its split a file belongs to."""
+    """The number of the segment that a file belongs to."""
     return int(name.partition("-")[2].partition(".")[0].partition("_")[0])
 
 
@@ -58,14 +59,14 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Signature:
-    """What a model takes and gives.
+    """The inputs and outputs of a model.
 
     Tables have the inputs ``numeric`` (float32 ``[batch, F]``, standardised) and ``categorical`` (int32
     ``[batch, C]``, codes below ``cardinalities``) and ``tokens`` (int32 ``[batch, D, length]``, of each of D columns
     of documents the ids of its words, below ``buckets``), each of them absent when there is no such column; images have
     ``image`` (uint8 ``[batch, channels, height, width]``; the model itself standardises with ``image_mean`` and
-    ``image_std``, per channel, in units of the stored values). A classifier gives logits ``[batch, classes]``; a
-    regressor gives ``[batch, 1]``, in units of the target.
+    ``image_std``, per channel, in units of the stored values). A classifier returns logits ``[batch, classes]``; a
+    regressor returns ``[batch, 1]``, in units of the target.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -77,10 +78,10 @@ class Signature:
     image_std: tuple[float, ...] = ()
     target_mean: float = 0.0
     target_std: float = 1.0
-    #: The column that weighs the rows in training; empty: all weigh the same. Stored weights have a mean of 1 over the
-    #: training split.
+    #: The column of row weights for training; empty if all rows have the same weight. The mean of the stored weights
+    #: over the training split is 1.
     weight: str = ""
-    #: Ids that tokens may have, 0 for padding among them; 0 without texts.
+    #: Number of token ids, with 0 for padding; 0 without texts.
     buckets: int = 0
 
     @property
@@ -89,7 +90,7 @@ class Signature:
 
     @property
     def labels(self) -> tuple[TensorSpec, ...]:
-        """What a stored row has beside the inputs: the target and, if rows are weighed, the weight."""
+        """The fields of a stored row besides the inputs: the target and, if rows are weighted, the weight."""
         target = TensorSpec(TARGET, "int32" if self.task == "classification" else "float32", ())
         return (target, TensorSpec(WEIGHT, "float32", ())) if self.weight else (target,)
 
@@ -117,14 +118,14 @@ class Signature:
 
 @dataclass(frozen=True)
 class PreparedData:
-    """Prepared data that is there."""
+    """Opened prepared data."""
 
     artifact: Artifact
     signature: Signature
 
     @classmethod
     def open(cls, directory: Path) -> PreparedData:
-        """Raises ``DamagedArtifact`` if the directory does not hold whole prepared data."""
+        """Raises ``DamagedArtifact`` unless the directory holds complete prepared data."""
         artifact = Artifact.open(directory, KIND)
         return cls(artifact, Signature.from_json(artifact.read_json("signature.json")))
 
@@ -137,14 +138,14 @@ class PreparedData:
         return tuple(self.artifact.files[name].size // self.signature.record.itemsize for name in self.segments(split))
 
     def shuffled_rows(self, split: str) -> tuple[int, ...]:
-        """The number of rows in each segment of a split, with all its parts: so many were shuffled together."""
+        """The number of rows in each segment of a split, with all its parts, which were shuffled together."""
         rows: Counter[int] = Counter()
         for name, count in zip(self.segments(split), self.segment_rows(split), strict=True):
             rows[segment_number(name)] += count
         return tuple(rows.values())
 
     def block_rows(self, split: str) -> int:
-        """The rows of a block in a split's segments, which is the same in all of them."""
+        """The number of rows per block, which is equal in all segments of a split."""
         sizes = {self.artifact.files[name].block_bytes for name in self.segments(split)}
         rows, rest = divmod(max(sizes, default=0), self.signature.record.itemsize)
         if len(sizes) != 1 or rest:
@@ -164,7 +165,7 @@ class PreparedData:
         return [(name, number) for name in self.segments(split) for number in range(len(files[name].blocks))]
 
     def verified(self, blocks: list[Block]) -> Iterator[np.ndarray]:
-        """The bytes of these blocks (uint8), each verified when it comes. Raises ``DamagedArtifact``."""
+        """The bytes of these blocks (uint8), each verified before it is yielded. Raises ``DamagedArtifact``."""
         for segment, of_segment in groupby(blocks, key=itemgetter(0)):
             raw, step = self.mapped(segment).reshape(-1), self.artifact.files[segment].block_bytes
             for _, number in of_segment:
@@ -173,8 +174,9 @@ class PreparedData:
                 yield data
 
     def split(self, name: str) -> np.ndarray:
-        """All records of a split, every block verified first. Shape ``[rows]``, memory-mapped: several files are joined
-        in one without a name, so that a large split does not have to fit into memory."""
+        """All records ``[rows]`` of a split, every block verified. They are memory-mapped, so that a large split need
+        not
+        fit into memory; several files are first joined in one unnamed file."""
         for _ in self.verified(self.blocks(name)):
             pass
         filled = [segment for segment in self.segments(name) if self.artifact.files[segment].size]
@@ -189,8 +191,9 @@ class PreparedData:
         return parts[0].view(self.signature.record) if parts else np.empty(0, self.signature.record)
 
     def sample(self, name: str, most: int) -> np.ndarray:
-        """``most`` records of a split, or all if there are fewer: evenly spread over blocks that are evenly spread over
-        the split. No other blocks are read. Shape ``[rows]``."""
+        """``most`` records ``[rows]`` of a split, or all if there are fewer. They are evenly spaced in a number of
+        blocks
+        that are evenly spaced in the split; only these blocks are read."""
         blocks = self.blocks(name)
         if not blocks:
             return np.empty(0, self.signature.record)
@@ -202,10 +205,10 @@ class PreparedData:
 
     @property
     def card(self) -> dict[str, Any]:
-        """What was found in the data: ``rows`` (read, kept, quarantined, and one per split), columns, warnings."""
+        """The data card: ``rows`` (read, kept, quarantined, and per split), columns, warnings."""
         return self.artifact.read_json("card.json")
 
 
 def evenly(length: int, most: int) -> np.ndarray:
-    """``most`` numbers below ``length``, or all if there are fewer: ascending, the same distance apart."""
+    """``most`` evenly spaced numbers below ``length``, or all if there are fewer; ascending."""
     return np.unique(np.linspace(0, length - 1, min(most, length)).astype(int))

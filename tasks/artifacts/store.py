@@ -1,12 +1,11 @@
-"""The local store: finished stages under ``.slipstream/<stage>/<key>/``, found again by what they were made from.
+"""The local store: finished artifacts under ``.slipstream/<stage>/<key>/``, where the key depends on all inputs.
 
-It does what Flyte's local cache cannot: it looks at the bytes before it believes them, recomputes what was damaged or
-deleted, and says when something was reused.
+Unlike Flyte's local cache it verifies the bytes before it reuses an artifact, makes damaged or deleted ones again, and
+reports what was reused.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shutil
@@ -16,16 +15,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from tasks.artifacts.format import Artifact, DamagedArtifact, canonical_json
 
 
 def content_key(stage: str, version: str, inputs: Mapping[str, Any]) -> str:
-    """The key of a stage's result: what it is, the code that makes it, and everything that goes in."""
+    """The key of a stage's result: a digest of the stage, its code version and all inputs."""
     return hashlib.sha256(canonical_json({"stage": stage, "version": version, "inputs": inputs})).hexdigest()[:32]
 
 
 class Store:
-    """Finished artifacts by stage and key. Entries appear whole, by a rename, or not at all."""
+    """Finished artifacts by stage and key. Entries appear complete, by a rename."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -34,11 +35,11 @@ class Store:
         return self.root / stage / key
 
     def checkpoints(self, stage: str, key: str) -> Path:
-        """Where unfinished work on this entry is kept; dropped once the entry is published."""
+        """The directory for unfinished work on this entry; removed once the entry is published."""
         return self.root / stage / f"{key}.checkpoints"
 
     def find(self, stage: str, key: str) -> Artifact | DamagedArtifact | None:
-        """The entry, verified to the byte; what is wrong with it if it is damaged; None if it was never made."""
+        """The entry, every byte verified; the error if it is damaged; None if it does not exist."""
         directory = self.entry(stage, key)
         if not directory.exists():
             return None
@@ -51,26 +52,31 @@ class Store:
 
     @contextmanager
     def turn(self, stage: str, key: str) -> Iterator[bool]:
-        """Let one process at a time make an entry, because they would share what is unfinished.
+        """Let one process at a time make an entry, because they would share its unfinished work.
 
-        Gives whether another had to be waited for, which then may have made it.
+        Yields whether this process had to wait for another one, which may then have made the entry.
         """
-        place = self.checkpoints(stage, key)
-        held, waited = lock(place), False
-        # The one that was waited for removes the directory with its work, and another may have made it anew.
-        while not place.exists() or place.stat().st_ino != os.fstat(held).st_ino:
-            os.close(held)
-            held, waited = lock(place), True
+        unfinished, lock = self.checkpoints(stage, key), FileLock(self.root / stage / f"{key}.lock")
+        unfinished.parent.mkdir(parents=True, exist_ok=True)
         try:
+            lock.acquire(blocking=False)
+            waited = False
+        except Timeout:
+            lock.acquire()
+            waited = True
+        try:
+            unfinished.mkdir(exist_ok=True)
             yield waited
         finally:
             with suppress(OSError):
-                place.rmdir()  # if it is empty
-            os.close(held)
+                unfinished.rmdir()  # if it is empty
+            # Removed while it is held: filelock lets those who wait for an unlinked file try again on a fresh one.
+            Path(lock.lock_file).unlink(missing_ok=True)
+            lock.release()
 
     @contextmanager
     def workspace(self, stage: str) -> Iterator[Path]:
-        """A fresh directory on the store's disk, gone afterwards unless it was published."""
+        """A fresh directory on the store's disk, removed afterwards unless it was published."""
         parent = self.root / stage
         parent.mkdir(parents=True, exist_ok=True)
         sweep(parent)
@@ -89,23 +95,15 @@ class Store:
         try:
             directory.rename(target)
         except OSError:
-            # Another process finished the same work first; its result is as good as ours.
+            # Another process published the same work first.
             if not isinstance(self.find(stage, key), Artifact):
                 raise
         shutil.rmtree(self.checkpoints(stage, key), ignore_errors=True)
         return Artifact.open(target, stage)
 
 
-def lock(directory: Path) -> int:
-    """An open descriptor of ``directory`` that holds its lock; waits for it if need be."""
-    directory.mkdir(parents=True, exist_ok=True)
-    held = os.open(directory, os.O_RDONLY)
-    fcntl.flock(held, fcntl.LOCK_EX)
-    return held
-
-
 def sweep(parent: Path) -> None:
-    """Remove workspaces whose process is gone: what a kill left behind."""
+    """Remove the workspaces of processes that no longer exist."""
     for directory in parent.glob(".*-*"):
         pid = directory.name[1:].split("-")[0]
         if pid.isdigit() and not process_alive(int(pid)):

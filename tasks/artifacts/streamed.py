@@ -1,9 +1,9 @@
-"""Prepared data that stays on S3: its blocks stream to local disk ahead of use, into a cache of bounded size.
+"""Prepared data that stays on S3: its blocks are streamed ahead of use into a local disk cache of bounded size.
 
-A *stub* is a directory that looks like the artifact, but whose segments are holes: everything else is there, and
-``remote.json`` says where the rows are and how much disk they may take. Each process that opens it keeps blocks of its
-own in sparse files without a name, which end with it however it ends. A block is checked against the manifest before
-it is written there; what was never fetched reads as zeros and fails every reader's own check.
+A *stub* is a local directory like that of the artifact, but its segments are empty sparse files, and ``remote.json``
+holds the URI of the rows and the size of the cache. Each process that opens a stub caches blocks in unnamed sparse
+files of its own, which the system removes when the process ends. A block is verified before it is written to the cache;
+blocks that were not fetched read as zeros, which fail every reader's own check.
 """
 
 from __future__ import annotations
@@ -29,25 +29,27 @@ from tasks.storage import list_objects, storage_for
 
 STUB = "remote.json"
 ROWS = ".rows"
-#: Ranged requests under way at once, per process.
+#: Concurrent ranged requests per process.
 REQUESTS = 16
-#: Batches whose blocks are fetched before the first of them is used.
+#: Items whose blocks are requested ahead of use, at most.
 AHEAD = 64
 
 Item = TypeVar("Item")
 
 
 def size_of(uri: str) -> int:
-    """The bytes of an artifact, by its manifest. Raises ``UserError`` if there is none."""
+    """The size of an artifact in bytes, from its manifest. Raises ``UserError`` if there is none."""
     with tempfile.TemporaryDirectory() as scratch:
         manifest = storage_for(uri).get(MANIFEST, Path(scratch)).read_bytes()
     return sum(record["size"] for record in json.loads(manifest)["files"].values())
 
 
 def make_stub(uri: str, directory: Path, cache_bytes: int | None = None) -> Path:
-    """Make a stub of the prepared data at the ``s3://`` URI in the fresh ``directory``; each process that opens it may
-    keep ``cache_bytes`` of rows, or all that it reads. Raises ``UserError`` if there is nothing, ``StorageUnavailable``
-    if the store is away."""
+    """Make a stub of the prepared data at the ``s3://`` URI in the fresh ``directory``.
+
+    Each process that opens it may cache ``cache_bytes`` of rows; None means all. Raises ``UserError`` if there is no
+    artifact, ``StorageUnavailable`` if the store does not answer.
+    """
     storage = storage_for(uri)
     directory.mkdir(parents=True)
     files = json.loads(storage.get(MANIFEST, directory).read_bytes())["files"]
@@ -57,19 +59,20 @@ def make_stub(uri: str, directory: Path, cache_bytes: int | None = None) -> Path
             os.truncate(directory / name, record["size"])
         else:
             storage.get(name, directory)
-    room = sum(record["size"] for record in files.values()) if cache_bytes is None else cache_bytes
-    (directory / STUB).write_bytes(canonical_json({"uri": uri, "cache_bytes": room}))
+    if cache_bytes is None:
+        cache_bytes = sum(record["size"] for record in files.values())
+    (directory / STUB).write_bytes(canonical_json({"uri": uri, "cache_bytes": cache_bytes}))
     return directory
 
 
 @dataclass(frozen=True)
 class StreamedData(PreparedData):
-    """Prepared data whose rows come through ``stream``, ahead of their use or when they are read."""
+    """Prepared data whose blocks are fetched by ``stream``, ahead of use or when they are read."""
 
     stream: Stream
 
     def verified(self, blocks: list[Block]) -> Iterator[np.ndarray]:
-        self.stream.bring(blocks)
+        self.stream.fetch(blocks)
         yield from super().verified(blocks)
 
     def mapped(self, segment: str) -> np.ndarray:
@@ -77,32 +80,33 @@ class StreamedData(PreparedData):
 
 
 def open_prepared(directory: Path) -> PreparedData:
-    """Prepared data in ``directory``, whole or a stub. Raises ``DamagedArtifact``."""
+    """Open the prepared data, or the stub of prepared data, in ``directory``. Raises ``DamagedArtifact``."""
     data = PreparedData.open(directory)
     return StreamedData(data.artifact, data.signature, Stream(data.artifact)) if (directory / STUB).exists() else data
 
 
 class Stream:
-    """This process's blocks of the prepared data behind a stub. Used by several iterators at once."""
+    """This process's cache of the blocks of a stub. Several iterators may use it at once."""
 
     def __init__(self, artifact: Artifact) -> None:
-        said = json.loads((artifact.directory / STUB).read_bytes())
+        stub = json.loads((artifact.directory / STUB).read_bytes())
         self._artifact = artifact
-        base = said["uri"].rstrip("/")
+        base = stub["uri"].rstrip("/")
         self._objects = {info.uri.removeprefix(f"{base}/"): info for info in list_objects(base)}
-        self._cache_bytes: int = said["cache_bytes"]
+        self._cache_bytes: int = stub["cache_bytes"]
         self._files: dict[str, BinaryIO] = {}
         self._pool = ThreadPoolExecutor(REQUESTS, thread_name_prefix="stream")
         self._lock = threading.Lock()
-        #: What is here or on its way, the block that was longest unused first, and how many batches under way need it.
-        self._here: OrderedDict[Block, Future[None]] = OrderedDict()
+        #: Blocks that are cached or being fetched, the least recently used first.
+        self._cached: OrderedDict[Block, Future[None]] = OrderedDict()
+        #: How many pending items need a block; such blocks are not evicted.
         self._needed: Counter[Block] = Counter()
         self._bytes = 0
-        #: Bytes that came over the network, and the most that was kept at any time.
+        #: Bytes that were fetched, and the largest size of the cache so far.
         self.fetched_bytes = self.most_bytes = 0
 
     def mapped(self, segment: str) -> np.ndarray:
-        """The bytes of a segment (uint8, one-dimensional), of which those of fetched blocks are what they should be."""
+        """The bytes of a segment (uint8 ``[size]``); only those of fetched blocks are valid."""
         return np.memmap(self._file(segment), np.uint8, mode="r", shape=(self._artifact.files[segment].size,))
 
     def _file(self, segment: str) -> BinaryIO:
@@ -113,63 +117,66 @@ class Stream:
                 self._files[segment] = file
             return self._files[segment]
 
-    def ahead(self, items: Iterator[tuple[Item, list[Block]]]) -> Iterator[Item]:
-        """Pass on each item once the blocks that it needs are here; the blocks of the next items are fetched meanwhile.
-        The blocks of an item stay until the next item is asked for."""
-        waiting: deque[tuple[Item, list[Block]]] = deque()
+    def prefetch(self, items: Iterator[tuple[Item, list[Block]]]) -> Iterator[Item]:
+        """Pass on each item once its blocks are cached, while the blocks of the next items are being fetched. An item's
+        blocks stay in the cache until the next item is requested."""
+        pending: deque[tuple[Item, list[Block]]] = deque()
         try:
             for item, blocks in items:
-                while waiting and not self._room(blocks, len(waiting)):
-                    yield from self._take(waiting)
+                while pending and not self._fits(blocks, len(pending)):
+                    yield from self._next(pending)
                 for block in blocks:
-                    self._ask(block)
-                waiting.append((item, blocks))
-            while waiting:
-                yield from self._take(waiting)
+                    self._request(block)
+                pending.append((item, blocks))
+            while pending:
+                yield from self._next(pending)
         finally:
-            self._done(block for _, blocks in waiting for block in blocks)
+            self._release(block for _, blocks in pending for block in blocks)
 
-    def bring(self, blocks: list[Block]) -> None:
-        """Return when these blocks are here; they stay."""
+    def fetch(self, blocks: list[Block]) -> None:
+        """Cache these blocks for good, and return when all are there."""
         for block in blocks:
-            self._ask(block)
+            self._request(block)
         for block in blocks:
-            self._here[block].result()
+            self._cached[block].result()
 
-    def _take(self, waiting: deque[tuple[Item, list[Block]]]) -> Iterator[Item]:
-        item, blocks = waiting[0]
+    def _next(self, pending: deque[tuple[Item, list[Block]]]) -> Iterator[Item]:
+        item, blocks = pending[0]
         for block in blocks:
-            self._here[block].result()
+            self._cached[block].result()
         yield item
-        waiting.popleft()
-        self._done(blocks)
+        pending.popleft()
+        self._release(blocks)
 
-    def _room(self, blocks: list[Block], waiting: int) -> bool:
-        """Whether these blocks may be asked for, so that what is needed takes no more than half of the cache."""
+    def _fits(self, blocks: list[Block], pending: int) -> bool:
+        """Whether these blocks may be requested: needed blocks may take half of the cache at most."""
         with self._lock:
             needed = sum(self._size(block) for block in {*self._needed, *blocks})
-        return waiting < AHEAD and needed <= self._cache_bytes // 2
+        return pending < AHEAD and needed <= self._cache_bytes // 2
 
-    def _ask(self, block: Block) -> None:
+    def _request(self, block: Block) -> None:
+        """Fetch a block unless it is cached, evicting unused ones; it stays until :meth:`_release`."""
         with self._lock:
             self._needed[block] += 1
-            if block in self._here:
-                self._here.move_to_end(block)
+            if block in self._cached:
+                self._cached.move_to_end(block)
                 return
             size = self._size(block)
             while self._bytes + size > self._cache_bytes:
-                unused = (other for other, coming in self._here.items() if other not in self._needed and coming.done())
-                if (longest := next(unused, None)) is None:
+                unused = (
+                    other for other, fetched in self._cached.items() if other not in self._needed and fetched.done()
+                )
+                if (oldest := next(unused, None)) is None:
                     raise UserError(
                         f"profile.data_cache_gib: {self._cache_bytes / 2**30:.3g} GiB per process cannot hold the "
                         f"blocks of one batch; give more"
                     )
-                self._drop(longest)
+                self._evict(oldest)
             self._bytes += size
             self.most_bytes = max(self.most_bytes, self._bytes)
-            self._here[block] = self._pool.submit(self._fetch, block)
+            self._cached[block] = self._pool.submit(self._fetch, block)
 
-    def _done(self, blocks: Iterator[Block] | list[Block]) -> None:
+    def _release(self, blocks: Iterator[Block] | list[Block]) -> None:
         with self._lock:
             for block in blocks:
                 self._needed[block] -= 1
@@ -199,8 +206,8 @@ class Stream:
         os.pwrite(self._file(segment).fileno(), data, start)
         self.fetched_bytes += len(data)
 
-    def _drop(self, block: Block) -> None:
-        del self._here[block]
+    def _evict(self, block: Block) -> None:
+        del self._cached[block]
         start, end = self._span(block)
         self._bytes -= end - start
         punch_hole(self._files[block[0]].fileno(), start, end - start)
@@ -210,7 +217,7 @@ KEEP_SIZE, PUNCH_HOLE = 1, 2
 
 
 def punch_hole(descriptor: int, start: int, length: int) -> None:
-    """Give the bytes back to the disk; they read as zeros. Raises ``OSError`` (fallocate(2), Linux)."""
+    """Free the disk space of a range of bytes, which then reads as zeros (Linux, fallocate(2)). Raises ``OSError``."""
     libc = ctypes.CDLL(None, use_errno=True)
     places = (ctypes.c_int64(start), ctypes.c_int64(length))
     if libc.fallocate64(descriptor, KEEP_SIZE | PUNCH_HOLE, *places):

@@ -1,7 +1,8 @@
-"""Which code a stage's result depends on: one function behind Flyte's cache version and the local store's key.
+"""The code version of a stage, which is part of Flyte's cache version and of the local store's key.
 
-A stage's code is the import closure of its engine: the engine's modules and all of this project's modules that they
-import, directly or not, at the top of a file or inside a function. It is read from the sources without importing them.
+A stage's code is the import closure of its engine: the engine's modules and all modules of this project that they
+import, directly or indirectly, at the top of a file or inside a function. It is found by parsing the sources, without
+importing them.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def import_closure(engines: tuple[str, ...]) -> dict[str, Path]:
 
 
 def packages_of(module: str) -> Iterator[str]:
-    """The packages that a module lies in."""
+    """The packages that contain a module."""
     parts = module.split(".")
     for end in range(1, len(parts)):
         yield ".".join(parts[:end])

@@ -13,7 +13,7 @@ from tasks.distributed.process_group import process_group
 @click.command()
 @click.argument("settings", default="{}")
 def main(settings: str) -> None:
-    """Measure with SETTINGS, a JSON of the configuration's section collectives."""
+    """Measure with SETTINGS, the configuration's section "collectives" as JSON."""
     config = CollectivesConfig.from_json(settings)
     with process_group() as group:
         profile = measure(config, group.device)

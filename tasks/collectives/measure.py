@@ -1,37 +1,36 @@
-"""Measuring the interconnect of the process group that this code runs in.
+"""Measure collective operations in the process group that this code runs in.
 
-No clocks are compared across ranks. Each rank times every iteration by itself, and an iteration takes as long as on the
-rank that took longest. Iterations follow each other without a barrier between them: what a rank sees when it leaves a
-barrier is skewed by more than a small collective takes. Inputs are reset between iterations, outside the time.
+No clocks are compared across ranks. Each rank times every iteration by itself; an iteration counts as long as on the
+slowest rank. There is no barrier between iterations, because ranks leave a barrier at times that differ by more than a
+small collective takes. Inputs are reset between iterations, outside the measured time.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
+from tasks.artifacts.network_profile import Measurement, NetworkProfile
 from tasks.collectives.config import CollectivesConfig
 from tasks.collectives.operations import CASES, Case, bus_factor
-from tasks.distributed.agreement import together
+from tasks.distributed.agreement import same_error_on_all_ranks
 from tasks.errors import UserError
 
-#: Runs before the clock counts: the first call of an operation opens connections and may take 50,000 times as long.
+#: Runs before the measurement: the first call of an operation opens connections and may take 50,000 times as long.
 WARM_UP = 3
-#: Iterations from which the number that fits the budget is taken.
+#: Iterations of the pilot run, which tells how many iterations fit the budget.
 PILOT = 5
 FEWEST, MOST = 10, 5000
 
 
-def measure(config: CollectivesConfig, device: torch.device) -> dict[str, Any] | None:
-    """Measure every operation at every size. Runs on all ranks of an initialised group; rank 0 gets the profile.
+def measure(config: CollectivesConfig, device: torch.device) -> NetworkProfile | None:
+    """Measure every operation at every size. All ranks of the initialised group call it; rank 0 gets the profile.
 
-    Raises ``UserError``, the same on all ranks, if a result is wrong or a size does not fit into memory. The keys of
-    the profile are those of ``profile.json`` (:mod:`tasks.artifacts.network_profile`).
+    Raises the same ``AgreedUserError`` on all ranks if a result is wrong or a size does not fit into memory.
     """
     measurements = [
         measure_one(operation, size, config.budget, device) for operation in config.operations for size in config.sizes
@@ -54,16 +53,16 @@ def measure(config: CollectivesConfig, device: torch.device) -> dict[str, Any] |
     }
 
 
-def measure_one(operation: str, size: int, budget: float, device: torch.device) -> dict[str, Any]:
-    """One operation at one size, for about ``budget`` seconds. The same dictionary on all ranks."""
+def measure_one(operation: str, size: int, budget: float, device: torch.device) -> Measurement:
+    """Measure one operation at one size for about ``budget`` seconds; equal on all ranks."""
     world = dist.get_world_size()
-    with together():
+    with same_error_on_all_ranks():
         case = prepare(operation, size, device)
     for _ in range(WARM_UP):
         case.reset()
         case.run()
     check(case)
-    # The pilot's times are already the same on all ranks, and so is the count that follows from them.
+    # The pilot's times are equal on all ranks, and so is the number of iterations computed from them.
     pilot = float(np.median(durations_us(case, PILOT, device)))
     iterations = int(np.clip(budget * 1e6 / pilot, FEWEST, MOST))
     p10, p50, p99 = np.percentile(durations_us(case, iterations, device), (10, 50, 99))
@@ -78,14 +77,15 @@ def measure_one(operation: str, size: int, budget: float, device: torch.device) 
         "p99_us": round(float(p99), 3),
         "algbw_gbps": round(float(algbw), 6),
         "busbw_gbps": round(float(algbw * bus_factor(operation, world)), 6),
-        "correct": True,  # or check() would have raised
+        "correct": True,  # otherwise check() would have raised
     }
 
 
 def prepare(operation: str, size: int, device: torch.device) -> Case:
+    """Allocate the buffers of one case. Raises ``UserError`` if they do not fit into memory."""
     try:
         return CASES[operation](dist.get_rank(), dist.get_world_size(), size, device)
-    except (RuntimeError, MemoryError):  # torch's CPU allocator raises the one, CUDA's a subclass of it
+    except (RuntimeError, MemoryError):  # torch's CPU allocator raises RuntimeError, CUDA's a subclass of it
         raise UserError(
             f"collectives.largest: the buffers of {operation} at {size} bytes do not fit into the memory of "
             f"{device.type} on rank {dist.get_rank()}; choose a smaller size"
@@ -93,8 +93,8 @@ def prepare(operation: str, size: int, device: torch.device) -> Case:
 
 
 def check(case: Case) -> None:
-    """Raise ``UserError`` on all ranks unless the result that lies in the output is right on every one of them."""
-    with together():
+    """Raise ``AgreedUserError`` on all ranks unless the output of the last run is right on every rank."""
+    with same_error_on_all_ranks():
         wrong = torch.nonzero(case.output != case.expected)
         if len(wrong):
             at = int(wrong[0])
@@ -106,7 +106,7 @@ def check(case: Case) -> None:
 
 
 def durations_us(case: Case, iterations: int, device: torch.device) -> np.ndarray:
-    """Microseconds of each iteration, the longest over all ranks; float64 ``[iterations]``, the same on all ranks."""
+    """Microseconds of each iteration on the slowest rank; float64 ``[iterations]``, equal on all ranks."""
     times = time_on_gpu(case, iterations) if device.type == "cuda" else time_on_cpu(case, iterations)
     longest = torch.tensor(times, dtype=torch.float64, device=device)
     dist.all_reduce(longest, dist.ReduceOp.MAX)
@@ -114,6 +114,7 @@ def durations_us(case: Case, iterations: int, device: torch.device) -> np.ndarra
 
 
 def time_on_cpu(case: Case, iterations: int) -> list[float]:
+    """Microseconds by the wall clock; with gloo an operation has finished when its call returns."""
     times = []
     for _ in range(iterations):
         case.reset()
@@ -124,7 +125,7 @@ def time_on_cpu(case: Case, iterations: int) -> list[float]:
 
 
 def time_on_gpu(case: Case, iterations: int) -> list[float]:
-    """By events on the current stream, which waits for the communication's."""
+    """Microseconds by CUDA events on the current stream, which waits for the stream of the communication."""
     events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(iterations)]
     for started, ended in events:
         case.reset()

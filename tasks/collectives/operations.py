@@ -1,7 +1,7 @@
-"""The collectives that are measured: what each moves, and how its result is proven.
+"""The collective operations that are measured: their sizes, their inputs and their expected results.
 
-Sizes and bandwidths follow nccl-tests (doc/PERFORMANCE.md): ``bytes`` is the buffer of an all_reduce or a broadcast,
-and the *whole* data of all ranks for an all_gather or a reduce_scatter.
+Sizes and bandwidths follow nccl-tests (doc/PERFORMANCE.md): ``bytes`` is the size of the buffer for an all_reduce or a
+broadcast, and the size of all ranks' data together for an all_gather or a reduce_scatter.
 """
 
 from __future__ import annotations
@@ -15,38 +15,38 @@ from torch import Tensor
 
 ITEM_BYTES = 4  # float32
 ROOT = 0
-#: In no result; what an output holds before the operation, so that a result of earlier can't pass for this one's.
+#: Fills outputs before each run, so that the result of an earlier run cannot pass for this one's; occurs in no result.
 POISON = -1.0
-#: Primes, so that no shift by a power of two, or by a rank's share of one, leaves the data as it was.
+#: Periods of the test pattern. They are primes, so that a shift by a power of two always changes the data.
 WAVE, SLOPE = 811, 7
 
 
 @dataclass(frozen=True)
 class Case:
-    """One collective at one size on this rank, ready to run any number of times."""
+    """One collective operation at one size on this rank, ready to run any number of times."""
 
     operation: str
-    #: What the operation moves by the convention above; rounded down to a whole number of elements for every rank.
+    #: Size by the convention above, rounded down to a whole number of elements per rank.
     bytes: int
-    #: Brings inputs and outputs to where they were before the first run.
+    #: Restores inputs and outputs to their state before the first run.
     reset: Callable[[], object]
     run: Callable[[], object]
-    #: Where the result lies, and what it must be; float32, same shape.
+    #: The result of a run and its expected value; float32, same shape.
     output: Tensor
     expected: Tensor
 
 
 def pattern(rank: int, start: int, count: int, device: torch.device) -> Tensor:
-    """What ``rank`` contributes at positions ``start`` and on: float32 ``[count]``, different by rank and by position.
+    """The input of ``rank`` from position ``start`` on: float32 ``[count]``.
 
-    A constant would hide data that went to the wrong place.
+    It differs by rank and position, because a constant would hide data that went to the wrong place.
     """
     at = torch.arange(start, start + count, device=device)
     return (at % WAVE + rank * (at % SLOPE + 1)).float()
 
 
 def summed(world: int, start: int, count: int, device: torch.device) -> Tensor:
-    """The sum of :func:`pattern` over all ranks. Whole numbers below 2**24, so exact, for up to 2000 ranks."""
+    """The sum of :func:`pattern` over all ranks; exact for up to 2000 ranks, as all values are integers below 2**24."""
     at = torch.arange(start, start + count, device=device)
     return (world * (at % WAVE) + world * (world - 1) // 2 * (at % SLOPE + 1)).float()
 
@@ -54,7 +54,7 @@ def summed(world: int, start: int, count: int, device: torch.device) -> Tensor:
 def all_reduce(rank: int, world: int, size: int, device: torch.device) -> Case:
     count = size // ITEM_BYTES
     mine, buffer = pattern(rank, 0, count, device), torch.empty(count, device=device)
-    # In place: without the reset the sums would grow with every run until they overflow.
+    # all_reduce works in place: without the reset the sums would grow with every run until they overflow.
     return Case(
         "all_reduce",
         count * ITEM_BYTES,
@@ -113,9 +113,9 @@ CASES: dict[str, Callable[[int, int, int, torch.device], Case]] = {
 
 
 def bus_factor(operation: str, world: int) -> float:
-    """Bus bandwidth over algorithm bandwidth (nccl-tests, doc/PERFORMANCE.md).
+    """Bus bandwidth divided by algorithm bandwidth (nccl-tests, doc/PERFORMANCE.md).
 
-    It is 0 for a single rank, where no operation but the broadcast (by convention always 1) would use a link.
+    It is 0 for a single rank, which uses no link; for the broadcast it is always 1, by convention.
     """
     if operation == "broadcast":
         return 1.0

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from tasks.artifacts.network_profile import NetworkProfile
 
 
-def table(profile: Mapping[str, Any]) -> str:
-    """The measurements as a table of plain text, in the columns of nccl-tests and then some."""
+def table(profile: NetworkProfile) -> str:
+    """The measurements as a plain text table; the columns are those of nccl-tests and the percentiles."""
     nodes = "" if profile["nodes"] == 1 else f" on {profile['nodes']} nodes"
     head = f"{profile['world']} processes{nodes}, {profile['backend']}, {profile['device']}, torch {profile['torch']}"
     columns = ("operation", "bytes", "runs", "p10 us", "p50 us", "p99 us", "algbw GB/s", "busbw GB/s")

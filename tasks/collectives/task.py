@@ -1,4 +1,4 @@
-"""The door of the collective benchmark."""
+"""The Flyte task of the collective benchmark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks decide together: a mistake that one rank finds becomes the same refusal on all of them."""
+"""One rank's user error, raised on all ranks of the process group."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from contextlib import contextmanager
 from tasks.errors import UserError
 
 
-class AgreedRefusal(UserError):
-    """A user's mistake that every rank of the process group has heard of, so that all can leave in good order."""
+class AgreedUserError(UserError):
+    """A ``UserError`` that all ranks of the process group raise at the same place, so that all shut down cleanly."""
 
 
 @contextmanager
-def together() -> Iterator[None]:
-    """Run the block on every rank; if it raised ``UserError`` on any, raise the first such rank's on all.
+def same_error_on_all_ranks() -> Iterator[None]:
+    """Run the block on every rank. If it raised ``UserError`` on some, raise the lowest such rank's on all ranks.
 
-    Costs one small collective. Without it the rank that refuses leaves its peers waiting in theirs.
+    Costs one small collective. Without it the failed rank would leave the others waiting in their next collective.
     """
     import torch.distributed as dist
 
@@ -29,4 +29,4 @@ def together() -> Iterator[None]:
     dist.all_gather_object(messages, mine)
     first = next((message for message in messages if message is not None), None)
     if first is not None:
-        raise AgreedRefusal(first)
+        raise AgreedUserError(first)

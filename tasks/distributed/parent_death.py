@@ -1,7 +1,7 @@
-"""Workers end with the process that started them.
+"""End worker processes when their parent dies.
 
-Else they outlive it when it is killed and go on working, and writing, beside the next attempt: those of torch elastic
-because they know nothing of it, those of a process pool because each holds an end of the pipe that they wait at.
+Without this, workers survive when their parent is killed, and continue to work and write beside the next attempt:
+workers of torch elastic do not notice its death, and workers of a process pool keep each other's pipes open.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import sys
 PR_SET_PDEATHSIG = 1
 
 
-def end_with_agent() -> None:
-    """:func:`end_with_parent` for a worker of torch elastic; a process that was started otherwise is left alone."""
+def end_with_torch_elastic() -> None:
+    """:func:`end_with_parent` for a worker of torch elastic; does nothing in any other process."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         end_with_parent()
 
 
 def end_with_parent(parent: int | None = None) -> None:
-    """Let the kernel kill this process when its parent goes. Linux only; elsewhere nothing is done.
+    """Have the kernel kill this process when its parent dies. Linux only; does nothing on other systems.
 
-    ``parent`` is the process that is expected to be the parent (default: the one that is). If it is gone already, this
-    process ends at once.
+    ``parent`` is the expected parent's process id (default: the current parent). If it is dead already, this process
+    ends at once.
     """
     if not sys.platform.startswith("linux"):
         return

@@ -1,4 +1,4 @@
-"""The ranks of a run as checkpointing sees them: who we are, and telling each other small things."""
+"""A second process group over the same ranks, to exchange small objects from background threads."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ import torch.distributed as dist
 
 @dataclass(frozen=True)
 class Peers:
-    """This process among its peers. ``group`` is a gloo group of its own, or None when there is only one process.
+    """This process's rank, and a gloo group that only the owner uses; ``group`` is None for a single process.
 
-    Its own, because a collective of the background thread that met one of the step loop would deadlock both.
+    The group is separate because a collective of a background thread and one of the step loop on the same group could
+    be matched with each other, which deadlocks both.
     """
 
     rank: int
@@ -24,22 +25,22 @@ class Peers:
     group: dist.ProcessGroup | None
 
     @classmethod
-    def meet(cls, timeout: timedelta) -> Peers:
-        """Form the group; all ranks must call it. Without a process group it is a world of one."""
+    def connect(cls, timeout: timedelta) -> Peers:
+        """Create the group; all ranks must call this. Without an initialised process group it is a single process."""
         if not dist.is_available() or not dist.is_initialized():
             return cls(0, 1, None)
         return cls(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo", timeout=timeout))
 
     def gather(self, value: Any) -> list[Any]:
-        """What every rank said, in their order, on every rank."""
+        """The values of all ranks, in rank order, on every rank."""
         if self.group is None:
             return [value]
         values: list[Any] = [None] * self.world
         dist.all_gather_object(values, value, group=self.group)
         return values
 
-    def from_first(self, value: Any) -> Any:
-        """What rank 0 said, on every rank."""
+    def broadcast(self, value: Any) -> Any:
+        """Rank 0's value, on every rank."""
         if self.group is None:
             return value
         box = [value]
@@ -47,7 +48,7 @@ class Peers:
         return box[0]
 
     def leader(self) -> int:
-        """The lowest rank that shares this rank's temporary directory: one per machine or pod."""
+        """The lowest rank with the same temporary directory as this rank: one per machine or pod."""
         status = Path(tempfile.gettempdir()).stat()
         places = self.gather((socket.gethostname(), status.st_dev, status.st_ino))
         return places.index(places[self.rank])

@@ -1,4 +1,4 @@
-"""The process group, from the environment that torchrun or Flyte's Elastic sets."""
+"""The process group, initialised from the environment that torchrun or Flyte's Elastic task sets."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-#: Groups that have ended, never let go. A group's destructor waits for its threads, and these may wait for Python's
-#: lock to drop a tensor. Python's own handle gives the lock up first, DDP's reducer does not (torch 2.13): were the
-#: reducer the last to hold the group, all would wait for ever.
-_ended: list[dist.ProcessGroup | None] = []
+#: References to destroyed groups, kept until the process ends. A group's destructor waits for its threads, and these
+#: may wait for the GIL to free a tensor. Python's reference releases the GIL first, DDP's reducer does not (torch
+#: 2.13): if the reducer dropped the last reference, both would wait for ever.
+_destroyed: list[dist.ProcessGroup | None] = []
 
 
 @dataclass(frozen=True)
 class Group:
-    """This process's place in the world and the device it computes on."""
+    """This process's rank, the number of processes, and the device that it computes on."""
 
     rank: int
     world: int
@@ -29,7 +29,7 @@ class Group:
 
 @contextmanager
 def process_group(timeout: timedelta = timedelta(minutes=10)) -> Iterator[Group]:
-    """Join the process group: NCCL (RCCL on AMD) with a GPU per process, gloo on CPUs."""
+    """Initialise the process group: NCCL (RCCL on AMD) with a GPU per process, gloo on CPUs."""
     gpus = torch.cuda.device_count()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpus else torch.device("cpu")
     if gpus:
@@ -39,5 +39,5 @@ def process_group(timeout: timedelta = timedelta(minutes=10)) -> Iterator[Group]
     try:
         yield Group(dist.get_rank(), dist.get_world_size(), device, backend)
     finally:
-        _ended.append(dist.group.WORLD)
+        _destroyed.append(dist.group.WORLD)
         dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""What a user would try first: scikit-learn's histogram gradient boosting on the same rows."""
+"""The baseline: scikit-learn's histogram gradient boosting, trained on the same rows."""
 
 from __future__ import annotations
 
@@ -6,30 +6,31 @@ from typing import Any
 
 import numpy as np
 
+from tasks.artifacts.evaluation import BaselineScores
 from tasks.artifacts.prepared import PreparedData, Signature
 from tasks.hardware.cpus import usable_cores
 from tasks.models.metrics import classification_scores, regression_scores
 from tasks.models.predict import targets_of
 
 NAME = "HistGradientBoosting"
-#: What the baseline may cost: training rows, pixels of an image, and rows x features x trees per boosting round.
+#: Limits on the cost of training: rows, pixels of an image, and rows x features x trees per boosting round.
 MOST_ROWS = 200_000
 MOST_PIXELS = 1024
 MOST_CELLS = 20_000_000
 FEWEST_ROWS = 1000
 WORD_BUCKETS = 256
-#: scikit-learn's own rule: with fewer training rows all boosting rounds are run.
+#: As in scikit-learn: with fewer training rows all boosting rounds are run.
 STOP_EARLY_ABOVE = 10_000
 #: scikit-learn splits on a category directly only up to this many; beyond, its frequency rank is used as a number.
 MOST_CATEGORIES = 255
 
 
 def features_of(signature: Signature, records: np.ndarray) -> np.ndarray:
-    """The inputs as one table, float32 ``[rows, features]``. Images lose every k-th pixel line until they are small,
-    texts become counts of their words in few buckets."""
+    """The inputs as one table, float32 ``[rows, features]``. Of images only every k-th line and column is used, with
+    the smallest k that leaves at most ``MOST_PIXELS``; texts become counts of hashed words."""
     named = {spec.name: np.asarray(records[spec.name]) for spec in signature.inputs}
     return np.concatenate(
-        [word_counts(values) if name == "tokens" else flat(values) for name, values in named.items()], axis=1
+        [word_counts(values) if name == "tokens" else flattened(values) for name, values in named.items()], axis=1
     )
 
 
@@ -42,7 +43,8 @@ def word_counts(tokens: np.ndarray) -> np.ndarray:
     return counts.reshape(rows, -1)
 
 
-def flat(values: np.ndarray) -> np.ndarray:
+def flattened(values: np.ndarray) -> np.ndarray:
+    """float32 ``[rows, features]`` of any input but tokens; images ``[rows, channels, height, width]`` are thinned."""
     step = 1
     while values.ndim == 4 and values[:1, :, ::step, ::step].size > MOST_PIXELS and step < max(values.shape[2:]):
         step += 1
@@ -51,7 +53,7 @@ def flat(values: np.ndarray) -> np.ndarray:
 
 
 def categorical_columns(signature: Signature) -> list[int]:
-    """Where in :func:`features_of` the categories lie that boosting can split on as such."""
+    """The columns of :func:`features_of` that hold categories few enough for boosting to split on directly."""
     start = 0
     for spec in signature.inputs:
         if spec.name == "categorical":
@@ -60,11 +62,11 @@ def categorical_columns(signature: Signature) -> list[int]:
     return []
 
 
-def baseline(data: PreparedData, test: np.ndarray) -> dict[str, Any]:
-    """Train on a sample of the training split, as large as it may cost, and score on the records of ``test``.
+def baseline(data: PreparedData, test: np.ndarray) -> BaselineScores:
+    """Train on a sample of the training split, limited as above, and score on the records of ``test``.
 
-    Where scikit-learn would set training rows aside to know when to stop, the validation split serves, as it does for
-    our own model; its own stratified split refuses classes with a single row.
+    Early stopping uses the validation split, as it does for our own model. scikit-learn would set training rows aside,
+    by a stratified split that fails for classes with a single row.
     """
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
     from threadpoolctl import threadpool_limits
@@ -79,18 +81,18 @@ def baseline(data: PreparedData, test: np.ndarray) -> dict[str, Any]:
     settings: dict[str, Any] = {"categorical_features": categorical_columns(signature) or None, "random_state": 0}
     if signature.task == "classification":
         validation = validation[np.isin(targets_of(validation), y)]
-    stops: dict[str, Any] = {}
+    validation_data: dict[str, Any] = {}
     settings["early_stopping"] = len(rows) > STOP_EARLY_ABOVE and len(validation) > 0
     if settings["early_stopping"]:
-        stops = {"X_val": features_of(signature, validation), "y_val": targets_of(validation)}
-    # With a thread on every core, one busy core makes all the others spin: 80 s were seen instead of 3.
+        validation_data = {"X_val": features_of(signature, validation), "y_val": targets_of(validation)}
+    # With a thread per core, one core that is busy elsewhere makes all others spin: 80 s were measured instead of 3.
     with threadpool_limits(max(1, usable_cores() // 2), user_api="openmp"):
         if signature.task == "classification":
-            model = HistGradientBoostingClassifier(**settings).fit(x, y, **stops)
+            model = HistGradientBoostingClassifier(**settings).fit(x, y, **validation_data)
             probabilities = np.zeros((len(test), classes))
             probabilities[:, model.classes_] = model.predict_proba(features_of(signature, test))
-            figures = classification_scores(probabilities, truth)
+            scores = classification_scores(probabilities, truth)
         else:
-            model = HistGradientBoostingRegressor(**settings).fit(x, y, **stops)
-            figures = regression_scores(model.predict(features_of(signature, test)), truth)
-    return {"name": NAME, "rows_trained": len(rows), **figures}
+            model = HistGradientBoostingRegressor(**settings).fit(x, y, **validation_data)
+            scores = regression_scores(model.predict(features_of(signature, test)), truth)
+    return {"name": NAME, "rows_trained": len(rows), **scores}

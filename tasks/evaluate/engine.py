@@ -1,4 +1,4 @@
-"""Scoring the trained model on the test split, beside a baseline trained on the same rows."""
+"""Score the trained model on the test split, beside a baseline trained on the same rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tasks.artifacts.format import Artifact, ArtifactWriter
+from tasks.artifacts.evaluation import PlotData, write_evaluation
+from tasks.artifacts.format import Artifact
 from tasks.artifacts.prepared import PreparedData
 from tasks.evaluate.baseline import baseline
 from tasks.models import metrics
@@ -17,44 +18,44 @@ from tasks.models.predict import held_out_rows, predict, targets_of, torch_predi
 if TYPE_CHECKING:
     from tasks.models.trained import TrainedModel
 
-KIND = "evaluate"
 SCATTER_POINTS = 500
 
 
 def evaluate(directory: Path, trained: TrainedModel, data: PreparedData, made_by: Mapping[str, Any]) -> Artifact:
-    """Write the artifact ``evaluate``, whose ``evaluation.json`` holds every figure.
+    """Write the artifact of :mod:`tasks.artifacts.evaluation` into the fresh ``directory``.
 
     Raises ``UserError`` if the test split is empty or the model's outputs are not finite.
     """
-    records = held_out_rows(data)
+    task, records = trained.signature.task, held_out_rows(data)
     outputs = predict(torch_predictor(trained.load()), trained.signature, records)
     truth = targets_of(records)
-    name, _ = metrics.HEADLINE[trained.signature.task]
-    model = metrics.scores(trained.signature.task, outputs, truth)
-    evaluation = {
-        "task": trained.signature.task,
-        "rows": len(records),
-        "metric": {"name": name, "value": model[name]},
-        "model": model,
-        "baseline": baseline(data, records),
-        "classes": list(trained.signature.classes),
-        **pictures(trained.signature.task, outputs, truth),
-    }
-    writer = ArtifactWriter(directory)
-    writer.write_json("evaluation.json", evaluation)
-    return writer.finish(KIND, made_by)
+    name, _ = metrics.HEADLINE[task]
+    scores = metrics.scores(task, outputs, truth)
+    return write_evaluation(
+        directory,
+        {
+            "task": task,
+            "rows": len(records),
+            "metric": {"name": name, "value": scores[name]},
+            "model": scores,
+            "baseline": baseline(data, records),
+            "classes": list(trained.signature.classes),
+            **plot_data(task, outputs, truth),
+        },
+        made_by,
+    )
 
 
-def pictures(task: str, outputs: np.ndarray, truth: np.ndarray) -> dict[str, Any]:
-    """What the report draws: confusion, calibration and ROC, or actual against predicted values."""
+def plot_data(task: str, outputs: np.ndarray, truth: np.ndarray) -> PlotData:
+    """Data of the report's plots: confusion matrix, reliability diagram and ROC curve, or actual against predicted."""
     if task == "regression":
-        shown = np.unique(np.linspace(0, len(truth) - 1, SCATTER_POINTS).astype(int))
-        return {"scatter": {"actual": truth[shown].tolist(), "predicted": outputs[shown, 0].tolist()}}
+        sample = np.unique(np.linspace(0, len(truth) - 1, SCATTER_POINTS).astype(int))
+        return {"scatter": {"actual": truth[sample].tolist(), "predicted": outputs[sample, 0].tolist()}}
     probabilities = metrics.softmax(outputs)
-    drawn: dict[str, Any] = {
+    data: PlotData = {
         "confusion": metrics.confusion_matrix(probabilities, truth).tolist(),
         "calibration": metrics.calibration_bins(probabilities, truth),
     }
     if probabilities.shape[1] == 2:
-        drawn["roc"] = metrics.roc_points(probabilities[:, 1], truth)
-    return drawn
+        data["roc"] = metrics.roc_points(probabilities[:, 1], truth)
+    return data

@@ -1,4 +1,4 @@
-"""The door of the evaluation."""
+"""The Flyte task of the evaluation."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""From a torch module to one ONNX file, with a batch axis that really is dynamic and outputs that really are equal."""
+"""Convert a torch module to a single ONNX file, and check its dynamic batch axis and its outputs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,11 +15,12 @@ from tasks.models.predict import Predictor
 
 if TYPE_CHECKING:
     import onnx
+    from torch import nn
 
-#: An example of one row makes torch.export fix the batch at 1 for some models (pytorch#157621).
+#: Rows of the example input. With one row torch.export fixes the batch size at 1 for some models (pytorch#157621).
 EXAMPLE_ROWS = 2
 PARITY_BATCHES = (1, 2, 5, 32)
-#: How far ONNX Runtime may be from torch, as a share of the largest output: float32 sums in another order.
+#: Largest difference between ONNX Runtime and torch that rounding explains, as a share of the largest output.
 TOLERANCE = 1e-4
 
 
@@ -29,7 +30,7 @@ def output_name(signature: Signature) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep the exporters' chatter (progress, hints about optional packages, dumps of graphs) off the terminal."""
+    """Suppress the exporters' logs, warnings and output (progress, hints about optional packages, dumps of graphs)."""
     import contextlib
     import io
     import logging
@@ -46,17 +47,17 @@ def quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def to_onnx(model: Any, signature: Signature, example: Sequence[np.ndarray], opset: int, path: Path) -> None:
+def to_onnx(model: nn.Module, signature: Signature, example: Sequence[np.ndarray], opset: int, path: Path) -> None:
     """Export ``model`` to the single file ``path``. ``example`` holds :data:`EXAMPLE_ROWS` rows of every input.
 
-    Raises ``UserError`` if the model cannot be exported, the opset is another one than asked for (torch changes it
-    silently), or the batch axis of an input or output came out fixed.
+    Raises ``UserError`` if the model cannot be exported, if torch wrote another opset than ``opset`` (it changes it
+    silently), or if the batch axis of an input or output is fixed.
     """
     import onnx
     import torch
 
-    class InOrder(torch.nn.Module):
-        """Any module behind one calling convention, whatever it names its arguments."""
+    class Positional(torch.nn.Module):
+        """Calls the model with positional inputs, whatever it names its arguments."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -70,7 +71,7 @@ def to_onnx(model: Any, signature: Signature, example: Sequence[np.ndarray], ops
     try:
         with quiet(), torch.inference_mode():
             program = torch.onnx.export(
-                InOrder().eval(),
+                Positional().eval(),
                 tensors,
                 dynamo=True,
                 dynamic_shapes=(tuple({0: batch} for _ in tensors),),
@@ -94,7 +95,7 @@ def to_onnx(model: Any, signature: Signature, example: Sequence[np.ndarray], ops
 
 
 def without_provenance(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model without torch's notes, which hold source lines and paths of the machine that exported it."""
+    """Remove torch's metadata from the model: source lines and paths of the machine that exported it."""
     graph = model.graph
     for part in (model, graph, *graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
         part.ClearField("metadata_props")
@@ -112,7 +113,7 @@ def check_opset(model: onnx.ModelProto, asked: int) -> None:
 
 
 def check_dynamic_batch(model: onnx.ModelProto) -> None:
-    """Raise ``UserError`` unless every input and output leads with the same symbolic dimension."""
+    """Raise ``UserError`` unless the first dimension of all inputs and outputs is the same symbolic one."""
     leading = {}
     for value in (*model.graph.input, *model.graph.output):
         dimensions = value.type.tensor_type.shape.dim
@@ -128,8 +129,8 @@ def check_dynamic_batch(model: onnx.ModelProto) -> None:
 def check_parity(reference: Predictor, candidate: Predictor, inputs: Sequence[np.ndarray]) -> None:
     """Compare two models at each of :data:`PARITY_BATCHES`, output by output.
 
-    ``inputs`` are rows to take batches from, repeated if there are too few. Raises ``UserError`` with the first batch
-    size at which an output differs by more than :data:`TOLERANCE`, or at which ``candidate`` does not run.
+    The batches are taken from the rows of ``inputs``, which are repeated if there are too few. Raises ``UserError``
+    with the first batch size at which an output differs by more than :data:`TOLERANCE` or ``candidate`` does not run.
     """
     for rows in PARITY_BATCHES:
         batch = [np.resize(array, (rows, *array.shape[1:])) for array in inputs]
@@ -149,5 +150,5 @@ def check_parity(reference: Predictor, candidate: Predictor, inputs: Sequence[np
 
 
 def largest_difference(expected: np.ndarray, found: np.ndarray) -> float:
-    """The largest absolute difference of any output, in the outputs' units; NaN if either holds one."""
+    """The largest absolute difference of any output, in the outputs' units; NaN if an output is NaN."""
     return float(np.abs(expected.astype(np.float64) - found.astype(np.float64)).max())

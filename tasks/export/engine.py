@@ -1,4 +1,4 @@
-"""The trained model as ONNX: exported, quantised, measured, and the variant chosen that deserves it."""
+"""Export the trained model to ONNX, quantise it, measure the variants and choose the one to deploy."""
 
 from __future__ import annotations
 
@@ -6,6 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tasks.artifacts.exported import (
+    KIND,
+    MODEL_CARD,
+    PREPROCESSING,
+    REPORT,
+    SIGNATURE,
+    DeployedSignature,
+    ExportReport,
+    MachineFigures,
+    VariantFigures,
+)
 from tasks.artifacts.format import Artifact, ArtifactWriter
 from tasks.artifacts.prepared import PreparedData, Signature
 from tasks.artifacts.versions import installed
@@ -33,23 +44,20 @@ from tasks.models.predict import held_out_rows
 if TYPE_CHECKING:
     from tasks.models.trained import TrainedModel
 
-KIND = "export"
-#: What is said of the variants that the gate does not judge.
+#: Verdicts on the variants that the gate does not judge.
 REFERENCES = {
-    TORCH: "torch itself, run eagerly: what the others are compared with",
+    TORCH: "torch itself, run eagerly: the reference for the others",
     FP32: f"gives what torch gives, at batches {', '.join(map(str, PARITY_BATCHES))}",
 }
-#: How raw columns become the model's inputs: copied beside the model, so that it can be used anywhere.
-PREPROCESSING = ("schema.json", "statistics.json")
 
 
 def export(
     directory: Path, trained: TrainedModel, data: PreparedData, config: ExportConfig, made_by: Mapping[str, Any]
 ) -> Artifact:
-    """Write the artifact ``export``: the ONNX variants, their figures, the signature and the model card.
+    """Write the artifact of :mod:`tasks.artifacts.exported` into the fresh ``directory``.
 
-    Raises ``UserError`` if the model cannot be exported to ONNX or the export does not agree with torch. A variant
-    that cannot be quantised is reported in ``export.json``, never raised.
+    Raises ``UserError`` if the model cannot be exported to ONNX or the ONNX model does not agree with torch. If
+    quantisation fails, ``export.json`` says why and nothing is raised.
     """
     writer, machine = ArtifactWriter(directory), this_machine()
     variants = make_variants(directory, trained, data, config, machine)
@@ -57,9 +65,9 @@ def export(
     verdicts = {**REFERENCES, **decision.verdicts}
     for variant in variants:
         variant["chosen"] = variant["name"] == decision.chosen
-        if "verdict" not in variant:
+        if not variant["verdict"]:
             variant["verdict"] = verdicts[variant["name"]]
-    report = {
+    report: ExportReport = {
         "task": trained.signature.task,
         "variants": variants,
         "chosen": decision.chosen,
@@ -68,35 +76,36 @@ def export(
         "machine": describe(machine, config.threads),
     }
     signature = deployed_signature(trained.signature, config.opset, FILES[decision.chosen])
-    writer.write_json("export.json", report)
-    writer.write_json("signature.json", signature)
+    writer.write_json(REPORT, report)
+    writer.write_json(SIGNATURE, signature)
     for name in PREPROCESSING:
         if name in data.artifact.files:
             writer.write_bytes(name, data.artifact.read_bytes(name))
-    writer.write_bytes("MODEL_CARD.md", model_card(signature, report, data.card["rows"]).encode())
+    writer.write_bytes(MODEL_CARD, model_card(signature, report, data.card["rows"]).encode())
     return writer.finish(KIND, made_by)
 
 
 def make_variants(
     directory: Path, trained: TrainedModel, data: PreparedData, config: ExportConfig, machine: Machine
-) -> list[dict[str, Any]]:
-    """All variants with their figures; one that could not be made only with its name and a verdict that says why."""
+) -> list[VariantFigures]:
+    """All variants with their figures. One that could not be made has only its name and a verdict with the reason."""
     test, model, signature = held_out_rows(data), trained.load(), trained.signature
     torch = torch_variant(model, signature, test)
     fp32 = fp32_variant(directory, model, torch, data, config)
-    made, failed = [torch, fp32], []
+    made, failed = [torch, fp32], list[VariantFigures]()
     try:
         made.append(int8_variant(directory, data, config, machine))
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        failed.append({"name": INT8, "file": None, "bytes": None, "verdict": f"could not be made: {reason}"})
+        verdict = f"could not be made: {reason}"
+        failed.append({"name": INT8, "file": None, "bytes": None, "chosen": False, "verdict": verdict})
     runs = {variant.name: variant.run for variant in made}
     timed = time_variants(runs, signature, test, config.threads, TIMING_SECONDS)
     return [figures(v, torch, fp32, signature.task, test, timed[v.name]) for v in made] + failed
 
 
-def judge(variants: list[dict[str, Any]], task: str, config: ExportConfig) -> Decision:
-    """The gate, fed with the figures at the batch size that decides."""
+def judge(variants: list[VariantFigures], task: str, config: ExportConfig) -> Decision:
+    """Apply the gate to the ONNX variants that were made, at the batch size that decides."""
     batch, metric = str(config.decide_at_batch), HEADLINE[task][0]
     candidates = {
         variant["name"]: Candidate(variant["name"], variant["latency_ms"][batch]["p50"], variant["metrics"][metric])
@@ -106,8 +115,8 @@ def judge(variants: list[dict[str, Any]], task: str, config: ExportConfig) -> De
     return decide(task, candidates.pop(FP32), list(candidates.values()), config)
 
 
-def deployed_signature(signature: Signature, opset: int, file: str) -> dict[str, Any]:
-    """What someone who has only this directory must know to call the model."""
+def deployed_signature(signature: Signature, opset: int, file: str) -> DeployedSignature:
+    """How to call the model in ``file``."""
     classification = signature.task == "classification"
     return {
         "format": 1,
@@ -131,6 +140,15 @@ def deployed_signature(signature: Signature, opset: int, file: str) -> dict[str,
     }
 
 
-def describe(machine: Machine, threads: int) -> dict[str, Any]:
-    libraries = {name: installed(name) for name in ("onnxruntime", "onnx", "torch")}
-    return {**vars(machine), "cores": usable_cores(), "threads": threads, **libraries}
+def describe(machine: Machine, threads: int) -> MachineFigures:
+    """The machine, the threads per call and the library versions, as ``export.json`` holds them."""
+    return {
+        "cpu": machine.cpu,
+        "architecture": machine.architecture,
+        "flags": list(machine.flags),
+        "cores": usable_cores(),
+        "threads": threads,
+        "onnxruntime": installed("onnxruntime"),
+        "onnx": installed("onnx"),
+        "torch": installed("torch"),
+    }

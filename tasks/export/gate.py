@@ -1,4 +1,4 @@
-"""Which variant is deployed: a pure function of what was measured."""
+"""The choice of the variant to deploy: a pure function of the measured figures."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tasks.artifacts.exported import PairedTest
 from tasks.export.config import ExportConfig
 from tasks.models.metrics import HEADLINE
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A variant that was made. ``p50`` is in ms at the batch that decides, ``metric`` accuracy or RMSE."""
+    """A variant to choose from: its median latency in ms at ``decide_at_batch``, and its accuracy or RMSE."""
 
     name: str
     p50: float
@@ -22,7 +23,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Decision:
-    """The name of the variant to deploy, why, and what is to be said of each candidate."""
+    """The name of the variant to deploy, the reason, and a verdict on each candidate by its name."""
 
     chosen: str
     why: str
@@ -30,14 +31,14 @@ class Decision:
 
 
 def loss(task: str, fp32: float, variant: float) -> float:
-    """What a variant loses: points of accuracy, or percent of RMSE. Negative if it gains."""
+    """The loss of a variant against FP32, in points of accuracy or percent of RMSE; negative for a gain."""
     lost = fp32 - variant if HEADLINE[task][1] else (variant - fp32) / max(fp32, 1e-12)
-    # Rounded, so that a loss of exactly what is allowed does not fail by the last bit of a subtraction.
+    # Rounded, so that a loss of exactly the allowed size does not fail by the last bit of a subtraction.
     return round(100 * lost, 9)
 
 
 def decide(task: str, fp32: Candidate, others: Sequence[Candidate], config: ExportConfig) -> Decision:
-    """The fastest candidate that loses at most ``max_loss`` and is faster by ``min_speedup``; otherwise FP32."""
+    """Choose the fastest candidate that loses at most ``max_loss`` and is faster by ``min_speedup``; otherwise FP32."""
     unit = "points of accuracy" if HEADLINE[task][1] else "% of RMSE"
     batch = config.decide_at_batch
     verdicts, passed = {}, {}
@@ -66,10 +67,10 @@ def decide(task: str, fp32: Candidate, others: Sequence[Candidate], config: Expo
     return Decision(chosen, why, verdicts)
 
 
-def significance(task: str, truth: np.ndarray, fp32: np.ndarray, variant: np.ndarray) -> dict[str, float]:
-    """Whether two variants differ by more than chance on the same rows; both outputs are ``[rows, outputs]``.
+def significance(task: str, truth: np.ndarray, fp32: np.ndarray, variant: np.ndarray) -> PairedTest:
+    """Test whether two variants differ by more than chance on the same rows; both outputs are ``[rows, outputs]``.
 
-    Classification: McNemar's exact test on the rows that only one of them gets right. Regression: Wilcoxon's signed
+    Classification: McNemar's exact test on the rows that only one predicts correctly. Regression: Wilcoxon's signed
     rank test on the absolute errors. ``p`` is two-sided, and 1 if the variants never differ.
     """
     from scipy.stats import binomtest, wilcoxon

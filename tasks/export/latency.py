@@ -1,4 +1,4 @@
-"""How fast each variant answers, measured side by side in one run."""
+"""Latencies of several variants, measured in turns within one run."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from typing import Any
 
 import numpy as np
 
-#: The variants take turns of this many calls, so that a change in the machine's load meets all of them alike.
+#: The variants take turns of at most so many calls and seconds, so that a change of the machine's load affects all of
+#: them alike.
 TURN_CALLS = 10
 TURN_SECONDS = 0.02
-#: Rounds of turns, whatever the budget says.
+#: Rounds of turns that are run even if they exceed the time budget.
 FEWEST_ROUNDS = 5
 
 
 @dataclass(frozen=True)
 class Latency:
-    """Milliseconds per call of one batch: the median, the 99th percentile, and from how many calls."""
+    """Milliseconds per call (median and 99th percentile) and the number of calls measured."""
 
     p50: float
     p99: float
@@ -29,7 +30,7 @@ class Latency:
 def measure(runs: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, Latency]:
     """Time every function of ``runs`` in turns for about ``seconds`` altogether.
 
-    The first call of each turn, when the caches still hold another variant's weights, is not counted.
+    The first call of each turn is not counted, because the caches still hold another variant's weights.
     """
     taken: dict[str, list[int]] = {name: [] for name in runs}
     deadline = time.perf_counter() + seconds
@@ -42,6 +43,7 @@ def measure(runs: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, 
 
 
 def turn(run: Callable[[], Any]) -> list[int]:
+    """Nanoseconds of each call of one turn."""
     run()
     taken: list[int] = []
     while len(taken) < TURN_CALLS and sum(taken) < TURN_SECONDS * 1e9:
@@ -58,7 +60,7 @@ def summary(nanoseconds: np.ndarray) -> Latency:
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Run torch with ``count`` threads, then with as many as before."""
+    """Run the block with ``count`` torch threads."""
     import torch
 
     before = torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""What the figures were measured on: INT8 is faster or slower than FP32 depending on the instruction set."""
+"""The CPU that the figures were measured on: its instruction set decides whether INT8 is faster than FP32."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
-#: Instructions that decide how fast, and on x86 how exactly, INT8 products are summed.
-TELLING = ("avx2", "avx512f", "avx_vnni", "avx512_vnni", "amx_int8", "amx_bf16", "asimddp", "i8mm", "sve")
+#: Instruction set extensions that decide how fast, and on x86 how exactly, INT8 products are summed.
+EXTENSIONS = ("avx2", "avx512f", "avx_vnni", "avx512_vnni", "amx_int8", "amx_bf16", "asimddp", "i8mm", "sve")
 VNNI = ("avx_vnni", "avx512_vnni", "amx_int8")
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A CPU: its name, its architecture ("x86_64", "aarch64", ...) and which of :data:`TELLING` it has."""
+    """A CPU: its name, its architecture ("x86_64", "aarch64", ...) and which of :data:`EXTENSIONS` it has."""
 
     cpu: str
     architecture: str
@@ -27,10 +27,10 @@ class Machine:
 
 
 def this_machine(cpuinfo: Path = CPUINFO) -> Machine:
-    """Read from Linux's ``cpuinfo``; elsewhere only what Python's ``platform`` knows, and no flags."""
+    """This machine, from Linux's ``cpuinfo``; on other systems from Python's ``platform``, without flags."""
     text = cpuinfo.read_text() if cpuinfo.exists() else ""
     fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
     present = f"{fields.get('flags', '')} {fields.get('Features', '')}".split()
-    flags = tuple(flag for flag in TELLING if flag in present)
+    flags = tuple(flag for flag in EXTENSIONS if flag in present)
     architecture = platform.machine()
     return Machine(fields.get("model name") or platform.processor() or architecture, architecture, flags)

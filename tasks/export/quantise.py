@@ -1,7 +1,7 @@
 """Static INT8 quantisation: unsigned activations, signed weights with a scale per channel, ranges by MinMax.
 
-That combination (U8S8 QDQ) is the one that is fast on x86; the defaults of ONNX Runtime's tool (S8S8) are slower there
-than FP32.
+This combination (U8S8 QDQ) is fast on x86; with the defaults of ONNX Runtime's tool (S8S8) INT8 is slower there than
+FP32.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def convolutional(model: onnx.ModelProto) -> bool:
 
 
 def recipe(model: onnx.ModelProto) -> dict[str, Any]:
-    """Which operators to quantise, by what the graph is made of.
+    """The operators to quantise, depending on the kind of network.
 
-    A convolutional network gains from staying in INT8 between its operators, but not through normalisations, which run
-    in FP32 and around which every change to and fro costs time (``benchmarks/export.py`` has "int8-every-operator"
-    beside this). In a network of matrix products only these are quantised, and what they give stays in FP32: a quarter
-    of the error for the same speed.
+    In a convolutional network the operators between convolutions are quantised too, so that values stay in INT8.
+    Normalisations are not: they run in FP32, and converting around each of them costs time (``benchmarks/export.py``
+    compares with "int8-every-operator"). In a network of matrix products only the products are quantised and their
+    outputs stay in FP32: a quarter of the error at the same speed.
     """
     if convolutional(model):
         return {"op_types_to_quantize": ["Conv", *PRODUCTS, *BETWEEN_CONVOLUTIONS]}
@@ -44,8 +44,8 @@ def recipe(model: onnx.ModelProto) -> dict[str, Any]:
 
 
 def stacked_products(model: onnx.ModelProto) -> list[str]:
-    """Names of products with a stack of matrices, which stay in FP32: ONNX Runtime's integer kernel takes the scales of
-    one matrix only ("b zero point is not valid")."""
+    """Names of the products with a stack of matrices. They stay in FP32: ONNX Runtime's integer kernel takes the scales
+    of one matrix only ("b zero point is not valid")."""
     ranks = {weight.name: len(weight.dims) for weight in model.graph.initializer}
     products = [node for node in model.graph.node if node.op_type == "MatMul"]
     return [node.name for node in products if any(ranks.get(name, 2) > 2 for name in node.input)]
@@ -55,7 +55,7 @@ def quantise(fp32: Path, int8: Path, inputs: Sequence[np.ndarray], *, reduce_ran
     """Write the INT8 variant of the file ``fp32`` to ``int8``.
 
     ``inputs`` are calibration rows, in the order of the model's inputs. ``reduce_range`` keeps weights to 7 bits, which
-    CPUs without VNNI need. Raises whatever ONNX Runtime's tool raises.
+    CPUs without VNNI need. Raises what ONNX Runtime's tool raises.
     """
     import onnx
     from onnxruntime.quantization import (

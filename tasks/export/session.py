@@ -1,4 +1,4 @@
-"""ONNX Runtime sessions, silent and with a stated number of threads."""
+"""ONNX Runtime sessions without log output and with a given number of threads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def onnx_predictor(path: Path, threads: int) -> Predictor:
     options.log_severity_level = ERRORS_ONLY
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    # Threads that wait for the next call by spinning would take the cores from whatever is measured in between.
+    # Threads that spin between calls would take the cores from the variants that are measured in between.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     names = [value.name for value in session.get_inputs()]

@@ -1,9 +1,9 @@
-"""Inputs of very different ranges, made alike before they are quantised.
+"""SmoothQuant: equalise the ranges of a product's inputs before quantisation.
 
-The activations that a product reads share one 8-bit scale. Where they are a table's columns, embeddings and periodic
-features side by side, the column with the longest tail sets it, and the others are left with few steps. So each is
-divided by ``sqrt(max|x| / max|w|)`` and its weights are multiplied by the same, which changes nothing in FP32 and
-spreads the difficulty between the two (Xiao et al., "SmoothQuant", ICML 2023, with its usual exponent of one half).
+All inputs of a product share one 8-bit scale. If they are columns of a table, embeddings and periodic features side by
+side, the column with the largest range determines the scale, and few steps are left for the others. Therefore each
+input column is divided by ``sqrt(max|x| / max|w|)`` and its weights are multiplied by the same factor, which changes
+nothing in FP32 (Xiao et al., "SmoothQuant", ICML 2023, with the usual exponent of one half).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ NAME = "smoothing"
 
 
 def smooth_first_product(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> None:
-    """Change ``model`` in place: one multiplication before the first product with a matrix of weights, if it has one.
+    """Insert a multiplication before the first product with a weight matrix, if ``model`` has one; changes it in place.
 
     ``feeds`` are calibration rows by the names of the model's inputs.
     """
     from onnx import helper, numpy_helper
 
     uses = Counter(name for node in model.graph.node for name in node.input)
-    # Weights that are used twice cannot be changed for one of the uses.
+    # Weights with several uses cannot be changed for one of them.
     weights = {tensor.name: tensor for tensor in model.graph.initializer if uses[tensor.name] == 1}
     products = (node for node in model.graph.node if node.op_type in ("Gemm", "MatMul"))
     node = next((node for node in products if len(getattr(weights.get(node.input[1]), "dims", ())) == 2), None)
@@ -50,7 +50,7 @@ def smooth_first_product(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -
 
 
 def values_of(model: onnx.ModelProto, name: str, feeds: dict[str, np.ndarray]) -> np.ndarray:
-    """What the tensor ``name`` inside the graph holds for ``feeds``."""
+    """The values of the graph's tensor ``name`` for the inputs ``feeds``."""
     import onnxruntime
     from onnx import ModelProto, helper
 

@@ -1,4 +1,4 @@
-"""The door of the export."""
+"""The Flyte task of the export."""
 
 from __future__ import annotations
 

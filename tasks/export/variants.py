@@ -1,14 +1,15 @@
-"""The variants of one model: made, scored on the test split, and timed side by side."""
+"""The variants of one model: how they are made, scored on the test split, and timed in turns."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tasks.artifacts.exported import LatencyFigures, VariantFigures
 from tasks.artifacts.prepared import PreparedData, Signature
 from tasks.export.config import ExportConfig
 from tasks.export.convert import EXAMPLE_ROWS, check_parity, largest_difference, to_onnx
@@ -20,6 +21,9 @@ from tasks.export.session import onnx_predictor
 from tasks.models.metrics import scores
 from tasks.models.predict import Predictor, inputs_of, predict, targets_of, torch_predictor
 
+if TYPE_CHECKING:
+    from torch import nn
+
 TORCH, FP32, INT8 = "torch-fp32", "onnx-fp32", "onnx-int8"
 FILES = {FP32: "model.fp32.onnx", INT8: "model.int8.onnx"}
 BATCHES = (1, 256)
@@ -29,7 +33,7 @@ TIMING_SECONDS = 1.2
 
 @dataclass(frozen=True)
 class Variant:
-    """One form of the model that runs. ``outputs`` are its ``[rows, outputs]`` for the whole test split."""
+    """A variant of the model that runs; ``outputs`` are its float32 ``[rows, outputs]`` for the whole test split."""
 
     name: str
     file: str | None
@@ -38,15 +42,17 @@ class Variant:
     outputs: np.ndarray
 
 
-def torch_variant(model: Any, signature: Signature, test: np.ndarray) -> Variant:
-    """The trained module itself: what the others are compared with."""
+def torch_variant(model: nn.Module, signature: Signature, test: np.ndarray) -> Variant:
+    """The trained module itself, with which the others are compared."""
     run = torch_predictor(model)
     size = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     return Variant(TORCH, None, size, run, predict(run, signature, test))
 
 
-def fp32_variant(directory: Path, model: Any, torch: Variant, data: PreparedData, config: ExportConfig) -> Variant:
-    """The exported model. Raises ``UserError`` unless it gives what torch gives at every batch size tried."""
+def fp32_variant(
+    directory: Path, model: nn.Module, torch: Variant, data: PreparedData, config: ExportConfig
+) -> Variant:
+    """The exported model. Raises ``UserError`` if its outputs differ from torch's at any of the batch sizes tried."""
     path, test = directory / FILES[FP32], data.split("test")
     to_onnx(model, data.signature, inputs_of(data.signature, np.resize(test, EXAMPLE_ROWS)), config.opset, path)
     run = onnx_predictor(path, config.threads)
@@ -55,7 +61,7 @@ def fp32_variant(directory: Path, model: Any, torch: Variant, data: PreparedData
 
 
 def int8_variant(directory: Path, data: PreparedData, config: ExportConfig, machine: Machine) -> Variant:
-    """The quantised model, calibrated on rows of the training split. Raises whatever goes wrong on the way."""
+    """The quantised model, calibrated on rows of the training split. Raises any error of quantisation or inference."""
     fp32, int8 = directory / FILES[FP32], directory / FILES[INT8]
     inputs = inputs_of(data.signature, data.sample("train", config.calibration_rows))
     try:
@@ -74,33 +80,34 @@ def time_variants(
     threads: int,
     seconds: float,
     batches: Sequence[int] = BATCHES,
-) -> dict[str, dict[str, dict[str, float]]]:
-    """Per variant and batch size: ``p50`` and ``p99`` in ms, ``calls`` measured, and ``rows_per_second``.
+) -> dict[str, dict[str, LatencyFigures]]:
+    """Time the variants in turns with ``threads`` threads each, for about ``seconds`` at each batch size.
 
-    All variants take and give NumPy arrays and run in turns with ``threads`` threads each; ``seconds`` are spent at
-    each batch size. ``records`` are repeated if there are fewer than a batch.
+    Returns the latencies by variant and batch size. ``records`` are repeated if there are fewer than a batch.
     """
-    timed: dict[str, dict[str, dict[str, float]]] = {name: {} for name in runs}
+    timed: dict[str, dict[str, LatencyFigures]] = {name: {} for name in runs}
     with torch_threads(threads):
         for rows in batches:
             inputs = inputs_of(signature, np.resize(records, rows))
             calls = {name: (lambda run=run, inputs=inputs: run(inputs)) for name, run in runs.items()}
             for name, latency in measure(calls, seconds).items():
-                timed[name][str(rows)] = {**vars(latency), "rows_per_second": rows / latency.p50 * 1000}
+                timed[name][str(rows)] = {"p50": latency.p50, "p99": latency.p99, "calls": latency.calls}
     return timed
 
 
 def figures(
-    variant: Variant, torch: Variant, fp32: Variant, task: str, test: np.ndarray, latency: Mapping[str, Any]
-) -> dict[str, Any]:
-    """What ``export.json`` says of a variant, but for the gate's verdict."""
+    variant: Variant, torch: Variant, fp32: Variant, task: str, test: np.ndarray, latency_ms: dict[str, LatencyFigures]
+) -> VariantFigures:
+    """The entry of a variant in ``export.json``; the gate's decision is still missing."""
     truth = targets_of(test)
-    found: dict[str, Any] = {
+    found: VariantFigures = {
         "name": variant.name,
         "file": variant.file,
         "bytes": variant.bytes,
-        "latency_ms": {batch: {key: at[key] for key in ("p50", "p99", "calls")} for batch, at in latency.items()},
-        "rows_per_second": {batch: at["rows_per_second"] for batch, at in latency.items()},
+        "chosen": False,
+        "verdict": "",
+        "latency_ms": latency_ms,
+        "rows_per_second": {rows: int(rows) / at["p50"] * 1000 for rows, at in latency_ms.items()},
         "metrics": scores(task, variant.outputs, truth),
         "largest_difference": largest_difference(torch.outputs, variant.outputs),
     }

@@ -21,6 +21,7 @@ from tasks.artifacts.format import Artifact, DamagedArtifact
 from tasks.artifacts.store import Store, content_key
 from tasks.artifacts.versions import code_version
 from tasks.errors import UserError
+from tasks.logs import logger
 from tasks.storage import S3, StorageUnavailable, cannot_write, download_all
 
 STORE = Path(".slipstream")
@@ -163,7 +164,7 @@ def look_up(store: Store, stage: str, key: str) -> Artifact | None:
         print(f"{stage:<12} reused   {found.directory}", flush=True)
         return found
     if isinstance(found, DamagedArtifact):
-        print(f"{stage:<12} damaged  {found.message}; making it again", flush=True)
+        logger(stage).warning("damaged  %s; making it again", found.message)
     return None
 
 

@@ -1,1 +1,1 @@
-"""The networks that can be trained, ours and the user's own: built, run over prepared rows, and scored."""
+"""Networks, built in or the user's own: how they are built, run over prepared rows, scored and stored."""

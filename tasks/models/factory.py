@@ -1,4 +1,4 @@
-"""From a configuration to a network: ours by name, the user's own by ``package.module:factory``."""
+"""Build the network of a configuration: a built-in one by name, the user's own by ``package.module:factory``."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tasks.errors import UserError
 from tasks.models.config import ModelConfig
 from tasks.models.mlp import MLP
 from tasks.models.resnet import ResNet
-from tasks.models.source_code import import_from_here
+from tasks.models.source_code import import_from_working_directory
 
 
 class Predictor(nn.Module):
-    """A network with what turns stored values into its inputs and its outputs into the target's units.
+    """A network together with the scaling of its inputs and outputs.
 
-    ``forward(*inputs)`` takes tensors as the data's records hold them, in the order of the signature, and returns
-    logits ``[batch, classes]`` or, for a regression, values ``[batch, 1]`` in units of the target. So what is trained,
-    evaluated and exported is one and the same function.
+    ``forward(*inputs)`` takes tensors with the dtypes and values of the stored records, in the order of the signature.
+    It returns logits ``[batch, classes]`` or, for a regression, values ``[batch, 1]`` in units of the target. The same
+    module is trained, evaluated and exported.
     """
 
     image_mean: Tensor
@@ -45,16 +45,16 @@ class Predictor(nn.Module):
 
 
 def resolve(config: ModelConfig, signature: Signature) -> str:
-    """The name behind "auto"."""
+    """The name of the network, with "auto" resolved."""
     if config.name != "auto":
         return config.name
     return "resnet" if signature.image_mean else "mlp"
 
 
 def build(config: ModelConfig, signature: Signature, seed: int) -> Predictor:
-    """Build the network with its initial weights drawn from ``seed``, and try it on a batch of zeros.
+    """Build the network with initial weights from ``seed``, and run it on a batch of zeros.
 
-    Raises ``UserError`` naming the setting when a factory is missing, raises, or gives what the data cannot use.
+    Raises ``UserError`` if the factory is missing or raises, or if its network does not fit the data.
     """
     name = resolve(config, signature)
     factory: Callable[..., Any] = {"mlp": MLP, "resnet": ResNet}.get(name) or imported(name)
@@ -83,14 +83,14 @@ def build(config: ModelConfig, signature: Signature, seed: int) -> Predictor:
 
 
 def zeros(signature: Signature, rows: int) -> list[Tensor]:
-    """A batch of zeros as the records would hold it."""
+    """A batch of ``rows`` rows of zeros with the signature's dtypes and shapes."""
     return [torch.zeros(rows, *spec.shape, dtype=getattr(torch, spec.dtype)) for spec in signature.inputs]
 
 
 def imported(name: str) -> Callable[..., Any]:
-    """The user's factory. The working directory counts as a place to import from, as for ``python -m``."""
+    """Import the user's factory. The working directory is on the import path, as for ``python -m``."""
     module_name, _, attribute = name.partition(":")
-    import_from_here()
+    import_from_working_directory()
     try:
         module = importlib.import_module(module_name)
     except Exception as error:

@@ -1,20 +1,25 @@
-"""How good predictions are: pure functions of predictions and truth, in float64.
+"""Metrics: pure functions of predictions and targets, computed in float64.
 
-The trainer, the evaluation and the gate of the export all score with these, so their figures can be compared.
+Evaluation and export score with the same functions, so that their figures can be compared.
 scikit-learn is only imported where a curve or a rank statistic is needed.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Literal
 
 import numpy as np
 
+from tasks.artifacts.evaluation import CalibrationBin, RocCurve, Scores
+
 BINS = 15
 CURVE_POINTS = 200
-#: The figure by which variants and epochs are compared, and whether more of it is better.
-HEADLINE = {"classification": ("accuracy", True), "regression": ("rmse", False)}
-#: Smallest probability whose logarithm is taken, so that one hopeless row cannot make the loss infinite.
+#: The metric by which models are compared, and whether larger is better.
+HEADLINE: dict[str, tuple[Literal["accuracy", "rmse"], bool]] = {
+    "classification": ("accuracy", True),
+    "regression": ("rmse", False),
+}
+#: Smaller probabilities are raised to this one, so that a single row cannot make the log loss infinite.
 SMALLEST_PROBABILITY = 1e-15
 
 
@@ -25,20 +30,20 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     return shifted / shifted.sum(axis=1, keepdims=True)
 
 
-def scores(task: str, outputs: np.ndarray, targets: np.ndarray) -> dict[str, float | None]:
+def scores(task: str, outputs: np.ndarray, targets: np.ndarray) -> Scores:
     """The metrics of a model's raw ``outputs``: logits ``[rows, classes]``, or values ``[rows, 1]`` in target units."""
     if task == "classification":
         return classification_scores(softmax(outputs), targets)
     return regression_scores(outputs[:, 0], targets)
 
 
-def classification_scores(probabilities: np.ndarray, labels: np.ndarray) -> dict[str, float | None]:
+def classification_scores(probabilities: np.ndarray, labels: np.ndarray) -> Scores:
     """Accuracy, log loss (nats), macro F1, expected calibration error and, for two classes, ROC AUC.
 
     ``probabilities`` is ``[rows, classes]``, ``labels`` ``[rows]`` of int. The AUC is None if only one class occurs.
     """
     of_truth = probabilities[np.arange(len(labels)), labels]
-    result: dict[str, float | None] = {
+    result: Scores = {
         "accuracy": float(np.mean(probabilities.argmax(axis=1) == labels)),
         "log_loss": float(-np.mean(np.log(np.maximum(of_truth, SMALLEST_PROBABILITY)))),
         "macro_f1": macro_f1(confusion_matrix(probabilities, labels)),
@@ -49,7 +54,7 @@ def classification_scores(probabilities: np.ndarray, labels: np.ndarray) -> dict
     return result
 
 
-def regression_scores(predictions: np.ndarray, targets: np.ndarray) -> dict[str, float | None]:
+def regression_scores(predictions: np.ndarray, targets: np.ndarray) -> Scores:
     """RMSE and MAE in units of the target, and R² (None if the targets do not vary). Both arrays are ``[rows]``."""
     targets = targets.astype(np.float64)
     errors = predictions.astype(np.float64) - targets
@@ -76,10 +81,10 @@ def macro_f1(confusion: np.ndarray) -> float:
     return float(np.mean(2 * hits[occurs] / occurrences[occurs]))
 
 
-def calibration_bins(probabilities: np.ndarray, labels: np.ndarray, bins: int = BINS) -> list[dict[str, Any]]:
-    """How often the most probable class is right, by how sure the model was, in ``bins`` equally wide intervals.
+def calibration_bins(probabilities: np.ndarray, labels: np.ndarray, bins: int = BINS) -> list[CalibrationBin]:
+    """Accuracy by confidence (the probability of the most probable class), in ``bins`` equally wide intervals.
 
-    Each occupied interval (from, to] gives its rows, its mean confidence and its accuracy.
+    Intervals without rows are left out.
     """
     confidence = probabilities.max(axis=1)
     right = probabilities.argmax(axis=1) == labels
@@ -96,7 +101,7 @@ def calibration_bins(probabilities: np.ndarray, labels: np.ndarray, bins: int = 
     ]
 
 
-def calibration_error(bins: list[dict[str, Any]]) -> float:
+def calibration_error(bins: list[CalibrationBin]) -> float:
     """The expected calibration error of Guo et al., "On Calibration of Modern Neural Networks", 2017."""
     rows = sum(b["rows"] for b in bins)
     return sum(b["rows"] * abs(b["accuracy"] - b["confidence"]) for b in bins) / rows
@@ -109,12 +114,12 @@ def roc_auc(positive: np.ndarray, labels: np.ndarray) -> float | None:
     return float(roc_auc_score(labels, positive)) if len(np.unique(labels)) == 2 else None
 
 
-def roc_points(positive: np.ndarray, labels: np.ndarray, points: int = CURVE_POINTS) -> dict[str, list[float]] | None:
-    """The ROC curve, thinned to at most ``points`` corners for drawing; None if only one class occurs."""
+def roc_points(positive: np.ndarray, labels: np.ndarray, points: int = CURVE_POINTS) -> RocCurve | None:
+    """The ROC curve, thinned to at most ``points`` points; None if only one class occurs."""
     from sklearn.metrics import roc_curve
 
     if len(np.unique(labels)) < 2:
         return None
     false_positive, true_positive, _ = roc_curve(labels, positive)
-    kept = np.unique(np.linspace(0, len(false_positive) - 1, points).round().astype(int))
-    return {"fpr": false_positive[kept].tolist(), "tpr": true_positive[kept].tolist()}
+    sample = np.unique(np.linspace(0, len(false_positive) - 1, points).round().astype(int))
+    return {"fpr": false_positive[sample].tolist(), "tpr": true_positive[sample].tolist()}

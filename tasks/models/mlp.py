@@ -11,10 +11,10 @@ from tasks.artifacts.prepared import Signature
 
 
 class Periodic(nn.Module):
-    """Embeds each number by sines and cosines of learned frequencies, then by a layer of its own (PLR).
+    """Embeds each number by sines and cosines of learned frequencies and a linear layer per column (PLR).
 
-    Gorishniy et al. 2022, "On Embeddings for Numerical Features in Tabular Deep Learning". ``[batch, F]`` gives
-    ``[batch, F * width]``. It lets a network bend sharply along one column, as trees do.
+    Takes ``[batch, F]``, returns ``[batch, F * width]``. It helps a network to fit functions that change abruptly along
+    one column, as trees do (Gorishniy et al. 2022, "On Embeddings for Numerical Features in Tabular Deep Learning").
     """
 
     def __init__(self, features: int, frequencies: int = 16, width: int = 8, scale: float = 0.3) -> None:
@@ -31,29 +31,32 @@ class Periodic(nn.Module):
 
 
 class Bag(nn.Module):
-    """The mean embedding of a text's words: int32 ``[batch, D, length]``, 0 for padding, gives ``[batch, D * width]``.
+    """The mean embedding of a text's words: takes int32 ``[batch, D, length]``, 0 for padding; returns
+    ``[batch, D * width]``.
 
-    Gathered and averaged in the open rather than by ``nn.EmbeddingBag``, so that any ONNX runtime can do it.
+    It does not use ``nn.EmbeddingBag``, so that every ONNX runtime supports its operators.
     """
 
     def __init__(self, buckets: int, width: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(buckets, width)
-        # Small, because words that training never met keep their first embedding: it must not drown the others.
+        # Small, because the embeddings of words that do not occur in training stay as they are.
         nn.init.normal_(self.embedding.weight, std=0.01)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        there = (tokens != 0).unsqueeze(3).to(torch.float32)
-        total = (self.embedding(tokens) * there).sum(dim=2)
-        return (total / there.sum(dim=2).clamp(min=1)).flatten(1)
+        present = (tokens != 0).unsqueeze(3).to(torch.float32)
+        total = (self.embedding(tokens) * present).sum(dim=2)
+        return (total / present.sum(dim=2).clamp(min=1)).flatten(1)
 
 
 class MLP(nn.Module):
-    """Joins numbers, their periodic embeddings, embedded categories and texts; runs layers of Linear, LayerNorm, ReLU.
+    """Concatenates numbers, their periodic embeddings, embedded categories and texts; then blocks of Linear, LayerNorm
+    and
+    ReLU.
 
-    Takes ``numeric`` (float32 ``[batch, F]``), ``categorical`` (int32 ``[batch, C]``) and ``tokens`` (int32
-    ``[batch, D, length]``), whichever the data has, in this order; gives ``[batch, outputs]``. Layer normalisation
-    keeps no statistics of the batch, so the result does not depend on how a batch is spread over processes.
+    Takes those of ``numeric`` (float32 ``[batch, F]``), ``categorical`` (int32 ``[batch, C]``) and ``tokens`` (int32
+    ``[batch, D, length]``) that the data has, in this order; returns ``[batch, outputs]``. Layer normalisation uses no
+    statistics of the batch, so the result does not depend on how a batch is divided among processes.
     """
 
     def __init__(

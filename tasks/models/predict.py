@@ -1,21 +1,24 @@
-"""Running any model, torch or ONNX, over prepared rows: NumPy arrays in, one NumPy array out."""
+"""Run a torch or ONNX model over prepared rows, with NumPy arrays as inputs and output."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tasks.artifacts.prepared import TARGET, PreparedData, Signature
 from tasks.errors import UserError
 
-#: Takes the inputs in the order of the signature, ``[batch, ...]`` each, and gives ``[batch, outputs]`` of float32.
+if TYPE_CHECKING:
+    from torch import nn
+
+#: Takes the inputs ``[batch, ...]`` in the order of the signature; returns float32 ``[batch, outputs]``.
 Predictor = Callable[[Sequence[np.ndarray]], np.ndarray]
 BATCH = 256
 
 
-def torch_predictor(model: Any) -> Predictor:
+def torch_predictor(model: nn.Module) -> Predictor:
     """A ``torch.nn.Module`` in evaluation mode, run eagerly."""
     import torch
 
@@ -27,7 +30,7 @@ def torch_predictor(model: Any) -> Predictor:
 
 
 def inputs_of(signature: Signature, records: np.ndarray) -> tuple[np.ndarray, ...]:
-    """The model's inputs of some prepared records: contiguous, writable copies."""
+    """The inputs of some prepared records, as contiguous, writable copies."""
     return tuple(np.array(records[spec.name], dtype=spec.dtype, order="C") for spec in signature.inputs)
 
 
@@ -58,5 +61,5 @@ def held_out_rows(data: PreparedData) -> np.ndarray:
 
 
 def targets_of(records: np.ndarray) -> np.ndarray:
-    """The truth, ``[rows]``: int32 classes or float32 values in units of the target."""
+    """The targets ``[rows]``: int32 classes, or float32 values in units of the target."""
     return np.array(records[TARGET])

@@ -1,4 +1,4 @@
-"""A small residual network for images (He et al. 2015), normalised by groups (Wu and He 2018) instead of batches."""
+"""A small residual network for images (He et al. 2015) with group normalisation (Wu and He 2018)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def normalised(channels: int) -> nn.GroupNorm:
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions and a shortcut; the first convolution and the shortcut take the stride."""
+    """Two 3x3 convolutions and a shortcut; the first convolution and the shortcut have the stride."""
 
     def __init__(self, channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
@@ -30,10 +30,10 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Takes standardised images ``[batch, channels, height, width]``, any size from 4x4; gives ``[batch, outputs]``.
+    """Takes standardised images ``[batch, channels, height, width]`` of at least 4x4; returns ``[batch, outputs]``.
 
-    ``widths`` are the channels of the stages; each stage after the first halves height and width. GroupNorm keeps no
-    statistics of the batch, so the result does not depend on how a batch is spread over processes.
+    ``widths`` are the channels of the stages; each stage after the first halves height and width. GroupNorm uses no
+    statistics of the batch, so the result does not depend on how a batch is divided among processes.
     """
 
     def __init__(self, signature: Signature, widths: tuple[int, ...] = (16, 32, 64), depth: int = 1) -> None:

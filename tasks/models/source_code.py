@@ -1,4 +1,4 @@
-"""A fingerprint of the user's own model code, without running it: an edited factory is new work."""
+"""A digest of the user's own model code, which is read but not executed, so that an edited factory is trained anew."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from tasks.models.config import ModelConfig
 
 
 def fingerprint_model(config: ModelConfig) -> str:
-    """XXH3-128 of the source file that holds the factory; empty for the built-in networks or if there is none.
-
-    Only that file counts; what it imports in turn does not.
-    """
+    """XXH3-128 of the factory's source file, without the modules that it imports; empty for the built-in networks, or
+    if
+    there is no such file."""
     module, colon, _ = config.name.partition(":")
     if not colon:
         return ""
-    import_from_here()
+    import_from_working_directory()
     try:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):
@@ -28,7 +27,7 @@ def fingerprint_model(config: ModelConfig) -> str:
     return xxhash.xxh3_128_hexdigest(origin.read_bytes()) if origin and origin.is_file() else ""
 
 
-def import_from_here() -> None:
-    """Let the working directory be a place to import from, as it is for ``python -m``."""
+def import_from_working_directory() -> None:
+    """Put the working directory on the import path, as ``python -m`` does."""
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))

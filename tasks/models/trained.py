@@ -1,8 +1,7 @@
-"""A trained model, as training writes it and evaluation and export read it.
+"""The trained model, as training writes it and evaluation and export read it.
 
-The artifact holds ``best.safetensors`` and ``last.safetensors`` (weights), ``model.json`` (which network, with which
-arguments, on which signature) and ``history.json`` (the course of
-training, without timings: equal runs have equal histories); ``attempt.json`` says how the last attempt went.
+The artifact holds ``best.safetensors`` and ``last.safetensors`` (weights), ``model.json`` (the network, its arguments
+and the signature), and ``history.json`` and ``attempt.json`` (:mod:`tasks.artifacts.training_record`).
 """
 
 from __future__ import annotations
@@ -17,16 +16,15 @@ from torch import Tensor
 
 from tasks.artifacts.format import Artifact, ArtifactWriter
 from tasks.artifacts.prepared import Signature
+from tasks.artifacts.training_record import ATTEMPT, HISTORY, KIND, Attempt, History
 from tasks.models.config import ModelConfig
 from tasks.models.factory import Predictor, build, resolve
 from tasks.settings import to_dict
 
-KIND = "train"
-
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A trained model that is there."""
+    """An opened trained model."""
 
     artifact: Artifact
     config: ModelConfig
@@ -46,8 +44,8 @@ class TrainedModel:
         return predictor.eval()
 
     @property
-    def history(self) -> dict[str, Any]:
-        return self.artifact.read_json("history.json")
+    def history(self) -> History:
+        return self.artifact.read_json(HISTORY)
 
 
 def write_trained(
@@ -57,8 +55,8 @@ def write_trained(
     signature: Signature,
     best: Mapping[str, Tensor],
     last: Mapping[str, Tensor],
-    history: Mapping[str, Any],
-    attempt: Mapping[str, Any],
+    history: History,
+    attempt: Attempt,
     made_by: Mapping[str, Any],
 ) -> Artifact:
     """Write the artifact. ``best`` and ``last`` are state dicts of the :class:`Predictor`."""
@@ -68,6 +66,6 @@ def write_trained(
         writer.write_bytes(f"{name}.safetensors", save(plain))
     named = ModelConfig(resolve(config, signature), config.arguments)
     writer.write_json("model.json", {"config": to_dict(named), "signature": signature.to_json()})
-    writer.write_json("history.json", history)
-    writer.write_json("attempt.json", attempt)
+    writer.write_json(HISTORY, history)
+    writer.write_json(ATTEMPT, attempt)
     return writer.finish(KIND, made_by)

@@ -17,6 +17,7 @@ import xxhash
 from tasks.artifacts.format import MANIFEST, ArtifactWriter, DamagedArtifact, hash_file
 from tasks.artifacts.prepared import SPLITS, PreparedData, segment_number
 from tasks.errors import UserError
+from tasks.logs import logger
 from tasks.preprocess import quarantine
 from tasks.preprocess.card.drift_and_leaks import drift_from
 from tasks.preprocess.columns import value_types
@@ -147,7 +148,7 @@ class Earlier:
 
     def repeat(self, writer: ArtifactWriter) -> Mapping[str, Any]:
         """Take everything over as it is; what made it."""
-        print(f"prepare      nothing new: all files are in {self.address}, which is taken as it is", flush=True)
+        logger("prepare").info("nothing new: all files are in %s, which is taken as it is", self.address)
         self.keep_segments(writer)
         artifact = self.data.artifact
         for name in artifact.files.keys() - self.segments:

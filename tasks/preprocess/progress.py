@@ -9,6 +9,8 @@ from typing import TypeVar
 
 from tqdm import tqdm
 
+from tasks.logs import logger
+
 SECONDS_BETWEEN_LINES = 10.0
 
 Part = TypeVar("Part")
@@ -37,4 +39,4 @@ def shown(step: str, parts: Iterable[Part], rows: list[int]) -> Iterator[Part]:
 def say_goes_on(done: int) -> None:
     """Say how many units of work an interrupted run had done, if there was one."""
     if done:
-        print(f"prepare      goes on: {done:,} units of work were done before", flush=True)
+        logger("prepare").info("resumes: %s units of work were done before", f"{done:,}")

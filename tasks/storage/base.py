@@ -1,6 +1,6 @@
-"""What an engine needs of a store: put, get, list and delete by key under a base.
+"""The interface of a store: put, get, list and delete files by key, below a base.
 
-Implemented for local directories and for S3, and nothing here knows either.
+It is implemented for local directories (:mod:`tasks.storage.local`) and for S3 (:mod:`tasks.storage.s3`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ S3 = "s3://"
 
 @dataclass(frozen=True)
 class ObjectInfo:
-    """One stored file. ``etag`` changes when the file does: S3's own, or modification time and size of a local file."""
+    """One stored file. ``etag`` changes with its content: S3's ETag, or modification time and size of a local file."""
 
     uri: str
     size: int
@@ -25,40 +25,42 @@ class ObjectInfo:
 
 
 class StorageUnavailable(RuntimeError):
-    """The store did not answer, or not sensibly, for as long as we were patient. Trying again later may help."""
+    """The store did not answer as expected, in spite of retries. Trying again later may help."""
 
 
 class MissingObject(UserError):
-    """There is nothing under this key."""
+    """There is no file under this key."""
 
 
 class AlreadyThere(Exception):
-    """A key that was to be written afresh exists: somebody else was first."""
+    """The key exists already, because another writer was first."""
 
 
 class Storage(Protocol):
     """Files by key (a relative POSIX path) under ``base``.
 
-    All raise ``UserError`` for what the user has to mend (permissions, no such bucket, no space) and
-    ``StorageUnavailable`` when the store stayed away.
+    All methods raise ``UserError`` for what the user can correct (permissions, no such bucket, no space) and
+    ``StorageUnavailable`` if the store does not answer.
     """
 
     base: str
 
     def scratch(self) -> Path:
-        """A directory of this machine in which to write what is then put; put is cheapest from there."""
+        """A local directory for files that will be put; putting a file from there is cheapest."""
 
-    def put(self, key: str, source: Path | bytes, *, fresh: bool = False) -> ObjectInfo:
-        """Store a file or bytes under ``key``, whole or not at all, and confirm size and checksum. A file is *taken*:
-        it is gone from ``source`` afterwards. With ``fresh`` (for bytes that are this writer's alone) a key that exists
-        with another content raises ``AlreadyThere``: of several writers exactly one wins."""
+    def put(self, key: str, source: Path | bytes, *, fresh: bool = False) -> None:
+        """Store a file or bytes under ``key``, whole or not at all. A file is moved: ``source`` is gone afterwards.
+
+        ``fresh`` raises ``AlreadyThere`` if the key exists with another content, so that of several writers exactly one
+        succeeds; each must write bytes of its own."""
 
     def get(self, key: str, directory: Path) -> Path:
-        """Where the file lies on this machine: as it is for a local store, else downloaded into ``directory`` under
-        its key. Raises ``MissingObject``."""
+        """The local path of the file: in a local store the file itself, otherwise a download below ``directory``.
+        Raises
+        ``MissingObject``."""
 
     def list(self, prefix: str = "") -> list[str]:
         """All keys that begin with ``prefix``, sorted."""
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Remove the keys; those that are not there are no error."""
+        """Delete the keys; missing ones are ignored."""

@@ -1,4 +1,4 @@
-"""Files under a local directory: written whole, synced, and renamed into place."""
+"""A store in a local directory: files are written, synced, and renamed into place."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def local_info(path: Path) -> ObjectInfo:
 
 
 class LocalStorage:
-    """Files under a directory of a disk that all ranks see. Files appear by a rename, whole, and are synced."""
+    """Files below a directory that all ranks can access; each appears complete and synced, by a rename."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.base = str(directory)
 
     def scratch(self) -> Path:
-        # On the same disk, so that put is a rename; outside every key, so that it is never taken for one.
+        # On the same disk, so that put is a rename; :meth:`list` leaves it out.
         path = self.directory / SCRATCH
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -45,7 +45,7 @@ class LocalStorage:
             raise cannot_write(self.directory, error) from None
         return path
 
-    def put(self, key: str, source: Path | bytes, *, fresh: bool = False) -> ObjectInfo:
+    def put(self, key: str, source: Path | bytes, *, fresh: bool = False) -> None:
         target = self.directory / key
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,6 @@ class LocalStorage:
             raise AlreadyThere(str(target)) from None
         except OSError as error:
             raise cannot_write(self.directory, error) from None
-        return local_info(target)
 
     def get(self, key: str, directory: Path) -> Path:
         path = self.directory / key
@@ -71,7 +70,7 @@ class LocalStorage:
         return path
 
     def list(self, prefix: str = "") -> list[str]:
-        # Only the directory that the prefix names has to be walked. What others remove meanwhile is passed over.
+        # Only the prefix's directory is walked. Files that others delete meanwhile are left out.
         found = []
         for parent, directories, files in os.walk(self.directory / prefix.rpartition("/")[0]):
             if SCRATCH in directories:
@@ -90,11 +89,11 @@ class LocalStorage:
 
 
 def cannot_write(directory: Path, error: OSError) -> UserError:
-    """What an error of the operating system means to the user."""
+    """The user error for an operating system's error on writing below ``directory``."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        # The directory may not exist yet: ask the nearest one that does.
-        there = next(path for path in (directory, *directory.absolute().parents) if path.exists())
-        free = shutil.disk_usage(there).free >> 20
+        # The directory may not exist yet.
+        existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())
+        free = shutil.disk_usage(existing).free >> 20
         return UserError(f"{directory}: no space left ({free} MiB free); make room or choose another place")
     return UserError(f"{directory}: cannot be written ({error.strerror}); check the path and its permissions")
 
@@ -108,7 +107,7 @@ def write_synced(path: Path, data: bytes) -> Path:
 
 
 def sync_directory(directory: Path) -> None:
-    """Make the names in a directory survive a power cut, as fsync does for a file's bytes."""
+    """Make the entries of a directory survive a power failure, as fsync does for a file's bytes."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""From an address to its store. S3's client is loaded for an ``s3://`` URI only."""
+"""Choose the store for a path or URI. S3's client is imported for ``s3://`` URIs only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DOWNLOADS = 8
 
 
 def storage_for(uri: str) -> Storage:
-    """The store behind a directory's path, a ``file://`` or an ``s3://`` URI. Raises ``UserError`` for others."""
+    """The store for a directory's path, a ``file://`` or an ``s3://`` URI. Raises ``UserError`` for other schemes."""
     if uri.startswith(S3):
         from tasks.storage.s3 import S3Storage
 
@@ -24,10 +24,9 @@ def storage_for(uri: str) -> Storage:
 
 
 def list_objects(uri: str) -> list[ObjectInfo]:
-    """The files behind ``uri`` (one file, all below a directory, all that begin with an S3 prefix), sorted by URI.
+    """The file at ``uri``, or all files below it, sorted by URI; empty if there are none. Raises ``UserError``.
 
-    An S3 key that exists as such is one file; otherwise it is taken for a directory, and what merely begins with the
-    same letters is not in it. Raises ``UserError``; an empty list means that nothing is there.
+    An S3 URI is one file if that key exists, otherwise a directory: the keys below ``uri/``.
     """
     if uri.startswith(S3):
         from tasks.storage.s3 import list_s3
@@ -52,7 +51,7 @@ def download_all(uri: str, directory: Path) -> Path:
 
 
 def open_reader(uri: str) -> BinaryIO:
-    """A seekable, buffered reader: a file, or ranged requests to S3, each repeated when it fails on the way."""
+    """A seekable, buffered reader: of a file, or of an S3 object by ranged requests, which are retried."""
     if uri.startswith(S3):
         from tasks.storage.s3 import open_s3
 
@@ -74,7 +73,7 @@ def open_listed(source: ObjectInfo) -> BinaryIO:
 
 
 def copy_within_s3(source: str, target: str) -> None:
-    """Copy a file within S3: its bytes do not pass through this machine."""
+    """Copy a file within S3; its bytes do not pass through this machine."""
     from tasks.storage.s3 import copy_object
 
     copy_object(source, target)

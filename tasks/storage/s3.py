@@ -1,16 +1,14 @@
-"""S3 and whatever speaks its protocol, through boto3.
+"""A store on S3, or on a service with its protocol, through boto3.
 
-Endpoint, region, addressing style, credentials and proxies come by boto3's ordinary means (environment, shared
-configuration, roles); where those say nothing, from the ``FLYTE_AWS_*`` variables that Flyte gives its pods.
+Endpoint, region, addressing style, credentials and proxies are configured as usual for boto3 (environment, shared
+configuration, roles). What is not configured there comes from the ``FLYTE_AWS_*`` variables that Flyte sets in pods.
 """
 
 from __future__ import annotations
 
-import hashlib
 import io
 import os
 import random
-import re
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -29,23 +27,25 @@ from s3transfer.exceptions import RetriesExceededError
 from tasks.errors import UserError
 from tasks.storage.base import S3, AlreadyThere, MissingObject, ObjectInfo, StorageUnavailable
 
-#: A request is tried this often; the pauses add up to between 33 and 45 seconds.
+#: Attempts per request; the pauses between them sum to 33 to 45 seconds.
 ATTEMPTS = 12
-#: What arrives as other bytes than were sent is sent so often.
+#: A request is sent this often when the store finds that its bytes are not those of the checksum sent with them.
 UPLOADS = 3
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 8.0
 CONNECT_TIMEOUT_S = 5
 READ_TIMEOUT_S = 20
 PART_BYTES = 16 << 20
-#: What one request copies within the store.
+#: Largest size that is copied within the store by one request.
 COPY_BYTES = 256 << 20
 MOST_PARTS = 10_000
 READ_AHEAD_BYTES = 4 << 20
 CONCURRENCY = 8
 TRANSIENT_STATUS = {429, 500, 502, 503, 504}
 TRANSIENT_CODES = {"SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable", "ThrottlingException"}
-#: The bytes did not arrive as they were sent, or the connection did not last.
+#: S3's codes, and those of compatible stores, for a body that does not match its checksum or signature.
+CHECKSUM_CODES = {"BadDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"}
+#: The connection failed or ended before the whole answer was there.
 TRANSIENT_ERRORS = (
     errors.ConnectionError,
     errors.HTTPClientError,
@@ -53,14 +53,10 @@ TRANSIENT_ERRORS = (
     errors.ResponseStreamingError,
     RetriesExceededError,
 )
-#: Our own generator for jitter: botocore draws from Python's global one, and a retry must not move a model's numbers.
+#: A generator for jitter. botocore draws from Python's global one, so that a retry would change a model's numbers.
 JITTER = random.Random()
 
 T = TypeVar("T")
-
-
-class OtherBytes(StorageUnavailable):
-    """The store holds other bytes than were sent."""
 
 
 def split_uri(uri: str) -> tuple[str, str]:
@@ -77,7 +73,7 @@ def client() -> Any:
 
 @cache
 def client_of(process: int) -> Any:
-    # Its own session: boto3's default one remembers the credentials that it found first.
+    # A new session, because boto3's default one caches the credentials that it found first.
     made = boto3.session.Session().client(
         "s3",
         **flyte_settings(),
@@ -95,7 +91,7 @@ def client_of(process: int) -> Any:
 
 
 def flyte_settings() -> dict[str, str]:
-    """What Flyte's variables say about the parts that boto3's own leave open."""
+    """Settings from Flyte's variables, for those that boto3's own variables do not set."""
     given = os.environ
     settings = {}
     if "FLYTE_AWS_ENDPOINT" in given and not given.keys() & {"AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"}:
@@ -108,15 +104,16 @@ def flyte_settings() -> dict[str, str]:
 
 
 def pause(attempt: int) -> float:
-    """Seconds to wait after the attempt of this number (from 1): doubling, with a quarter of jitter."""
+    """Seconds to wait after this attempt (from 1): doubled each time, with jitter of up to a quarter."""
     longest = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (attempt - 1))
     return longest * JITTER.uniform(0.75, 1.0)
 
 
 def pause_before_retry(response: Any, attempts: int, caught_exception: Exception | None, **_: Any) -> float | None:
-    """botocore's ``needs-retry`` event: the pause before trying again, or None to let the answer stand.
+    """Handle botocore's ``needs-retry`` event: return the pause before the next attempt, or None for no retry.
 
-    botocore's own policy stops early when many requests fail at once (its retry quota), just when a store is away.
+    botocore's own policy has a retry quota, which ends retries early if many requests fail at once, as they do when a
+    store is unavailable.
     """
     if attempts >= ATTEMPTS:
         return None
@@ -124,12 +121,14 @@ def pause_before_retry(response: Any, attempts: int, caught_exception: Exception
         return pause(attempts) if isinstance(caught_exception, TRANSIENT_ERRORS) else None
     http, parsed = response
     code = parsed.get("Error", {}).get("Code")
+    if code in CHECKSUM_CODES:
+        return pause(attempts) if attempts < UPLOADS else None
     return pause(attempts) if http.status_code in TRANSIENT_STATUS or code in TRANSIENT_CODES else None
 
 
 @contextmanager
 def explained(uri: str) -> Iterator[None]:
-    """Turn botocore's exceptions into ours: the user's to mend in one line, or the store's to get over."""
+    """Convert botocore's exceptions to ``UserError``, ``AlreadyThere`` or ``StorageUnavailable``."""
     try:
         yield
     except (errors.NoCredentialsError, errors.PartialCredentialsError, errors.CredentialRetrievalError) as error:
@@ -141,8 +140,10 @@ def explained(uri: str) -> Iterator[None]:
         raise UserError(f"{uri}: {error}; check the URI and the AWS settings") from None
     except TRANSIENT_ERRORS as error:
         raise StorageUnavailable(f"{uri}: the store did not answer in {ATTEMPTS} attempts ({error})") from None
+    except errors.FlexibleChecksumError as error:
+        raise StorageUnavailable(f"{uri}: other bytes arrived than the store holds ({error})") from None
     except S3UploadFailedError as error:
-        # boto3 flattens the cause into text but keeps it in the chain.
+        # boto3 makes a text of the cause, but keeps it in the exception chain.
         if error.__context__ is None:
             raise
         with explained(uri):
@@ -168,6 +169,8 @@ def explain(uri: str, error: errors.ClientError) -> Exception:
             f"{uri}: access denied ({code}); the identity in use needs s3:ListBucket, s3:GetObject, s3:PutObject and "
             f"s3:DeleteObject on bucket {bucket!r}"
         )
+    if code in CHECKSUM_CODES:
+        return StorageUnavailable(f"{uri}: other bytes arrived than were sent, in {UPLOADS} attempts ({code})")
     if code == "PermanentRedirect" or status == 301:
         return UserError(f"{uri}: bucket {bucket!r} is in another region; set AWS_REGION to the bucket's")
     if status in TRANSIENT_STATUS or code in TRANSIENT_CODES:
@@ -213,7 +216,7 @@ def open_version(source: ObjectInfo) -> BinaryIO:
 
 
 def read_range(source: ObjectInfo, start: int, end: int) -> bytes:
-    """The bytes from ``start`` to ``end`` of an object as it was listed. Raises ``UserError`` if it is another by now,
+    """The bytes from ``start`` to ``end`` of a listed object. Raises ``UserError`` if it was replaced since,
     ``StorageUnavailable``."""
     reader = RangedFile(source.uri, source.size, f'"{source.etag}"')
     reader.seek(start)
@@ -221,8 +224,7 @@ def read_range(source: ObjectInfo, start: int, end: int) -> bytes:
 
 
 def copy_object(source: str, target: str) -> None:
-    """Copy an object within S3: its bytes do not pass through this machine. Raises ``UserError``,
-    ``StorageUnavailable``."""
+    """:func:`tasks.storage.open.copy_within_s3`. Raises ``UserError``, ``StorageUnavailable``."""
     (bucket, key), (target_bucket, target_key) = split_uri(source), split_uri(target)
     with explained(target):
         parts = TransferConfig(COPY_BYTES, CONCURRENCY, COPY_BYTES)
@@ -230,7 +232,7 @@ def copy_object(source: str, target: str) -> None:
 
 
 class RangedFile(io.RawIOBase):
-    """An object as a file: every read is one ranged request, and all of them see the same version of the object."""
+    """An object as a file. Every read is one ranged request, on the condition that the object has not changed."""
 
     def __init__(self, uri: str, size: int, etag: str) -> None:
         self._uri = uri
@@ -269,7 +271,7 @@ class RangedFile(io.RawIOBase):
         return len(data)
 
     def readall(self) -> bytes:
-        # The inherited one asks for 8 KiB at a time.
+        # The inherited method reads 8 KiB at a time.
         data = bytearray(max(0, self._size - self._position))
         self.readinto(data)
         return bytes(data)
@@ -285,7 +287,7 @@ class RangedFile(io.RawIOBase):
 
 
 def retried(uri: str, request: Callable[[], T]) -> T:
-    """Run a request whose answer's *body* may break off, which botocore by itself does not repeat."""
+    """Run a request, and retry it if reading the response's *body* fails, which botocore does not do."""
     with explained(uri):
         for attempt in range(1, ATTEMPTS):
             try:
@@ -305,36 +307,34 @@ class S3Storage:
     def scratch(self) -> Path:
         return Path(tempfile.gettempdir())
 
-    def put(self, key: str, source: Path | bytes, *, fresh: bool = False) -> ObjectInfo:
+    def put(self, key: str, source: Path | bytes, *, fresh: bool = False) -> None:
+        # boto3 sends a CRC with every object and every part; S3 checks it before it stores anything.
         uri, name = f"{self.base}/{key}", self._prefix + key
-        size = len(source) if isinstance(source, bytes) else source.stat().st_size
         if isinstance(source, bytes):
-            digest = expected_etag(io.BytesIO(source), size, size + 1)
-            self._put_bytes(uri, name, source, {"IfNoneMatch": "*"} if fresh else {}, digest)
-            # What was fresh is ours by now, and may be written over.
-            return confirmed(uri, size, digest, lambda: self._put_bytes(uri, name, source, {}, digest))
-        part_bytes = max(PART_BYTES, -(-size // MOST_PARTS))
-        with source.open("rb") as content:
-            digest = expected_etag(content, size, part_bytes)
-
-        def upload() -> None:
+            size = len(source)
+            self._put_bytes(uri, name, source, fresh)
+        else:
+            size = source.stat().st_size
+            part_bytes = max(PART_BYTES, -(-size // MOST_PARTS))
+            parts = TransferConfig(part_bytes, CONCURRENCY, part_bytes)
             with explained(uri):
-                parts = TransferConfig(part_bytes, CONCURRENCY, part_bytes)
                 client().upload_file(str(source), self._bucket, name, Config=parts)
+        # For stores that know no checksums.
+        if (stored := head(uri)["ContentLength"]) != size:
+            raise StorageUnavailable(f"{uri}: the store holds {stored} bytes, {size} were sent")
+        if isinstance(source, Path):
+            source.unlink()
 
-        upload()
-        stored = confirmed(uri, size, digest, upload)
-        source.unlink()
-        return stored
-
-    def _put_bytes(self, uri: str, name: str, source: bytes, condition: dict[str, str], digest: str) -> None:
+    def _put_bytes(self, uri: str, name: str, source: bytes, fresh: bool) -> None:
+        condition = {"IfNoneMatch": "*"} if fresh else {}
         try:
             with explained(uri):
                 client().put_object(Bucket=self._bucket, Key=name, Body=source, **condition)
         except AlreadyThere:
-            # An answer that got lost makes the second attempt find what the first one wrote.
-            if head(uri)["ETag"].strip('"') != digest:
-                raise
+            # If the answer to the first attempt was lost, the second one finds what the first one wrote.
+            with open_s3(uri) as stored:
+                if stored.read() != source:
+                    raise
 
     def get(self, key: str, directory: Path) -> Path:
         path = directory / key
@@ -354,38 +354,3 @@ class S3Storage:
             names = [{"Key": self._prefix + key} for key in keys[start : start + 1000]]
             with explained(self.base):
                 client().delete_objects(Bucket=self._bucket, Delete={"Objects": names, "Quiet": True})
-
-
-def expected_etag(content: Any, size: int, part_bytes: int) -> str:
-    """The ETag that S3 gives to an object uploaded in such parts: an MD5, or the MD5 of the parts' MD5s."""
-    if size < part_bytes:
-        return hashlib.file_digest(content, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-    parts = hashlib.md5(usedforsecurity=False)
-    while piece := content.read(part_bytes):
-        parts.update(hashlib.md5(piece, usedforsecurity=False).digest())
-    return f"{parts.hexdigest()}-{-(-size // part_bytes)}"
-
-
-def confirmed(uri: str, size: int, digest: str, again: Callable[[], None]) -> ObjectInfo:
-    """Ask the store what it holds, and send it ``again`` while that is not what was sent."""
-    for attempt in range(1, UPLOADS):
-        try:
-            return confirm(uri, size, digest)
-        except OtherBytes:
-            time.sleep(pause(attempt))
-            again()
-    return confirm(uri, size, digest)
-
-
-def confirm(uri: str, size: int, digest: str) -> ObjectInfo:
-    """Ask the store what it holds. Raises ``OtherBytes`` if that is not what was sent.
-
-    With KMS or customer keys the ETag is no checksum; the CRC that boto3 sends with every part was checked on arrival.
-    """
-    found = head(uri)
-    etag = found["ETag"].strip('"')
-    opaque = "SSECustomerAlgorithm" in found or found.get("ServerSideEncryption", "AES256") != "AES256"
-    checkable = not opaque and re.fullmatch(r"[0-9a-f]{32}(-\d+)?", etag)
-    if found["ContentLength"] != size or (checkable and etag != digest):
-        raise OtherBytes(f"{uri}: the store holds other bytes than were sent (size or checksum differ)")
-    return ObjectInfo(uri, size, etag)

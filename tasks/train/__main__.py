@@ -1,6 +1,6 @@
-"""Training by plain torchrun: ``torchrun --nproc-per-node 2 -m tasks.train PREPARED OUTPUT [CONFIG.yaml]``.
+"""Training with plain torchrun: ``torchrun --nproc-per-node 2 -m tasks.train PREPARED OUTPUT [CONFIG.yaml]``.
 
-PREPARED is a directory, or an ``s3://`` URI from which the rows stream while it trains.
+PREPARED is a directory, or an ``s3://`` URI from which the rows are streamed during training.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from tasks.config import RunConfig
 from tasks.errors import UserError
 from tasks.hardware.profile import current_profile
 from tasks.storage import S3
-from tasks.train.run import run
+from tasks.train.run import TrainingRequest, run
 
 
 @contextmanager
-def on_this_machine(prepared: str) -> Iterator[Path]:
-    """Where the prepared data is, or for a URI a stub of this process's own, for as long as it is needed."""
+def local_prepared_data(prepared: str) -> Iterator[Path]:
+    """The directory of the prepared data; for a URI a temporary stub, which only this process uses."""
     if not prepared.startswith(S3):
         if not Path(prepared).is_dir():
             raise UserError(f"{prepared}: no such directory; expected prepared data, here or on s3://")
         yield Path(prepared)
         return
-    room = current_profile().placement("train").data_cache_gib * 2**30
+    cache_bytes = int(current_profile().placement("train").data_cache_gib * 2**30)
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     with tempfile.TemporaryDirectory(prefix="prepared-") as scratch:
-        yield make_stub(prepared, Path(scratch) / "stub", int(room) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        yield make_stub(prepared, Path(scratch) / "stub", cache_bytes // processes)
 
 
 @click.command()
@@ -45,17 +46,18 @@ def main(prepared: str, output: Path, config: Path | None) -> None:
     settings = RunConfig.from_file(config) if config else RunConfig()
     if (output / MANIFEST).exists():
         raise UserError(f"{output}: holds an artifact already; choose another OUTPUT or remove it")
-    with on_this_machine(prepared) as directory:
-        run(
+    with local_prepared_data(prepared) as directory:
+        request = TrainingRequest(
             prepared=directory,
             model=settings.model,
             training=settings.training,
             directory=output,
             checkpoints_home=f"{output}.checkpoints",
-            # The agent's, so that what it starts again is the same run; "none" unless it was told or made up one.
+            # The agent's run id, so that restarted workers belong to the same run; "none" if it has none.
             execution=os.environ.get("TORCHELASTIC_RUN_ID", "").removeprefix("none"),
             made_by={"command": "tasks.train"},
         )
+        run(request)
 
 
 if __name__ == "__main__":

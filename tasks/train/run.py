@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -14,10 +15,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tasks.artifacts.prepared import PreparedData
 from tasks.artifacts.streamed import open_prepared
-from tasks.distributed.agreement import together
-from tasks.distributed.parent_death import end_with_agent
+from tasks.artifacts.training_record import History, ValidationPoint
+from tasks.distributed.agreement import same_error_on_all_ranks
+from tasks.distributed.parent_death import end_with_torch_elastic
 from tasks.distributed.process_group import Group, process_group
 from tasks.errors import UserError
+from tasks.logs import logger
 from tasks.models.config import ModelConfig
 from tasks.models.factory import build
 from tasks.models.trained import write_trained
@@ -28,40 +31,51 @@ from tasks.train.config import TrainingConfig
 from tasks.train.data.order import ORDER_VERSION
 from tasks.train.loop.precision import resolve_precision, scaler
 from tasks.train.loop.state import Progress, TrainingState, weights_of
-from tasks.train.loop.step import make_optimizer, settle_buckets
-from tasks.train.loop.train_loop import take_up, to_save, train_loop
+from tasks.train.loop.step import make_optimizer, warm_up_ddp_buckets
+from tasks.train.loop.train_loop import apply_restored, checkpoint_state, train_loop
 from tasks.train.survival.checkpoint_interval import Interval
-from tasks.train.survival.goodput import RESTORE, Ledger
+from tasks.train.survival.goodput import RESTORE, GoodputRecorder
 from tasks.train.survival.guard import Guard, Preempted
-from tasks.train.survival.notices import Watcher, servers_of
-from tasks.train.survival.reproducibility import conditions, departure
+from tasks.train.survival.notices import Watcher, metadata_servers
+from tasks.train.survival.reproducibility import conditions, describe_changes
+
+LOG = logger("train")
 
 
-def run(
-    *,
-    prepared: Path,
-    model: ModelConfig,
-    training: TrainingConfig,
-    directory: Path,
-    checkpoints_home: str,
-    previous_checkpoints: str = "",
-    execution: str = "",
-    notices: str = "none",
-    made_by: Mapping[str, Any],
-) -> None:
-    """Train on the prepared data, whole or a stub, and write the trained model into ``directory`` (rank 0 does).
+@dataclass(frozen=True)
+class TrainingRequest:
+    """One attempt at training a model."""
 
-    ``checkpoints_home`` is where this attempt keeps its checkpoints (a path or an ``s3://`` URI); it goes on from the
-    newest one it finds there or under ``previous_checkpoints``; ``execution`` names the run of which this is an
-    attempt. ``notices`` is the cloud whose preemption notices are watched for ("auto" finds it, "none" does not look).
-    Raises :class:`~tasks.distributed.agreement.AgreedRefusal` on all ranks when a user's mistake was found on any, and
-    :class:`~tasks.train.survival.guard.Preempted` when a machine is taken away.
+    #: A directory with the prepared data, or a stub of it.
+    prepared: Path
+    model: ModelConfig
+    training: TrainingConfig
+    #: Where rank 0 writes the trained model.
+    directory: Path
+    #: Where this attempt stores its checkpoints, a path or an ``s3://`` URI. ``training.checkpoint_uri`` replaces it.
+    checkpoints_home: str
+    #: What goes into the manifest of the trained model.
+    made_by: Mapping[str, Any]
+    #: The home of the attempt before, if it is another one; its newest checkpoint may be resumed from, too.
+    previous_checkpoints: str = ""
+    #: The id of the execution that this is an attempt of.
+    execution: str = ""
+    #: The cloud whose preemption notices are watched for; "auto" tries all, "none" does not watch.
+    notices: str = "none"
+
+
+def run(request: TrainingRequest) -> None:
+    """Train, from the newest checkpoint on if there is one, and write the trained model (on rank 0).
+
+    Raises :class:`~tasks.distributed.agreement.AgreedUserError` on all ranks if any of them found a user error, and
+    :class:`~tasks.train.survival.guard.Preempted` when a machine is preempted.
     """
     started = time.perf_counter()
-    end_with_agent()
-    with Watcher(servers_of(notices)) as watcher, process_group() as group:
-        with together():
-            data = open_prepared(prepared)
+    end_with_torch_elastic()
+    model, training = request.model, request.training
+    with Watcher(metadata_servers(request.notices)) as watcher, process_group() as group:
+        with same_error_on_all_ranks():
+            data = open_prepared(request.prepared)
             check_rows(data)
             predictor = build(model, data.signature, training.seed)
             precision = resolve_precision(training.precision, group.device)
@@ -74,22 +88,22 @@ def run(
             progress=Progress(),
             conditions=conditions(training, group),
         )
-        # From here on only dropout and the like draw random numbers, and each rank draws its own. A user's model may
-        # draw from Python's and NumPy's generators: left alone they would differ from run to run.
+        # From here on only dropout and the like draw random numbers, different ones on each rank. A user's model may
+        # also draw from Python's and NumPy's generators, so these are seeded too.
         seed_generators(training.seed * 1_000_003 + group.rank + 1)
         ddp = DistributedDataParallel(predictor, device_ids=[group.device] if group.device.type == "cuda" else None)
-        settle_buckets(ddp, state, group)
+        warm_up_ddp_buckets(ddp, state, group)
         checkpoints = Checkpoints(
-            training.checkpoint_uri or checkpoints_home,
-            previous=previous_checkpoints,
+            training.checkpoint_uri or request.checkpoints_home,
+            previous=request.previous_checkpoints,
             model=predictor,
             optimizer=state.optimizer,
             parts={"scaler": state.scaler},
             identity=identity(data, model, training),
-            run=execution,
+            run=request.execution,
             resume=training.resume,
         )
-        ledger = Ledger(
+        recorder = GoodputRecorder(
             checkpoints.home,
             checkpoints.attempt,
             group.world,
@@ -97,32 +111,32 @@ def run(
             started=started,
             previous=checkpoints.previous,
         )
-        with ledger.time(RESTORE):
+        with recorder.time(RESTORE):
             restored = checkpoints.restore()
         if restored:
-            take_up(restored, state, group)
+            apply_restored(restored, state, group)
             if group.rank == 0:
-                print(f"train        goes on from step {restored.step} ({restored.source})", flush=True)
-                if changed := departure(restored.progress.get("conditions", {}), state.conditions, predictor):
-                    print(f"train        {changed}", flush=True)
-        checkpoints.prepare(to_save(state))
-        guard = Guard(checkpoints, interval(training, data), watcher, ledger)
+                LOG.info("goes on from step %d (%s)", restored.step, restored.source)
+                if changes := describe_changes(restored.progress.get("conditions", {}), state.conditions, predictor):
+                    LOG.warning("%s", changes)
+        checkpoints.prepare(checkpoint_state(state))
+        guard = Guard(checkpoints, interval(training, data), watcher, recorder)
         first_step = state.progress.step
         guard.begin(first_step)
         try:
-            train_loop(ddp, state, data, training, group, precision, guard, ledger)
+            train_loop(ddp, state, data, training, group, precision, guard, recorder)
             checkpoints.finish()
         except Preempted:
             raise
         except Exception as error:
-            ledger.end(f"{type(error).__name__}: {error}")
+            recorder.end(f"{type(error).__name__}: {error}")
             raise
         guard.close()
-        account = ledger.account()
+        goodput = recorder.summary()
         checkpoints.close()
         if group.rank == 0:
             write_trained(
-                directory,
+                request.directory,
                 config=model,
                 signature=data.signature,
                 best=state.best_weights,
@@ -131,23 +145,24 @@ def run(
                 attempt={
                     "steps": state.progress.step - first_step,
                     "resumed_from": restored.source if restored else "",
-                    "ledger": account.to_json(),
+                    "ledger": goodput.to_json(),
                 },
-                made_by=made_by,
+                made_by=request.made_by,
             )
-            print(f"train        {account}", flush=True)
+            LOG.info("%s", goodput)
         dist.barrier()
 
 
 def check_rows(data: PreparedData) -> None:
-    """Raise ``UserError`` if there is nothing to train on or nothing to choose the best weights by."""
+    """Raise ``UserError`` if the training or the validation split has no rows."""
     for split in ("train", "validation"):
         if not sum(data.segment_rows(split)):
             raise UserError(f"data.split: no row fell into the {split} split; give more rows or larger shares")
 
 
 def identity(data: PreparedData, model: ModelConfig, training: TrainingConfig) -> dict[str, Any]:
-    """What has to be equal for a checkpoint to be continued: all but how work is cut up and how often it is saved."""
+    """What must equal the checkpoint's to resume it: everything that determines the result, but not how batches are
+    divided into micro-batches and how often checkpoints are saved."""
     free = {
         *("accumulation", "checkpoint_every", "checkpoint_seconds", "mean_time_between_failures"),
         *("checkpoint_uri", "resume"),
@@ -162,7 +177,7 @@ def identity(data: PreparedData, model: ModelConfig, training: TrainingConfig) -
 
 
 def interval(training: TrainingConfig, data: PreparedData) -> Interval:
-    """When to save, by whichever of the settings is there; without any, once an epoch."""
+    """The checkpoint interval by the setting that is given; without any, one epoch."""
     if training.checkpoint_seconds or training.mean_time_between_failures:
         return Interval(
             seconds=training.checkpoint_seconds,
@@ -172,13 +187,13 @@ def interval(training: TrainingConfig, data: PreparedData) -> Interval:
     return Interval(steps=training.checkpoint_every or epoch)
 
 
-def history(state: TrainingState, group: Group, precision: str) -> dict[str, Any]:
-    """The course of training, without any time of day: equal for equal runs."""
+def history(state: TrainingState, group: Group, precision: str) -> History:
+    """The contents of ``history.json``."""
     progress = state.progress
     return {
         "steps": progress.steps,
         "evaluations": progress.evaluations,
-        "best": progress.best,
+        "best": cast(ValidationPoint, progress.best),
         "steps_total": progress.step,
         "stopped_early": progress.stopped_early,
         "parameters": sum(parameter.numel() for parameter in state.model.parameters()),

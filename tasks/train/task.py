@@ -1,4 +1,4 @@
-"""The door of training."""
+"""The Flyte task of training."""
 
 from __future__ import annotations
 
@@ -12,29 +12,32 @@ from tasks.flyte.elastic import Workspace, distributed
 from tasks.flyte.metadata import on
 from tasks.flyte.stage import ArtifactDirectory, Made, fingerprint_of, local_path, map_errors
 from tasks.hardware.profile import Placement
+from tasks.logs import logger
 from tasks.models.config import ModelConfig
 from tasks.settings import to_dict
 from tasks.storage import S3
 from tasks.train.config import TrainingConfig
 
+LOG = logger("train")
+
 
 @task(**on("fingerprint"))
 @map_errors
 def fingerprint_model_code(model: ModelConfig) -> str:
-    """A fingerprint of the user's own model code, empty for the built-in networks. Never cached."""
+    """A digest of the user's own model code, empty for the built-in networks. Never cached."""
     from tasks.models.source_code import fingerprint_model
 
     return fingerprint_model(model)
 
 
 def fetch_prepared(directory: FlyteDirectory, place: Placement, fresh: Path) -> Path:
-    """Prepared data from S3: all of it if the profile's cache holds it, else a stub through which it streams."""
+    """Download prepared data from S3 if it fits the profile's cache; otherwise make a stub that streams it."""
     from tasks.artifacts.streamed import make_stub, size_of
 
     uri, room = str(directory.remote_source or directory.path), int(place.data_cache_gib * 2**30)
     if not uri.startswith(S3) or size_of(uri) <= room:
         return local_path(directory)
-    print(f"train        streams {uri}: it is larger than profile.data_cache_gib, {place.data_cache_gib:g}", flush=True)
+    LOG.info("streams %s: it is larger than profile.data_cache_gib, %g", uri, place.data_cache_gib)
     return make_stub(uri, fresh, room // place.processes)
 
 
@@ -42,12 +45,12 @@ def fetch_prepared(directory: FlyteDirectory, place: Placement, fresh: Path) -> 
 def train(
     workspace: Workspace, prepared: ArtifactDirectory, model: ModelConfig, training: TrainingConfig, code: str
 ) -> Made:
-    """Train the model in a process group; ``code`` only makes edited model code new work."""
+    """Train the model in a process group. ``code`` is an input so that edited model code invalidates the cache."""
 
     def body() -> None:
-        from tasks.train.run import run
+        from tasks.train.run import TrainingRequest, run
 
-        run(
+        request = TrainingRequest(
             prepared=Path(prepared.path),
             model=model,
             training=training,
@@ -64,5 +67,6 @@ def train(
                 "training": to_dict(training),
             },
         )
+        run(request)
 
     return workspace.work(body)

@@ -97,6 +97,25 @@ def test_one_at_a_time_makes_an_entry_and_who_waited_is_told(tmp_path: Path) -> 
     assert [path.name for path in (tmp_path / "stage").iterdir()] == ["k"]
 
 
+def test_turns_that_follow_each_other_closely_exclude_each_other(tmp_path: Path) -> None:
+    """Each turn removes its empty directory and its lock file, just when the next one looks for them."""
+    turns = """
+import sys, time
+from pathlib import Path
+from tasks.artifacts.store import Store
+root = Path(sys.argv[1])
+for _ in range(40):
+    with Store(root).turn("stage", "k"):
+        (root / "inside").touch(exist_ok=False)
+        time.sleep(0.001)
+        (root / "inside").unlink()
+"""
+    run = [sys.executable, "-c", turns, str(tmp_path)]
+    processes = [subprocess.Popen(run, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    assert [process.communicate(timeout=60)[1] for process in processes] == ["", "", ""]
+    assert list((tmp_path / "stage").iterdir()) == []
+
+
 def test_unfinished_work_stays_for_the_next_turn(tmp_path: Path) -> None:
     store = Store(tmp_path)
     with pytest.raises(KeyboardInterrupt), store.turn("stage", "k"):

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from tasks.collectives import measure, operations
 from tasks.collectives.config import OPERATIONS, CollectivesConfig
-from tasks.distributed.agreement import AgreedRefusal
+from tasks.distributed.agreement import AgreedUserError
 from tests.collectives.world import in_world
 
 CPU = torch.device("cpu")
@@ -66,7 +66,7 @@ def refusals_of_this_rank() -> dict[str, str]:
         try:
             measure.measure_one(operation, 400, 0.001, CPU)
             said[fault] = "nothing"
-        except AgreedRefusal as refusal:
+        except AgreedUserError as refusal:
             said[fault] = refusal.message
         finally:
             for each, function in sound.items():
@@ -122,7 +122,7 @@ def test_an_iteration_takes_as_long_as_on_the_slowest_rank(tmp_path: Path) -> No
 def too_large_on_this_rank() -> str:
     try:
         measure.measure(CollectivesConfig(smallest=1 << 50, largest=1 << 50), CPU)
-    except AgreedRefusal as refusal:
+    except AgreedUserError as refusal:
         return refusal.message
     return "nothing"
 

@@ -100,8 +100,7 @@ def test_nothing_is_printed(case: Case) -> None:
 
 def fake_timing(p50: Mapping[str, float]) -> Any:
     def time_variants(runs: Mapping[str, Predictor], *_: Any) -> dict[str, Any]:
-        at = {name: {"p50": p50[name], "p99": 1.0, "calls": 1, "rows_per_second": 1.0} for name in runs}
-        return {name: {"1": at[name], "256": at[name]} for name in runs}
+        return {name: {key: {"p50": p50[name], "p99": 1.0, "calls": 1} for key in ("1", "256")} for name in runs}
 
     return time_variants
 

@@ -14,7 +14,7 @@ import torch
 from tasks.artifacts.format import DamagedArtifact
 from tasks.artifacts.prepared import TARGET, PreparedData
 from tasks.train.data import loader
-from tasks.train.data.loader import Batch, Rows, evaluation_batches, layout, training_batches
+from tasks.train.data.loader import Batch, StoredRows, evaluation_batches, layout, training_batches
 from tasks.train.data.order import GlobalOrder, share
 from tests.loader.data import SIGNATURE, flip_bit, records, write
 
@@ -150,13 +150,13 @@ def test_the_thread_ends_with_its_iterator(prepared: PreparedData) -> None:
 
 
 def test_waiting_is_measured(prepared: PreparedData, monkeypatch: pytest.MonkeyPatch) -> None:
-    gather, asked = Rows.gather, threading.Event()
+    gather, asked = StoredRows.gather, threading.Event()
 
     def held_back(*arguments: object) -> None:
         assert asked.wait(60)
         gather(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Rows, "gather", held_back)
+    monkeypatch.setattr(StoredRows, "gather", held_back)
     monkeypatch.setattr(loader, "PATIENCE_S", 0.2)
     batches = training_batches(prepared, order_of(prepared), 0, 1, CPU, waiting=asked.set)
     assert next(batches).wait >= 0.2

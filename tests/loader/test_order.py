@@ -19,7 +19,7 @@ WORLDS = (1, 2, 3, 4, 8, 64)
 
 def rows_of(order: GlobalOrder, rank: int, world: int, consumed: int) -> np.ndarray:
     """The rows that one rank reads for the batch after ``consumed`` samples."""
-    return next(order.tickets(rank, world, consumed, consumed + 1)).rows
+    return next(order.plans(rank, world, consumed, consumed + 1)).rows
 
 
 def epoch_of(order: GlobalOrder, epoch: int) -> list[np.ndarray]:
@@ -54,16 +54,16 @@ def test_every_world_reads_the_same_ordered_batches(batch_size: int) -> None:
     whole = [order.batch(step) for step in steps]
     for world in WORLDS:
         readers = [
-            GlobalOrder(order.layout, batch_size, seed=3).tickets(r, world, 0, 2 * order.layout.rows)
+            GlobalOrder(order.layout, batch_size, seed=3).plans(r, world, 0, 2 * order.layout.rows)
             for r in range(world)
         ]
-        for step, tickets in zip(steps, zip(*readers, strict=True), strict=True):
-            assert np.array_equal(np.concatenate([t.rows for t in tickets]), whole[step])
-            lengths = [len(t.rows) for t in tickets]
+        for step, plans in zip(steps, zip(*readers, strict=True), strict=True):
+            assert np.array_equal(np.concatenate([t.rows for t in plans]), whole[step])
+            lengths = [len(t.rows) for t in plans]
             size = len(whole[step])
             assert lengths == [(r + 1) * size // world - r * size // world for r in range(world)]
-            assert {t.size for t in tickets} == {size}
-            assert {t.consumed for t in tickets} == {order.consumed(step + 1)}
+            assert {t.size for t in plans} == {size}
+            assert {t.consumed for t in plans} == {order.consumed(step + 1)}
 
 
 def test_a_share_is_what_the_second_law_says() -> None:
@@ -170,7 +170,7 @@ def test_a_start_between_batches_is_refused() -> None:
     order = GlobalOrder(Layout((1000,), 64), 300, seed=0)
     assert [order.consumed(step) for step in (0, 3, 4, 5)] == [0, 900, 1000, 1300]
     with pytest.raises(ValueError, match="no batch of 300 rows begins after 1400 samples"):
-        next(order.tickets(0, 1, 1400))
+        next(order.plans(0, 1, 1400))
 
 
 def test_evaluation_takes_contiguous_shares_in_stored_order() -> None:
@@ -179,7 +179,7 @@ def test_evaluation_takes_contiguous_shares_in_stored_order() -> None:
         seen = []
         for rank in range(world):
             order = StoredOrder(layout, 20)
-            for ticket in order.tickets(rank, world):
-                assert 0 < ticket.size == len(ticket.rows) <= 20
-                seen.append(ticket.rows)
+            for plan in order.plans(rank, world):
+                assert 0 < plan.size == len(plan.rows) <= 20
+                seen.append(plan.rows)
         assert np.array_equal(np.concatenate(seen), np.arange(157))

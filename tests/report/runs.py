@@ -9,7 +9,7 @@ import numpy as np
 
 from tasks.artifacts.format import ArtifactWriter
 from tasks.artifacts.prepared import Signature, TensorSpec
-from tasks.evaluate.engine import pictures
+from tasks.evaluate.engine import plot_data
 from tasks.models import metrics
 from tasks.preprocess import quarantine
 from tasks.preprocess.quarantine import BadRow
@@ -120,7 +120,7 @@ def evaluation(signature: Signature) -> dict[str, Any]:
         "model": model,
         "baseline": {"name": "HistGradientBoosting", "rows_trained": 2800, **baseline},
         "classes": list(signature.classes),
-        **pictures(signature.task, outputs, truth),
+        **plot_data(signature.task, outputs, truth),
     }
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 import threading
 import time
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,7 +19,9 @@ class FaultyS3(ThreadingHTTPServer):
 
     Faults: "403", "500" and "503" answer so; "reset" hangs up before anything is done, "lost" after it was done;
     "truncate" sends half of the answer; "stall" sends half and then nothing for ``stall_s`` seconds; "corrupt" flips a
-    bit of what was sent; "pass" is none, for requests before the one that is meant.
+    bit of the request's body, or of the answer's if the request has none; "cut" stores half of it; "pass" is none,
+    for requests before the one that is meant.
+    A body that does not match its CRC is refused, as S3 does and moto does not.
     ``down_until`` (``time.monotonic``) makes every connection end at once without an answer.
     """
 
@@ -76,13 +80,17 @@ class Handler(BaseHTTPRequestHandler):
             return self.hang_up()
         if fault in ("403", "500", "503"):
             code = {"403": "AccessDenied", "500": "InternalError", "503": "SlowDown"}[fault]
-            text = f"<Error><Code>{code}</Code><Message>injected</Message></Error>".encode()
-            return self.answer(int(fault), [("Content-Type", "application/xml")], text, len(text))
-        if fault == "corrupt":
-            body = bytes([body[0] ^ 1]) + body[1:]
+            return self.error(int(fault), code)
+        if fault == "corrupt" and body:
+            body = flipped(body)
+        if not self.intact(body):
+            return self.error(400, "BadDigest")
+        if fault == "cut":
+            body = body[: len(body) // 2]
         connection = http.client.HTTPConnection(*server.upstream, timeout=60)
         headers = {name: value for name, value in self.headers.items() if name.lower() != "expect"}
-        if "chunked" in headers.pop("Transfer-Encoding", ""):
+        headers.pop("Transfer-Encoding", None)
+        if body:
             headers["Content-Length"] = str(len(body))
         connection.request(self.command, self.path, body, headers)
         answer = connection.getresponse()
@@ -91,6 +99,8 @@ class Handler(BaseHTTPRequestHandler):
         skipped = ("transfer-encoding", "connection", "content-length")
         kept = [(name, value) for name, value in answer.getheaders() if name.lower() not in skipped]
         size = int(answer.getheader("Content-Length") or len(data))
+        if fault == "corrupt" and not body:
+            data = flipped(data)
         if fault == "lost":
             return self.hang_up()
         if fault in ("truncate", "stall"):
@@ -100,6 +110,14 @@ class Handler(BaseHTTPRequestHandler):
         return self.answer(answer.status, kept, data, size)
 
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = forward
+
+    def intact(self, body: bytes) -> bool:
+        sent = self.headers.get("x-amz-checksum-crc32")
+        return sent is None or base64.b64decode(sent) == zlib.crc32(body).to_bytes(4, "big")
+
+    def error(self, status: int, code: str) -> None:
+        text = f"<Error><Code>{code}</Code><Message>injected</Message></Error>".encode()
+        self.answer(status, [("Content-Type", "application/xml")], text, len(text))
 
     def read_body(self) -> bytes:
         if self.headers.get("Expect", "").lower() == "100-continue":
@@ -127,6 +145,10 @@ class Handler(BaseHTTPRequestHandler):
     def hang_up(self) -> None:
         self.close_connection = True
         self.connection.close()
+
+
+def flipped(data: bytes) -> bytes:
+    return bytes([data[0] ^ 1]) + data[1:]
 
 
 @contextmanager

@@ -138,6 +138,22 @@ def test_bytes_that_change_every_time_are_noticed(store: FaultyS3, tmp_path: Pat
     assert store.fired == [("PUT", "corrupt")] * s3.UPLOADS
 
 
+def test_a_store_without_checksums_that_lost_bytes_is_noticed_by_the_size(store: FaultyS3, tmp_path: Path) -> None:
+    store.inject("PUT", "cut")
+    with pytest.raises(StorageUnavailable, match="holds 500 bytes, 1000 were sent"):
+        storage_for(f"s3://bucket/{tmp_path.name}").put("small", b"x" * 1000)
+    assert store.fired == [("PUT", "cut")]
+
+
+def test_a_download_that_changes_on_the_way_is_noticed(store: FaultyS3, tmp_path: Path) -> None:
+    storage = storage_for(f"s3://bucket/{tmp_path.name}")
+    storage.put("small", b"x" * 1000)
+    store.inject("GET", "corrupt")
+    with pytest.raises(StorageUnavailable, match="other bytes"):
+        storage.get("small", tmp_path)
+    assert store.fired == [("GET", "corrupt")] and not (tmp_path / "small").exists()
+
+
 def test_a_store_that_stays_away_is_told_from_one_that_refuses(
     store: FaultyS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

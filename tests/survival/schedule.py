@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tasks.train.checkpoint.layout import whole
+from tasks.train.checkpoint.layout import complete
 from tests.survival.world import ALL, Fault, Job, attempt
 
 #: Every moment at which a process can be lost, at a time when any run of the harness passes it.
@@ -38,7 +38,7 @@ RESUMING = [Fault("restore", rank=0), Fault("restore", rank=1), Fault("load", ra
 
 def newest(home: Path) -> Path:
     """The newest whole checkpoint; a process that is killed in between leaves ``latest.json`` pointing to an older."""
-    return home / str(whole([f"{path.parent.name}/{path.name}" for path in home.glob("step-*/manifest.json")])[0])
+    return home / str(complete([f"{path.parent.name}/{path.name}" for path in home.glob("step-*/manifest.json")])[0])
 
 
 def flip(path: Path) -> None:

@@ -17,10 +17,10 @@ from torch import nn
 
 from tasks.errors import UserError
 from tasks.storage import StorageUnavailable, storage_for
-from tasks.train.checkpoint import Checkpoints, Keep, Superseded, publish
+from tasks.train.checkpoint import Checkpoints, Retention, Superseded, publish
 from tasks.train.checkpoint.layout import Name
 from tasks.train.checkpoint.shards import FileWriter
-from tasks.train.checkpoint.staging import owners
+from tasks.train.checkpoint.staging import assign_writers
 from tasks.train.checkpoint.state_json import join, split
 
 IDENTITY = {"training": {"seed": 0}, "data": "abc"}
@@ -105,7 +105,7 @@ def test_preparing_and_saving_change_nothing_that_a_run_computes(tmp_path: Path)
 
 
 def test_the_last_the_best_and_every_nth_stay(tmp_path: Path) -> None:
-    run = Run(tmp_path, keep=Keep(last=2, every=4))
+    run = Run(tmp_path, retention=Retention(last=2, every=4))
     run.steps(1)
     for step in range(1, 8):
         run.save(step, best=step in (2, 3))
@@ -249,7 +249,7 @@ def test_what_a_dead_attempt_left_half_written_is_swept(tmp_path: Path) -> None:
     first.save(1)
     storage = storage_for(str(tmp_path))
     storage.put("step-000000000002.a0001/tensors-00000.bin", b"half")
-    scratch = first.checkpoints._publisher.workplace / "step-000000000002.a0001"
+    scratch = first.checkpoints._publisher.staging_directory / "step-000000000002.a0001"
     scratch.mkdir(parents=True)
     (scratch / "tensors-00000.bin").write_bytes(b"half")
     Run(tmp_path)
@@ -293,7 +293,7 @@ def test_ranks_write_about_the_same_amount_and_every_tensor_once() -> None:
     sizes = [1000, 900, 500, 400, 300, 7, 7, 1]
     held = [(f"t{i}", (size,), torch.float32, False) for i, size in enumerate(sizes)]
     alone = ("only-1", (100,), torch.float32, False)
-    chosen = owners([held, [*held, alone], held])
+    chosen = assign_writers([held, [*held, alone], held])
     assert chosen.keys() == {*(name for name, *_ in held), "only-1"}
     assert chosen["only-1"] == 1
     load = [sum(size for i, size in enumerate(sizes) if chosen[f"t{i}"] == rank) for rank in range(3)]

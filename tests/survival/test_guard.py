@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from tasks.train.survival.checkpoint_interval import Interval
-from tasks.train.survival.goodput import Ledger, read_pages
+from tasks.train.survival.goodput import GoodputRecorder, read_attempts
 from tasks.train.survival.guard import Guard, Preempted
 from tasks.train.survival.notices import Watcher
 from tests.survival.test_checkpoints import Run, names
 
 
 def guarded(run: Run, watcher: Watcher, interval: Interval) -> Guard:
-    ledger = Ledger(run.checkpoints.home, run.checkpoints.attempt, 1, writes=True, started=time.perf_counter())
+    ledger = GoodputRecorder(run.checkpoints.home, run.checkpoints.attempt, 1, writes=True, started=time.perf_counter())
     guard = Guard(run.checkpoints, interval, watcher, ledger)
     guard.begin(0)
     return guard
@@ -39,7 +39,7 @@ def test_it_saves_every_so_many_steps(tmp_path: Path) -> None:
         run.checkpoints.finish()
         guard.close()
     assert names(tmp_path) == ["step-000000000004.a0001", "step-000000000008.a0001"]
-    page = read_pages(run.checkpoints.home)[0]
+    page = read_attempts(run.checkpoints.home)[0]
     assert (page.last_step, page.ended) == (9, "finished")
 
 
@@ -52,7 +52,7 @@ def test_on_notice_it_saves_leaves_and_nothing_is_lost(tmp_path: Path) -> None:
         with pytest.raises(Preempted, match=r"left at step \d+, saved \(rank 0: signal: SIGTERM\)"):
             train(run, guard, 2000, each_s=0.005)
     restored = Run(tmp_path).checkpoints.restore()
-    page = read_pages(run.checkpoints.home)[0]
+    page = read_attempts(run.checkpoints.home)[0]
     assert restored is not None and restored.step == page.last_step == page.saved_step
     assert page.ended.startswith("left at step")
 
@@ -76,7 +76,7 @@ def test_auto_finds_its_interval_from_what_a_save_costs(tmp_path: Path) -> None:
         train(run, guard, 150, each_s=0.01)
         run.checkpoints.finish()
         guard.close()
-    page = read_pages(run.checkpoints.home)[0]
+    page = read_attempts(run.checkpoints.home)[0]
     # What share of the time saves take, benchmarks/goodput.py measures: a busy machine makes it no matter for a test.
     assert page.saved_step > 75
 

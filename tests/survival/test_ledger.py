@@ -13,21 +13,30 @@ import pytest
 from tasks.distributed.parent_death import end_with_parent
 from tasks.storage import storage_for
 from tasks.train.survival import goodput
-from tasks.train.survival.goodput import EVALUATION, NO_WORD, STALL, STEPS, Ledger, Page, account, read_pages
+from tasks.train.survival.goodput import (
+    EVALUATION,
+    KILLED,
+    STALL,
+    STEPS,
+    AttemptRecord,
+    GoodputRecorder,
+    read_attempts,
+    summarise,
+)
 from tests.survival.world import running
 
 FORK = multiprocessing.get_context("fork")
 
 
-def page(attempt: int, first: int, last: int, step_s: float = 0.5) -> Page:
-    made = Page(attempt, 2, first, last, wall=(last - first) * step_s + 10)
+def page(attempt: int, first: int, last: int, step_s: float = 0.5) -> AttemptRecord:
+    made = AttemptRecord(attempt, 2, first, last, wall=(last - first) * step_s + 10)
     made.seconds[STEPS] = (last - first) * step_s
     return made
 
 
 def test_steps_that_were_done_again_are_lost() -> None:
     # 0-100, back to 80; 80-130, back to 120; 120-200.
-    found = account([page(3, 120, 200), page(1, 0, 100), page(2, 80, 130)])
+    found = summarise([page(3, 120, 200), page(1, 0, 100), page(2, 80, 130)])
     assert (found.executed, found.kept) == (100 + 50 + 80, 200)
     assert found.useful_steps == 200 / 230
     assert found.lost == pytest.approx(30 * 0.5)
@@ -36,12 +45,12 @@ def test_steps_that_were_done_again_are_lost() -> None:
 
 def test_an_attempt_that_falls_back_further_makes_more_than_its_predecessor_lose() -> None:
     # The newest checkpoint of attempt 2 was damaged: attempt 3 begins before attempt 2 did.
-    found = account([page(1, 0, 100), page(2, 80, 130), page(3, 60, 200)])
+    found = summarise([page(1, 0, 100), page(2, 80, 130), page(3, 60, 200)])
     assert (found.executed, found.kept) == (290, 200)
 
 
 def test_time_goes_to_its_account(tmp_path: Path) -> None:
-    kept = Ledger(storage_for(str(tmp_path)), 1, 1, writes=False, started=time.perf_counter() - 5)
+    kept = GoodputRecorder(storage_for(str(tmp_path)), 1, 1, writes=False, started=time.perf_counter() - 5)
     with kept.time("restore"):
         time.sleep(0.05)
     kept.begin(10)
@@ -50,17 +59,17 @@ def test_time_goes_to_its_account(tmp_path: Path) -> None:
         time.sleep(0.02)
         raise RuntimeError
     kept.step(14)
-    seconds = kept.account().seconds
+    seconds = kept.summary().seconds
     assert seconds["start"] == pytest.approx(5, abs=0.05)
     assert seconds["restore"] == pytest.approx(0.05, abs=0.03)
     assert seconds[EVALUATION] == pytest.approx(0.02, abs=0.02)
     assert seconds[STALL] == 0
-    assert kept.account().executed == 4
+    assert kept.summary().executed == 4
 
 
 def keep_a_page_until_killed(home: str) -> None:
     goodput.PERIOD_S = 0.02
-    kept = Ledger(storage_for(home), 1, 2, writes=True, started=time.perf_counter())
+    kept = GoodputRecorder(storage_for(home), 1, 2, writes=True, started=time.perf_counter())
     kept.begin(0)
     for done in range(1, 51):
         kept.step(done)
@@ -74,14 +83,14 @@ def test_a_killed_attempt_leaves_its_page_and_the_next_one_counts_it(tmp_path: P
     process.join(20)
     assert process.exitcode == -signal.SIGKILL
     storage = storage_for(str(tmp_path))
-    second = Ledger(storage, 2, 2, writes=True, started=time.perf_counter())
+    second = GoodputRecorder(storage, 2, 2, writes=True, started=time.perf_counter())
     second.begin(40)
     second.step(100)
     second.end("finished")
-    found = account(read_pages(storage))
-    assert (found.executed, found.kept, found.ends) == (110, 100, (NO_WORD, "finished"))
+    found = summarise(read_attempts(storage))
+    assert (found.executed, found.kept, found.ends) == (110, 100, (KILLED, "finished"))
     (tmp_path / "ledger/0003.json").write_text('{"attempt": 3')
-    assert len(read_pages(storage)) == 2
+    assert len(read_attempts(storage)) == 2
 
 
 def agent(path: Path) -> None:
@@ -113,7 +122,7 @@ def test_a_worker_ends_with_its_agent(tmp_path: Path) -> None:
 
 
 def test_a_killed_attempts_stale_page_counts_up_to_where_the_next_went_on() -> None:
-    stale = Page(1, 2, first_step=0, last_step=3)
-    found = account([stale, Page(2, 2, first_step=10, last_step=20, ended="finished")])
+    stale = AttemptRecord(1, 2, first_step=0, last_step=3)
+    found = summarise([stale, AttemptRecord(2, 2, first_step=10, last_step=20, ended="finished")])
     assert (found.executed, found.kept) == (20, 20)
     assert stale.last_step == 3, "the pages themselves are left alone"

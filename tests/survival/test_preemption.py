@@ -10,8 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from tasks.train.survival import notices
-from tasks.train.survival.consensus import Agreement, Stop
-from tasks.train.survival.notices import Aws, Azure, Gcp, NoAnswer, Notice, Server, Watcher
+from tasks.train.survival.consensus import Consensus, Stop
+from tasks.train.survival.notices import Aws, Azure, Gcp, MetadataUnavailable, Notice, Server, Watcher
 from tests.survival.metadata import metadata_server
 
 CLOUDS: dict[str, Callable[[str], Server]] = {"aws": Aws, "gcp": Gcp, "azure": Azure}
@@ -51,7 +51,7 @@ def test_a_server_that_misbehaves_is_no_notice_and_is_asked_again(
         assert asked.present()
         assert asked.ask() is None
         server.mood = mood
-        with pytest.raises(NoAnswer):
+        with pytest.raises(MetadataUnavailable):
             asked.ask()
         server.mood, server.event = "", 60
         notice = asked.ask()
@@ -69,9 +69,9 @@ def test_an_expired_token_is_renewed() -> None:
 
 
 def test_no_server_is_no_notice() -> None:
-    with pytest.raises(NoAnswer):
+    with pytest.raises(MetadataUnavailable):
         Aws("http://127.0.0.1:9").present()
-    with metadata_server("azure") as server, pytest.raises(NoAnswer):
+    with metadata_server("azure") as server, pytest.raises(MetadataUnavailable):
         Gcp(server.url).present()
 
 
@@ -96,15 +96,15 @@ def test_sigterm_is_a_notice_with_the_grace_that_kubernetes_gives() -> None:
 
 def test_advice_asks_for_a_save_and_only_a_certain_notice_for_an_end() -> None:
     with metadata_server("aws") as server, Watcher([Aws(server.url)], grace_s=None, period_s=0.02) as watcher:
-        agreement = Agreement(watcher)
-        assert not agreement.ask().advised
+        consensus = Consensus(watcher)
+        assert not consensus.exchange().advised
         server.rebalance = True
         wait_for(lambda: watcher.notice)
-        advised = agreement.ask()
+        advised = consensus.exchange()
         assert advised.advised and advised.stop is None
         server.event = 90
         wait_for(lambda: watcher.notice and watcher.notice.deadline)
-        stop = agreement.ask().stop
+        stop = consensus.exchange().stop
         assert stop is not None and "spot terminate" in stop.why
         assert stop.seconds_left == pytest.approx(90, abs=3)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from tasks.train.survival.reproducibility import departure, spread_dependent
+from tasks.train.survival.reproducibility import batch_dependent_layers, describe_changes
 from tests.survival.world import Fault, Job, attempt
 
 
@@ -63,8 +63,8 @@ def test_with_dropout_the_run_says_that_the_numbers_differ(prepared: Path, tmp_p
 
 def test_what_depends_on_how_a_batch_is_spread_is_known_and_equal_conditions_say_nothing() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Dropout(0.0), nn.MultiheadAttention(2, 1, dropout=0.1))
-    assert spread_dependent(model) == ["BatchNorm1d", "MultiheadAttention"]
+    assert batch_dependent_layers(model) == ["BatchNorm1d", "MultiheadAttention"]
     now = {"processes": 2, "torch": "2.13.0"}
-    assert departure(now, now, model) == "" == departure({}, now, model)
-    assert "(torch 2.12.0 -> 2.13.0)" in (said := departure({**now, "torch": "2.12.0"}, now, model))
+    assert describe_changes(now, now, model) == "" == describe_changes({}, now, model)
+    assert "(torch 2.12.0 -> 2.13.0)" in (said := describe_changes({**now, "torch": "2.12.0"}, now, model))
     assert said.endswith("the numbers equal but for rounding")

@@ -99,7 +99,7 @@ def run_rank(job: Job, rank: int, port: int, faults: tuple[Fault, ...], fired: P
     for fault in faults:
         if fault.rank in (rank, ALL):
             install(fault, fired)
-    engine.run(
+    request = engine.TrainingRequest(
         prepared=job.prepared,
         model=ModelConfig("mlp", {"hidden": [48, 32, 24], "dropout": job.dropout}),
         training=TrainingConfig(
@@ -115,6 +115,7 @@ def run_rank(job: Job, rank: int, port: int, faults: tuple[Fault, ...], fired: P
         previous_checkpoints=job.previous,
         made_by={},
     )
+    engine.run(request)
 
 
 def note_rows(loop: Any, path: Path) -> None:
@@ -173,7 +174,7 @@ def install(fault: Fault, fired: Path) -> None:
     if fault.where == "step":
         before(train_loop, "train_step")
     elif fault.where == "data":
-        before(loader.Rows, "gather")
+        before(loader.StoredRows, "gather")
     elif fault.where == "evaluation":
         before(train_loop, "evaluate_split")
     elif fault.where == "write":

@@ -43,12 +43,12 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def rank_body(rank: int, world: int, port: int, settings: dict[str, Any]) -> None:
     from tasks.errors import UserError
-    from tasks.train.run import run
+    from tasks.train.run import TrainingRequest, run
 
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in place.items()})
     try:
-        run(**settings)
+        run(TrainingRequest(**settings))
     except UserError as refusal:
         Path(f"{settings['directory']}.refused{rank}").write_text(refusal.message)
 

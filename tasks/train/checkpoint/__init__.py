@@ -1,7 +1,8 @@
-"""Checkpoints: taken in the background, hashed while written, published when every rank confirmed, verified on read."""
+"""Checkpoints: written in the background, hashed on the way, published once all ranks have stored their part, and
+verified when they are read."""
 
-from tasks.train.checkpoint.layout import Keep, Name
+from tasks.train.checkpoint.layout import Name, Retention
 from tasks.train.checkpoint.manager import Checkpoints, Restored
 from tasks.train.checkpoint.publish import Superseded
 
-__all__ = ["Checkpoints", "Keep", "Name", "Restored", "Superseded"]
+__all__ = ["Checkpoints", "Name", "Restored", "Retention", "Superseded"]

@@ -1,9 +1,9 @@
-"""How checkpoints lie in their home, and which of them stay.
+"""The files below the home of a run's checkpoints, and which checkpoints are retained.
 
-``step-000000001200.a0003/`` holds one checkpoint: step 1200, written by attempt 3. It is whole once its
-``manifest.json`` is there, which is written last; a name is never used twice. ``attempts/0003`` says that a third
-attempt began: from then on the second may no longer publish. ``latest.json`` is for people and other programs; a
-restore believes manifests only.
+``step-000000001200.a0003/`` is one checkpoint: step 1200, written by attempt 3. It is complete once its
+``manifest.json`` exists, which is written last; a name is never used twice. ``attempts/0003`` marks the start of the
+third attempt, after which the second may no longer publish. ``latest.json`` is for people and other programs; a restore
+uses manifests only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PATTERN = re.compile(r"step-(\d{12})\.a(\d{4,})(\.best)?")
 
 @dataclass(frozen=True, order=True)
 class Name:
-    """Which checkpoint it is. In order of age: a later attempt's is newer, whatever its step."""
+    """The name of a checkpoint. Names are ordered by age: a later attempt's is newer, whatever its step."""
 
     attempt: int
     step: int
@@ -37,41 +37,43 @@ class Name:
 
 
 @dataclass(frozen=True)
-class Keep:
-    """Which checkpoints stay: the last ``last``, the newest marked best, and every ``every``-th step (0: none)."""
+class Retention:
+    """The checkpoints to retain: the newest ``last``, the newest marked best, and those of every ``every``-th step (0:
+    none)."""
 
     last: int = 2
     every: int = 0
 
-    def dropped(self, names: Iterable[Name]) -> list[Name]:
+    def expired(self, names: Iterable[Name]) -> list[Name]:
+        """Those of ``names`` to delete, newest first."""
         newest_first = sorted(names, reverse=True)
-        stay = set(newest_first[: self.last])
-        stay.update([name for name in newest_first if name.best][:1])
+        retained = set(newest_first[: self.last])
+        retained.update([name for name in newest_first if name.best][:1])
         if self.every:
-            stay.update(name for name in newest_first if name.step % self.every == 0)
-        return [name for name in newest_first if name not in stay]
+            retained.update(name for name in newest_first if name.step % self.every == 0)
+        return [name for name in newest_first if name not in retained]
 
 
-def whole(keys: Iterable[str]) -> list[Name]:
-    """The checkpoints among a store's keys that have a manifest, newest first."""
+def complete(keys: Iterable[str]) -> list[Name]:
+    """The checkpoints that have a manifest among a store's ``keys``, newest first."""
     directories = [key.removesuffix("/" + MANIFEST) for key in keys if key.endswith("/" + MANIFEST)]
     return sorted((name for name in map(Name.parse, directories) if name), reverse=True)
 
 
 def unfinished(keys: Sequence[str], before: int) -> list[str]:
-    """Keys of checkpoints without a manifest that an attempt earlier than ``before`` left behind."""
-    done = {str(name) for name in whole(keys)}
+    """The keys of incomplete checkpoints of attempts earlier than ``before``."""
+    finished = {str(name) for name in complete(keys)}
     left = []
     for key in keys:
         directory = key.partition("/")[0]
         name = Name.parse(directory)
-        if name and name.attempt < before and directory not in done:
+        if name and name.attempt < before and directory not in finished:
             left.append(key)
     return left
 
 
 def newest_attempt(keys: Iterable[str]) -> int:
-    """The number of the last attempt that began here; 0 before the first."""
+    """The number of the last attempt that was started; 0 before the first."""
     numbers = [key.removeprefix(ATTEMPTS) for key in keys if key.startswith(ATTEMPTS)]
     return max((int(number) for number in numbers if number.isdigit()), default=0)
 

@@ -1,19 +1,19 @@
-"""The one place that writes and reads checkpoints.
+"""Write and read checkpoints.
 
 ::
 
     checkpoints = Checkpoints(home, model=ddp, optimizer=optimizer, parts={"scaler": scaler}, identity={"seed": 0})
-    restored = checkpoints.restore()              # None: start afresh
-    checkpoints.prepare(progress)                 # before the first step: plans who writes what, touches the buffers
+    restored = checkpoints.restore()              # None: there is no checkpoint to resume from
+    checkpoints.prepare(progress)                 # before the first step: assigns writers, allocates buffers
     ...
     checkpoints.save(step, progress)              # returns as soon as the snapshot is taken
     ...
     checkpoints.finish()                          # waits until the last one is published
 
-All ranks call every method side by side. ``progress`` is any nesting of dictionaries, lists, numbers, text and tensors
-that are the same on all ranks: stream position, metrics history, ledger, best weights. The model, the optimiser and the
-``parts`` (scheduler, scaler, EMA: anything with ``state_dict`` and ``load_state_dict``) are read when a snapshot is
-taken and set when one is restored; the random generators of every rank too. Nothing here draws a random number.
+All ranks call every method at the same point. ``progress`` is any nesting of dictionaries, lists, numbers, text and
+tensors that are equal on all ranks, such as the step, the history of metrics and the best weights. A checkpoint also
+holds the model, the optimiser, the ``parts`` (scheduler, scaler, EMA: anything with ``state_dict`` and
+``load_state_dict``) and the random generators of every rank. Nothing here draws random numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import sys
 import threading
 import time
 import uuid
@@ -29,7 +28,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -45,28 +44,33 @@ from torch.distributed.checkpoint.state_dict import (
 from tasks.artifacts.format import Artifact, DamagedArtifact, canonical_json
 from tasks.distributed.peers import Peers
 from tasks.errors import UserError
+from tasks.logs import logger
 from tasks.storage import AlreadyThere, MissingObject, Storage, StorageUnavailable, storage_for
-from tasks.train.checkpoint.layout import ATTEMPTS, Keep, Name, attempt_key, newest_attempt, unfinished, whole
+from tasks.train.checkpoint.layout import ATTEMPTS, Name, Retention, attempt_key, complete, newest_attempt, unfinished
 from tasks.train.checkpoint.publish import (
     STATE,
     Publisher,
     Snapshot,
     rank_file,
-    together,
-    workplace_prefix,
+    run_and_gather,
+    staging_prefix,
 )
-from tasks.train.checkpoint.random_state import capture, put_back
-from tasks.train.checkpoint.restore import Candidate, OtherRun, Wanted, candidates, refusal, verified
+from tasks.train.checkpoint.random_state import capture_random_state, restore_random_state
+from tasks.train.checkpoint.restore import Candidate, ResumePolicy, SkippedCheckpoint, candidates, damage, verified
 from tasks.train.checkpoint.shards import ShardReader, read_index
-from tasks.train.checkpoint.staging import Buffers, Shape, owners, shapes_of, stepped
+from tasks.train.checkpoint.staging import Buffers, TensorKey, assign_writers, changed_by_optimizer, tensor_keys
 from tasks.train.checkpoint.state_json import join, split
 
-#: So many saves in a row may fail before training stops: a disk may be cleared, a store come back.
-FAILURES_BORNE = 2
+#: Saves in a row that may fail before training stops, since a full disk or an unavailable store may recover.
+TOLERATED_FAILURES = 2
+
+
+LOG = logger("checkpoint")
+T = TypeVar("T")
 
 
 class Stateful(Protocol):
-    """A part of the training state that keeps itself in a dictionary."""
+    """A part of the training state."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -75,11 +79,11 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True)
 class Restored:
-    """What a run goes on from. ``source`` is the checkpoint's URI; ``refused`` says what was damaged, and how.
+    """A restored checkpoint. ``source`` is its URI; ``refused`` describes the damaged checkpoints that were skipped.
 
-    ``owns`` holds what each of the ranks that wrote it gave as its own, in their order. With as many ranks now the run
-    goes on bit for bit (``same_world``); otherwise the random generators are this run's own, and only the samples and
-    their order are the same.
+    ``owns`` holds the ``own`` argument of :meth:`Checkpoints.save` of every rank that wrote it, in rank order. If the
+    number of ranks is the same now (``same_world``), the random generators were restored and the run continues bit for
+    bit; otherwise only the samples and their order are the same.
     """
 
     step: int
@@ -93,11 +97,11 @@ class Restored:
 class Checkpoints:
     """The checkpoints of one attempt of one run.
 
-    ``home`` and ``previous`` are directories or ``s3://`` prefixes that all ranks see: new checkpoints go to ``home``;
-    those of ``previous`` (Flyte's prefix of the attempt before; may be empty, or not exist) are only read.
-    ``identity`` is what has to be equal for a checkpoint to be continued (model, data, seed, …), as nested mappings of
-    JSON values. With ``resume="never"`` only checkpoints of the same ``run`` (an execution's id) are taken up, so that
-    its retries go on while everything older is left alone. Raises ``UserError`` if ``home`` cannot be written.
+    ``home`` and ``previous`` are directories or ``s3://`` prefixes that all ranks can access. Checkpoints are written
+    to ``home``; those of ``previous`` (Flyte's prefix of the attempt before; may be empty or not exist) are only read.
+    ``identity`` holds what must equal the checkpoint's to resume it (model, data, seed, …), as nested mappings of JSON
+    values. With ``resume="never"`` only checkpoints of the same ``run`` (an execution's id) are used, so that retries
+    resume while older checkpoints are ignored. Raises ``UserError`` if ``home`` cannot be written.
     """
 
     def __init__(
@@ -111,42 +115,44 @@ class Checkpoints:
         previous: str = "",
         run: str = "",
         resume: str = "auto",
-        keep: Keep | None = None,
+        retention: Retention | None = None,
         timeout: timedelta = timedelta(minutes=10),
     ) -> None:
         self._model = model
         self._optimizer = optimizer
         self._parts = dict(parts or {})
-        self._wanted = Wanted(identity, run, resume)
-        self._peers = Peers.meet(timeout)
+        self._policy = ResumePolicy(identity, run, resume)
+        self._peers = Peers.connect(timeout)
         self.home = storage_for(home)
         other = previous and previous.rstrip("/") != home.rstrip("/")
         self.previous = storage_for(previous) if other else None
         self._sources = [self.home, self.previous] if self.previous else [self.home]
-        # Once agreed, a home that cannot be written is found out here and not at the first save.
-        attempt, present = self._peers_first(lambda: begin_attempt(self._sources))
+        # Writes the mark of this attempt, which fails here rather than at the first save if ``home`` is not writable.
+        attempt, present = self._on_rank_0(lambda: begin_attempt(self._sources))
         made_by = {"identity": identity, "run": run}
-        self._publisher = Publisher(self.home, self._peers, attempt, made_by, keep or Keep(), present)
-        sweep_workplaces(self._publisher)
-        self._shapes: list[Shape] = []
+        self._publisher = Publisher(self.home, self._peers, attempt, made_by, retention or Retention(), present)
+        remove_stale_staging(self._publisher)
+        self._tensor_keys: list[TensorKey] = []
         self._buffers: Buffers | None = None
         self._pending: Future[Name] | None = None
         self._copied = threading.Event()
         self._copied.set()
-        self._waited = 0.0
-        optimizer.register_step_pre_hook(self._hold_step)
+        self._step_wait = 0.0
+        optimizer.register_step_pre_hook(self._wait_for_copy)
         self._failures = 0
-        #: Seconds from a snapshot to its publication, of the last one that succeeded; the same on all ranks.
+        #: Seconds from snapshot to publication of the last successful save; equal on all ranks.
         self.publish_seconds = 0.0
-        #: The last checkpoint of this attempt that is published.
+        #: The last published checkpoint of this attempt.
         self.published: Name | None = None
 
     @property
     def attempt(self) -> int:
         return self._publisher.attempt
 
-    def _peers_first(self, work: Any) -> Any:
-        return together(self._peers, lambda: work() if self._peers.rank == 0 else None)[0]
+    def _on_rank_0(self, work: Callable[[], T]) -> T:
+        """Run ``work`` on rank 0 only; all ranks get its result or its error."""
+        result = run_and_gather(self._peers, lambda: work() if self._peers.rank == 0 else None)[0]
+        return cast(T, result)
 
     def _tree(self, progress: Any) -> tuple[Any, dict[str, Tensor]]:
         return split(
@@ -161,41 +167,40 @@ class Checkpoints:
     # Saving
 
     def prepare(self, progress: Any) -> None:
-        """Plan who writes what and touch the buffers, so that the first save stalls no longer than the others."""
+        """Assign writers and allocate buffers, so that the first save stalls no longer than the others."""
         fresh = not self._optimizer.state
         self._plan(self._tree(progress)[1])
         if fresh:
-            # Looking at an optimiser's state makes torch create it, with its step counter at 1; the first real step
-            # has to find what it would have found.
+            # Reading the state made torch initialise it, with a step counter of 1; the first step expects none.
             self._optimizer.state.clear()
 
     def _plan(self, tensors: Mapping[str, Tensor]) -> Buffers:
-        self._shapes = shapes_of(tensors)
-        chosen = owners(self._peers.gather(self._shapes))
+        self._tensor_keys = tensor_keys(tensors)
+        chosen = assign_writers(self._peers.gather(self._tensor_keys))
         self._buffers = Buffers(tensors, chosen, self._peers.rank)
         return self._buffers
 
     def save(self, step: int, progress: Any, *, own: Any = None, best: bool = False) -> float:
-        """Take a snapshot after optimiser step ``step`` and publish it in the background; seconds of stall.
+        """Take a snapshot after optimiser step ``step`` and publish it in the background; return the seconds of stall.
 
-        What only the optimiser changes is copied in the background, too, and the optimiser's next step waits until that
-        is done: :meth:`waited` says how long. Nothing else may change weights meanwhile.
+        Tensors that only the optimiser changes are copied in the background, too. The optimiser's next step waits for
+        these copies, see :meth:`pop_step_wait`; nothing else may change the weights meanwhile.
 
-        ``own`` is what this rank knows and the others do not (its share of a sum): numbers and text. ``best`` marks a
-        checkpoint that stays until a better one is marked.
+        ``own`` is state that differs between ranks: numbers and text. A checkpoint marked ``best`` is retained until
+        another one is marked.
 
-        Waits for the save before, if that is still under way. A save that fails is reported and borne twice; the third
-        failure in a row raises it: ``StorageUnavailable`` or ``UserError``. ``Superseded`` is never borne.
+        Waits for the previous save if that is not finished. Two failed saves in a row are logged; the third raises its
+        error, ``StorageUnavailable`` or ``UserError``. ``Superseded`` is always raised.
         """
         started = time.perf_counter()
-        self._collect(borne=FAILURES_BORNE)
+        self._wait_for_pending(tolerated=TOLERATED_FAILURES)
         tree, tensors = self._tree(progress)
-        if any(self._peers.gather(self._buffers is None or shapes_of(tensors) != self._shapes)):
+        if any(self._peers.gather(self._buffers is None or tensor_keys(tensors) != self._tensor_keys)):
             self._plan(tensors)
         assert self._buffers is not None
         parameters = (parameter for group in self._optimizer.param_groups for parameter in group["params"])
-        complete = self._buffers.stage(tensors, stepped(tensors, parameters, "optimizer/"))
-        own = {"random": capture(), "own": own}
+        complete = self._buffers.stage(tensors, changed_by_optimizer(tensors, parameters, "optimizer/"))
+        own = {"random": capture_random_state(), "own": own}
         self._copied.clear()
         self._pending = Future()
 
@@ -205,17 +210,17 @@ class Checkpoints:
         threading.Thread(target=publish, args=(self._pending,), name="checkpoint", daemon=True).start()
         return time.perf_counter() - started
 
-    def _hold_step(self, *_: Any) -> None:
-        """Let the optimiser's step begin when the snapshot under way no longer needs what it changes."""
+    def _wait_for_copy(self, *_: Any) -> None:
+        """Delay the optimiser's step until the snapshot has copied what the step changes."""
         if not self._copied.is_set():
             started = time.perf_counter()
             self._copied.wait()
-            self._waited += time.perf_counter() - started
+            self._step_wait += time.perf_counter() - started
 
-    def waited(self) -> float:
-        """For how many seconds optimiser steps waited for snapshots, since this was last asked."""
-        waited, self._waited = self._waited, 0.0
-        return waited
+    def pop_step_wait(self) -> float:
+        """The seconds that optimiser steps have waited for snapshots since the last call."""
+        seconds, self._step_wait = self._step_wait, 0.0
+        return seconds
 
     def _publish(self, take: Callable[[], Snapshot], outcome: Future[Name]) -> None:
         started = time.perf_counter()
@@ -225,14 +230,14 @@ class Checkpoints:
             finally:
                 self._copied.set()
             name = self._publisher.publish(snapshot)
-            self.publish_seconds = self._peers.from_first(time.perf_counter() - started)
+            self.publish_seconds = self._peers.broadcast(time.perf_counter() - started)
         except BaseException as error:
             outcome.set_exception(error)
         else:
             outcome.set_result(name)
 
-    def _collect(self, *, borne: int) -> None:
-        """Wait for the save under way and take up how it went."""
+    def _wait_for_pending(self, *, tolerated: int) -> None:
+        """Wait for the save in progress. Raises its error if more than ``tolerated`` saves in a row have failed."""
         if self._pending is None:
             return
         pending, self._pending = self._pending, None
@@ -241,51 +246,50 @@ class Checkpoints:
             self._failures = 0
         except (UserError, StorageUnavailable) as error:
             self._failures += 1
-            if self._failures > borne:
+            if self._failures > tolerated:
                 raise
             if self._peers.rank == 0:
-                print(f"checkpoint   not saved: {error}; going on, the next one tries again", file=sys.stderr)
+                LOG.warning("not saved: %s; going on, the next one tries again", error)
 
     def busy(self) -> bool:
-        """Whether a save is under way on this rank. Ranks may differ for a moment; decide together."""
+        """Whether a save is in progress on this rank. Ranks may differ for a moment."""
         return self._pending is not None and not self._pending.done()
 
     def finish(self) -> Name | None:
-        """Wait until the last save is published; its name. Raises what kept it from being so."""
-        self._collect(borne=0)
+        """Wait until the last save is published and return its name. Raises the error if it failed."""
+        self._wait_for_pending(tolerated=0)
         return self.published
 
     def close(self) -> None:
-        """Let go of the process group and of scratch space. Does not wait for a save: :meth:`finish` does."""
-        shutil.rmtree(self._publisher.workplace, ignore_errors=True)
+        """Release the process group and the staging directory, without waiting for a save as :meth:`finish` does."""
+        shutil.rmtree(self._publisher.staging_directory, ignore_errors=True)
         if self._peers.group is not None and not self.busy():
             dist.destroy_process_group(self._peers.group)
 
     # Restoring
 
     def restore(self) -> Restored | None:
-        """Go on from the newest checkpoint that is whole for every rank; None if there is none to go on from.
+        """Restore the newest checkpoint that is intact on every rank; None if there is none.
 
-        The home's come before those of ``previous``. Damaged ones are passed over by all ranks together and named, by
-        rank 0 on stderr and in the result. One that came from ``previous`` is published in ``home`` before this
-        returns: Flyte offers only the attempt before, and this one may die before its first save. Raises ``UserError``
-        naming the first difference if the newest is of another kind of run, ``StorageUnavailable`` if it cannot be
-        told.
+        Checkpoints of the home are tried before those of ``previous``. All ranks skip damaged ones, which are logged
+        and listed in the result. One from ``previous`` is copied to ``home`` before this returns, because Flyte offers
+        only the prefix of the attempt before and this attempt may die before its first save. Raises ``UserError`` with
+        the first difference if the newest checkpoint has another identity, ``StorageUnavailable`` if the store is away.
         """
         refused: list[str] = []
-        for index, name in self._peers_first(lambda: candidates(self._sources)):
+        for index, name in self._on_rank_0(lambda: candidates(self._sources)):
             candidate = Candidate(self._sources[index], name)
             try:
-                with verified(candidate, self._peers, self._wanted) as artifact:
+                with verified(candidate, self._peers, self._policy) as artifact:
                     restored = self._load(candidate, artifact, tuple(refused))
                     if index > 0:
                         self.published = self._publisher.adopt(artifact)
-            except OtherRun:
+            except SkippedCheckpoint:
                 continue
             except (DamagedArtifact, MissingObject) as error:
-                refused.append(refusal(candidate, error))
+                refused.append(damage(candidate, error))
                 if self._peers.rank == 0:
-                    print(f"checkpoint   {refused[-1]}; looking for an older one", file=sys.stderr)
+                    LOG.warning("%s; looking for an older one", refused[-1])
                 continue
             return restored
         return None
@@ -293,7 +297,7 @@ class Checkpoints:
     def _load(self, candidate: Candidate, artifact: Artifact, refused: tuple[str, ...]) -> Restored:
         index = read_index(artifact.directory)
         _, live = self._tree(None)
-        together(self._peers, lambda: check_tensors(candidate, index, live))
+        run_and_gather(self._peers, lambda: check_tensors(candidate, index, live))
         tensors = {
             name: live[name] if name in live else torch.empty(entry["size"], dtype=getattr(torch, entry["dtype"]))
             for name, entry in index.items()
@@ -305,7 +309,7 @@ class Checkpoints:
             process_group=self._peers.group,
             no_dist=self._peers.group is None,
         )
-        # The model's tensors were filled where they are; an optimiser also has to take its numbers.
+        # The model's tensors were filled in place; the optimiser has numbers besides tensors.
         tree = join(json.loads(artifact.path(STATE).read_bytes()), tensors)
         set_optimizer_state_dict(self._model, self._optimizer, optim_state_dict=tree["optimizer"])
         for name, part in self._parts.items():
@@ -313,15 +317,15 @@ class Checkpoints:
         ranks = [json.loads(artifact.path(rank_file(rank)).read_bytes()) for rank in range(artifact.made_by["world"])]
         same = len(ranks) == self._peers.world
         if same:
-            put_back(ranks[self._peers.rank]["random"])
+            restore_random_state(ranks[self._peers.rank]["random"])
         owns = tuple(rank["own"] for rank in ranks)
         return Restored(artifact.made_by["step"], tree["progress"], owns, candidate.uri, same, refused)
 
 
 def begin_attempt(sources: list[Storage]) -> tuple[int, list[Name]]:
-    """Claim the next attempt number, and sweep what dead attempts left; with the whole checkpoints of the home.
+    """Claim the next attempt number in the home, the first of ``sources``, and delete incomplete checkpoints there.
 
-    The home is the first of ``sources``; the numbers go on from those of the others.
+    The number follows the highest one in all sources. Returns it and the complete checkpoints of the home.
     """
     home = sources[0]
     keys = home.list()
@@ -333,12 +337,12 @@ def begin_attempt(sources: list[Storage]) -> tuple[int, list[Name]]:
         except AlreadyThere:
             attempt = max(attempt, newest_attempt(home.list(ATTEMPTS))) + 1
     home.delete(unfinished(keys, before=attempt))
-    return attempt, whole(keys)
+    return attempt, complete(keys)
 
 
-def sweep_workplaces(publisher: Publisher) -> None:
-    """Remove what this rank's predecessors were writing on this machine when they died."""
-    prefix = workplace_prefix(publisher.storage, publisher.peers.rank)
+def remove_stale_staging(publisher: Publisher) -> None:
+    """Remove the staging directories that earlier attempts of this rank left on this machine."""
+    prefix = staging_prefix(publisher.storage, publisher.peers.rank)
     for directory in publisher.storage.scratch().glob(f"{prefix}*"):
         number = directory.name.removeprefix(prefix)
         if number.isdigit() and int(number) < publisher.attempt:

@@ -1,4 +1,4 @@
-"""The random generators of one process, as JSON: a checkpoint keeps those of every rank."""
+"""The random generators of one process, as JSON; a checkpoint holds those of every rank."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 
 
 def seed_generators(seed: int) -> None:
-    """Seed all generators that a checkpoint keeps."""
+    """Seed all generators that a checkpoint holds."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
 
-def capture() -> dict[str, Any]:
-    """The generators of Python, NumPy and torch (CPU, and this process's GPU if it uses one)."""
+def capture_random_state() -> dict[str, Any]:
+    """The state of the generators of Python, NumPy and torch (CPU, and this process's GPU if it uses one)."""
     version, words, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state()
     state: dict[str, Any] = {
@@ -30,8 +30,8 @@ def capture() -> dict[str, Any]:
     return state
 
 
-def put_back(state: dict[str, Any]) -> None:
-    """Set the generators to what :func:`capture` found."""
+def restore_random_state(state: dict[str, Any]) -> None:
+    """Set the generators to a state from :func:`capture_random_state`."""
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     name, keys, position, has_gauss, cached = state["numpy"]

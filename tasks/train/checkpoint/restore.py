@@ -1,4 +1,4 @@
-"""Finding the newest checkpoint that is whole for every rank, and whether it is one of this run's kind."""
+"""Find the newest complete checkpoint that this run may resume from, and verify it on every rank."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tasks.artifacts.format import FORMAT, MANIFEST, Artifact, DamagedArtifact
 from tasks.distributed.peers import Peers
 from tasks.errors import UserError
 from tasks.storage import MissingObject, Storage
-from tasks.train.checkpoint.layout import Name, whole
-from tasks.train.checkpoint.publish import CONTENT, KIND, together
+from tasks.train.checkpoint.layout import Name, complete
+from tasks.train.checkpoint.publish import CONTENT, KIND, run_and_gather
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A checkpoint that has a manifest; nothing else is known of it yet."""
+    """A checkpoint that has a manifest but is not verified yet."""
 
     storage: Storage
     name: Name
@@ -30,23 +30,23 @@ class Candidate:
         return f"{self.storage.base}/{self.name}"
 
 
-class OtherRun(Exception):
-    """A checkpoint that is to be left alone."""
+class SkippedCheckpoint(Exception):
+    """The resume policy excludes this checkpoint; an older one may be used."""
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What a checkpoint must be to be taken up."""
+class ResumePolicy:
+    """Which checkpoints this run may resume from, see :class:`~tasks.train.checkpoint.manager.Checkpoints`."""
 
     identity: Mapping[str, Any]
     run: str
     resume: str
 
     def check(self, candidate: Candidate, manifest: Mapping[str, Any]) -> None:
-        """Raise ``UserError`` if it is of another kind of run, ``OtherRun`` if it is not to be looked at."""
+        """Raise ``UserError`` if its identity or format is another, ``SkippedCheckpoint`` if it is to be ignored."""
         made_by = manifest["made_by"]
         if self.resume == "never" and not (self.run and made_by.get("run") == self.run):
-            raise OtherRun
+            raise SkippedCheckpoint
         if manifest["format"] > FORMAT or made_by.get("content", 0) > CONTENT:
             raise UserError(
                 f"{candidate.uri}: written by a newer version of this project (content {made_by.get('content')}, we "
@@ -56,13 +56,13 @@ class Wanted:
         if difference:
             name, then, now = difference
             raise UserError(
-                f"{candidate.uri}: was made with {name} {shown(then)}, this run has {shown(now)}; go on with the same "
-                f"{name}, choose another checkpoint home, or start afresh with training.resume=never"
+                f"{candidate.uri}: was made with {name} {abbreviated(then)}, this run has {abbreviated(now)}; go "
+                f"on with the same {name}, choose another checkpoint home, or start afresh with training.resume=never"
             )
 
 
 def first_difference(then: Any, now: Any, path: str = "") -> tuple[str, Any, Any] | None:
-    """The dotted path of the first thing in which two nested mappings differ, with both values."""
+    """The dotted path of the first difference between two nested mappings, with both values."""
     if isinstance(then, Mapping) and isinstance(now, Mapping):
         for key in sorted({*then, *now}):
             found = first_difference(then.get(key), now.get(key), f"{path}.{key}" if path else str(key))
@@ -73,44 +73,47 @@ def first_difference(then: Any, now: Any, path: str = "") -> tuple[str, Any, Any
     return None if json.dumps(then) == json.dumps(now) else (path, then, now)
 
 
-def shown(value: Any) -> str:
+def abbreviated(value: Any) -> str:
+    """A value as JSON, at most 60 characters."""
     text = "unset" if value is None else json.dumps(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def candidates(storages: list[Storage]) -> list[tuple[int, Name]]:
-    """All checkpoints by number of the storage, the first storage's first, each newest first."""
-    return [(index, name) for index, storage in enumerate(storages) for name in whole(storage.list("step-"))]
+    """All complete checkpoints, each with the index of its storage: by storage, then newest first."""
+    return [(index, name) for index, storage in enumerate(storages) for name in complete(storage.list("step-"))]
 
 
 @contextmanager
-def verified(candidate: Candidate, peers: Peers, wanted: Wanted) -> Iterator[Artifact]:
-    """The checkpoint on this machine, checked to the last byte on every rank.
+def verified(candidate: Candidate, peers: Peers, policy: ResumePolicy) -> Iterator[Artifact]:
+    """The checkpoint on this machine, every byte verified on every rank.
 
-    Raises on all ranks alike: ``OtherRun``; ``DamagedArtifact`` or ``MissingObject`` if any rank found it damaged;
-    ``UserError`` from :class:`Wanted`; ``StorageUnavailable``.
+    All ranks raise the same: ``SkippedCheckpoint`` or ``UserError`` by the policy, ``DamagedArtifact`` or
+    ``MissingObject`` if a rank found it damaged, ``StorageUnavailable``.
     """
     leader = peers.leader()
     with tempfile.TemporaryDirectory(prefix="checkpoint-", ignore_cleanup_errors=True) as temporary:
-        places = together(peers, lambda: fetch(candidate, wanted, temporary) if peers.rank == leader else None)
-        if places[leader] == "":
-            raise OtherRun
-        directory = Path(places[leader] or "")
-        artifact = together_one(peers, directory)
+        directories = run_and_gather(
+            peers, lambda: fetch(candidate, policy, temporary) if peers.rank == leader else None
+        )
+        if directories[leader] == "":
+            raise SkippedCheckpoint
+        directory = Path(directories[leader] or "")
+        artifact = open_verified(peers, directory)
         yield artifact
-        # A leader's downloads must stay until all have read them.
-        together(peers, lambda: None)
+        # Wait for all ranks: the leader's temporary directory must exist until they have read it.
+        run_and_gather(peers, lambda: None)
 
 
-def fetch(candidate: Candidate, wanted: Wanted, temporary: str) -> str:
-    """Bring the files here, once per machine; the directory they lie in, "" for a checkpoint to be left alone."""
+def fetch(candidate: Candidate, policy: ResumePolicy, temporary: str) -> str:
+    """Download the files, once per machine; return their directory, or "" if the policy skips the checkpoint."""
     storage, target = candidate.storage, Path(temporary)
     path = storage.get(f"{candidate.name}/{MANIFEST}", target)
     try:
         manifest = json.loads(path.read_bytes())
         files = list(manifest["files"])
-        wanted.check(candidate, manifest)
-    except OtherRun:
+        policy.check(candidate, manifest)
+    except SkippedCheckpoint:
         return ""
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, UserError):
@@ -121,11 +124,12 @@ def fetch(candidate: Candidate, wanted: Wanted, temporary: str) -> str:
     return str(path.parent)
 
 
-def together_one(peers: Peers, directory: Path) -> Artifact:
+def open_verified(peers: Peers, directory: Path) -> Artifact:
+    """Open the checkpoint and verify every byte. If a rank finds it damaged, all ranks raise."""
     found: list[Artifact] = []
-    together(peers, lambda: found.append(Artifact.open(directory, KIND).check_sha256()))
+    run_and_gather(peers, lambda: found.append(Artifact.open(directory, KIND).check_sha256()))
     return found[0]
 
 
-def refusal(candidate: Candidate, error: DamagedArtifact | MissingObject) -> str:
+def damage(candidate: Candidate, error: DamagedArtifact | MissingObject) -> str:
     return f"{candidate.uri} is damaged ({error.message})"

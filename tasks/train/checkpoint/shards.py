@@ -1,14 +1,16 @@
-"""How tensors lie in a checkpoint: DCP plans who writes and reads what, this module moves the bytes.
+"""The tensor files of a checkpoint: PyTorch's distributed checkpoint (DCP) plans the writes and reads, this module does
+them.
 
-Every rank writes one file of raw tensor bytes, little-endian and back to back, hashed on the way; rank 0 adds
-``index.json``, which says for every tensor its dtype, its size and where its pieces lie. DCP's own files hold pickles
-and no digests; these hold neither pickle nor anything unhashed.
+Every rank writes one file of raw tensor bytes, little-endian and without gaps, hashed on the way; rank 0 adds
+``index.json`` with the dtype, the size and the pieces of every tensor. DCP's own format is not used, because it holds
+pickles and no digests.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,7 +43,7 @@ BLOCK_BYTES = 4 << 20
 
 
 class Piece(NamedTuple):
-    """Where some bytes lie: file, offset and length in bytes."""
+    """A range of bytes: file, offset and length."""
 
     file: str
     start: int
@@ -50,13 +52,13 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class FileWriter:
-    """Writes files into a directory, hashed and synced; ``records`` says what was written."""
+    """Writes files into a directory, hashed and synced; ``records`` holds sizes and digests of those written."""
 
     directory: Path
     records: dict[str, FileRecord]
 
-    def write(self, name: str, chunks: Any) -> None:
-        """Write the chunks (bytes-like) one after the other into the new file ``name``."""
+    def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
+        """Write the chunks (bytes-like) into the new file ``name``."""
         with (self.directory / name).open("xb") as raw:
             file = HashingFile(raw, BLOCK_BYTES)
             for chunk in chunks:
@@ -67,7 +69,7 @@ class FileWriter:
 
 
 class ShardWriter(StorageWriter):
-    """DCP's writer: this rank's tensors into ``tensors-<rank>.bin`` of a fresh directory."""
+    """DCP's writer: writes this rank's tensors to ``tensors-<rank>.bin`` of a fresh directory."""
 
     def __init__(self, files: FileWriter, rank: int) -> None:
         self._files = files
@@ -77,7 +79,7 @@ class ShardWriter(StorageWriter):
         """Nothing to do: a writer is made for one checkpoint."""
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Nothing to do: the directory is there."""
+        """Nothing to do: the directory exists."""
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         return plan
@@ -86,9 +88,11 @@ class ShardWriter(StorageWriter):
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        results, chunks, start = [], [], 0
+        results, chunks, start = [], list[memoryview](), 0
         for item in plan.items:
-            data = raw_bytes(planner.resolve_data(item))
+            tensor = planner.resolve_data(item)
+            assert isinstance(tensor, Tensor)  # DCP was only given tensors
+            data = raw_bytes(tensor)
             piece = Piece(self._name, start, data.nbytes)
             results.append(WriteResult(index=item.index, size_in_bytes=data.nbytes, storage_data=piece))
             chunks.append(data)
@@ -109,7 +113,7 @@ class ShardWriter(StorageWriter):
 
 
 class ShardReader(StorageReader):
-    """DCP's reader: pieces of tensors from the verified files of a directory, straight into their places."""
+    """DCP's reader: reads pieces of tensors from verified files directly into the target tensors."""
 
     def __init__(self, directory: Path, index: dict[str, Any]) -> None:
         self._directory = directory
@@ -124,7 +128,7 @@ class ShardReader(StorageReader):
         return metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        # Only the coordinator reads the metadata; everyone needs to know where the pieces lie.
+        # Only the coordinator calls read_metadata, but every rank needs the pieces.
         self._pieces = metadata_of(self._index)[1]
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
@@ -153,14 +157,14 @@ class ShardReader(StorageReader):
         return True
 
 
-def raw_bytes(tensor: Any) -> memoryview:
+def raw_bytes(tensor: Tensor) -> memoryview:
     """The bytes of a CPU tensor, without a copy if it is contiguous."""
     flat = tensor.detach().contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")
+    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
 def read_tensor(directory: Path, piece: Piece, dtype: str, sizes: list[int]) -> Tensor:
-    """One piece as a CPU tensor of the given sizes, mapped from its file."""
+    """Read one piece into a CPU tensor of the given sizes."""
     kind = getattr(torch, dtype)
     if not piece.size:
         return torch.empty(sizes, dtype=kind)
@@ -172,7 +176,7 @@ def read_tensor(directory: Path, piece: Piece, dtype: str, sizes: list[int]) -> 
 
 
 def index_of(metadata: Metadata, pieces: dict[MetadataIndex, Piece]) -> dict[str, Any]:
-    """``{name: {dtype, size, chunks: [{offsets, sizes, piece}]}}``. DCP was only given tensors."""
+    """The contents of ``index.json``: ``{name: {dtype, size, chunks: [{offsets, sizes, piece}]}}``."""
     index: dict[str, Any] = {}
     for name, stored in metadata.state_dict_metadata.items():
         assert isinstance(stored, TensorStorageMetadata)

@@ -1,9 +1,8 @@
-"""The snapshot: what the step loop has to wait for while a checkpoint is taken.
+"""The snapshot of the tensors, which stalls the step loop as little as possible.
 
-Each rank copies only what it will write, into buffers that exist since before the first step: a copy into fresh memory
-costs several times as much, for the pages that the kernel has to find. And most of it need not be copied at once:
-weights and the optimiser's state hold still until the optimiser's next step, for as long as the forward and the
-backward pass before it take.
+Each rank copies only the tensors that it writes, into buffers that were allocated before the first step: copying into
+fresh memory takes several times as long because of page faults. Weights and the optimiser's state are copied in the
+background, because they do not change before the optimiser's next step, after a forward and a backward pass.
 """
 
 from __future__ import annotations
@@ -15,27 +14,29 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-Shape = tuple[str, tuple[int, ...], torch.dtype, bool]
+#: Name, size and dtype of a tensor, and whether it is sharded.
+TensorKey = tuple[str, tuple[int, ...], torch.dtype, bool]
 
 
-def shapes_of(tensors: Mapping[str, Tensor]) -> list[Shape]:
-    """What a plan depends on: name, size, dtype of every tensor, and whether it is sharded."""
+def tensor_keys(tensors: Mapping[str, Tensor]) -> list[TensorKey]:
+    """The properties of the tensors that the assignment of writers depends on, sorted."""
     return sorted((name, tuple(t.shape), t.dtype, isinstance(t, DTensor)) for name, t in tensors.items())
 
 
-def owners(shapes: Sequence[Sequence[Shape]]) -> dict[str, int]:
-    """Which rank writes each tensor that several ranks hold whole; sharded ones are written by all.
+def assign_writers(keys: Sequence[Sequence[TensorKey]]) -> dict[str, int]:
+    """The rank that writes each unsharded tensor; shards are written by the ranks that hold them.
 
-    Largest first to the rank with the least so far: every rank's share of the bytes is about the same.
+    Tensors are assigned from the largest on, each to the rank with the fewest bytes so far, so that all ranks write
+    about the same number of bytes.
     """
     holders: dict[str, list[int]] = {}
     sizes: dict[str, int] = {}
-    for rank, of_rank in enumerate(shapes):
+    for rank, of_rank in enumerate(keys):
         for name, size, dtype, sharded in of_rank:
             if not sharded:
                 holders.setdefault(name, []).append(rank)
                 sizes[name] = torch.Size(size).numel() * dtype.itemsize
-    load = [0] * len(shapes)
+    load = [0] * len(keys)
     chosen = {}
     for name in sorted(holders, key=lambda name: (-sizes[name], name)):
         rank = min(holders[name], key=lambda r: (load[r], r))
@@ -45,29 +46,29 @@ def owners(shapes: Sequence[Sequence[Shape]]) -> dict[str, int]:
 
 
 class Buffers:
-    """One host buffer for each tensor that this rank writes, used again for every checkpoint."""
+    """One host buffer for each tensor that this rank writes; reused for every checkpoint."""
 
     def __init__(self, tensors: Mapping[str, Tensor], chosen: Mapping[str, int], rank: int) -> None:
-        # Sorted: an optimiser that was restored lists its state in another order, and the files must not show it.
+        # Sorted, because the order of an optimiser's state changes when it is restored, and files must be the same.
         self._mine = sorted(name for name, t in tensors.items() if isinstance(t, DTensor) or chosen[name] == rank)
-        self._buffers = {name: touched(local(tensors[name])) for name in self._mine}
+        self._buffers = {name: allocate_buffer(local(tensors[name])) for name in self._mine}
 
     @property
     def nbytes(self) -> int:
         return sum(buffer.nbytes for buffer in self._buffers.values())
 
-    def stage(self, tensors: Mapping[str, Tensor], still: Collection[str]) -> Callable[[], dict[str, Tensor]]:
-        """Begin to copy this rank's tensors as they are now; the returned function completes it, in any thread.
+    def stage(self, tensors: Mapping[str, Tensor], deferred: Collection[str]) -> Callable[[], dict[str, Tensor]]:
+        """Begin a snapshot of this rank's tensors; the returned function completes it, in any thread.
 
-        Those in ``still`` must not change before it has returned: it copies them, the others are copied at once. It
-        raises ``RuntimeError`` if one did change.
+        The tensors named in ``deferred`` are copied by that function and must not change before it has returned; it
+        raises ``RuntimeError`` if one did. All others are copied at once.
         """
-        later = {name: local(tensors[name]).detach() for name in self._mine if name in still}
+        later = {name: local(tensors[name]).detach() for name in self._mine if name in deferred}
         versions = {name: tensor._version for name, tensor in later.items()}
-        now = {name: local(tensors[name]).detach() for name in self._mine if name not in still}
+        now = {name: local(tensors[name]).detach() for name in self._mine if name not in deferred}
         self._copy(now)
         device = next((tensor.device for tensor in (*later.values(), *now.values()) if tensor.is_cuda), None)
-        # On a GPU, too, the copies run beside the next step: after what is enqueued by now, on a stream of their own.
+        # On a GPU the deferred copies run on their own stream, after the work that is enqueued by now.
         enqueued = torch.cuda.current_stream(device).record_event() if device else None
 
         def complete() -> dict[str, Tensor]:
@@ -81,7 +82,7 @@ class Buffers:
             changed = [name for name, tensor in later.items() if tensor._version != versions[name]]
             if changed:
                 raise RuntimeError(f"{changed[0]} changed outside the optimiser's step while a checkpoint was taken")
-            return {name: like(tensors[name], self._buffers[name]) for name in self._mine}
+            return {name: with_placement_of(tensors[name], self._buffers[name]) for name in self._mine}
 
         return complete
 
@@ -90,14 +91,14 @@ class Buffers:
             self._buffers[name].copy_(tensor, non_blocking=True)
 
 
-def stepped(tensors: Mapping[str, Tensor], parameters: Iterable[Tensor], of_optimizer: str) -> set[str]:
-    """The names of the ``tensors`` that nothing but the optimiser's step changes: the ``parameters`` that it steps, and
-    what is named below ``of_optimizer``."""
+def changed_by_optimizer(tensors: Mapping[str, Tensor], parameters: Iterable[Tensor], state_prefix: str) -> set[str]:
+    """The names of the ``tensors`` that only the optimiser's step changes: its ``parameters``, and its state, of which
+    the names begin with ``state_prefix``."""
     memory = {local(parameter).untyped_storage().data_ptr() for parameter in parameters}
     return {
         name
         for name, tensor in tensors.items()
-        if name.startswith(of_optimizer) or local(tensor).untyped_storage().data_ptr() in memory
+        if name.startswith(state_prefix) or local(tensor).untyped_storage().data_ptr() in memory
     }
 
 
@@ -105,13 +106,13 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def touched(tensor: Tensor) -> Tensor:
-    """A host buffer of this size and type whose pages are there; pinned for a GPU's tensor, so that copies overlap."""
+def allocate_buffer(tensor: Tensor) -> Tensor:
+    """A host buffer of this size and dtype with its pages allocated; pinned if ``tensor`` is on a GPU."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda).zero_()
 
 
-def like(tensor: Tensor, buffer: Tensor) -> Tensor:
-    """The buffer in the role of ``tensor``: a shard knows its place in the whole."""
+def with_placement_of(tensor: Tensor, buffer: Tensor) -> Tensor:
+    """The buffer, as a ``DTensor`` with the placement of ``tensor`` if that is one."""
     if not isinstance(tensor, DTensor):
         return buffer
     return DTensor.from_local(

@@ -1,7 +1,7 @@
-"""Nested state as JSON beside its tensors, so that no checkpoint ever holds a pickle.
+"""Nested state as JSON and separate tensors, so that checkpoints hold no pickles.
 
-State dictionaries mix tensors with numbers, text, tuples and dictionaries with integer keys. :func:`split` takes the
-tensors out under names that follow their path and leaves a tree that JSON can hold; :func:`join` is its inverse.
+State dictionaries mix tensors with numbers, text, tuples and dictionaries with integer keys. :func:`split` separates
+the tensors, named by their paths, from a tree that JSON can hold; :func:`join` is its inverse.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def split(value: Any, path: str = "") -> tuple[Any, dict[str, Tensor]]:
-    """The tree for JSON and the tensors by name. Raises ``TypeError`` naming the path of what fits neither."""
+    """The tree for JSON and the tensors by name. Raises ``TypeError`` with the path of a value of another type."""
     tensors: dict[str, Tensor] = {}
     return encode(value, path, tensors), tensors
 
@@ -26,20 +26,22 @@ def encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
-        # JSON's numbers are finite; repr gives back the same bits.
+        # JSON has no infinity and no NaN. Finite numbers keep all their bits.
         return value if math.isfinite(value) else {"$float": repr(value)}
     if isinstance(value, (list, tuple)):
-        items = [encode(item, below(path, i), tensors) for i, item in enumerate(value)]
+        items = [encode(item, child_path(path, i), tensors) for i, item in enumerate(value)]
         return {"$tuple": items} if isinstance(value, tuple) else items
     if isinstance(value, Mapping):
         if all(isinstance(key, str) and not key.startswith("$") for key in value):
-            return {key: encode(item, below(path, key), tensors) for key, item in value.items()}
-        return {"$items": [[encode(k, path, tensors), encode(v, below(path, k), tensors)] for k, v in value.items()]}
+            return {key: encode(item, child_path(path, key), tensors) for key, item in value.items()}
+        return {
+            "$items": [[encode(k, path, tensors), encode(v, child_path(path, k), tensors)] for k, v in value.items()]
+        }
     raise TypeError(f"{path}: a {type(value).__name__} cannot be kept in a checkpoint; use tensors, numbers and text")
 
 
 def join(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """What :func:`split` was given."""
+    """The inverse of :func:`split`."""
     if isinstance(tree, list):
         return [join(item, tensors) for item in tree]
     if not isinstance(tree, dict):
@@ -55,5 +57,5 @@ def join(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
     return {key: join(item, tensors) for key, item in tree.items()}
 
 
-def below(path: str, key: Any) -> str:
+def child_path(path: str, key: Any) -> str:
     return f"{path}/{key}" if path else str(key)

@@ -1,8 +1,8 @@
-"""From stored blocks to batches on the device, ahead of the training loop.
+"""The data loader: reads batches from stored blocks to the device, ahead of the training loop.
 
-One thread reads ahead: it verifies each block when an epoch first touches it, gathers the rows of a batch into a
-reused buffer and copies it to the device on a stream of its own. It is a thread because what it does (hashing, copying
-rows) releases Python's lock, and because processes would have to send every byte through a pipe or shared memory.
+One thread reads ahead: it verifies each block when an epoch uses it for the first time, gathers the rows of a batch
+into a reused buffer and copies them to the device on a separate stream. It is a thread because its work (hashing,
+copying rows) releases the GIL; processes would have to send every byte through a pipe or shared memory.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from torch import Tensor
 
 from tasks.artifacts.prepared import Block, PreparedData, Signature
 from tasks.artifacts.streamed import StreamedData
-from tasks.train.data.order import GlobalOrder, Layout, StoredOrder, Ticket
+from tasks.train.data.order import BatchPlan, GlobalOrder, Layout, StoredOrder
 
-#: Buffers: one is the consumer's, one is ready, one is being filled.
+#: Buffers: one in use by the consumer, one ready, one being filled.
 BUFFERS = 3
-#: Seconds between two looks at whether waiting for a batch still makes sense.
+#: Seconds between two calls of ``waiting`` while a batch is not ready.
 PATIENCE_S = 1.0
 
 
 class Batch(NamedTuple):
     """One rank's share of a batch: ``inputs`` ``[share, *shape]`` in the signature's order, ``target`` ``[share]`` and,
-    if rows are weighed, ``weight`` ``[share]`` (float32, on average 1).
+    if rows are weighted, ``weight`` ``[share]`` (float32, mean 1).
 
-    The tensors are views of one reused buffer of whole records, so their rows are a record's size apart. They hold
-    until the next batch is asked for; on a GPU that means until the work that the current stream has by then.
-    ``size`` counts the rows of the whole batch over all ranks, ``consumed`` the samples of the run after it;
-    ``wait`` is the time in seconds that the consumer stood still for it.
+    The tensors are views of one reused buffer of whole records, so their row stride is a record's size. They are valid
+    until the next batch is requested; on a GPU, for all work that the current stream has been given by then. ``size``
+    is the number of rows of the global batch, ``consumed`` the number of samples that the run has consumed after it;
+    ``wait`` is the time in seconds that the consumer waited for it.
     """
 
     inputs: tuple[Tensor, ...]
@@ -58,14 +58,16 @@ def training_batches(
     *,
     waiting: Callable[[], None] | None = None,
 ) -> Generator[Batch, None, None]:
-    """The shares that ``rank`` of ``world`` takes of the training split's batches, from ``start`` samples consumed on.
+    """The shares of ``rank`` of ``world`` of the training split's batches, from ``start`` consumed samples on.
 
-    Endless without ``stop``. ``waiting`` is called about every second while a batch does not come; what it raises ends
-    the wait. Raises ``DamagedArtifact`` when a block is not what was written. The reading thread ends
-    with the iterator: at its end, when it is closed, or when nobody holds it any more.
+    Without ``stop`` the iterator has no end. ``waiting`` is called about every second while a batch is not ready; an
+    exception that it raises ends the wait. Raises ``DamagedArtifact`` if a block's digest is wrong. The reading thread
+    ends when the iterator is exhausted, closed or garbage-collected.
     """
     buffers = make_buffers(-(-order.largest // world), prepared.signature, device)
-    return read_ahead(order.tickets(rank, world, start, stop), Rows(prepared, "train", order.layout), buffers, waiting)
+    return prefetch(
+        order.plans(rank, world, start, stop), StoredRows(prepared, "train", order.layout), buffers, waiting
+    )
 
 
 def evaluation_batches(
@@ -78,52 +80,53 @@ def evaluation_batches(
     *,
     waiting: Callable[[], None] | None = None,
 ) -> Iterator[Batch]:
-    """The contiguous share of ``split`` that ``rank`` of ``world`` takes, as stored, once; otherwise as in training.
+    """One pass over the contiguous share of ``split`` that belongs to ``rank`` of ``world``, in stored order.
 
-    Ranks may have different numbers of batches here, and ``size`` is the number of rows in this rank's own.
+    Otherwise as :func:`training_batches`. Ranks may have different numbers of batches, and ``size`` is the number of
+    rows of this rank's batch.
     """
     order = StoredOrder(layout(prepared, split), batch_size)
     buffers = make_buffers(order.largest, prepared.signature, device)
-    return read_ahead(order.tickets(rank, world), Rows(prepared, split, order.layout), buffers, waiting)
+    return prefetch(order.plans(rank, world), StoredRows(prepared, split, order.layout), buffers, waiting)
 
 
 def layout(prepared: PreparedData, split: str) -> Layout:
-    """How the rows of a split are stored."""
+    """The storage layout of a split."""
     return Layout(prepared.segment_rows(split), prepared.block_rows(split), prepared.shuffled_rows(split))
 
 
-def read_ahead(
-    tickets: Iterator[Ticket], stored: Rows, buffers: list[HostBuffer], waiting: Callable[[], None] | None
+def prefetch(
+    plans: Iterator[BatchPlan], stored: StoredRows, buffers: list[HostBuffer], waiting: Callable[[], None] | None
 ) -> Generator[Batch, None, None]:
-    """Batches, read by a thread into ``buffers`` while the consumer works; the thread's error is raised here."""
+    """The planned batches, which a thread reads into ``buffers``; an error of the thread is raised here."""
     ready: SimpleQueue[Any] = SimpleQueue()
     free: SimpleQueue[HostBuffer | None] = SimpleQueue()
     for buffer in buffers:
         free.put(buffer)
-    thread = threading.Thread(target=fill, args=(tickets, stored, free, ready), name="loader", daemon=True)
+    thread = threading.Thread(target=read_batches, args=(plans, stored, free, ready), name="loader", daemon=True)
     thread.start()
     try:
         while True:
-            asked = time.perf_counter()
-            got = taken(ready, waiting)
-            wait = time.perf_counter() - asked
-            if got is None:
+            requested = time.perf_counter()
+            item = next_ready(ready, waiting)
+            wait = time.perf_counter() - requested
+            if item is None:
                 return
-            if isinstance(got, BaseException):
-                raise got
-            buffer, rows, size, consumed = got
+            if isinstance(item, BaseException):
+                raise item
+            buffer, rows, size, consumed = item
             inputs, target, weight = buffer.tensors(rows)
             yield Batch(inputs, target, size, consumed, wait, weight)
             buffer.release()
             free.put(buffer)
     finally:
         free.put(None)
-        # Not for ever: a reader whose disk does not answer ends with the process.
+        # With a timeout: a reader that waits for a disk ends with the process.
         thread.join(PATIENCE_S)
 
 
-def taken(ready: SimpleQueue[Any], waiting: Callable[[], None] | None) -> Any:
-    """The next thing that the thread has ready."""
+def next_ready(ready: SimpleQueue[Any], waiting: Callable[[], None] | None) -> Any:
+    """The next item of the queue."""
     while True:
         try:
             return ready.get(timeout=PATIENCE_S)
@@ -132,23 +135,25 @@ def taken(ready: SimpleQueue[Any], waiting: Callable[[], None] | None) -> Any:
                 waiting()
 
 
-def fill(tickets: Iterator[Ticket], stored: Rows, free: SimpleQueue[Any], ready: SimpleQueue[Any]) -> None:
-    """The thread: a free buffer, a ticket, the rows; until there is no ticket or ``None`` comes for a buffer."""
+def read_batches(
+    plans: Iterator[BatchPlan], stored: StoredRows, free: SimpleQueue[Any], ready: SimpleQueue[Any]
+) -> None:
+    """The reading thread: fill free buffers by the plans, until the last plan or until ``None`` comes for a buffer."""
     try:
-        for ticket in stored.there(tickets):
+        for plan in stored.when_local(plans):
             buffer = free.get()
             if buffer is None:
                 return
-            rows = len(ticket.rows)
-            stored.gather(ticket, buffer.records[:rows])
+            rows = len(plan.rows)
+            stored.gather(plan, buffer.records[:rows])
             buffer.send(rows)
-            ready.put((buffer, rows, ticket.size, ticket.consumed))
+            ready.put((buffer, rows, plan.size, plan.consumed))
         ready.put(None)
     except BaseException as error:
         ready.put(error)
 
 
-class Rows:
+class StoredRows:
     """The stored rows of a split, memory-mapped, each block verified before its rows are used."""
 
     def __init__(self, prepared: PreparedData, split: str, layout: Layout) -> None:
@@ -156,33 +161,33 @@ class Rows:
         self._stream = prepared.stream if isinstance(prepared, StreamedData) else None
         self._layout = layout
         self._names = prepared.segments(split)
-        # As plain arrays: every slice of a memmap is made in Python.
+        # As plain arrays, because slicing a memmap is slow.
         self._maps = [np.asarray(prepared.mapped(name)) for name in self._names]
         self._starts = np.cumsum(layout.segments) - layout.segments
 
-    def there(self, tickets: Iterator[Ticket]) -> Iterator[Ticket]:
-        """The tickets, each once its rows are on this machine."""
+    def when_local(self, plans: Iterator[BatchPlan]) -> Iterator[BatchPlan]:
+        """The plans, each once its blocks are on this machine."""
         if self._stream is None:
-            return tickets
-        return self._stream.ahead((ticket, self._blocks(ticket)) for ticket in tickets)
+            return plans
+        return self._stream.prefetch((plan, self._blocks(plan)) for plan in plans)
 
-    def _blocks(self, ticket: Ticket) -> list[Block]:
-        """The stored blocks that hold a ticket's rows."""
+    def _blocks(self, plan: BatchPlan) -> list[Block]:
+        """The stored blocks that contain a plan's rows."""
         layout = self._layout
-        numbers = np.unique(np.searchsorted(layout.first, ticket.rows, side="right") - 1).tolist()
+        numbers = np.unique(np.searchsorted(layout.first, plan.rows, side="right") - 1).tolist()
         return [(self._names[layout.segment[number]], int(layout.within[number])) for number in numbers]
 
-    def gather(self, ticket: Ticket, out: np.ndarray) -> None:
-        """Verify the ticket's blocks and copy its rows into ``out`` (uint8 ``[rows, record]``)."""
-        for block in ticket.blocks:
+    def gather(self, plan: BatchPlan, out: np.ndarray) -> None:
+        """Verify the plan's blocks and copy its rows into ``out`` (uint8 ``[rows, record]``)."""
+        for block in plan.blocks:
             self._verify(block)
-        for segment, begin, end in self._runs(ticket.rows):
-            # "clip" writes into `out` directly, where "raise" would copy twice; all rows are in range.
-            rows = ticket.rows[begin:end] - self._starts[segment]
+        for segment, begin, end in self._runs(plan.rows):
+            # All rows are in range; mode "clip" writes into `out` directly, mode "raise" would copy twice.
+            rows = plan.rows[begin:end] - self._starts[segment]
             self._maps[segment].take(rows, axis=0, out=out[begin:end], mode="clip")
 
     def _runs(self, rows: np.ndarray) -> list[tuple[int, int, int]]:
-        """Where rows of one segment follow each other: the segment, and from which to which of ``rows``."""
+        """Consecutive ``rows`` of the same segment: the segment, and the range of indices into ``rows``."""
         if len(self._maps) == 1:
             return [(0, 0, len(rows))]
         segment = np.searchsorted(self._starts, rows, side="right") - 1
@@ -198,44 +203,44 @@ class Rows:
 
 
 class HostBuffer:
-    """Room for the records of one batch in memory, where a CPU uses them."""
+    """A buffer for the records of one batch in host memory, for training on a CPU."""
 
     def __init__(self, rows: int, signature: Signature, pinned: bool = False) -> None:
         self._host = torch.empty((rows, signature.record.itemsize), dtype=torch.uint8, pin_memory=pinned)
-        #: uint8 ``[rows, record]``, to be filled by the thread.
+        #: uint8 ``[rows, record]``, filled by the reading thread.
         self.records = self._host.numpy()
         self._fields = fields(self._host, signature)
         self._inputs = len(signature.inputs)
 
     def send(self, rows: int) -> None:
-        """Take the first ``rows`` records to where they are used; called by the thread."""
+        """Copy the first ``rows`` records to the device; called by the reading thread."""
 
     def tensors(self, rows: int) -> tuple[tuple[Tensor, ...], Tensor, Tensor | None]:
-        """The inputs, the target and the weight, if there is one, of the first ``rows`` records."""
+        """Inputs, target and weight (None without weights) of the first ``rows`` records."""
         columns = self._fields if rows == len(self.records) else tuple(field[:rows] for field in self._fields)
         inputs, (target, *weight) = columns[: self._inputs], columns[self._inputs :]
         return inputs, target, weight[0] if weight else None
 
     def release(self) -> None:
-        """The consumer has enqueued all its work on the tensors; called by the consumer."""
+        """Called by the consumer once it has enqueued all work on the tensors."""
 
 
 class DeviceBuffer(HostBuffer):
-    """Room for the records of one batch in pinned memory and on a GPU."""
+    """A buffer for the records of one batch in pinned host memory and on a GPU."""
 
     def __init__(self, rows: int, signature: Signature, device: torch.device) -> None:
         super().__init__(rows, signature, pinned=True)
         self._device = torch.empty_like(self._host, device=device)
         self._fields = fields(self._device, signature)
         self._stream = torch.cuda.Stream(device)
-        # The memory may have been another's, whose work on the consumer's stream is not done yet.
+        # Work on the consumer's stream may still use this memory, if it was allocated for another tensor before.
         self._used = torch.cuda.current_stream(device).record_event()
 
     def send(self, rows: int) -> None:
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(self._used)
             self._device[:rows].copy_(self._host[:rows], non_blocking=True)
-        # The thread waits, the consumer need not: what it is given is there, and the host's buffer is free again.
+        # The thread waits for the copy, so that the consumer need not and the host buffer can be reused.
         self._stream.synchronize()
 
     def release(self) -> None:
@@ -243,14 +248,14 @@ class DeviceBuffer(HostBuffer):
 
 
 def make_buffers(rows: int, signature: Signature, device: torch.device) -> list[HostBuffer]:
-    """The buffers of one iterator, each for ``rows`` records."""
+    """The buffers of one iterator, for ``rows`` records each."""
     if device.type == "cuda":
         return [DeviceBuffer(rows, signature, device) for _ in range(BUFFERS)]
     return [HostBuffer(rows, signature) for _ in range(BUFFERS)]
 
 
 def fields(records: Tensor, signature: Signature) -> tuple[Tensor, ...]:
-    """Views of uint8 records ``[rows, record]``, one for each input and each label ``[rows]``."""
+    """Views of uint8 records ``[rows, record]``, one for each input and each label."""
     found = []
     places: Any = signature.record.fields
     for spec in (*signature.inputs, *signature.labels):

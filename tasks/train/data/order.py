@@ -1,24 +1,25 @@
-"""Which rows make up which batch: a pure function of (seed, epoch, samples consumed), for any number of processes.
+"""The order of the rows in training: a pure function of seed, epoch and consumed samples, for any number of processes.
 
-A global batch is an ordered list of G rows, of which rank r of W takes those from ``floor(rG/W)`` to
-``floor((r+1)G/W)``. So there is no loader state, no worker state and no rank state: the number of samples consumed says
-everything, no divisibility is asked of the user, no row is lost and none comes twice; an epoch's tail is a short last
-batch.
+A global batch is an ordered list of G rows; rank r of W reads those from ``floor(rG/W)`` to ``floor((r+1)G/W)``. The
+number of consumed samples is therefore the only state of the loader. Sizes need not be divisible, every row occurs
+exactly once per epoch, and the last batch of an epoch may be short.
 
-Rows are stored shuffled within each segment, which may be several files, so that any block is a fair sample of its
-segment and an epoch can go block by block, which a disk and a cache like, without batches that differ more than chance
-makes them:
+Rows are stored shuffled within each segment (which may be several files), so any block is a random sample of its
+segment. An epoch can therefore read block by block, which suits disk and cache, and its batches are still as mixed as
+random ones:
 
-* The *tape* of an epoch: within each stratum (a segment, or several that are too small to be in every batch) the
-  blocks in a random order, within each block the rows in a random order, the same for all blocks of a length: where a
-  row lies in its block is random already, and so large batches take a few neighbours together.
-* Each stratum is cut into *lanes*, runs of the tape of equal length, about :data:`LANES` in all. Every batch takes
-  rows from every lane in proportion to the lane's length, so that it mixes as many blocks as there are lanes, and all
-  segments in the proportion in which they occur, however much they differ.
-* After D samples of an epoch of N the lanes before a cut P of the tape have given ``floor(P·D/N)`` rows. These counts
-  add up to D by construction, and never fall as long as a lane holds at least N/G rows, which is how the cuts are made.
+* The *sequence* of an epoch lists all rows. It is divided into strata; a stratum is a segment, or several segments that
+  are too small to be in every batch. Within a stratum the blocks are in random order. Within a block the rows are in
+  random order, which is the same for all blocks of equal length; this suffices, as a row's place in its block is random
+  already. It allows large batches to read a few neighbouring rows at once.
+* Each stratum is divided into *lanes*, intervals of the sequence of equal length, about :data:`LANES` in all. Every
+  batch takes rows from every lane in proportion to the lane's length. So it mixes as many blocks as there are lanes,
+  and contains all segments in the proportion in which they occur.
+* After D samples of an epoch of N samples, the lanes before place P of the sequence have given ``floor(P·D/N)`` rows in
+  all. So the lanes' counts sum to D. A lane's count never decreases with D, because every lane has at least N/G rows.
 
-Lanes know nothing of the world. A batch lists its rows lane by lane, so a rank reads the blocks of few lanes only.
+Lanes do not depend on the number of processes. A batch lists its rows lane by lane, so each rank reads the blocks of a
+few lanes only.
 """
 
 from __future__ import annotations
@@ -32,24 +33,25 @@ from typing import NamedTuple
 
 import numpy as np
 
-#: Of the order itself: a checkpoint that was made in another one cannot find its place.
+#: Version of the order. A checkpoint of another version cannot be resumed, since its step means other samples.
 ORDER_VERSION = 2
-#: How many blocks a batch mixes; more of them cost cache misses, fewer make more ranks read the same block.
+#: Blocks that a batch mixes. More of them cause more cache misses; with fewer, more ranks read the same block.
 LANES = 8
-#: In about how many runs of neighbours a batch takes its rows of a lane: memory gives those faster than single rows.
+#: Runs of neighbouring rows, about, in which a batch reads its rows of a lane; runs are faster to read than single
+#: rows.
 RUNS = 16
-#: How many rows are planned at once, which costs little more than planning one batch.
+#: Rows that are planned at once, which takes little longer than planning one batch.
 PLANNED_ROWS = 65_536
 NO_ROWS = np.empty(0, np.int64)
 
 
 def share(rank: int, world: int, length: int) -> slice:
-    """The part of an ordered list of ``length`` that ``rank`` of ``world`` takes; the parts follow each other."""
+    """The part of a list of ``length`` that belongs to ``rank`` of ``world``; the ranks' parts follow each other."""
     return slice(rank * length // world, (rank + 1) * length // world)
 
 
 def ranges(begin: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """The numbers from ``begin[i]`` to ``end[i]``, one range after the other (int64)."""
+    """The concatenation of all ``range(begin[i], end[i])`` (int64)."""
     lengths = end - begin
     numbers = np.repeat(end - np.cumsum(lengths), lengths)
     numbers += np.arange(len(numbers))
@@ -59,9 +61,9 @@ def ranges(begin: np.ndarray, end: np.ndarray) -> np.ndarray:
 def shuffled(length: int, seed: int, epoch: int, purpose: int) -> np.ndarray:
     """A random permutation of ``range(length)`` (int64), a pure function of its arguments.
 
-    Sorts Philox draws (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) that carry their index
-    in the low bits: no two are equal, so that every sort gives the same, and the raw draws are the part of numpy's
-    generators that no version changes.
+    Sorts Philox draws (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) that have their index in
+    the low bits. They are all different, so every sorting algorithm gives the same result; and raw draws do not change
+    between versions of NumPy.
     """
     index_bits = np.uint64(max(length - 1, 0).bit_length())
     draws = np.random.Philox(key=[seed, epoch], counter=[0, purpose, 0, 0]).random_raw(length)
@@ -71,10 +73,10 @@ def shuffled(length: int, seed: int, epoch: int, purpose: int) -> np.ndarray:
 
 
 class Layout:
-    """How the rows of a split are stored: segments one after the other, each in blocks of ``block_rows``.
+    """The storage layout of a split: files (``segments``, in rows each) of blocks of ``block_rows`` rows.
 
-    Blocks are numbered through all segments; a segment's last block may be short. Rows are numbered through, too.
-    ``shuffled`` says how many rows were shuffled together, where a segment's are spread over several ``segments``.
+    Rows and blocks are numbered consecutively through all files; a file's last block may be short. ``shuffled`` holds
+    the rows of each set of files that were shuffled together; by default each file is a set of its own.
     """
 
     def __init__(self, segments: tuple[int, ...], block_rows: int, shuffled: tuple[int, ...] = ()) -> None:
@@ -84,24 +86,24 @@ class Layout:
         self.block_rows = block_rows
         self.rows = sum(segments)
         self.blocks = sum(counts)
-        #: int64 ``[blocks]``: the segment of each block, its number in the segment, and how many rows it has.
+        #: int64 ``[blocks]``: the file of each block, its number in the file, and its number of rows.
         self.segment = np.repeat(np.arange(len(segments)), counts)
         self.within = np.concatenate([np.arange(count) for count in [*counts, 0]])
         self.length = np.minimum(block_rows, np.asarray(segments, np.int64)[self.segment] - self.within * block_rows)
-        #: int64 ``[blocks]``: the number of each block's first row.
+        #: int64 ``[blocks]``: the row number of each block's first row.
         self.first = np.cumsum(self.length) - self.length
 
     def block_of(self, row: int) -> int:
-        """The number of the block that has the row."""
+        """The number of the block that contains ``row``."""
         return bisect_right(self.first, row) - 1
 
 
-class Ticket(NamedTuple):
+class BatchPlan(NamedTuple):
     """What one rank reads for one batch.
 
-    ``rows`` are row numbers (int64), in order; ``blocks`` are the numbers of the blocks that the rank has not read
-    since the beginning of the epoch or of its reading. ``size`` counts the rows of the whole batch over all ranks,
-    ``consumed`` the samples of the run after it.
+    ``rows`` are row numbers (int64) in order; ``blocks`` are the numbers of the blocks that this rank reads for the
+    first time in the epoch, or since it started. ``size`` is the number of rows of the global batch, ``consumed`` the
+    number of samples that the run has consumed after it.
     """
 
     rows: np.ndarray
@@ -111,16 +113,16 @@ class Ticket(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Tape:
-    """The blocks of one epoch in their order; ``start[i]`` is the place on the tape where ``block[i]`` begins (int64,
-    ``[blocks]`` and ``[blocks + 1]``)."""
+class BlockSequence:
+    """The order of the blocks in one epoch; ``start[i]`` is the place in the epoch's sequence where ``block[i]`` begins
+    (int64, ``[blocks]`` and ``[blocks + 1]``)."""
 
     block: np.ndarray
     start: np.ndarray
 
 
 class GlobalOrder:
-    """The endless order of training: the rows of ``layout``, epoch after epoch, in batches of ``batch_size``."""
+    """The order of training: the rows of ``layout``, epoch after epoch without end, in batches of ``batch_size``."""
 
     def __init__(self, layout: Layout, batch_size: int, seed: int) -> None:
         self.layout = layout
@@ -128,10 +130,10 @@ class GlobalOrder:
         self.seed = seed
         self._strata = strata(layout, batch_size)
         self._cuts = cuts(layout, batch_size, self._strata)
-        #: About the rows that a batch takes from one lane, which are read in ascending order.
-        self._group = max(1, batch_size // (len(self._cuts) - 1))
-        self._tape = lru_cache(maxsize=2)(self._lay)
-        self._within = lru_cache(maxsize=8)(self._mix)
+        #: Approximate number of rows that a batch takes from one lane; they are read in ascending order.
+        self._lane_rows = max(1, batch_size // (len(self._cuts) - 1))
+        self._sequence = lru_cache(maxsize=2)(self._shuffle_blocks)
+        self._within = lru_cache(maxsize=8)(self._shuffle_rows)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -143,16 +145,16 @@ class GlobalOrder:
         return min(self.batch_size, self.layout.rows)
 
     def consumed(self, step: int) -> int:
-        """The samples consumed when ``step`` steps of the run are done."""
+        """The number of samples that ``step`` steps of the run consume."""
         epoch, within = divmod(step, self.steps_per_epoch)
         return epoch * self.layout.rows + within * self.batch_size
 
     def batch(self, step: int) -> np.ndarray:
         """The global batch of the ``step``-th step of the run, counted from 0: int64 row numbers ``[G]``."""
-        return next(self.tickets(0, 1, self.consumed(step), self.consumed(step + 1))).rows
+        return next(self.plans(0, 1, self.consumed(step), self.consumed(step + 1))).rows
 
-    def tickets(self, rank: int, world: int, start: int = 0, stop: int | None = None) -> Iterator[Ticket]:
-        """What ``rank`` of ``world`` reads, batch by batch, from ``start`` to ``stop`` samples consumed, or endlessly.
+    def plans(self, rank: int, world: int, start: int = 0, stop: int | None = None) -> Iterator[BatchPlan]:
+        """What ``rank`` of ``world`` reads for each batch, from ``start`` to ``stop`` consumed samples, or without end.
 
         Raises ``ValueError`` if no batch begins after ``start`` samples.
         """
@@ -166,21 +168,21 @@ class GlobalOrder:
             steps = min(at_once, self.steps_per_epoch - step)
             if stop is not None:
                 steps = min(steps, -(-(stop - start) // self.batch_size))
-            tickets, known = self._plan(epoch, step, steps, rank, world, known)
-            yield from tickets
-            start, step = tickets[-1].consumed, step + steps
+            plans, known = self._plan(epoch, step, steps, rank, world, known)
+            yield from plans
+            start, step = plans[-1].consumed, step + steps
             if step == self.steps_per_epoch:
                 epoch, step, known = epoch + 1, 0, set()
 
     def _plan(
         self, epoch: int, step: int, steps: int, rank: int, world: int, known: set[int]
-    ) -> tuple[list[Ticket], set[int]]:
-        """The tickets of ``steps`` steps, and the blocks that they use, given those ``known`` before.
+    ) -> tuple[list[BatchPlan], set[int]]:
+        """The plans of ``steps`` steps and the blocks that they use; ``known`` are the blocks used before.
 
-        Arrays are int64 ``[steps, lanes]``: of the batch's places that a lane fills, the rank's share begins at
-        ``begin`` and ends at ``end``, and what goes there lies on the tape from ``first`` to ``last``.
+        The arrays are int64 ``[steps, lanes]``. A lane fills some places of the batch; the rank's part of these is from
+        ``begin`` to ``end``, and its rows are those of the sequence from ``first`` to ``last``.
         """
-        tape, starts = self._tape(epoch), np.asarray(self._cuts)
+        sequence, starts = self._sequence(epoch), np.asarray(self._cuts)
         done = np.minimum(np.arange(step, step + steps + 1) * self.batch_size, self.layout.rows)
         given = starts * done[:, None] // self.layout.rows
         place = np.diff(given, axis=0)
@@ -192,22 +194,22 @@ class GlobalOrder:
         last = first + end - begin
         used = (begin < end).any(axis=0)
         first, last = first[:, used], last[:, used]
-        # What lies on the tape below each lane in these steps, one lane after the other: blocks, and their rows.
-        low = np.searchsorted(tape.start, first[0], side="right") - 1
-        high = np.searchsorted(tape.start, last[-1])
-        on_tape = ranges(low, high)
-        block, lane = tape.block[on_tape], np.repeat(np.arange(len(low)), high - low)
+        # The blocks that each lane reads in these steps, lane by lane, and all their rows.
+        low = np.searchsorted(sequence.start, first[0], side="right") - 1
+        high = np.searchsorted(sequence.start, last[-1])
+        in_sequence = ranges(low, high)
+        block, lane = sequence.block[in_sequence], np.repeat(np.arange(len(low)), high - low)
         length = self.layout.length[block]
         rows = np.repeat(self.layout.first[block], length)
         rows += np.concatenate([NO_ROWS, *(self._within(epoch, rows) for rows in length.tolist())])
-        # From a place on the tape to one in ``rows``, for each lane.
+        # The difference between a place in the sequence and in ``rows``, for each lane.
         ahead = np.cumsum(length) - length
-        shift = ahead[np.cumsum(high - low) - (high - low)] - tape.start[low]
+        shift = ahead[np.cumsum(high - low) - (high - low)] - sequence.start[low]
         taken = rows[ranges((first + shift).ravel(), (last + shift).ravel())]
         due: dict[int, int] = {}
-        needed = np.count_nonzero(last[:, lane] <= tape.start[on_tape], axis=0)
+        needed = np.count_nonzero(last[:, lane] <= sequence.start[in_sequence], axis=0)
         for number, at in zip(block.tolist(), needed.tolist(), strict=True):
-            # Where lanes meet inside a block, both need it.
+            # Two lanes need the block that contains their common boundary.
             due[number] = min(at, due.get(number, at))
         fresh: list[list[int]] = [[] for _ in range(steps)]
         for number, at in due.items():
@@ -215,33 +217,34 @@ class GlobalOrder:
                 fresh[at].append(number)
         ends = np.cumsum((end - begin).sum(axis=1)).tolist()
         consumed = (epoch * self.layout.rows + done[1:]).tolist()
-        tickets = [
-            Ticket(taken[begins:ends], blocks, size, after)
+        plans = [
+            BatchPlan(taken[begins:ends], blocks, size, after)
             for (begins, ends), blocks, size, after in zip(pairwise([0, *ends]), fresh, sizes, consumed, strict=True)
         ]
-        return tickets, set(due)
+        return plans, set(due)
 
-    def _mix(self, epoch: int, length: int) -> np.ndarray:
+    def _shuffle_rows(self, epoch: int, length: int) -> np.ndarray:
         """The order of the rows in a block of ``length`` rows."""
-        run = max(1, self._group // RUNS)
+        run = max(1, self._lane_rows // RUNS)
         order = shuffled(-(-length // run), self.seed, epoch, length)[:, None] * run + np.arange(run)
         order = order[order < length]
-        # Which runs go together is random; among themselves they ascend, since memory is read faster upwards.
-        whole = length - length % self._group
-        order[:whole].reshape(-1, self._group).sort(axis=1)
+        # The rows of one batch are sorted, because memory is read faster in ascending order.
+        whole = length - length % self._lane_rows
+        order[:whole].reshape(-1, self._lane_rows).sort(axis=1)
         order[whole:].sort()
         return order
 
-    def _lay(self, epoch: int) -> Tape:
+    def _shuffle_blocks(self, epoch: int) -> BlockSequence:
+        """The order of the blocks in an epoch: by stratum, random within it."""
         block = shuffled(self.layout.blocks, self.seed, epoch, 0)
         stratum = np.searchsorted(self._strata, self.layout.first[block], side="right")
         block = block[np.argsort(stratum, kind="stable")]
         start = np.concatenate([[0], np.cumsum(self.layout.length[block])])
-        return Tape(block, start)
+        return BlockSequence(block, start)
 
 
 def strata(layout: Layout, batch_size: int) -> list[int]:
-    """Where strata end: segments, small ones joined with the next until they are worth a row of every batch."""
+    """The ends of the strata: sets of files, joined with the next while they are too small for a row in every batch."""
     least = -(-layout.rows // batch_size)
     ends = [0]
     for end in accumulate(layout.shuffled):
@@ -251,7 +254,7 @@ def strata(layout: Layout, batch_size: int) -> list[int]:
 
 
 def cuts(layout: Layout, batch_size: int, ends: list[int]) -> list[int]:
-    """Where lanes begin and end on the tape: ascending, from 0 to the number of rows."""
+    """The boundaries of the lanes in the sequence: ascending, from 0 to the number of rows."""
     least = -(-layout.rows // batch_size)
     found = [0]
     for begin, end in pairwise([0, *ends]):
@@ -262,9 +265,9 @@ def cuts(layout: Layout, batch_size: int, ends: list[int]) -> list[int]:
 
 
 class StoredOrder:
-    """The order of evaluation: one pass over the rows of ``layout`` as they are stored, on every rank its own share.
+    """The order of evaluation: one pass over the rows of ``layout`` in the order in which they are stored.
 
-    Batches are local: a rank cuts its contiguous share of the rows into batches of at most ``batch_size``.
+    Each rank divides its contiguous share of the rows into batches of at most ``batch_size``.
     """
 
     def __init__(self, layout: Layout, batch_size: int) -> None:
@@ -276,11 +279,13 @@ class StoredOrder:
         """The rows of the largest batch."""
         return min(self.batch_size, self.layout.rows)
 
-    def tickets(self, rank: int, world: int) -> Iterator[Ticket]:
-        """What ``rank`` of ``world`` reads, batch by batch; ``consumed`` is the number of the row that follows."""
+    def plans(self, rank: int, world: int) -> Iterator[BatchPlan]:
+        """What ``rank`` of ``world`` reads for each batch; ``consumed`` is the number of the row that follows."""
         mine, read = share(rank, world, self.layout.rows), -1
         for start in range(mine.start, mine.stop, self.batch_size):
             stop = min(start + self.batch_size, mine.stop)
             of_start, of_last = (self.layout.block_of(row) for row in (start, stop - 1))
-            yield Ticket(np.arange(start, stop), list(range(max(of_start, read + 1), of_last + 1)), stop - start, stop)
+            yield BatchPlan(
+                np.arange(start, stop), list(range(max(of_start, read + 1), of_last + 1)), stop - start, stop
+            )
             read = of_last

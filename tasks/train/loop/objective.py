@@ -1,9 +1,10 @@
-"""What training minimises, and how well a model does on held-out rows."""
+"""The training loss, and the evaluation on a held-out split."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import NotRequired, TypedDict
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,14 @@ from tasks.models.factory import Predictor
 from tasks.train.data.loader import Batch
 
 
+class SplitMetrics(TypedDict):
+    """Mean loss, and accuracy (classification) or RMSE (regression)."""
+
+    loss: float
+    accuracy: NotRequired[float]
+    rmse: NotRequired[float]
+
+
 def loss_sum(
     signature: Signature,
     outputs: Tensor,
@@ -22,9 +31,12 @@ def loss_sum(
     label_smoothing: float = 0.0,
     weight: Tensor | None = None,
 ) -> Tensor:
-    """The loss summed over rows, each times its ``weight`` ``[rows]`` if there is one: cross-entropy of logits
-    ``[rows, classes]`` and int32 classes ``[rows]``, or the squared error of values ``[rows, 1]`` and float32 targets
-    ``[rows]``, in units of the target's variance."""
+    """The sum of the rows' losses, multiplied by ``weight`` ``[rows]`` if there is one.
+
+    For a classification the loss is the cross-entropy of logits ``[rows, classes]`` and int32 classes ``[rows]``; for a
+    regression it is the squared error of values ``[rows, 1]`` and float32 targets ``[rows]``, in units of the target's
+    variance.
+    """
     if signature.task == "classification":
         reduction = "sum" if weight is None else "none"
         loss = functional.cross_entropy(outputs, target.long(), reduction=reduction, label_smoothing=label_smoothing)
@@ -33,27 +45,27 @@ def loss_sum(
     return loss.sum() if weight is None else (loss * weight).sum()
 
 
-def right_sum(signature: Signature, outputs: Tensor, target: Tensor) -> Tensor:
-    """Rows classified right, or the squared error in units of the target, summed."""
+def correct_sum(signature: Signature, outputs: Tensor, target: Tensor) -> Tensor:
+    """The number of correctly classified rows, or the sum of squared errors in units of the target squared."""
     if signature.task == "classification":
         return (outputs.argmax(dim=1) == target).sum()
     return ((outputs[:, 0].double() - target.double()) ** 2).sum()
 
 
 @torch.no_grad()
-def evaluate_split(model: Predictor, batches: Iterable[Batch], device: torch.device) -> dict[str, float]:
-    """Mean loss and accuracy (or RMSE) over the rows that all ranks together are given; equal on every rank."""
+def evaluate_split(model: Predictor, batches: Iterable[Batch], device: torch.device) -> SplitMetrics:
+    """Mean loss and accuracy (or RMSE) over the batches of all ranks; equal on every rank."""
     was_training = model.training
     model.eval()
     sums = torch.zeros(3, dtype=torch.float64, device=device)
     for batch in batches:
         outputs = model(*batch.inputs).float()
         sums[0] += loss_sum(model.signature, outputs, batch.target)
-        sums[1] += right_sum(model.signature, outputs, batch.target)
+        sums[1] += correct_sum(model.signature, outputs, batch.target)
         sums[2] += len(batch.target)
     model.train(was_training)
     dist.all_reduce(sums)
-    loss, right, rows = sums.tolist()
+    loss, correct, rows = sums.tolist()
     if model.signature.task == "classification":
-        return {"loss": loss / rows, "accuracy": right / rows}
-    return {"loss": loss / rows, "rmse": math.sqrt(right / rows)}
+        return {"loss": loss / rows, "accuracy": correct / rows}
+    return {"loss": loss / rows, "rmse": math.sqrt(correct / rows)}

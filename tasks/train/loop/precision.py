@@ -1,4 +1,4 @@
-"""Mixed precision where the device has it."""
+"""Mixed precision on devices that support it."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[obj
 
 
 def scaler(precision: str, device: torch.device) -> torch.amp.GradScaler:
-    """Loss scaling, which only fp16 needs (Micikevicius et al. 2018); switched off otherwise."""
+    """Loss scaling (Micikevicius et al. 2018), which is disabled unless ``precision`` is fp16."""
     return torch.amp.GradScaler(device.type, enabled=precision == "fp16")

@@ -1,4 +1,4 @@
-"""What a person sees while a model trains: a bar on a terminal, a line now and then elsewhere. Rank 0 only."""
+"""Progress of training, shown by rank 0: a bar on a terminal, otherwise a line every few seconds."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import time
 
 from tqdm import tqdm
 
+from tasks.artifacts.training_record import ValidationPoint
+
 SECONDS_BETWEEN_LINES = 5.0
 
 
 class ProgressReport:
-    """Shows how far training is. It only writes: nothing that it measures flows back into training."""
+    """Shows the progress of training; it measures nothing that training uses."""
 
     def __init__(self, total: int, done: int, *, shown: bool) -> None:
         self._total = total
@@ -24,9 +26,11 @@ class ProgressReport:
     def step(self, done: int) -> None:
         self._bar.update(done - self._bar.n)
 
-    def evaluated(self, done: int, evaluation: dict[str, float]) -> None:
-        names = [name for name in ("loss", "accuracy", "rmse") if name in evaluation]
-        figures = "  ".join(f"{name} {evaluation[name]:.4f}" for name in names)
+    def evaluated(self, done: int, evaluation: ValidationPoint) -> None:
+        figures = f"loss {evaluation['loss']:.4f}"
+        for name in ("accuracy", "rmse"):
+            if name in evaluation:
+                figures += f"  {name} {evaluation[name]:.4f}"
         self._bar.set_postfix_str(figures)
         if self._lines and (time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES or done == self._total):
             self._last_line = time.monotonic()

@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of the step: nothing to save, nothing to restore."""
+"""The learning rate: a pure function of the step, so that checkpoints need not hold any state of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 def learning_rate(step: int, total: int, peak: float, warmup: float) -> float:
     """Linear warm-up over the share ``warmup`` of all steps, then a half cosine to zero (Loshchilov, Hutter 2017).
 
-    ``step`` counts from 0; the first step already moves, the last one still does.
+    ``step`` counts from 0; the rates of the first and the last step are above 0.
     """
     rising = math.ceil(warmup * total)
     if step < rising:

@@ -1,4 +1,4 @@
-"""One optimiser step over one global batch, spread over the ranks and cut into micro-batches."""
+"""One optimiser step over one global batch, which is divided among the ranks and into micro-batches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tasks.distributed.process_group import Group
 from tasks.models.factory import zeros
-from tasks.train.checkpoint.random_state import capture, put_back
+from tasks.train.checkpoint.random_state import capture_random_state, restore_random_state
 from tasks.train.config import TrainingConfig
 from tasks.train.data.loader import Batch
 from tasks.train.loop.objective import loss_sum
@@ -20,21 +20,21 @@ from tasks.train.loop.state import TrainingState
 
 
 def make_optimizer(model: torch.nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
-    """AdamW (Loshchilov, Hutter 2019); biases and normalisation are not decayed."""
+    """AdamW (Loshchilov, Hutter 2019) without weight decay for biases and normalisation layers."""
     decayed = [p for p in model.parameters() if p.requires_grad and p.ndim >= 2]
-    kept = [p for p in model.parameters() if p.requires_grad and p.ndim < 2]
-    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": kept, "weight_decay": 0.0}]
+    undecayed = [p for p in model.parameters() if p.requires_grad and p.ndim < 2]
+    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": undecayed, "weight_decay": 0.0}]
     return torch.optim.AdamW([group for group in groups if group["params"]], lr=config.learning_rate)
 
 
-def settle_buckets(ddp: DistributedDataParallel, state: TrainingState, group: Group) -> None:
-    """Let DDP rebuild its gradient buckets before the first step that counts.
+def warm_up_ddp_buckets(ddp: DistributedDataParallel, state: TrainingState, group: Group) -> None:
+    """Run two passes over zeros, so that DDP rebuilds its gradient buckets before the first training step.
 
-    DDP regroups its buckets after its first backward pass, which changes the order of its sums. A resumed process
-    would do so after its first *resumed* step and, from three ranks on, differ from one that was never killed. Two
-    passes over zeros settle it; random state and buffers are put back.
+    DDP rebuilds them after its first backward pass, which changes the order of its sums. Without the warm-up a resumed
+    process would do so after its first *resumed* step, and from three ranks on its numbers would differ from those of
+    an uninterrupted run. Random state and the model's buffers are restored.
     """
-    random = capture()
+    random = capture_random_state()
     buffers = {name: buffer.clone() for name, buffer in state.model.named_buffers()}
     inputs = [x.to(group.device) for x in zeros(state.model.signature, 1)]
     for _ in range(2):
@@ -42,11 +42,11 @@ def settle_buckets(ddp: DistributedDataParallel, state: TrainingState, group: Gr
     state.optimizer.zero_grad(set_to_none=True)
     for name, buffer in state.model.named_buffers():
         buffer.copy_(buffers[name])
-    put_back(random)
+    restore_random_state(random)
 
 
 def micro_batches(rows: int, pieces: int) -> list[slice]:
-    """Cut ``rows`` rows into at most ``pieces`` slices of nearly equal length; one empty slice if there are none."""
+    """Divide ``rows`` rows into at most ``pieces`` slices of nearly equal length; one empty slice if there are none."""
     pieces = max(1, min(rows, pieces))
     return [slice(rows * i // pieces, rows * (i + 1) // pieces) for i in range(pieces)]
 
@@ -60,11 +60,11 @@ def train_step(
     batch: Batch,
     total_steps: int,
 ) -> Tensor:
-    """Run one step on this rank's share of a global batch; return the share's loss sum.
+    """Run one step on this rank's share of a global batch; return the sum of the share's losses.
 
-    The gradient is that of the mean over the *global* batch whatever the number of ranks: each rank's sum is scaled by
-    W/G, since DDP averages over the W ranks. Weighed rows keep that scale, as stored weights are 1 on average: over an
-    epoch a row of weight 2 pulls as the same row twice would.
+    The gradient is that of the mean over the *global* batch of G rows, for any number of ranks: each rank's sum is
+    scaled by W/G, since DDP averages over the W ranks. Row weights do not change this scale, as their mean is 1: over
+    an epoch a row of weight 2 counts like two rows of weight 1.
     """
     rate = learning_rate(state.progress.step, total_steps, config.learning_rate, config.warmup)
     for parameters in state.optimizer.param_groups:
@@ -82,7 +82,7 @@ def train_step(
                     state.model.signature, outputs.float(), batch.target[piece], config.label_smoothing, weight
                 )
             else:
-                # A short last batch may leave a rank without rows; it still takes part in the gradient's sum.
+                # A rank may have no rows of a short last batch; it still takes part in the all-reduce of the gradient.
                 loss = ddp(*(x.to(group.device) for x in zeros(state.model.signature, 1))).sum() * 0
             state.scaler.scale(loss * (group.world / batch.size)).backward()
         total += loss.detach()

@@ -1,4 +1,4 @@
-"""The training loop: steps, evaluations, checkpoints, and when to stop. All ranks run it side by side."""
+"""The training loop: steps, evaluations, checkpoints and early stopping. All ranks run it in parallel."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from tasks.artifacts.prepared import PreparedData
-from tasks.distributed.agreement import AgreedRefusal
+from tasks.artifacts.training_record import ValidationPoint
+from tasks.distributed.agreement import AgreedUserError
 from tasks.distributed.process_group import Group
 from tasks.train.checkpoint import Restored
-from tasks.train.checkpoint.random_state import capture, put_back
+from tasks.train.checkpoint.random_state import capture_random_state, restore_random_state
 from tasks.train.config import TrainingConfig
 from tasks.train.data.loader import evaluation_batches, layout, training_batches
 from tasks.train.data.order import GlobalOrder
 from tasks.train.loop.objective import evaluate_split
 from tasks.train.loop.progress import ProgressReport
 from tasks.train.loop.schedule import learning_rate
-from tasks.train.loop.state import Progress, TrainingState, copy_of_weights
+from tasks.train.loop.state import Progress, TrainingState, copy_weights
 from tasks.train.loop.step import train_step
-from tasks.train.survival.goodput import DATA_WAIT, EVALUATION, Ledger
+from tasks.train.survival.goodput import DATA_WAIT, EVALUATION, GoodputRecorder
 from tasks.train.survival.guard import Guard
 
 HISTORY_POINTS = 200
-#: Rows per rank; a notice waits for no more than one such batch.
+#: Rows per rank and batch. During an evaluation a preemption notice waits for one batch at most.
 EVALUATION_BATCH = 1024
 
 
@@ -38,31 +39,30 @@ def train_loop(
     group: Group,
     precision: str,
     guard: Guard,
-    ledger: Ledger,
+    recorder: GoodputRecorder,
 ) -> None:
-    """Train from ``state.progress.step`` on, until the last epoch or until early stopping.
+    """Train from ``state.progress.step`` to the end of the last epoch or to early stopping.
 
-    Raises ``AgreedRefusal`` on all ranks when the loss is no longer a finite number, and ``Preempted`` on all when a
-    machine is taken away.
+    Raises ``AgreedUserError`` on all ranks if the loss is not finite, and ``Preempted`` when a machine is preempted.
     """
     progress = state.progress
     order = GlobalOrder(layout(data, "train"), config.batch_size, config.seed)
     total = order.steps_per_epoch * config.epochs
     evaluate_every = config.evaluate_every or order.steps_per_epoch
     log_every = max(1, total // HISTORY_POINTS)
-    shown = ProgressReport(total, progress.step, shown=group.rank == 0)
+    report = ProgressReport(total, progress.step, shown=group.rank == 0)
     start = order.consumed(progress.step)
     batches = training_batches(data, order, group.rank, group.world, group.device, start, waiting=guard.waiting)
 
-    def owes_evaluation() -> bool:
-        """Whether the last step asks for an evaluation: also when the attempt before left in the midst of it."""
+    def evaluation_due() -> bool:
+        """Whether the last step still needs its evaluation, which the previous attempt may have interrupted."""
         due = progress.step > 0 and (progress.step % evaluate_every == 0 or progress.step == total)
         return due and (not progress.evaluations or progress.evaluations[-1]["step"] < progress.step)
 
-    while not progress.stopped_early and (progress.step < total or owes_evaluation()):
-        if not owes_evaluation():
+    while not progress.stopped_early and (progress.step < total or evaluation_due()):
+        if not evaluation_due():
             batch = next(batches)
-            ledger.add(DATA_WAIT, batch.wait)
+            recorder.add(DATA_WAIT, batch.wait)
             with guard.step():
                 loss = train_step(ddp, state, config, group, precision, batch, total).item()
             progress.step += 1
@@ -70,28 +70,28 @@ def train_loop(
             progress.loss_rows += len(batch.target)
             if progress.step % log_every == 0 or progress.step == total:
                 record_loss(state, config, group, progress.step / order.steps_per_epoch, total)
-        if owes_evaluation():
-            with ledger.time(EVALUATION):
+        if evaluation_due():
+            with recorder.time(EVALUATION):
                 record_evaluation(state, data, config, group, progress.step / order.steps_per_epoch, guard)
-            shown.evaluated(progress.step, progress.evaluations[-1])
+            report.evaluated(progress.step, progress.evaluations[-1])
         if progress.step == total or progress.stopped_early:
-            ledger.step(progress.step)
+            recorder.step(progress.step)
         else:
-            guard.after_step(progress.step, lambda: (to_save(state), loss_share(state)))
-        shown.step(progress.step)
+            guard.after_step(progress.step, lambda: (checkpoint_state(state), local_loss(state)))
+        report.step(progress.step)
     batches.close()
-    shown.close()
+    report.close()
 
 
 def record_loss(state: TrainingState, config: TrainingConfig, group: Group, epoch: float, total: int) -> None:
-    """Add the mean training loss since the last point to the history; refuse one that is not finite."""
+    """Add the mean loss since the last point to the history. Raises ``AgreedUserError`` if it is not finite."""
     progress = state.progress
     sums = torch.tensor([progress.loss_sum, progress.loss_rows], dtype=torch.float64, device=group.device)
     dist.all_reduce(sums)
     progress.loss_sum, progress.loss_rows = 0.0, 0
     loss = (sums[0] / sums[1]).item()
     if not math.isfinite(loss):
-        raise AgreedRefusal(
+        raise AgreedUserError(
             f"training.learning_rate: the loss became {loss} by step {progress.step}; "
             f"try less than {config.learning_rate:g}, a longer training.warmup, or training.clip_norm above 0"
         )
@@ -102,51 +102,52 @@ def record_loss(state: TrainingState, config: TrainingConfig, group: Group, epoc
 def record_evaluation(
     state: TrainingState, data: PreparedData, config: TrainingConfig, group: Group, epoch: float, guard: Guard
 ) -> None:
-    """Evaluate on the validation split, keep the best weights, and stop early when ``patience`` is spent.
+    """Evaluate on the validation split, copy the best weights, and stop early when ``patience`` is exceeded.
 
-    Raises ``Preempted`` on all ranks when a machine goes meanwhile; the state is then that of before.
+    Raises ``Preempted`` on all ranks when a machine is preempted meanwhile; the saved state is the one before.
     """
     progress = state.progress
-    random = capture()
+    random = capture_random_state()
 
-    def broken_off() -> tuple[object, list[float]]:
-        # A user's model may draw random numbers here too; the next attempt has to find those that were there.
-        put_back(random)
-        return to_save(state), loss_share(state)
+    def state_before() -> tuple[object, list[float]]:
+        # A user's model may draw random numbers in evaluation too; the next attempt repeats the whole evaluation.
+        restore_random_state(random)
+        return checkpoint_state(state), local_loss(state)
 
     batches = evaluation_batches(
         data, "validation", EVALUATION_BATCH, group.rank, group.world, group.device, waiting=guard.waiting
     )
     rounds = math.ceil(math.ceil(sum(data.segment_rows("validation")) / group.world) / EVALUATION_BATCH)
-    watched = guard.evaluating(batches, rounds, progress.step, broken_off)
-    evaluation = {"step": progress.step, "epoch": epoch, **evaluate_split(state.model, watched, group.device)}
+    guarded = guard.evaluating(batches, rounds, progress.step, state_before)
+    metrics = evaluate_split(state.model, guarded, group.device)
+    evaluation: ValidationPoint = {"step": progress.step, "epoch": epoch, **metrics}
     if progress.steps:
         evaluation["train_loss"] = progress.steps[-1]["loss"]
     progress.evaluations.append(evaluation)
     if not progress.best or evaluation["loss"] < progress.best["loss"]:
-        progress.best, progress.stale = evaluation, 0
-        copy_of_weights(state.model, state.best_weights)
+        progress.best, progress.stale = dict(evaluation), 0
+        copy_weights(state.model, state.best_weights)
     else:
         progress.stale += 1
         progress.stopped_early = 0 < config.patience <= progress.stale
 
 
-def loss_share(state: TrainingState) -> list[float]:
-    """What this rank alone knows: its share of the loss since the last point of the history."""
+def local_loss(state: TrainingState) -> list[float]:
+    """The part of the state that differs between ranks: the loss since the last point of the history."""
     return [state.progress.loss_sum, state.progress.loss_rows]
 
 
-def take_up(restored: Restored, state: TrainingState, group: Group) -> None:
-    """Go on from a restored checkpoint. In another world rank 0 takes up what all ranks' shares came to."""
+def apply_restored(restored: Restored, state: TrainingState, group: Group) -> None:
+    """Continue from a restored checkpoint. If the number of ranks changed, rank 0 gets the sum of all ranks' losses."""
     state.progress = Progress(**restored.progress["progress"])
     state.best_weights = restored.progress["best_weights"]
-    shares = [restored.owns[group.rank]] if restored.same_world else restored.owns if group.rank == 0 else []
-    state.progress.loss_sum = sum(share[0] for share in shares)
-    state.progress.loss_rows = sum(share[1] for share in shares)
+    losses = [restored.owns[group.rank]] if restored.same_world else restored.owns if group.rank == 0 else []
+    state.progress.loss_sum = sum(loss[0] for loss in losses)
+    state.progress.loss_rows = sum(loss[1] for loss in losses)
 
 
-def to_save(state: TrainingState) -> dict[str, object]:
-    """What a checkpoint keeps beside model, optimiser, scaler and random generators."""
+def checkpoint_state(state: TrainingState) -> dict[str, object]:
+    """What a checkpoint holds besides model, optimiser, scaler and random generators."""
     return {
         "progress": asdict(state.progress),
         "best_weights": state.best_weights,

@@ -1,15 +1,15 @@
-"""The ledger of a run: what every attempt did, what of it was kept, and where the time went.
+"""Goodput: what every attempt of a run executed, how much of it was kept, and where the time went.
 
-Each attempt keeps one page, ``ledger/<attempt>.json`` in the checkpoints' home, written anew every few seconds by
-rank 0 beside the step loop and once more when it ends; a page whose attempt never said how it ended was killed. Useful
-steps are those that no later attempt did again. The ledger is about time and therefore no part of what a run computes.
+Each attempt has one record, ``ledger/<attempt>.json`` below the checkpoints' home. Rank 0 rewrites it every few seconds
+in a background thread and once more when the attempt ends; a record without an end belongs to an attempt that was
+killed. Steps are useful if no later attempt repeated them. The records are about time only, so they do not affect the
+results of a run.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 import tempfile
 import threading
 import time
@@ -18,24 +18,27 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from tasks.artifacts.format import canonical_json
+from tasks.artifacts.training_record import Goodput
 from tasks.errors import UserError
+from tasks.logs import logger
 from tasks.storage import Storage, StorageUnavailable
 
-PAGES = "ledger/"
+PREFIX = "ledger/"
 PERIOD_S = 5.0
-#: Where the time of an attempt goes; what is in none of them is idle or unaccounted for.
+#: Activities that the time of an attempt is spent on; the rest of the wall-clock time is idle or unaccounted for.
 START, RESTORE, STEPS, EVALUATION, DATA_WAIT, STALL = "start", "restore", "steps", "evaluation", "data_wait", "stall"
-ACCOUNTS = (START, RESTORE, STEPS, EVALUATION, DATA_WAIT, STALL)
-#: How an attempt ended of which nothing more was heard.
-NO_WORD = "killed, or its machine was lost"
+ACTIVITIES = (START, RESTORE, STEPS, EVALUATION, DATA_WAIT, STALL)
+#: The end of an attempt that did not record one.
+KILLED = "killed, or its machine was lost"
+
+LOG = logger("goodput")
 
 
 @dataclass
-class Page:
-    """One attempt. ``first_step`` is where it began (steps finished before it), ``last_step`` how far it came."""
+class AttemptRecord:
+    """One attempt. ``first_step`` and ``last_step`` count the finished steps at its start and now."""
 
     attempt: int
     world: int
@@ -43,10 +46,11 @@ class Page:
     last_step: int = 0
     #: The step of the last checkpoint that it published.
     saved_step: int = 0
-    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(ACCOUNTS, 0.0))
-    #: Wall-clock time of the attempt so far, in seconds.
+    #: Seconds by activity.
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(ACTIVITIES, 0.0))
+    #: Wall-clock seconds of the attempt so far.
     wall: float = 0.0
-    ended: str = NO_WORD
+    ended: str = KILLED
 
     @property
     def executed(self) -> int:
@@ -54,31 +58,40 @@ class Page:
 
 
 @dataclass(frozen=True)
-class Account:
-    """A run as a whole, over its attempts."""
+class GoodputSummary:
+    """All attempts of a run together; the fields are those of :class:`~tasks.artifacts.training_record.Goodput`."""
 
     attempts: int
     executed: int
     kept: int
     seconds: dict[str, float]
-    #: Seconds of steps that were done again, at the mean time of the attempt's steps.
     lost: float
     wall: float
     ends: tuple[str, ...]
 
     @property
     def useful_steps(self) -> float:
-        """Steps kept over steps executed; 1 before the first."""
+        """Steps kept over steps executed; 1 before the first step."""
         return self.kept / self.executed if self.executed else 1.0
 
     @property
     def goodput(self) -> float:
-        """Time of steps that were kept over the wall-clock time of all attempts; 1 before the first."""
+        """Time of the kept steps over the wall-clock time of all attempts; 1 before the first step."""
         return max(0.0, self.seconds[STEPS] - self.lost) / self.wall if self.wall else 1.0
 
-    def to_json(self) -> dict[str, Any]:
-        """For the report: the fields, and the two ratios."""
-        return {**dataclasses.asdict(self), "useful_steps": self.useful_steps, "goodput": self.goodput}
+    def to_json(self) -> Goodput:
+        """As ``attempt.json`` holds it."""
+        return {
+            "attempts": self.attempts,
+            "executed": self.executed,
+            "kept": self.kept,
+            "seconds": self.seconds,
+            "lost": self.lost,
+            "wall": self.wall,
+            "ends": list(self.ends),
+            "useful_steps": self.useful_steps,
+            "goodput": self.goodput,
+        }
 
     def __str__(self) -> str:
         lost = self.executed - self.kept
@@ -88,35 +101,35 @@ class Account:
         )
 
 
-def account(pages: Sequence[Page]) -> Account:
-    """Add up the pages of all attempts, in their order: an attempt keeps what the next one did not do again."""
-    ordered = sorted((dataclasses.replace(page) for page in pages), key=lambda page: page.attempt)
-    for page, following in pairwise(ordered):
-        # A killed attempt's page is seconds old; it came at least to where the next one goes on.
-        page.last_step = max(page.last_step, following.first_step)
+def summarise(attempts: Sequence[AttemptRecord]) -> GoodputSummary:
+    """Add up the records of all attempts of a run. Steps that a later attempt repeated are not kept."""
+    ordered = sorted((dataclasses.replace(record) for record in attempts), key=lambda record: record.attempt)
+    for record, following in pairwise(ordered):
+        # The record of a killed attempt is seconds old, but the attempt got at least to where the next one resumed.
+        record.last_step = max(record.last_step, following.first_step)
     kept, lost = 0, 0.0
-    for index, page in enumerate(ordered):
-        # Steps that any later attempt began before are done again; the earliest of their starts counts.
-        again = min([later.first_step for later in ordered[index + 1 :]], default=page.last_step)
-        useful = max(0, min(page.last_step, again) - page.first_step)
+    for index, record in enumerate(ordered):
+        # Steps after the earliest start of any later attempt were repeated.
+        repeated_from = min([later.first_step for later in ordered[index + 1 :]], default=record.last_step)
+        useful = max(0, min(record.last_step, repeated_from) - record.first_step)
         kept += useful
-        if page.executed:
-            lost += page.seconds[STEPS] * (page.executed - useful) / page.executed
-    return Account(
+        if record.executed:
+            lost += record.seconds[STEPS] * (record.executed - useful) / record.executed
+    return GoodputSummary(
         attempts=len(ordered),
-        executed=sum(page.executed for page in ordered),
+        executed=sum(record.executed for record in ordered),
         kept=kept,
-        seconds={name: sum(page.seconds[name] for page in ordered) for name in ACCOUNTS},
+        seconds={name: sum(record.seconds[name] for record in ordered) for name in ACTIVITIES},
         lost=lost,
-        wall=sum(page.wall for page in ordered),
-        ends=tuple(page.ended for page in ordered),
+        wall=sum(record.wall for record in ordered),
+        ends=tuple(record.ended for record in ordered),
     )
 
 
-class Ledger:
-    """This attempt's page, and those of the attempts before.
+class GoodputRecorder:
+    """Records this attempt. Every rank has a recorder; only rank 0's (``writes``) is stored.
 
-    Every rank keeps one; only that of rank 0 (``writes``) is stored. A store that is away costs a line, not a run.
+    If the store is unavailable, a warning is logged and the run continues.
     """
 
     def __init__(
@@ -129,97 +142,97 @@ class Ledger:
         started: float,
         previous: Storage | None = None,
     ) -> None:
-        """``started`` is when this process began, on the clock of ``time.perf_counter``: start-up counts from there.
+        """``started`` is when this process began, on the clock of ``time.perf_counter``.
 
-        The pages that lie in ``previous`` (another home, of the attempt before) are carried over.
+        The records below ``previous``, the home of the attempt before if that is another one, are copied.
         """
         self._storage = storage
         if writes and previous is not None:
-            carry_over(previous, storage)
+            copy_attempts(previous, storage)
         self._writes = writes
         self._started = started
-        self.page = Page(attempt, world)
-        self._over = threading.Event()
+        self.record = AttemptRecord(attempt, world)
+        self._ended = threading.Event()
         self._failed = False
-        self._thread = threading.Thread(target=self._keep_writing, name="ledger", daemon=True)
+        self._thread = threading.Thread(target=self._write_periodically, name="goodput", daemon=True)
 
     def begin(self, step: int) -> None:
-        """The attempt goes on from ``step``; what was before it is start-up, less what was accounted for by name."""
-        self.page.first_step = self.page.last_step = self.page.saved_step = step
-        self.page.seconds[START] = time.perf_counter() - self._started - sum(self.page.seconds.values())
+        """The attempt begins at ``step``. The time until now that is not yet accounted for is start-up."""
+        self.record.first_step = self.record.last_step = self.record.saved_step = step
+        self.record.seconds[START] = time.perf_counter() - self._started - sum(self.record.seconds.values())
         if self._writes:
             self._thread.start()
 
     @contextmanager
-    def time(self, name: str) -> Iterator[None]:
-        """Add the block's wall-clock time to an account, less what the block itself gives to others."""
-        before, given = time.perf_counter(), sum(self.page.seconds.values())
+    def time(self, activity: str) -> Iterator[None]:
+        """Add the block's wall-clock time to ``activity``, less what the block itself adds to other activities."""
+        started, accounted = time.perf_counter(), sum(self.record.seconds.values())
         try:
             yield
         finally:
-            self.add(name, time.perf_counter() - before - (sum(self.page.seconds.values()) - given))
+            self.add(activity, time.perf_counter() - started - (sum(self.record.seconds.values()) - accounted))
 
-    def add(self, name: str, seconds: float) -> None:
-        self.page.seconds[name] += seconds
+    def add(self, activity: str, seconds: float) -> None:
+        self.record.seconds[activity] += seconds
 
-    def step(self, done: int) -> None:
-        """``done`` optimiser steps are finished."""
-        self.page.last_step = done
+    def step(self, finished: int) -> None:
+        """``finished`` optimiser steps of the run are finished."""
+        self.record.last_step = finished
 
     def saved(self, step: int) -> None:
         """The checkpoint of ``step`` is published."""
-        self.page.saved_step = step
+        self.record.saved_step = step
 
-    def end(self, how: str) -> None:
-        """The attempt ends, in its own words: "finished", or why it leaves."""
-        self.page.ended = how
+    def end(self, reason: str) -> None:
+        """The attempt ends: "finished", or the reason why it stops early."""
+        self.record.ended = reason
         if self._thread.is_alive():
-            self._over.set()
+            self._ended.set()
             self._thread.join()
 
-    def account(self) -> Account:
-        """All attempts up to now, this one included."""
-        self._clock()
-        before = [page for page in read_pages(self._storage) if page.attempt < self.page.attempt]
-        return account([*before, self.page])
+    def summary(self) -> GoodputSummary:
+        """All attempts up to now, including this one."""
+        self._update_wall()
+        earlier = [record for record in read_attempts(self._storage) if record.attempt < self.record.attempt]
+        return summarise([*earlier, self.record])
 
-    def _clock(self) -> None:
-        self.page.wall = time.perf_counter() - self._started
+    def _update_wall(self) -> None:
+        self.record.wall = time.perf_counter() - self._started
 
-    def _keep_writing(self) -> None:
+    def _write_periodically(self) -> None:
         self._write()
-        while not self._over.wait(PERIOD_S):
+        while not self._ended.wait(PERIOD_S):
             self._write()
         self._write()
 
     def _write(self) -> None:
-        self._clock()
+        self._update_wall()
         try:
-            write_page(self._storage, self.page)
+            write_attempt(self._storage, self.record)
             self._failed = False
         except (UserError, StorageUnavailable) as error:
             if not self._failed:
-                print(f"ledger       not written: {error}", file=sys.stderr)
+                LOG.warning("not written: %s", error)
             self._failed = True
 
 
-def write_page(storage: Storage, page: Page) -> None:
-    storage.put(f"{PAGES}{page.attempt:04d}.json", canonical_json(dataclasses.asdict(page)))
+def write_attempt(storage: Storage, record: AttemptRecord) -> None:
+    storage.put(f"{PREFIX}{record.attempt:04d}.json", canonical_json(dataclasses.asdict(record)))
 
 
-def carry_over(previous: Storage, home: Storage) -> None:
-    """Copy the pages of another home: attempts are numbered through from one home to the next."""
-    for page in read_pages(previous):
-        write_page(home, page)
+def copy_attempts(previous: Storage, home: Storage) -> None:
+    """Copy the records of another home; attempts are numbered through from one home to the next."""
+    for record in read_attempts(previous):
+        write_attempt(home, record)
 
 
-def read_pages(storage: Storage) -> list[Page]:
-    """The pages of all attempts in a home, oldest first. One that cannot be read is left out."""
-    pages = []
+def read_attempts(storage: Storage) -> list[AttemptRecord]:
+    """The records of all attempts in a home, oldest first. Unreadable ones are skipped with a warning."""
+    records = []
     with tempfile.TemporaryDirectory(prefix="ledger-") as temporary:
-        for key in storage.list(PAGES):
+        for key in storage.list(PREFIX):
             try:
-                pages.append(Page(**json.loads(storage.get(key, Path(temporary)).read_bytes())))
+                records.append(AttemptRecord(**json.loads(storage.get(key, Path(temporary)).read_bytes())))
             except (ValueError, TypeError):
-                print(f"ledger       {storage.base}/{key}: not a page of the ledger; left out", file=sys.stderr)
-    return sorted(pages, key=lambda page: page.attempt)
+                LOG.warning("%s/%s: not the record of an attempt; skipped", storage.base, key)
+    return sorted(records, key=lambda record: record.attempt)

@@ -1,14 +1,15 @@
-"""What keeps a run from losing more than it must: called after every step, it saves, and leaves when the machine goes.
+"""The guard limits what a run can lose: called after every step, it saves checkpoints and stops before a preemption.
 
-It joins the parts: the watcher's notices, the ranks' agreement, the interval, the checkpoints, the ledger. All ranks
-call it side by side, and whatever it does, all do at the same step. Where they ask each other:
+It combines the watcher's notices, the ranks' consensus, the checkpoint interval, the checkpoints and the goodput
+record. All ranks call it at the same points and do the same at the same step. The ranks exchange notices
 
-- before the first step, for what came during start-up and restore: until then there is nothing to save;
+- before the first step, for those that came during start-up and restore; there is nothing to save yet;
 - between steps;
-- between the batches of an evaluation. One that is broken off is made again, whole, by the attempt that goes on.
+- between the batches of an evaluation. An interrupted evaluation is repeated completely by the next attempt.
 
-A rank that waits for data cannot ask: its peers are in the next step already and wait for its gradient. When its own
-machine goes and the data does not come in time for a save, it leaves alone, and its peers lose it.
+A rank that waits for data cannot exchange, because the others are in the next step already and wait for its gradient.
+If its own machine is preempted and the data does not arrive in time for a checkpoint, it stops alone, and the others
+lose their connection to it.
 """
 
 from __future__ import annotations
@@ -23,143 +24,146 @@ from typing import Any, NoReturn, TypeVar
 from tasks.errors import Interrupted
 from tasks.train.checkpoint import Checkpoints
 from tasks.train.survival.checkpoint_interval import Interval
-from tasks.train.survival.consensus import Agreed, Agreement, Pace, Stop
-from tasks.train.survival.goodput import STALL, STEPS, Ledger
+from tasks.train.survival.consensus import Consensus, ExchangeSchedule, GroupState, Stop
+from tasks.train.survival.goodput import STALL, STEPS, GoodputRecorder
 from tasks.train.survival.notices import Watcher
 
-#: What a save costs is the median of so many: one that a busy machine held up does not count.
+#: The stall of a save is the median of so many, so that one save on a busy machine does not count.
 STALLS = 5
-#: Gives what :meth:`~tasks.train.checkpoint.Checkpoints.save` takes: the progress, and what is this rank's own.
+#: Returns the arguments of :meth:`~tasks.train.checkpoint.Checkpoints.save`: the progress, and this rank's own state.
 Capture = Callable[[], tuple[Any, Any]]
 T = TypeVar("T")
 
 
 class Preempted(Interrupted):
-    """The machine is being taken away and the run has left in good order; another attempt can go on."""
+    """A machine is about to be taken away and the run has stopped cleanly; another attempt can resume it."""
 
 
 class Guard:
-    """Between two steps: ask, save, leave."""
+    """Between two steps: exchange notices, save, or stop."""
 
-    def __init__(self, checkpoints: Checkpoints, interval: Interval, watcher: Watcher, ledger: Ledger) -> None:
+    def __init__(
+        self, checkpoints: Checkpoints, interval: Interval, watcher: Watcher, recorder: GoodputRecorder
+    ) -> None:
         self._checkpoints = checkpoints
         self._interval = interval
-        self._agreement = Agreement(watcher)
-        self._pace = Pace()
-        self._ledger = ledger
-        self._known: Agreed | None = None
+        self._consensus = Consensus(watcher)
+        self._schedule = ExchangeSchedule()
+        self._recorder = recorder
+        self._group_state: GroupState | None = None
         self._first = self._saved = 0
         self._stalls: deque[float] = deque(maxlen=STALLS)
         self._advised = False
 
     def begin(self, step: int) -> None:
-        """Steps are counted from ``step``; it is saved already, or there is nothing to save. Raises :class:`Preempted`
-        on all ranks when a machine goes already."""
-        self._ledger.begin(step)
+        """Training begins at ``step``, which needs no checkpoint. Raises :class:`Preempted` on all ranks if a machine
+        already has a notice."""
+        self._recorder.begin(step)
         self._first = self._saved = step
-        stop = self._question(0.0).stop
+        stop = self._exchange(0.0).stop
         if stop:
-            self._left(f"left before its first step ({stop.why})")
+            self._exit(f"left before its first step ({stop.why})")
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Around one optimiser step, data and evaluation apart."""
-        with self._ledger.time(STEPS):
+        """Measures one optimiser step, without waiting for data and without evaluation."""
+        with self._recorder.time(STEPS):
             yield
-            self._stalled(self._checkpoints.waited())
+            self._add_stall(self._checkpoints.pop_step_wait())
 
     def after_step(self, step: int, capture: Capture) -> None:
-        """``step`` steps are finished. Raises :class:`Preempted` on all ranks when one of their machines goes, after
-        saving if there is time for it."""
-        self._ledger.step(step)
-        if self._pace.due(step):
-            self._ask(step, capture)
-        if self._due(step):
+        """``step`` steps are finished. Raises :class:`Preempted` on all ranks when a machine has a notice, after saving
+        a checkpoint if there is time for it."""
+        self._recorder.step(step)
+        if self._schedule.due(step):
+            self._exchange_after(step, capture)
+        if self._checkpoint_due(step):
             self._save(step, capture)
 
     def evaluating(self, batches: Iterator[T], rounds: int, step: int, capture: Capture) -> Iterator[T]:
-        """This rank's batches of the evaluation after ``step``. No rank has more than ``rounds``; one that has fewer
-        takes part in the questions all the same. Raises as :meth:`after_step` does."""
-        self._ledger.step(step)
-        pace, started = Pace(), time.perf_counter()
-        for done in range(rounds):
-            if pace.due(done):
-                known = self._question((time.perf_counter() - started) / done)
-                pace.asked(done, known.step_s)
-                if known.stop:
-                    self._leave(step, known.stop, capture)
+        """Pass on this rank's batches of the evaluation after ``step``. No rank has more than ``rounds`` batches; one
+        that has fewer takes part in the exchanges all the same. Raises as :meth:`after_step` does."""
+        self._recorder.step(step)
+        schedule, started = ExchangeSchedule(), time.perf_counter()
+        for finished in range(rounds):
+            if schedule.due(finished):
+                state = self._exchange((time.perf_counter() - started) / finished)
+                schedule.exchanged(finished, state.step_s)
+                if state.stop:
+                    self._stop(step, state.stop, capture)
             batch = next(batches, None)
             if batch is not None:
                 yield batch
 
     def waiting(self) -> None:
-        """Called now and then while this rank waits for data. Raises :class:`Preempted` on this rank alone when its
-        machine goes and too little time is left for its peers to save with it."""
-        stop = self._agreement.alone()
+        """Called regularly while this rank waits for data. Raises :class:`Preempted` on this rank alone if its machine
+        has a notice and too little time is left to save a checkpoint with the other ranks."""
+        stop = self._consensus.local_stop()
         if stop and not stop.time_to_save(self._checkpoints.publish_seconds):
-            self._left(f"left waiting for data, with step {self._saved} saved ({stop.why})")
+            self._exit(f"left waiting for data, with step {self._saved} saved ({stop.why})")
 
-    def _question(self, each_s: float) -> Agreed:
-        return self._agreement.ask(
+    def _exchange(self, each_s: float) -> GroupState:
+        return self._consensus.exchange(
             step_s=each_s,
             stall_s=statistics.median(self._stalls) if self._stalls else 0.0,
             publish_s=self._checkpoints.publish_seconds,
         )
 
-    def _ask(self, step: int, capture: Capture) -> None:
-        known = self._known = self._question(self._ledger.page.seconds[STEPS] / max(1, step - self._first))
-        self._pace.asked(step, known.step_s)
-        if known.stop:
-            self._leave(step, known.stop, capture)
-        if known.advised and not self._advised:
+    def _exchange_after(self, step: int, capture: Capture) -> None:
+        state = self._exchange(self._recorder.record.seconds[STEPS] / max(1, step - self._first))
+        self._group_state = state
+        self._schedule.exchanged(step, state.step_s)
+        if state.stop:
+            self._stop(step, state.stop, capture)
+        if state.advised and not self._advised:
             self._advised = True
             self._save(step, capture)
 
-    def _due(self, step: int) -> bool:
+    def _checkpoint_due(self, step: int) -> bool:
         if self._saved == step:
             return False
         if self._interval.steps:
-            # At the same steps whatever happened before.
+            # At multiples, so that the steps do not depend on where the attempt began.
             return step % self._interval.steps == 0
-        known = self._known
-        return known is not None and step - self._saved >= self._interval.between(
-            step_s=known.step_s, stall_s=known.stall_s, publish_s=known.publish_s
+        state = self._group_state
+        return state is not None and step - self._saved >= self._interval.between(
+            step_s=state.step_s, stall_s=state.stall_s, publish_s=state.publish_s
         )
 
     def _save(self, step: int, capture: Capture) -> None:
         progress, own = capture()
         stall = self._checkpoints.save(step, progress, own=own)
         self._stalls.append(0.0)
-        self._stalled(stall)
+        self._add_stall(stall)
         if self._checkpoints.published:
-            self._ledger.saved(self._checkpoints.published.step)
+            self._recorder.saved(self._checkpoints.published.step)
         self._saved = step
-        # What it cost is agreed at once: before the first save the interval was a guess.
-        self._pace.soon(step + 1)
+        # Exchange the measured stall at once: before the first save the interval is based on a guess.
+        self._schedule.exchange_by(step + 1)
 
-    def _stalled(self, seconds: float) -> None:
-        """The last save cost the loop so many seconds more."""
+    def _add_stall(self, seconds: float) -> None:
+        """Add to the stall that the last save has caused in the step loop."""
         if seconds:
             self._stalls[-1] += seconds
-            self._ledger.add(STALL, seconds)
+            self._recorder.add(STALL, seconds)
 
-    def _leave(self, step: int, stop: Stop, capture: Capture) -> None:
-        """Save if that can be finished before the deadline; what cannot is not begun."""
+    def _stop(self, step: int, stop: Stop, capture: Capture) -> NoReturn:
+        """Save if the checkpoint can be finished before the deadline, and exit."""
         saved = self._saved == step
         if not saved and stop.time_to_save(self._checkpoints.publish_seconds):
             self._save(step, capture)
             saved = True
         if saved:
-            with self._ledger.time(STALL):
+            with self._recorder.time(STALL):
                 self._checkpoints.finish()
-            self._ledger.saved(step)
-        self._left(f"left at step {step}, {'saved' if saved else f'with step {self._saved} saved'} ({stop.why})")
+            self._recorder.saved(step)
+        self._exit(f"left at step {step}, {'saved' if saved else f'with step {self._saved} saved'} ({stop.why})")
 
-    def _left(self, said: str) -> NoReturn:
-        self._ledger.end(said)
-        raise Preempted(said)
+    def _exit(self, reason: str) -> NoReturn:
+        self._recorder.end(reason)
+        raise Preempted(reason)
 
-    def close(self, how: str = "finished") -> None:
-        """The run ends."""
-        self._ledger.end(how)
-        self._agreement.close()
+    def close(self) -> None:
+        """The run is finished."""
+        self._recorder.end("finished")
+        self._consensus.close()

@@ -1,7 +1,7 @@
-"""Notices that this machine will be taken away: from the clouds' metadata servers, and SIGTERM.
+"""Preemption notices: from the clouds' metadata servers, and SIGTERM.
 
-A watcher thread asks, a signal handler notes; both only set a notice with a deadline. What follows from it is decided
-by all ranks together, between two steps (:mod:`tasks.train.survival.consensus`).
+A thread polls the metadata server and a signal handler receives SIGTERM; both only store a notice and its deadline.
+All ranks decide together, between two steps, what to do about it (:mod:`tasks.train.survival.consensus`).
 
 Sources: AWS spot ``instance-action`` and rebalance recommendation over IMDSv2 (docs.aws.amazon.com, "Spot Instance
 interruption notices"), GCP ``instance/preempted`` (cloud.google.com, "Spot VMs"), Azure scheduled events
@@ -25,21 +25,22 @@ from types import FrameType
 from typing import Any, Protocol
 
 LINK_LOCAL = "http://169.254.169.254"
-#: Seconds between questions, and for one answer: a notice may come two minutes ahead on AWS, thirty seconds elsewhere.
+#: Seconds between polls, and the timeout of one. Notices come two minutes ahead on AWS, thirty seconds elsewhere.
 PERIOD_S = 5.0
 TIMEOUT_S = 2.0
-#: A cloud's server that is there answers within this many rounds of asking; then we stop looking for one.
+#: How often all clouds' metadata servers are tried before the search for one ends.
 SEARCH_ROUNDS = 3
-LARGEST_ANSWER = 1 << 16
+MAX_RESPONSE_BYTES = 1 << 16
 
 
-class NoAnswer(Exception):
-    """The metadata server is not there, or what it says makes no sense. Never a reason to stop a run."""
+class MetadataUnavailable(Exception):
+    """The metadata server does not answer, or not as documented. Never stops a run."""
 
 
 @dataclass(frozen=True)
 class Notice:
-    """This machine will go. ``deadline`` is on the clock of ``time.monotonic``; None when it is likely, not certain."""
+    """The announced end of this machine. ``deadline`` is on the clock of ``time.monotonic``; None if the end is not
+    certain."""
 
     source: str
     what: str
@@ -52,48 +53,49 @@ class Server(Protocol):
     name: str
 
     def present(self) -> bool:
-        """Whether this machine runs in that cloud. Raises ``NoAnswer`` if that cannot be told now."""
+        """Whether this machine runs in that cloud. Raises ``MetadataUnavailable`` if the server does not answer."""
 
     def ask(self) -> Notice | None:
-        """The notice, if there is one. Raises ``NoAnswer``."""
+        """The current notice, if there is one. Raises ``MetadataUnavailable``."""
 
 
 def request(
     url: str, headers: dict[str, str], *, method: str = "GET", timeout: float = TIMEOUT_S
 ) -> tuple[int, bytes, Any]:
-    """Status, body and headers of one HTTP exchange, whatever the status. Raises ``NoAnswer``."""
-    # Metadata servers are reached directly: a proxy of the environment would answer for another machine.
+    """Status, body and headers of one HTTP exchange, whatever the status. Raises ``MetadataUnavailable``."""
+    # Without a proxy: it would pass on the metadata of its own machine.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     asked = urllib.request.Request(url, headers=headers, method=method)
     try:
         try:
             with opener.open(asked, timeout=timeout) as answer:
-                return answer.status, answer.read(LARGEST_ANSWER), answer.headers
+                return answer.status, answer.read(MAX_RESPONSE_BYTES), answer.headers
         except urllib.error.HTTPError as error:
             return error.code, b"", error.headers
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise NoAnswer(f"{url}: {error}") from None
+        raise MetadataUnavailable(f"{url}: {error}") from None
 
 
-def until(moment: datetime) -> float:
-    """A time of day as a deadline on the monotonic clock."""
+def monotonic_deadline(moment: datetime) -> float:
+    """A date and time on the clock of ``time.monotonic``."""
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     return time.monotonic() + (moment - datetime.now(UTC)).total_seconds()
 
 
-def parsed(body: bytes, url: str) -> dict[str, Any]:
+def parse_mapping(body: bytes, url: str) -> dict[str, Any]:
+    """A JSON mapping. Raises ``MetadataUnavailable`` for anything else."""
     try:
         value = json.loads(body)
     except ValueError:
-        raise NoAnswer(f"{url}: not JSON") from None
+        raise MetadataUnavailable(f"{url}: not JSON") from None
     if not isinstance(value, dict):
-        raise NoAnswer(f"{url}: not a mapping")
+        raise MetadataUnavailable(f"{url}: not a mapping")
     return value
 
 
 class Aws:
-    """IMDSv2: every question carries a token, which is renewed when the server refuses it."""
+    """IMDSv2: every request carries a token, which is renewed when the server rejects it."""
 
     name = "aws"
     TOKEN_S = 21600
@@ -110,11 +112,11 @@ class Aws:
         action = self._get("/latest/meta-data/spot/instance-action")
         if action is not None:
             try:
-                deadline = until(datetime.fromisoformat(str(action["time"])))
+                deadline = monotonic_deadline(datetime.fromisoformat(str(action["time"])))
             except (KeyError, ValueError):
-                raise NoAnswer("spot/instance-action: no time that can be read") from None
+                raise MetadataUnavailable("spot/instance-action: no time that can be read") from None
             what = str(action.get("action", "terminate"))
-            # Hibernation begins at once, whatever time it names.
+            # Hibernation begins at once, whatever time the notice contains.
             return Notice(self.name, f"spot {what}", time.monotonic() if what == "hibernate" else deadline)
         if self._get("/latest/meta-data/events/recommendations/rebalance") is not None:
             return Notice(self.name, "rebalance recommendation", None)
@@ -128,25 +130,25 @@ class Aws:
             if status == 404:
                 return None
             if status == 200:
-                return parsed(body, path)
+                return parse_mapping(body, path)
             if status != 401:
                 break
             self._token = ""
-        raise NoAnswer(f"{path}: status {status}")
+        raise MetadataUnavailable(f"{path}: status {status}")
 
     def _renew(self) -> None:
         seconds = {"X-aws-ec2-metadata-token-ttl-seconds": str(self.TOKEN_S)}
         status, body, _ = request(self._base + "/latest/api/token", seconds, method="PUT")
         if status != 200 or not body.strip().isascii():
-            raise NoAnswer(f"/latest/api/token: status {status}")
+            raise MetadataUnavailable(f"/latest/api/token: status {status}")
         self._token = body.strip().decode()
         if not self._token.isprintable() or not self._token:
             self._token = ""
-            raise NoAnswer("/latest/api/token: not a token")
+            raise MetadataUnavailable("/latest/api/token: not a token")
 
 
 class Gcp:
-    """One value, TRUE once the machine is being preempted: 30 seconds then remain."""
+    """The metadata value is TRUE from the preemption on; 30 seconds remain then."""
 
     name = "gcp"
     NOTICE_S = 30.0
@@ -167,12 +169,12 @@ class Gcp:
         status, body, headers = request(self._url, {"Metadata-Flavor": "Google"})
         value = body.strip().upper()
         if status != 200 or headers.get("Metadata-Flavor") != "Google" or value not in (b"TRUE", b"FALSE"):
-            raise NoAnswer(f"{self._url}: status {status}")
+            raise MetadataUnavailable(f"{self._url}: status {status}")
         return value
 
 
 class Azure:
-    """Scheduled events; of these, ``Preempt``. The first answer may take two minutes to come."""
+    """Scheduled events of type ``Preempt``. The first response may take two minutes."""
 
     name = "azure"
     NOTICE_S = 30.0
@@ -185,29 +187,29 @@ class Azure:
 
     def present(self) -> bool:
         status, body, _ = request(self._instance, {"Metadata": "true"})
-        if status != 200 or "compute" not in parsed(body, self._instance):
-            raise NoAnswer(f"{self._instance}: status {status}")
+        if status != 200 or "compute" not in parse_mapping(body, self._instance):
+            raise MetadataUnavailable(f"{self._instance}: status {status}")
         return True
 
     def ask(self) -> Notice | None:
         status, body, _ = request(self._events, {"Metadata": "true"}, timeout=self._timeout)
         if status != 200:
-            raise NoAnswer(f"{self._events}: status {status}")
+            raise MetadataUnavailable(f"{self._events}: status {status}")
         self._timeout = TIMEOUT_S
-        events = parsed(body, self._events).get("Events", [])
+        events = parse_mapping(body, self._events).get("Events", [])
         if not isinstance(events, list):
-            raise NoAnswer(f"{self._events}: no list of events")
+            raise MetadataUnavailable(f"{self._events}: no list of events")
         for event in events:
             if isinstance(event, dict) and event.get("EventType") == "Preempt":
                 return Notice(self.name, "preempt", self._deadline(str(event.get("NotBefore", ""))))
         return None
 
     def _deadline(self, not_before: str) -> float:
-        # Blank once the event has started; what remains then is unknown, so nothing.
+        # Blank once the event has started: the remaining time is unknown, so assume none.
         if not not_before:
             return time.monotonic()
         try:
-            return until(parsedate_to_datetime(not_before))
+            return monotonic_deadline(parsedate_to_datetime(not_before))
         except ValueError:
             return time.monotonic() + self.NOTICE_S
 
@@ -216,11 +218,10 @@ CLOUDS: dict[str, Callable[[], Server]] = {"aws": Aws, "gcp": Gcp, "azure": Azur
 
 
 class Watcher:
-    """Watches for notices beside the step loop; :attr:`notice` is all that it ever says.
+    """Watches for notices in a background thread; :attr:`notice` is the most urgent one so far.
 
-    ``servers`` are the metadata servers to look for; the first that answers is asked from then on. With ``grace_s``
-    SIGTERM is a notice too, with that many seconds to go: Kubernetes sends it before it kills. Use as a context
-    manager, from the main thread.
+    Of the metadata ``servers`` the first that answers is polled. With ``grace_s`` SIGTERM counts as a notice with that
+    many seconds left: Kubernetes sends it before it kills a pod. Use it as a context manager, from the main thread.
     """
 
     def __init__(self, servers: Sequence[Server], *, grace_s: float | None = 25.0, period_s: float = PERIOD_S) -> None:
@@ -253,7 +254,7 @@ class Watcher:
         self._take(Notice("signal", "SIGTERM", time.monotonic() + self._grace_s))
 
     def _take(self, notice: Notice) -> None:
-        """Keep the most urgent notice; a certain one replaces a likely one."""
+        """Store the notice if it is more urgent; one with a deadline replaces one without."""
         before = self._notice
         if before is None or before.deadline is None or (notice.deadline or before.deadline) < before.deadline:
             self._notice = notice
@@ -265,7 +266,7 @@ class Watcher:
                 notice = server.ask()
                 if notice is not None:
                     self._take(notice)
-            except NoAnswer:
+            except MetadataUnavailable:
                 pass
             self._over.wait(self._period_s)
 
@@ -275,18 +276,13 @@ class Watcher:
                 try:
                     if server.present():
                         return server
-                except NoAnswer:
+                except MetadataUnavailable:
                     continue
             if self._over.wait(self._period_s):
                 return None
         return None
 
 
-def servers_of(cloud: str) -> list[Server]:
-    """The metadata servers to look for: of the named cloud, of all for "auto", none for "none"."""
+def metadata_servers(cloud: str) -> list[Server]:
+    """The metadata servers to try: of the named cloud, of all clouds for "auto", of none for "none"."""
     return [make() for name, make in CLOUDS.items() if cloud in (name, "auto")]
-
-
-def ignore_sigterm(*_: object) -> None:
-    """For data workers: SIGTERM goes to the whole group, and without its workers a rank cannot finish its step."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)

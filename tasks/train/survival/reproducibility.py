@@ -1,7 +1,8 @@
-"""What exact resume holds fixed, and what a run says when something of it is no longer so.
+"""The conditions of bitwise reproducibility, and the notice about those that changed between attempts.
 
-With all conditions equal a resumed run ends bit for bit like one that was never stopped. Otherwise the samples and
-their order are the same, and the numbers too but for rounding, unless a layer depends on how a batch is spread.
+If all conditions are equal, a resumed run ends with the same bits as one that was never interrupted. Otherwise the
+samples and their order are the same; the numbers differ by rounding, or by more if a layer depends on how a batch is
+divided among processes.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from torch.nn.modules.dropout import _DropoutNd
 from tasks.distributed.process_group import Group
 from tasks.train.config import TrainingConfig
 
-#: Of the conditions, those that say how a global batch is spread and cut.
-SPREAD = ("processes", "accumulation")
+#: The conditions that say how a global batch is divided into micro-batches.
+PARTITIONING = ("processes", "accumulation")
 
 
 def conditions(training: TrainingConfig, group: Group) -> dict[str, Any]:
-    """What has to be equal for numbers to be equal to the bit, beside the settings that a checkpoint insists on."""
+    """What must be equal for bitwise equal numbers, besides the settings that must equal the checkpoint's to resume."""
     gpu = group.device.type == "cuda"
     return {
         "processes": group.world,
@@ -33,19 +34,19 @@ def conditions(training: TrainingConfig, group: Group) -> dict[str, Any]:
     }
 
 
-def departure(then: Mapping[str, Any], now: Mapping[str, Any], model: nn.Module) -> str:
-    """What changed between the conditions of a checkpoint and of this run, and what that means; "" if nothing did."""
+def describe_changes(then: Mapping[str, Any], now: Mapping[str, Any], model: nn.Module) -> str:
+    """A sentence on the conditions that changed since the checkpoint and their effect; empty if none changed."""
     changed = [name for name in now if name in then and then[name] != now[name]]
     if not changed:
         return ""
-    said = ", ".join(f"{name} {then[name]} -> {now[name]}" for name in changed)
-    layers = spread_dependent(model) if set(changed) & set(SPREAD) else []
+    changes = ", ".join(f"{name} {then[name]} -> {now[name]}" for name in changed)
+    layers = batch_dependent_layers(model) if set(changed) & set(PARTITIONING) else []
     numbers = f"other numbers ({', '.join(layers)})" if layers else "the numbers equal but for rounding"
-    return f"not bit for bit ({said}): the same samples in the same order, {numbers}"
+    return f"not bit for bit ({changes}): the same samples in the same order, {numbers}"
 
 
-def spread_dependent(model: nn.Module) -> list[str]:
-    """The kinds of layers whose result depends on how a batch is spread: batch statistics and dropout."""
+def batch_dependent_layers(model: nn.Module) -> list[str]:
+    """Types of layers whose result depends on how a batch is divided: batch normalisation and dropout."""
     return sorted(
         {
             type(module).__name__

@@ -1,0 +1,99 @@
+"""The record of a training run inside the artifact of a trained model: ``history.json`` and ``attempt.json``.
+
+The weights in the same artifact are read by :mod:`tasks.models.trained`, which needs torch; this module does not.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NotRequired, TypedDict
+
+from tasks.artifacts.format import Artifact
+
+KIND = "train"
+HISTORY = "history.json"
+ATTEMPT = "attempt.json"
+
+
+class LossPoint(TypedDict):
+    """The mean training loss since the point before, and the learning rate of the last step."""
+
+    step: int
+    epoch: float
+    loss: float
+    learning_rate: float
+
+
+class ValidationPoint(TypedDict):
+    """One evaluation on the validation split: its loss, and accuracy (classification) or RMSE (regression)."""
+
+    step: int
+    epoch: float
+    loss: float
+    accuracy: NotRequired[float]
+    rmse: NotRequired[float]
+    #: The training loss at the last point before.
+    train_loss: NotRequired[float]
+
+
+class ProcessGroupFigures(TypedDict):
+    """The process group that finished the run."""
+
+    size: int
+    backend: str
+    device: str
+    precision: str
+    threads: int
+
+
+class History(TypedDict):
+    """The contents of ``history.json``. It holds no times, so that equal runs have equal histories."""
+
+    steps: list[LossPoint]
+    evaluations: list[ValidationPoint]
+    best: ValidationPoint
+    steps_total: int
+    stopped_early: bool
+    parameters: int
+    world: ProcessGroupFigures
+
+
+class Goodput(TypedDict):
+    """All attempts of a run together."""
+
+    attempts: int
+    #: Optimiser steps that were executed, and those of them that no later attempt repeated.
+    executed: int
+    kept: int
+    #: Seconds by activity, see :mod:`tasks.train.survival.goodput`.
+    seconds: dict[str, float]
+    #: Seconds of repeated steps.
+    lost: float
+    #: Wall-clock seconds of all attempts.
+    wall: float
+    #: How each attempt ended, in order.
+    ends: list[str]
+    #: ``kept / executed``.
+    useful_steps: float
+    #: Time of steps that were kept over ``wall``.
+    goodput: float
+
+
+class Attempt(TypedDict):
+    """The contents of ``attempt.json``: the attempt that finished the run, and the goodput over all attempts."""
+
+    #: Steps that the last attempt executed.
+    steps: int
+    #: The URI of the checkpoint that it resumed from; empty if there was none.
+    resumed_from: str
+    ledger: Goodput
+
+
+def read_history(directory: Path) -> History:
+    """Raises ``DamagedArtifact`` if the directory does not hold a whole trained model."""
+    return Artifact.open(directory, KIND).read_json(HISTORY)
+
+
+def read_attempt(directory: Path) -> Attempt:
+    """Raises ``DamagedArtifact`` if the directory does not hold a whole trained model."""
+    return Artifact.open(directory, KIND).read_json(ATTEMPT)
