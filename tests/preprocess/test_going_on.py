@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -246,3 +248,14 @@ def test_results_come_in_the_order_of_the_jobs_whoever_did_them(tmp_path: Path) 
     later = Workplace(tmp_path / "w", Workers(1))
     assert list(later.map(square, [9] * 5)) == [0, 1, 4, 9, 16]
     assert list(later.map(square, [9] * 5)) == [81] * 5
+
+
+def test_workers_keep_the_memory_that_arrow_frees_and_this_process_stays_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = "MIMALLOC_PURGE_DELAY"
+    for said, expected in ((None, "-1"), ("50", "50")):
+        monkeypatch.delenv(name, raising=False) if said is None else monkeypatch.setenv(name, said)
+        with closing(Workers(2)) as workers:
+            assert os.environ.get(name) == said
+            assert list(workers.map(os.getenv, [name] * 3)) == [expected] * 3
