@@ -355,12 +355,13 @@ def encode_unit(job: tuple[Encoding, Unit, np.ndarray]) -> Encoded:
     """Encode one unit into sorted runs. Runs in a worker process."""
     encoding, unit, rejected = job
     survey, transform = encoding.survey, encoding.transform
-    record = transform.signature.record
     path = encoding.scratch / f"run-{unit.first_row:012d}"
+    # For all batches: the system would clear fresh memory for each of them.
+    room = np.zeros(min(unit.rows, survey.batch_rows), transform.signature.record)
     with RunWriter(path) as writer:
         for rows in read_again(survey, unit, rejected):
             order = order_keys(rows.first_row, rows.batch.num_rows, survey.rows, survey.config.shuffle)
-            records = np.zeros(rows.batch.num_rows, record)
+            records = room[: rows.batch.num_rows]
             numbers = survey.numbers(rows.batch)
             encode(transform, rows, numbers, records)
             for split, chosen in rows.parts():

@@ -168,7 +168,7 @@ def test_when_nothing_is_new_the_earlier_set_is_given_again(
 ) -> None:
     (sales / "empty.parquet").touch()
     again = prepare(tmp_path / "again", sales, january.artifact.directory)
-    said = capsys.readouterr().out
+    said = capsys.readouterr().err
     assert said == f"prepare      nothing new: all files are in {january.artifact.directory}, which is taken as it is\n"
     # The same fingerprint: what was trained on it needs no training again.
     assert again.artifact.check_sha256().fingerprint == january.artifact.fingerprint

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -150,7 +151,7 @@ def test_what_was_done_is_not_done_again(
     done = counted(monkeypatch)
     again = prepare(tmp_path / "again", parquet, kept=kept)
     assert dict(done) == left
-    assert f"goes on: {total - sum(left.values())} units of work were done" in capsys.readouterr().out
+    assert f"resumes: {total - sum(left.values())} units of work were done" in capsys.readouterr().err
     assert not kept.exists() and not (tmp_path / "first/manifest.json").exists()
     assert again.check_sha256().fingerprint == prepare(tmp_path / "whole", parquet).fingerprint
 
@@ -282,3 +283,14 @@ def test_a_record_of_something_else_is_refused_and_runs_nothing(tmp_path: Path) 
             list(place.map(square, range(3)))
         assert "\n" not in error.value.message and not (tmp_path / "ran").exists()
         assert not (tmp_path / name).exists(), "the next attempt begins anew"
+
+
+def test_workers_keep_the_memory_that_arrow_frees_and_this_process_stays_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = "MIMALLOC_PURGE_DELAY"
+    for said, expected in ((None, "-1"), ("50", "50")):
+        monkeypatch.delenv(name, raising=False) if said is None else monkeypatch.setenv(name, said)
+        with closing(Workers(2)) as workers:
+            assert os.environ.get(name) == said
+            assert list(workers.map(os.getenv, [name] * 3)) == [expected] * 3

@@ -46,6 +46,11 @@ class Survey:
         return Budget(self.config.memory)
 
     @property
+    def batch_rows(self) -> int:
+        """The rows of a batch, at most."""
+        return self.budget.batch_rows(len(self.types))
+
+    @property
     def numeric(self) -> list[str]:
         """The columns of numbers, booleans and times."""
         return [name for name, kind in self.types.items() if kind not in (value_types.TEXT, value_types.OTHER)]

@@ -17,7 +17,6 @@ from tasks.preprocess.read.files import SourceFile
 
 #: In the spool, the line of the user's file on which each row begins.
 LINE = "\0line"
-COLUMNS_AT_ONCE = 8
 PAGE_BUFFER_BYTES = 1 << 16
 
 
@@ -121,11 +120,10 @@ def row_group(
         yield from reader.iter_batches(rows, row_groups=[unit.index], columns=names, use_threads=False)
         return
     reader = with_dictionaries(reader, unit)
-    columns: dict[str, pa.ChunkedArray] = {}
-    for start in range(0, len(names), COLUMNS_AT_ONCE):
-        part = reader.read_row_group(unit.index, columns=names[start : start + COLUMNS_AT_ONCE], use_threads=False)
-        columns |= dict(zip(part.column_names, part.columns, strict=True))
-    yield from pa.table({name: columns[name] for name in names}).to_batches(max_chunksize=rows)
+    columns = {
+        name: reader.read_row_group(unit.index, columns=[name], use_threads=False).column(name) for name in names
+    }
+    yield from pa.table(columns).to_batches(max_chunksize=rows)
 
 
 def with_dictionaries(reader: pq.ParquetFile, unit: Unit) -> pq.ParquetFile:
