@@ -29,8 +29,6 @@ from tasks.storage.base import S3, AlreadyThere, MissingObject, ObjectInfo, Stor
 
 #: Attempts per request; the pauses between them sum to 33 to 45 seconds.
 ATTEMPTS = 12
-#: A request is sent this often when the store finds that its bytes are not those of the checksum sent with them.
-UPLOADS = 3
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 8.0
 CONNECT_TIMEOUT_S = 5
@@ -42,9 +40,11 @@ MOST_PARTS = 10_000
 READ_AHEAD_BYTES = 4 << 20
 CONCURRENCY = 8
 TRANSIENT_STATUS = {429, 500, 502, 503, 504}
-TRANSIENT_CODES = {"SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable", "ThrottlingException"}
-#: S3's codes, and those of compatible stores, for a body that does not match its checksum or signature.
-CHECKSUM_CODES = {"BadDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"}
+TRANSIENT_CODES = {
+    *("SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable", "ThrottlingException"),
+    # The bytes that arrived do not match the checksum, or the signature, that was sent with them.
+    *("BadDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"),
+}
 #: The connection failed or ended before the whole answer was there.
 TRANSIENT_ERRORS = (
     errors.ConnectionError,
@@ -121,8 +121,6 @@ def pause_before_retry(response: Any, attempts: int, caught_exception: Exception
         return pause(attempts) if isinstance(caught_exception, TRANSIENT_ERRORS) else None
     http, parsed = response
     code = parsed.get("Error", {}).get("Code")
-    if code in CHECKSUM_CODES:
-        return pause(attempts) if attempts < UPLOADS else None
     return pause(attempts) if http.status_code in TRANSIENT_STATUS or code in TRANSIENT_CODES else None
 
 
@@ -169,8 +167,6 @@ def explain(uri: str, error: errors.ClientError) -> Exception:
             f"{uri}: access denied ({code}); the identity in use needs s3:ListBucket, s3:GetObject, s3:PutObject and "
             f"s3:DeleteObject on bucket {bucket!r}"
         )
-    if code in CHECKSUM_CODES:
-        return StorageUnavailable(f"{uri}: other bytes arrived than were sent, in {UPLOADS} attempts ({code})")
     if code == "PermanentRedirect" or status == 301:
         return UserError(f"{uri}: bucket {bucket!r} is in another region; set AWS_REGION to the bucket's")
     if status in TRANSIENT_STATUS or code in TRANSIENT_CODES:

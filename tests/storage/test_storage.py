@@ -132,10 +132,10 @@ def test_bytes_that_change_on_the_way_are_sent_again(store: FaultyS3, tmp_path: 
 
 def test_bytes_that_change_every_time_are_noticed(store: FaultyS3, tmp_path: Path) -> None:
     storage = storage_for(f"s3://bucket/{tmp_path.name}")
-    store.inject("PUT", *["corrupt"] * s3.UPLOADS)
-    with pytest.raises(StorageUnavailable, match="other bytes"):
+    store.inject("PUT", *["corrupt"] * s3.ATTEMPTS)
+    with pytest.raises(StorageUnavailable, match="BadDigest"):
         storage.put("small", b"x" * 1000)
-    assert store.fired == [("PUT", "corrupt")] * s3.UPLOADS
+    assert store.fired == [("PUT", "corrupt")] * s3.ATTEMPTS
 
 
 def test_a_store_without_checksums_that_lost_bytes_is_noticed_by_the_size(store: FaultyS3, tmp_path: Path) -> None:

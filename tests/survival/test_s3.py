@@ -26,12 +26,13 @@ def job(prepared: Path, store: FaultyS3, tmp_path: Path) -> Job:
 
 
 def test_a_run_survives_every_kind_of_bad_answer(job: Job, store: FaultyS3, undisturbed: Undisturbed) -> None:
-    store.inject("PUT", "500", "reset", "503", "lost", "503", "reset", "corrupt")
+    # The first three meet one request, and the next one after "lost" finds its own bytes; more would outlast the peers.
+    store.inject("PUT", "500", "reset", "lost", "pass", "503", "corrupt", "503", "reset")
     assert attempt(job, Fault("step", rank=0, at=14)).fired == 1
     store.inject("GET", "truncate", "503", "reset", "truncate", "500", "lost")
     store.inject("PUT", "503", "lost")
     assert attempt(job).finished
-    assert len(store.fired) == 15
+    assert len(store.fired) == 16
     assert not store.plan
     assert "goes on from step" in (job.place / "log-0").read_text()
     assert outcome(job) == undisturbed(2)
