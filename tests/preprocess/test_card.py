@@ -11,7 +11,7 @@ from tasks.artifacts.prepared import PreparedData
 from tasks.preprocess import memory
 from tasks.preprocess.card.page import render
 from tasks.preprocess.quarantine import BadRow
-from tests.preprocess.conftest import Prepare
+from tests.support.tables import Prepare
 
 
 def column(data: PreparedData, name: str) -> dict[str, object]:

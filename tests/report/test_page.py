@@ -15,7 +15,7 @@ from tasks.config import RunConfig
 from tasks.preprocess.quarantine import BadRow
 from tasks.report.engine import build
 from tasks.settings import to_dict
-from tests.report.runs import STAGES, results
+from tests.support.report_runs import STAGES, results
 
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None

@@ -14,7 +14,7 @@ from tasks.distributed.parent_death import end_with_parent
 from tasks.storage import storage_for
 from tasks.train.survival import goodput
 from tasks.train.survival.goodput import EVALUATION, NO_WORD, STALL, STEPS, Ledger, Page, account, read_pages
-from tests.survival.world import running
+from tests.support.processes import running
 
 FORK = multiprocessing.get_context("fork")
 

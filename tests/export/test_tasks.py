@@ -17,7 +17,7 @@ from tasks.flyte.stage import Made
 from tasks.models.config import ModelConfig
 from tasks.models.factory import build
 from tasks.models.trained import write_trained
-from tests.export.toys import table
+from tests.support.toys import table
 
 
 def test_doors_make_then_reuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

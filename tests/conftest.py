@@ -1,13 +1,16 @@
+"""Fixtures for the tests of any room."""
+
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tasks.storage import s3
-from tests.storage.faulty import FaultyS3, faulty_s3
-
-CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
+from tests.support.command_line import Run, run_in
+from tests.support.faulty_s3 import CREDENTIALS, FaultyS3, faulty_s3
 
 
 @pytest.fixture(scope="session")
@@ -30,3 +33,9 @@ def store(server: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> FaultyS3:
     server.fired.clear()
     server.requests.clear()
     return server
+
+
+@pytest.fixture
+def pyflyte_run(tmp_path: Path) -> Run:
+    """``pyflyte_run("--data", "x.csv", ...)`` is :func:`run_in` the test's own directory."""
+    return functools.partial(run_in, tmp_path)

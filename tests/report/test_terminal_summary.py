@@ -10,7 +10,7 @@ import pytest
 from tasks.report.closing import WIDTH
 from tasks.report.summarise import summarise
 from tasks.report.summary import RunSummary, StageFigures
-from tests.report.runs import STAGES, results
+from tests.support.report_runs import STAGES, results
 
 
 def summary_of(tmp_path: Path, classes: list[str], world: int = 2) -> RunSummary:
