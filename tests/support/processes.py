@@ -7,9 +7,11 @@ import multiprocessing
 import socket
 from pathlib import Path
 
-#: Starts a process in a tenth of a second, torch and the training engine included.
+#: Starts a process in a tenth of a second; it has torch, the training engine and flytekit's commands, but no workflow.
 FORK = multiprocessing.get_context("forkserver")
-FORK.set_forkserver_preload(["torch", "torch._dynamo", "tasks.train.run", "tests.support.training_runs"])
+FORK.set_forkserver_preload(
+    ["torch", "torch._dynamo", "tasks.train.run", "tests.support.training_runs", "tests.support.package"]
+)
 
 
 def free_port() -> int:

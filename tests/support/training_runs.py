@@ -1,6 +1,6 @@
 """Training runs of real processes that can be killed at named moments, a tenth of a second apart.
 
-A fork server with torch loaded stands in for the start of an interpreter; the harness plays the agent: when a rank
+The fork server with torch loaded stands in for the start of an interpreter; the harness plays the agent: when a rank
 dies, the others die with it and the next attempt begins.
 """
 
