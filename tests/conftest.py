@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tasks.storage import s3
-from tests.support.command_line import Run, run_in
 from tests.support.faulty_s3 import CREDENTIALS, FaultyS3, faulty_s3
 
 
@@ -33,9 +30,3 @@ def store(server: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> FaultyS3:
     server.fired.clear()
     server.requests.clear()
     return server
-
-
-@pytest.fixture
-def pyflyte_run(tmp_path: Path) -> Run:
-    """``pyflyte_run("--data", "x.csv", ...)`` is :func:`run_in` the test's own directory."""
-    return functools.partial(run_in, tmp_path)
