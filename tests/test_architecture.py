@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -72,3 +73,14 @@ def test_only_doors_and_the_glue_import_flytekit() -> None:
 def test_a_folder_fits_on_one_screen() -> None:
     sizes = {folder: len(list(folder.glob("*.py"))) for folder in {path.parent for path in MODULES.values()}}
     assert not {folder.name: size for folder, size in sizes.items() if size > 16}
+
+
+def test_tests_share_helpers_only_through_support() -> None:
+    """A file of tests may be moved, renamed or run alone: no other imports from it."""
+    importing = [
+        f"{path.relative_to(ROOT)}: {line}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if re.match(r"\s*(from|import) tests\b(?!\.support\b)", line)
+    ]
+    assert not importing

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from tasks.collectives import measure, operations
 from tasks.collectives.config import OPERATIONS, CollectivesConfig
 from tasks.distributed.agreement import AgreedUserError
-from tests.collectives.world import in_world
+from tests.support.process_group import in_world
 
 CPU = torch.device("cpu")
 QUICK = CollectivesConfig(smallest=1000, largest=64_000, factor=8, budget=0.01)

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from tests.command_line.conftest import Run, run_in
+from tests.support.command_line import Run, one_message, start_in
 
 GOOD = "".join(f"{i % 7},{(i * 37) % 101},{'yes' if i % 3 else 'no'}\n" for i in range(120))
 
@@ -121,53 +117,24 @@ CASES: dict[str, tuple[tuple[str, bytes] | None, list[str], str]] = {
 }
 
 
-def one_message(output: str) -> str:
-    """The message, after asserting that besides flytekit's "Running Execution" line there is only its box."""
-    assert "Traceback" not in output and 'File "' not in output, output
-    lines = [line for line in output.splitlines() if line.strip()]
-    usage = [line for line in lines if line.startswith(("Usage:", "Try ")) or "Try 'pyflyte" in line]
-    boxed = [line for line in lines if line.lstrip()[:1] in "╭│╰"]
-    progress = [line for line in lines if re.match(r"(Running Execution|prepare  |train  )", line)]
-    rest = [line for line in lines if line not in usage + boxed + progress]
-    assert not [line for line in rest if not line.startswith("Error")], output
-    inside = [line for line in boxed if line.lstrip().startswith("│")] + rest
-    assert len(inside) == 1, output
-    return inside[0]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    place: Path
-    result: subprocess.CompletedProcess[str]
-
-
-Outcomes = dict[str, Future[Outcome]]
-
-
-def try_case(case: str, place: Path) -> Outcome:
-    file, arguments, _ = CASES[case]
-    if file is not None:
-        (place / file[0]).write_bytes(file[1])
-    return Outcome(place, run_in(place, *arguments))
-
-
-@pytest.fixture(scope="module")
-def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcomes]:
-    """The cases that were asked for, two at a time: most of each is the start of an interpreter."""
-    name = "test_bad_input_gets_one_message"
-    cases = [item.callspec.params["case"] for item in request.session.items if item.originalname == name]  # type: ignore[attr-defined]
-    with ThreadPoolExecutor(2) as pool:
-        yield {case: pool.submit(try_case, case, tmp_path_factory.mktemp("case")) for case in cases}
-
-
 @pytest.mark.parametrize("case", CASES)
-def test_bad_input_gets_one_message(case: str, outcomes: Outcomes) -> None:
-    outcome = outcomes[case].result()
-    output, place = outcome.result.stdout, outcome.place
-    assert outcome.result.returncode in (1, 2), output
-    assert re.search(CASES[case][2], one_message(output), re.S), output
-    assert not list(place.glob("runs/*")) and not list(place.glob("runs/.*"))
-    assert not list(place.glob(".slipstream/*/.*-*")), "a workspace was left behind"
+def test_bad_input_gets_one_message(case: str, pyflyte_run: Run, tmp_path: Path) -> None:
+    file, arguments, expected = CASES[case]
+    if file is not None:
+        (tmp_path / file[0]).write_bytes(file[1])
+    refused = pyflyte_run(*arguments)
+    assert refused.returncode in (1, 2), refused.stdout
+    assert re.search(expected, one_message(refused.stdout), re.S), refused.stdout
+    assert not list(tmp_path.glob("runs/*")) and not list(tmp_path.glob("runs/.*"))
+    assert not list(tmp_path.glob(".slipstream/*/.*-*")), "a workspace was left behind"
+
+
+def test_a_process_of_its_own_says_the_same(pyflyte_run: Run, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(HEADER + GOOD)
+    arguments = ("--data", "t.csv", "--target", "yy")
+    process, here = start_in(tmp_path, *arguments), pyflyte_run(*arguments)
+    assert (process.returncode, process.stdout) == (here.returncode, here.stdout)
+    assert here.returncode == 1 and "'yy'" in one_message(here.stdout)
 
 
 def test_a_factory_that_raises_is_refused_by_all_workers_and_said_once(pyflyte_run: Run, tmp_path: Path) -> None:

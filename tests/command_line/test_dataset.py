@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,8 +11,7 @@ import pytest
 
 from tasks.errors import UserError
 from tasks.preprocess.read.structured_dataset import parquet_address
-from tests.command_line.conftest import REPOSITORY, Run
-from tests.command_line.test_bad_input import one_message
+from tests.support.command_line import REPOSITORY, Run, one_message, run_process
 
 UPSTREAM = """
 from typing import Annotated
@@ -69,15 +66,7 @@ def table() -> pd.DataFrame:
 def test_what_a_task_returns_is_prepared_and_found_again_by_its_rows(tmp_path: Path) -> None:
     table().to_pickle(tmp_path / "frame.pkl")
     (tmp_path / "upstream.py").write_text(UPSTREAM)
-    said = subprocess.run(
-        [sys.executable, "upstream.py"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=120,
-    )
+    said = run_process([sys.executable, "upstream.py"], tmp_path, {"PYTHONPATH": str(REPOSITORY)})
     assert said.returncode == 0, said.stdout
     first, again, other, refused = said.stdout.split("# ")[-4:]
     assert "400 rows read, 400 kept" in first and "reused" not in first, first

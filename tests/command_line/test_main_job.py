@@ -15,7 +15,7 @@ import onnxruntime
 import pandas as pd
 import pytest
 
-from tests.command_line.conftest import PYFLYTE, REPOSITORY, Run
+from tests.support.command_line import PYFLYTE, TRAINING, Run, start_in
 
 STAGES = ("prepare", "train", "evaluate", "export", "collectives")
 QUICK = {"training": {"epochs": 3}, "collectives": {"largest": 4096, "budget": 0.01}}
@@ -34,7 +34,7 @@ def run_directory(tmp_path: Path) -> Path:
 
 
 def test_made_then_reused_then_mended_then_changed(pyflyte_run: Run, tmp_path: Path) -> None:
-    first = pyflyte_run("--config", json.dumps(QUICK))
+    first = start_in(tmp_path, "--config", json.dumps(QUICK))
     assert first.returncode == 0, first.stdout
     assert made(first.stdout) == dict.fromkeys(STAGES, "made"), first.stdout
     directory = run_directory(tmp_path)
@@ -122,7 +122,7 @@ def test_a_model_of_the_users_own(pyflyte_run: Run, tmp_path: Path) -> None:
 @pytest.mark.prove
 def test_a_killed_run_goes_on_where_it_stopped_and_says_so(pyflyte_run: Run, tmp_path: Path) -> None:
     config = json.dumps({**QUICK, "training": {"epochs": 60, "patience": 0}})
-    command = [PYFLYTE, "run", REPOSITORY / "workflows/training.py", "train_and_export", "--config", config]
+    command = [PYFLYTE, "run", TRAINING, "train_and_export", "--config", config]
     killed = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     while not list(tmp_path.glob(".slipstream/train/*.checkpoints/step-*/manifest.json")):

@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from tests.command_line.conftest import Run
+from tests.support.command_line import Run
 
 QUICK = json.dumps({"training": {"epochs": 15, "batch_size": 64}, "collectives": {"largest": 65536}})
 

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 from tasks.artifacts.prepared import PreparedData
-from tests.command_line.conftest import Run
+from tests.support.command_line import Run, start_in
 
 ROWS = 300
 
@@ -76,7 +76,7 @@ def test_a_killed_prepare_goes_on_when_it_is_started_again(pyflyte_run: Run, tmp
     (tmp_path / "fault").mkdir()
     (tmp_path / "fault/sitecustomize.py").write_text(FAULT)
     arguments = ("--data", "shop.csv", "--target", "bought")
-    killed = pyflyte_run(*arguments, workflow="prepare", PYTHONPATH=str(tmp_path / "fault"))
+    killed = start_in(tmp_path, *arguments, workflow="prepare", PYTHONPATH=str(tmp_path / "fault"))
     assert killed.returncode == -signal.SIGKILL, killed.stdout
     assert not list(tmp_path.glob("runs/*")) and not list(tmp_path.glob(".slipstream/prepare/*/manifest.json"))
 

@@ -14,7 +14,7 @@ from tasks.artifacts.prepared import TARGET, Signature, TensorSpec
 from tasks.errors import UserError
 from tasks.evaluate.baseline import MOST_PIXELS, baseline, categorical_columns, features_of
 from tasks.evaluate.engine import evaluate
-from tests.export.toys import ROWS, ToyTrained, images, table, trained_on, write_prepared
+from tests.support.toys import ROWS, ToyTrained, images, table, trained_on, write_prepared
 
 
 def test_classification(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tasks.errors import UserError
 from tasks.export.convert import PARITY_BATCHES, check_dynamic_batch, check_opset, check_parity, opset_of, to_onnx
 from tasks.export.session import onnx_predictor
 from tasks.models.predict import inputs_of, torch_predictor
-from tests.export.toys import ToyTrained, images, table, trained_on
+from tests.support.toys import ToyTrained, images, table, trained_on
 
 
 @dataclasses.dataclass

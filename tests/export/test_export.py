@@ -17,7 +17,8 @@ from tasks.errors import UserError
 from tasks.export import engine, variants
 from tasks.export.config import ExportConfig
 from tasks.models.predict import Predictor, inputs_of, targets_of
-from tests.export.toys import ToyTrained, images, table, trained_on
+from tests.support.captured import Captured
+from tests.support.toys import ToyTrained, images, table, trained_on
 
 
 @dataclasses.dataclass
@@ -48,8 +49,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     patch = pytest.MonkeyPatch()
     request.addfinalizer(patch.undo)
     patch.setattr(engine, "TIMING_SECONDS", 0.1)
-    capture = request.getfixturevalue("capture_descriptors")
-    with capture as printed:
+    with Captured() as printed:
         artifact = engine.export(directory / "out", trained, data, ExportConfig(), {"why": "a test"})
     return Case(data, trained, artifact, printed.text)
 

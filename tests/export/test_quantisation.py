@@ -17,7 +17,7 @@ from tasks.export.quantise import quantise, recipe
 from tasks.export.smooth import smooth_first_product
 from tasks.export.variants import int8_variant, onnx_predictor
 from tasks.models.predict import inputs_of
-from tests.export.toys import images, table, trained_on, write_prepared
+from tests.support.toys import images, table, trained_on, write_prepared
 
 VNNI = Machine("a CPU", "x86_64", ("avx2", "avx512_vnni"))
 

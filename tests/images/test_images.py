@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.images.dockerfile import REPOSITORY, Instruction, copied, ignored, instructions
+from tests.support.dockerfile import REPOSITORY, Instruction, copied, ignored, instructions
 
 IMAGES = {path.stem: instructions(path) for path in sorted((REPOSITORY / "images").glob("*.Dockerfile"))}
 CODE = {"tasks", "workflows"}

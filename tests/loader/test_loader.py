@@ -16,7 +16,7 @@ from tasks.artifacts.prepared import TARGET, PreparedData
 from tasks.train.data import loader
 from tasks.train.data.loader import Batch, StoredRows, evaluation_batches, layout, training_batches
 from tasks.train.data.order import GlobalOrder, share
-from tests.loader.data import SIGNATURE, flip_bit, records, write
+from tests.support.numbered_rows import SIGNATURE, flip_bit, records, write
 
 CPU = torch.device("cpu")
 ROWS = (900, 40, 311)

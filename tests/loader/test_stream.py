@@ -17,8 +17,8 @@ from tasks.errors import UserError
 from tasks.storage import MissingObject, storage_for
 from tasks.train.data.loader import evaluation_batches, layout, training_batches
 from tasks.train.data.order import GlobalOrder
-from tests.loader.data import SIGNATURE, flip_bit, records, write
-from tests.storage.faulty import FaultyS3
+from tests.support.faulty_s3 import FaultyS3
+from tests.support.numbered_rows import SIGNATURE, flip_bit, records, write
 
 CPU = torch.device("cpu")
 ROWS = (3000, 40, 1011)

@@ -10,7 +10,7 @@ import pytest
 from google.protobuf.json_format import MessageToDict
 
 from tasks.hardware.profile import RESOLVED, load
-from tests.pods.package import IMAGE, Package, package
+from tests.support.package import IMAGE, Package, package
 
 STAGES = {
     "tasks.preprocess.task.list_data": "fingerprint",

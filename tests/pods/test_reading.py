@@ -26,10 +26,9 @@ from tasks.models.trained import write_trained
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import prepare
 from tasks.storage.s3 import client, client_of
-from tests.pods.package import Package, package
-from tests.preprocess.conftest import table_text
-from tests.storage.conftest import CREDENTIALS
-from tests.storage.faulty import FaultyS3, faulty_s3
+from tests.support.faulty_s3 import CREDENTIALS, FaultyS3, faulty_s3
+from tests.support.package import Package, package
+from tests.support.tables import table_text
 
 BUCKET = "slipstream"
 BLOCK_ROWS = 16

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.artifacts.prepared import SPLITS, PreparedData
+from tasks.artifacts.prepared import PreparedData
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import prepare
-
-Prepare = Callable[..., PreparedData]
+from tests.support.tables import Prepare
 
 
 @pytest.fixture
@@ -39,17 +36,3 @@ def prepared(tmp_path: Path) -> Prepare:
         return PreparedData.open(directory)
 
     return run
-
-
-def table_text(rows: int, seed: int = 0) -> str:
-    """A CSV with the columns number, city (a category) and y (yes or no), without missing values."""
-    draw = np.random.default_rng(seed)
-    numbers, cities = draw.normal(5, 2, rows), draw.choice(["Oslo", "Rome", "Lima"], rows)
-    labels = np.where(numbers > 5, "yes", "no")
-    lines = [f"{n:.6f},{c},{y}" for n, c, y in zip(numbers, cities, labels, strict=True)]
-    return "number,city,y\n" + "\n".join(lines) + "\n"
-
-
-def everything(data: PreparedData) -> np.ndarray:
-    """The records of all splits together."""
-    return np.concatenate([data.split(name) for name in SPLITS])

@@ -16,7 +16,7 @@ from tasks.errors import UserError
 from tasks.preprocess.read.files import list_source
 from tasks.preprocess.read.fingerprint import fingerprint_source
 from tasks.preprocess.shuffle.sorted_runs import RunWriter
-from tests.preprocess.conftest import Prepare, everything, table_text
+from tests.support.tables import Prepare, everything, table_text
 
 ROWS = "".join(f"{i % 7},{(i * 37) % 101},{'yes' if i % 3 else 'no'}\n" for i in range(120))
 GOOD = "a,b,y\n" + ROWS

@@ -9,7 +9,7 @@ import pytest
 
 from tasks.artifacts.prepared import PreparedData
 from tasks.preprocess import memory
-from tests.preprocess.conftest import Prepare
+from tests.support.tables import Prepare
 
 
 def column(data: PreparedData, name: str) -> dict[str, object]:

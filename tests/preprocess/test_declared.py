@@ -19,7 +19,7 @@ from tasks.preprocess.columns.transform import Transform
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.read.csv_blocks import parse, read_blocks
 from tasks.preprocess.read.files import list_source
-from tests.preprocess.conftest import Prepare, everything
+from tests.support.tables import Prepare, everything
 
 
 def column(data: PreparedData, name: str) -> dict[str, Any]:

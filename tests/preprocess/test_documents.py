@@ -19,7 +19,7 @@ from tasks.models.config import ModelConfig
 from tasks.models.factory import build
 from tasks.preprocess.columns.ngrams import BUCKETS, tokenise
 from tasks.preprocess.columns.transform import Transform
-from tests.preprocess.conftest import Prepare, everything
+from tests.support.tables import Prepare, everything
 
 WORDS = {"good": ["lovely", "great", "fine", "happy"], "bad": ["awful", "poor", "sad", "broken"]}
 COMMON = [f"word{n}" for n in range(50)]

@@ -20,7 +20,7 @@ from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import prepare
 from tasks.preprocess.read.files import list_source
 from tasks.preprocess.read.fingerprint import fingerprint_source
-from tests.preprocess.conftest import Prepare, everything
+from tests.support.tables import Prepare, everything
 
 DRAW = np.random.default_rng(0)
 #: A PNG of 40,000 x 40,000 pixels in a few bytes, whole up to its data.

@@ -20,9 +20,8 @@ from tasks.preprocess.engine import prepare
 from tasks.preprocess.read.files import Listing, list_source
 from tasks.preprocess.read.fingerprint import fingerprint_source
 from tasks.storage import s3
-from tests.preprocess.conftest import table_text
-from tests.storage.conftest import server, store  # noqa: F401 - fixtures
-from tests.storage.faulty import FaultyS3
+from tests.support.faulty_s3 import FaultyS3
+from tests.support.tables import table_text
 
 
 def rows_read(artifact: Artifact) -> int:
@@ -125,7 +124,7 @@ def test_a_listing_survives_json(folder: Path) -> None:
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_s3_is_listed_once_and_every_read_is_of_the_listed_version(
-    store: FaultyS3,  # noqa: F811
+    store: FaultyS3,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     suffix: str,

@@ -18,9 +18,8 @@ from tasks.preprocess.incremental import Earlier
 from tasks.preprocess.read.files import list_source
 from tasks.preprocess.read.fingerprint import fingerprint_source
 from tasks.storage import StorageUnavailable, s3, storage_for
-from tests.preprocess.conftest import table_text
-from tests.storage.conftest import server, store  # noqa: F401 - fixtures
-from tests.storage.faulty import FaultyS3
+from tests.support.faulty_s3 import FaultyS3
+from tests.support.tables import table_text
 
 
 def upload(path: Path, key: str) -> None:
@@ -29,7 +28,7 @@ def upload(path: Path, key: str) -> None:
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_files_in_s3_give_the_same_rows_as_local_ones(
-    store: FaultyS3,  # noqa: F811
+    store: FaultyS3,
     tmp_path: Path,
     suffix: str,
 ) -> None:
@@ -64,7 +63,7 @@ def test_files_in_s3_give_the_same_rows_as_local_ones(
     ],
 )
 def test_patterns_name_the_same_files_in_s3_as_locally(
-    store: FaultyS3,  # noqa: F811
+    store: FaultyS3,
     tmp_path: Path,
     pattern: str,
     rows: int,
@@ -84,7 +83,7 @@ def test_patterns_name_the_same_files_in_s3_as_locally(
     assert remote.files["train-00000.rows"].sha256 == local.files["train-00000.rows"].sha256
 
 
-def test_a_pattern_that_nothing_matches_is_said(store: FaultyS3, tmp_path: Path) -> None:  # noqa: F811
+def test_a_pattern_that_nothing_matches_is_said(store: FaultyS3, tmp_path: Path) -> None:
     upload(Path(__file__), "code/test.py")
     with pytest.raises(UserError, match=r"s3://bucket/code/\*\.csv' holds no files"):
         prepare(tmp_path / "p", "s3://bucket/code/*.csv", "y", DataConfig(), {})
@@ -92,7 +91,7 @@ def test_a_pattern_that_nothing_matches_is_said(store: FaultyS3, tmp_path: Path)
         prepare(tmp_path / "p2", "s3://*/code/x.csv", "y", DataConfig(), {})
 
 
-def test_a_store_that_denies_is_said_in_one_line(store: FaultyS3, tmp_path: Path) -> None:  # noqa: F811
+def test_a_store_that_denies_is_said_in_one_line(store: FaultyS3, tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text(table_text(50))
     upload(path, "denied/t.csv")
@@ -102,7 +101,7 @@ def test_a_store_that_denies_is_said_in_one_line(store: FaultyS3, tmp_path: Path
     assert not list((tmp_path / "p").glob("*"))
 
 
-def test_a_store_that_stays_away_is_no_mistake_of_the_user(store: FaultyS3, tmp_path: Path) -> None:  # noqa: F811
+def test_a_store_that_stays_away_is_no_mistake_of_the_user(store: FaultyS3, tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text(table_text(50))
     upload(path, "away/t.csv")
@@ -112,7 +111,7 @@ def test_a_store_that_stays_away_is_no_mistake_of_the_user(store: FaultyS3, tmp_
     assert not list((tmp_path / "p").glob("*"))
 
 
-def test_the_fingerprint_follows_the_etag(store: FaultyS3, tmp_path: Path) -> None:  # noqa: F811
+def test_the_fingerprint_follows_the_etag(store: FaultyS3, tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text(table_text(50))
     upload(path, "finger/t.csv")
@@ -124,12 +123,12 @@ def test_the_fingerprint_follows_the_etag(store: FaultyS3, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("address", ["s3://bucket/nothing", "s3://no-such-bucket/t.csv"])
-def test_nothing_there_is_said_in_one_line(store: FaultyS3, tmp_path: Path, address: str) -> None:  # noqa: F811
+def test_nothing_there_is_said_in_one_line(store: FaultyS3, tmp_path: Path, address: str) -> None:
     with pytest.raises(UserError, match=address.split("/")[2]):
         prepare(tmp_path / "p", address, "y", DataConfig(), {})
 
 
-def test_an_earlier_set_in_s3_is_taken_up_as_a_local_one(store: FaultyS3, tmp_path: Path) -> None:  # noqa: F811
+def test_an_earlier_set_in_s3_is_taken_up_as_a_local_one(store: FaultyS3, tmp_path: Path) -> None:
     directory = tmp_path / "in"
     directory.mkdir()
     (directory / "0.csv").write_text(table_text(400, seed=0))

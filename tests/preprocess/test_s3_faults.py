@@ -16,15 +16,14 @@ from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import prepare
 from tasks.preprocess.task import list_data
 from tasks.storage import StorageUnavailable, s3
-from tests.preprocess.conftest import table_text
-from tests.storage.conftest import server, store  # noqa: F401 - fixtures
-from tests.storage.faulty import FaultyS3
+from tests.support.faulty_s3 import FaultyS3
+from tests.support.tables import table_text
 
 FORMATS = ("csv", "parquet")
 
 
 @pytest.fixture
-def away(store: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> FaultyS3:  # noqa: F811
+def away(store: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> FaultyS3:
     """A store of which one soon thinks that it does not answer."""
     monkeypatch.setattr(s3, "READ_TIMEOUT_S", 0.5)
     monkeypatch.setattr(s3, "ATTEMPTS", 4)
@@ -48,7 +47,7 @@ def put(path: Path) -> str:
     return f"s3://bucket/faults/{path.name}"
 
 
-def requests_of(store: FaultyS3, address: str, tmp_path: Path) -> list[str]:  # noqa: F811
+def requests_of(store: FaultyS3, address: str, tmp_path: Path) -> list[str]:
     """What an undisturbed prepare asks of the store."""
     store.requests.clear()
     prepare(tmp_path / "undisturbed", address, "y", DataConfig(), {})
@@ -85,7 +84,7 @@ def test_a_store_that_stalls_for_ever_is_said(away: FaultyS3, tmp_path: Path, fo
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("place", ["first", "last"])
 def test_what_is_denied_in_the_midst_is_not_called_damaged(
-    store: FaultyS3,  # noqa: F811
+    store: FaultyS3,
     tmp_path: Path,
     format: str,
     place: str,
@@ -101,7 +100,7 @@ def test_what_is_denied_in_the_midst_is_not_called_damaged(
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_what_is_gone_after_it_was_listed_is_named(
-    store: FaultyS3,  # noqa: F811
+    store: FaultyS3,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     format: str,

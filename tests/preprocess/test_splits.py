@@ -11,7 +11,7 @@ from tasks.errors import UserError
 from tasks.preprocess.columns.hashing import hash_rows, keys, splitmix64
 from tasks.preprocess.config import SplitConfig
 from tasks.preprocess.fit.splits import assign
-from tests.preprocess.conftest import Prepare, table_text
+from tests.support.tables import Prepare, table_text
 
 
 def rows_of(data: PreparedData, split: str, text: str) -> set[int]:

@@ -14,7 +14,7 @@ from tasks.artifacts.prepared import SPLITS
 from tasks.preprocess.columns import value_types
 from tasks.preprocess.columns.moments import CodeCounts, Figures, figures_of
 from tasks.preprocess.memory import Budget
-from tests.preprocess.conftest import Prepare
+from tests.support.tables import Prepare
 
 
 def test_moments_of_many_columns_and_groups() -> None:

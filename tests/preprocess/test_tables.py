@@ -14,7 +14,7 @@ from tasks.artifacts.format import DamagedArtifact
 from tasks.artifacts.prepared import SPLITS, PreparedData
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import prepare
-from tests.preprocess.conftest import Prepare, everything, table_text
+from tests.support.tables import Prepare, everything, table_text
 
 ADULT = Path(__file__).parents[3] / "shared" / "data"
 ADULT_COLUMNS = [

@@ -10,7 +10,7 @@ import pytest
 from tasks.artifacts.prepared import SPLITS, PreparedData
 from tasks.errors import UserError
 from tasks.preprocess.columns.transform import Transform
-from tests.preprocess.conftest import Prepare
+from tests.support.tables import Prepare
 
 
 def raw_rows() -> pd.DataFrame:

@@ -22,7 +22,7 @@ from tasks.train.data.loader import training_batches
 from tasks.train.data.order import GlobalOrder
 from tasks.train.loop.state import Progress, TrainingState
 from tasks.train.loop.step import train_step
-from tests.preprocess.conftest import Prepare
+from tests.support.tables import Prepare
 
 ROWS = 400
 DRAW = np.random.default_rng(0)

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 
 from tasks.report import charts
 from tasks.report.inline_svg import SERIES, inline_svg, tooltip
-from tests.report.runs import history, profile
+from tests.support.report_runs import history, profile
 
 
 @inline_svg

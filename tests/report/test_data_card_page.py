@@ -13,8 +13,8 @@ from tasks.artifacts.prepared import PreparedData
 from tasks.preprocess.quarantine import BadRow
 from tasks.report.data_card_page import data_card_page
 from tasks.report.data_engine import build_data
-from tests.report.pages import CHROMIUM, HOSTILE, Parsed, assert_is_inert, too_wide
-from tests.report.runs import STAGES, prepared, signature_of
+from tests.support.report_pages import CHROMIUM, HOSTILE, Parsed, assert_is_inert, too_wide
+from tests.support.report_runs import STAGES, prepared, signature_of
 
 MADE = datetime(2026, 1, 2, 3, 4)
 BAD = [{"file": "f.csv", "line": 7, "column": "x", "reason": "infinite", "raw": "inf"}]

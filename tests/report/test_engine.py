@@ -15,7 +15,7 @@ import pytest
 from tasks.artifacts.format import Artifact, DamagedArtifact
 from tasks.report import engine
 from tasks.report.figures import to_json
-from tests.report.runs import INT8, STAGES, results
+from tests.support.report_runs import INT8, STAGES, results
 
 CONFIG = {"training": {"epochs": 20}}
 

@@ -14,8 +14,8 @@ from tasks.report.engine import build
 from tasks.report.report_page import report_page
 from tasks.report.summary_builder import run_summary
 from tasks.settings import to_dict
-from tests.report.pages import CHROMIUM, HOSTILE, Parsed, assert_is_inert, too_wide
-from tests.report.runs import STAGES, results
+from tests.support.report_pages import CHROMIUM, HOSTILE, Parsed, assert_is_inert, too_wide
+from tests.support.report_runs import STAGES, results
 
 KINDS = {
     "two classes": ["<=50K", ">50K"],

@@ -15,7 +15,7 @@ from tasks.flyte.stage import StageRun
 from tasks.report.summary import RunSummary
 from tasks.report.summary_builder import run_summary
 from tasks.report.task import report
-from tests.report.runs import INT8, STAGES, results
+from tests.support.report_runs import INT8, STAGES, results
 
 
 def test_a_summary_survives_flyte(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from tasks.report.figures import StageFigures
 from tasks.report.summary import RunFigures
 from tasks.report.summary_builder import run_summary
 from tasks.report.terminal_summary import WIDTH
-from tests.report.runs import STAGES, results
+from tests.support.report_runs import STAGES, results
 
 
 def summary_of(tmp_path: Path, classes: list[str], world: int = 2) -> RunFigures:

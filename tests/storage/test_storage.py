@@ -19,7 +19,7 @@ from tasks.storage import (
     s3,
     storage_for,
 )
-from tests.storage.faulty import FaultyS3
+from tests.support.faulty_s3 import FaultyS3
 
 #: Enough for several parts, each with its own content, the last one short.
 LARGE = random.Random(1).randbytes(2 * s3.PART_BYTES + 12345)

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.export.toys import table
-from tests.storage.conftest import server, store  # noqa: F401  (fixtures)
-from tests.survival.world import Job, attempt, outcome
+from tests.support.toys import table
+from tests.support.training_runs import Job, attempt, outcome
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from tasks.train.survival.checkpoint_interval import Interval
 from tasks.train.survival.goodput import GoodputRecorder, read_attempts
 from tasks.train.survival.guard import Guard, Preempted
 from tasks.train.survival.notices import Watcher
-from tests.survival.test_checkpoints import Run, names
+from tests.support.small_run import Run, names
 
 
 def guarded(run: Run, watcher: Watcher, interval: Interval) -> Guard:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.survival.schedule import DAMAGE, MOMENTS, RESUMING, disturbed, mislead, newest
-from tests.survival.world import ALL, Fault, Job, attempt, outcome
+from tests.support.fault_schedule import DAMAGE, MOMENTS, RESUMING, disturbed, mislead, newest
+from tests.support.training_runs import ALL, Fault, Job, attempt, outcome
 
 Undisturbed = Callable[[int], dict[str, str]]
 

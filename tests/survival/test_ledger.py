@@ -23,7 +23,7 @@ from tasks.train.survival.goodput import (
     read_attempts,
     summarise,
 )
-from tests.survival.world import running
+from tests.support.processes import running
 
 FORK = multiprocessing.get_context("fork")
 

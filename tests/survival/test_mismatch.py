@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,11 +11,10 @@ from typing import Any
 import boto3
 import pytest
 
-from tests.command_line.conftest import PYFLYTE, REPOSITORY
-from tests.command_line.test_bad_input import one_message
-from tests.storage.conftest import CREDENTIALS
-from tests.storage.faulty import FaultyS3
-from tests.survival.world import free_port
+from tasks.train.__main__ import main as train
+from tests.support.command_line import REPOSITORY, Ended, invoke, one_message, run_in, run_process
+from tests.support.faulty_s3 import CREDENTIALS, FaultyS3
+from tests.support.processes import free_port
 
 TRAINING = {"epochs": 2, "batch_size": 64, "checkpoint_every": 1, "checkpoint_uri": "kept"}
 ROWS = "".join(f"{i % 7},{(i * 37) % 101},{'yes' if i % 3 else 'no'}\n" for i in range(400))
@@ -29,66 +26,62 @@ class Directory:
 
     def __init__(self, place: Path, prepared: Path, server: FaultyS3) -> None:
         self.place, self.prepared = place, prepared
-        self.environment = {**os.environ, **CREDENTIALS, "AWS_ENDPOINT_URL": server.url, "COLUMNS": "600"}
+        self.environment = {**CREDENTIALS, "AWS_ENDPOINT_URL": server.url}
 
     def config(self, training: dict[str, Any], model: dict[str, Any] | None = None) -> Path:
         path = self.place / "run.yaml"
         path.write_text(json.dumps({"training": {**TRAINING, **training}, "model": model or {}, **QUICK}))
         return path
 
-    def run(self, command: list[Any], **variables: Any) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [str(part) for part in command],
-            cwd=self.place,
-            env={**self.environment, **{name: str(value) for name, value in variables.items()}},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=300,
-        )
+    def rank(self, training: dict[str, Any], output: str) -> tuple[list[str], dict[str, str]]:
+        """The arguments and the environment of one rank of plain torchrun's, without its agent."""
+        place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        arguments = [str(self.prepared), output, str(self.config(training))]
+        return arguments, {**self.environment, **place, **meeting, "PYTHONPATH": str(REPOSITORY)}
 
-    def plain(self, training: dict[str, Any], output: str = "out") -> subprocess.CompletedProcess[str]:
-        """One rank of plain torchrun's, without its agent."""
-        rank = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-        command = [sys.executable, "-m", "tasks.train", self.prepared, output, self.config(training)]
-        return self.run(command, **rank, PYTHONPATH=REPOSITORY)
+    def train(self, training: dict[str, Any], output: str = "out") -> Ended:
+        arguments, environment = self.rank(training, output)
+        return invoke(train, self.place, arguments, environment)
 
-    def pyflyte(
-        self, training: dict[str, Any], model: dict[str, Any] | None, rows: str
-    ) -> subprocess.CompletedProcess[str]:
+    def train_in_a_process(self, training: dict[str, Any], output: str = "out") -> Ended:
+        arguments, environment = self.rank(training, output)
+        return run_process([sys.executable, "-m", "tasks.train", *arguments], self.place, environment)
+
+    def pyflyte(self, training: dict[str, Any], model: dict[str, Any] | None, rows: str) -> Ended:
         (self.place / "t.csv").write_text("a,b,y\n" + rows)
-        arguments = ["--data", "t.csv", "--target", "y", "--config", self.config(training, model)]
-        return self.run([PYFLYTE, "run", REPOSITORY / "workflows/training.py", "train_and_export", *arguments])
+        arguments = ["--data", "t.csv", "--target", "y", "--config", str(self.config(training, model))]
+        return run_in(self.place, *arguments, **self.environment)
 
 
 @pytest.fixture(scope="module")
 def plain(prepared: Path, server: FaultyS3, tmp_path_factory: pytest.TempPathFactory) -> Directory:
     directory = Directory(tmp_path_factory.mktemp("plain"), prepared, server)
-    assert (done := directory.plain({})).returncode == 0, done.stdout
+    assert (done := directory.train_in_a_process({})).returncode == 0, done.stdout
     return directory
 
 
-def only_line(refused: subprocess.CompletedProcess[str]) -> str:
+def only_line(refused: Ended) -> str:
     assert refused.returncode == 1
     (line,) = refused.stdout.strip().splitlines()
     return line
 
 
 def test_another_seed_is_refused_and_never_starts_afresh(plain: Directory) -> None:
-    line = only_line(plain.plain({"seed": 4}, "other"))
+    line = only_line(plain.train({"seed": 4}, "other"))
     assert "kept/step-" in line and "was made with training.seed 0, this run has 4" in line
     assert line.endswith("or start afresh with training.resume=never")
-    afresh = plain.plain({"seed": 4, "resume": "never"}, "other")
+    afresh = plain.train({"seed": 4, "resume": "never"}, "other")
     assert afresh.returncode == 0 and "goes on from step" not in afresh.stdout, afresh.stdout
 
 
 def test_a_missing_bucket_is_found_before_training(plain: Directory) -> None:
-    line = only_line(plain.plain({"checkpoint_uri": "s3://absent/kept"}, "third"))
+    line = only_line(plain.train({"checkpoint_uri": "s3://absent/kept"}, "third"))
     assert "s3://absent/kept" in line and "there is no bucket 'absent'; create it" in line
 
 
 def test_a_model_is_not_written_over_another(plain: Directory) -> None:
-    assert "out: holds an artifact already; choose another OUTPUT" in only_line(plain.plain({}))
+    assert "out: holds an artifact already; choose another OUTPUT" in only_line(plain.train({}))
 
 
 @pytest.fixture(scope="module")

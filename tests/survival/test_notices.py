@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.survival.world import Fault, Job, attempt, outcome
+from tests.support.training_runs import Fault, Job, attempt, outcome
 
 Undisturbed = Callable[[int], dict[str, str]]
 

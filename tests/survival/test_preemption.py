@@ -12,7 +12,7 @@ import pytest
 from tasks.train.survival import notices
 from tasks.train.survival.consensus import Consensus, Stop
 from tasks.train.survival.notices import Aws, Azure, Gcp, MetadataUnavailable, Notice, Server, Watcher
-from tests.survival.metadata import metadata_server
+from tests.support.metadata_server import metadata_server
 
 CLOUDS: dict[str, Callable[[str], Server]] = {"aws": Aws, "gcp": Gcp, "azure": Azure}
 #: What each cloud says of the time left, in seconds, when its server was told 60.

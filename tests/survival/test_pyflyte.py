@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.command_line.conftest import PYFLYTE, REPOSITORY
-from tests.survival.schedule import newest
-from tests.survival.test_torchrun import workers_of
+from tests.support.command_line import PYFLYTE, REPOSITORY
+from tests.support.fault_schedule import newest
+from tests.support.processes import workers_of
 
 CONFIG = {
     "model": {"arguments": {"hidden": [48, 32], "dropout": 0.2}},

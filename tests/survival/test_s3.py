@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from tasks.storage import storage_for
-from tests.storage.conftest import CREDENTIALS
-from tests.storage.faulty import FaultyS3
-from tests.survival.world import Fault, Job, attempt, outcome
+from tests.support.faulty_s3 import CREDENTIALS, FaultyS3
+from tests.support.training_runs import Fault, Job, attempt, outcome
 
 Undisturbed = Callable[[int], dict[str, str]]
 

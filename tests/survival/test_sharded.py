@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from tasks.train.checkpoint import Checkpoints
-from tests.survival.world import FORK, free_port
+from tests.support.processes import FORK, free_port
 
 
 def rank_main(rank: int, world: int, port: int, home: str, restores: bool, place: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tasks.train.checkpoint.staging import Buffers
-from tests.survival.test_checkpoints import Run, same
+from tests.support.small_run import Run, same
 
 MAIN = threading.main_thread().ident
 LONG = 30.0

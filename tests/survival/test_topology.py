@@ -10,7 +10,7 @@ import pytest
 from torch import nn
 
 from tasks.train.survival.reproducibility import batch_dependent_layers, describe_changes
-from tests.survival.world import Fault, Job, attempt
+from tests.support.training_runs import Fault, Job, attempt
 
 
 def losses(job: Job) -> dict[int, float]:

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.survival.schedule import newest
-from tests.survival.world import Job, outcome, running
+from tests.support.fault_schedule import newest
+from tests.support.processes import running, workers_of
+from tests.support.training_runs import Job, outcome
 
 CONFIG = {
     "model": {"name": "mlp", "arguments": {"hidden": [48, 32], "dropout": 0.2}},
@@ -28,18 +29,6 @@ OWN_STORE_PER_RESTART = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 #: Steps of a run: 120 epochs of 8. The last are left alone: a busy machine may notice a checkpoint late.
 STEPS = 960
 LEFT_ALONE = 300
-
-
-def workers_of(agent: int, marked: bytes = b"tasks.train") -> list[int]:
-    """The agent's ranks: its children whose command line is so ``marked`` (it also has a resource tracker)."""
-    found = []
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            fields = status.read_text().rpartition(")")[2].split()
-            command = (status.parent / "cmdline").read_bytes()
-            if int(fields[1]) == agent and marked in command:
-                found.append(int(status.parent.name))
-    return sorted(found)
 
 
 def start(job: Job, restarts: int) -> subprocess.Popen[bytes]:

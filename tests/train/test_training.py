@@ -19,7 +19,7 @@ from tasks.artifacts.prepared import TARGET, Signature, TensorSpec
 from tasks.models.config import ModelConfig
 from tasks.train.config import TrainingConfig
 from tasks.train.loop.schedule import learning_rate
-from tests.survival.world import FORK, free_port
+from tests.support.processes import FORK, free_port
 
 ROWS = 257  # with a batch of 64 an epoch's tail is a single row: of two ranks one has none
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tasks.train.checkpoint.layout import complete
-from tests.survival.world import ALL, Fault, Job, attempt
+from tests.support.training_runs import ALL, Fault, Job, attempt
 
 #: Every moment at which a process can be lost, at a time when any run of the harness passes it.
 MOMENTS = [

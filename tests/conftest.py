@@ -1,3 +1,5 @@
+"""Fixtures for the tests of any room."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -5,9 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tasks.storage import s3
-from tests.storage.faulty import FaultyS3, faulty_s3
-
-CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
+from tests.support.faulty_s3 import CREDENTIALS, FaultyS3, faulty_s3
 
 
 @pytest.fixture(scope="session")

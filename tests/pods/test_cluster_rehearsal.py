@@ -1,7 +1,7 @@
 """A rehearsal of a table prepared by several pods: the packaged commands, from step to step through S3.
 
-As in :mod:`tests.pods.test_rehearsal` nothing of a cluster is imitated but what it does for a pod: for a map task, it
-starts one for each element of the list, which finds its place in ``FLYTE_K8S_ARRAY_INDEX``.
+As in :mod:`tests.pods.test_training_rehearsal` nothing of a cluster is imitated but what it does for a pod: for a map
+task, it starts one for each element of the list, which finds its place in ``FLYTE_K8S_ARRAY_INDEX``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tasks.preprocess.read.files import list_source
 from tasks.preprocess.read.fingerprint import fingerprint_source
 from tasks.preprocess.task import made_by
 from tasks.storage.s3 import client_of
-from tests.pods.package import Package, package
+from tests.support.package import Package, package
 
 PROFILE = "[stages.prepare]\nnodes = 2\nretries = 3\n"
 CONFIG = DataConfig(id="id")

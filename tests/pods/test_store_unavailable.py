@@ -23,8 +23,7 @@ from tasks.report.task import report, report_data
 from tasks.storage import s3
 from tasks.train.config import TrainingConfig
 from tasks.train.task import train
-from tests.storage.conftest import server, store  # noqa: F401 - fixtures
-from tests.storage.faulty import FaultyS3
+from tests.support.faulty_s3 import FaultyS3
 
 ELSEWHERE = "s3://bucket/away/artifact"
 
@@ -49,7 +48,7 @@ TASKS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
 
 
 @pytest.fixture
-def away(store: FaultyS3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FaultyS3:  # noqa: F811
+def away(store: FaultyS3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FaultyS3:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(s3, "ATTEMPTS", 3)
     # More than all attempts of all downloads at a time.

@@ -1,9 +1,7 @@
-"""The doors of evaluation and export: what they hand on, and that they load nothing heavy before they are used."""
+"""Evaluation and export as Flyte tasks: what they hand on, and that they make it once."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,10 +15,10 @@ from tasks.flyte.stage import Made
 from tasks.models.config import ModelConfig
 from tasks.models.factory import build
 from tasks.models.trained import write_trained
-from tests.export.toys import table
+from tests.support.toys import table
 
 
-def test_doors_make_then_reuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_make_then_reuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     data = table(tmp_path / "data", "regression")
     config = ModelConfig(arguments={"hidden": [16]})
@@ -46,20 +44,11 @@ def test_doors_make_then_reuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert artifact.made_by["prepared"] == data.artifact.fingerprint
         return artifact.fingerprint
 
-    for kind, door in (
+    for kind, task in (
         ("evaluate", lambda: evaluate(**inputs)),
         ("export", lambda: export(**inputs, config=ExportConfig(calibration_rows=50))),
     ):
-        first, second = door(), door()
+        first, second = task(), task()
         assert (first.run.name, first.run.reused, second.run.reused) == (kind, False, True)
         assert fingerprint(first, kind) == fingerprint(second, kind)
     assert not export(**inputs, config=ExportConfig(calibration_rows=60)).run.reused
-
-
-def test_doors_load_nothing_heavy() -> None:
-    code = (
-        "import sys, tasks.evaluate.task, tasks.export.task;"
-        "print(sorted({'torch', 'onnx', 'onnxruntime', 'onnxscript', 'sklearn', 'scipy'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1].strip() == "[]"

@@ -1,6 +1,6 @@
 """Training runs of real processes that can be killed at named moments, a tenth of a second apart.
 
-A fork server with torch loaded stands in for the start of an interpreter; the harness plays the agent: when a rank
+The fork server with torch loaded stands in for the start of an interpreter; the harness plays the agent: when a rank
 dies, the others die with it and the next attempt begins.
 """
 
@@ -11,11 +11,9 @@ import dataclasses
 import errno
 import functools
 import json
-import multiprocessing
 import multiprocessing.process
 import os
 import signal
-import socket
 import tempfile
 import time
 from collections.abc import Callable
@@ -25,9 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from tasks.storage import storage_for
+from tests.support.processes import FORK, free_port
 
-FORK = multiprocessing.get_context("forkserver")
-FORK.set_forkserver_preload(["torch", "torch._dynamo", "tasks.train.run", "tests.survival.world"])
 ATTEMPT_S = 90
 ALL = -1
 
@@ -260,12 +257,6 @@ def wait(ranks: list[multiprocessing.process.BaseProcess], *, stops: bool) -> bo
     raise TimeoutError(f"an attempt took more than {ATTEMPT_S} s (a rank stopped on purpose: {stops})")
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
 def outcome(job: Job) -> dict[str, str]:
     """What must be equal between a run that was killed and one that was not, as digests.
 
@@ -285,11 +276,3 @@ def outcome(job: Job) -> dict[str, str]:
         newest = read("latest.json")["checkpoint"]
         files = read(f"{newest}/manifest.json")["files"]
     return found | {f"{newest.split('.')[0]}/{name}": record["sha256"] for name, record in files.items()}
-
-
-def running(pid: int) -> bool:
-    try:
-        # An orphan that nobody waits for stays a zombie in some containers.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False

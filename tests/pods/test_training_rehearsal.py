@@ -10,7 +10,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -33,7 +32,8 @@ from tasks.artifacts.format import ArtifactWriter
 from tasks.artifacts.prepared import TARGET, Signature, TensorSpec
 from tasks.models.config import ModelConfig
 from tasks.train.config import TrainingConfig
-from tests.pods.package import package
+from tests.support.package import package
+from tests.support.processes import free_port
 
 BUCKET = "slipstream"
 TRAIN = "tasks.train.task.train"
@@ -190,12 +190,6 @@ def worker_of(pod: subprocess.Popen[str]) -> int:
     children = Path(f"/proc/{pod.pid}/task/{pod.pid}/children").read_text().split()
     (worker,) = [int(c) for c in children if b"spawn_main" in Path(f"/proc/{c}/cmdline").read_bytes()]
     return worker
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def pods_of_job(cluster: Cluster, name: str, previous: str = "") -> list[subprocess.Popen[str]]:

@@ -13,6 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from moto.server import ThreadedMotoServer
 
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
+
 
 class FaultyS3(ThreadingHTTPServer):
     """Forwards requests to moto. ``plan`` holds faults still to come, for requests of a method; ``fired`` those done.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tarfile
 from dataclasses import dataclass
@@ -13,6 +12,9 @@ from typing import Any
 from flyteidl.admin.launch_plan_pb2 import LaunchPlan
 from flyteidl.admin.task_pb2 import TaskSpec
 from flyteidl.admin.workflow_pb2 import WorkflowSpec
+from flytekit.clis.sdk_in_container.pyflyte import main as pyflyte
+
+from tests.support.processes import FORK
 
 REPOSITORY = Path(__file__).parents[2]
 IMAGE = "registry.example/slipstream:test"
@@ -28,19 +30,16 @@ class Package:
 
 
 def package(directory: Path, profile: str, **environment: str) -> Package:
-    """Package for ``profile`` in a process without any Flyte to talk to."""
-    archive = directory / "flyte.tgz"
-    command = [Path(sys.executable).with_name("pyflyte"), "--pkgs", "workflows", "package", "--image", IMAGE]
-    result = subprocess.run(
-        [*command, "--force", "--output", archive],
-        cwd=REPOSITORY,
-        env={**os.environ, "FLYTE_PLATFORM_URL": "127.0.0.1:1", "SLIPSTREAM_PROFILE": profile, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
-    )
-    assert result.returncode == 0, result.stdout
+    """Package for ``profile`` in a process without any Flyte to talk to.
+
+    Raises ``AssertionError`` with what the command said if it failed.
+    """
+    archive, log = directory / "flyte.tgz", directory / "package.log"
+    variables = {**os.environ, "FLYTE_PLATFORM_URL": "127.0.0.1:1", "SLIPSTREAM_PROFILE": profile, **environment}
+    process = FORK.Process(target=run_package, args=(archive, log, variables))
+    process.start()
+    process.join(300)
+    assert process.exitcode == 0, log.read_text()
     tasks, workflows, plans = {}, {}, {}
     with tarfile.open(archive) as tar:
         for member in tar.getmembers():
@@ -57,3 +56,15 @@ def package(directory: Path, profile: str, **environment: str) -> Package:
                 plan = LaunchPlan.FromString(content.read())
                 plans[plan.id.name] = plan.spec
     return Package(tasks, workflows, plans)
+
+
+def run_package(archive: Path, log: Path, environment: dict[str, str]) -> None:
+    """The body of the process: it has flytekit, and imports the workflows for the profile of its environment."""
+    written = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(written, 1)
+    os.dup2(written, 2)
+    os.chdir(REPOSITORY)
+    os.environ.clear()
+    os.environ.update(environment)
+    assert not any(name.split(".")[0] == "workflows" for name in sys.modules)
+    pyflyte.main(["--pkgs", "workflows", "package", "--image", IMAGE, "--force", "--output", str(archive)])

@@ -1,0 +1,40 @@
+"""Processes of a test: a fork server with torch loaded, free ports, who runs and who is whose child."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import socket
+from pathlib import Path
+
+#: Starts a process in a tenth of a second; it has torch, the training engine and flytekit's commands, but no workflow.
+FORK = multiprocessing.get_context("forkserver")
+FORK.set_forkserver_preload(
+    ["torch", "torch._dynamo", "tasks.train.run", "tests.support.training_runs", "tests.support.package"]
+)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def running(pid: int) -> bool:
+    try:
+        # An orphan that nobody waits for stays a zombie in some containers.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def workers_of(agent: int, marked: bytes = b"tasks.train") -> list[int]:
+    """The agent's ranks: its children whose command line is so ``marked`` (it also has a resource tracker)."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = status.read_text().rpartition(")")[2].split()
+            command = (status.parent / "cmdline").read_bytes()
+            if int(fields[1]) == agent and marked in command:
+                found.append(int(status.parent.name))
+    return sorted(found)

@@ -1,0 +1,58 @@
+"""A model of a few weights that trains for some steps in this process, and its checkpoints."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from tasks.train.checkpoint import Checkpoints
+
+IDENTITY = {"training": {"seed": 0}, "data": "abc"}
+
+
+class Run:
+    """A small model that trains, and its checkpoints."""
+
+    def __init__(self, home: Path, width: int = 8, identity: dict[str, Any] = IDENTITY, **settings: Any) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(4, width), nn.Dropout(0.3), nn.BatchNorm1d(width), nn.Linear(width, 2))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 20)
+        self.checkpoints = Checkpoints(
+            str(home),
+            model=self.model,
+            optimizer=self.optimizer,
+            parts={"scheduler": self.scheduler},
+            identity=identity,
+            **settings,
+        )
+
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            noise = random.random() + np.random.rand()
+            self.model(torch.randn(16, 4) + noise).square().sum().backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.scheduler.step()
+
+    def save(self, step: int, **kwargs: Any) -> None:
+        self.checkpoints.save(step, {"step": step}, **kwargs)
+        self.checkpoints.finish()
+
+    def everything(self) -> dict[str, torch.Tensor]:
+        state = self.optimizer.state_dict()["state"]
+        moments = {f"{index}.{name}": tensor for index, of in state.items() for name, tensor in of.items()}
+        return {**self.model.state_dict(), **moments}
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def names(home: Path) -> list[str]:
+    return sorted(path.name for path in home.glob("step-*"))

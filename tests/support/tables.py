@@ -1,0 +1,26 @@
+"""Small tables as text, and what became of their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from tasks.artifacts.prepared import SPLITS, PreparedData
+
+#: The fixture ``prepared``: prepares a text, table or path and opens what was made.
+Prepare = Callable[..., PreparedData]
+
+
+def table_text(rows: int, seed: int = 0) -> str:
+    """A CSV with the columns number, city (a category) and y (yes or no), without missing values."""
+    draw = np.random.default_rng(seed)
+    numbers, cities = draw.normal(5, 2, rows), draw.choice(["Oslo", "Rome", "Lima"], rows)
+    labels = np.where(numbers > 5, "yes", "no")
+    lines = [f"{n:.6f},{c},{y}" for n, c, y in zip(numbers, cities, labels, strict=True)]
+    return "number,city,y\n" + "\n".join(lines) + "\n"
+
+
+def everything(data: PreparedData) -> np.ndarray:
+    """The records of all splits together."""
+    return np.concatenate([data.split(name) for name in SPLITS])
