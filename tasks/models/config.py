@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Any
 
 from tasks.settings import Settings, settings
 
@@ -17,10 +16,13 @@ class ModelConfig(Settings):
     name: str = "auto"
     """The network: "auto" takes the MLP for tables and the ResNet for images; otherwise "mlp", "resnet", or your own as
     "package.module:factory", called with the Signature and the arguments."""
-    arguments: dict[str, Any] = field(default_factory=dict)
+    # A bare dict: flytekit warns of pickles at every start if it finds an Any in a type.
+    arguments: dict = field(default_factory=dict)
     """Keyword arguments of the factory."""
 
     def check(self) -> None:
+        if odd := next((name for name in self.arguments if not isinstance(name, str)), None):
+            raise self.reject("arguments", f"names of keyword arguments, not {odd!r}")
         builtin = ("auto", "mlp", "resnet")
         module, colon, factory = self.name.partition(":")
         if self.name not in builtin and not (module and colon and factory.isidentifier()):
