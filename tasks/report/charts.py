@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator, NullLocator
 
+from tasks.artifacts.evaluation import RocCurve, Scatter
 from tasks.report import formatting as fmt
 from tasks.report.inline_svg import CARD, INK, PIXELS_PER_INCH, SERIES, SOFT, WIDTH, inline_svg, tooltip
 
@@ -97,7 +98,7 @@ def plot_cell(axes: Axes, row: int, column: int, count: int, share: float, words
 
 
 @inline_svg
-def roc_curve(axes: Axes, roc: Mapping[str, Sequence[float]], positive: str) -> str:
+def roc_curve(axes: Axes, roc: RocCurve, positive: str) -> str:
     """True against false positive rate, beside the diagonal that guessing would reach."""
     axes.plot(roc["fpr"], roc["tpr"], label=f"model, class {fmt.shortened(positive)}")
     axes.plot([0, 1], [0, 1], label="chance", **REFERENCE_LINE)
@@ -126,7 +127,7 @@ def reliability_diagram(axes: Axes, bins: Sequence[Mapping[str, Any]]) -> str:
 
 
 @inline_svg
-def predicted_against_actual(axes: Axes, scatter: Mapping[str, Sequence[float]], target: str) -> str:
+def predicted_against_actual(axes: Axes, scatter: Scatter, target: str) -> str:
     """One dot per test row, and the line on which predictions would be exact."""
     values = [*scatter["actual"], *scatter["predicted"]]
     ends = [min(values), max(values)]

@@ -10,8 +10,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tasks.artifacts.evaluation import Evaluation, read_evaluation
+from tasks.artifacts.exported import KIND as EXPORTED
+from tasks.artifacts.exported import ExportReport, read_export
 from tasks.artifacts.format import Artifact
+from tasks.artifacts.network_profile import NetworkProfile, read_profile
 from tasks.artifacts.prepared import PreparedData, Signature
+from tasks.artifacts.training_record import Goodput, History, read_attempt, read_history
 from tasks.report.figures import Quarantined
 
 #: Quarantined rows that the data card lists; all of them are in quarantine.parquet.
@@ -25,12 +30,12 @@ class Results:
     signature: Signature
     card: dict[str, Any]
     quarantined: list[Quarantined]
-    history: dict[str, Any]
-    #: How the attempts at training went, from the ledger.
-    ledger: dict[str, Any]
-    evaluation: dict[str, Any]
-    export: dict[str, Any]
-    network: dict[str, Any]
+    history: History
+    #: How the attempts at training went.
+    goodput: Goodput
+    evaluation: Evaluation
+    export: ExportReport
+    network: NetworkProfile
     prepared: Artifact
     exported: Artifact
 
@@ -38,18 +43,17 @@ class Results:
     def open(cls, prepared: Path, trained: Path, evaluated: Path, exported: Path, network: Path) -> Results:
         """Raises ``DamagedArtifact`` naming the first artifact that is not whole."""
         data = PreparedData.open(prepared)
-        training, model = Artifact.open(trained, "train"), Artifact.open(exported, "export")
         return cls(
             data.signature,
             data.card,
             quarantine_reasons(data.artifact),
-            training.read_json("history.json"),
-            training.read_json("attempt.json")["ledger"],
-            Artifact.open(evaluated, "evaluate").read_json("evaluation.json"),
-            model.read_json("export.json"),
-            Artifact.open(network, "collectives").read_json("profile.json"),
+            read_history(trained),
+            read_attempt(trained)["ledger"],
+            read_evaluation(evaluated),
+            read_export(exported),
+            read_profile(network),
             data.artifact,
-            model,
+            Artifact.open(exported, EXPORTED),
         )
 
 

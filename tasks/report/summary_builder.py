@@ -1,11 +1,14 @@
-"""Fills :mod:`tasks.report.summary` from the results of the stages."""
+"""Fills :mod:`tasks.report.figures` from the results of the stages."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
+from tasks.artifacts import exported
+from tasks.artifacts.evaluation import Evaluation
+from tasks.artifacts.network_profile import NetworkProfile
 from tasks.artifacts.prepared import PreparedData, Signature
 from tasks.report.figures import DataFigures, NetworkFigures, QualityFigures, StageFigures, VariantFigures
 from tasks.report.stage_results import Results, quarantine_reasons
@@ -71,19 +74,24 @@ def data_figures(card: Mapping[str, Any], signature: Signature) -> DataFigures:
     )
 
 
-def quality_figures(evaluation: dict[str, Any], metric: str) -> QualityFigures:
-    model, baseline = evaluation["model"], evaluation["baseline"]
+def quality_figures(evaluation: Evaluation, metric: str) -> QualityFigures:
+    model, baseline = by_name(evaluation["model"]), by_name(evaluation["baseline"])
     return QualityFigures(
         metric=metric,
-        value=model[metric],
-        baseline=baseline["name"],
+        value=cast(float, model[metric]),
+        baseline=evaluation["baseline"]["name"],
         baseline_value=baseline.get(metric),
         model_metrics=model,
         baseline_metrics={name: baseline[name] for name in model if name in baseline},
     )
 
 
-def variant_figures(variant: dict[str, Any], metric: str) -> VariantFigures:
+def by_name(scores: Mapping[str, Any]) -> dict[str, float | None]:
+    """All scores by the names of their metrics."""
+    return {name: score for name, score in scores.items() if not isinstance(score, str)}
+
+
+def variant_figures(variant: exported.VariantFigures, metric: str) -> VariantFigures:
     latency = variant.get("latency_ms", {})
     return VariantFigures(
         name=variant["name"],
@@ -91,14 +99,14 @@ def variant_figures(variant: dict[str, Any], metric: str) -> VariantFigures:
         bytes=variant["bytes"],
         latency_p50_ms={batch: figures["p50"] for batch, figures in latency.items()},
         latency_p99_ms={batch: figures["p99"] for batch, figures in latency.items()},
-        value=variant.get("metrics", {}).get(metric),
+        value=by_name(variant.get("metrics", {})).get(metric),
         largest_difference=variant.get("largest_difference"),
         chosen=variant["chosen"],
         verdict=variant["verdict"],
     )
 
 
-def network_figures(profile: dict[str, Any]) -> NetworkFigures:
+def network_figures(profile: NetworkProfile) -> NetworkFigures:
     sizes = [m["bytes"] for m in profile["measurements"] if m["operation"] == "all_reduce"]
     return NetworkFigures(
         world=profile["world"],
