@@ -58,12 +58,14 @@ class DataConfig(Settings):
     section = "data"
 
     #: "auto" goes by the file's extension.
-    format: str = setting("auto", choices=("auto", "csv", "parquet", "arrow", "images", "arrays", "text"))
+    format: str = setting("auto", choices=("auto", "csv", "parquet", "arrow", "json", "images", "arrays", "text"))
     #: Whether the first line of a CSV names the columns.
     header: bool = True
     #: Names of the columns, for a CSV without a header.
     columns: list[str] = setting([])
-    delimiter: str = ","
+    #: What separates the fields of a CSV. Empty: a tab in .tsv, else a comma; or ";", "|" or a tab if the first lines
+    #: leave no doubt, which is said.
+    delimiter: str = ""
     #: What surrounds values that hold delimiters or line breaks, doubled inside them. Empty: nothing does.
     quote: str = '"'
     #: What goes before a quote or delimiter that is part of a value, where they are not doubled.
@@ -120,10 +122,9 @@ class DataConfig(Settings):
             raise self.reject("image_size", "two whole numbers, [height, width]")
         if self.decimal == self.thousands:
             raise self.reject("thousands", "another mark than data.decimal")
-        marks = [name for name in ("delimiter", "quote", "escape") if getattr(self, name) or name == "delimiter"]
-        for name in marks:
-            mark = getattr(self, name)
-            if len(mark) != 1 or not mark.isascii() or mark in "\r\n\0":
-                raise self.reject(name, "one ASCII character" + ("" if name == "delimiter" else " or none"))
-            if mark in [getattr(self, other) for other in marks if other != name]:
+        marks = {"delimiter": self.delimiter or ",", "quote": self.quote, "escape": self.escape}
+        for name, mark in marks.items():
+            if mark and (len(mark) != 1 or not mark.isascii() or mark in "\r\n\0"):
+                raise self.reject(name, "one ASCII character or none")
+            if mark and mark in [taken for other, taken in marks.items() if other != name]:
                 raise self.reject(name, "another character than the other marks of the file")

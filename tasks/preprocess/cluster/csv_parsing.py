@@ -20,9 +20,10 @@ from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import find_new_files
 from tasks.preprocess.images import hold_images
 from tasks.preprocess.pool.workers import WORTH_SPREADING
-from tasks.preprocess.read.columnar import write_spool
+from tasks.preprocess.read.columnar import LINE, write_spool
 from tasks.preprocess.read.files import find_files
 from tasks.preprocess.read.tables import (
+    TEXT_TABLES,
     Source,
     TextPiece,
     TextPlan,
@@ -62,8 +63,8 @@ def open_texts(
         if config.earlier:
             with TemporaryDirectory() as scratch:
                 _, files, config = find_new_files(data, target, config, Path(scratch))
-        if files and one_format(data, config, files) == "csv":
-            plan = plan_text(files, config)
+        if files and one_format(data, config, files) in TEXT_TABLES:
+            plan = plan_text(data, files, config)
             lots = [TextLot(piece, config) for piece in cut_plan(plan, number)]
     for index, lot in enumerate(lots):
         hand_over(directory_of(index), lot)
@@ -95,16 +96,17 @@ def parse_lot(lot: Path, parsed: Path) -> None:
         pieces = list(place.map(make_columnar, text_jobs(mine.plan, mine.config, place.root)))
         named = tuple(replace(piece, path=Path(piece.path.name)) for piece in pieces)
         column = mine.config.time
-        times = [times_of(piece, column) for piece in pieces] if column in mine.plan.types else []
+        times = [times_of(piece, column) for piece in pieces] if column else []
         hand_over(parsed / SAID, replace(mine, pieces=named), times)
         hand_over(parsed, None, [piece.path for piece in pieces])
 
 
 def times_of(piece: TextPiece, column: str) -> Path:
-    """A spool of the same name that holds one column."""
+    """A spool of the same name that holds one column; the lines alone if the directories give it."""
     path = piece.path.parent / "times" / piece.path.name
     path.parent.mkdir(exist_ok=True)
-    write_spool(path, pa.ipc.open_file(pa.memory_map(str(piece.path))).get_batch(0).select([column]))
+    batch = pa.ipc.open_file(pa.memory_map(str(piece.path))).get_batch(0)
+    write_spool(path, batch.select([column if column in piece.types else LINE]))
     return path
 
 

@@ -17,6 +17,8 @@ FORMATS = {
     ".csv": "csv",
     ".tsv": "csv",
     ".txt": "csv",
+    ".jsonl": "json",
+    ".ndjson": "json",
     ".parquet": "parquet",
     ".pq": "parquet",
     ".arrow": "arrow",
@@ -30,7 +32,7 @@ FORMATS = {
 IMAGE_FORMATS = ("images", "arrays")
 #: How files begin that say themselves what they are.
 BEGINNINGS = {b"PAR1": "parquet", b"ARROW1": "arrow"}
-COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4", ".br": "brotli"}
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def find_files(data: str) -> list[SourceFile]:
     """The files behind ``data``, sorted by name. Raises ``UserError`` when there are none or nothing is in them."""
     found = s3_files(data) if data.startswith(S3) else local_files(data)
     if not found:
-        raise UserError(f"data: {data!r} holds no files; expected CSV, Parquet, Arrow or image files")
+        raise UserError(f"data: {data!r} holds no files; expected CSV, JSON Lines, Parquet, Arrow or image files")
     if not any(file.size for file in found):
         raise UserError(f"data: {data!r} is empty (0 bytes); expected a header line and rows")
     return sorted(found, key=lambda file: file.uri)
@@ -127,8 +129,10 @@ def local_files(data: str) -> list[SourceFile]:
         found = glob.glob(data, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
         below = [q for p in map(Path, found) for q in ([p] if p.is_file() else p.rglob("*")) if q.is_file()]
         paths = [p for p in dict.fromkeys(below) if wanted(str(p).removeprefix(root_of(data)))]
+    elif path.exists():
+        raise UserError(f"data: {data!r} is a device, a pipe or a socket; expected a file that can be read twice")
     else:
-        siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        siblings = [p.name for p in path.parent.iterdir() if p.name != path.name] if path.parent.is_dir() else []
         close = difflib.get_close_matches(path.name, siblings, n=1)
         hint = f"; did you mean {str(path.parent / close[0])!r}?" if close else ""
         raise UserError(
@@ -148,7 +152,7 @@ def format_of(file: SourceFile, declared: str) -> str:
     if not found:
         raise UserError(
             f"{file.uri}: the extension {Path(file.name).suffix!r} does not tell the format; set data.format to csv, "
-            "parquet, arrow, images, arrays or text"
+            "parquet, arrow, json, images, arrays or text"
         )
     return found
 
