@@ -65,14 +65,15 @@ class DataConfig(Settings):
 
     section = "data"
 
-    format: Literal["auto", "csv", "parquet", "arrow", "images", "arrays", "text"] = "auto"
+    format: Literal["auto", "csv", "parquet", "arrow", "json", "images", "arrays", "text"] = "auto"
     """What the data is; "auto" goes by the file's extension."""
     header: bool = True
     """Whether the first line of a CSV names the columns."""
     columns: list[str] = field(default_factory=list)
     """Names of the columns, for a CSV without a header."""
-    delimiter: str = ","
-    """What separates the values of a CSV."""
+    delimiter: str = ""
+    """What separates the fields of a CSV. Empty: a tab in .tsv, else a comma; or ";", "|" or a tab if the first lines
+    leave no doubt, which is said."""
     quote: str = '"'
     """What surrounds values that hold delimiters or line breaks, doubled inside them. Empty: nothing does."""
     escape: str = ""
@@ -132,10 +133,9 @@ class DataConfig(Settings):
             raise self.reject("image_size", "two whole numbers, [height, width]")
         if self.decimal == self.thousands:
             raise self.reject("thousands", "another mark than data.decimal")
-        marks = [name for name in ("delimiter", "quote", "escape") if getattr(self, name) or name == "delimiter"]
-        for name in marks:
-            mark = getattr(self, name)
-            if len(mark) != 1 or not mark.isascii() or mark in "\r\n\0":
-                raise self.reject(name, "one ASCII character" + ("" if name == "delimiter" else " or none"))
-            if mark in [getattr(self, other) for other in marks if other != name]:
+        marks = {"delimiter": self.delimiter or ",", "quote": self.quote, "escape": self.escape}
+        for name, mark in marks.items():
+            if mark and (len(mark) != 1 or not mark.isascii() or mark in "\r\n\0"):
+                raise self.reject(name, "one ASCII character or none")
+            if mark and mark in [taken for other, taken in marks.items() if other != name]:
                 raise self.reject(name, "another character than the other marks of the file")

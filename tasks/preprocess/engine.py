@@ -37,7 +37,7 @@ from tasks.preprocess.read.data_frames import frame_file
 from tasks.preprocess.read.digits import open_digits
 from tasks.preprocess.read.files import Listing, SourceFile, list_source
 from tasks.preprocess.read.fingerprint import digest_files
-from tasks.preprocess.read.tables import Source, header_hint, one_format, open_source
+from tasks.preprocess.read.tables import TEXT_TABLES, Source, header_hint, one_format, open_source
 from tasks.preprocess.read.text_folders import as_table
 from tasks.preprocess.shuffle.merge import Merged, enter_segments, merge_all
 from tasks.preprocess.shuffle.sorted_runs import Run, RunWriter, order_keys
@@ -216,7 +216,7 @@ def find_new_files(
     earlier = Earlier.open(config.earlier, scratch)
     earlier.check_settings(target, config)
     new = earlier.unseen({data.relative(file): file for file in data.files}, target)
-    text = bool(new) and one_format(data, config, new) == "csv"
+    text = bool(new) and one_format(data, config, new) in TEXT_TABLES
     return earlier, new, earlier.declared(config, text=text)
 
 
@@ -238,7 +238,7 @@ def fit_table(opened: Opened, parts: Iterable[Found]) -> Fitting:
     for part in parts:
         found.merge(part)
     if not opened.earlier:
-        check_values(found, survey.target)
+        check_values(found, survey.target, survey.config)
     quarantine.check_limit(source.bad + found.bad, source.read, survey.config.quarantine_limit)
     fitted = opened.earlier.fitted(found) if opened.earlier else fit(found, survey.types, survey.target, survey.config)
     return Fitting(opened, found, fitted)
@@ -311,6 +311,12 @@ def check_columns(source: Source, data: Listing, target: str, config: DataConfig
         raise UserError(f"data.time: {config.time!r} holds {kind} values; expected dates, times or numbers")
     if source.types[target] == value_types.OTHER:
         raise UserError(f"target: {target!r} holds neither numbers nor texts")
+    if not set(names) - {target, *aside.values(), *config.drop}:
+        raise UserError(
+            f"data: {data!r} has no column to learn from: besides the target {target!r} there is "
+            + (f"only what is set apart, {listed([name for name in names if name != target])}" if names[1:] else "none")
+            + shape_hint(names, config)
+        )
     return [name for name in names if name in config.drop]
 
 

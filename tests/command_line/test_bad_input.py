@@ -45,10 +45,11 @@ CASES: dict[str, tuple[tuple[str, bytes] | None, list[str], str]] = {
         ["--data", "t.csv", "--target", "y"],
         r"maybe.*(1 row|one row|once)",
     ),
-    "a column all missing": (
-        csv("t.csv", HEADER + re.sub(r"^(\d+),\d+,", r"\1,,", GOOD, flags=re.M)),
+    "a device": (None, ["--data", "/dev/null", "--target", "y"], r"'/dev/null' is a device, a pipe or a socket"),
+    "only a target": (
+        csv("t.csv", "y,\n" + "0,\n1,\n" * 60),
         ["--data", "t.csv", "--target", "y"],
-        r"missing in column 'b'.*data\.drop",
+        r"no column is left.*unnamed_2.*no value",
     ),
     "ragged rows": (
         csv("t.csv", HEADER + GOOD + "1,2\n1,2,3,4\n" * 10),

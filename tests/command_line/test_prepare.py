@@ -6,6 +6,9 @@ import json
 import signal
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from tasks.artifacts.prepared import PreparedData
 from tests.support.command_line import Run, start_in
 
@@ -49,6 +52,34 @@ def test_the_prepared_data_the_card_and_what_is_in_them(pyflyte_run: Run, tmp_pa
     # The section `training` is not the data's: nothing is made again.
     second = pyflyte_run("--data", "shop.csv", "--target", "bought", workflow="prepare")
     assert second.returncode == 0 and "prepare      reused" in second.stdout, second.stdout
+
+
+def test_columns_of_any_type_are_used_or_set_aside_with_a_word(pyflyte_run: Run, tmp_path: Path) -> None:
+    counted = range(ROWS)
+    columns = {
+        "huge": pa.array([2**63 + i for i in counted], pa.uint64()),
+        "largest": pa.array([2**64 - 1, 2**63] * (ROWS // 2), pa.uint64()),
+        "half": pa.array([i % 7 / 4 for i in counted], pa.float16()),
+        "amount": pa.array([i % 9 for i in counted], pa.decimal256(60, 3)),
+        "list": pa.array([[i] for i in counted]),
+        "struct": pa.array([{"a": i} for i in counted]),
+        "nothing": pa.nulls(ROWS),
+        "bytes": pa.array([b"x", b"y"] * (ROWS // 2)),
+        "clock": pa.array([i % 60 for i in counted], pa.time32("s")),
+        "elapsed": pa.array([i % 60 for i in counted], pa.duration("s")),
+        "when": pa.array([i * 86_400 for i in counted], pa.timestamp("s", "Europe/Oslo")),
+        "view": pa.array(["a", "b", "c"] * (ROWS // 3), pa.string_view()),
+        "y": pa.array([i % 2 for i in counted], pa.uint8()),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    result = pyflyte_run("--data", "t.parquet", "--target", "y", workflow="prepare")
+    assert result.returncode == 0 and "Traceback" not in result.stdout, result.stdout
+    (run,) = (tmp_path / "runs").iterdir()
+    card = json.loads((run / "card.json").read_text())
+    used = {column["name"] for column in card["columns"] if column["role"] in ("numeric", "categorical")}
+    aside = {"list", "struct", "nothing", "bytes", "clock", "elapsed"}
+    assert used | {"y"} | aside | {"huge"} == columns.keys()
+    assert all(any(f"column {name!r} is set aside" in word for word in card["warnings"]) for name in aside)
 
 
 #: In a directory on the path of a process, this kills it in its last merge.

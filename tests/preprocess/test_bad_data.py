@@ -30,7 +30,6 @@ CASES = {
     "target constant": (GOOD.replace("no", "yes"), {}, r"target 'y': is constant, 'yes' in all 120 rows"),
     "class of one row": (GOOD + "1,2,maybe\n", {}, r"class 'maybe' has only one row"),
     "target all missing": (re.sub(r"(yes|no)\n", "\n", GOOD), {}, r"target 'y': all its values are missing"),
-    "column all missing": (re.sub(r"(?m)^(\d+),\d+,", r"\1,?,", GOOD), {}, r"missing in column 'b'.*data\.drop"),
     "ragged": (GOOD + "1,2\n1,2,3,4\n" * 10, {}, r"20 of 140 rows.*2 fields, expected 3 .*line 122: '1,2'"),
     "infinite": (GOOD + "1,inf,yes\n" * 10, {}, r"10 of 130 rows.*infinite in column 'b'"),
     "not UTF-8": (
@@ -48,7 +47,7 @@ CASES = {
     "id absent": (GOOD, {"id": "c"}, r"data\.id: .*no column 'c'"),
     "target dropped": (GOOD, {"drop": ["y"]}, r"target: 'y' is also"),
     "no header after all": (ROWS, {}, r"'0' appears more than once.*set data\.header to false"),
-    "other delimiter": (GOOD.replace(",", ";"), {}, r"separated by ';', set data\.delimiter"),
+    "other delimiter": (GOOD.replace(",", ":"), {}, r"no column 'y'; the columns are 'a:b:y'"),
     "too few rows": ("a,y\n1,p\n2,p\n3,q\n4,q\n", {}, r"of 4 rows none fell into the"),
     "text for regression": (GOOD, {"task": "regression"}, r"holds text such as .*regression expects numbers"),
     "too many classes": (

@@ -175,7 +175,8 @@ class TestMarks:
         ("settings", "expected"),
         [
             ({"quote": "''"}, r"data\.quote: \"''\" is not allowed; expected one ASCII character or none"),
-            ({"delimiter": ""}, r"data\.delimiter: \"\" is not allowed; expected one ASCII character"),
+            ({"delimiter": ";;"}, r"data\.delimiter: \";;\" is not allowed; expected one ASCII character or none"),
+            ({"quote": ","}, r"data\.(delimiter|quote): .*another character than the other marks"),
             ({"escape": '"'}, r"data\.(quote|escape): .*another character than the other marks"),
             ({"decimal": ",", "thousands": ","}, r"data\.thousands: \",\" is not allowed"),
             ({"decimal": ";"}, r"data\.decimal: \";\" is not allowed; expected one of"),

@@ -294,3 +294,22 @@ def test_workers_keep_the_memory_that_arrow_frees_and_this_process_stays_as_it_w
         with closing(Workers(2)) as workers:
             assert os.environ.get(name) == said
             assert list(workers.map(os.getenv, [name] * 3)) == [expected] * 3
+
+
+def test_a_partitioned_directory_with_dates_in_text_goes_on_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draw = np.random.default_rng(2)
+    for year in range(2020, 2026):
+        (tmp_path / f"in/year={year}").mkdir(parents=True)
+        days = [f"{year}-03-{day:02d}" for day in draw.integers(1, 29, ROWS)]
+        table = pa.table({"day": days, "x": draw.normal(size=ROWS), "y": draw.integers(0, 2, ROWS)})
+        pq.write_table(table, tmp_path / f"in/year={year}/part.parquet")
+    kept = killed(tmp_path / "in", tmp_path, "engine.encode_unit", 4)
+    done = counted(monkeypatch)
+    again = prepare(tmp_path / "again", tmp_path / "in", kept=kept)
+    # For each file its texts were tried, and it was surveyed; and three were encoded.
+    assert done["encode_unit"] == 3 and "resumes: 15 units of work were done" in capsys.readouterr().err
+    assert again.check_sha256().fingerprint == prepare(tmp_path / "whole", tmp_path / "in").fingerprint
+    types = {column["name"]: column["type"] for column in again.read_json("card.json")["columns"]}
+    assert types == {"day": "time", "x": "number", "y": "integer", "year": "integer"}

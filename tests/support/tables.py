@@ -24,3 +24,8 @@ def table_text(rows: int, seed: int = 0) -> str:
 def everything(data: PreparedData) -> np.ndarray:
     """The records of all splits together."""
     return np.concatenate([data.split(name) for name in SPLITS])
+
+
+def with_types(data: PreparedData) -> dict[str, tuple[str, str]]:
+    """Type and role of each column, as the card has them."""
+    return {column["name"]: (column["type"], column["role"]) for column in data.card["columns"]}

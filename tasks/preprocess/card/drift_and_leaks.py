@@ -33,7 +33,11 @@ def distribution(rising: np.ndarray) -> dict[str, Any]:
         return {}
     low, high, *found = quantiles(rising, np.array([0.005, 0.995, *QUANTILES.values()])).tolist()
     inside = rising[np.searchsorted(rising, low) : np.searchsorted(rising, high, side="right")]
-    counts, edges = np.histogram(inside, BINS if high > low else 1)
+    try:
+        counts, edges = np.histogram(inside, BINS if high > low else 1)
+    except ValueError:
+        # There are fewer floating point numbers between the two than bins.
+        counts, edges = np.histogram(inside, [low, np.nextafter(high, np.inf)])
     figures = dict(zip(QUANTILES, found, strict=True))
     median = float(rising[(len(rising) - 1) // 2] + rising[len(rising) // 2]) / 2
     return {**figures, "median": median, "histogram": {"edges": edges.tolist(), "counts": counts.tolist()}}

@@ -21,9 +21,10 @@ from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import find_new_files
 from tasks.preprocess.images import hold_images
 from tasks.preprocess.pool.workers import WORTH_SPREADING
-from tasks.preprocess.read.columnar import write_spool
+from tasks.preprocess.read.columnar import LINE, write_spool
 from tasks.preprocess.read.files import Listing
 from tasks.preprocess.read.tables import (
+    TEXT_TABLES,
     Source,
     TextPiece,
     TextPlan,
@@ -63,8 +64,9 @@ def open_texts(request: TableRequest, number: int, directory: Path) -> list[Path
         if config.earlier:
             with TemporaryDirectory() as scratch:
                 _, files, config = find_new_files(data, target, config, Path(scratch))
-        if files and one_format(data, config, files) == "csv":
-            shares = [TextShare(plan, config) for plan in cut_plan(plan_text(files, config), number)]
+        if files and one_format(data, config, files) in TEXT_TABLES:
+            plan = plan_text(data, files, config)
+            shares = [TextShare(piece, config) for piece in cut_plan(plan, number)]
     return [exchange.write(directory / f"{index:05d}", share) for index, share in enumerate(shares)]
 
 
@@ -93,16 +95,17 @@ def parse_share(share: Path, parsed: Path) -> None:
         pieces = list(place.map(make_columnar, text_jobs(mine.plan, mine.config, place.root)))
         named = tuple(replace(piece, path=Path(piece.path.name)) for piece in pieces)
         column = mine.config.time
-        times = [times_of(piece, column) for piece in pieces] if column in mine.plan.types else []
+        times = [times_of(piece, column) for piece in pieces] if column else []
         exchange.write(parsed / exchange.SUMMARY, replace(mine, pieces=named), times)
         exchange.write(parsed, files=[piece.path for piece in pieces])
 
 
 def times_of(piece: TextPiece, column: str) -> Path:
-    """A spool of the same name that holds one column."""
+    """A spool of the same name that holds one column; the lines alone if the directories give it."""
     path = piece.path.parent / "times" / piece.path.name
     path.parent.mkdir(exist_ok=True)
-    write_spool(path, pa.ipc.open_file(pa.memory_map(str(piece.path))).get_batch(0).select([column]))
+    batch = pa.ipc.open_file(pa.memory_map(str(piece.path))).get_batch(0)
+    write_spool(path, batch.select([column if column in piece.types else LINE]))
     return path
 
 

@@ -106,6 +106,8 @@ def readings(texts: pa.Array, missing: list[str]) -> list[str]:
 
 def cannot_become(found: str, kind: str) -> bool:
     """Whether values of the type ``found`` cannot be read as ``kind``."""
+    if found == value_types.NOTHING:
+        return False
     if found == kind or value_types.TEXT in (found, kind):
         return found == value_types.OTHER
     return (found, kind) not in CASTS

@@ -23,6 +23,7 @@ from tasks.preprocess.columns.number_formats import Spelling
 
 MISSING, UNSEEN, FIRST = 0, 1, 2
 DAY = 86_400.0
+LAST_SECOND = 9e18
 #: Standard deviations at which an outlier is cut off, so that it cannot overflow.
 FARTHEST = 1e4
 #: Rows that are encoded at once, so that they stay in the processor's cache.
@@ -196,7 +197,7 @@ class Transform:
         else:
             distinct = column.dictionary_encode()
             places = {name: place for place, name in enumerate(self.classes)}
-            table = np.array([places[value_types.label(value)] for value in distinct.dictionary.to_pylist()], np.int32)
+            table = np.array([places[name] for name in value_types.labels(distinct.dictionary)], np.int32)
             found = table[distinct.indices.to_numpy()]
         return found.astype(np.int32)
 
@@ -239,5 +240,12 @@ def take_part(seconds: np.ndarray, part: str) -> np.ndarray:
     if part == "weekday":
         return (np.floor(seconds / DAY) + 3) % 7  # 1970-01-01 was a Thursday
     gaps = np.isnan(seconds)
-    months = np.where(gaps, 0, seconds).astype("datetime64[s]").astype("datetime64[M]").astype(np.int64) % 12
+    # Times beyond what 64 bits count have some month.
+    months = (
+        np.where(gaps, 0, seconds.clip(-LAST_SECOND, LAST_SECOND))
+        .astype("datetime64[s]")
+        .astype("datetime64[M]")
+        .astype(np.int64)
+        % 12
+    )
     return np.where(gaps, np.nan, months)

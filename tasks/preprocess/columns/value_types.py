@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from decimal import Decimal
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 INTEGER, NUMBER, BOOLEAN, TIME, TEXT, OTHER = "integer", "number", "boolean", "time", "text", "other"
+#: The type of a column that stores none (Arrow's null): it takes that of the same column in another file.
+NOTHING = "nothing"
 ARROW = {
     INTEGER: pa.int64(),
     NUMBER: pa.float64(),
@@ -25,8 +29,7 @@ LOOKED_AT = 32
 
 def type_of(kind: pa.DataType) -> str:
     """The type of an Arrow column: one of the constants above."""
-    if pa.types.is_dictionary(kind):
-        return type_of(kind.value_type)
+    kind = inner_type(kind)
     if pa.types.is_boolean(kind):
         return BOOLEAN
     if pa.types.is_integer(kind):
@@ -37,14 +40,88 @@ def type_of(kind: pa.DataType) -> str:
         return TIME
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return TEXT
-    # A column of nulls only: text of which nothing is there.
-    return TEXT if pa.types.is_null(kind) else OTHER
+    return NOTHING if pa.types.is_null(kind) else OTHER
+
+
+def inner_type(kind: pa.DataType) -> pa.DataType:
+    """The type of the values, whatever they are wrapped in: a dictionary, runs or an extension type."""
+    while True:
+        if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
+            kind = kind.value_type
+        elif isinstance(kind, pa.BaseExtensionType):
+            kind = kind.storage_type
+        else:
+            return kind
+
+
+#: Types for which Arrow lacks the kernels that are used here, and those that hold the same values.
+SUBSTITUTES = {
+    pa.float16().id: lambda _: pa.float32(),
+    pa.decimal32(1).id: lambda kind: pa.decimal128(kind.precision, kind.scale),
+    pa.decimal64(1).id: lambda kind: pa.decimal128(kind.precision, kind.scale),
+    pa.string_view().id: lambda _: pa.string(),
+    pa.binary_view().id: lambda _: pa.binary(),
+    # Of an unknown zone, which is only what the times are shown in.
+    pa.timestamp("s").id: lambda kind: pa.timestamp(kind.unit, "UTC"),
+}
+
+
+def has_values(kind: pa.DataType) -> bool:
+    """Whether the values can be compared. Of nested ones and of months and days together nothing is made."""
+    inner = inner_type(kind)
+    return not (pa.types.is_nested(inner) or pa.types.is_interval(inner))
+
+
+def is_simple(kind: pa.DataType) -> bool:
+    """Whether :func:`simplified` leaves such a column as it is."""
+    if pa.types.is_dictionary(kind):
+        inner, index = kind.value_type, kind.index_type
+        return index in (pa.int32(), pa.int64()) and type_of(inner) == TEXT and is_simple(inner)
+    if pa.types.is_timestamp(kind):
+        return not kind.tz or is_known_zone(kind.tz)
+    wrapped = inner_type(kind) is not kind
+    return not (wrapped or pa.types.is_null(kind) or kind.id in SUBSTITUTES) and has_values(kind)
+
+
+@cache
+def is_known_zone(zone: str) -> bool:
+    try:
+        pa.array([0], pa.timestamp("s", zone)).cast(pa.string())
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def simplified(column: pa.Array) -> pa.Array:
+    """The same values in a type on which all that follows can work: plain, or a dictionary of texts.
+
+    Values that cannot be compared (:func:`has_values`) become null.
+    """
+    kind = column.type
+    if is_simple(kind):
+        return column
+    if not has_values(kind):
+        return pa.nulls(len(column), pa.binary())
+    if isinstance(kind, pa.BaseExtensionType):
+        return simplified(column.storage)
+    if pa.types.is_run_end_encoded(kind):
+        # Arrow decodes few types of runs by itself.
+        rows = np.arange(column.offset, column.offset + len(column))
+        return simplified(column.values).take(pa.array(np.searchsorted(column.run_ends, rows, side="right")))
+    if pa.types.is_dictionary(kind):
+        values = simplified(column.dictionary)
+        if type_of(kind) != TEXT or pa.types.is_dictionary(values.type):
+            return simplified(values.take(column.indices))
+        return pa.DictionaryArray.from_arrays(column.indices.cast(pa.int64()), values)
+    return column.cast(pa.float64() if pa.types.is_null(kind) else SUBSTITUTES[kind.id](kind))
 
 
 def wider(a: str, b: str) -> str | None:
     """The type that holds the values of both; ``None`` if there is none but text."""
-    if a == b:
+    if a == b or b == NOTHING:
         return a
+    if a == NOTHING:
+        return b
     return NUMBER if {a, b} == {INTEGER, NUMBER} else None
 
 
@@ -160,11 +237,23 @@ def as_numbers(column: pa.Array) -> np.ndarray:
     if pa.types.is_dictionary(kind):
         return as_numbers(column.cast(kind.value_type))
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        microseconds = column.cast(pa.timestamp("us", tz=getattr(kind, "tz", None)), safe=False).view(pa.int64())
-        return as_numbers(microseconds) / 1e6
+        nanoseconds = pa.types.is_timestamp(kind) and kind.unit == "ns"
+        try:
+            # What is cut off of nanoseconds is no error, but what microseconds cannot hold is.
+            microseconds = column.cast(pa.timestamp("us", tz=getattr(kind, "tz", None)), safe=not nanoseconds)
+        except pa.ArrowInvalid:
+            return as_numbers(column.view(pa.int32() if pa.types.is_date32(kind) else pa.int64())) * seconds_in(kind)
+        return as_numbers(microseconds.view(pa.int64())) / 1e6
     if not pa.types.is_float64(kind):
         column = column.cast(pa.float64(), safe=False)
     return column.to_numpy(zero_copy_only=False)
+
+
+def seconds_in(kind: pa.DataType) -> float:
+    """How long the unit is in which a type of dates or times counts."""
+    if pa.types.is_date32(kind):
+        return 86_400.0
+    return 1e-3 if pa.types.is_date64(kind) or kind.unit == "ms" else 1.0
 
 
 def with_dictionary(column: pa.Array) -> pa.DictionaryArray:
@@ -180,4 +269,19 @@ def codes_of(column: pa.DictionaryArray) -> np.ndarray:
 
 def label(value: object) -> str:
     """The name of a class: whole numbers without a fraction, so that 1 and 1.0 are one class."""
+    if isinstance(value, Decimal):
+        value = float(value)
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def labels(column: pa.Array) -> list[str]:
+    """The names of classes. Times that Python cannot hold, or of an unknown zone, are named by their number."""
+    return [label(value) for value in as_python(column)]
+
+
+def as_python(column: pa.Array) -> list[Any]:
+    """The values as Python's; times that Python cannot hold, or whose zone it does not know, as Arrow's numbers."""
+    try:
+        return column.to_pylist()
+    except (ValueError, OverflowError, pa.ArrowInvalid):
+        return column.view(pa.int32() if pa.types.is_date32(column.type) else pa.int64()).to_pylist()

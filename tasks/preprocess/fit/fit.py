@@ -79,11 +79,12 @@ def fit(found: Found, types: dict[str, str], target: str, config: DataConfig) ->
         elif roles[name].why:
             warnings.append(f"column {name!r} is set aside: {roles[name].why}")
     documents = tuple(name for name, role in roles.items() if role.role == DOCUMENT)
-    if not numeric and not categorical and not documents:
+    if not numeric and not categorical and not documents and found.rows[TRAIN]:
         raise UserError(
             "data: no column is left to learn from; "
             + "; ".join(f"{name!r}: {role.why}" for name, role in roles.items() if role.why)
         )
+    check_splits(found.rows)
     moments = found.columns[target].moments[TRAIN]
     transform = Transform(
         target=target,
@@ -113,8 +114,8 @@ def mean_weight(found: Found, config: DataConfig) -> float:
     return mean
 
 
-def check_values(found: Found, target: str) -> None:
-    """Raise ``UserError`` for columns, the target among them, in which no row has a value."""
+def check_values(found: Found, target: str, config: DataConfig) -> None:
+    """Raise ``UserError`` if no row is left, or has a value in the column by which rows are split."""
     kept = sum(found.rows)
     if kept == 0 and found.bad and all(row.reason == NO_TARGET for row in found.bad):
         raise UserError(f"target {target!r}: all its values are missing; expected a column with values")
@@ -128,10 +129,10 @@ def check_values(found: Found, target: str) -> None:
         raise UserError(
             "data: no row is left when the bad ones are set aside; expected finite numbers, and a field for each column"
         )
-    empty = [name for name, count in found.columns.items() if sum(count.missing) == kept]
-    if empty:
-        names = ", ".join(map(repr, empty[:20])) + (f" and {len(empty) - 20} more" if len(empty) > 20 else "")
-        raise UserError(f"data: all values are missing in column {names}; leave it out with data.drop")
+    for setting in ("id", "group"):
+        name = getattr(config, setting)
+        if name and sum(found.columns[name].missing) == kept:
+            raise UserError(f"data.{setting}: all values are missing in column {name!r}; expected another column")
 
 
 # The target
@@ -155,7 +156,6 @@ def judge_target(
         if types[target] == value_types.TEXT:
             example = next(iter(counts))
             raise UserError(f"target {target!r}: holds text such as {example!r}; regression expects numbers")
-        check_splits(found.rows)
         return task, [], []
     if len(counts) > max(FEW_CLASSES, kept // 2) or len(counts) >= 1000:
         raise UserError(
@@ -168,7 +168,6 @@ def judge_target(
             f"target {target!r}: class {single[0]!r} has only one row, so it cannot be both learned and tested; drop "
             "the row, merge the class with another or add rows"
         )
-    check_splits(found.rows)
     classes = sorted(counts, key=lambda name: (float(name), name)) if types[target] in NUMBERS else sorted(counts)
     unseen = [name for name in classes if name not in found.classes[TRAIN].of]
     warnings = [
@@ -208,6 +207,8 @@ def judge(
     """What a column is good for, from all rows counted and from the sample."""
     if kind == value_types.OTHER:
         return Role(UNSUPPORTED, "its type cannot be an input; expected numbers, texts, dates or booleans")
+    if sum(count.missing) == sum(found.rows):
+        return Role(EMPTY, "it has no value in any row")
     if count.missing[TRAIN] == found.rows[TRAIN]:
         return Role(EMPTY, "all its values in training rows are missing")
     if declared == "document":

@@ -198,11 +198,14 @@ def survey_unit(job: tuple[Survey, Unit]) -> Found:
 
 
 def as_declared(batch: pa.RecordBatch, survey: Survey) -> tuple[pa.RecordBatch, dict[str, np.ndarray]]:
-    """The batch with its columns as data.types declares them, and the rows in which a value cannot be read so."""
+    """The batch with its columns as data.types declares them or as they were found to be, and the rows in which a
+    value cannot be read so."""
     spelling, unreadable = Spelling.of(survey.config), {}
-    for name in survey.config.types.keys() & survey.types.keys():
-        place = batch.schema.get_field_index(name)
-        column, failed = retype(batch.column(place), survey.types[name], spelling)
+    found = batch.schema.types
+    for place, (name, kind) in enumerate(survey.types.items()):
+        if name not in survey.config.types and value_types.type_of(found[place]) == kind:
+            continue
+        column, failed = retype(batch.column(place), kind, spelling)
         batch = batch.set_column(place, name, column)
         unreadable[name] = np.flatnonzero(failed)
     return batch, unreadable
@@ -256,7 +259,7 @@ def set_aside(
     """The rows of ``reasons`` for the quarantine, with their values as they were found."""
     for row in sorted(reasons):
         name, reason = reasons[row]
-        raw = original.column(name)[row].as_py()
+        raw = value_types.as_python(original.column(name).slice(row, 1))[0]
         yield BadRow(unit.file, int(lines[row]), name, reason, "" if raw is None else str(raw))
 
 
@@ -315,7 +318,7 @@ def label_counts(target: pa.Array) -> dict[str, int]:
     if len(found[0]) > 1000:
         # Too many to be classes; what remains is enough to say so.
         found = [found[0].slice(0, 1000), found[1].slice(0, 1000)]
-    return {value_types.label(v): count for v, count in zip(found[0].to_pylist(), found[1].to_pylist(), strict=True)}
+    return dict(zip(value_types.labels(found[0]), found[1].to_pylist(), strict=True))
 
 
 def draw_sample(rows: Rows, numbers: dict[str, np.ndarray], survey: Survey, drawn: defaultdict[str, list[Any]]) -> None:

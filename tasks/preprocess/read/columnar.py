@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.errors import UserError
+from tasks.preprocess.columns import value_types
+from tasks.preprocess.columns.hashing import hash_values
 from tasks.preprocess.memory import Budget
 from tasks.preprocess.read.files import SourceFile
 
@@ -25,7 +27,8 @@ class Unit:
     """A piece of the input that is read by itself: a row group of Parquet or a record batch of Arrow.
 
     ``file`` is the user's file, ``uri`` where the columnar bytes lie, ``size`` and ``version`` what they were when they
-    were listed. ``first_row`` counts over the whole input, ``first_line`` within the file, from 1.
+    were listed. ``first_row`` counts over the whole input, ``first_line`` within the file, from 1. ``partition`` are
+    the columns that the directory of the file gives, each with its value (a text, ``None`` for missing) in all rows.
     """
 
     file: str
@@ -37,6 +40,7 @@ class Unit:
     first_line: int
     size: int = 0
     version: str = ""
+    partition: dict[str, str | None] = field(default_factory=dict)
 
     @property
     def source(self) -> SourceFile:
@@ -88,13 +92,28 @@ def units_of(file: SourceFile, format: str, first_row: int = 0) -> tuple[pa.Sche
 
 
 def read(unit: Unit, names: list[str], budget: Budget) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
-    """Batches of as many rows as ``budget`` allows, with the columns ``names``, and the line of each row (int64)."""
+    """Batches of as many rows as ``budget`` allows, with the columns ``names``, and the line of each row (int64).
+
+    Columns are as :func:`.value_types.simplified` gives them. Raises ``UserError`` for damage, for texts that are not
+    UTF-8, and for a column that says something else than the directory of the file.
+    """
     rows = budget.batch_rows(len(names))
     reader = open_file(unit.source, unit.format)
+    schema = reader.schema_arrow if unit.format == "parquet" else reader.schema
+    found = dict(zip(schema.names, schema.types, strict=True))
+    kinds = {name: found[name] for name in names if name in found}
+    stored = [name for name, kind in kinds.items() if value_types.has_values(kind)]
+    as_stored = stored == names and not unit.partition and all(map(value_types.is_simple, kinds.values()))
     done = 0
+    batches: Iterator[pa.RecordBatch]
     try:
-        if unit.format == "parquet":
-            batches = row_group(reader, unit, names, rows, budget.whole_group_bytes)
+        if not stored:
+            batches = (
+                pa.RecordBatch.from_struct_array(pa.array([{}] * min(rows, unit.rows - start), pa.struct([])))
+                for start in range(0, unit.rows, rows)
+            )
+        elif unit.format == "parquet":
+            batches = row_group(reader, unit, stored, rows, budget.whole_group_bytes)
         else:
             whole = reader.get_batch(unit.index)
             batches = (whole.slice(start, rows) for start in range(0, whole.num_rows, rows))
@@ -104,9 +123,71 @@ def read(unit: Unit, names: list[str], budget: Budget) -> Iterator[tuple[pa.Reco
             else:
                 lines = np.arange(unit.first_line + done, unit.first_line + done + batch.num_rows)
             done += batch.num_rows
-            yield batch.select(names), lines
+            if unit.uri == unit.file:
+                check_texts(batch, stored, unit)
+            yield batch.select(names) if as_stored else assembled(batch, names, kinds, unit), lines
     except (pa.ArrowException, OSError) as error:
         raise damaged(unit.uri, unit.format, error) from None
+
+
+def head(unit: Unit, names: list[str], rows: int) -> pa.RecordBatch:
+    """At most ``rows`` rows from the beginning, of columns that are stored, without decoding all the others."""
+    reader = open_file(unit.source, unit.format)
+    try:
+        if unit.format == "parquet":
+            batch = next(reader.iter_batches(rows, row_groups=[unit.index], columns=names, use_threads=False))
+        else:
+            batch = reader.get_batch(unit.index).slice(0, rows)
+    except (pa.ArrowException, OSError) as error:
+        raise damaged(unit.uri, unit.format, error) from None
+    check_texts(batch, names, unit)
+    kinds = dict(zip(batch.schema.names, batch.schema.types, strict=True))
+    return assembled(batch, names, kinds, replace(unit, partition={}))
+
+
+def assembled(batch: pa.RecordBatch, names: list[str], kinds: dict[str, pa.DataType], unit: Unit) -> pa.RecordBatch:
+    """The columns ``names``, of which those in ``kinds`` are in the file, and the others in the unit's partition."""
+    columns = {}
+    for name in names:
+        if name not in kinds:
+            columns[name] = pa.array([unit.partition[name]], pa.string()).take(pa.array(np.zeros(batch.num_rows, int)))
+        elif value_types.has_values(kinds[name]):
+            columns[name] = value_types.simplified(batch.column(name))
+        else:
+            columns[name] = pa.nulls(batch.num_rows, pa.binary())
+        if name in kinds and name in unit.partition:
+            check_partition(columns[name], name, unit)
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def check_texts(batch: pa.RecordBatch, names: list[str], unit: Unit) -> None:
+    """Raise ``UserError`` if texts are not UTF-8, as a careless writer may leave them."""
+    for name in names:
+        column = batch.column(name)
+        texts = column.dictionary if pa.types.is_dictionary(column.type) else column
+        if value_types.type_of(texts.type) != value_types.TEXT:
+            continue
+        try:
+            texts.validate(full=True)
+        except pa.ArrowInvalid:
+            raise UserError(
+                f"{unit.file}: column {name!r} has texts that are not UTF-8; expected a file whose writer encodes them "
+                "so, or the column left out with data.drop"
+            ) from None
+
+
+def check_partition(column: pa.Array, name: str, unit: Unit) -> None:
+    """Raise ``UserError`` unless all values of a stored column are the one that the directory of the file says."""
+    said = pa.array([unit.partition[name]], pa.string())
+    kind = value_types.type_of(column.type)
+    meant = said if kind == value_types.TEXT else value_types.convert(said, kind, [])[0]
+    differs = np.flatnonzero(hash_values(column) != hash_values(meant)[0])
+    if len(differs):
+        found = value_types.as_python(column.take(pa.array(differs[:1])))[0]
+        raise UserError(
+            f"{unit.file}: the column {name!r} holds {found!r}, but the directory says {name}="
+            f"{unit.partition[name]}; expected the same in both, or other directory names"
+        )
 
 
 def row_group(

@@ -55,11 +55,16 @@ class Block:
 
 @dataclass(frozen=True)
 class Parsed:
-    """``table``: one text column per name, uncleaned. ``lines``: int64 ``[rows]``, where each record begins."""
+    """``table``: one text column per name, as it is. ``lines``: int64 ``[rows]``, where each record begins in ``file``.
 
+    ``nested`` are columns in which there are lists or objects, of which nothing is made.
+    """
+
+    file: str
     table: pa.Table
     lines: np.ndarray
     bad: list[BadRow] = field(default_factory=list)
+    nested: list[str] = field(default_factory=list)
 
     @property
     def read(self) -> int:
@@ -208,7 +213,7 @@ def csv_records(lines: Iterable[str], config: DataConfig) -> Any:
     csv.field_size_limit(1 << 30)
     return csv.reader(
         lines,
-        delimiter=config.delimiter,
+        delimiter=config.delimiter or ",",
         quotechar=config.quote or None,
         escapechar=config.escape or None,
         quoting=csv.QUOTE_MINIMAL if config.quote else csv.QUOTE_NONE,
@@ -232,7 +237,7 @@ def parse(block: Block, names: list[str], config: DataConfig, skip_header: bool)
                 column_names=names, use_threads=False, block_size=len(block.data) + 1, skip_rows_after_names=0
             ),
             pacsv.ParseOptions(
-                delimiter=config.delimiter,
+                delimiter=config.delimiter or ",",
                 quote_char=config.quote or False,
                 escape_char=config.escape or False,
                 newlines_in_values=True,
@@ -244,7 +249,7 @@ def parse(block: Block, names: list[str], config: DataConfig, skip_header: bool)
         )
     except pa.ArrowInvalid as error:
         if "Empty CSV file" in str(error):
-            return Parsed(empty_table(names), np.empty(0, np.int64))
+            return Parsed(block.file, empty_table(names), np.empty(0, np.int64))
         return parse_carefully(block, names, config, skip_header)
     records = table.num_rows + len(ragged)
     starts = record_lines(block, records, config)
@@ -260,7 +265,7 @@ def parse(block: Block, names: list[str], config: DataConfig, skip_header: bool)
     lines = starts[good]
     if skip_header and records:
         table, lines, bad = (table.slice(1), lines[1:], bad) if good[0] else (table, lines, bad[1:])
-    return Parsed(table, lines, bad)
+    return Parsed(block.file, table, lines, bad)
 
 
 def width(found: int, expected: int) -> str:
@@ -319,7 +324,7 @@ def parse_carefully(block: Block, names: list[str], config: DataConfig, skip_hea
             starts.append(line)
     columns = list(zip(*rows, strict=True)) if rows else [()] * len(names)
     table = pa.table({name: pa.array(list(column), pa.string()) for name, column in zip(names, columns, strict=True)})
-    return Parsed(table, np.array(starts, np.int64), bad)
+    return Parsed(block.file, table, np.array(starts, np.int64), bad)
 
 
 def next_record(lines: list[str], at: int, config: DataConfig) -> tuple[int, list[str] | None]:

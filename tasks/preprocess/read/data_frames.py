@@ -18,12 +18,21 @@ def frame_file(frame: Any, directory: Path) -> str:
     """Write ``frame`` (pandas or Arrow) to a Parquet file in ``directory``, and give its path.
 
     The file is named by its content, so equal tables are one file, and what is made of it is found again. An index
-    becomes a column unless it merely counts the rows. Raises ``UserError`` for a column that mixes types.
+    becomes a column unless it merely counts the rows. Raises ``UserError`` for a column that mixes types, or whose type
+    Parquet does not have.
     """
     table = frame if isinstance(frame, pa.Table) else from_pandas(frame)
     sink = directory / ".frame.partial"
     directory.mkdir(parents=True, exist_ok=True)
-    pq.write_table(table.replace_schema_metadata(None), sink, row_group_size=ROW_GROUP, write_page_checksum=True)
+    try:
+        pq.write_table(table.replace_schema_metadata(None), sink, row_group_size=ROW_GROUP, write_page_checksum=True)
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno:
+            raise  # of the disk
+        raise UserError(
+            f"data: the table cannot be written as Parquet ({' '.join(str(error).split())}); expected columns of "
+            "numbers, texts, dates or booleans"
+        ) from None
     digest = xxhash.xxh3_128()
     with sink.open("rb") as stream:
         while piece := stream.read(8 << 20):

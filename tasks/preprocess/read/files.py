@@ -21,6 +21,8 @@ FORMATS = {
     ".csv": "csv",
     ".tsv": "csv",
     ".txt": "csv",
+    ".jsonl": "json",
+    ".ndjson": "json",
     ".parquet": "parquet",
     ".pq": "parquet",
     ".arrow": "arrow",
@@ -34,7 +36,7 @@ FORMATS = {
 IMAGE_FORMATS = ("images", "arrays")
 #: How files begin that say themselves what they are.
 BEGINNINGS = {b"PAR1": "parquet", b"ARROW1": "arrow"}
-COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4", ".br": "brotli"}
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ def list_source(address: str) -> Listing:
         return Listing("")
     found = s3_files(address) if address.startswith(S3) else local_files(address)
     if not found:
-        raise UserError(f"data: {address!r} holds no files; expected CSV, Parquet, Arrow or image files")
+        raise UserError(f"data: {address!r} holds no files; expected CSV, JSON Lines, Parquet, Arrow or image files")
     if not any(file.size for file in found):
         raise UserError(f"data: {address!r} is empty (0 bytes); expected a header line and rows")
     return Listing(address, tuple(sorted(found, key=lambda file: file.uri)))
@@ -185,8 +187,10 @@ def local_files(data: str) -> list[SourceFile]:
         found = glob.glob(data, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
         below = [q for p in map(Path, found) for q in ([p] if p.is_file() else p.rglob("*")) if q.is_file()]
         paths = [p for p in dict.fromkeys(below) if wanted(str(p).removeprefix(root_of(data)))]
+    elif path.exists():
+        raise UserError(f"data: {data!r} is a device, a pipe or a socket; expected a file that can be read twice")
     else:
-        siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        siblings = [p.name for p in path.parent.iterdir() if p.name != path.name] if path.parent.is_dir() else []
         close = difflib.get_close_matches(path.name, siblings, n=1)
         hint = f"; did you mean {str(path.parent / close[0])!r}?" if close else ""
         raise UserError(
@@ -206,7 +210,7 @@ def format_of(file: SourceFile, declared: str) -> str:
     if not found:
         raise UserError(
             f"{file.uri}: the extension {Path(file.name).suffix!r} does not tell the format; set data.format to csv, "
-            "parquet, arrow, images, arrays or text"
+            "parquet, arrow, json, images, arrays or text"
         )
     return found
 

@@ -7,23 +7,33 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 
 from tasks.errors import UserError
+from tasks.logs import logger
 from tasks.preprocess.columns import value_types
-from tasks.preprocess.columns.number_formats import DECLARED, Spelling, cannot_become, readings
+from tasks.preprocess.columns.number_formats import DECLARED, Spelling, cannot_become
+from tasks.preprocess.columns.type_inference import guess_types, taken_as_text, tolerance
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.pool.resume import Workplace
 from tasks.preprocess.quarantine import BadRow
+from tasks.preprocess.read import json_lines
 from tasks.preprocess.read.columnar import LINE, Unit, units_of, write_spool
 from tasks.preprocess.read.csv_blocks import Block, Parsed, parse, read_blocks, read_header
+from tasks.preprocess.read.delimiters import detect_delimiter
 from tasks.preprocess.read.files import Listing, SourceFile, format_of
+from tasks.preprocess.read.partitions import Partitions, find_partitions
+from tasks.preprocess.read.text_columns import infer_types
 from tasks.preprocess.read.text_folders import open_documents
 
 #: Of the first file, as much is looked at to guess the types.
 SAMPLE_BYTES = 1 << 20
+#: Formats of text that is first made columnar.
+TEXT_TABLES = ("csv", "json")
+TextFormat = Literal["csv", "json"]
 
 
 @dataclass(frozen=True)
@@ -48,13 +58,13 @@ def open_source(data: Listing, config: DataConfig, place: Workplace, files: list
     """
     files = [file for file in files or data.files if file.size]
     format = one_format(data, config, files)
-    if format == "csv":
-        source = ingest_text(files, config, place)
+    if format in TEXT_TABLES:
+        source = ingest_text(data, files, config, place)
     elif format == "text":
         units, types, bad = open_documents(data, files, config, place)
         source = Source(units, types, sum(unit.rows for unit in units) + len(bad), bad)
     else:
-        source = open_columnar(files, format, config)
+        source = open_columnar(data, files, format, config, place)
     return check_rows(source, data)
 
 
@@ -78,6 +88,9 @@ def check_names(names: list[str], file: SourceFile) -> None:
             f"{file.uri}: the column name {twice[0]!r} appears more than once; expected different names"
             + header_hint(names)
         )
+    reserved = [name for name in names if name.startswith("\0")]
+    if reserved:
+        raise UserError(f"{file.uri}: the column name {reserved[0]!r} begins with NUL; expected another name")
 
 
 def header_hint(names: list[str]) -> str:
@@ -98,18 +111,30 @@ def looks_like_value(name: str) -> bool:
 # Columnar files
 
 
-def open_columnar(files: list[SourceFile], format: str, config: DataConfig) -> Source:
+def open_columnar(data: Listing, files: list[SourceFile], format: str, config: DataConfig, place: Workplace) -> Source:
+    partitions = partitions_of(data, files, config)
     units: list[Unit] = []
     types: dict[str, str] = {}
+    # A dictionary says that its texts are categories; what is declared or dropped is not asked for.
+    settled = {*config.types, *config.drop}
     first_row = 0
     for file in files:
         schema, pieces = units_of(file, format, first_row)
         check_names(schema.names, file)
         found = {field.name: declared_type(field, file, config) for field in schema}
         types = found if not types else merge_types(types, found, file, files[0])
-        units += [piece for piece in pieces if piece.rows]
+        settled |= {field.name for field in schema if pa.types.is_dictionary(field.type)}
+        units += [replace(piece, partition=partitions.of(file.uri)) for piece in pieces if piece.rows]
         first_row += sum(piece.rows for piece in pieces)
-    return Source(units, types, first_row)
+    # As for a column of a CSV in which there is nothing.
+    types = {name: value_types.NUMBER if kind == value_types.NOTHING else kind for name, kind in types.items()}
+    texts = [name for name, kind in types.items() if kind == value_types.TEXT and name not in settled]
+    inferred, warnings = infer_types(units, texts, config, place)
+    return Source(units, partitions.beside(types | inferred), first_row, [], warnings)
+
+
+def partitions_of(data: Listing, files: list[SourceFile], config: DataConfig) -> Partitions:
+    return find_partitions([(data.relative(file), file.uri) for file in files], config)
 
 
 def declared_type(field: pa.Field, file: SourceFile, config: DataConfig) -> str:
@@ -168,7 +193,10 @@ class TextJob:
 
 @dataclass(frozen=True)
 class TextPiece:
-    """What became of a block: its rows in ``path``, how many records it had, its types and what was set aside."""
+    """What became of a block: its rows in ``path``, how many records it had, its types and what was set aside.
+
+    ``others`` are columns that nobody expected, and what they seem to hold.
+    """
 
     file: str
     path: Path
@@ -176,6 +204,7 @@ class TextPiece:
     read: int
     types: dict[str, str]
     bad: list[BadRow]
+    others: dict[str, str] = field(default_factory=dict)
 
     @property
     def files(self) -> list[Path]:
@@ -184,16 +213,20 @@ class TextPiece:
 
 @dataclass(frozen=True)
 class TextPlan:
-    """How text files are read: the columns of each of them and, for all, the types, with a word on some."""
+    """How text files are read: the columns of each of them and, for all, the types, with a word on some, the format,
+    the delimiter and what their directories say."""
 
     files: list[SourceFile]
     names: list[list[str]]
     types: dict[str, str]
     warnings: list[str]
+    format: TextFormat = "csv"
+    delimiter: str = ","
+    partitions: Partitions = Partitions()
 
 
-def ingest_text(files: list[SourceFile], config: DataConfig, place: Workplace) -> Source:
-    plan = plan_text(files, config)
+def ingest_text(data: Listing, files: list[SourceFile], config: DataConfig, place: Workplace) -> Source:
+    plan = plan_text(data, files, config)
     while True:
         pieces = list(place.map(make_columnar, text_jobs(plan, config, place.root)))
         other = replan(pieces, plan, config)
@@ -202,19 +235,65 @@ def ingest_text(files: list[SourceFile], config: DataConfig, place: Workplace) -
         plan = other
 
 
-def plan_text(files: list[SourceFile], config: DataConfig) -> TextPlan:
+def plan_text(data: Listing, files: list[SourceFile], config: DataConfig) -> TextPlan:
     """Read what is in the headers and guess from the first rows. Raises ``UserError`` if the files do not agree."""
+    format = one_format(data, config, files)
+    plan = plan_json(files, config) if format == "json" else plan_csv(files, config)
+    return replace(plan, partitions=partitions_of(data, files, config))
+
+
+def plan_csv(files: list[SourceFile], config: DataConfig) -> TextPlan:
+    delimiter, detected = detect_delimiter(files, config)
+    for word in detected:
+        logger("prepare").info(word)
+    config = reading(config, "csv", delimiter)
     headers = [text_names(file, config) for file in files]
     for file, names in zip(files, headers, strict=True):
         check_names(names, file)
         check_columns(headers[0], names, file, files[0])
     sample = next(read_blocks(files[0], config, SAMPLE_BYTES))
-    parsed = parse(sample, headers[0], config, skip_header=config.header)
-    return TextPlan(files, headers, *guess_types(parsed, files[0], config))
+    types, warnings = guess_columns(parse(sample, headers[0], config, config.header), headers[0], config)
+    return TextPlan(files, headers, types, detected + warnings, "csv", delimiter)
+
+
+def plan_json(files: list[SourceFile], config: DataConfig) -> TextPlan:
+    """Of each file the first lines; what a line, or all of a file, lacks is missing there."""
+    if config.columns or not config.header:
+        raise UserError("data.columns, data.header: are for CSV; JSON names its values itself, so leave both out")
+    types: dict[str, str] = {}
+    warnings: list[str] = []
+    for file in files:
+        sample = json_lines.first_lines(file, reading(config, "json", ""), SAMPLE_BYTES)
+        found, words = guess_columns(sample, [n for n in sample.table.column_names if n not in types], config)
+        types, warnings = types | found, warnings + words
+    return TextPlan(files, [list(types)] * len(files), types, warnings, "json", "")
+
+
+def reading(config: DataConfig, format: TextFormat, delimiter: str) -> DataConfig:
+    """The settings with which text of this format is read. Lines of JSON have no quotes that span them."""
+    config = replace(config, format=format, delimiter=delimiter)
+    return replace(config, quote="", escape="") if format == "json" else config
+
+
+def guess_columns(parsed: Parsed, names: list[str], config: DataConfig) -> tuple[dict[str, str], list[str]]:
+    """As :func:`.type_inference.guess_types`, of those columns of what was parsed."""
+    texts = {name: parsed.table[name].combine_chunks() for name in names if name not in parsed.nested}
+    types, warnings = guess_types(texts, parsed.file, parsed.lines, config)
+    return {name: types.get(name, value_types.OTHER) for name in names}, warnings
+
+
+def parse_text(block: Block, names: list[str], config: DataConfig, skip_header: bool) -> Parsed:
+    return (
+        json_lines.parse(block, names, config) if config.format == "json" else parse(block, names, config, skip_header)
+    )
 
 
 def replan(pieces: list[TextPiece], plan: TextPlan, config: DataConfig) -> TextPlan | None:
-    """The plan with those columns as text that are not what they were guessed to be; ``None`` if there are none."""
+    """The plan with those columns as text that are not what they were guessed to be, and with those that nobody
+    expected; ``None`` if there are none."""
+    others = {name: kind for piece in reversed(pieces) for name, kind in piece.others.items()}
+    if others:
+        return replace(plan, names=[[*names, *others] for names in plan.names], types=plan.types | others)
     read = sum(piece.read for piece in pieces)
     bad = [row for piece in pieces for row in piece.bad]
     failures = Counter(row.column for row in bad if row.column)
@@ -233,7 +312,7 @@ def source_of(pieces: list[TextPiece], plan: TextPlan) -> Source:
     """All ``pieces`` of the files, in their order, as one input."""
     first_rows = np.concatenate([[0], np.cumsum([piece.rows for piece in pieces])]).astype(int).tolist()
     units = [
-        Unit(piece.file, str(piece.path), "arrow", 0, piece.rows, first, 0)
+        Unit(piece.file, str(piece.path), "arrow", 0, piece.rows, first, 0, partition=plan.partitions.of(piece.file))
         for piece, (first, _) in zip(pieces, pairwise(first_rows), strict=True)
         if piece.rows
     ]
@@ -241,45 +320,7 @@ def source_of(pieces: list[TextPiece], plan: TextPlan) -> Source:
     for piece in pieces:
         types = {name: value_types.wider(kind, piece.types[name]) or kind for name, kind in types.items()}
     bad = [row for piece in pieces for row in piece.bad]
-    return Source(units, types, sum(piece.read for piece in pieces), bad, plan.warnings)
-
-
-def guess_types(parsed: Parsed, file: SourceFile, config: DataConfig) -> tuple[dict[str, str], list[str]]:
-    """The type of each column by the first rows, and a word on those that are numbers for the most part only."""
-    types, warnings = {}, []
-    spelling = Spelling.of(config)
-    for name in parsed.table.column_names:
-        if name in config.types:
-            types[name] = DECLARED[config.types[name]]
-            continue
-        texts = parsed.table.column(name).combine_chunks()
-        types[name] = spelling.guess(texts, tolerance(config))
-        if types[name] != value_types.TEXT:
-            continue
-        failed = value_types.mostly_numbers(spelling.respell(texts, value_types.NUMBER), config.missing)
-        if separators := readings(texts, config.missing):
-            warnings.append(
-                f"column {name!r}: looks like numbers with separators, such as {texts[0].as_py()!r}, and is taken as "
-                f"text; if they are numbers, set {' or '.join(separators)}, else declare it in data.types as text"
-            )
-        elif failed is not None and failed.any():
-            row = int(np.flatnonzero(failed)[0])
-            example = BadRow(file.uri, int(parsed.lines[row]), name, "", texts[row].as_py())
-            share = f"{np.count_nonzero(failed):,} of the first {len(failed):,} values"
-            warnings.append(taken_as_text(example, share, value_types.NUMBER))
-    return types, warnings
-
-
-def tolerance(config: DataConfig) -> float:
-    """The share of values that may be set aside before a column is taken for text."""
-    return min(config.quarantine_limit, 0.1)
-
-
-def taken_as_text(example: BadRow, share: str, kind: str) -> str:
-    return (
-        f"column {example.column!r}: {share} are not {kind} (the first is {example.raw[:60]!r} in {example.file}, line "
-        f"{example.line}), so it is taken as text; if they mean missing, add them to data.missing"
-    )
+    return Source(units, plan.partitions.beside(types), sum(piece.read for piece in pieces), bad, plan.warnings)
 
 
 def text_names(file: SourceFile, config: DataConfig) -> list[str]:
@@ -298,6 +339,7 @@ def text_names(file: SourceFile, config: DataConfig) -> list[str]:
 
 
 def text_jobs(plan: TextPlan, config: DataConfig, scratch: Path) -> Iterator[TextJob]:
+    config = reading(config, plan.format, plan.delimiter)
     number = 0
     for file, names in zip(plan.files, plan.names, strict=True):
         for index, block in enumerate(read_blocks(file, config)):
@@ -308,11 +350,14 @@ def text_jobs(plan: TextPlan, config: DataConfig, scratch: Path) -> Iterator[Tex
 
 def make_columnar(job: TextJob) -> TextPiece:
     """Parse a block, read its values as their types, set bad rows aside and spool the others."""
-    parsed = parse(job.block, job.names, job.config, job.has_header)
+    parsed = parse_text(job.block, job.names, job.config, job.has_header)
     spelling = Spelling.of(job.config)
     arrays, bad = {}, list(parsed.bad)
     keep = np.ones(parsed.table.num_rows, bool)
-    for name, column in zip(job.names, parsed.table.columns, strict=True):
+    for name, column in zip(job.names, parsed.table.columns, strict=False):
+        if job.types[name] == value_types.OTHER:
+            arrays[name] = pa.nulls(len(column), pa.binary())
+            continue
         # To combine one chunk would copy it.
         texts = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
         arrays[name], failed = spelling.convert(texts, job.types[name])
@@ -330,6 +375,6 @@ def make_columnar(job: TextJob) -> TextPiece:
         batch = batch.filter(pa.array(keep))
     write_spool(job.path, batch)
     types = {name: value_types.type_of(array.type) for name, array in arrays.items()}
-    return TextPiece(
-        job.block.file, job.path, batch.num_rows, parsed.read, types, sorted(bad, key=lambda row: row.line)
-    )
+    others, _ = guess_columns(parsed, parsed.table.column_names[len(job.names) :], job.config)
+    bad.sort(key=lambda row: row.line)
+    return TextPiece(job.block.file, job.path, batch.num_rows, parsed.read, types, bad, others)

@@ -1,0 +1,48 @@
+"""A table prepared by the steps of several machines, one after the other in this process."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from tasks.artifacts.format import Artifact
+from tasks.preprocess.cluster import csv_parsing, merge_partitions, shares
+from tasks.preprocess.cluster.exchange import SUMMARY
+from tasks.preprocess.cluster.request import TableRequest
+from tasks.preprocess.config import DataConfig
+from tasks.preprocess.read.files import list_source
+
+CONFIG = DataConfig(id="id", quarantine_limit=0.05)
+MADE_BY = {"code": "this"}
+
+
+def on_several(root: Path, data: str, number: int, config: DataConfig = CONFIG, target: str = "y") -> Artifact:
+    """As the pods do it: each step in directories of its own, and the places that it read moved before the next."""
+
+    def moved(path: Path) -> Path:
+        return Path(shutil.move(path, path.with_name(f"{path.name}-downloaded")))
+
+    root.mkdir()
+    request = TableRequest(list_source(data), target, config, "")
+    texts = [moved(share) for share in csv_parsing.open_texts(request, number, root / "texts")]
+    for index, share in enumerate(texts):
+        csv_parsing.parse_share(share, root / f"parsed-{index}")
+    parsed = [moved(root / f"parsed-{index}") for index in range(len(texts))]
+    opened = shares.open_shares(request, number, [directory / SUMMARY for directory in parsed], root / "opened")
+    table, made = moved(opened.table), [moved(share) for share in opened.shares]
+    spools = [moved(spool) for spool in opened.spools] or parsed
+    for index, (share, spool) in enumerate(zip(made, spools, strict=True)):
+        shares.scan_share(share, spool, root / f"scanned-{index}")
+    scanned = [moved(root / f"scanned-{index}") for index in range(len(made))]
+    count = shares.fit_shares(table, scanned, number, root / "fitted", root / "plan")
+    plan = moved(root / "plan")
+    for index, (share, spool) in enumerate(zip(made, spools, strict=True)):
+        shares.encode_share(share, spool, scanned[index], plan, root / f"encoded-{index}")
+    encoded = [moved(root / f"encoded-{index}") for index in range(len(made))]
+    for partition in range(count):
+        runs = [share / merge_partitions.directory_of(partition) for share in encoded]
+        merge_partitions.merge_partition(partition, plan, runs, root / f"merged-{partition}")
+    merged = [part for index in range(count) for part in merge_partitions.local_parts(moved(root / f"merged-{index}"))]
+    merge_partitions.assemble(root / "prepared", request, MADE_BY, moved(root / "fitted"), merged)
+    assert not [path for path in root.rglob("*") if path.name.endswith((".work", ".scratch"))]
+    return Artifact.open(root / "prepared", "prepare")
