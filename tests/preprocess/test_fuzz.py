@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import tempfile
 from collections.abc import Iterator
 from functools import cache
@@ -74,6 +75,24 @@ def test_malformed_lines_among_good_ones(body: str) -> None:
 @given(raw=st.one_of(BODIES.map(lambda text: text.encode("utf-8", "surrogatepass")), st.binary(max_size=300)))
 def test_anything_at_all_as_csv(raw: bytes) -> None:
     list(prepare_bytes("t.csv", raw, quarantine_limit=1.0))
+
+
+VALUES = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=4), CELLS),
+    lambda inner: st.one_of(st.lists(inner, max_size=2), st.dictionaries(st.text(max_size=2), inner, max_size=2)),
+    max_leaves=4,
+)
+OBJECTS = st.dictionaries(st.one_of(st.sampled_from(["x", "t", "y"]), st.text(max_size=3)), VALUES, max_size=4)
+
+
+@FUZZ
+@given(rows=st.lists(st.one_of(OBJECTS.map(json.dumps), CELLS, st.text(max_size=9)), max_size=9))
+@example(rows=['{"\\u0000line": 1}', '{"\\ud800": 1}', '{"y": NaN, "y": 1}', "\r", "{}"])
+def test_any_lines_among_good_json(rows: list[str]) -> None:
+    sound = [json.dumps({"x": i % 7, "t": "abc"[i % 3], "y": "pq"[i % 2]}) for i in range(60)]
+    raw = "\n".join([*sound, *rows, *sound]).encode("utf-8", "surrogatepass")
+    list(prepare_bytes("t.jsonl", raw, quarantine_limit=1.0))
+    list(prepare_bytes("t.jsonl", "\n".join(rows).encode("utf-8", "surrogatepass"), quarantine_limit=1.0))
 
 
 MARKS = st.fixed_dictionaries(
