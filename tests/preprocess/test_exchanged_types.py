@@ -78,6 +78,8 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
         return st.tuples(*map(values, arguments))
     if origin is dict:
         return st.dictionaries(st.text(max_size=3), values(arguments[1]), max_size=2)
+    if origin is typing.Literal:
+        return st.sampled_from(arguments)
     if origin in (types.UnionType, typing.Union):
         return st.one_of(*(st.none() if one is types.NoneType else values(one) for one in arguments))
     hints = typing.get_type_hints(kind)
