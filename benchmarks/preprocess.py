@@ -39,7 +39,7 @@ from harness.turns import Figures, in_turns, settled
 from tasks.hardware.cpus import usable_cores
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import prepare
-from tasks.preprocess.pool.resume import workplace
+from tasks.preprocess.pool.resume import resumable_scratch
 from tasks.preprocess.pool.workers import Workers
 from tasks.preprocess.read.files import list_source
 from tasks.preprocess.read.tables import open_source
@@ -111,7 +111,7 @@ def ours_in_order(data: Path, out: Path) -> None:
 
 
 def ours_ingest(data: Path, out: Path) -> None:
-    with closing(Workers(usable_cores())) as workers, workplace(out, workers) as place:
+    with closing(Workers(usable_cores())) as workers, resumable_scratch(out, workers) as place:
         source = open_source(list_source(str(data)), DataConfig(id="id"), place)
     assert source.read == source.rows + len(source.bad)
 

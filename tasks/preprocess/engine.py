@@ -1,4 +1,4 @@
-"""Raw data to prepared data: open, survey, fit, encode, merge."""
+"""Raw data to prepared data: open, scan, fit, encode, merge."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from tasks.errors import UserError
 from tasks.preprocess import quarantine
 from tasks.preprocess.card.data_card import make_card
 from tasks.preprocess.columns import value_types
-from tasks.preprocess.columns.number_formats import Spelling, retype
+from tasks.preprocess.columns.number_formats import NumberFormat, retype
 from tasks.preprocess.columns.transform import Transform
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.fit.fit import Fitted, check_values, fit
-from tasks.preprocess.fit.scan import Found, Rows, Survey, read_again, survey_unit
+from tasks.preprocess.fit.scan import Rows, Scan, ScanResult, read_again, scan_unit
 from tasks.preprocess.fit.splits import Cuts, find_cuts
-from tasks.preprocess.images import hold_images, open_pictures, prepare_images
+from tasks.preprocess.images import holds_images, open_images, prepare_images
 from tasks.preprocess.incremental import LASTING, REFERENCE, Earlier, value_of
 from tasks.preprocess.memory import Budget
-from tasks.preprocess.pool.resume import Workplace, workplace
+from tasks.preprocess.pool.resume import ResumableScratch, resumable_scratch
 from tasks.preprocess.pool.workers import Workers, workers_for
 from tasks.preprocess.progress import say_goes_on, shown
 from tasks.preprocess.read.columnar import Unit, read
@@ -76,15 +76,15 @@ def prepare(
     try:
         with (
             closing(Workers(workers, __name__)) as processes,
-            workplace(kept or directory / SCRATCH, processes, lasting=kept is not None) as place,
+            resumable_scratch(kept or directory / SCRATCH, processes, lasting=kept is not None) as place,
         ):
             if listing is None:
                 listing = list_source(frame_file(data, place.root))
             with unchanged(listing):
                 if not listing.address:
                     prepare_images(writer, place, open_digits(), config)
-                elif hold_images(listing, config):
-                    prepare_images(writer, place, open_pictures(listing, target, config), config)
+                elif holds_images(listing, config):
+                    prepare_images(writer, place, open_images(listing, target, config), config)
                 else:
                     made_by = prepare_table(writer, place, listing, target, config, made_by)
         return writer.finish(KIND, made_by)
@@ -112,7 +112,7 @@ def unchanged(listing: Listing) -> Iterator[None]:
 class Encoding:
     """What a worker needs to encode a unit."""
 
-    survey: Survey
+    scan: Scan
     transform: Transform
     scratch: Path
 
@@ -127,10 +127,10 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Opened:
-    """A table that can be read, what to survey of it, and the columns that are left out."""
+    """A table that can be read, what to scan of it, and the columns that are left out."""
 
     source: Source
-    survey: Survey
+    scan: Scan
     dropped: list[str]
     #: The names and sizes of the files, and their common fingerprint ("" if nobody took it), by the set that read them.
     sources: list[dict[str, Any]]
@@ -142,7 +142,7 @@ class Fitting:
     """What came of the first pass."""
 
     opened: Opened
-    found: Found
+    found: ScanResult
     fitted: Fitted
 
     @property
@@ -151,7 +151,12 @@ class Fitting:
 
 
 def prepare_table(
-    writer: ArtifactWriter, place: Workplace, data: Listing, target: str, config: DataConfig, made_by: Mapping[str, Any]
+    writer: ArtifactWriter,
+    place: ResumableScratch,
+    data: Listing,
+    target: str,
+    config: DataConfig,
+    made_by: Mapping[str, Any],
 ) -> Mapping[str, Any]:
     """Write the prepared table; what made it, which is not ``made_by`` if an earlier set has all of the files."""
     if config.earlier:
@@ -163,8 +168,8 @@ def prepare_table(
     units = opened.source.units
     say_goes_on(place.found)
     rows = [unit.rows for unit in units]
-    fitting = fit_table(opened, shown("survey", survey_units(place, opened.survey, units), rows))
-    encoding = Encoding(opened.survey, fitting.fitted.transform, place.root)
+    fitting = fit_table(opened, shown("scan", scan_units(place, opened.scan, units), rows))
+    encoding = Encoding(opened.scan, fitting.fitted.transform, place.root)
     with ThreadPoolExecutor(1) as beside:
         # This process waits for the others while they encode: time enough for the card.
         card = beside.submit(card_of, fitting, data)
@@ -176,7 +181,7 @@ def prepare_table(
 
 
 def open_table(
-    place: Workplace,
+    place: ResumableScratch,
     data: Listing,
     target: str,
     config: DataConfig,
@@ -188,12 +193,12 @@ def open_table(
     source = source or open_source(data, config, place)
     dropped = check_columns(source, data, target, config)
     types = {name: kind for name, kind in source.types.items() if name not in dropped}
-    survey = Survey(types, target, source.rows, config, time_cuts(source, config))
-    return Opened(source, survey, dropped, [source_record(list(data.files), data, fingerprint)])
+    scan = Scan(types, target, source.rows, config, time_cuts(source, config))
+    return Opened(source, scan, dropped, [source_record(list(data.files), data, fingerprint)])
 
 
 def open_new_files(
-    place: Workplace, data: Listing, target: str, config: DataConfig, source: Source | None = None
+    place: ResumableScratch, data: Listing, target: str, config: DataConfig, source: Source | None = None
 ) -> Opened | Earlier:
     """The files that the earlier set has not seen, of which ``source`` is what they hold if somebody has read them;
     that set itself if there are none."""
@@ -204,9 +209,9 @@ def open_new_files(
     source = source or open_source(data, config, place, new)
     earlier.check_columns(source.types)
     types = {name: kind for name, kind in source.types.items() if name not in config.drop}
-    survey = Survey(types, target, source.rows, config, earlier.cuts)
+    scan = Scan(types, target, source.rows, config, earlier.cuts)
     named = digest_files([(data.relative(file), file) for file in new], target)
-    return Opened(source, survey, config.drop, [*earlier.schema["sources"], source_record(new, data, named)], earlier)
+    return Opened(source, scan, config.drop, [*earlier.schema["sources"], source_record(new, data, named)], earlier)
 
 
 def find_new_files(
@@ -225,22 +230,22 @@ def source_record(files: list[SourceFile], data: Listing, fingerprint: str) -> d
     return {"fingerprint": fingerprint, "files": [[data.relative(file), file.size] for file in files]}
 
 
-def survey_units(place: Workplace, survey: Survey, units: list[Unit]) -> Iterator[Found]:
+def scan_units(place: ResumableScratch, scan: Scan, units: list[Unit]) -> Iterator[ScanResult]:
     """The first pass: what is in each unit."""
-    return place.map(survey_unit, ((survey, unit) for unit in units))
+    return place.map(scan_unit, ((scan, unit) for unit in units))
 
 
-def fit_table(opened: Opened, parts: Iterable[Found]) -> Fitting:
+def fit_table(opened: Opened, parts: Iterable[ScanResult]) -> Fitting:
     """Fit on what was found in all ``parts``, which are in the order of the units. Raises ``UserError`` for a table
     that cannot be learned from, or of which too much had to be set aside."""
-    survey, source = opened.survey, opened.source
-    found = Found.nothing(survey)
+    scan, source = opened.scan, opened.source
+    found = ScanResult.nothing(scan)
     for part in parts:
         found.merge(part)
     if not opened.earlier:
-        check_values(found, survey.target, survey.config)
-    quarantine.check_limit(source.bad + found.bad, source.read, survey.config.quarantine_limit)
-    fitted = opened.earlier.fitted(found) if opened.earlier else fit(found, survey.types, survey.target, survey.config)
+        check_values(found, scan.target, scan.config)
+    quarantine.check_limit(source.bad + found.bad, source.read, scan.config.quarantine_limit)
+    fitted = opened.earlier.fitted(found) if opened.earlier else fit(found, scan.types, scan.target, scan.config)
     return Fitting(opened, found, fitted)
 
 
@@ -254,7 +259,7 @@ def write_table(
     writer: ArtifactWriter, fitting: Fitting, merged: list[Merged], card: dict[str, Any], home: str = ""
 ) -> None:
     """Take up what was merged and write what goes with it. An earlier set's rows on S3 are copied there to ``home``."""
-    survey, fitted, earlier = fitting.opened.survey, fitting.fitted, fitting.opened.earlier
+    scan, fitted, earlier = fitting.opened.scan, fitting.fitted, fitting.opened.earlier
     signature = fitted.transform.signature
     number = earlier.keep_segments(writer, home) if earlier else 0
     enter_segments(writer, merged, number)
@@ -270,10 +275,10 @@ def write_table(
     ]
     schema = {
         "columns": columns,
-        "target": survey.target,
-        "missing": survey.config.missing,
-        "settings": {name: value_of(survey.config, name) for name in LASTING},
-        "cuts": survey.cuts,
+        "target": scan.target,
+        "missing": scan.config.missing,
+        "settings": {name: value_of(scan.config, name) for name in LASTING},
+        "cuts": scan.cuts,
         "sources": fitting.opened.sources,
     }
     writer.write_json("schema.json", schema)
@@ -326,9 +331,9 @@ def time_cuts(source: Source, config: DataConfig) -> Cuts | None:
         return None
     if config.split.test_from:
         return config.split.cuts
-    kind, spelling = source.types[config.time], Spelling.of(config)
+    kind, number_format = source.types[config.time], NumberFormat.of(config)
     parts = [
-        value_types.as_numbers(retype(batch.column(0), kind, spelling)[0])
+        value_types.as_numbers(retype(batch.column(0), kind, number_format)[0])
         for unit in source.units
         for batch, _ in read(unit, [config.time], Budget(config.memory))
     ]
@@ -351,7 +356,7 @@ def shape_hint(names: list[str], config: DataConfig) -> str:
 
 
 def encode_units(
-    place: Workplace, encoding: Encoding, units: list[Unit], rejected: list[np.ndarray]
+    place: ResumableScratch, encoding: Encoding, units: list[Unit], rejected: list[np.ndarray]
 ) -> Iterator[Encoded]:
     """The second pass: every row encoded, in sorted runs; but for the ``rejected`` rows of each unit."""
     return place.map(encode_unit, ((encoding, *pair) for pair in zip(units, rejected, strict=True)))
@@ -360,15 +365,15 @@ def encode_units(
 def encode_unit(job: tuple[Encoding, Unit, np.ndarray]) -> Encoded:
     """Encode one unit into sorted runs. Runs in a worker process."""
     encoding, unit, rejected = job
-    survey, transform = encoding.survey, encoding.transform
+    scan, transform = encoding.scan, encoding.transform
     path = encoding.scratch / f"run-{unit.first_row:012d}"
     # For all batches: the system would clear fresh memory for each of them.
-    room = np.zeros(min(unit.rows, survey.batch_rows), transform.signature.record)
+    room = np.zeros(min(unit.rows, scan.batch_rows), transform.signature.record)
     with RunWriter(path) as writer:
-        for rows in read_again(survey, unit, rejected):
-            order = order_keys(rows.first_row, rows.batch.num_rows, survey.rows, survey.config.shuffle)
+        for rows in read_again(scan, unit, rejected):
+            order = order_keys(rows.first_row, rows.batch.num_rows, scan.rows, scan.config.shuffle)
             records = room[: rows.batch.num_rows]
-            numbers = survey.numbers(rows.batch)
+            numbers = scan.numbers(rows.batch)
             encode(transform, rows, numbers, records)
             for split, chosen in rows.parts():
                 writer.add(split, chosen, order, records)

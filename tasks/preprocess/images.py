@@ -18,11 +18,11 @@ from tasks.preprocess.card.data_card import row_counts
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.fit.fit import check_splits
 from tasks.preprocess.fit.splits import TRAIN, assign
-from tasks.preprocess.pool.resume import Workplace
+from tasks.preprocess.pool.resume import ResumableScratch
 from tasks.preprocess.progress import say_goes_on, shown
 from tasks.preprocess.quarantine import BadRow
 from tasks.preprocess.read.files import IMAGE_FORMATS, Listing, format_of
-from tasks.preprocess.read.image_sets import Chunk, Part, Pictures, open_arrays, open_folders
+from tasks.preprocess.read.image_sets import Chunk, ImageSet, Part, open_arrays, open_folders
 from tasks.preprocess.shuffle.merge import enter_segments, merge_all
 from tasks.preprocess.shuffle.sorted_runs import Run, RunWriter, order_keys
 
@@ -30,14 +30,14 @@ from tasks.preprocess.shuffle.sorted_runs import Run, RunWriter, order_keys
 FOR_TABLES = ("columns", "drop", "id", "group", "time", "weight", "types", "earlier")
 
 
-def hold_images(data: Listing, config: DataConfig) -> bool:
+def holds_images(data: Listing, config: DataConfig) -> bool:
     """Whether ``data`` is images and not a table: as data.format says, else by the extensions of its files."""
     if config.format != "auto":
         return config.format in IMAGE_FORMATS
     return any(file.known_format in IMAGE_FORMATS for file in data.files)
 
 
-def open_pictures(data: Listing, target: str, config: DataConfig) -> Pictures:
+def open_images(data: Listing, target: str, config: DataConfig) -> ImageSet:
     """Find the images. Raises ``UserError`` for what is wrong."""
     for name in FOR_TABLES:
         if getattr(config, name):
@@ -129,7 +129,7 @@ def add_chunk(chunk: Chunk, first: int, job: PartJob, writer: RunWriter, found: 
     found.labels.append(chunk.labels[chunk.good])
 
 
-def prepare_images(writer: ArtifactWriter, place: Workplace, pictures: Pictures, config: DataConfig) -> None:
+def prepare_images(writer: ArtifactWriter, place: ResumableScratch, pictures: ImageSet, config: DataConfig) -> None:
     """Write the prepared data of ``pictures``. Raises ``UserError`` for images that cannot be learned."""
     signature = Signature(
         inputs=(TensorSpec("image", "uint8", pictures.shape),),
@@ -166,7 +166,7 @@ def prepare_images(writer: ArtifactWriter, place: Workplace, pictures: Pictures,
 
 
 def part_jobs(
-    pictures: Pictures, total: int, signature: Signature, config: DataConfig, scratch: Path
+    pictures: ImageSet, total: int, signature: Signature, config: DataConfig, scratch: Path
 ) -> Iterator[PartJob]:
     first = 0
     for part in pictures.parts:
@@ -188,7 +188,7 @@ def check_classes(classes: tuple[str, ...], found: Counted) -> None:
     check_splits(found.counts.sum(axis=0).tolist())
 
 
-def card_of(pictures: Pictures, signature: Signature, read: int, found: Counted) -> dict[str, Any]:
+def card_of(pictures: ImageSet, signature: Signature, read: int, found: Counted) -> dict[str, Any]:
     count, height, width = pictures.shape
     column = {"name": "image", "role": "image", "type": f"uint8 {count}x{height}x{width}", "missing": 0}
     spread: dict[str, float] = {"min": found.low, "max": found.high}

@@ -24,7 +24,7 @@ from tasks.preprocess.columns import value_types
 from tasks.preprocess.columns.transform import Transform
 from tasks.preprocess.config import ColumnType, DataConfig
 from tasks.preprocess.fit.fit import Fitted, Role
-from tasks.preprocess.fit.scan import Found
+from tasks.preprocess.fit.scan import ScanResult
 from tasks.preprocess.fit.splits import Cuts
 from tasks.preprocess.quarantine import BadRow
 from tasks.preprocess.read.files import SourceFile
@@ -130,7 +130,7 @@ class Earlier:
             where = "the new files" if differing[0] in found else f"{self.address!r}"
             raise UserError(f"data: the column {differing[0]!r} is only in {where}; expected the same columns")
 
-    def fitted(self, found: Found) -> Fitted:
+    def fitted(self, found: ScanResult) -> Fitted:
         """The earlier fit. Raises ``UserError`` if no row is left or a class is new."""
         if not sum(found.rows):
             raise UserError("data: no row of the new files is left when the bad ones are set aside")

@@ -53,7 +53,7 @@ def list_data(data: str = "", target: str = "", config: DataConfig = DataConfig(
     source = fingerprint_source(listing, target) + fingerprint_earlier(config.earlier)
     writer = ArtifactWriter(fresh_directory("listing"))
     writer.write_json(LISTING, listing.to_json())
-    return Listed(handed(writer.finish("listing", {}).directory), source)
+    return Listed(flyte_directory(writer.finish("listing", {}).directory), source)
 
 
 def read_listing(directory: FlyteDirectory) -> Listing:
@@ -126,7 +126,7 @@ def open_texts(
     from tasks.preprocess.cluster.request import TableRequest
 
     request = TableRequest(read_listing(listing), target, config, source)
-    return [handed(share) for share in csv_parsing.open_texts(request, number, fresh_directory("texts"))]
+    return [flyte_directory(share) for share in csv_parsing.open_texts(request, number, fresh_directory("texts"))]
 
 
 @task(**on("prepare"))
@@ -137,7 +137,7 @@ def parse_share(share: ArtifactDirectory) -> ArtifactDirectory:
 
     parsed = fresh_directory("parsed")
     csv_parsing.parse_share(local_path(share), parsed)
-    return handed(parsed)
+    return flyte_directory(parsed)
 
 
 @task(**on("prepare"))
@@ -157,8 +157,8 @@ def open_shares(
     request = TableRequest(read_listing(listing), target, config, source)
     summaries = [inner(each, exchange.SUMMARY) for each in parsed]
     opened = shares.open_shares(request, number, summaries, fresh_directory("opened"))
-    spools = [handed(each) for each in opened.spools]
-    return Opened(handed(opened.table), [handed(each) for each in opened.shares], spools or parsed)
+    spools = [flyte_directory(each) for each in opened.spools]
+    return Opened(flyte_directory(opened.table), [flyte_directory(each) for each in opened.shares], spools or parsed)
 
 
 @task(**on("prepare"))
@@ -169,7 +169,7 @@ def scan_share(share: ArtifactDirectory, spool: ArtifactDirectory) -> ArtifactDi
 
     scanned = fresh_directory("scanned")
     shares.scan_share(local_path(share), local_path(spool), scanned)
-    return handed(scanned)
+    return flyte_directory(scanned)
 
 
 @task(**on("prepare"))
@@ -180,7 +180,7 @@ def fit_shares(table: ArtifactDirectory, scanned: list[ArtifactDirectory], numbe
 
     fitted, plan = fresh_directory("fitted"), fresh_directory("plan")
     partitions = shares.fit_shares(local_path(table), [local_path(each) for each in scanned], number, fitted, plan)
-    return Fitted(handed(fitted), handed(plan), list(range(partitions)))
+    return Fitted(flyte_directory(fitted), flyte_directory(plan), list(range(partitions)))
 
 
 @task(**on("prepare"))
@@ -193,7 +193,7 @@ def encode_share(
 
     encoded = fresh_directory("encoded")
     shares.encode_share(local_path(share), local_path(spool), local_path(scanned), local_path(plan), encoded)
-    return handed(encoded)
+    return flyte_directory(encoded)
 
 
 @task(**on("prepare"))
@@ -204,7 +204,7 @@ def merge_partition(partition: int, plan: ArtifactDirectory, encoded: list[Artif
 
     merged, name = fresh_directory("merged"), merge_partitions.directory_of(partition)
     merge_partitions.merge_partition(partition, local_path(plan), [inner(each, name) for each in encoded], merged)
-    return handed(merged)
+    return flyte_directory(merged)
 
 
 @task(**on("prepare"))
@@ -284,7 +284,7 @@ def prepare_data(data: Any, target: Any, config: Any) -> Any:
     )
 
 
-def handed(directory: Path) -> FlyteDirectory:
+def flyte_directory(directory: Path) -> FlyteDirectory:
     return FlyteDirectory(str(directory.absolute()))
 
 

@@ -84,10 +84,13 @@ def test_rows_that_are_alike_but_for_their_id_are_called_a_leak(prepared: Prepar
     found = prepared(pa.Table.from_pandas(twice, preserve_index=False), id="id").card
     # Both of a pair are held out, or one of them is, or none: about 400 * 2 * 0.3 * 0.7 lie on both sides.
     assert found["held_out"]["rows"] == found["rows"]["validation"] + found["rows"]["test"]
-    assert 120 < found["held_out"]["twins"] < 220
+    assert 120 < found["held_out"]["duplicates"] < 220
     assert len([w for w in found["warnings"] if "have the values of a training row" in w]) == 1
 
     apart = prepared(pa.Table.from_pandas(once.assign(id=np.arange(1000)), preserve_index=False), id="id").card
-    assert apart["held_out"]["twins"] == 0 and not [w for w in apart["warnings"] if "training row" in w]
+    assert apart["held_out"]["duplicates"] == 0 and not [w for w in apart["warnings"] if "training row" in w]
     # Without an identifier, equal rows share a split.
-    assert prepared(pa.Table.from_pandas(twice.drop(columns="id"), preserve_index=False)).card["held_out"]["twins"] == 0
+    assert (
+        prepared(pa.Table.from_pandas(twice.drop(columns="id"), preserve_index=False)).card["held_out"]["duplicates"]
+        == 0
+    )

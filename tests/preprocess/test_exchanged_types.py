@@ -18,7 +18,7 @@ from tasks.artifacts.typed_values import decode, encode
 from tasks.preprocess.cluster import csv_parsing, merge_partitions, shares
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import Fitting, Opened, encode_unit
-from tasks.preprocess.fit.scan import survey_unit
+from tasks.preprocess.fit.scan import scan_unit
 from tasks.preprocess.images import encode_part
 from tasks.preprocess.read.tables import make_columnar
 from tasks.preprocess.read.text_folders import read_files
@@ -38,7 +38,7 @@ EXCHANGED = [
 UNITS_OF_WORK = [
     make_columnar,
     read_files,
-    survey_unit,
+    scan_unit,
     encode_unit,
     encode_part,
     merge_part,

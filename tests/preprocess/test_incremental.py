@@ -70,18 +70,18 @@ def test_rows_that_are_there_stay_and_new_ones_become_segments(
     sales: Path, january: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add(sales, "february", month(1, cities="abz", gaps=True))
-    surveyed = []
-    survey = engine.survey_unit
+    scanned = []
+    scan = engine.scan_unit
 
-    @functools.wraps(survey)  # a record of its results needs the type that it returns
+    @functools.wraps(scan)  # a record of its results needs the type that it returns
     def noted(job: Any) -> Any:
-        surveyed.append(job[1].file)
-        return survey(job)
+        scanned.append(job[1].file)
+        return scan(job)
 
-    monkeypatch.setattr(engine, "survey_unit", noted)
+    monkeypatch.setattr(engine, "scan_unit", noted)
     both = prepare(tmp_path / "both", sales, january.artifact.directory)
     # What was there was neither read again as data nor written again as bytes.
-    assert surveyed == [str(sales / "february.parquet")] * 2
+    assert scanned == [str(sales / "february.parquet")] * 2
     for split in SPLITS:
         assert both.segments(split) == [f"{split}-00000.rows", f"{split}-00001.rows"]
         first, again = (data.artifact.path(f"{split}-00000.rows") for data in (january, both))

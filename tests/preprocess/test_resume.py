@@ -24,7 +24,7 @@ from tasks.artifacts.typed_values import encode
 from tasks.errors import UserError
 from tasks.preprocess import engine
 from tasks.preprocess.config import DataConfig
-from tasks.preprocess.pool.resume import RECORD, UnitOfWork, Workplace, run_or_restore, workplace
+from tasks.preprocess.pool.resume import RECORD, ResumableScratch, UnitOfWork, resumable_scratch, run_or_restore
 from tasks.preprocess.pool.workers import Workers
 from tasks.preprocess.read import tables
 from tasks.preprocess.shuffle import merge, sorted_runs
@@ -106,7 +106,7 @@ def killed(data: Path, tmp_path: Path, where: str, times: int) -> Path:
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Counts the units of work that are done from now on in this process."""
     done: Counter[str] = Counter()
-    for module, name in ((tables, "make_columnar"), *((engine, f"{n}_unit") for n in ("survey", "encode"))):
+    for module, name in ((tables, "make_columnar"), *((engine, f"{n}_unit") for n in ("scan", "encode"))):
         monkeypatch.setattr(module, name, counting(getattr(module, name), done))
     monkeypatch.setattr(merge, "merge_part", counting(merge.merge_part, done))
     return done
@@ -128,7 +128,7 @@ def prepare(directory: Path, data: Path, workers: int = 1, kept: Path | None = N
 @pytest.mark.parametrize(
     ("where", "times", "left"),
     [
-        ("engine.survey_unit", 8, {"survey_unit": GROUPS - 7, "encode_unit": GROUPS, "merge_part": PARTS}),
+        ("engine.scan_unit", 8, {"scan_unit": GROUPS - 7, "encode_unit": GROUPS, "merge_part": PARTS}),
         (
             "writer.add",
             13,
@@ -160,7 +160,7 @@ def test_text_goes_on_too(texts: Path, tmp_path: Path, monkeypatch: pytest.Monke
     kept = killed(texts, tmp_path, "tables.make_columnar", 4)
     done = counted(monkeypatch)
     again = prepare(tmp_path / "again", texts, kept=kept)
-    assert done == {"make_columnar": 2, "survey_unit": 5, "encode_unit": 5, "merge_part": 3}
+    assert done == {"make_columnar": 2, "scan_unit": 5, "encode_unit": 5, "merge_part": 3}
     assert again.fingerprint == prepare(tmp_path / "whole", texts).fingerprint
 
 
@@ -201,7 +201,7 @@ def test_a_killed_process_takes_its_workers_along(parquet: Path, tmp_path: Path)
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("what", ["survey_unit-0-000003.done", "encode_unit-0-000003.done", "run-000000000750.rows"])
+@pytest.mark.parametrize("what", ["scan_unit-0-000003.done", "encode_unit-0-000003.done", "run-000000000750.rows"])
 @pytest.mark.parametrize("how", ["cut", "flipped", "gone"])
 def test_what_is_not_whole_is_done_again(
     parquet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, how: str
@@ -215,7 +215,7 @@ def test_what_is_not_whole_is_done_again(
         (kept / what).write_bytes(raw[: len(raw) // 2] if how == "cut" else raw)
     done = counted(monkeypatch)
     again = prepare(tmp_path / "again", parquet, kept=kept)
-    assert done == {"survey_unit" if "survey" in what else "encode_unit": 1, "merge_part": PARTS}
+    assert done == {"scan_unit" if "scan" in what else "encode_unit": 1, "merge_part": PARTS}
     assert again.fingerprint == prepare(tmp_path / "whole", parquet).fingerprint
 
 
@@ -246,10 +246,10 @@ def square(job: int) -> int:
 def test_results_come_in_the_order_of_the_jobs_whoever_did_them(tmp_path: Path) -> None:
     (tmp_path / "w").mkdir()
     run_or_restore(UnitOfWork(tmp_path / "w", "square-0-000002", square, 2))
-    place = Workplace(tmp_path / "w", Workers(1))
+    place = ResumableScratch(tmp_path / "w", Workers(1))
     assert list(place.map(square, range(5))) == [0, 1, 4, 9, 16] and place.found == 1
     # The jobs are told apart by their place alone, and by which time it is that the function is mapped.
-    later = Workplace(tmp_path / "w", Workers(1))
+    later = ResumableScratch(tmp_path / "w", Workers(1))
     assert list(later.map(square, [9] * 5)) == [0, 1, 4, 9, 16]
     assert list(later.map(square, [9] * 5)) == [81] * 5
 
@@ -276,7 +276,7 @@ def test_a_record_of_something_else_is_refused_and_runs_nothing(tmp_path: Path) 
     for name, content in forged.items():
         with (
             pytest.raises(DamagedArtifact, match=r"square-0-000001\.done: .*expected tuple\[int") as error,
-            workplace(tmp_path / name, Workers(1)) as place,
+            resumable_scratch(tmp_path / name, Workers(1)) as place,
         ):
             record = hashlib.sha256(content).digest() + content
             (place.root / "square-0-000001.done").write_bytes(record)
@@ -308,7 +308,7 @@ def test_a_partitioned_directory_with_dates_in_text_goes_on_too(
     kept = killed(tmp_path / "in", tmp_path, "engine.encode_unit", 4)
     done = counted(monkeypatch)
     again = prepare(tmp_path / "again", tmp_path / "in", kept=kept)
-    # For each file its texts were tried, and it was surveyed; and three were encoded.
+    # For each file its texts were tried, and it was scanned; and three were encoded.
     assert done["encode_unit"] == 3 and "resumes: 15 units of work were done" in capsys.readouterr().err
     assert again.check_sha256().fingerprint == prepare(tmp_path / "whole", tmp_path / "in").fingerprint
     types = {column["name"]: column["type"] for column in again.read_json("card.json")["columns"]}

@@ -9,7 +9,7 @@ import pytest
 
 from tasks.artifacts.format import ArtifactWriter
 from tasks.artifacts.prepared import segment_name
-from tasks.preprocess.pool.resume import Workplace
+from tasks.preprocess.pool.resume import ResumableScratch
 from tasks.preprocess.pool.workers import Workers
 from tasks.preprocess.shuffle import sorted_runs
 from tasks.preprocess.shuffle.merge import enter_segments, merge_all
@@ -61,7 +61,7 @@ def test_parts_are_consecutive_ranges_of_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shuffle: bool, part_bytes: int
 ) -> None:
     monkeypatch.setattr(sorted_runs, "PART_BYTES", part_bytes)
-    place = Workplace(tmp_path / "scratch", Workers(1))
+    place = ResumableScratch(tmp_path / "scratch", Workers(1))
     runs, order = write_runs(place.root, shuffle)
     writer = ArtifactWriter(tmp_path / "artifact")
     enter_segments(writer, merge_all(place, runs, RECORD.itemsize), number=2)
@@ -90,7 +90,7 @@ def test_parts_without_rows_are_left_out(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(sorted_runs, "PART_BYTES", 160)
     order, records = order_keys(0, 100, 100, shuffle=False), np.zeros(100, RECORD)
     records["number"] = np.arange(100)
-    place = Workplace(tmp_path / "scratch", Workers(1))
+    place = ResumableScratch(tmp_path / "scratch", Workers(1))
     with RunWriter(place.root / "run-0") as run:
         run.add(0, np.arange(60, 100), order, records)
     writer = ArtifactWriter(tmp_path / "artifact")

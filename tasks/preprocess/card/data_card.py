@@ -10,10 +10,10 @@ import pyarrow.compute as pc
 
 from tasks.artifacts.prepared import SPLITS
 from tasks.preprocess.card.drift_and_leaks import QUANTILES, judgements, profile
-from tasks.preprocess.card.duplicates import twins, words_on
+from tasks.preprocess.card.duplicates import duplicate_warnings, duplicates
 from tasks.preprocess.columns import value_types
 from tasks.preprocess.fit.fit import Fitted
-from tasks.preprocess.fit.scan import SPLIT, ColumnCount, Found
+from tasks.preprocess.fit.scan import SPLIT, ColumnCount, ScanResult
 from tasks.preprocess.fit.splits import TRAIN
 from tasks.preprocess.read.tables import Source
 
@@ -26,7 +26,7 @@ def row_counts(read: int, kept: list[int], quarantined: int) -> dict[str, int]:
     return {"read": read, "kept": sum(kept), "quarantined": quarantined, **dict(zip(SPLITS, kept, strict=True))}
 
 
-def make_card(name: str, source: Source, found: Found, fitted: Fitted, dropped: list[str]) -> dict[str, Any]:
+def make_card(name: str, source: Source, found: ScanResult, fitted: Fitted, dropped: list[str]) -> dict[str, Any]:
     """Figures of columns are of the training rows, except ``missing`` (all rows kept)."""
     sample = found.sample_table()
     train = sample.filter(pc.equal(sample[SPLIT], TRAIN))
@@ -37,7 +37,7 @@ def make_card(name: str, source: Source, found: Found, fitted: Fitted, dropped: 
         describe(column, fitted, found.columns[column], train, kind, sampled) | judged.get(column, {})
         for column, kind in types.items()
     ]
-    alike = twins(sample, [*fitted.transform.columns, fitted.transform.target])
+    alike = duplicates(sample, [*fitted.transform.columns, fitted.transform.target])
     judged_inputs = {name: judged[name] for name in fitted.transform.columns}
     columns += [{"name": column, "role": "dropped", "type": source.types[column]} for column in dropped]
     return {
@@ -54,7 +54,7 @@ def make_card(name: str, source: Source, found: Found, fitted: Fitted, dropped: 
         "of_sample": OF_SAMPLE if sampled else [],
         "rank_error": rank_error(train.num_rows) if sampled else 0.0,
         "held_out": alike,
-        "warnings": [*source.warnings, *fitted.warnings, *judgements(judged_inputs), *words_on(alike)],
+        "warnings": [*source.warnings, *fitted.warnings, *judgements(judged_inputs), *duplicate_warnings(alike)],
     }
 
 

@@ -13,16 +13,16 @@ from tasks.preprocess.fit.splits import TRAIN
 MANY = 0.01
 
 
-def twins(sample: pa.Table, columns: list[str]) -> dict[str, int]:
+def duplicates(sample: pa.Table, columns: list[str]) -> dict[str, int]:
     """Of the held-out ``rows`` of the sample, how many have the values of a training row in all ``columns``."""
     splits = sample[SPLIT].to_numpy()
     hashes = hash_rows([(name, sample[name].combine_chunks()) for name in columns], sample.num_rows)
     held_out = hashes[splits != TRAIN]
-    return {"rows": len(held_out), "twins": int(np.isin(held_out, hashes[splits == TRAIN]).sum())}
+    return {"rows": len(held_out), "duplicates": int(np.isin(held_out, hashes[splits == TRAIN]).sum())}
 
 
-def words_on(found: dict[str, int]) -> list[str]:
-    rows, alike = found["rows"], found["twins"]
+def duplicate_warnings(found: dict[str, int]) -> list[str]:
+    rows, alike = found["rows"], found["duplicates"]
     if alike <= MANY * rows:
         return []
     return [

@@ -19,7 +19,7 @@ from tasks.preprocess.cluster import exchange
 from tasks.preprocess.cluster.request import TableRequest
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import find_new_files
-from tasks.preprocess.images import hold_images
+from tasks.preprocess.images import holds_images
 from tasks.preprocess.pool.workers import WORTH_SPREADING
 from tasks.preprocess.read.columnar import LINE, write_spool
 from tasks.preprocess.read.files import Listing
@@ -58,7 +58,7 @@ def open_texts(request: TableRequest, number: int, directory: Path) -> list[Path
     one directory without a share."""
     data, target, config = request.data, request.target, request.config
     shares: list[TextShare | None] = [None]
-    if data.address and not hold_images(data, config):
+    if data.address and not holds_images(data, config):
         target, config = as_table(data, target, config)
         files = data.filled
         if config.earlier:

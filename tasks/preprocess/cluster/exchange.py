@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from tasks.artifacts.format import Artifact, ArtifactWriter, DamagedArtifact, link_or_copy
 from tasks.artifacts.typed_values import decode, encode
-from tasks.preprocess.pool.resume import Workplace, workplace
+from tasks.preprocess.pool.resume import ResumableScratch, resumable_scratch
 from tasks.preprocess.pool.workers import Workers
 
 KIND = "prepare.part"
@@ -71,10 +71,10 @@ def path_in(directory: Path, name: str | Path) -> Path:
 
 
 @contextmanager
-def scratch_for(output: Path, workers: int) -> Iterator[Workplace]:
-    """A workplace for as long as the context lasts, on the disk of ``output``."""
+def scratch_for(output: Path, workers: int) -> Iterator[ResumableScratch]:
+    """A scratch directory for as long as the context lasts, on the disk of ``output``."""
     with (
         closing(Workers(workers)) as processes,
-        workplace(output.with_name(f"{output.name}.work"), processes, lasting=False) as place,
+        resumable_scratch(output.with_name(f"{output.name}.work"), processes, lasting=False) as place,
     ):
         yield place

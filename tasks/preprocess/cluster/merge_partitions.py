@@ -19,7 +19,7 @@ from tasks.preprocess.cluster import exchange
 from tasks.preprocess.cluster.request import TableRequest
 from tasks.preprocess.columns.transform import Transform
 from tasks.preprocess.engine import Fitting, card_of, prepare, write_table
-from tasks.preprocess.pool.resume import Workplace
+from tasks.preprocess.pool.resume import ResumableScratch
 from tasks.preprocess.pool.workers import WORTH_SPREADING
 from tasks.preprocess.shuffle.merge import Merged, all_parts, merge_parts
 from tasks.preprocess.shuffle.sorted_runs import PART_BYTES, Part, Run, collect
@@ -73,7 +73,7 @@ def directory_of(partition: int) -> str:
     return f"{partition:05d}"
 
 
-def write_partitions(place: Workplace, plan: MergePlan, runs: list[Run], encoded: Path) -> None:
+def write_partitions(place: ResumableScratch, plan: MergePlan, runs: list[Run], encoded: Path) -> None:
     """Write the ``runs`` of a share, sorted by parts, for each partition."""
     for partition, parts in enumerate(plan.partitions):
         collected = list(place.map(collect_part, [(place.root, runs, plan.itemsize, part) for part in parts]))

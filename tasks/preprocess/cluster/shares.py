@@ -20,9 +20,9 @@ from tasks.preprocess.cluster import exchange
 from tasks.preprocess.cluster.csv_parsing import source_of_shares
 from tasks.preprocess.cluster.merge_partitions import MergePlan, SortedRuns, directory_of, write_partitions
 from tasks.preprocess.cluster.request import TableRequest
-from tasks.preprocess.engine import Encoding, Opened, encode_units, fit_table, open_new_files, open_table, survey_units
-from tasks.preprocess.fit.scan import Found, Survey
-from tasks.preprocess.images import hold_images
+from tasks.preprocess.engine import Encoding, Opened, encode_units, fit_table, open_new_files, open_table, scan_units
+from tasks.preprocess.fit.scan import Scan, ScanResult
+from tasks.preprocess.images import holds_images
 from tasks.preprocess.incremental import Earlier
 from tasks.preprocess.pool.workers import WORTH_SPREADING, workers_for
 from tasks.preprocess.read.columnar import Unit
@@ -35,13 +35,13 @@ CELL_BYTES = 8
 class Share:
     """Units that one machine scans and then encodes. ``uri`` of those that were text is a name in their spool."""
 
-    survey: Survey | None
+    scan: Scan | None
     units: list[Unit]
 
     @property
     def workers(self) -> int:
         """The processes that are worth starting for it."""
-        cells = sum(unit.rows for unit in self.units) * len(self.survey.types if self.survey else ())
+        cells = sum(unit.rows for unit in self.units) * len(self.scan.types if self.scan else ())
         return usable_cores() if CELL_BYTES * cells > WORTH_SPREADING else 1
 
 
@@ -49,7 +49,7 @@ class Share:
 class ScannedShare:
     """What the first pass found in each unit of a share."""
 
-    units: list[Found]
+    units: list[ScanResult]
 
 
 class OpenedShares(NamedTuple):
@@ -67,7 +67,7 @@ def open_shares(request: TableRequest, number: int, summaries: list[Path], direc
     Images, and an earlier set to which there is nothing new, are left to one machine: one share, without units.
     """
     data, target, config = request.data, request.target, request.config
-    if not data.address or hold_images(data, config):
+    if not data.address or holds_images(data, config):
         return leave_to_one(directory)
     parsed = source_of_shares(data, summaries)
     with exchange.scratch_for(directory, workers_for(data.size)) as place:
@@ -86,7 +86,7 @@ def open_shares(request: TableRequest, number: int, summaries: list[Path], direc
         shares, spools = [], []
         for index, mine in enumerate(pieces):
             named = [unit if unit.uri == unit.file else replace(unit, uri=Path(unit.uri).name) for unit in mine]
-            shares.append(exchange.write(directory / f"shares/{index:05d}", Share(table.survey, named)))
+            shares.append(exchange.write(directory / f"shares/{index:05d}", Share(table.scan, named)))
             if not parsed:
                 spooled = [Path(unit.uri) for unit in mine if unit.uri != unit.file]
                 spools.append(exchange.write(directory / f"spools/{index:05d}", files=spooled))
@@ -109,7 +109,7 @@ def scan_share(share: Path, spool: Path, scanned: Path) -> None:
     """The first pass over one share."""
     mine = read_share(share, spool)
     with exchange.scratch_for(scanned, mine.workers) as place:
-        found = list(survey_units(place, mine.survey, mine.units)) if mine.survey else []
+        found = list(scan_units(place, mine.scan, mine.units)) if mine.scan else []
         exchange.write(scanned, ScannedShare(found))
 
 
@@ -131,12 +131,12 @@ def encode_share(share: Path, spool: Path, scanned: Path, plan: Path, encoded: P
     """The second pass over one share, written partition by partition."""
     mine = read_share(share, spool)
     planned = exchange.read_optional(plan, MergePlan)
-    if mine.survey is None or planned is None:
+    if mine.scan is None or planned is None:
         exchange.write(encoded / directory_of(0), SortedRuns([]))
     else:
         rejected = [rows for unit in exchange.read(scanned, ScannedShare).units for rows in unit.rejected]
         with exchange.scratch_for(encoded, mine.workers) as place:
-            encoding = Encoding(mine.survey, planned.transform, place.root)
+            encoding = Encoding(mine.scan, planned.transform, place.root)
             done = list(encode_units(place, encoding, mine.units, rejected))
             write_partitions(place, planned, [run for unit in done for run in unit.runs], encoded)
     exchange.write(encoded)

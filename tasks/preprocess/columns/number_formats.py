@@ -32,7 +32,7 @@ CASTS = {
 
 
 @dataclass(frozen=True)
-class Spelling:
+class NumberFormat:
     """The decimal mark, the separator of thousands (or none) and the marks for "missing"."""
 
     decimal: str = "."
@@ -40,7 +40,7 @@ class Spelling:
     missing: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, config: DataConfig) -> Spelling:
+    def of(cls, config: DataConfig) -> NumberFormat:
         return cls(config.decimal, config.thousands, tuple(config.missing))
 
     @property
@@ -52,11 +52,11 @@ class Spelling:
 
     def convert(self, texts: pa.Array, kind: str) -> tuple[pa.Array, np.ndarray]:
         """As :func:`value_types.convert`, of texts as they are written: 1.234,5 and yes."""
-        return value_types.convert(self.respell(texts, kind), kind, list(self.missing))
+        return value_types.convert(self.normalise(texts, kind), kind, list(self.missing))
 
     def guess(self, texts: pa.Array, tolerance: float) -> str:
         """As :func:`value_types.guess`."""
-        kind = value_types.guess(self.respell(texts, value_types.NUMBER), list(self.missing), tolerance)
+        kind = value_types.guess(self.normalise(texts, value_types.NUMBER), list(self.missing), tolerance)
         if kind in NUMBERS or not self.separated:
             return kind
         # Without the numbers' respelling, which spoils times with fractions of a second.
@@ -67,7 +67,7 @@ class Spelling:
     def separated(self) -> bool:
         return self.decimal != "." or bool(self.thousands)
 
-    def respell(self, texts: pa.Array, kind: str) -> pa.Array:
+    def normalise(self, texts: pa.Array, kind: str) -> pa.Array:
         """Texts as :func:`value_types.convert` reads them; what is not a number in this format stays unreadable."""
         if kind in NUMBERS and self.separated:
             return self._plain_numbers(value_types.clean(texts, list(self.missing)))
@@ -89,13 +89,13 @@ class Spelling:
 def readings(texts: pa.Array, missing: list[str]) -> list[str]:
     """The settings with which most texts of a column can be read as numbers, in words; none if they cannot."""
     cleaned = value_types.clean(texts, missing).drop_null()
-    odd = cleaned.filter(pc.invert(pc.match_substring_regex(cleaned, Spelling().pattern)))
+    odd = cleaned.filter(pc.invert(pc.match_substring_regex(cleaned, NumberFormat().pattern)))
     if 2 * len(odd) <= len(cleaned):
         return []
     shares = {}
     for decimal, thousands in ((".", ","), (",", ""), (",", "."), (".", " "), (",", " "), (".", "'"), (".", "_")):
-        spelling = Spelling(decimal, thousands)
-        read = pc.match_substring_regex(spelling.respell(odd, value_types.NUMBER), Spelling().pattern)
+        number_format = NumberFormat(decimal, thousands)
+        read = pc.match_substring_regex(number_format.normalise(odd, value_types.NUMBER), NumberFormat().pattern)
         settings = {"decimal": decimal if decimal != "." else "", "thousands": thousands}
         words = " and ".join(f'data.{name} to "{mark}"' for name, mark in settings.items() if mark)
         shares[words] = pc.mean(read).as_py()
@@ -113,7 +113,7 @@ def cannot_become(found: str, kind: str) -> bool:
     return (found, kind) not in CASTS
 
 
-def retype(column: pa.Array, kind: str, spelling: Spelling) -> tuple[pa.Array, np.ndarray]:
+def retype(column: pa.Array, kind: str, number_format: NumberFormat) -> tuple[pa.Array, np.ndarray]:
     """A column as values of ``kind``, and which of them cannot be read so (bool ``[rows]``; those are null)."""
     none = np.zeros(len(column), bool)
     found = value_types.type_of(column.type)
@@ -124,7 +124,7 @@ def retype(column: pa.Array, kind: str, spelling: Spelling) -> tuple[pa.Array, n
     if kind == value_types.TEXT:
         return column.cast(pa.string()), none
     if found == value_types.TEXT:
-        return spelling.convert(column.cast(pa.string()), kind)
+        return number_format.convert(column.cast(pa.string()), kind)
     if kind == value_types.BOOLEAN:
         known = pc.is_in(column, pa.array([0, 1], column.type))
         failed = pc.and_(pc.is_valid(column), pc.invert(known)).to_numpy(zero_copy_only=False)

@@ -19,7 +19,7 @@ from tasks.artifacts.prepared import Signature, TensorSpec
 from tasks.errors import UserError
 from tasks.preprocess.columns import value_types
 from tasks.preprocess.columns.ngrams import BUCKETS, tokenise
-from tasks.preprocess.columns.number_formats import Spelling
+from tasks.preprocess.columns.number_formats import NumberFormat
 
 MISSING, UNSEEN, FIRST = 0, 1, 2
 DAY = 86_400.0
@@ -209,8 +209,8 @@ class Transform:
         column = batch.column(name)
         if value_types.type_of(column.type) != value_types.TEXT:
             return value_types.as_numbers(column)
-        spelling = Spelling(self.decimal, self.thousands, tuple(self.missing))
-        read, failed = spelling.convert(column.cast(pa.string()), self.types[name])
+        number_format = NumberFormat(self.decimal, self.thousands, tuple(self.missing))
+        read, failed = number_format.convert(column.cast(pa.string()), self.types[name])
         if failed.any():
             row = int(np.flatnonzero(failed)[0])
             raise UserError(f"data: column {name!r}, row {row + 1}: {column[row].as_py()!r} is not {self.types[name]}")

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from tasks.preprocess.columns import value_types
-from tasks.preprocess.columns.number_formats import DECLARED, Spelling, readings
+from tasks.preprocess.columns.number_formats import DECLARED, NumberFormat, readings
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.quarantine import BadRow
 
@@ -21,15 +21,15 @@ def guess_types(
     ``lines`` are where in ``file`` the rows lie.
     """
     types, warnings = {}, []
-    spelling = Spelling.of(config)
+    number_format = NumberFormat.of(config)
     for name, texts in columns.items():
         if name in config.types:
             types[name] = DECLARED[config.types[name]]
             continue
-        types[name] = spelling.guess(texts, tolerance(config))
+        types[name] = number_format.guess(texts, tolerance(config))
         if types[name] != value_types.TEXT:
             continue
-        failed = value_types.mostly_numbers(spelling.respell(texts, value_types.NUMBER), config.missing)
+        failed = value_types.mostly_numbers(number_format.normalise(texts, value_types.NUMBER), config.missing)
         if separators := readings(texts, config.missing):
             warnings.append(
                 f"column {name!r}: looks like numbers with separators, such as {texts.drop_null()[0].as_py()!r}, and "

@@ -13,7 +13,7 @@ from tasks.errors import UserError
 from tasks.preprocess.columns import value_types
 from tasks.preprocess.columns.transform import CategoricalColumn, NumericColumn, Transform, bend, take_part
 from tasks.preprocess.config import DataConfig
-from tasks.preprocess.fit.scan import NO_TARGET, SPLIT, ColumnCount, Found
+from tasks.preprocess.fit.scan import NO_TARGET, SPLIT, ColumnCount, ScanResult
 from tasks.preprocess.fit.splits import TRAIN
 
 #: Roles of a column.
@@ -54,7 +54,7 @@ class Fitted:
     warnings: list[str]
 
 
-def fit(found: Found, types: dict[str, str], target: str, config: DataConfig) -> Fitted:
+def fit(found: ScanResult, types: dict[str, str], target: str, config: DataConfig) -> Fitted:
     """Decide and fit. Raises ``UserError`` for a target that cannot be learned."""
     sample = found.sample_table()
     task, classes, warnings = judge_target(found, types, target, config)
@@ -106,7 +106,7 @@ def fit(found: Found, types: dict[str, str], target: str, config: DataConfig) ->
     return Fitted(roles, transform, warnings)
 
 
-def mean_weight(found: Found, config: DataConfig) -> float:
+def mean_weight(found: ScanResult, config: DataConfig) -> float:
     """The mean weight of the training rows; 1 without weights."""
     mean = found.columns[config.weight].moments[TRAIN].mean if config.weight else 1.0
     if mean == 0:
@@ -114,7 +114,7 @@ def mean_weight(found: Found, config: DataConfig) -> float:
     return mean
 
 
-def check_values(found: Found, target: str, config: DataConfig) -> None:
+def check_values(found: ScanResult, target: str, config: DataConfig) -> None:
     """Raise ``UserError`` if no row is left, or has a value in the column by which rows are split."""
     kept = sum(found.rows)
     if kept == 0 and found.bad and all(row.reason == NO_TARGET for row in found.bad):
@@ -139,7 +139,7 @@ def check_values(found: Found, target: str, config: DataConfig) -> None:
 
 
 def judge_target(
-    found: Found, types: dict[str, str], target: str, config: DataConfig
+    found: ScanResult, types: dict[str, str], target: str, config: DataConfig
 ) -> tuple[str, list[str], list[str]]:
     """The task, the names of the classes (sorted; numbers by value) and warnings."""
     counts: dict[str, int] = {}
@@ -202,7 +202,7 @@ def check_splits(rows: list[int]) -> None:
 
 
 def judge(
-    name: str, kind: str, count: ColumnCount, sample: pa.ChunkedArray, found: Found, declared: str | None
+    name: str, kind: str, count: ColumnCount, sample: pa.ChunkedArray, found: ScanResult, declared: str | None
 ) -> Role:
     """What a column is good for, from all rows counted and from the sample."""
     if kind == value_types.OTHER:

@@ -15,7 +15,7 @@ from tasks.artifacts.prepared import SPLITS
 from tasks.preprocess.columns import value_types
 from tasks.preprocess.columns.hashing import hash_rows, keys
 from tasks.preprocess.columns.moments import CodeCounts, Counts, Figures, Moments, figures_of
-from tasks.preprocess.columns.number_formats import Spelling, retype
+from tasks.preprocess.columns.number_formats import NumberFormat, retype
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.fit.splits import TRAIN, Cuts, assign, assign_by_time
 from tasks.preprocess.memory import Budget
@@ -32,8 +32,8 @@ NO_TARGET = "the target is missing"
 
 
 @dataclass(frozen=True)
-class Survey:
-    """What a worker needs to know to survey a unit. ``types`` are of the columns in use, in order."""
+class Scan:
+    """What a worker needs to know to scan a unit. ``types`` are of the columns in use, in order."""
 
     types: dict[str, str]
     target: str
@@ -85,7 +85,7 @@ class ColumnCount:
 
 
 @dataclass
-class Found:
+class ScanResult:
     """What the first pass found, in one unit or in all of them. ``rejected`` are the unit's bad rows, by number."""
 
     columns: dict[str, ColumnCount]
@@ -96,11 +96,11 @@ class Found:
     sample: list[pa.RecordBatch] = field(default_factory=list)
 
     @classmethod
-    def nothing(cls, survey: Survey) -> Found:
-        limit = survey.budget.counted(sum(kind == value_types.TEXT for kind in survey.types.values()))
-        return cls({name: ColumnCount(texts=Counts(limit)) for name in survey.types})
+    def nothing(cls, scan: Scan) -> ScanResult:
+        limit = scan.budget.counted(sum(kind == value_types.TEXT for kind in scan.types.values()))
+        return cls({name: ColumnCount(texts=Counts(limit)) for name in scan.types})
 
-    def merge(self, other: Found) -> None:
+    def merge(self, other: ScanResult) -> None:
         for name, column in other.columns.items():
             self.columns[name].merge(column)
         for mine, theirs in zip(self.classes, other.classes, strict=True):
@@ -130,19 +130,19 @@ class Rows:
             yield split, self.keep[ends[split] : ends[split + 1]]
 
 
-def read_again(survey: Survey, unit: Unit, rejected: np.ndarray) -> Iterator[Rows]:
-    """The rows of a surveyed unit, batch by batch; ``rejected`` are their numbers within the unit."""
+def read_again(scan: Scan, unit: Unit, rejected: np.ndarray) -> Iterator[Rows]:
+    """The rows of a scanned unit, batch by batch; ``rejected`` are their numbers within the unit."""
     done = 0
-    for original, _ in read(unit, list(survey.types), survey.budget):
-        batch, _ = as_declared(original, survey)
+    for original, _ in read(unit, list(scan.types), scan.budget):
+        batch, _ = as_declared(original, scan)
         here = rejected[(rejected >= done) & (rejected < done + batch.num_rows)] - done
-        yield split_rows(batch, unit.first_row + done, survey, here)
+        yield split_rows(batch, unit.first_row + done, scan, here)
         done += batch.num_rows
 
 
-def split_rows(batch: pa.RecordBatch, first_row: int, survey: Survey, rejected: np.ndarray) -> Rows:
+def split_rows(batch: pa.RecordBatch, first_row: int, scan: Scan, rejected: np.ndarray) -> Rows:
     """Give every row its split; ``rejected`` are row numbers within the batch."""
-    splits = splits_of(batch, survey)
+    splits = splits_of(batch, scan)
     ordered = np.argsort(splits, kind="stable")
     if len(rejected):
         good = np.ones(batch.num_rows, bool)
@@ -151,86 +151,86 @@ def split_rows(batch: pa.RecordBatch, first_row: int, survey: Survey, rejected: 
     return Rows(batch, first_row, splits, ordered)
 
 
-def splits_of(batch: pa.RecordBatch, survey: Survey) -> np.ndarray:
+def splits_of(batch: pa.RecordBatch, scan: Scan) -> np.ndarray:
     """The split of each row: by time if there are cuts, else by the hash of group, id or content."""
-    config = survey.config
-    if survey.cuts:
-        return assign_by_time(value_types.as_numbers(batch.column(config.time)), survey.cuts)
+    config = scan.config
+    if scan.cuts:
+        return assign_by_time(value_types.as_numbers(batch.column(config.time)), scan.cuts)
     alone = config.group or config.id
     named = [alone] if alone else [name for name in batch.schema.names if name != config.weight]
     return assign(hash_rows([(name, batch.column(name)) for name in named], batch.num_rows), config.split)
 
 
-def survey_unit(job: tuple[Survey, Unit]) -> Found:
-    """Survey one unit. Runs in a worker process."""
-    survey, unit = job
-    found = Found.nothing(survey)
-    moments = Figures.nothing(len(survey.numeric), len(SPLITS))
+def scan_unit(job: tuple[Scan, Unit]) -> ScanResult:
+    """Scan one unit. Runs in a worker process."""
+    scan, unit = job
+    found = ScanResult.nothing(scan)
+    moments = Figures.nothing(len(scan.numeric), len(SPLITS))
     counting: dict[str, CodeCounts] = {}
     drawn: defaultdict[str, list[Any]] = defaultdict(list)
     done = 0
-    for original, lines in read(unit, list(survey.types), survey.budget):
-        batch, unreadable = as_declared(original, survey)
-        numbers = survey.numbers(batch)
-        reasons = judge_rows(batch, numbers, unreadable, survey)
-        rows, figures = measure_rows(batch, numbers, unit.first_row + done, survey, reasons)
+    for original, lines in read(unit, list(scan.types), scan.budget):
+        batch, unreadable = as_declared(original, scan)
+        numbers = scan.numbers(batch)
+        reasons = judge_rows(batch, numbers, unreadable, scan)
+        rows, figures = measure_rows(batch, numbers, unit.first_row + done, scan, reasons)
         if figures.largest > LARGEST:
             # The extremes tell at once that there are such values; which they are is looked for only then.
             reasons = judge_sizes(numbers) | reasons
-            rows, figures = measure_rows(batch, numbers, unit.first_row + done, survey, reasons)
+            rows, figures = measure_rows(batch, numbers, unit.first_row + done, scan, reasons)
         found.bad += set_aside(original, reasons, lines, unit)
         found.rejected.append(done + np.array(sorted(reasons), np.int64))
-        count_rows(rows, survey, found)
+        count_rows(rows, scan, found)
         moments = moments.merge(figures)
-        count_texts(rows, counting, survey, found)
-        draw_sample(rows, numbers, survey, drawn)
+        count_texts(rows, counting, scan, found)
+        draw_sample(rows, numbers, scan, drawn)
         done += batch.num_rows
-    for place, name in enumerate(survey.numeric):
+    for place, name in enumerate(scan.numeric):
         column = found.columns[name]
         column.moments = moments.of(place)
         column.missing = [rows - m.count for rows, m in zip(found.rows, column.moments, strict=True)]
     for name, counts in counting.items():
-        settle(name, counts, survey, found)
+        settle(name, counts, scan, found)
     if drawn:
-        found.sample.append(sample_of(drawn, survey))
+        found.sample.append(sample_of(drawn, scan))
     found.rejected = [np.concatenate([np.empty(0, np.int64), *found.rejected])]
     return found
 
 
-def as_declared(batch: pa.RecordBatch, survey: Survey) -> tuple[pa.RecordBatch, dict[str, np.ndarray]]:
+def as_declared(batch: pa.RecordBatch, scan: Scan) -> tuple[pa.RecordBatch, dict[str, np.ndarray]]:
     """The batch with its columns as data.types declares them or as they were found to be, and the rows in which a
     value cannot be read so."""
-    spelling, unreadable = Spelling.of(survey.config), {}
+    number_format, unreadable = NumberFormat.of(scan.config), {}
     found = batch.schema.types
-    for place, (name, kind) in enumerate(survey.types.items()):
-        if name not in survey.config.types and value_types.type_of(found[place]) == kind:
+    for place, (name, kind) in enumerate(scan.types.items()):
+        if name not in scan.config.types and value_types.type_of(found[place]) == kind:
             continue
-        column, failed = retype(batch.column(place), kind, spelling)
+        column, failed = retype(batch.column(place), kind, number_format)
         batch = batch.set_column(place, name, column)
         unreadable[name] = np.flatnonzero(failed)
     return batch, unreadable
 
 
 def judge_rows(
-    batch: pa.RecordBatch, numbers: dict[str, np.ndarray], unreadable: dict[str, np.ndarray], survey: Survey
+    batch: pa.RecordBatch, numbers: dict[str, np.ndarray], unreadable: dict[str, np.ndarray], scan: Scan
 ) -> dict[int, tuple[str, str]]:
     """The rows that cannot be used, with column and reason: not as declared, or without a target, weight or time."""
     reasons: dict[int, tuple[str, str]] = {}
     for name in sorted(unreadable):
         for row in unreadable[name].tolist():
-            reasons.setdefault(row, (name, f"not {survey.types[name]}"))
-    target = batch.column(survey.target)
-    gaps = np.isnan(numbers[survey.target]) if survey.target in numbers else missing_texts(target, survey)
+            reasons.setdefault(row, (name, f"not {scan.types[name]}"))
+    target = batch.column(scan.target)
+    gaps = np.isnan(numbers[scan.target]) if scan.target in numbers else missing_texts(target, scan)
     for row in np.flatnonzero(gaps).tolist():
-        reasons.setdefault(row, (survey.target, NO_TARGET))
-    if survey.config.weight:
-        weights = numbers[survey.config.weight]
+        reasons.setdefault(row, (scan.target, NO_TARGET))
+    if scan.config.weight:
+        weights = numbers[scan.config.weight]
         for row in np.flatnonzero(~(weights >= 0)).tolist():
             reason = "the weight is missing" if np.isnan(weights[row]) else "the weight is negative"
-            reasons.setdefault(row, (survey.config.weight, reason))
-    if survey.cuts:
-        for row in np.flatnonzero(np.isnan(numbers[survey.config.time])).tolist():
-            reasons.setdefault(row, (survey.config.time, "the time to split by is missing"))
+            reasons.setdefault(row, (scan.config.weight, reason))
+    if scan.cuts:
+        for row in np.flatnonzero(np.isnan(numbers[scan.config.time])).tolist():
+            reasons.setdefault(row, (scan.config.time, "the time to split by is missing"))
     return reasons
 
 
@@ -244,10 +244,10 @@ def judge_sizes(numbers: dict[str, np.ndarray]) -> dict[int, tuple[str, str]]:
 
 
 def measure_rows(
-    batch: pa.RecordBatch, numbers: dict[str, np.ndarray], first_row: int, survey: Survey, rejected: Iterable[int]
+    batch: pa.RecordBatch, numbers: dict[str, np.ndarray], first_row: int, scan: Scan, rejected: Iterable[int]
 ) -> tuple[Rows, Figures]:
     """The rows that are not ``rejected`` by split, and the figures of each column of ``numbers`` in each split."""
-    rows = split_rows(batch, first_row, survey, np.array(sorted(rejected), np.int64))
+    rows = split_rows(batch, first_row, scan, np.array(sorted(rejected), np.int64))
     # Figures of infinite values are not used.
     with np.errstate(invalid="ignore", over="ignore"):
         return rows, figures_of(list(numbers.values()), [chosen for _, chosen in rows.parts()])
@@ -263,51 +263,51 @@ def set_aside(
         yield BadRow(unit.file, int(lines[row]), name, reason, "" if raw is None else str(raw))
 
 
-def missing_texts(column: pa.Array, survey: Survey) -> np.ndarray:
+def missing_texts(column: pa.Array, scan: Scan) -> np.ndarray:
     texts = value_types.with_dictionary(column)
-    absent = value_types.clean(texts.dictionary.cast(pa.string()), survey.config.missing).is_null()
+    absent = value_types.clean(texts.dictionary.cast(pa.string()), scan.config.missing).is_null()
     return np.append(absent.to_numpy(zero_copy_only=False), True).take(value_types.codes_of(texts))
 
 
-def count_rows(rows: Rows, survey: Survey, found: Found) -> None:
+def count_rows(rows: Rows, scan: Scan, found: ScanResult) -> None:
     """Count the rows of each split, and of each class unless it is a text."""
     for split, chosen in rows.parts():
         found.rows[split] += len(chosen)
-        if len(chosen) and survey.types[survey.target] != value_types.TEXT:
-            target = rows.batch.column(survey.target).take(pa.array(chosen))
+        if len(chosen) and scan.types[scan.target] != value_types.TEXT:
+            target = rows.batch.column(scan.target).take(pa.array(chosen))
             found.classes[split].add(label_counts(target))
 
 
-def count_texts(rows: Rows, counting: dict[str, CodeCounts], survey: Survey, found: Found) -> None:
+def count_texts(rows: Rows, counting: dict[str, CodeCounts], scan: Scan, found: ScanResult) -> None:
     """Texts are counted by their codes, which are named when the dictionary changes."""
     parts = [chosen for _, chosen in rows.parts()]
-    for name, kind in survey.types.items():
+    for name, kind in scan.types.items():
         if kind != value_types.TEXT:
             continue
         texts = value_types.with_dictionary(rows.batch.column(name))
         counts = counting.get(name)
         if counts is None or not counts.dictionary.equals(texts.dictionary):
             if counts is not None:
-                settle(name, counts, survey, found)
+                settle(name, counts, scan, found)
             counting[name] = counts = CodeCounts.nothing(texts.dictionary, len(SPLITS))
         counts.add(texts, parts)
 
 
-def settle(name: str, counts: CodeCounts, survey: Survey, found: Found) -> None:
+def settle(name: str, counts: CodeCounts, scan: Scan, found: ScanResult) -> None:
     """Take what was counted of one dictionary into what was found."""
     column = found.columns[name]
-    declared = survey.config.types.get(name)
+    declared = scan.config.types.get(name)
     column.prose |= declared == "document" or (counts.prose and declared != "category")
     names = counts.dictionary.cast(pa.string())
-    if not column.prose or name == survey.target:
-        names = value_types.clean(names, survey.config.missing)
+    if not column.prose or name == scan.target:
+        names = value_types.clean(names, scan.config.missing)
     if column.prose:
         column.texts = Counts(column.texts.limit)
     else:
         column.texts.add(counts.named(names, TRAIN))
     rows, present = counts.by_code.sum(axis=1).tolist(), counts.present(names)
     column.missing = [old + a - b for old, a, b in zip(column.missing, rows, present, strict=True)]
-    if name == survey.target:
+    if name == scan.target:
         for split, classes in enumerate(found.classes):
             classes.add(counts.named(names, split))
 
@@ -321,13 +321,13 @@ def label_counts(target: pa.Array) -> dict[str, int]:
     return dict(zip(value_types.labels(found[0]), found[1].to_pylist(), strict=True))
 
 
-def draw_sample(rows: Rows, numbers: dict[str, np.ndarray], survey: Survey, drawn: defaultdict[str, list[Any]]) -> None:
+def draw_sample(rows: Rows, numbers: dict[str, np.ndarray], scan: Scan, drawn: defaultdict[str, list[Any]]) -> None:
     """Add the batch's share of the sample to the pieces ``drawn`` of each column."""
-    picked = keys(rows.first_row, rows.batch.num_rows, SAMPLE_SEED) <= survey.sampled_below
+    picked = keys(rows.first_row, rows.batch.num_rows, SAMPLE_SEED) <= scan.sampled_below
     chosen = np.sort(rows.keep[picked[rows.keep]])
     if len(chosen) == 0:
         return
-    for name, kind in survey.types.items():
+    for name, kind in scan.types.items():
         if name in numbers:
             drawn[name].append(numbers[name].take(chosen))
         elif kind == value_types.TEXT:
@@ -335,13 +335,13 @@ def draw_sample(rows: Rows, numbers: dict[str, np.ndarray], survey: Survey, draw
     drawn[SPLIT].append(rows.splits[chosen])
 
 
-def sample_of(drawn: defaultdict[str, list[Any]], survey: Survey) -> pa.RecordBatch:
+def sample_of(drawn: defaultdict[str, list[Any]], scan: Scan) -> pa.RecordBatch:
     """The pieces of a unit put together."""
     splits = np.concatenate(drawn[SPLIT])
     columns = {}
-    for name, kind in survey.types.items():
+    for name, kind in scan.types.items():
         if kind == value_types.TEXT:
-            texts = value_types.clean(pa.concat_arrays(drawn[name]), survey.config.missing)
+            texts = value_types.clean(pa.concat_arrays(drawn[name]), scan.config.missing)
             columns[name] = pc.utf8_slice_codeunits(texts, 0, TEXT_IN_SAMPLE)
         elif kind == value_types.OTHER:
             columns[name] = pa.nulls(len(splits))

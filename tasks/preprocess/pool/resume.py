@@ -1,4 +1,4 @@
-"""Finished units of work, kept on disk: an interrupted prepare goes on where it stopped.
+"""Finished units of work, kept on disk: an interrupted prepare resumes where it stopped.
 
 A unit of work is a function and its job. Its result is kept in a record, which is believed only if it is whole: it
 begins with its own SHA-256, it is written beside its place and renamed, and it holds a digest of every file that the
@@ -6,8 +6,8 @@ unit left. So nothing has to reach the disk in any order, and what a crash of th
 holds a value of the type that the function is annotated to return, and no pickle: who can write to the directory cannot
 run code here.
 
-A workplace belongs to one input, one configuration and one version of the code, because a unit is known by its place
-in the work alone.
+The directory belongs to one input, one configuration and one version of the code, because a unit is identified by its
+number in the work alone.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class UnitOfWork:
         return types.GenericAlias(tuple, (typing.get_type_hints(self.work)["return"], dict[str, str]))
 
 
-class Workplace:
+class ResumableScratch:
     """A directory in which units of work are done by ``workers``, each of them once."""
 
     def __init__(self, root: Path, workers: Workers) -> None:
@@ -86,10 +86,10 @@ class Workplace:
 
 
 @contextmanager
-def workplace(root: Path, workers: Workers, *, lasting: bool = True) -> Iterator[Workplace]:
-    """A workplace, which is gone at the end; but left for another attempt if it is ``lasting`` and was cut off."""
+def resumable_scratch(root: Path, workers: Workers, *, lasting: bool = True) -> Iterator[ResumableScratch]:
+    """A scratch directory that is removed at the end, except that a ``lasting`` one of an interrupted run stays."""
     try:
-        yield Workplace(root, workers)
+        yield ResumableScratch(root, workers)
     except BaseException as error:
         if not lasting or not worth_going_on(error):
             shutil.rmtree(root, ignore_errors=True)

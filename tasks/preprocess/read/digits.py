@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from tasks.preprocess.columns.hashing import hash_rows
-from tasks.preprocess.read.image_sets import Chunk, Pictures
+from tasks.preprocess.read.image_sets import Chunk, ImageSet
 
 
 def load() -> tuple[np.ndarray, np.ndarray]:
@@ -37,8 +37,8 @@ class Digits:
         yield Chunk(pixels, labels, hash_rows(columns, len(flat)), np.ones(len(pixels), bool))
 
 
-def open_digits() -> Pictures:
+def open_digits() -> ImageSet:
     """The digits as a set of images."""
     pixels, _ = load()
     classes = tuple(str(digit) for digit in range(10))
-    return Pictures("handwritten digits (scikit-learn)", "digit", classes, pixels.shape[1:], [Digits(len(pixels))])
+    return ImageSet("handwritten digits (scikit-learn)", "digit", classes, pixels.shape[1:], [Digits(len(pixels))])

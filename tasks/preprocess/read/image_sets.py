@@ -51,7 +51,7 @@ class Part(Protocol):
 
 
 @dataclass(frozen=True)
-class Pictures:
+class ImageSet:
     """All images of a set. ``target`` names what the classes are."""
 
     name: str
@@ -62,7 +62,7 @@ class Pictures:
     warnings: list[str] = field(default_factory=list)
 
 
-def hash_pictures(pixels: np.ndarray) -> np.ndarray:
+def hash_images(pixels: np.ndarray) -> np.ndarray:
     """uint64 ``[rows]`` of uint8 ``[rows, channels, height, width]``: equal pictures share a split."""
     return np.array([xxhash.xxh3_64_intdigest(np.ascontiguousarray(p).data) for p in pixels], np.uint64)
 
@@ -106,7 +106,7 @@ class FolderPart:
                     "data.image_size to [height, width] and data.image_channels to 1 or 3, and all are made alike"
                 )
             pixels[place] = picture
-        yield Chunk(pixels, np.array(self.labels, np.int32), hash_pictures(pixels), good, bad)
+        yield Chunk(pixels, np.array(self.labels, np.int32), hash_images(pixels), good, bad)
 
 
 def spelled(shape: Shape) -> str:
@@ -124,7 +124,7 @@ def decoded(file: SourceFile, config: DataConfig) -> np.ndarray:
     return decode(raw, config.image_channels, height_width)
 
 
-def open_folders(data: Listing, files: list[SourceFile], target: str, config: DataConfig) -> Pictures:
+def open_folders(data: Listing, files: list[SourceFile], target: str, config: DataConfig) -> ImageSet:
     """Images by the folder they lie in. Raises ``UserError`` unless there are class folders and a readable image."""
     if target:
         raise UserError(f"target: {target!r} is not needed, as images are labelled by their folders; leave it out")
@@ -151,7 +151,7 @@ def open_folders(data: Listing, files: list[SourceFile], target: str, config: Da
         FolderPart(tuple(files[start : start + step]), tuple(labels[start : start + step]), shape, config)
         for start in range(0, len(files), step)
     ]
-    return Pictures(Path(data.address).name, "class", tuple(classes), shape, parts, warnings)
+    return ImageSet(Path(data.address).name, "class", tuple(classes), shape, parts, warnings)
 
 
 def first_shape(data: Listing, files: list[SourceFile], config: DataConfig) -> Shape:
@@ -196,7 +196,7 @@ class ArrayPart:
                     raise UserError(f"{self.file.uri}: {self.images!r} ends too early; expected {self.rows:,} images")
                 pixels = channels_first(np.frombuffer(raw, np.uint8).reshape(count, *shape[1:]), self.last)
                 labels = self.labels[start : start + count]
-                yield Chunk(pixels, labels, hash_pictures(pixels), np.ones(count, bool))
+                yield Chunk(pixels, labels, hash_images(pixels), np.ones(count, bool))
 
 
 def channels_first(pixels: np.ndarray, last: bool) -> np.ndarray:
@@ -226,7 +226,7 @@ def header(file: SourceFile, name: str, stream: Any) -> tuple[tuple[int, ...], n
     return shape, dtype
 
 
-def open_arrays(data: Listing, files: list[SourceFile], target: str, config: DataConfig) -> Pictures:
+def open_arrays(data: Listing, files: list[SourceFile], target: str, config: DataConfig) -> ImageSet:
     """Images and labels as arrays. Raises ``UserError`` for what is not there or is something else."""
     if config.image_size or config.image_channels:
         raise UserError("data.image_size, data.image_channels: arrays are taken as they are; leave both out")
@@ -242,7 +242,7 @@ def open_arrays(data: Listing, files: list[SourceFile], target: str, config: Dat
         ArrayPart(file, images, np.array([places[name] for name in labels], np.int32), last)
         for file, ((images, last), _, _), labels in zip(files, found, names, strict=True)
     ]
-    return Pictures(Path(data.address).name, target or "label", tuple(classes), found[0][1], parts)
+    return ImageSet(Path(data.address).name, target or "label", tuple(classes), found[0][1], parts)
 
 
 def open_array(file: SourceFile, target: str) -> tuple[tuple[str, bool], Shape, np.ndarray]:

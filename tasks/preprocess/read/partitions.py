@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from tasks.preprocess.columns.number_formats import DECLARED, Spelling
+from tasks.preprocess.columns.number_formats import DECLARED, NumberFormat
 from tasks.preprocess.config import DataConfig
 
 #: What Hive calls the directory of the rows in which the key is missing.
@@ -38,10 +38,10 @@ def find_partitions(paths: Iterable[tuple[str, str]], config: DataConfig) -> Par
     found = {uri: keys_in(path) for path, uri in paths}
     names = list(dict.fromkeys(name for keys in found.values() for name in keys))
     values = {uri: {name: keys.get(name) for name in names} for uri, keys in found.items()} if names else {}
-    spelling, types = Spelling.of(config), {}
+    number_format, types = NumberFormat.of(config), {}
     for name in names:
         texts = pa.array([keys[name] for keys in values.values()], pa.string())
-        types[name] = DECLARED[config.types[name]] if name in config.types else spelling.guess(texts, 0.0)
+        types[name] = DECLARED[config.types[name]] if name in config.types else number_format.guess(texts, 0.0)
     return Partitions(types, values)
 
 

@@ -15,10 +15,10 @@ import pyarrow as pa
 from tasks.errors import UserError
 from tasks.logs import logger
 from tasks.preprocess.columns import value_types
-from tasks.preprocess.columns.number_formats import DECLARED, Spelling, cannot_become
+from tasks.preprocess.columns.number_formats import DECLARED, NumberFormat, cannot_become
 from tasks.preprocess.columns.type_inference import guess_types, taken_as_text, tolerance
 from tasks.preprocess.config import DataConfig
-from tasks.preprocess.pool.resume import Workplace
+from tasks.preprocess.pool.resume import ResumableScratch
 from tasks.preprocess.quarantine import BadRow
 from tasks.preprocess.read import json_lines
 from tasks.preprocess.read.columnar import LINE, Unit, units_of, write_spool
@@ -51,7 +51,9 @@ class Source:
         return sum(unit.rows for unit in self.units)
 
 
-def open_source(data: Listing, config: DataConfig, place: Workplace, files: list[SourceFile] | None = None) -> Source:
+def open_source(
+    data: Listing, config: DataConfig, place: ResumableScratch, files: list[SourceFile] | None = None
+) -> Source:
     """Check and open the listed files, or those ``files`` of them. Text is spooled into ``place``.
 
     Raises ``UserError`` for what is wrong.
@@ -111,7 +113,9 @@ def looks_like_value(name: str) -> bool:
 # Columnar files
 
 
-def open_columnar(data: Listing, files: list[SourceFile], format: str, config: DataConfig, place: Workplace) -> Source:
+def open_columnar(
+    data: Listing, files: list[SourceFile], format: str, config: DataConfig, place: ResumableScratch
+) -> Source:
     partitions = partitions_of(data, files, config)
     units: list[Unit] = []
     types: dict[str, str] = {}
@@ -225,7 +229,7 @@ class TextPlan:
     partitions: Partitions = Partitions()
 
 
-def ingest_text(data: Listing, files: list[SourceFile], config: DataConfig, place: Workplace) -> Source:
+def ingest_text(data: Listing, files: list[SourceFile], config: DataConfig, place: ResumableScratch) -> Source:
     plan = plan_text(data, files, config)
     while True:
         pieces = list(place.map(make_columnar, text_jobs(plan, config, place.root)))
@@ -351,7 +355,7 @@ def text_jobs(plan: TextPlan, config: DataConfig, scratch: Path) -> Iterator[Tex
 def make_columnar(job: TextJob) -> TextPiece:
     """Parse a block, read its values as their types, set bad rows aside and spool the others."""
     parsed = parse_text(job.block, job.names, job.config, job.has_header)
-    spelling = Spelling.of(job.config)
+    number_format = NumberFormat.of(job.config)
     arrays, bad = {}, list(parsed.bad)
     keep = np.ones(parsed.table.num_rows, bool)
     for name, column in zip(job.names, parsed.table.columns, strict=False):
@@ -360,7 +364,7 @@ def make_columnar(job: TextJob) -> TextPiece:
             continue
         # To combine one chunk would copy it.
         texts = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-        arrays[name], failed = spelling.convert(texts, job.types[name])
+        arrays[name], failed = number_format.convert(texts, job.types[name])
         if not failed.any():
             continue
         rows = np.flatnonzero(failed & keep)

@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 
 from tasks.preprocess.columns import value_types
-from tasks.preprocess.columns.number_formats import Spelling
+from tasks.preprocess.columns.number_formats import NumberFormat
 from tasks.preprocess.columns.type_inference import guess_types, taken_as_text, tolerance
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.memory import Budget
-from tasks.preprocess.pool.resume import Workplace
+from tasks.preprocess.pool.resume import ResumableScratch
 from tasks.preprocess.quarantine import BadRow
 from tasks.preprocess.read.columnar import Unit, head, read
 
@@ -32,7 +32,7 @@ class Tried:
 
 
 def infer_types(
-    units: list[Unit], names: list[str], config: DataConfig, place: Workplace
+    units: list[Unit], names: list[str], config: DataConfig, place: ResumableScratch
 ) -> tuple[dict[str, str], list[str]]:
     """What columns of text in columnar files hold, worked out as for CSV, and a word on some of them.
 
@@ -78,12 +78,12 @@ def sample_texts(
 def try_types(job: tuple[Unit, dict[str, str], DataConfig]) -> Tried:
     """Read the texts of one unit as other types. Runs in a worker process."""
     unit, types, config = job
-    spelling = Spelling.of(config)
+    number_format = NumberFormat.of(config)
     found, failures, examples = dict(types), Counter[str](), dict[str, BadRow]()
     for batch, lines in read(unit, list(types), Budget(config.memory)):
         for name, kind in types.items():
             texts = batch.column(name).cast(pa.string())
-            values, failed = spelling.convert(texts, kind)
+            values, failed = number_format.convert(texts, kind)
             found[name] = value_types.wider(found[name], value_types.type_of(values.type)) or kind
             rows = np.flatnonzero(failed)
             if len(rows):

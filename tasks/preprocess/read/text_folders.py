@@ -12,7 +12,7 @@ import pyarrow as pa
 from tasks.errors import UserError
 from tasks.preprocess.columns import value_types
 from tasks.preprocess.config import DataConfig
-from tasks.preprocess.pool.resume import Workplace
+from tasks.preprocess.pool.resume import ResumableScratch
 from tasks.preprocess.quarantine import BadRow
 from tasks.preprocess.read.columnar import LINE, Unit, write_spool
 from tasks.preprocess.read.files import Listing, SourceFile
@@ -62,7 +62,7 @@ class TextUnit:
 
 
 def open_documents(
-    data: Listing, files: list[SourceFile], config: DataConfig, place: Workplace
+    data: Listing, files: list[SourceFile], config: DataConfig, place: ResumableScratch
 ) -> tuple[list[Unit], dict[str, str], list[BadRow]]:
     """The units, the types of the columns and the files set aside. Raises ``UserError`` without class folders."""
     for file in files:

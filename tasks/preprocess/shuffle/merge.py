@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tasks.artifacts.format import ArtifactWriter, FileRecord
 from tasks.artifacts.prepared import SPLITS, segment_name
-from tasks.preprocess.pool.resume import Workplace
+from tasks.preprocess.pool.resume import ResumableScratch
 from tasks.preprocess.progress import shown
 from tasks.preprocess.shuffle.sorted_runs import Part, Run, merge, parts_of
 
@@ -46,7 +46,7 @@ def all_parts(rows: Sequence[int], itemsize: int) -> list[Part]:
     return [part for split, count in enumerate(rows) for part in parts_of(split, count, itemsize)]
 
 
-def merge_all(place: Workplace, runs: list[Run], itemsize: int) -> list[Merged]:
+def merge_all(place: ResumableScratch, runs: list[Run], itemsize: int) -> list[Merged]:
     """All parts of all splits, from all ``runs`` of records of ``itemsize`` bytes."""
     rows = [sum(run.rows for run in runs if run.split == split) for split in range(len(SPLITS))]
     parts = all_parts(rows, itemsize)
@@ -54,7 +54,7 @@ def merge_all(place: Workplace, runs: list[Run], itemsize: int) -> list[Merged]:
     return list(shown("merge", merge_parts(place, parts, runs, itemsize), shares))
 
 
-def merge_parts(place: Workplace, parts: list[Part], runs: list[Run], itemsize: int) -> Iterator[Merged]:
+def merge_parts(place: ResumableScratch, parts: list[Part], runs: list[Run], itemsize: int) -> Iterator[Merged]:
     of_split = [[run for run in runs if run.split == split] for split in range(len(SPLITS))]
     return place.map(merge_part, (Merging(place.root, part, of_split[part.split], itemsize) for part in parts))
 
