@@ -23,6 +23,8 @@ ARROW = {
 }
 
 
+#: What every text has that can be read as a number, a boolean or a time.
+READABLE = r"(?i)\d|^[+-]?(nan|inf|infinity)$|^(true|false|now|today)$"
 #: So many texts are read one by one if there is one among them that Arrow cannot read as a number.
 LOOKED_AT = 32
 
@@ -142,18 +144,32 @@ def guess(texts: pa.Array, missing: list[str], tolerance: float) -> str:
     # 007 is a code, not the number 7.
     if pc.any(pc.match_substring_regex(present, r"^[+-]?0\d")).as_py():
         return TEXT
+    # Each text is tried once, however often it occurs.
+    texts, counts = pc.value_counts(present).flatten()
+    most, times = tolerance * len(present), counts.to_numpy()
+    if times[~may_be_read(texts)].sum() > most:
+        return TEXT
     for kind in (INTEGER, BOOLEAN, TIME):
-        read, failed = convert(present, kind, missing)
-        if np.count_nonzero(failed) <= tolerance * len(present):
+        read, failed = convert(texts, kind, missing)
+        if times[failed].sum() <= most:
             return type_of(read.type)
     return TEXT
 
 
+def may_be_read(texts: pa.Array) -> np.ndarray:
+    """Which texts look as if they were something else (bool ``[rows]``); all others cannot be read as anything."""
+    return pc.match_substring_regex(texts, READABLE).to_numpy(zero_copy_only=False)
+
+
 def mostly_numbers(texts: pa.Array, missing: list[str]) -> np.ndarray | None:
     """Of a column of text that is mostly numbers, which values are not (bool ``[rows]``); else ``None``."""
-    failed = convert(texts, NUMBER, missing)[1]
-    present = len(clean(texts, missing).drop_null())
-    return failed if np.count_nonzero(failed) < present / 2 else None
+    cleaned = clean(texts, missing)
+    present = cleaned.drop_null()
+    if 2 * np.count_nonzero(~may_be_read(present)) >= len(present):
+        return None
+    coded = cleaned.dictionary_encode()
+    failed = np.append(convert(coded.dictionary, NUMBER, missing)[1], False)[codes_of(coded)]
+    return failed if 2 * np.count_nonzero(failed) < len(present) else None
 
 
 def convert(texts: pa.Array, kind: str, missing: list[str]) -> tuple[pa.Array, np.ndarray]:

@@ -18,7 +18,7 @@ from tasks.preprocess.quarantine import BadRow
 from tasks.preprocess.read.columnar import Unit, head, read
 
 #: The types are guessed from at most as many rows and bytes.
-SAMPLE_ROWS = 1 << 13
+SAMPLE_ROWS = 1 << 11
 SAMPLE_BYTES = 1 << 20
 
 
