@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tasks.artifacts.prepared import SPLITS
-from tasks.preprocess.card.drift_and_leaks import QUANTILES, judgements, profile
+from tasks.preprocess.card.drift_and_leaks import QUANTILES, column_figures, judgements
 from tasks.preprocess.card.duplicates import duplicate_warnings, duplicates
 from tasks.preprocess.columns import value_types
 from tasks.preprocess.fit.fit import Fitted
@@ -32,7 +32,7 @@ def make_card(name: str, source: Source, found: ScanResult, fitted: Fitted, drop
     train = sample.filter(pc.equal(sample[SPLIT], TRAIN))
     sampled = sample.num_rows < sum(found.rows)
     types = {column: kind for column, kind in source.types.items() if column in found.columns}
-    judged = profile(sample, types, fitted.transform.target, fitted.transform.classes)
+    judged = column_figures(sample, types, fitted.transform.target, fitted.transform.classes)
     columns = [
         describe(column, fitted, found.columns[column], train, kind, sampled) | judged.get(column, {})
         for column, kind in types.items()

@@ -140,7 +140,7 @@ def predicts_alone(places: np.ndarray, target: np.ndarray, splits: np.ndarray, c
     return max(0.0, float(1 - wrong / base)) if base > 0 else None
 
 
-def profile(
+def column_figures(
     sample: pa.Table, types: dict[str, str], target: str, classes: tuple[str, ...]
 ) -> dict[str, dict[str, Any]]:
     """For each column that can be judged: its distribution, ``drift`` by split and ``alone``."""
