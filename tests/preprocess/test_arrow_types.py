@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import typing
 from collections.abc import Callable
 from decimal import Context, Decimal
 from pathlib import Path
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from tasks.artifacts.prepared import SPLITS, PreparedData
 from tasks.errors import UserError
-from tasks.preprocess.config import TYPES, DataConfig
+from tasks.preprocess.config import ColumnType, DataConfig
 from tasks.preprocess.engine import prepare
 
 ROWS = 60
@@ -204,7 +205,7 @@ def test_a_target_of_any_type(column: pa.Array, suffix: str, task: str) -> None:
 
 
 USES = [{"drop": ["c"]}, *({use: "c"} for use in ("id", "group", "time", "weight"))]
-USES += [{"types": {"c": kind}} for kind in TYPES]
+USES += [{"types": {"c": kind}} for kind in typing.get_args(ColumnType)]
 
 
 @FUZZ
