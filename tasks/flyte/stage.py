@@ -164,7 +164,7 @@ def look_up(store: Store, stage: str, key: str) -> Artifact | None:
         print(f"{stage:<12} reused   {found.directory}", flush=True)
         return found
     if isinstance(found, DamagedArtifact):
-        logger(stage).warning("damaged  %s; making it again", found.message)
+        logger(stage).warning("damaged: %s; making it again", found.message)
     return None
 
 

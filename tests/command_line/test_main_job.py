@@ -23,7 +23,8 @@ QUICK = {"training": {"epochs": 3}, "collectives": {"largest": 4096, "budget": 0
 
 def made(output: str) -> dict[str, str]:
     """What became of each stage: "reused", "damaged …", or the seconds that it took."""
-    said = {stage: re.findall(rf"^{stage} +(reused|damaged|[\d.]+ s) +\S*", output, re.M) for stage in STAGES}
+    words = r"(?:warning: )?(reused|damaged|[\d.]+ s):? +\S*"
+    said = {stage: re.findall(rf"^{stage} +{words}", output, re.M) for stage in STAGES}
     return {
         stage: " then ".join("made" if word.endswith(" s") else word for word in words) for stage, words in said.items()
     }
