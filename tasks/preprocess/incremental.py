@@ -29,6 +29,7 @@ from tasks.preprocess.fit.splits import Cuts
 from tasks.preprocess.quarantine import BadRow
 from tasks.preprocess.read.files import SourceFile
 from tasks.preprocess.read.fingerprint import digest_files
+from tasks.settings import to_dict
 from tasks.storage import S3, copy_within_s3, list_objects, open_reader, storage_for
 
 #: The card of the data that the statistics were fitted on, if that was an earlier set.
@@ -199,8 +200,8 @@ class Earlier:
 
 
 def value_of(config: DataConfig, name: str) -> Any:
-    value = getattr(config, name)
-    return value if isinstance(value, (str, list)) else vars(value)
+    """A setting as JSON holds it: of a section its fields alone, and nothing else that the instance carries."""
+    return to_dict(config)[name]
 
 
 def take(files: dict[str, SourceFile], path: str, size: int) -> SourceFile | None:

@@ -17,7 +17,8 @@ from tasks.artifacts.format import Artifact
 from tasks.artifacts.prepared import SPLITS, TARGET, PreparedData
 from tasks.errors import UserError
 from tasks.preprocess import engine
-from tasks.preprocess.config import DataConfig
+from tasks.preprocess.config import DataConfig, SplitConfig
+from tasks.preprocess.incremental import value_of
 from tasks.preprocess.read.files import list_source
 from tasks.preprocess.read.fingerprint import fingerprint_source
 from tasks.preprocess.shuffle import sorted_runs
@@ -241,3 +242,19 @@ def test_what_does_not_fit_is_said(what: str, message: str, sales: Path, january
         earlier = tmp_path / "nowhere"
     with pytest.raises(UserError, match=message):
         prepare(tmp_path / "both", sales, earlier, **settings)
+
+
+def test_settings_that_came_from_json_are_kept_like_those_made_in_python() -> None:
+    made = DataConfig(split=SplitConfig(seed=3))
+    read = DataConfig.from_dict({"split": {"seed": 3}})
+    assert (
+        value_of(made, "split")
+        == value_of(read, "split")
+        == {
+            "validation": 0.15,
+            "test": 0.15,
+            "seed": 3,
+            "validation_from": "",
+            "test_from": "",
+        }
+    )
