@@ -11,7 +11,8 @@ from tasks.export.task import export
 from tasks.preprocess.task import address_of, prepare_data
 from tasks.report.summary import DataSummary, RunSummary
 from tasks.report.task import report, report_data
-from tasks.train.task import fingerprint_model_code, train
+from tasks.task import read_config
+from tasks.train.task import train
 from workflows.command_line import register_option_types
 
 register_option_types()
@@ -24,12 +25,14 @@ def train_and_export(data: str = "", target: str = "", config: RunConfig = RunCo
     ``data`` is a file, a directory or a URI (empty: the handwritten digits that come with scikit-learn), ``target``
     the column to predict.
     """
-    code = fingerprint_model_code(model=config.model)
+    sections = read_config(config=config)
     prepared = prepare_data(data=data, target=target, config=config)
-    trained = train(prepared=prepared.artifact, model=config.model, training=config.training, code=code)
+    trained = train(
+        prepared=prepared.artifact, model=sections.model, training=sections.training, code=sections.model_code
+    )
     evaluated = evaluate(trained=trained.artifact, prepared=prepared.artifact)
-    exported = export(trained=trained.artifact, prepared=prepared.artifact, config=config.export)
-    network = benchmark_collectives(config=config.collectives)
+    exported = export(trained=trained.artifact, prepared=prepared.artifact, config=sections.export)
+    network = benchmark_collectives(config=sections.collectives)
     # Both are PyTorchJobs that want every GPU of the profile: side by side each could hold half and wait for ever.
     trained.artifact >> network.artifact
     return report(

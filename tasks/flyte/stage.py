@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import functools
 import hashlib
+import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from tasks.artifacts.store import Store, content_key
 from tasks.artifacts.versions import code_version
 from tasks.errors import UserError
 from tasks.logs import logger
+from tasks.settings import Settings, to_dict
 from tasks.storage import S3, StorageUnavailable, cannot_write, download_all
 
 STORE = Path(".slipstream")
@@ -49,6 +51,16 @@ def fingerprint_of(directory: FlyteDirectory) -> str:
 
 #: An artifact that is passed from one stage to another.
 ArtifactDirectory = Annotated[FlyteDirectory, HashMethod(fingerprint_of)]
+
+
+def digest_of(section: Settings) -> str:
+    """What Flyte's cache keys on: the values, whatever the order in which they are written."""
+    return hashlib.sha256(json.dumps(to_dict(section), sort_keys=True).encode()).hexdigest()
+
+
+#: For a section of the configuration that a task hands on: ``Annotated[DataConfig, BY_VALUE]``. A promise of
+#: ``config.data`` would never hit the cache, as Flyte writes it anew, in random order, for each execution (flyte#6517).
+BY_VALUE = HashMethod(digest_of)
 
 
 class Made(NamedTuple):

@@ -160,9 +160,10 @@ def prepare_table(
 ) -> Mapping[str, Any]:
     """Write the prepared table; what made it, which is not ``made_by`` if an earlier set has all of the files."""
     if config.earlier:
-        opened = open_new_files(place, data, target, config)
-        if isinstance(opened, Earlier):
-            return opened.repeat(writer)
+        new = find_new_files(data, target, config, place.root / "earlier")
+        if not new.files:
+            return new.earlier.repeat(writer)
+        opened = open_new_files(place, data, new)
     else:
         opened = open_table(place, data, target, config, made_by.get("source", ""))
     units = opened.source.units
@@ -197,32 +198,36 @@ def open_table(
     return Opened(source, scan, dropped, [source_record(list(data.files), data, fingerprint)])
 
 
-def open_new_files(
-    place: ResumableScratch, data: Listing, target: str, config: DataConfig, source: Source | None = None
-) -> Opened | Earlier:
-    """The files that the earlier set has not seen, of which ``source`` is what they hold if somebody has read them;
-    that set itself if there are none."""
+@dataclass(frozen=True)
+class NewFiles:
+    """The files that an earlier set has not seen, perhaps none, and the settings with which they are read."""
+
+    earlier: Earlier
+    files: list[SourceFile]
+    target: str
+    config: DataConfig
+
+
+def find_new_files(data: Listing, target: str, config: DataConfig, scratch: Path) -> NewFiles:
+    """Raises ``UserError`` if the earlier set is another table's, or does not have the same files."""
     target, config = as_table(data, target, config)
-    earlier, new, config = find_new_files(data, target, config, place.root / "earlier")
-    if not new:
-        return earlier
-    source = source or open_source(data, config, place, new)
-    earlier.check_columns(source.types)
-    types = {name: kind for name, kind in source.types.items() if name not in config.drop}
-    scan = Scan(types, target, source.rows, config, earlier.cuts)
-    named = digest_files([(data.relative(file), file) for file in new], target)
-    return Opened(source, scan, config.drop, [*earlier.schema["sources"], source_record(new, data, named)], earlier)
-
-
-def find_new_files(
-    data: Listing, target: str, config: DataConfig, scratch: Path
-) -> tuple[Earlier, list[SourceFile], DataConfig]:
-    """The earlier set, the files that it has not seen, and the settings with which these are read."""
     earlier = Earlier.open(config.earlier, scratch)
     earlier.check_settings(target, config)
     new = earlier.unseen({data.relative(file): file for file in data.files}, target)
     text = bool(new) and one_format(data, config, new) in TEXT_TABLES
-    return earlier, new, earlier.declared(config, text=text)
+    return NewFiles(earlier, new, target, earlier.declared(config, text=text))
+
+
+def open_new_files(place: ResumableScratch, data: Listing, new: NewFiles, source: Source | None = None) -> Opened:
+    """As :func:`open_table`, of the files that are new, of which there are some."""
+    target, config = new.target, new.config
+    source = source or open_source(data, config, place, new.files)
+    new.earlier.check_columns(source.types)
+    types = {name: kind for name, kind in source.types.items() if name not in config.drop}
+    scan = Scan(types, target, source.rows, config, new.earlier.cuts)
+    named = digest_files([(data.relative(file), file) for file in new.files], target)
+    sources = [*new.earlier.schema["sources"], source_record(new.files, data, named)]
+    return Opened(source, scan, config.drop, sources, new.earlier)
 
 
 def source_record(files: list[SourceFile], data: Listing, fingerprint: str) -> dict[str, Any]:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from flytekit import StructuredDataset, map_task, task
+from flytekit import StructuredDataset, conditional, map_task, task, workflow
 from flytekit.types.directory import FlyteDirectory
 
 from tasks.artifacts.format import Artifact, ArtifactWriter
 from tasks.artifacts.store import Store
 from tasks.artifacts.versions import code_version
+from tasks.config import RunConfig
 from tasks.flyte.metadata import on
 from tasks.flyte.stage import (
+    BY_VALUE,
     STORE,
     ArtifactDirectory,
     Made,
@@ -24,6 +26,7 @@ from tasks.flyte.stage import (
     runs_locally,
 )
 from tasks.hardware.profile import current_profile
+from tasks.preprocess.cluster.request import Division
 from tasks.preprocess.config import DataConfig
 from tasks.settings import to_dict
 from tasks.storage import S3
@@ -35,25 +38,31 @@ LISTING = "listing.json"
 
 
 class Listed(NamedTuple):
-    """The raw data as it is now: the files and their versions, and what identifies their bytes."""
+    """The raw data as it is now: the files and their versions, and what identifies their bytes; how several pods divide
+    the work on them; and the settings to read them with."""
 
     listing: ArtifactDirectory
     source: str
+    division: str
+    config: Annotated[DataConfig, BY_VALUE]
 
 
 @task(**on("fingerprint"))
 @map_errors
-def list_data(data: str = "", target: str = "", config: DataConfig = DataConfig()) -> Listed:  # noqa: B008
+def list_data(data: str, target: str, config: RunConfig) -> Listed:
     """List the raw data and fingerprint it. Never cached: new bytes behind the same name are new work."""
+    from tasks.preprocess.cluster.division import divide
     from tasks.preprocess.incremental import fingerprint_earlier
     from tasks.preprocess.read.files import list_source
     from tasks.preprocess.read.fingerprint import fingerprint_source
 
     listing = list_source(data)
-    source = fingerprint_source(listing, target) + fingerprint_earlier(config.earlier)
+    source = fingerprint_source(listing, target) + fingerprint_earlier(config.data.earlier)
+    division = divide(listing, target, config.data) if pods() > 1 else Division.NONE
     writer = ArtifactWriter(fresh_directory("listing"))
     writer.write_json(LISTING, listing.to_json())
-    return Listed(flyte_directory(writer.finish("listing", {}).directory), source)
+    written = flyte_directory(writer.finish("listing", {}).directory)
+    return Listed(written, source, division.value, config.data)
 
 
 def read_listing(directory: FlyteDirectory) -> Listing:
@@ -100,6 +109,11 @@ def made_by(target: str, config: DataConfig, source: str) -> dict[str, Any]:
 SHARES_OF_A_POD = 4
 
 
+def pods() -> int:
+    """How many pods prepare a table."""
+    return current_profile().placement("prepare").nodes
+
+
 class Opened(NamedTuple):
     """An opened table, its shares, and the spool of each of them."""
 
@@ -121,7 +135,7 @@ class Fitted(NamedTuple):
 def open_texts(
     listing: ArtifactDirectory, target: str, config: DataConfig, source: str, number: int
 ) -> list[ArtifactDirectory]:
-    """Cut files of text, which ``source`` identifies, into at most ``number`` shares; other data is one empty share."""
+    """Cut files of text, which ``source`` identifies, into at most ``number`` shares."""
     from tasks.preprocess.cluster import csv_parsing
     from tasks.preprocess.cluster.request import TableRequest
 
@@ -249,38 +263,56 @@ def assemble(
     return Made(FlyteDirectory(made.artifact.path, remote_directory=home), made.run) if home else made
 
 
-def prepare_data(data: Any, target: Any, config: Any) -> Any:
-    """The part of a workflow that makes the prepared data: one task, or as many pods as the profile gives it nodes.
+def map_over_shares(work: Any) -> Any:
+    """Run a task for each share. All or nothing: without one of them the data would be other data."""
+    return map_task(work, concurrency=pods(), min_success_ratio=1.0)
 
-    The arguments are promises; ``config`` is the workflow's, with a section ``data``: flytekit cannot resolve one
-    promise of a section twice.
-    """
-    found = list_data(data=data, target=target, config=config.data)
-    listing, source = found.listing, found.source
-    pods = current_profile().placement("prepare").nodes
-    if pods == 1:
-        return prepare(listing=listing, target=target, config=config.data, source=source)
-    # All or nothing: without one share the data would be other data.
-    spread = partial(map_task, concurrency=pods, min_success_ratio=1.0)
-    number = SHARES_OF_A_POD * pods
-    texts = open_texts(listing=listing, target=target, config=config.data, source=source, number=number)
-    parsed = spread(parse_share)(share=texts)
-    opened = open_shares(
-        listing=listing, target=target, config=config.data, source=source, number=number, parsed=parsed
-    )
-    scanned = spread(scan_share)(share=opened.shares, spool=opened.spools)
-    fitted = fit_shares(table=opened.table, scanned=scanned, number=number)
-    encode = spread(partial(encode_share, plan=fitted.plan))
+
+def prepare_opened(listing: Any, target: Any, config: Any, source: Any, opened: Any) -> Any:
+    """The part of a workflow after the table was opened; the arguments are promises."""
+    scanned = map_over_shares(scan_share)(share=opened.shares, spool=opened.spools)
+    fitted = fit_shares(table=opened.table, scanned=scanned, number=SHARES_OF_A_POD * pods())
+    encode = map_over_shares(partial(encode_share, plan=fitted.plan))
     encoded = encode(share=opened.shares, spool=opened.spools, scanned=scanned)
-    merge = spread(partial(merge_partition, plan=fitted.plan, encoded=encoded))
+    merge = map_over_shares(partial(merge_partition, plan=fitted.plan, encoded=encoded))
     merged = merge(partition=fitted.partitions)
-    return assemble(
-        listing=listing,
-        target=target,
-        config=config.data,
-        source=source,
-        fitted=fitted.fitted,
-        merged=merged,
+    return assemble(listing=listing, target=target, config=config, source=source, fitted=fitted.fitted, merged=merged)
+
+
+@workflow
+def prepare_by_units(listing: ArtifactDirectory, target: str, config: DataConfig, source: str) -> Made:
+    """Prepare a table of which each pod reads some of the units."""
+    opened = open_shares(
+        listing=listing, target=target, config=config, source=source, number=SHARES_OF_A_POD * pods(), parsed=[]
+    )
+    return prepare_opened(listing, target, config, source, opened)
+
+
+@workflow
+def prepare_by_files(listing: ArtifactDirectory, target: str, config: DataConfig, source: str) -> Made:
+    """Prepare a table of which each pod first parses some of the files."""
+    number = SHARES_OF_A_POD * pods()
+    texts = open_texts(listing=listing, target=target, config=config, source=source, number=number)
+    parsed = map_over_shares(parse_share)(share=texts)
+    opened = open_shares(listing=listing, target=target, config=config, source=source, number=number, parsed=parsed)
+    return prepare_opened(listing, target, config, source, opened)
+
+
+def prepare_data(data: Any, target: Any, config: Any) -> Any:
+    """The part of a workflow that makes the prepared data: one task, or several pods if the profile has them and there
+    is work to divide. The arguments are promises; ``config`` is that of the run."""
+    found = list_data(data=data, target=target, config=config)
+    table = {"listing": found.listing, "target": target, "config": found.config, "source": found.source}
+    if pods() == 1:
+        return prepare(**table)
+    return (
+        conditional("division")
+        .if_(found.division == Division.UNITS)
+        .then(prepare_by_units(**table))
+        .elif_(found.division == Division.FILES)
+        .then(prepare_by_files(**table))
+        .else_()
+        .then(prepare(**table))
     )
 
 

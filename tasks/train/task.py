@@ -10,7 +10,7 @@ from flytekit.types.directory import FlyteDirectory
 from tasks.artifacts.versions import code_version
 from tasks.flyte.elastic import Workspace, distributed
 from tasks.flyte.metadata import on
-from tasks.flyte.stage import ArtifactDirectory, Made, fingerprint_of, local_path, map_errors
+from tasks.flyte.stage import ArtifactDirectory, Made, fingerprint_of, local_path
 from tasks.hardware.profile import Placement
 from tasks.logs import logger
 from tasks.models.config import ModelConfig
@@ -19,15 +19,6 @@ from tasks.storage import S3
 from tasks.train.config import TrainingConfig
 
 LOG = logger("train")
-
-
-@task(**on("fingerprint"))
-@map_errors
-def fingerprint_model_code(model: ModelConfig) -> str:
-    """A digest of the user's own model code, empty for the built-in networks. Never cached."""
-    from tasks.models.source_code import fingerprint_model
-
-    return fingerprint_model(model)
 
 
 def fetch_prepared(directory: FlyteDirectory, place: Placement, fresh: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tests.support.package import IMAGE, Package, package
 
 STAGES = {
     "tasks.preprocess.task.list_data": "fingerprint",
-    "tasks.train.task.fingerprint_model_code": "fingerprint",
+    "tasks.task.read_config": "fingerprint",
     **{
         f"tasks.preprocess.task.{name}": "prepare"
         for name in (
@@ -106,18 +107,55 @@ def test_a_table_is_prepared_by_as_many_pods_as_the_profile_says(packaged: tuple
     place = load(name).placement("prepare")
     for workflow in (WORKFLOW, "workflows.training.prepare"):
         nodes = made.workflows[workflow].nodes
-        mapped = [node.array_node for node in nodes if node.HasField("array_node")]
+        branches = [node.branch_node.if_else for node in nodes if node.HasField("branch_node")]
         alone = [n for n in nodes if n.task_node.reference_id.name == "tasks.preprocess.task.prepare"]
-        assert (len(mapped), len(alone)) == ((0, 1) if place.nodes == 1 else (4, 0))
-        for node in mapped:
-            assert (node.parallelism, node.min_success_ratio) == (place.nodes, 1.0)
-            assert node.node.metadata.retries.retries == place.retries
-            assert node.node.metadata.interruptible == place.interruptible
-            task = made.tasks[node.node.task_node.reference_id.name]
-            assert task.metadata.discoverable and task.metadata.retries.retries == place.retries
-            assert json.loads(environment_of(task)[RESOLVED])["name"] == name
-            tolerations = MessageToDict(task.k8s_pod).get("podSpec", {}).get("tolerations", [])
-            assert {toleration["key"] for toleration in tolerations} == {t.key for t in place.tolerations}
+        if place.nodes == 1:
+            assert (len(branches), len(alone)) == (0, 1)
+            continue
+        assert (len(branches), len(alone)) == (1, 0)
+        divided = [
+            case.then_node.workflow_node.sub_workflow_ref.name for case in (branches[0].case, *branches[0].other)
+        ]
+        assert divided == ["tasks.preprocess.task.prepare_by_units", "tasks.preprocess.task.prepare_by_files"]
+        assert branches[0].else_node.task_node.reference_id.name == "tasks.preprocess.task.prepare"
+        for by, tasks in zip(divided, (3, 4), strict=True):
+            mapped = [node.array_node for node in made.workflows[by].nodes if node.HasField("array_node")]
+            assert len(mapped) == tasks
+            for node in mapped:
+                assert (node.parallelism, node.min_success_ratio) == (place.nodes, 1.0)
+                assert node.node.metadata.retries.retries == place.retries
+                assert node.node.metadata.interruptible == place.interruptible
+                task = made.tasks[node.node.task_node.reference_id.name]
+                assert task.metadata.discoverable and task.metadata.retries.retries == place.retries
+                assert json.loads(environment_of(task)[RESOLVED])["name"] == name
+                tolerations = MessageToDict(task.k8s_pod).get("podSpec", {}).get("tolerations", [])
+                assert {toleration["key"] for toleration in tolerations} == {t.key for t in place.tolerations}
+
+
+def with_branches(nodes: Iterable[Any]) -> list[Any]:
+    """The nodes, and those of the cases of a conditional, whose bindings are to nodes around it."""
+    found = []
+    for node in nodes:
+        found.append(node)
+        if node.HasField("branch_node"):
+            choice = node.branch_node.if_else
+            found += [choice.case.then_node, *(case.then_node for case in choice.other), choice.else_node]
+    return found
+
+
+def test_no_input_is_a_path_into_a_structure(packaged: tuple[str, Package]) -> None:
+    """Flyte writes such an input anew, in random order, for each execution, so that its cache never hits."""
+    bindings = [
+        (workflow, node.id, binding)
+        for workflow, template in packaged[1].workflows.items()
+        for node in with_branches(template.nodes)
+        for binding in node.inputs
+    ]
+    assert len(bindings) > 50
+    for workflow, node, binding in bindings:
+        assert "attr_path" not in json.dumps(MessageToDict(binding.binding, preserving_proto_field_name=True)), (
+            f"{workflow}, {node}: {binding.var}"
+        )
 
 
 def environment_of(task: Any) -> dict[str, str]:
@@ -166,11 +204,12 @@ def test_the_nightly_launch_plan_is_complete(tmp_path: Path) -> None:
 def test_each_night_looks_at_the_data_afresh(packaged: tuple[str, Package]) -> None:
     """The stage that is cached depends on one that never is, and that one reads the data's bytes."""
     made = packaged[1]
-    nodes = {node.id: node for node in made.workflows[WORKFLOW].nodes}
-    sources = [b.binding.promise.node_id for node in nodes.values() for b in node.inputs if b.var == "source"]
-    assert sources
+    outer = {node.id: node for node in made.workflows[WORKFLOW].nodes}
+    nodes = with_branches(outer.values())
+    sources = [b.binding.promise for node in nodes for b in node.inputs if b.binding.promise.var == "source"]
+    assert len(sources) == (1 if packaged[0] == "local" else 3)
     for source in sources:
-        assert nodes[source].task_node.reference_id.name == "tasks.preprocess.task.list_data"
+        assert outer[source.node_id].task_node.reference_id.name == "tasks.preprocess.task.list_data"
     assert not made.tasks["tasks.preprocess.task.list_data"].metadata.discoverable
 
 

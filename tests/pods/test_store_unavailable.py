@@ -34,7 +34,7 @@ def inputs(*names: str) -> dict[str, FlyteDirectory]:
 
 ALL = ("prepared", "trained", "evaluated", "exported", "network")
 TASKS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
-    "list_data": lambda: (list_data, {"data": ELSEWHERE, "target": "y"}),
+    "list_data": lambda: (list_data, {"data": ELSEWHERE, "target": "y", "config": RunConfig()}),
     "prepare": lambda: (prepare, {**inputs("listing"), "target": "y", "config": DataConfig(), "source": "0"}),
     "train": lambda: (
         train,

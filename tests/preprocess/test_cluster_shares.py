@@ -18,8 +18,9 @@ from tasks.artifacts.format import DamagedArtifact
 from tasks.artifacts.typed_values import encode
 from tasks.errors import UserError
 from tasks.preprocess.cluster import csv_parsing, exchange, merge_partitions, shares
+from tasks.preprocess.cluster.division import divide
 from tasks.preprocess.cluster.exchange import SUMMARY, VALUE
-from tasks.preprocess.cluster.request import TableRequest
+from tasks.preprocess.cluster.request import Division, TableRequest
 from tasks.preprocess.config import DataConfig, SplitConfig
 from tasks.preprocess.engine import Fitting, Opened, prepare
 from tasks.preprocess.read.files import list_source
@@ -158,11 +159,6 @@ def test_texts_in_class_folders_are_shared_too(tmp_path: Path, monkeypatch: pyte
     assert len(list((tmp_path / "pods").glob("opened/shares/*"))) == 3
 
 
-def test_images_have_one_share(tmp_path: Path) -> None:
-    shared = on_several(tmp_path / "pods", "", 4, DataConfig())
-    assert shared.fingerprint == prepare(tmp_path / "alone", "", "y", DataConfig(), MADE_BY).fingerprint
-
-
 @pytest.mark.parametrize("write", [write_parquet, write_text])
 def test_new_files_beside_an_earlier_set_are_shared_too(tmp_path: Path, write) -> None:  # type: ignore[no-untyped-def]
     (tmp_path / "data").mkdir()
@@ -180,13 +176,27 @@ def test_new_files_beside_an_earlier_set_are_shared_too(tmp_path: Path, write) -
     assert shared.files.keys() >= {"train-00000.rows", "train-00001.rows"}
 
 
-def test_an_earlier_set_to_which_nothing_is_new_is_left_to_one(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    data = str(write_text(tmp_path / "data"))
-    earlier = prepare(tmp_path / "earlier", data, "y", CONFIG, MADE_BY)
-    again = on_several(tmp_path / "pods", data, 3, replace(CONFIG, earlier=str(tmp_path / "earlier")))
-    assert again.fingerprint == earlier.fingerprint
-    assert len(list((tmp_path / "pods").glob("opened/shares/*"))) == 1
+def test_how_the_work_is_divided(tmp_path: Path) -> None:
+    made: dict[str, Path] = {}
+    for name, write in (("parquet", write_parquet), ("text", write_text)):
+        (tmp_path / name).mkdir()
+        made[name] = write(tmp_path / name)
+    (tmp_path / "documents/good").mkdir(parents=True)
+    (tmp_path / "documents/good/1.txt").write_text("fine")
+    (tmp_path / "images/cat").mkdir(parents=True)
+    (tmp_path / "images/cat/1.png").write_bytes(b"\x89PNG")
+
+    def divided(data: str | Path, target: str = "y", config: DataConfig = CONFIG) -> Division:
+        return divide(list_source(str(data)), target, config)
+
+    assert divided("", "", DataConfig()) == divided(tmp_path / "images", "", DataConfig()) == Division.NONE
+    assert divided(made["parquet"]) == divided(tmp_path / "documents", "", DataConfig()) == Division.UNITS
+    assert divided(made["text"]) == Division.FILES
+    prepare(tmp_path / "earlier", str(made["text"]), "y", CONFIG, MADE_BY)
+    beside = replace(CONFIG, earlier=str(tmp_path / "earlier"))
+    assert divided(made["text"], config=beside) == Division.NONE, "there is nothing new"
+    (made["text"] / "new.csv").write_text("id,x,y\n1,0.5,a\n")
+    assert divided(made["text"], config=beside) == Division.FILES
 
 
 def test_a_users_mistake_is_said_by_the_step_that_finds_it(tmp_path: Path) -> None:
@@ -230,7 +240,6 @@ def test_what_was_changed_on_its_way_is_not_believed(tmp_path: Path) -> None:
 
 def test_a_value_that_is_not_there_is_missed(tmp_path: Path) -> None:
     part = exchange.write(tmp_path / "part")
-    assert exchange.read_optional(part, Value) is None
     with pytest.raises(DamagedArtifact, match=f"{VALUE}: missing; expected a Value"):
         exchange.read(part, Value)
 
@@ -241,7 +250,7 @@ def test_a_value_of_something_else_is_refused_and_runs_nothing(tmp_path: Path) -
     forged = {
         "pickle": pickle.dumps(Payload(f"touch {tmp_path / 'ran'}")),
         "pickle-in-json": raw.replace(b'{"number":1}', b"cos\nsystem\n"),
-        "other-class": encode(shares.Share(None, []), shares.Share),
+        "other-class": encode(shares.ScannedShare([]), shares.ScannedShare),
         "other-field": raw.replace(b'"number"', b'"system"'),
         "other-type": encode({"number": "1"}, dict[str, str]),
     }

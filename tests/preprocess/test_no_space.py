@@ -18,6 +18,7 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 
+from tasks.config import RunConfig
 from tasks.errors import UserError
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.task import list_data, open_texts
@@ -99,7 +100,7 @@ def test_a_full_pod_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("tasks.preprocess.cluster.csv_parsing.open_texts", full)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.csv").write_text("x,y\n1,2\n")
-    listing = list_data(data="t.csv", target="y").listing
+    listing = list_data.task_function(data="t.csv", target="y", config=RunConfig()).listing
     with pytest.raises(UserError, match=r"no space left \(\d+ MiB free\)"):
         open_texts.task_function(listing=listing, target="y", config=DataConfig(), source="", number=2)
 

@@ -11,6 +11,7 @@ import pytest
 from flytekit.exceptions.user import FlyteRecoverableException
 
 from tasks.artifacts.format import MANIFEST
+from tasks.config import RunConfig
 from tasks.errors import UserError
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import prepare
@@ -119,7 +120,7 @@ def test_flyte_tries_again_and_a_person_is_told(away: FaultyS3, tmp_path: Path) 
     address = put(tmp_path / "t.csv")
     away.inject("GET", *["503"] * 4)
     with pytest.raises(FlyteRecoverableException, match="kept answering 503"):
-        list_data.task_function(data=address, target="y")
+        list_data.task_function(data=address, target="y", config=RunConfig())
     away.inject("GET", *["503"] * 4)
     with pytest.raises(UserError, match="kept answering 503 SlowDown in 4 attempts; nothing is lost, start again"):
-        list_data(data=address, target="y")
+        list_data(data=address, target="y", config=RunConfig())

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from tasks.artifacts.format import Artifact
 from tasks.preprocess.cluster import csv_parsing, merge_partitions, shares
+from tasks.preprocess.cluster.division import divide
 from tasks.preprocess.cluster.exchange import SUMMARY
-from tasks.preprocess.cluster.request import TableRequest
+from tasks.preprocess.cluster.request import Division, TableRequest
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.read.files import list_source
 
@@ -24,7 +25,10 @@ def on_several(root: Path, data: str, number: int, config: DataConfig = CONFIG, 
 
     root.mkdir()
     request = TableRequest(list_source(data), target, config, "")
-    texts = [moved(share) for share in csv_parsing.open_texts(request, number, root / "texts")]
+    division = divide(request.data, target, config)
+    assert division != Division.NONE
+    by_files = division == Division.FILES
+    texts = [moved(share) for share in csv_parsing.open_texts(request, number, root / "texts")] if by_files else []
     for index, share in enumerate(texts):
         csv_parsing.parse_share(share, root / f"parsed-{index}")
     parsed = [moved(root / f"parsed-{index}") for index in range(len(texts))]

@@ -16,27 +16,23 @@ import pyarrow as pa
 
 from tasks.hardware.cpus import usable_cores
 from tasks.preprocess.cluster import exchange
+from tasks.preprocess.cluster.division import files_to_read
 from tasks.preprocess.cluster.request import TableRequest
 from tasks.preprocess.config import DataConfig
-from tasks.preprocess.engine import find_new_files
-from tasks.preprocess.images import holds_images
 from tasks.preprocess.pool.workers import WORTH_SPREADING
 from tasks.preprocess.read.columnar import LINE, write_spool
 from tasks.preprocess.read.files import Listing
 from tasks.preprocess.read.tables import (
-    TEXT_TABLES,
     Source,
     TextPiece,
     TextPlan,
     check_rows,
     make_columnar,
-    one_format,
     plan_text,
     replan,
     source_of,
     text_jobs,
 )
-from tasks.preprocess.read.text_folders import as_table
 
 
 @dataclass(frozen=True)
@@ -54,20 +50,11 @@ class TextShare:
 
 
 def open_texts(request: TableRequest, number: int, directory: Path) -> list[Path]:
-    """Cut files of text into at most ``number`` shares, each in a directory in ``directory``. For other data there is
-    one directory without a share."""
-    data, target, config = request.data, request.target, request.config
-    shares: list[TextShare | None] = [None]
-    if data.address and not holds_images(data, config):
-        target, config = as_table(data, target, config)
-        files = data.filled
-        if config.earlier:
-            with TemporaryDirectory() as scratch:
-                _, files, config = find_new_files(data, target, config, Path(scratch))
-        if files and one_format(data, config, files) in TEXT_TABLES:
-            plan = plan_text(data, files, config)
-            shares = [TextShare(piece, config) for piece in cut_plan(plan, number)]
-    return [exchange.write(directory / f"{index:05d}", share) for index, share in enumerate(shares)]
+    """Cut files of text into at most ``number`` shares, each in a directory in ``directory``."""
+    with TemporaryDirectory() as scratch:
+        files, config = files_to_read(request.data, request.target, request.config, Path(scratch))
+    pieces = cut_plan(plan_text(request.data, files, config), number)
+    return [exchange.write(directory / f"{index:05d}", TextShare(piece, config)) for index, piece in enumerate(pieces)]
 
 
 def cut_plan(plan: TextPlan, number: int) -> list[TextPlan]:
@@ -86,11 +73,7 @@ def cut_plan(plan: TextPlan, number: int) -> list[TextPlan]:
 def parse_share(share: Path, parsed: Path) -> None:
     """Make the files of one share columnar: the pieces in ``parsed``, and what describes them in its summary, with the
     times alone if rows are split by time."""
-    mine = exchange.read_optional(share, TextShare)
-    if mine is None:
-        exchange.write(parsed / exchange.SUMMARY)
-        exchange.write(parsed)
-        return
+    mine = exchange.read(share, TextShare)
     with exchange.scratch_for(parsed, mine.workers) as place:
         pieces = list(place.map(make_columnar, text_jobs(mine.plan, mine.config, place.root)))
         named = tuple(replace(piece, path=Path(piece.path.name)) for piece in pieces)
@@ -110,12 +93,9 @@ def times_of(piece: TextPiece, column: str) -> Path:
 
 
 def source_of_shares(data: Listing, summaries: list[Path]) -> Source | None:
-    """All shares as one input, whose units lie in the directories ``summaries``; ``None`` if the data is no text, or
-    has to be read again. Raises ``UserError`` if there is no row."""
-    shares = [(directory, exchange.read_optional(directory, TextShare)) for directory in summaries]
-    parsed = [(directory, share) for directory, share in shares if share is not None]
-    if not parsed:
-        return None
+    """All shares as one input, whose units lie in the directories ``summaries``; ``None`` if the text has to be read
+    again. Raises ``UserError`` if there is no row."""
+    parsed = [(directory, exchange.read(directory, TextShare)) for directory in summaries]
     first = parsed[0][1]
     files = [file for _, share in parsed for file in share.plan.files]
     names = [columns for _, share in parsed for columns in share.plan.names]

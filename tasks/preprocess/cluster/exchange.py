@@ -41,25 +41,17 @@ def verify(directory: Path) -> Artifact:
     return Artifact.open(directory, KIND).check()
 
 
-def read_optional(directory: Path, kind: type[T]) -> T | None:
-    """The value, if there is one. Raises ``DamagedArtifact`` if it is no ``kind``, or a file is not what was
+def read(directory: Path, kind: type[T]) -> T:
+    """The value. Raises ``DamagedArtifact`` if there is none or it is no ``kind``, or a file is not what was
     written."""
     artifact = verify(directory)
-    if VALUE not in artifact.files:
-        return None
     path = artifact.path(VALUE)
+    if VALUE not in artifact.files:
+        raise DamagedArtifact(f"{path}: missing; expected a {kind.__name__}")
     data = path.read_bytes()
     if hashlib.sha256(data).hexdigest() != artifact.files[VALUE].sha256:
         raise DamagedArtifact(f"{path}: its SHA-256 is not the manifest's")
     value: T = decode(data, kind, path)
-    return value
-
-
-def read(directory: Path, kind: type[T]) -> T:
-    """As :func:`read_optional`, where a missing value is damage, too."""
-    value = read_optional(directory, kind)
-    if value is None:
-        raise DamagedArtifact(f"{directory / VALUE}: missing; expected a {kind.__name__}")
     return value
 
 

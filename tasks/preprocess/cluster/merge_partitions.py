@@ -18,7 +18,7 @@ from tasks.hardware.cpus import usable_cores
 from tasks.preprocess.cluster import exchange
 from tasks.preprocess.cluster.request import TableRequest
 from tasks.preprocess.columns.transform import Transform
-from tasks.preprocess.engine import Fitting, card_of, prepare, write_table
+from tasks.preprocess.engine import Fitting, card_of, write_table
 from tasks.preprocess.pool.resume import ResumableScratch
 from tasks.preprocess.pool.workers import WORTH_SPREADING
 from tasks.preprocess.shuffle.merge import Merged, all_parts, merge_parts
@@ -91,19 +91,17 @@ def collect_part(job: tuple[Path, list[Run], int, Part]) -> Run:
 def merge_partition(partition: int, plan: Path, encoded: list[Path], merged: Path) -> None:
     """Merge the parts of one partition, of which ``encoded`` are the directories of all shares: the rows in ``merged``,
     and what describes them in its summary."""
-    planned = exchange.read_optional(plan, MergePlan)
-    done: list[Merged] = []
-    if planned:
-        runs = [
-            replace(run, path=str(exchange.path_in(share, run.path)))
-            for share in encoded
-            for run in exchange.read(share, SortedRuns).runs
-        ]
-        with exchange.scratch_for(merged, planned.workers(partition)) as place:
-            done = list(merge_parts(place, planned.partitions[partition], runs, planned.itemsize))
-            merged.mkdir()
-            for part in done:
-                part.file.rename(merged / part.file.name)
+    planned = exchange.read(plan, MergePlan)
+    runs = [
+        replace(run, path=str(exchange.path_in(share, run.path)))
+        for share in encoded
+        for run in exchange.read(share, SortedRuns).runs
+    ]
+    with exchange.scratch_for(merged, planned.workers(partition)) as place:
+        done = list(merge_parts(place, planned.partitions[partition], runs, planned.itemsize))
+        merged.mkdir()
+        for part in done:
+            part.file.rename(merged / part.file.name)
     named = MergedParts([replace(part, file=Path(part.file.name)) for part in done])
     exchange.write(merged / exchange.SUMMARY, named)
     exchange.write(merged)
@@ -119,10 +117,7 @@ def assemble(
 ) -> None:
     """The prepared data in the fresh ``directory``, as :func:`tasks.preprocess.engine.prepare` makes it; without the
     rows that lie on S3 and were copied to ``home`` there."""
-    fitting = exchange.read_optional(fitted, Fitting)
-    if fitting is None:
-        prepare(directory, request.data, request.target, request.config, made_by)
-        return
+    fitting = exchange.read(fitted, Fitting)
     card = card_of(fitting, request.data)
     request.data.check_unchanged()
     writer = ArtifactWriter(directory)

@@ -1,8 +1,9 @@
-"""Which table several machines prepare."""
+"""Which table several machines prepare, and how they divide the work."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.read.files import Listing
@@ -16,3 +17,14 @@ class TableRequest:
     target: str
     config: DataConfig
     source: str
+
+
+class Division(StrEnum):
+    """How machines share the work."""
+
+    NONE = "none"
+    """One machine does it all: images, and an earlier set to which nothing is new."""
+    UNITS = "units"
+    """Each reads some of the units: row groups and batches of Parquet and Arrow, or groups of text documents."""
+    FILES = "files"
+    """Each first parses some of the files: CSV and JSON Lines."""

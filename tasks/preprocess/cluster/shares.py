@@ -18,12 +18,19 @@ from typing import NamedTuple
 from tasks.hardware.cpus import usable_cores
 from tasks.preprocess.cluster import exchange
 from tasks.preprocess.cluster.csv_parsing import source_of_shares
-from tasks.preprocess.cluster.merge_partitions import MergePlan, SortedRuns, directory_of, write_partitions
+from tasks.preprocess.cluster.merge_partitions import MergePlan, write_partitions
 from tasks.preprocess.cluster.request import TableRequest
-from tasks.preprocess.engine import Encoding, Opened, encode_units, fit_table, open_new_files, open_table, scan_units
+from tasks.preprocess.engine import (
+    Encoding,
+    Opened,
+    encode_units,
+    find_new_files,
+    fit_table,
+    open_new_files,
+    open_table,
+    scan_units,
+)
 from tasks.preprocess.fit.scan import Scan, ScanResult
-from tasks.preprocess.images import holds_images
-from tasks.preprocess.incremental import Earlier
 from tasks.preprocess.pool.workers import WORTH_SPREADING, workers_for
 from tasks.preprocess.read.columnar import Unit
 
@@ -35,13 +42,13 @@ CELL_BYTES = 8
 class Share:
     """Units that one machine scans and then encodes. ``uri`` of those that were text is a name in their spool."""
 
-    scan: Scan | None
+    scan: Scan
     units: list[Unit]
 
     @property
     def workers(self) -> int:
         """The processes that are worth starting for it."""
-        cells = sum(unit.rows for unit in self.units) * len(self.scan.types if self.scan else ())
+        cells = sum(unit.rows for unit in self.units) * len(self.scan.types)
         return usable_cores() if CELL_BYTES * cells > WORTH_SPREADING else 1
 
 
@@ -63,18 +70,12 @@ class OpenedShares(NamedTuple):
 def open_shares(request: TableRequest, number: int, summaries: list[Path], directory: Path) -> OpenedShares:
     """Open the table and cut it into at most ``number`` shares, all in ``directory``. Text that was parsed, of which
     these are the ``summaries``, stays in the shares in which it was.
-
-    Images, and an earlier set to which there is nothing new, are left to one machine: one share, without units.
     """
     data, target, config = request.data, request.target, request.config
-    if not data.address or holds_images(data, config):
-        return leave_to_one(directory)
-    parsed = source_of_shares(data, summaries)
+    parsed = source_of_shares(data, summaries) if summaries else None
     with exchange.scratch_for(directory, workers_for(data.size)) as place:
         if config.earlier:
-            table = open_new_files(place, data, target, config, parsed)
-            if isinstance(table, Earlier):
-                return leave_to_one(directory)
+            table = open_new_files(place, data, find_new_files(data, target, config, place.root / "earlier"), parsed)
         else:
             table = open_table(place, data, target, config, request.source, parsed)
         units = table.source.units
@@ -93,11 +94,6 @@ def open_shares(request: TableRequest, number: int, summaries: list[Path], direc
         return OpenedShares(exchange.write(directory / "table", table), shares, spools)
 
 
-def leave_to_one(directory: Path) -> OpenedShares:
-    share = exchange.write(directory / "shares/00000", Share(None, []))
-    return OpenedShares(exchange.write(directory / "table"), [share], [exchange.write(directory / "spools/00000")])
-
-
 def read_share(directory: Path, spool: Path) -> Share:
     share = exchange.read(directory, Share)
     exchange.verify(spool)
@@ -109,17 +105,13 @@ def scan_share(share: Path, spool: Path, scanned: Path) -> None:
     """The first pass over one share."""
     mine = read_share(share, spool)
     with exchange.scratch_for(scanned, mine.workers) as place:
-        found = list(scan_units(place, mine.scan, mine.units)) if mine.scan else []
+        found = list(scan_units(place, mine.scan, mine.units))
         exchange.write(scanned, ScannedShare(found))
 
 
 def fit_shares(table: Path, scanned: list[Path], number: int, fitted: Path, plan: Path) -> int:
     """Fit on what was found in all shares, and plan to merge in at most ``number`` partitions; how many they are."""
-    opened = exchange.read_optional(table, Opened)
-    if opened is None:
-        exchange.write(fitted)
-        exchange.write(plan)
-        return 1
+    opened = exchange.read(table, Opened)
     fitting = fit_table(opened, (unit for share in scanned for unit in exchange.read(share, ScannedShare).units))
     planned = MergePlan.of(fitting, number)
     exchange.write(fitted, fitting)
@@ -130,13 +122,10 @@ def fit_shares(table: Path, scanned: list[Path], number: int, fitted: Path, plan
 def encode_share(share: Path, spool: Path, scanned: Path, plan: Path, encoded: Path) -> None:
     """The second pass over one share, written partition by partition."""
     mine = read_share(share, spool)
-    planned = exchange.read_optional(plan, MergePlan)
-    if mine.scan is None or planned is None:
-        exchange.write(encoded / directory_of(0), SortedRuns([]))
-    else:
-        rejected = [rows for unit in exchange.read(scanned, ScannedShare).units for rows in unit.rejected]
-        with exchange.scratch_for(encoded, mine.workers) as place:
-            encoding = Encoding(mine.scan, planned.transform, place.root)
-            done = list(encode_units(place, encoding, mine.units, rejected))
-            write_partitions(place, planned, [run for unit in done for run in unit.runs], encoded)
+    planned = exchange.read(plan, MergePlan)
+    rejected = [rows for unit in exchange.read(scanned, ScannedShare).units for rows in unit.rejected]
+    with exchange.scratch_for(encoded, mine.workers) as place:
+        encoding = Encoding(mine.scan, planned.transform, place.root)
+        done = list(encode_units(place, encoding, mine.units, rejected))
+        write_partitions(place, planned, [run for unit in done for run in unit.runs], encoded)
     exchange.write(encoded)
