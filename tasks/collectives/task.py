@@ -10,12 +10,12 @@ from tasks.artifacts.versions import code_version
 from tasks.collectives.config import CollectivesConfig
 from tasks.flyte.elastic import Workspace, distributed
 from tasks.flyte.metadata import on
-from tasks.flyte.stage import Made
+from tasks.flyte.stage import MadeByElement
 from tasks.settings import to_dict
 
 
-@task(task_config=distributed("collectives"), **on("collectives"))
-def benchmark_collectives(workspace: Workspace, config: CollectivesConfig) -> Made:
+@task(task_config=distributed("collectives", returns=MadeByElement.of), **on("collectives"))
+def benchmark_collectives(workspace: Workspace, config: CollectivesConfig) -> MadeByElement:
     """Measure the interconnect in the same kind of process group that training uses."""
 
     def body() -> None:
@@ -29,4 +29,4 @@ def benchmark_collectives(workspace: Workspace, config: CollectivesConfig) -> Ma
                 made_by = {"config": to_dict(config), "code": code_version("collectives")}
                 write_profile(Path(workspace.directory), profile, made_by)
 
-    return workspace.work(body)
+    return workspace.work(body)  # type: ignore[return-value]  # what the agent returns is made of it

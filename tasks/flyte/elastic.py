@@ -91,6 +91,11 @@ def fetch_all(directory: FlyteDirectory, place: Placement, fresh: Path) -> Path:
     return local_path(directory)
 
 
+def as_made(made: Made) -> Made:
+    """The outputs of an ordinary stage."""
+    return made
+
+
 @dataclass
 class Distributed(Elastic):
     """Configuration of our Elastic task; made by :func:`distributed`."""
@@ -98,16 +103,19 @@ class Distributed(Elastic):
     stage: str = ""
     profile: Profile = field(default_factory=current_profile)
     fetch: Fetch = fetch_all
+    returns: Callable[[Made], Any] = as_made
 
 
-def distributed(stage: str, fetch: Fetch = fetch_all) -> Distributed:
-    """The process group of a stage, as the current profile places it; ``fetch`` is how its inputs come to a pod."""
+def distributed(stage: str, fetch: Fetch = fetch_all, returns: Callable[[Made], Any] = as_made) -> Distributed:
+    """The process group of a stage, as the current profile places it; ``fetch`` is how its inputs come to a pod, and
+    ``returns`` makes the task's output of what the stage made."""
     profile = current_profile()
     place = profile.placement(stage)
     return Distributed(
         stage=stage,
         profile=profile,
         fetch=fetch,
+        returns=returns,
         # The plugin makes a PyTorchJob of the text "2" and a plain pod of the number 1.
         nnodes=1 if place.nodes == 1 else str(place.nodes),
         nproc_per_node=place.processes,
@@ -126,7 +134,7 @@ class DistributedTask(PytorchElasticFunctionTask):
         super().__init__(task_config, task_function, ignore_input_vars=["workspace"], **kwargs)
 
     @map_errors
-    def execute(self, **inputs: Any) -> Made:
+    def execute(self, **inputs: Any) -> Any:
         config = self.task_config
         place = config.profile.placement(config.stage)
         local = runs_locally()
@@ -169,7 +177,8 @@ class DistributedTask(PytorchElasticFunctionTask):
                 raise UserError(outcome.message)
             return Artifact.open(directory, config.stage)
 
-        return run_stage(config.stage, {**inputs, "world": [place.nodes, place.processes]}, make)
+        made = run_stage(config.stage, {**inputs, "world": [place.nodes, place.processes]}, make)
+        return config.returns(made)
 
 
 def interruption(error: Exception, written: Path) -> str:

@@ -70,6 +70,18 @@ class Made(NamedTuple):
     run: StageRun
 
 
+@dataclasses.dataclass(frozen=True)
+class MadeByElement:
+    """:class:`Made` as the single output that an element of a map task may have."""
+
+    artifact: FlyteDirectory
+    run: StageRun
+
+    @classmethod
+    def of(cls, made: Made) -> MadeByElement:
+        return cls(*made)
+
+
 @contextmanager
 def mapped_errors() -> Iterator[None]:
     """Turn errors of the environment into what Flyte or the user can act on.

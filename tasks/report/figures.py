@@ -105,7 +105,8 @@ class RunFigures:
     #: The CPU that the latencies were measured on, and the threads of each variant.
     machine: str
     threads: int
-    network: NetworkFigures
+    #: None if the benchmark of the interconnect failed.
+    network: NetworkFigures | None
     stages: list[StageFigures]
 
 

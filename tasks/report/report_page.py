@@ -69,8 +69,8 @@ def drawn_charts(results: Results) -> dict[str, Markup | None]:
     return drawn | {
         "loss": charts.loss(history),
         "metric": charts.validation_metric(history, evaluation["metric"]["name"]),
-        "bandwidth": charts.bus_bandwidth(network),
-        "time": charts.call_time(network),
+        "bandwidth": charts.bus_bandwidth(network) if network else None,
+        "time": charts.call_time(network) if network else None,
     }
 
 

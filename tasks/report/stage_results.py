@@ -35,12 +35,15 @@ class Results:
     goodput: Goodput
     evaluation: Evaluation
     export: ExportReport
-    network: NetworkProfile
+    #: None if the benchmark of the interconnect failed.
+    network: NetworkProfile | None
     prepared: Artifact
     exported: Artifact
 
     @classmethod
-    def open(cls, prepared: Path, trained: Path, evaluated: Path, exported: Path, network: Path) -> Results:
+    def open(
+        cls, prepared: Path, trained: Path, evaluated: Path, exported: Path, network: Path | None = None
+    ) -> Results:
         """Raises ``DamagedArtifact`` naming the first artifact that is not whole."""
         data = PreparedData.open(prepared)
         return cls(
@@ -51,7 +54,7 @@ class Results:
             read_attempt(trained)["ledger"],
             read_evaluation(evaluated),
             read_export(exported),
-            read_profile(network),
+            read_profile(network) if network else None,
             data.artifact,
             Artifact.open(exported, EXPORTED),
         )

@@ -36,7 +36,7 @@ def run_summary(results: Results, stages: Sequence[StageFigures], directory: str
         why=results.export["why"],
         machine=results.export["machine"]["cpu"],
         threads=results.export["machine"]["threads"],
-        network=network_figures(results.network),
+        network=network_figures(results.network) if results.network else None,
         stages=list(stages),
     )
 

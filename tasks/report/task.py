@@ -9,7 +9,15 @@ from flytekit import Deck, FlyteContextManager, current_context, task
 
 from tasks.config import RunConfig
 from tasks.flyte.metadata import on
-from tasks.flyte.stage import ArtifactDirectory, StageRun, local_path, map_errors, rows_path, runs_locally
+from tasks.flyte.stage import (
+    ArtifactDirectory,
+    MadeByElement,
+    StageRun,
+    local_path,
+    map_errors,
+    rows_path,
+    runs_locally,
+)
 from tasks.report.summary import DataSummary, RunSummary
 from tasks.settings import to_dict
 
@@ -23,22 +31,28 @@ def report(
     trained: ArtifactDirectory,
     evaluated: ArtifactDirectory,
     exported: ArtifactDirectory,
-    network: ArtifactDirectory,
+    networks: list[MadeByElement | None],
     stages: list[StageRun],
     config: RunConfig,
     data: str,
     target: str,
 ) -> RunSummary:
-    """Put the page, the figures and the model into a directory of this run. Never cached: every run has its own."""
+    """Put the page, the figures and the model into a directory of this run. Never cached: every run has its own.
+
+    ``networks`` holds one benchmark of the interconnect, ``None`` if it failed.
+    """
     from tasks.report.engine import build
     from tasks.report.figures import StageFigures
     from tasks.report.stage_results import Results
 
     local = runs_locally()
     runs = RUNS if local else Path(current_context().working_directory) / RUNS
-    made = (local_path(each) for each in (trained, evaluated, exported, network))
-    results = Results.open(rows_path(prepared), *made)
-    figures = [StageFigures(stage.name, stage.seconds, stage.reused) for stage in stages]
+    measured = [network for network in networks if network]
+    made = (local_path(each) for each in (trained, evaluated, exported))
+    profiles = [local_path(network.artifact) for network in measured]
+    results = Results.open(rows_path(prepared), *made, *profiles)
+    runs_of_stages = [*stages, *(network.run for network in measured)]
+    figures = [StageFigures(stage.name, stage.seconds, stage.reused) for stage in runs_of_stages]
     summary = build(runs, results, figures, {"inputs": {"data": data, "target": target}, **to_dict(config)})
     Deck("Report", Path(summary.directory, summary.report).read_text(encoding="utf-8"))
     return summary if local else replace(summary, directory=kept(summary.directory))

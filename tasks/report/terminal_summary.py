@@ -119,6 +119,9 @@ def row(variant: VariantFigures, batches: list[str], metric: str) -> list[str]:
 
 def network(summary: RunFigures) -> Iterator[str]:
     n = summary.network
+    if n is None:
+        yield from labelled("Network", "not measured: the benchmark of the collectives failed")
+        return
     where = fmt.counted(n.world, "process") + (f" on {n.nodes} nodes" if n.nodes > 1 else "")
     if n.all_reduce_latency_us is None or n.all_reduce_latency_bytes is None or n.all_reduce_busbw_bytes is None:
         yield from labelled("Network", f"{where}, {n.backend}, {n.device}; all-reduce was not measured")

@@ -166,9 +166,19 @@ def environment_of(task: Any) -> dict[str, str]:
     return {variable["name"]: variable["value"] for variable in primary["env"]}
 
 
+def test_a_network_that_cannot_be_measured_loses_no_training(packaged: tuple[str, Package]) -> None:
+    name, made = packaged
+    mapped = [node.array_node for node in made.workflows[WORKFLOW].nodes if node.HasField("array_node")]
+    assert [node.min_success_ratio for node in mapped] == [0.0]
+    element = made.tasks[mapped[0].node.task_node.reference_id.name]
+    assert element.type == ("python-task" if name == "local" else "pytorch")
+    alone = made.tasks["tasks.collectives.task.benchmark_collectives"]
+    assert element.custom == alone.custom and element.metadata.retries == alone.metadata.retries
+
+
 def test_the_two_distributed_stages_never_run_side_by_side(packaged: tuple[str, Package]) -> None:
     nodes = {node.id: node for node in packaged[1].workflows[WORKFLOW].nodes}
-    by_task = {node.task_node.reference_id.name: node for node in nodes.values()}
+    by_task = {node.metadata.name: node for node in nodes.values()}
 
     def waits_for(node: object, target: str, seen: frozenset[str] = frozenset()) -> bool:
         upstream = set(node.upstream_node_ids) - seen  # type: ignore[attr-defined]
@@ -176,9 +186,8 @@ def test_the_two_distributed_stages_never_run_side_by_side(packaged: tuple[str, 
             waits_for(nodes[name], target, seen | upstream) for name in upstream if name in nodes
         )
 
-    train, network = (
-        by_task[f"tasks.{stage}"] for stage in ("train.task.train", "collectives.task.benchmark_collectives")
-    )
+    train = by_task["train"]
+    (network,) = (node for name, node in by_task.items() if name.startswith("tasks.collectives.task.map_benchmark"))
     assert waits_for(network, train.id) or waits_for(train, network.id)
 
 

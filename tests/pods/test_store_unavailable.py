@@ -32,7 +32,7 @@ def inputs(*names: str) -> dict[str, FlyteDirectory]:
     return {name: FlyteDirectory(ELSEWHERE) for name in names}
 
 
-ALL = ("prepared", "trained", "evaluated", "exported", "network")
+ALL = ("prepared", "trained", "evaluated", "exported")
 TASKS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
     "list_data": lambda: (list_data, {"data": ELSEWHERE, "target": "y", "config": RunConfig()}),
     "prepare": lambda: (prepare, {**inputs("listing"), "target": "y", "config": DataConfig(), "source": "0"}),
@@ -42,7 +42,10 @@ TASKS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
     ),
     "evaluate": lambda: (evaluate, inputs("trained", "prepared")),
     "export": lambda: (export, {**inputs("trained", "prepared"), "config": ExportConfig()}),
-    "report": lambda: (report, {**inputs(*ALL), "stages": [], "config": RunConfig(), "data": "", "target": ""}),
+    "report": lambda: (
+        report,
+        {**inputs(*ALL), "networks": [], "stages": [], "config": RunConfig(), "data": "", "target": ""},
+    ),
     "report_data": lambda: (report_data, {**inputs("prepared"), "stages": []}),
 }
 

@@ -11,7 +11,7 @@ from flytekit.core.type_engine import TypeEngine
 from flytekit.types.directory import FlyteDirectory
 
 from tasks.config import RunConfig
-from tasks.flyte.stage import StageRun
+from tasks.flyte.stage import MadeByElement, StageRun
 from tasks.report.summary import RunSummary
 from tasks.report.summary_builder import run_summary
 from tasks.report.task import report
@@ -30,7 +30,7 @@ def test_a_summary_survives_flyte(tmp_path: Path) -> None:
     assert str(again) == str(summary)
 
 
-def run_task(directory: Path) -> RunSummary:
+def run_task(directory: Path, *, measured: bool = True) -> RunSummary:
     results(directory / "in", list("0123456789"))
     artifacts = {
         argument: FlyteDirectory(str(directory / "in" / kind))
@@ -39,11 +39,12 @@ def run_task(directory: Path) -> RunSummary:
             "trained": "train",
             "evaluated": "evaluate",
             "exported": "export",
-            "network": "collectives",
         }.items()
     }
     stages = [StageRun("prepare", 0.0, True), StageRun("train", 31.24, False)]
-    return report(**artifacts, stages=stages, config=RunConfig(), data="", target="digit")
+    run = StageRun("collectives", 2.0, False)
+    network = MadeByElement(FlyteDirectory(str(directory / "in/collectives")), run) if measured else None
+    return report(**artifacts, networks=[network], stages=stages, config=RunConfig(), data="", target="digit")
 
 
 def test_the_task_writes_into_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,8 +52,18 @@ def test_the_task_writes_into_the_working_directory(tmp_path: Path, monkeypatch:
     summary = run_task(tmp_path)
     assert summary.directory.startswith("runs/")
     assert (tmp_path / summary.directory / summary.report).exists()
-    assert [(stage.name, stage.reused) for stage in summary.stages] == [("prepare", True), ("train", False)]
+    stages = [(stage.name, stage.reused) for stage in summary.stages]
+    assert stages == [("prepare", True), ("train", False), ("collectives", False)]
     assert (tmp_path / summary.directory / summary.model_file).exists()
+
+
+def test_a_benchmark_that_failed_costs_its_own_figures_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    summary = run_task(tmp_path, measured=False)
+    assert summary.network is None and [stage.name for stage in summary.stages] == ["prepare", "train"]
+    assert "Network     not measured: the benchmark of the collectives failed" in str(summary)
+    page = (tmp_path / summary.directory / summary.report).read_text(encoding="utf-8")
+    assert "Not measured: the benchmark of the collectives failed." in page and "Bus bandwidth" not in page
 
 
 def test_a_pod_uploads_what_it_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
