@@ -24,10 +24,10 @@ from harness.table import Column, Table
 from harness.turns import Figures
 from tasks.artifacts.prepared import Signature, TensorSpec
 from tasks.export.convert import EXAMPLE_ROWS, check_parity, quiet, to_onnx
-from tasks.export.machine import this_machine
 from tasks.export.quantise import quantise, stacked_products
 from tasks.export.session import onnx_predictor
 from tasks.export.variants import FP32, INT8, TORCH, time_variants
+from tasks.hardware.machine import this_machine
 from tasks.models.config import ModelConfig
 from tasks.models.factory import build
 from tasks.models.predict import Predictor, inputs_of, torch_predictor

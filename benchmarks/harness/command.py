@@ -14,8 +14,8 @@ import click
 
 from harness.table import Table
 from tasks.artifacts.versions import installed
-from tasks.export.machine import this_machine
 from tasks.hardware.cpus import usable_cores
+from tasks.hardware.machine import this_machine
 
 #: Whose versions are told beside the figures.
 LIBRARIES = ("torch", "numpy", "pyarrow", "onnxruntime", "polars", "datasets", "grain", "litdata")

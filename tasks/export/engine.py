@@ -24,7 +24,6 @@ from tasks.export.card import model_card
 from tasks.export.config import ExportConfig
 from tasks.export.convert import PARITY_BATCHES, output_name
 from tasks.export.gate import Candidate, Decision, decide
-from tasks.export.machine import Machine, this_machine
 from tasks.export.variants import (
     FILES,
     FP32,
@@ -38,6 +37,7 @@ from tasks.export.variants import (
     torch_variant,
 )
 from tasks.hardware.cpus import usable_cores
+from tasks.hardware.machine import Machine, this_machine
 from tasks.models.metrics import HEADLINE
 from tasks.models.predict import held_out_rows
 

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tasks.export.convert import quiet, without_provenance
+from tasks.export.session import default_threads
 from tasks.export.smooth import smooth_first_product
+from tasks.hardware.cpus import usable_cores
 
 if TYPE_CHECKING:
     import onnx
@@ -81,7 +83,7 @@ def quantise(fp32: Path, int8: Path, inputs: Sequence[np.ndarray], *, reduce_ran
 
     prepared = int8.with_suffix(".prepared.onnx")
     try:
-        with quiet():
+        with quiet(), default_threads(usable_cores()):
             quant_pre_process(fp32, prepared)
             model = onnx.load(prepared)
             names = [value.name for value in model.graph.input]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,28 @@ import numpy as np
 from tasks.models.predict import Predictor
 
 ERRORS_ONLY = 3
+
+
+@contextmanager
+def default_threads(count: int) -> Iterator[None]:
+    """Sessions whose options name no number of threads get ``count`` within the block.
+
+    Otherwise they start one per core of the node, and the quantisation tool takes no options for its sessions.
+    """
+    import onnxruntime
+
+    before = onnxruntime.SessionOptions
+
+    def limited() -> onnxruntime.SessionOptions:
+        options = before()
+        options.intra_op_num_threads = count
+        return options
+
+    onnxruntime.SessionOptions = limited
+    try:
+        yield
+    finally:
+        onnxruntime.SessionOptions = before
 
 
 def onnx_predictor(path: Path, threads: int) -> Predictor:

@@ -58,5 +58,7 @@ def values_of(model: onnx.ModelProto, name: str, feeds: dict[str, np.ndarray]) -
     probe.CopyFrom(model)
     if name not in [value.name for value in probe.graph.output]:
         probe.graph.output.append(helper.make_empty_tensor_value_info(name))
-    session = onnxruntime.InferenceSession(probe.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        probe.SerializeToString(), onnxruntime.SessionOptions(), providers=["CPUExecutionProvider"]
+    )
     return session.run([name], feeds)[0]

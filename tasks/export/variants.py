@@ -15,9 +15,9 @@ from tasks.export.config import ExportConfig
 from tasks.export.convert import EXAMPLE_ROWS, check_parity, largest_difference, to_onnx
 from tasks.export.gate import significance
 from tasks.export.latency import measure, torch_threads
-from tasks.export.machine import Machine
 from tasks.export.quantise import quantise
 from tasks.export.session import onnx_predictor
+from tasks.hardware.machine import Machine
 from tasks.models.metrics import scores
 from tasks.models.predict import Predictor, inputs_of, predict, targets_of, torch_predictor
 

@@ -1,10 +1,25 @@
-"""How many processor cores this process may use."""
+"""How many processor cores this process may use.
+
+A pod sees the cores of its whole node. What its placement gave it travels in the task's environment, so that the same
+placement computes with the same number of threads on every type of node. One machine has no placement: the environment
+of a task only reaches pods.
+"""
 
 from __future__ import annotations
 
 import os
 
+from tasks.hardware.cgroup import cpu_quota
+from tasks.hardware.quantities import quantity_in_environment
+
+#: The placement's ``cpu``, in a pod.
+CPU = "SLIPSTREAM_CPU"
+
 
 def usable_cores() -> int:
-    """The cores in this process's affinity mask, where the system has one (Linux); else all cores of the machine."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """The smallest of: the cores in this process's affinity mask, where the system has one (Linux; else all cores of
+    the machine), its control group's CPU quota, and what the placement gave the pod. Fractions are rounded down; at
+    least 1."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    limits = (cores, cpu_quota(), quantity_in_environment(CPU))
+    return max(1, int(min(limit for limit in limits if limit is not None)))

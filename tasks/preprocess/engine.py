@@ -71,7 +71,7 @@ def prepare(
     """
     listing = list_source(data) if isinstance(data, str) else data if isinstance(data, Listing) else None
     if workers is None:
-        workers = workers_for(listing.size if listing else 0)
+        workers = workers_for(listing.size if listing else 0, config.memory)
     writer = ArtifactWriter(directory)
     try:
         with (

@@ -6,16 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import numpy_helper
 
 from tasks.artifacts.prepared import PreparedData
+from tasks.export import quantise as quantisation
 from tasks.export.config import ExportConfig
 from tasks.export.convert import to_onnx
-from tasks.export.machine import Machine, this_machine
 from tasks.export.quantise import quantise, recipe
 from tasks.export.smooth import smooth_first_product
 from tasks.export.variants import int8_variant, onnx_predictor
+from tasks.hardware.machine import Machine, this_machine
 from tasks.models.predict import inputs_of
 from tests.support.toys import images, table, trained_on, write_prepared
 
@@ -69,6 +71,25 @@ def test_only_training_rows_calibrate(tables: PreparedData, table_fp32: Path, tm
         models[split] = (directory / "model.int8.onnx").read_bytes()
     assert models["none"] == models["test"] == models["validation"]
     assert models["none"] != models["train"]
+
+
+def test_sessions_take_the_cores_of_the_pod_and_not_those_of_the_node(
+    tables: PreparedData, table_fp32: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those that ONNX Runtime's tool makes for the calibration."""
+    threads = []
+
+    class Noted(onnxruntime.InferenceSession):
+        def __init__(self, model: object, sess_options: object = None, **others: object) -> None:
+            threads.append(getattr(sess_options, "intra_op_num_threads", 0))
+            super().__init__(model, sess_options, **others)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Noted)
+    monkeypatch.setattr(quantisation, "usable_cores", lambda: 3)
+    rows = inputs_of(tables.signature, tables.split("train")[:60])
+    quantise(table_fp32, tmp_path / "model.int8.onnx", rows, reduce_range=False)
+    assert len(threads) >= 2 and set(threads) == {3}
+    assert onnxruntime.SessionOptions().intra_op_num_threads == 0
 
 
 def test_a_network_of_products_keeps_its_outputs_in_fp32(

@@ -14,12 +14,11 @@ from tempfile import TemporaryDirectory
 
 import pyarrow as pa
 
-from tasks.hardware.cpus import usable_cores
 from tasks.preprocess.cluster import exchange
 from tasks.preprocess.cluster.division import files_to_read
 from tasks.preprocess.cluster.request import TableRequest
 from tasks.preprocess.config import DataConfig
-from tasks.preprocess.pool.workers import WORTH_SPREADING
+from tasks.preprocess.pool.workers import workers_for
 from tasks.preprocess.read.columnar import LINE, write_spool
 from tasks.preprocess.read.files import Listing
 from tasks.preprocess.read.tables import (
@@ -46,7 +45,7 @@ class TextShare:
     @property
     def workers(self) -> int:
         """The processes that are worth starting for it."""
-        return usable_cores() if sum(file.size for file in self.plan.files) > WORTH_SPREADING else 1
+        return workers_for(sum(file.size for file in self.plan.files), self.config.memory)
 
 
 def open_texts(request: TableRequest, number: int, directory: Path) -> list[Path]:

@@ -14,13 +14,12 @@ from typing import Any
 
 from tasks.artifacts.format import ArtifactWriter
 from tasks.artifacts.prepared import KIND
-from tasks.hardware.cpus import usable_cores
 from tasks.preprocess.cluster import exchange
 from tasks.preprocess.cluster.request import TableRequest
 from tasks.preprocess.columns.transform import Transform
 from tasks.preprocess.engine import Fitting, card_of, write_table
 from tasks.preprocess.pool.resume import ResumableScratch
-from tasks.preprocess.pool.workers import WORTH_SPREADING
+from tasks.preprocess.pool.workers import workers_for
 from tasks.preprocess.shuffle.merge import Merged, all_parts, merge_parts
 from tasks.preprocess.shuffle.sorted_runs import PART_BYTES, Part, Run, collect
 from tasks.storage import copy_within_s3
@@ -33,6 +32,8 @@ class MergePlan:
     transform: Transform
     rows: tuple[int, ...]
     partitions: list[list[Part]]
+    #: GiB that each process may take for data.
+    memory: float
 
     @classmethod
     def of(cls, fitting: Fitting, number: int) -> MergePlan:
@@ -42,7 +43,8 @@ class MergePlan:
         parts = all_parts(rows, itemsize)
         number = min(number, len(parts), -(-sum(rows) * itemsize // PART_BYTES))
         cuts = [index * len(parts) // number for index in range(number + 1)]
-        return cls(transform, tuple(rows), [parts[start:end] for start, end in pairwise(cuts)])
+        partitions = [parts[start:end] for start, end in pairwise(cuts)]
+        return cls(transform, tuple(rows), partitions, fitting.opened.scan.config.memory)
 
     @property
     def itemsize(self) -> int:
@@ -51,7 +53,7 @@ class MergePlan:
     def workers(self, partition: int) -> int:
         """The processes that are worth starting for a partition."""
         size = sum(self.rows[part.split] * self.itemsize // part.of for part in self.partitions[partition])
-        return usable_cores() if size > WORTH_SPREADING else 1
+        return workers_for(size, self.memory)
 
 
 @dataclass(frozen=True)

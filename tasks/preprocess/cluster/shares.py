@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from tasks.hardware.cpus import usable_cores
 from tasks.preprocess.cluster import exchange
 from tasks.preprocess.cluster.csv_parsing import source_of_shares
 from tasks.preprocess.cluster.merge_partitions import MergePlan, write_partitions
@@ -31,7 +30,7 @@ from tasks.preprocess.engine import (
     scan_units,
 )
 from tasks.preprocess.fit.scan import Scan, ScanResult
-from tasks.preprocess.pool.workers import WORTH_SPREADING, workers_for
+from tasks.preprocess.pool.workers import workers_for
 from tasks.preprocess.read.columnar import Unit
 
 #: What a value takes in memory, about.
@@ -49,7 +48,7 @@ class Share:
     def workers(self) -> int:
         """The processes that are worth starting for it."""
         cells = sum(unit.rows for unit in self.units) * len(self.scan.types)
-        return usable_cores() if CELL_BYTES * cells > WORTH_SPREADING else 1
+        return workers_for(CELL_BYTES * cells, self.scan.config.memory)
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ def open_shares(request: TableRequest, number: int, summaries: list[Path], direc
     """
     data, target, config = request.data, request.target, request.config
     parsed = source_of_shares(data, summaries) if summaries else None
-    with exchange.scratch_for(directory, workers_for(data.size)) as place:
+    with exchange.scratch_for(directory, workers_for(data.size, config.memory)) as place:
         if config.earlier:
             table = open_new_files(place, data, find_new_files(data, target, config, place.root / "earlier"), parsed)
         else:

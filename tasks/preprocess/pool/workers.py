@@ -6,6 +6,7 @@ Jobs and results travel as pickles, between a process and its own children alone
 from __future__ import annotations
 
 import importlib
+import math
 import multiprocessing
 import os
 from collections import deque
@@ -18,6 +19,7 @@ from typing import TypeVar
 from tasks.distributed.parent_death import end_with_parent
 from tasks.errors import UserError
 from tasks.hardware.cpus import usable_cores
+from tasks.hardware.memory import memory_allowed
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -97,8 +99,23 @@ class Workers:
 
 #: Below this size one process is done before others have started.
 WORTH_SPREADING = 256 << 20
+#: Of the memory that is allowed, what the processes may take for data; the rest is theirs for code and the system's.
+FOR_DATA = 0.8
 
 
-def workers_for(size: int) -> int:
-    """One process per core for large data (``size`` in bytes), else one."""
-    return usable_cores() if size > WORTH_SPREADING else 1
+def workers_for(size: int, memory: float) -> int:
+    """The processes that are worth starting for ``size`` bytes of data: one for little; one per core for more, or as
+    many as may take ``memory`` GiB each. Raises ``UserError`` if not even one may."""
+    if size <= WORTH_SPREADING:
+        return 1
+    cores, allowed = usable_cores(), memory_allowed()
+    if allowed is None:
+        return cores
+    gib = allowed / (1 << 30)
+    fitting = int(FOR_DATA * gib / memory)
+    if fitting == 0:
+        raise UserError(
+            f"data.memory: {memory:g} GiB are more than {FOR_DATA:.0%} of the {gib:.3g} GiB of this pod or container; "
+            f"lower it to {math.floor(100 * FOR_DATA * gib) / 100}, or raise memory in the profile"
+        )
+    return min(cores, fitting)
