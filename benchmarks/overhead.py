@@ -184,7 +184,7 @@ def measure(scratch: str, rounds: int, steps: int) -> dict[str, list[Figures]]:
     """The pairs of turns of each kind of work, on each rank."""
     data = PreparedData.open(Path(scratch) / "prepared")
     found: dict[str, list[Figures]] = {}
-    with Watcher([]) as watcher, redirect_stdout(io.StringIO()):
+    with Watcher([], grace_s=25) as watcher, redirect_stdout(io.StringIO()):
         for work in WORKS:
             bench, found[work] = Bench(data, work, f"{scratch}/{work}", steps), []
             bench.turn(True, watcher)  # unmeasured: the first save, the first pages of memory

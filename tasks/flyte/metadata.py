@@ -2,55 +2,79 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from datetime import timedelta
 from typing import Any
 
-from flytekit import Cache, PodTemplate, Resources
-from flytekit.extras.accelerators import GPUAccelerator
+from flytekit import Cache, Resources
+from flytekit.extras.accelerators import BaseAccelerator, GPUAccelerator, MultiInstanceGPUAccelerator
 
 from tasks.artifacts.versions import CODE, code_version
-from tasks.hardware.profile import RESOLVED, Placement, current_profile
+from tasks.flyte.pods import needs_template, pod_template
+from tasks.hardware.cpus import CPU
+from tasks.hardware.memory import MEMORY
+from tasks.hardware.placement import Placement
+from tasks.hardware.profile import RESOLVED, Profile, current_profile
 
-PRIMARY = "primary"
+#: Stages whose results are measured times: those of other hardware are not theirs.
+MEASURED = ("collectives", "export")
 
 
 def on(stage: str, besides: tuple[str, ...] = ()) -> dict[str, Any]:
     """The metadata of a stage's task, from the current profile. Stages without a code version are never cached;
     ``besides`` are inputs that make no difference to the cache."""
     profile = current_profile()
-    place = profile.placement(stage)
-    resources = Resources(cpu=place.cpu, mem=place.memory, gpu=place.gpu if place.gpu != "0" else None)
+    place = profile.asked(stage)
     metadata: dict[str, Any] = {
-        "requests": resources,
-        "limits": resources,
         "interruptible": place.interruptible,
         "retries": place.retries,
         "timeout": timedelta(minutes=place.timeout_minutes),
-        "environment": {**place.environment, RESOLVED: profile.to_json()},
+        "environment": environment(profile, place),
+        **pod_of(place),
     }
     if stage in CODE:
         # Serialised: of two executions that want the same result at once, the second waits for the first's.
-        metadata["cache"] = Cache(version=code_version(stage), serialize=True, ignored_inputs=besides)
+        metadata["cache"] = Cache(version=cache_version(stage), serialize=True, ignored_inputs=besides)
     if place.accelerator:
-        metadata["accelerator"] = GPUAccelerator(place.accelerator)
+        metadata["accelerator"] = accelerator(place)
     if place.shared_memory:
         metadata["shared_memory"] = place.shared_memory
-    if place.tolerations or place.node_selector:
-        metadata["pod_template"] = pod_template(place)
     return metadata
 
 
-def pod_template(place: Placement) -> PodTemplate:
-    """What only a pod template can say. A fresh one for each task: flytekit changes the one it is given."""
-    from kubernetes.client import V1Container, V1PodSpec, V1Toleration
+def cache_version(stage: str) -> str:
+    """What a cached result depends on besides its inputs: the code, and the hardware where it is measured."""
+    if stage not in MEASURED:
+        return code_version(stage)
+    hardware = json.dumps(current_profile().asked(stage).hardware, sort_keys=True)
+    return f"{code_version(stage)}-{hashlib.sha256(hardware.encode()).hexdigest()[:8]}"
 
-    tolerations = [
-        V1Toleration(key=t.key or None, operator=t.operator, value=t.value or None, effect=t.effect or None)
-        for t in place.tolerations
-    ]
-    spec = V1PodSpec(
-        containers=[V1Container(name=PRIMARY)],
-        tolerations=tolerations,
-        node_selector=place.node_selector or None,
+
+def environment(profile: Profile, place: Placement) -> dict[str, str]:
+    """The environment of the pods. It never reaches a task that runs on one machine, outside a pod."""
+    # For torch, PyArrow, scikit-learn and BLAS alike: left to themselves they start a thread per core of the node.
+    threads = {"OMP_NUM_THREADS": str(place.threads)} if place.threads else {}
+    travelling = {CPU: place.cpu, MEMORY: place.memory, RESOLVED: profile.to_json()}
+    return {**threads, **place.environment, **travelling}
+
+
+def pod_of(place: Placement) -> dict[str, Any]:
+    if needs_template(place):
+        return {"pod_template": pod_template(place)}
+    asked = place.resources
+    resources = Resources(
+        cpu=place.cpu,
+        mem=place.memory,
+        gpu=asked.get(place.gpu_name),
+        ephemeral_storage=asked["ephemeral-storage"],
     )
-    return PodTemplate(primary_container_name=PRIMARY, pod_spec=spec)
+    return {"requests": resources, "limits": resources}
+
+
+def accelerator(place: Placement) -> BaseAccelerator:
+    if not place.mig:
+        return GPUAccelerator(place.accelerator)
+    partition = MultiInstanceGPUAccelerator.partitioned(place.mig)
+    partition.device = place.accelerator  # flytekit wants a subclass for each kind of GPU
+    return partition

@@ -20,8 +20,10 @@ from flytekit.types.directory import FlyteDirectory
 
 from tasks.artifacts.format import Artifact, DamagedArtifact
 from tasks.artifacts.store import Store, content_key
-from tasks.artifacts.versions import code_version
 from tasks.errors import UserError
+from tasks.flyte.metadata import MEASURED, cache_version
+from tasks.hardware.cpus import usable_cores
+from tasks.hardware.machine import this_machine
 from tasks.logs import logger
 from tasks.settings import Settings, to_dict
 from tasks.storage import S3, StorageUnavailable, cannot_write, download_all
@@ -155,14 +157,21 @@ def describe(value: Any) -> Any:
     return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
 
 
+def key_of(stage: str, inputs: dict[str, Any]) -> str:
+    """The key of a stage's result on this machine."""
+    described = {name: describe(value) for name, value in inputs.items()}
+    if stage in MEASURED:
+        described["machine"] = [this_machine().cpu, usable_cores()]
+    return content_key(stage, cache_version(stage), described)
+
+
 def run_stage(stage: str, inputs: dict[str, Any], make: Callable[[Path, str], object]) -> Made:
     """Make the stage's artifact, or reuse it.
 
     ``make(directory, key)`` writes the artifact into the fresh ``directory``. Locally the result goes to the store
     under a key of the inputs and the code; in a pod Flyte's own cache does this and the artifact is uploaded.
     """
-    version = code_version(stage)
-    key = content_key(stage, version, {name: describe(value) for name, value in inputs.items()})
+    key = key_of(stage, inputs)
     started = time.perf_counter()
     if not runs_locally():
         directory = Path(current_context().working_directory) / stage

@@ -1,9 +1,12 @@
 """Hardware profiles: what each stage asks of the cluster, as data.
 
-A profile is a TOML file: the tables ``[default]`` and ``[stages.<stage>]``, the latter over the former. It is chosen by
-``SLIPSTREAM_PROFILE`` (a name in ``profiles/`` or the path of a file) when the workflow is packaged or registered.
-Flyte imports the module again inside the pod and takes the shape of the process group from *that*, so the resolved
-profile travels in each task's environment and is believed there before anything else.
+A profile is a TOML file: the table ``[default]`` holds for every stage, ``[distributed]`` over it for the process
+groups (train and collectives), ``[stages.<stage>]`` over both for one. ``extends`` names another profile, which these
+tables are laid over. Mappings (environment, labels) are joined key by key, lists are replaced.
+
+A profile is chosen by ``SLIPSTREAM_PROFILE`` (a name in ``profiles/`` or the path of a file) when the workflow is
+packaged or registered. Flyte imports the module again inside the pod and takes the shape of the process group from
+*that*, so the resolved profile travels in each task's environment and is believed there before anything else.
 """
 
 from __future__ import annotations
@@ -12,103 +15,102 @@ import json
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from pydantic import Field
+from typing import Any
 
 from tasks.errors import UserError
-from tasks.settings import Settings, settings, to_dict, unknown
+from tasks.hardware.gpus import visible_gpus
+from tasks.hardware.placement import Placement
+from tasks.hardware.retries import retries_for
+from tasks.settings import to_dict, unknown
 
 CHOICE = "SLIPSTREAM_PROFILE"
 RESOLVED = "SLIPSTREAM_PROFILE_RESOLVED"
 BUILT_IN = Path(__file__).parent / "profiles"
+TABLES = ("default", "distributed", "stages")
+STAGES = ("fingerprint", "prepare", "train", "evaluate", "export", "collectives", "report")
+#: Stages that are process groups. Of other stages with several nodes, each pod is preempted for itself.
+DISTRIBUTED = ("train", "collectives")
 CPU_PROCESSES = 2
-
-
-@settings
-class Toleration(Settings):
-    """A Kubernetes toleration."""
-
-    section = "profile.tolerations"
-
-    key: str = ""
-    operator: Literal["Exists", "Equal"] = "Exists"
-    value: str = ""
-    effect: str = ""
-
-
-@settings
-class Placement(Settings):
-    """What one stage asks for, per pod. Quantities are Kubernetes' (``"500m"``, ``"16Gi"``)."""
-
-    section = "profile"
-
-    nodes: Annotated[int, Field(ge=1)] = 1
-    """Pods at a time: the nodes of a process group; for prepare, those that share the work on a table."""
-    processes: Annotated[int, Field(ge=0)] = 1
-    """Processes per node; 0 takes what the machine has when the profile is resolved."""
-    cpu: str = "1"
-    memory: str = "2Gi"
-    gpu: str = "0"
-    accelerator: str = ""
-    """The accelerator's name as the cluster's node labels spell it."""
-    shared_memory: str = ""
-    """Size of /dev/shm; empty leaves the container's default."""
-    interruptible: bool = False
-    retries: Annotated[int, Field(ge=0)] = 0
-    restarts: Annotated[int, Field(ge=0)] = 0
-    """How often a process group whose worker died is started again in the same pods, before that costs a retry."""
-    timeout_minutes: Annotated[int, Field(ge=1)] = 60
-    tolerations: list[Toleration] = field(default_factory=list)
-    node_selector: dict[str, str] = field(default_factory=dict)
-    environment: dict[str, str] = field(default_factory=dict)
-    data_cache_gib: Annotated[float, Field(gt=0)] = 100.0
-    """Local disk for prepared data (GiB per node). What fits is downloaded before the first step; what does not streams
-    from S3 ahead of use."""
-    notices: Literal["none", "auto", "aws", "gcp", "azure"] = "none"
-    """Whose preemption notices a process watches for; "auto" finds the cloud by asking its metadata server."""
-
-    @property
-    def world_size(self) -> int:
-        return self.nodes * self.processes
+#: Minutes for which the pods of a process group wait for each other.
+JOIN_MINUTES = 15
+#: Retries for what is no preemption: a store that stays away, a worker that is lost.
+OTHER_CAUSES = 2
 
 
 @dataclass(frozen=True)
 class Profile:
-    """A resolved profile: the placement of every stage, nothing left to look up."""
+    """A profile with all its tables laid over each other. ``processes`` that are 0 stay so: where the stage runs, and
+    nowhere else, they become a number."""
 
     name: str
     default: Placement
     stages: Mapping[str, Placement]
 
-    def placement(self, stage: str) -> Placement:
+    def asked(self, stage: str) -> Placement:
+        """What the stage asks for, wherever it runs."""
         return self.stages.get(stage, self.default)
+
+    def placement(self, stage: str) -> Placement:
+        """The same with the number of processes that it has if it runs on this machine."""
+        place = self.asked(stage)
+        return place if place.processes else replace(place, processes=processes_here(place))
 
     def to_json(self) -> str:
         stages = {stage: to_dict(placement) for stage, placement in self.stages.items()}
         return json.dumps({"name": self.name, "default": to_dict(self.default), "stages": stages}, sort_keys=True)
 
 
+def processes_here(place: Placement) -> int:
+    return int(place.gpu) or visible_gpus() or CPU_PROCESSES
+
+
 def parse(name: str, data: dict[str, Any]) -> Profile:
     """Build and resolve a profile. Raises ``UserError`` naming the setting that is wrong."""
     for key in data:
-        if key not in ("name", "default", "stages"):
-            raise UserError(unknown(f"profile {name}", key, ["default", "stages"]))
+        if key not in ("name", *TABLES):
+            raise UserError(unknown(f"profile {name}", key, TABLES))
+    stages = data.get("stages", {})
+    for table in (*(data.get(key, {}) for key in TABLES), *(stages.values() if isinstance(stages, dict) else ())):
+        if not isinstance(table, dict):
+            raise UserError(f"profile {name}: {json.dumps(table)} is not allowed; expected a table, such as [default]")
+    for stage in stages:
+        if stage not in STAGES:
+            raise UserError(unknown(f"profile {name}.stages", stage, STAGES))
     default = data.get("default", {})
+    groups = dict.fromkeys(DISTRIBUTED, over(default, data["distributed"])) if "distributed" in data else {}
+    asked = {**groups, **{stage: over(groups.get(stage, default), own) for stage, own in stages.items()}}
     try:
-        stages = {stage: placement({**default, **own}) for stage, own in data.get("stages", {}).items()}
-        return Profile(name, placement(default), stages)
+        return Profile(
+            name, placement("", default), {stage: placement(stage, asked[stage]) for stage in STAGES if stage in asked}
+        )
     except UserError as error:
         raise UserError(f"profile {name}: {error.message}") from None
 
 
-def placement(data: dict[str, Any]) -> Placement:
-    if data.get("processes") == 0:
-        data = {**data, "processes": visible_gpus() or CPU_PROCESSES}
-    return Placement.from_dict(data)
+def placement(stage: str, data: dict[str, Any]) -> Placement:
+    """The placement that the settings describe. ``retries`` that are not set follow from the preemptions."""
+    place = Placement.from_dict(data)
+    if stage in DISTRIBUTED and place.nodes > 1 and place.timeout_minutes <= JOIN_MINUTES:
+        raise place.reject(
+            "timeout_minutes", f"more than {JOIN_MINUTES}, for which the pods of a job wait for each other"
+        )
+    if "retries" in data or not place.preemptions_per_day:
+        return place
+    pods = place.nodes if stage in DISTRIBUTED else 1
+    hours = 2 * place.timeout_minutes / 60
+    return replace(place, retries=OTHER_CAUSES + retries_for(place.preemptions_per_day, hours, pods))
+
+
+def over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """``above`` laid over ``below``: mappings are joined, all else is replaced."""
+    joined = {
+        key: over(below[key], value) if isinstance(value, dict) and isinstance(below.get(key), dict) else value
+        for key, value in above.items()
+    }
+    return {**below, **joined}
 
 
 @cache
@@ -122,40 +124,35 @@ def current_profile() -> Profile:
 
 def load(choice: str) -> Profile:
     """Read a profile by name or by path. Raises ``UserError`` if there is none or it is wrong."""
-    path = Path(choice) if choice.endswith(".toml") else BUILT_IN / f"{choice}.toml"
+    return parse(path_of(choice).stem, read(choice, ()))
+
+
+def read(choice: str, through: tuple[Path, ...]) -> dict[str, Any]:
+    """The tables of a profile, laid over those of the profile that it extends. ``through`` are the paths of those that
+    extend it, the nearest last."""
+    path = path_of(choice, through[-1].parent if through else Path()).resolve()
+    where = f"{through[-1]}: extends {choice}" if through else f"{CHOICE}={choice}"
+    if path in through:
+        raise UserError(f"{where}: goes round in a circle; a profile cannot extend itself")
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        names = ", ".join(sorted(file.stem for file in BUILT_IN.glob("*.toml")))
-        raise UserError(f"{CHOICE}={choice}: no such profile; choose one of {names}, or a path to a .toml") from None
+        raise UserError(f"{where}: no such profile; choose one of {', '.join(names())}, or a path to a .toml") from None
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{CHOICE}={choice}: {path} cannot be read: {error}") from None
-    return parse(path.stem, data)
+        raise UserError(f"{where}: {path} cannot be read: {error}") from None
+    base = data.pop("extends", None)
+    if base is None:
+        return data
+    if not isinstance(base, str):
+        raise UserError(f"{path}: extends: {json.dumps(base)} is not allowed; expected the name or path of a profile")
+    return over(read(base, (*through, path)), data)
 
 
-def visible_gpus() -> int:
-    """How many GPUs this process may use, counted without loading torch (NVML for NVIDIA, sysfs for AMD)."""
-    for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
-        if variable in os.environ:
-            return len([device for device in os.environ[variable].split(",") if device.strip() not in ("", "-1")])
-    return nvidia_gpus() or amd_gpus()
+def path_of(choice: str, beside: Path = Path()) -> Path:
+    """Where a profile is; a relative path is meant ``beside`` the directory of who names it."""
+    return beside / choice if choice.endswith(".toml") else BUILT_IN / f"{choice}.toml"
 
 
-def nvidia_gpus() -> int:
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        try:
-            return int(pynvml.nvmlDeviceGetCount())
-        finally:
-            pynvml.nvmlShutdown()
-    except pynvml.NVMLError:
-        return 0
-
-
-def amd_gpus() -> int:
-    """Nodes of the kernel's compute topology that have SIMD units; CPUs are listed there too, with none."""
-    nodes = Path("/sys/class/kfd/kfd/topology/nodes").glob("*/properties")
-    lines = (line.split() for node in nodes for line in node.read_text().splitlines())
-    return sum(1 for line in lines if len(line) == 2 and line[0] == "simd_count" and int(line[1]) > 0)
+def names() -> list[str]:
+    """The profiles that come with the project."""
+    return sorted(file.stem for file in BUILT_IN.glob("*.toml"))

@@ -62,6 +62,8 @@ class TrainingRequest:
     execution: str = ""
     #: The cloud whose preemption notices are watched for; "auto" tries all, "none" does not watch.
     notices: str = "none"
+    #: Seconds that SIGTERM leaves to save and end.
+    grace_s: float = 25.0
 
 
 def run(request: TrainingRequest) -> None:
@@ -73,7 +75,7 @@ def run(request: TrainingRequest) -> None:
     started = time.perf_counter()
     end_with_torch_elastic()
     model, training = request.model, request.training
-    with Watcher(metadata_servers(request.notices)) as watcher, process_group() as group:
+    with Watcher(metadata_servers(request.notices), grace_s=request.grace_s) as watcher, process_group() as group:
         with same_error_on_all_ranks():
             data = open_prepared(request.prepared)
             check_rows(data)

@@ -11,7 +11,8 @@ from tasks.artifacts.versions import code_version
 from tasks.flyte.elastic import Workspace, distributed
 from tasks.flyte.metadata import on
 from tasks.flyte.stage import ArtifactDirectory, Made, fingerprint_of, local_path
-from tasks.hardware.profile import Placement
+from tasks.hardware.placement import Placement
+from tasks.hardware.profile import current_profile
 from tasks.logs import logger
 from tasks.models.config import ModelConfig
 from tasks.settings import to_dict
@@ -19,6 +20,8 @@ from tasks.storage import S3
 from tasks.train.config import TrainingConfig
 
 LOG = logger("train")
+#: Of the seconds from SIGTERM to SIGKILL, those in which nothing is saved any more but the processes end.
+ENDING_S = 5
 
 
 def fetch_prepared(directory: FlyteDirectory, place: Placement, fresh: Path) -> Path:
@@ -50,6 +53,7 @@ def train(
             previous_checkpoints=workspace.previous_checkpoints,
             execution=workspace.execution,
             notices=workspace.notices,
+            grace_s=current_profile().placement("train").grace_seconds - ENDING_S,
             made_by={
                 "code": code_version("train"),
                 "model": to_dict(model),

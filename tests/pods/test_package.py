@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from google.protobuf.json_format import MessageToDict
 
-from tasks.hardware.profile import RESOLVED, load
+from tasks.hardware.cpus import CPU
+from tasks.hardware.memory import MEMORY
+from tasks.hardware.profile import RESOLVED, load, names
 from tests.support.package import IMAGE, Package, package
 
 STAGES = {
@@ -40,11 +43,19 @@ STAGES = {
 CACHED = {"prepare", "train", "evaluate", "export", "collectives"}
 DISTRIBUTED = {"train", "collectives"}
 WORKFLOW = "workflows.training.train_and_export"
+#: By the numbers of Flyte's ResourceName.
+RESOURCES = {1: "cpu", 2: "nvidia.com/gpu", 3: "memory", 5: "ephemeral-storage"}
 
 
-@pytest.fixture(scope="module", params=["local", "a100-spot"])
-def packaged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Package]:
-    return request.param, package(tmp_path_factory.mktemp("package"), request.param)
+@pytest.fixture(scope="module")
+def package_for(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Package]:
+    """Packages for a profile, once."""
+    return cache(lambda name: package(tmp_path_factory.mktemp("package"), name))
+
+
+@pytest.fixture(scope="module", params=names())
+def packaged(request: pytest.FixtureRequest, package_for: Callable[[str], Package]) -> tuple[str, Package]:
+    return request.param, package_for(request.param)
 
 
 def test_every_task_carries_its_metadata(packaged: tuple[str, Package]) -> None:
@@ -52,7 +63,7 @@ def test_every_task_carries_its_metadata(packaged: tuple[str, Package]) -> None:
     profile = load(name)
     assert set(STAGES) <= set(made.tasks)
     for task_name, stage in STAGES.items():
-        template, place = made.tasks[task_name], profile.placement(stage)
+        template, place = made.tasks[task_name], profile.asked(stage)
         metadata = template.metadata
         assert metadata.interruptible == place.interruptible, task_name
         assert metadata.retries.retries == place.retries, task_name
@@ -62,22 +73,31 @@ def test_every_task_carries_its_metadata(packaged: tuple[str, Package]) -> None:
         # Where data lies makes no difference: what it is comes from the fingerprint.
         besides = ["listing"] if task_name == "tasks.preprocess.task.prepare" else []
         assert list(metadata.cache_ignore_input_vars) == besides, task_name
-        container = template.container if template.HasField("container") else None
-        if container is None:  # a pod template
-            pod = MessageToDict(template.k8s_pod)["podSpec"]
-            primary = next(c for c in pod["containers"] if c["name"] == "primary")
-            image = primary["image"]
-            environment = {variable["name"]: variable["value"] for variable in primary["env"]}
-            limits = primary["resources"]["limits"]
-            asked = (limits["cpu"], limits["memory"], limits.get("nvidia.com/gpu", limits.get("gpu", "0")))
+        environment = environment_of(template)
+        if template.HasField("container"):
+            image, resources = template.container.image, template.container.resources
+            for entries in (resources.limits, resources.requests):
+                assert {RESOURCES[entry.name]: entry.value for entry in entries} == place.resources, task_name
         else:
-            image = container.image
-            environment = {pair.key: pair.value for pair in container.env}
-            by_kind = {entry.name: entry.value for entry in container.resources.limits}
-            asked = (by_kind[1], by_kind[3], by_kind.get(2, "0"))  # ResourceName: CPU, MEMORY, GPU
+            primary = pod_of(template)["containers"][0]
+            image, resources = primary["image"], primary["resources"]
+            assert resources["limits"] == resources["requests"] == place.resources, task_name
         assert image == IMAGE
-        assert asked == (place.cpu, place.memory, place.gpu), task_name
         assert json.loads(environment[RESOLVED])["name"] == name, task_name
+        # What limits the threads of every library, and the processes, whatever the node has.
+        assert (environment[CPU], environment[MEMORY]) == (place.cpu, place.memory), task_name
+        assert environment.get("OMP_NUM_THREADS") == (str(place.threads) if place.threads else None), task_name
+        assert place.environment.items() <= environment.items(), task_name
+
+
+def test_the_machine_that_registers_is_not_asked_for_its_gpus(
+    tmp_path: Path, package_for: Callable[[str], Package]
+) -> None:
+    """``local`` leaves open how many processes there are; it stays so until a pod runs."""
+    here, elsewhere = package_for("local").tasks, package(tmp_path, "local", CUDA_VISIBLE_DEVICES="0,1,2").tasks
+    assert here.keys() == elsewhere.keys()
+    for name, task in here.items():
+        assert task.SerializeToString(deterministic=True) == elsewhere[name].SerializeToString(deterministic=True), name
 
 
 def test_distributed_stages_are_pytorchjobs_where_the_profile_has_several_nodes(
@@ -95,11 +115,26 @@ def test_distributed_stages_are_pytorchjobs_where_the_profile_has_several_nodes(
         elastic = custom["elasticConfig"]
         assert (elastic["minReplicas"], elastic["maxReplicas"]) == (place.nodes, place.nodes)
         assert elastic["nprocPerNode"] == place.processes
+
+
+def test_pods_are_as_the_profile_says(packaged: tuple[str, Package]) -> None:
+    name, made = packaged
+    for task_name, stage in STAGES.items():
+        template, place = made.tasks[task_name], load(name).asked(stage)
         extended = template.extended_resources
-        assert extended.gpu_accelerator.device == place.accelerator
-        assert extended.shared_memory.size_limit == place.shared_memory
-        tolerations = MessageToDict(template.k8s_pod)["podSpec"]["tolerations"]
-        assert {toleration["key"] for toleration in tolerations} == {t.key for t in place.tolerations}
+        assert extended.gpu_accelerator.device == place.accelerator, task_name
+        assert extended.shared_memory.size_limit == place.shared_memory, task_name
+        if template.HasField("container"):
+            assert not (place.tolerations or place.node_selector or place.labels or place.annotations), task_name
+            assert place.grace_seconds == 30, task_name
+            continue
+        pod = pod_of(template)
+        assert [t["key"] for t in pod.get("tolerations", [])] == [t.key for t in place.tolerations], task_name
+        assert pod.get("nodeSelector", {}) == place.node_selector, task_name
+        assert pod["terminationGracePeriodSeconds"] == place.grace_seconds, task_name
+        assert pod["containers"][0]["terminationMessagePolicy"] == "FallbackToLogsOnError", task_name
+        assert pod.get("securityContext", {}).get("supplementalGroups", []) == place.groups, task_name
+        assert dict(template.k8s_pod.metadata.annotations) == place.annotations, task_name
 
 
 def test_a_table_is_prepared_by_as_many_pods_as_the_profile_says(packaged: tuple[str, Package]) -> None:
@@ -161,9 +196,11 @@ def test_no_input_is_a_path_into_a_structure(packaged: tuple[str, Package]) -> N
 def environment_of(task: Any) -> dict[str, str]:
     if task.HasField("container"):
         return {pair.key: pair.value for pair in task.container.env}
-    containers = MessageToDict(task.k8s_pod)["podSpec"]["containers"]
-    primary = next(container for container in containers if container["name"] == "primary")
-    return {variable["name"]: variable["value"] for variable in primary["env"]}
+    return {variable["name"]: variable["value"] for variable in pod_of(task)["containers"][0]["env"]}
+
+
+def pod_of(task: Any) -> dict[str, Any]:
+    return MessageToDict(task.k8s_pod)["podSpec"]
 
 
 def test_a_network_that_cannot_be_measured_loses_no_training(packaged: tuple[str, Package]) -> None:
@@ -171,7 +208,7 @@ def test_a_network_that_cannot_be_measured_loses_no_training(packaged: tuple[str
     mapped = [node.array_node for node in made.workflows[WORKFLOW].nodes if node.HasField("array_node")]
     assert [node.min_success_ratio for node in mapped] == [0.0]
     element = made.tasks[mapped[0].node.task_node.reference_id.name]
-    assert element.type == ("python-task" if name == "local" else "pytorch")
+    assert element.type == ("python-task" if load(name).asked("collectives").nodes == 1 else "pytorch")
     alone = made.tasks["tasks.collectives.task.benchmark_collectives"]
     assert element.custom == alone.custom and element.metadata.retries == alone.metadata.retries
 

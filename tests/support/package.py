@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import tarfile
@@ -13,6 +14,7 @@ from flyteidl.admin.launch_plan_pb2 import LaunchPlan
 from flyteidl.admin.task_pb2 import TaskSpec
 from flyteidl.admin.workflow_pb2 import WorkflowSpec
 from flytekit.clis.sdk_in_container.pyflyte import main as pyflyte
+from flytekit.core.type_engine import DataclassTransformer
 
 from tests.support.processes import FORK
 
@@ -67,4 +69,7 @@ def run_package(archive: Path, log: Path, environment: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
     assert not any(name.split(".")[0] == "workflows" for name in sys.modules)
+    # Flytekit derives the same schemas of the same dataclasses for every task anew, for most of the time of a package.
+    derive = DataclassTransformer.get_literal_type
+    DataclassTransformer.get_literal_type = functools.cache(derive)  # type: ignore[method-assign]
     pyflyte.main(["--pkgs", "workflows", "package", "--image", IMAGE, "--force", "--output", str(archive)])

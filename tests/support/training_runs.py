@@ -74,7 +74,6 @@ def run_rank(job: Job, rank: int, port: int, faults: tuple[Fault, ...], fired: P
     from tasks.train.checkpoint import Checkpoints
     from tasks.train.config import TrainingConfig
     from tasks.train.loop import train_loop
-    from tasks.train.survival.notices import Watcher
 
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": job.world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in place.items()})
@@ -90,7 +89,6 @@ def run_rank(job: Job, rank: int, port: int, faults: tuple[Fault, ...], fired: P
     train_loop.HISTORY_POINTS = max(1, job.steps // 7)
     # Several batches to an evaluation, of three ranks not equally many for each.
     train_loop.EVALUATION_BATCH = 13
-    engine.Watcher = functools.partial(Watcher, grace_s=job.grace_s)  # type: ignore[misc,assignment]
     if job.watched:
         note_rows(train_loop, job.place / f"rows-{job.watched}-{rank}")
     for fault in faults:
@@ -111,6 +109,7 @@ def run_rank(job: Job, rank: int, port: int, faults: tuple[Fault, ...], fired: P
         checkpoints_home=job.home,
         previous_checkpoints=job.previous,
         made_by={},
+        grace_s=job.grace_s,
     )
     engine.run(request)
 

@@ -224,7 +224,7 @@ class Watcher:
     many seconds left: Kubernetes sends it before it kills a pod. Use it as a context manager, from the main thread.
     """
 
-    def __init__(self, servers: Sequence[Server], *, grace_s: float | None = 25.0, period_s: float = PERIOD_S) -> None:
+    def __init__(self, servers: Sequence[Server], *, grace_s: float | None, period_s: float = PERIOD_S) -> None:
         self._servers = list(servers)
         self._grace_s = grace_s
         self._period_s = period_s
