@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+
 import pytest
 from kubernetes.client import ApiClient
 
-from tasks.flyte.metadata import accelerator, pod_of
+from tasks.flyte.metadata import accelerator, environment, pod_of
 from tasks.flyte.pods import needs_template, pod_template
 from tasks.hardware.placement import Placement, Toleration
+from tasks.hardware.profile import Profile
 
 AFFINITY = {
     "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "kubernetes.io/hostname"}]}
@@ -97,3 +103,32 @@ def test_a_task_with_a_template_names_no_resources_beside_it() -> None:
     """Flytekit would replace all of the template's by those."""
     assert set(pod_of(EVERYTHING)) == {"pod_template"}
     assert set(pod_of(Placement())) == {"requests", "limits"}
+
+
+LIBRARIES = """
+import json
+import numpy, pyarrow, torch
+from sklearn.utils._openmp_helpers import _openmp_effective_n_threads
+from threadpoolctl import threadpool_info
+from tasks.hardware.cpus import usable_cores
+
+pools = {f"{pool['internal_api']} {pool['filepath']}": pool["num_threads"] for pool in threadpool_info()}
+torch_threads, sklearn_threads = torch.get_num_threads(), _openmp_effective_n_threads()
+print(json.dumps({"arrow": pyarrow.cpu_count(), "torch": torch_threads, "sklearn": sklearn_threads,
+                  "ours": usable_cores(), **pools}))
+"""
+
+
+def test_every_library_starts_as_many_threads_as_the_pod_has_cpus() -> None:
+    place = Placement(cpu="1")
+    variables = {**os.environ, **environment(Profile("mine", place, {}), place)}
+    printed = subprocess.run(
+        [sys.executable, "-c", LIBRARIES], env=variables, check=True, capture_output=True, text=True
+    )
+    threads = json.loads(printed.stdout)
+    assert len(threads) > 4 and set(threads.values()) == {1}, threads
+
+
+def test_a_profiles_own_environment_wins() -> None:
+    place = Placement(cpu="8", environment={"OMP_NUM_THREADS": "2"})
+    assert environment(Profile("mine", place, {}), place)["OMP_NUM_THREADS"] == "2"
