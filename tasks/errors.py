@@ -9,6 +9,10 @@ class Interrupted(RuntimeError):
     """Nobody's mistake: the machine went, or a peer did. Another attempt can go on where this one stopped."""
 
 
+class Preempted(Interrupted):
+    """A machine is about to be taken away and the run has stopped cleanly; another attempt can resume it."""
+
+
 class UserError(click.ClickException, ValueError):
     """A mistake in the data, the settings or the environment: one line that says what, where and how to mend it.
 

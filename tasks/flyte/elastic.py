@@ -5,6 +5,10 @@
 - The agent (the parent process) looks into the store, fetches the inputs once and publishes the result; the workers
   get a :class:`Workspace` and only compute.
 - A user's mistake that all workers agreed on is *returned* by them and raised once, by the agent: torch logs nothing.
+- The pods of a job leave together and with one verdict (:mod:`tasks.flyte.departure`).
+- A preemption that was noticed spends the same budget of Flyte's as one that was not: of a single pod the platform's,
+  whose last attempt runs on demand; of a job the task's own ``retries``, which leave it on spot
+  (:mod:`tasks.hardware.retries`).
 """
 
 from __future__ import annotations
@@ -12,32 +16,28 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-from flytekit import current_context
+from flytekit import FlyteContext, current_context
 from flytekit.exceptions.user import FlyteRecoverableException, FlyteUserRuntimeException
 from flytekit.extend import IgnoreOutputs, TaskPlugins
+from flytekit.models.literals import LiteralMap
 from flytekit.types.directory import FlyteDirectory
 from flytekitplugins.kfpytorch import CleanPodPolicy, Elastic, RunPolicy
 from flytekitplugins.kfpytorch.task import PytorchElasticFunctionTask
-from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.elastic.rendezvous import RendezvousError
 
 from tasks.artifacts.format import Artifact
 from tasks.artifacts.store import Store
 from tasks.errors import Interrupted, UserError
-from tasks.flyte.failures import as_seen_by_flyte, lost_to_signal
+from tasks.flyte.departure import one_verdict, outlive_sigterm
+from tasks.flyte.failures import GROUP_ENDED, PodPreempted, as_seen_by_flyte, failure_of
+from tasks.flyte.reports import Outcome, Report, clear_report, collect_reports, this_rank
 from tasks.flyte.stage import STORE, Made, StageRun, local_path, map_errors, run_stage, runs_locally
+from tasks.flyte.verdict import OutputPrefix
 from tasks.hardware.cpus import usable_cores
 from tasks.hardware.profile import CHOICE, Placement, Profile, current_profile
-
-#: What an agent raises when it cannot reach the others: their pod may have gone, or not have come.
-LOST_AGENT = (RendezvousError, dist.DistError)
 
 
 @dataclass(frozen=True)
@@ -62,23 +62,23 @@ class Workspace:
     notices: str
 
     def work(self, body: Callable[[], object]) -> Made:
-        """Run a worker's body. Returns the artifact, or the refusal that all workers agreed on."""
+        """Run a worker's body and report how it ended. Returns the artifact, or the refusal that all workers agreed
+        on."""
+        clear_report(self.directory)
         try:
             body()
-        except UserError as error:
-            # If the ranks could not agree, the others die of a lost peer; then the agent goes by this file.
-            refusal_file(self.directory).write_text(error.message, encoding="utf-8")
-            return Refusal(error.message)  # type: ignore[return-value]  # for the agent, who raises it
         except Exception as error:
             seen = as_seen_by_flyte(error)
+            report = Report.of(seen)
+            report.leave(self.directory)
+            if isinstance(error, UserError):
+                # If the ranks could not agree, the others die of a lost peer; then the agent goes by the report.
+                return Refusal(error.message)  # type: ignore[return-value]  # for the agent, who raises it
             if isinstance(seen, Interrupted):
-                with suppress(FileExistsError), interruption_file(self.directory).open("x", encoding="utf-8") as file:
-                    file.write(str(seen))
-                raise FlyteRecoverableException(str(seen)) from error
-            if isinstance(seen, UserError):
-                # Out of memory on this rank alone: the others wait for it, so it must exit with an error, not return.
-                refusal_file(self.directory).write_text(seen.message, encoding="utf-8")
+                raise FlyteRecoverableException(report.message) from error
+            # Out of memory on this rank alone: the others wait for it, so it must exit with an error, not return.
             raise
+        Report(this_rank(), Outcome.FINISHED).leave(self.directory)
         return Made(FlyteDirectory(self.directory), StageRun(self.stage, 0.0, reused=False))
 
 
@@ -123,7 +123,8 @@ def distributed(stage: str, fetch: Fetch = fetch_all, returns: Callable[[Made], 
         monitor_interval=1,
         increase_shared_mem=False,
         rdzv_configs={"timeout": 900, "join_timeout": 900, "read_timeout": 900},
-        run_policy=RunPolicy(clean_pod_policy=CleanPodPolicy.ALL),
+        # Pods that have ended stay until Flyte deletes the job, and their logs with them.
+        run_policy=RunPolicy(clean_pod_policy=CleanPodPolicy.RUNNING),
     )
 
 
@@ -133,8 +134,26 @@ class DistributedTask(PytorchElasticFunctionTask):
     def __init__(self, task_config: Distributed, task_function: Callable[..., Made], **kwargs: Any) -> None:
         super().__init__(task_config, task_function, ignore_input_vars=["workspace"], **kwargs)
 
+    def dispatch_execute(self, ctx: FlyteContext, input_literal_map: LiteralMap) -> Any:
+        try:
+            return super().dispatch_execute(ctx, input_literal_map)
+        except FlyteUserRuntimeException as error:
+            if self.task_config.nnodes == 1 and isinstance(error.value, PodPreempted):
+                # flytekit makes a user's failure of whatever ``execute`` raises, and of this a system failure: what
+                # Flyte calls a single pod that is taken away without a notice, it shall also be with one.
+                raise error.value from None
+            raise
+
     @map_errors
     def execute(self, **inputs: Any) -> Any:
+        if runs_locally() or self.task_config.nnodes == 1:
+            return self._attempt(**inputs)
+        with one_verdict(OutputPrefix(current_context().output_metadata_prefix)):
+            return self._attempt(**inputs)
+
+    @map_errors
+    def _attempt(self, **inputs: Any) -> Any:
+        """This pod's part of the attempt. Raises ``IgnoreOutputs`` in pods without rank 0."""
         config = self.task_config
         place = config.profile.placement(config.stage)
         local = runs_locally()
@@ -155,64 +174,39 @@ class DistributedTask(PytorchElasticFunctionTask):
             # Locally Flyte gives every run the same name; each is an execution of its own.
             execution = f"local-{uuid.uuid4().hex}" if local else current_context().execution_id.name
             workspace = Workspace(config.stage, str(directory.absolute()), *homes, execution, place.notices)
-            refused, interrupted = refusal_file(workspace.directory), interruption_file(workspace.directory)
-            try:
-                outcome = self._execute(workspace=workspace, **here)
-            except (FlyteRecoverableException, FlyteUserRuntimeException, IgnoreOutputs, *LOST_AGENT) as error:
-                if refused.exists():
-                    raise UserError(refused.read_text(encoding="utf-8")) from None
-                why = interruption(error, interrupted)
-                if why and local:
-                    # Nobody tries again here, so the user has to be told how.
-                    raise UserError(
-                        f"{config.stage}: interrupted ({why}); start it again to go on from there"
-                    ) from None
-                if why:
-                    raise FlyteRecoverableException(why) from error
-                raise
-            finally:
-                refused.unlink(missing_ok=True)
-                interrupted.unlink(missing_ok=True)
-            if isinstance(outcome, Refusal):
-                raise UserError(outcome.message)
+            self._run_group(workspace, place.processes, here, local=local)
             return Artifact.open(directory, config.stage)
 
         made = run_stage(config.stage, {**inputs, "world": [place.nodes, place.processes]}, make)
         return config.returns(made)
 
-
-def interruption(error: Exception, written: Path) -> str:
-    """Why the workers were interrupted, in which case another attempt can help; empty if they failed otherwise."""
-    if isinstance(error, IgnoreOutputs):
-        # The plugin would let the pod exit 0 without outputs, which looks like success to a PyTorchJob.
-        signalled = isinstance(error.__context__, SignalException)
-        return f"the agent was told to end: {error.__context__}" if signalled else ""
-    if isinstance(error, LOST_AGENT):
-        return f"another pod's agent was lost: {error}"
-    if lost := lost_worker(error):
-        return lost
-    if isinstance(error, FlyteRecoverableException):
-        return written.read_text(encoding="utf-8") if written.exists() else str(error)
-    return ""
-
-
-def lost_worker(error: Exception) -> str:
-    """The message if a signal ended the first worker that failed; empty if it failed otherwise."""
-    failed = error.__context__
-    if not isinstance(failed, ChildFailedError):
-        return ""
-    rank, failure = failed.get_first_failure()
-    name = lost_to_signal(failure.exitcode)
-    return f"the worker of rank {rank} was lost to {name}" if name else ""
-
-
-def refusal_file(directory: str) -> Path:
-    return Path(f"{directory}.refusal")
-
-
-def interruption_file(directory: str) -> Path:
-    """Written by the first worker that found itself interrupted."""
-    return Path(f"{directory}.interruption")
+    def _run_group(self, workspace: Workspace, processes: int, inputs: dict[str, Any], *, local: bool) -> None:
+        """Run this machine's workers. Returns if they finished and rank 0 is among them."""
+        outcome, ended = None, None
+        try:
+            outcome = self._execute(workspace=workspace, **inputs)
+        except GROUP_ENDED as error:
+            ended = error
+        finally:
+            if not local:
+                outlive_sigterm()
+            reports = collect_reports(workspace.directory)
+        if isinstance(outcome, Refusal):
+            raise UserError(outcome.message)
+        if ended is None:
+            return
+        if len(reports) == processes and reports[0].outcome is Outcome.FINISHED:
+            # The work is done, whatever ended the agents' farewell.
+            if all(report.rank for report in reports):
+                raise IgnoreOutputs("the pod of rank 0 hands on the result")
+            return
+        failure = failure_of(ended, reports)
+        if local and isinstance(failure, FlyteRecoverableException):
+            # Nobody tries again here, so the user has to be told how.
+            raise UserError(f"{workspace.stage}: interrupted ({failure}); start it again to go on from there") from None
+        if failure is ended:
+            raise ended
+        raise failure from (None if isinstance(failure, UserError) else ended)
 
 
 def flyte_checkpoints() -> tuple[str, str]:

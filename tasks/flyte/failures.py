@@ -1,27 +1,92 @@
-"""What a failure of the workers means to Flyte: try again, or tell the user.
+"""What a failure means to Flyte: try again, or tell the user.
 
 Recoverable is what another attempt can help: the machine was taken away, a worker was lost to a signal, a peer was
 lost, a store stayed away. A user's mistake, a loss that is no number, too little memory and bugs are not: retried they
-would only cost the same again.
+would only cost the same again. Where one failure brings about others, what is not recoverable is the *cause*, and what
+is recoverable may be its *consequence*.
 """
 
 from __future__ import annotations
 
 import signal
 
+import torch
+from flytekit.exceptions.user import FlyteRecoverableException, FlyteUserRuntimeException
+from flytekit.extend import IgnoreOutputs
+from torch.distributed import DistError
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import RendezvousError
+
 from tasks.errors import Interrupted, UserError
+from tasks.flyte.reports import Outcome, Report
 from tasks.storage import StorageUnavailable
+
+#: What an agent raises when it cannot reach the others: their pod may have gone, or not have come.
+LOST_AGENT = (RendezvousError, DistError)
+#: What a process group's end looks like to its agent, unless its rank 0 returned a result.
+GROUP_ENDED = (FlyteRecoverableException, FlyteUserRuntimeException, IgnoreOutputs, SignalException, *LOST_AGENT)
+
+
+class PodPreempted(FlyteRecoverableException):
+    """This pod, or another of its job, is being taken away and said so: there is no other cause to look for."""
+
+
+class WorkerFailed(RuntimeError):
+    """A worker's bug or impossible number, in the words of its own traceback."""
+
+
+def failure_of(error: Exception, reports: list[Report]) -> Exception:
+    """What the agent raises: ``error`` is how torch or the plugin put the group's end, ``reports`` are sorted."""
+    worst = reports[0] if reports else None
+    if worst and worst.outcome is Outcome.REFUSED:
+        return UserError(worst.message)
+    why = interruption(error)
+    if not why:
+        return error
+    if worst and worst.outcome is Outcome.FAILED:
+        return WorkerFailed(worst.message)
+    if worst and worst.outcome is Outcome.PREEMPTED:
+        return PodPreempted(worst.message)
+    if told_to_end(error):
+        return PodPreempted(why)
+    if worst and worst.message and isinstance(error, FlyteRecoverableException):
+        why = worst.message  # torch's lists every worker's traceback
+    return FlyteRecoverableException(why)
+
+
+def interruption(error: Exception) -> str:
+    """Why the workers were interrupted, in which case another attempt can help; empty if they failed otherwise."""
+    if signalled := told_to_end(error):
+        return f"the agent was told to end: {signalled}"
+    if isinstance(error, LOST_AGENT):
+        return f"another pod's agent was lost: {error}"
+    return lost_worker(error) or (str(error) if isinstance(error, FlyteRecoverableException) else "")
+
+
+def told_to_end(error: Exception) -> SignalException | None:
+    """The signal that ended the agent. The plugin turns it into ``IgnoreOutputs``, with which the pod would exit 0
+    without outputs; that looks like success to a PyTorchJob."""
+    signalled = error.__context__ if isinstance(error, IgnoreOutputs) else error
+    return signalled if isinstance(signalled, SignalException) else None
+
+
+def lost_worker(error: Exception) -> str:
+    """The message if a signal ended the first worker that failed; empty if it failed otherwise."""
+    failed = error.__context__
+    if not isinstance(failed, ChildFailedError):
+        return ""
+    rank, failure = failed.get_first_failure()
+    name = lost_to_signal(failure.exitcode)
+    return f"the worker of rank {rank} was lost to {name}" if name else ""
 
 
 def as_seen_by_flyte(error: Exception) -> Exception:
     """The error that a worker raises instead of ``error``: an ``Interrupted`` if another attempt can help, a
     ``UserError`` if a setting can, else the same."""
-    import torch
-    import torch.distributed as dist
-
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return UserError(f"training.accumulation: out of memory ({error}); raise it, or lower training.batch_size")
-    if isinstance(error, (StorageUnavailable, dist.DistError)) or lost_peer(error):
+    if isinstance(error, (StorageUnavailable, DistError)) or lost_peer(error):
         return Interrupted(f"{type(error).__name__}: {error}")
     return error
 

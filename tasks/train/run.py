@@ -19,7 +19,7 @@ from tasks.artifacts.training_record import History, ValidationPoint
 from tasks.distributed.agreement import same_error_on_all_ranks
 from tasks.distributed.parent_death import end_with_torch_elastic
 from tasks.distributed.process_group import Group, process_group
-from tasks.errors import UserError
+from tasks.errors import Preempted, UserError
 from tasks.logs import logger
 from tasks.models.config import ModelConfig
 from tasks.models.factory import build
@@ -35,7 +35,7 @@ from tasks.train.loop.step import make_optimizer, warm_up_ddp_buckets
 from tasks.train.loop.train_loop import apply_restored, checkpoint_state, train_loop
 from tasks.train.survival.checkpoint_interval import Interval
 from tasks.train.survival.goodput import RESTORE, GoodputRecorder
-from tasks.train.survival.guard import Guard, Preempted
+from tasks.train.survival.guard import Guard
 from tasks.train.survival.notices import Watcher, metadata_servers
 from tasks.train.survival.reproducibility import conditions, describe_changes
 
@@ -70,7 +70,7 @@ def run(request: TrainingRequest) -> None:
     """Train, from the newest checkpoint on if there is one, and write the trained model (on rank 0).
 
     Raises :class:`~tasks.distributed.agreement.AgreedUserError` on all ranks if any of them found a user error, and
-    :class:`~tasks.train.survival.guard.Preempted` when a machine is preempted.
+    :class:`~tasks.errors.Preempted` when a machine is preempted.
     """
     started = time.perf_counter()
     end_with_torch_elastic()

@@ -1,206 +1,17 @@
-"""A rehearsal of the cluster: the packaged container command and environment of the training task, run as pods.
-
-Nothing of a cluster is imitated but what it does for a pod: it fills in the templates of the command, it sets the
-``PET_`` variables of a PyTorchJob, and it runs the container. Inputs, outputs and checkpoints are on S3.
-"""
+"""A rehearsal of the cluster: the packaged container command and environment of the training task, run as pods."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import signal
-import subprocess
-import sys
-import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import boto3
 import numpy as np
 import pytest
-from flyteidl.core.errors_pb2 import ErrorDocument
-from flyteidl.core.literals_pb2 import LiteralMap
-from flytekit import FlyteContextManager
-from flytekit.core.type_engine import TypeEngine
-from flytekit.types.directory import FlyteDirectory
-from moto.server import ThreadedMotoServer
 from safetensors.numpy import load_file
 
-from tasks.artifacts.format import ArtifactWriter
-from tasks.artifacts.prepared import TARGET, Signature, TensorSpec
-from tasks.models.config import ModelConfig
-from tasks.train.config import TrainingConfig
-from tests.support.package import package
-from tests.support.processes import free_port
-
-BUCKET = "slipstream"
-TRAIN = "tasks.train.task.train"
-
-PROFILE = """
-[stages.train]
-nodes = {nodes}
-processes = 1
-retries = 3
-data_cache_gib = {cache}
-[stages.collectives]
-nodes = {nodes}
-processes = 1
-"""
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """What the pods of these tests share: S3, the packaged task for each profile, and the inputs."""
-
-    s3: Any
-    environment: dict[str, str]
-    templates: dict[int, Any]
-    workdir: Path
-
-    def pod(
-        self, nodes: int, name: str, *, previous: str = "", inputs: str = "inputs", **variables: str
-    ) -> subprocess.Popen[str]:
-        """Start a pod of the training task packaged for ``nodes``, as attempt ``name``."""
-        container = self.templates[nodes].container
-        fills = {
-            "input": f"s3://{BUCKET}/{inputs}.pb",
-            "outputPrefix": f"s3://{BUCKET}/{name}/outputs",
-            "rawOutputDataPrefix": f"s3://{BUCKET}/{name}/raw",
-            "checkpointOutputPrefix": f"s3://{BUCKET}/{name}/checkpoints",
-            "prevCheckpointPrefix": f"s3://{BUCKET}/{previous}/checkpoints" if previous else '""',
-        }
-        command = [re.sub(r"\{\{\.(\w+)\}\}", lambda m: fills[m[1]], part) for part in container.args]
-        packaged = {pair.key: pair.value for pair in container.env}
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        # Flyte names the execution in every pod; the pods of a PyTorchJob find each other by that name.
-        machine = {"PATH": path, "HOME": str(self.workdir), "FLYTE_INTERNAL_EXECUTION_ID": name.replace("_", "-")}
-        (self.workdir / name).mkdir(exist_ok=True)
-        return subprocess.Popen(
-            command,
-            cwd=self.workdir / name,
-            env={**machine, **self.environment, **packaged, **variables},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-
-    def keys(self, prefix: str) -> list[str]:
-        return [o["Key"] for o in self.s3.list_objects_v2(Bucket=BUCKET, Prefix=prefix).get("Contents", [])]
-
-    def read(self, key: str) -> bytes:
-        return self.s3.get_object(Bucket=BUCKET, Key=key)["Body"].read()
-
-    def trained(self, name: str, into: Path) -> Path:
-        """Download the trained model that attempt ``name`` handed on."""
-        outputs = LiteralMap.FromString(self.read(f"{name}/outputs/outputs.pb"))
-        prefix = outputs.literals["artifact"].scalar.blob.uri.removeprefix(f"s3://{BUCKET}/")
-        for key in self.keys(prefix):
-            path = into / key.removeprefix(prefix).lstrip("/")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(self.read(key))
-        return into
-
-    def error(self, name: str) -> ErrorDocument:
-        return ErrorDocument.FromString(self.read(f"{name}/outputs/error.pb"))
-
-
-def blobs(rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Two classes that a small network tells apart."""
-    generator = np.random.default_rng(seed)
-    target = generator.integers(0, 2, rows).astype("<i4")
-    return (generator.normal(size=(rows, 6)) + 1.5 * target[:, None]).astype("<f4"), target
-
-
-def write_prepared(directory: Path) -> None:
-    signature = Signature((TensorSpec("numeric", "float32", (6,)),), "classification", "y", ("no", "yes"))
-    writer = ArtifactWriter(directory)
-    for seed, (split, rows) in enumerate({"train": 600, "validation": 200, "test": 200}.items()):
-        records = np.zeros(rows, signature.record)
-        records["numeric"], records[TARGET] = blobs(rows, seed)
-        with writer.create(f"{split}-00000.rows", 4096 * signature.record.itemsize) as file:
-            file.write(records.tobytes())
-    writer.write_json("signature.json", signature.to_json())
-    writer.finish("prepare", {"by": "the rehearsal"})
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    workdir = tmp_path_factory.mktemp("cluster")
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    environment = {
-        "FLYTE_AWS_ENDPOINT": f"http://{host}:{port}",
-        "FLYTE_AWS_ACCESS_KEY_ID": "testing",
-        "FLYTE_AWS_SECRET_ACCESS_KEY": "testing",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }
-    s3 = boto3.client(
-        "s3",
-        endpoint_url=environment["FLYTE_AWS_ENDPOINT"],
-        aws_access_key_id="testing",
-        aws_secret_access_key="testing",
-        region_name="us-east-1",
-    )
-    s3.create_bucket(Bucket=BUCKET)
-    write_prepared(workdir / "prepared")
-    for path in (workdir / "prepared").iterdir():
-        s3.put_object(Bucket=BUCKET, Key=f"prepared/{path.name}", Body=path.read_bytes())
-    context = FlyteContextManager.current_context()
-    short = TrainingConfig(epochs=6, batch_size=50, patience=0, checkpoint_every=10)
-    endless = TrainingConfig(epochs=20_000, batch_size=50, patience=0, checkpoint_every=10)
-    common: dict[str, tuple[Any, type]] = {
-        "prepared": (FlyteDirectory(f"s3://{BUCKET}/prepared", remote_directory=False), FlyteDirectory),
-        "model": (ModelConfig(arguments={"hidden": [16]}), ModelConfig),
-        "code": ("", str),
-    }
-    for key, training in {"inputs": short, "endless": endless}.items():
-        literals = {
-            name: TypeEngine.to_literal(context, value, kind, TypeEngine.to_literal_type(kind)).to_flyte_idl()
-            for name, (value, kind) in {**common, "training": (training, TrainingConfig)}.items()
-        }
-        s3.put_object(Bucket=BUCKET, Key=f"{key}.pb", Body=LiteralMap(literals=literals).SerializeToString())
-    templates = {}
-    for nodes in (1, 2):
-        profile = workdir / f"pods{nodes}.toml"
-        # Two pods have no room for all of the 28 KB, so that their rows stream; one pod downloads them.
-        profile.write_text(PROFILE.format(nodes=nodes, cache=2.2e-5 if nodes == 2 else 1.0))
-        templates[nodes] = package(workdir, str(profile)).tasks[TRAIN]
-    yield Cluster(s3, environment, templates, workdir)
-    server.stop()
-
-
-def finish(pod: subprocess.Popen[str]) -> str:
-    output, _ = pod.communicate(timeout=180)
-    return output
-
-
-def until_saved(cluster: Cluster, pod: subprocess.Popen[str], name: str) -> None:
-    """Wait until the pod has published a checkpoint."""
-    deadline = time.monotonic() + 120
-    while not any(key.endswith("/manifest.json") for key in cluster.keys(f"{name}/checkpoints")):
-        assert pod.poll() is None and time.monotonic() < deadline, finish(pod)
-        time.sleep(0.02)
-
-
-def worker_of(pod: subprocess.Popen[str]) -> int:
-    """The process id of the pod's only training process."""
-    children = Path(f"/proc/{pod.pid}/task/{pod.pid}/children").read_text().split()
-    (worker,) = [int(c) for c in children if b"spawn_main" in Path(f"/proc/{c}/cmdline").read_bytes()]
-    return worker
-
-
-def pods_of_job(cluster: Cluster, name: str, previous: str = "") -> list[subprocess.Popen[str]]:
-    """Both pods of one attempt of a PyTorchJob."""
-    job = {
-        "PET_NNODES": "2:2",  # as the operator writes it when the job has an elastic policy
-        "PET_NPROC_PER_NODE": "1",
-        "PET_RDZV_BACKEND": "c10d",
-        "PET_RDZV_ENDPOINT": f"127.0.0.1:{free_port()}",
-    }
-    return [cluster.pod(2, name, previous=previous, PET_NODE_RANK=str(rank), **job) for rank in range(2)]
+from tests.support.training_pods import BUG, Cluster, finish, pods_of_job, python_path, until_saved, worker_of
 
 
 @pytest.fixture(scope="module")
@@ -215,7 +26,7 @@ def world(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_two_pods_of_a_pytorchjob_form_one_world(cluster: Cluster, world: Path) -> None:
-    assert cluster.templates[2].type == "pytorch"
+    assert cluster.template(2).type == "pytorch"
     history = json.loads((world / "history.json").read_text())
     assert history["world"]["size"] == 2
     assert history["steps_total"] == 6 * 600 // 50
@@ -311,29 +122,12 @@ def test_a_pod_that_is_told_to_end_saves_and_is_worth_another_attempt(cluster: C
 
 
 @pytest.mark.prove
-def test_what_another_attempt_cannot_help_is_not_retried(cluster: Cluster) -> None:
-    pod = cluster.pod(1, "bug", inputs="inputs", PYTHONPATH=str(broken(cluster.workdir / "broken")))
+def test_what_another_attempt_cannot_help_is_not_retried(cluster: Cluster, tmp_path: Path) -> None:
+    pod = cluster.pod(1, "bug", inputs="inputs", **python_path(tmp_path, BUG))
     output = finish(pod)
     error = cluster.error("bug").error
     assert error.kind == error.NON_RECOVERABLE, output
     assert "a bug in the step" in error.message
-
-
-def broken(directory: Path) -> Path:
-    """A directory that, on the path of a process, makes its first training step raise."""
-    directory.mkdir()
-    (directory / "sitecustomize.py").write_text(
-        "import sys\n"
-        "class Finder:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'tasks.train.loop.train_loop':\n"
-        "            from tasks.train import step\n"
-        "            def train_step(*arguments):\n"
-        "                raise ZeroDivisionError('a bug in the step')\n"
-        "            step.train_step = train_step\n"
-        "sys.meta_path.insert(0, Finder())\n"
-    )
-    return directory
 
 
 @pytest.mark.parametrize(

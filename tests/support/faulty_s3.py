@@ -24,6 +24,7 @@ class FaultyS3(ThreadingHTTPServer):
     bit of the request's body, or of the answer's if the request has none; "cut" stores half of it; "pass" is none,
     for requests before the one that is meant.
     A body that does not match its CRC is refused, as S3 does and moto does not.
+    ``slow`` delays the storing of every object whose path contains the text, by so many seconds.
     ``down_until`` (``time.monotonic``) makes every connection end at once without an answer.
     """
 
@@ -38,6 +39,7 @@ class FaultyS3(ThreadingHTTPServer):
         self.refused = 0
         self.requests: list[str] = []
         self.down_until = 0.0
+        self.slow: dict[str, float] = {}
         self.stall_s = 1.0
         self.lock = threading.Lock()
 
@@ -89,6 +91,8 @@ class Handler(BaseHTTPRequestHandler):
             return self.error(400, "BadDigest")
         if fault == "cut":
             body = body[: len(body) // 2]
+        if self.command == "PUT":
+            time.sleep(max((seconds for text, seconds in server.slow.items() if text in self.path), default=0.0))
         connection = http.client.HTTPConnection(*server.upstream, timeout=60)
         headers = {name: value for name, value in self.headers.items() if name.lower() != "expect"}
         headers.pop("Transfer-Encoding", None)

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tasks.errors import Preempted
 from tasks.train.survival.checkpoint_interval import Interval
 from tasks.train.survival.goodput import GoodputRecorder, read_attempts
-from tasks.train.survival.guard import Guard, Preempted
+from tasks.train.survival.guard import Guard
 from tasks.train.survival.notices import Watcher
 from tests.support.small_run import Run, names
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
-from tasks.errors import Interrupted
+from tasks.errors import Preempted
 from tasks.train.checkpoint import Checkpoints
 from tasks.train.survival.checkpoint_interval import Interval
 from tasks.train.survival.consensus import Consensus, ExchangeSchedule, GroupState, Stop
@@ -33,10 +33,6 @@ STALLS = 5
 #: Returns the arguments of :meth:`~tasks.train.checkpoint.Checkpoints.save`: the progress, and this rank's own state.
 Capture = Callable[[], tuple[Any, Any]]
 T = TypeVar("T")
-
-
-class Preempted(Interrupted):
-    """A machine is about to be taken away and the run has stopped cleanly; another attempt can resume it."""
 
 
 class Guard:

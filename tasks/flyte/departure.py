@@ -1,0 +1,98 @@
+"""How a pod of a PyTorchJob leaves: not before there is a verdict, and with one verdict for all.
+
+To the training operator (1.8, 1.9) a job with an elastic policy has succeeded as soon as any one of its pods exits
+with 0, and failed as soon as one exits otherwise; either way it ends the pods that still run: SIGTERM, and SIGKILL
+after the grace period. So a pod whose work is done waits until the pod of rank 0 has handed on the result, and a pod
+that lost its peers gives the one that may know why the time to say so.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TypeVar
+
+from flytekit.extend import IgnoreOutputs
+
+from tasks.errors import UserError
+from tasks.flyte.failures import PodPreempted
+from tasks.flyte.verdict import OutputPrefix, Verdict, is_cause
+from tasks.logs import logger
+from tasks.storage import StorageUnavailable
+
+LOG = logger("flyte")
+
+POLL_S = 1.0
+#: How long a finished pod waits for the result of rank 0's. A result is uploaded in minutes, and the task's time-out
+#: ends the job in any case; if the hour passes, rank 0's pod hangs, and another attempt is made.
+RESULT_S = 3600.0
+#: How long a pod that lost its peers looks for the cause. The agent of the pod that has it notices within a second and
+#: then gives its other workers 30 seconds to end before it kills them.
+CAUSE_S = 45.0
+#: For how long a verdict is put again when the store stays away.
+STORE_S = 900.0
+
+T = TypeVar("T")
+
+
+@contextmanager
+def one_verdict(prefix: OutputPrefix) -> Iterator[None]:
+    """Run a pod's part of the job in the block. What it raises becomes ``IgnoreOutputs``, with which the pod exits with
+    0 and writes nothing more, as soon as the verdict of the job lies at ``prefix``."""
+    if prefix.look() is not Verdict.NONE:
+        raise IgnoreOutputs("this attempt is over: the operator started a pod for one that was deleted")
+    try:
+        yield
+    except IgnoreOutputs:
+        if wait_for(prefix, RESULT_S, lambda found: found is not Verdict.NONE) is Verdict.NONE:
+            LOG.warning("no result and no error at %s after %.0f s: leaving without", prefix.uri, RESULT_S)
+        raise
+    except Exception as error:
+        LOG.error("%s: %s", type(error).__name__, error)
+        blind = not is_cause(error) and not isinstance(error, PodPreempted)
+        found = wait_for(prefix, CAUSE_S if blind else 0.0, lambda found: found in (Verdict.CAUSE, Verdict.SUCCESS))
+        # Flyte would prefer an error to a result that is complete.
+        if found is not Verdict.SUCCESS and not persistently(partial(prefix.leave, error), STORE_S):
+            raise
+        raise IgnoreOutputs(f"the verdict of this job lies at {prefix.uri}") from error
+
+
+def wait_for(prefix: OutputPrefix, seconds: float, enough: Callable[[Verdict], bool]) -> Verdict:
+    """Look at the prefix until it holds ``enough``; returns what was found last. A store that does not answer, or
+    refuses to, is no answer."""
+    deadline, found = time.monotonic() + seconds, Verdict.NONE
+    while True:
+        try:
+            found = prefix.look()
+        except (StorageUnavailable, UserError) as error:
+            LOG.warning("cannot tell whether the job has ended: %s", error)
+        if enough(found) or time.monotonic() >= deadline:
+            return found
+        time.sleep(POLL_S)
+
+
+def persistently(put: Callable[[], object], seconds: float) -> bool:
+    """Call ``put`` until the store has taken it; whether it did so in this time."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            put()
+        except (StorageUnavailable, UserError) as error:
+            LOG.warning("cannot record how the job ended: %s", error)
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(POLL_S)
+        else:
+            return True
+
+
+def outlive_sigterm() -> None:
+    """Let SIGTERM pass unheeded from here on: what is left to do, uploading the result or the verdict, is done within
+    the grace period or not at all. Replaces torch's handler, which outlives the process group and raises."""
+    if threading.current_thread() is threading.main_thread():
+        # A handler, unlike SIG_IGN, is not inherited by programs that are started.
+        signal.signal(signal.SIGTERM, lambda number, frame: None)

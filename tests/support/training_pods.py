@@ -1,0 +1,265 @@
+"""Training as pods: the packaged container command and environment, run against S3 on loopback.
+
+Nothing of a cluster is imitated but what it does for a pod: it fills in the templates of the command, it sets the
+``PET_`` variables of a PyTorchJob, and it runs the container. Inputs, outputs and checkpoints are on S3.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import boto3
+import numpy as np
+from flyteidl.core.errors_pb2 import ErrorDocument
+from flyteidl.core.literals_pb2 import LiteralMap
+from flytekit import FlyteContextManager
+from flytekit.core.type_engine import TypeEngine
+from flytekit.types.directory import FlyteDirectory
+
+from tasks.artifacts.format import ArtifactWriter
+from tasks.artifacts.prepared import TARGET, Signature, TensorSpec
+from tasks.models.config import ModelConfig
+from tasks.train.config import TrainingConfig
+from tests.support.faulty_s3 import CREDENTIALS, FaultyS3, faulty_s3
+from tests.support.package import package
+from tests.support.processes import free_port
+
+BUCKET = "slipstream"
+TRAIN = "tasks.train.task.train"
+
+PROFILE = """
+[stages.train]
+nodes = {nodes}
+processes = {processes}
+retries = 3
+data_cache_gib = {cache}
+[stages.collectives]
+nodes = {nodes}
+processes = {processes}
+"""
+
+#: Code for :func:`python_path`: the first training step raises.
+BUG = """
+def train_step(*arguments):
+    raise ZeroDivisionError('a bug in the step')
+from tasks.train.loop import step
+step.train_step = train_step
+"""
+
+
+class Pod(subprocess.Popen[str]):
+    """A container's process; what it prints goes to ``log``."""
+
+    log: Path
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What the pods of these tests share: S3, the packaged task for each shape of the group, and the inputs."""
+
+    server: FaultyS3
+    s3: Any
+    environment: dict[str, str]
+    workdir: Path
+    templates: dict[tuple[int, int], Any] = field(default_factory=dict)
+
+    def template(self, nodes: int, processes: int = 1) -> Any:
+        """The training task, packaged for ``nodes`` pods of ``processes`` each."""
+        if (nodes, processes) not in self.templates:
+            profile = self.workdir / f"pods{nodes}.toml"
+            # Two pods have no room for all of the 28 KB, so that their rows stream; one pod downloads them.
+            cache = 2.2e-5 if nodes == 2 else 1.0
+            profile.write_text(PROFILE.format(nodes=nodes, processes=processes, cache=cache))
+            self.templates[nodes, processes] = package(self.workdir, str(profile)).tasks[TRAIN]
+        return self.templates[nodes, processes]
+
+    def pod(
+        self,
+        nodes: int,
+        name: str,
+        *,
+        processes: int = 1,
+        number: int = 0,
+        previous: str = "",
+        inputs: str = "inputs",
+        **variables: str,
+    ) -> Pod:
+        """Start pod ``number`` of attempt ``name`` of the training task."""
+        container = self.template(nodes, processes).container
+        fills = {
+            "input": f"s3://{BUCKET}/{inputs}.pb",
+            "outputPrefix": f"s3://{BUCKET}/{name}/outputs",
+            "rawOutputDataPrefix": f"s3://{BUCKET}/{name}/raw",
+            "checkpointOutputPrefix": f"s3://{BUCKET}/{name}/checkpoints",
+            "prevCheckpointPrefix": f"s3://{BUCKET}/{previous}/checkpoints" if previous else '""',
+        }
+        command = [re.sub(r"\{\{\.(\w+)\}\}", lambda m: fills[m[1]], part) for part in container.args]
+        packaged = {pair.key: pair.value for pair in container.env}
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        # Flyte names the execution in every pod; the pods of a PyTorchJob find each other by that name.
+        machine = {"PATH": path, "HOME": str(self.workdir), "FLYTE_INTERNAL_EXECUTION_ID": name.replace("_", "-")}
+        place = self.workdir / name
+        place.mkdir(exist_ok=True)
+        with (place / f"{number}.log").open("w") as log:
+            pod = Pod(
+                command,
+                cwd=place,
+                env={**machine, **self.environment, **packaged, **variables},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        pod.log = place / f"{number}.log"
+        return pod
+
+    def keys(self, prefix: str) -> list[str]:
+        return [o["Key"] for o in self.s3.list_objects_v2(Bucket=BUCKET, Prefix=prefix).get("Contents", [])]
+
+    def read(self, key: str) -> bytes:
+        return self.s3.get_object(Bucket=BUCKET, Key=key)["Body"].read()
+
+    def trained(self, name: str, into: Path) -> Path:
+        """Download the trained model that attempt ``name`` handed on."""
+        outputs = LiteralMap.FromString(self.read(f"{name}/outputs/outputs.pb"))
+        prefix = outputs.literals["artifact"].scalar.blob.uri.removeprefix(f"s3://{BUCKET}/")
+        for key in self.keys(prefix):
+            path = into / key.removeprefix(prefix).lstrip("/")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(self.read(key))
+        return into
+
+    def error(self, name: str) -> ErrorDocument:
+        return ErrorDocument.FromString(self.read(f"{name}/outputs/error.pb"))
+
+
+def blobs(rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Two classes that a small network tells apart."""
+    generator = np.random.default_rng(seed)
+    target = generator.integers(0, 2, rows).astype("<i4")
+    return (generator.normal(size=(rows, 6)) + 1.5 * target[:, None]).astype("<f4"), target
+
+
+def write_prepared(directory: Path) -> None:
+    signature = Signature((TensorSpec("numeric", "float32", (6,)),), "classification", "y", ("no", "yes"))
+    writer = ArtifactWriter(directory)
+    for seed, (split, rows) in enumerate({"train": 600, "validation": 200, "test": 200}.items()):
+        records = np.zeros(rows, signature.record)
+        records["numeric"], records[TARGET] = blobs(rows, seed)
+        with writer.create(f"{split}-00000.rows", 4096 * signature.record.itemsize) as file:
+            file.write(records.tobytes())
+    writer.write_json("signature.json", signature.to_json())
+    writer.finish("prepare", {"by": "the rehearsal"})
+
+
+@contextmanager
+def training_cluster(workdir: Path) -> Iterator[Cluster]:
+    with faulty_s3() as server:
+        # As Flyte configures pods for MinIO; boto3's own variables are not set.
+        environment = {f"FLYTE_{name}": value for name, value in CREDENTIALS.items()}
+        environment |= {"FLYTE_AWS_ENDPOINT": server.url, "AWS_DEFAULT_REGION": CREDENTIALS["AWS_DEFAULT_REGION"]}
+        s3 = boto3.client(
+            "s3",
+            endpoint_url=server.url,
+            aws_access_key_id=CREDENTIALS["AWS_ACCESS_KEY_ID"],
+            aws_secret_access_key=CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
+            region_name=CREDENTIALS["AWS_DEFAULT_REGION"],
+        )
+        write_inputs(s3, workdir)
+        yield Cluster(server, s3, environment, workdir)
+
+
+def write_inputs(s3: Any, workdir: Path) -> None:
+    """The bucket with prepared data and two sets of inputs: ``inputs``, of 72 steps, and ``endless``."""
+    s3.create_bucket(Bucket=BUCKET)
+    write_prepared(workdir / "prepared")
+    for path in (workdir / "prepared").iterdir():
+        s3.put_object(Bucket=BUCKET, Key=f"prepared/{path.name}", Body=path.read_bytes())
+    context = FlyteContextManager.current_context()
+    short = TrainingConfig(epochs=6, batch_size=50, patience=0, checkpoint_every=10)
+    endless = TrainingConfig(epochs=20_000, batch_size=50, patience=0, checkpoint_every=10)
+    common: dict[str, tuple[Any, type]] = {
+        "prepared": (FlyteDirectory(f"s3://{BUCKET}/prepared", remote_directory=False), FlyteDirectory),
+        "model": (ModelConfig(arguments={"hidden": [16]}), ModelConfig),
+        "code": ("", str),
+    }
+    for key, training in {"inputs": short, "endless": endless}.items():
+        literals = {
+            name: TypeEngine.to_literal(context, value, kind, TypeEngine.to_literal_type(kind)).to_flyte_idl()
+            for name, (value, kind) in {**common, "training": (training, TrainingConfig)}.items()
+        }
+        s3.put_object(Bucket=BUCKET, Key=f"{key}.pb", Body=LiteralMap(literals=literals).SerializeToString())
+
+
+def finish(pod: Pod) -> str:
+    """Wait until the pod has ended; returns what it printed."""
+    pod.wait(timeout=180)
+    return pod.log.read_text()
+
+
+def until_saved(cluster: Cluster, pod: Pod, name: str) -> None:
+    """Wait until the pod has published a checkpoint."""
+    deadline = time.monotonic() + 120
+    while not any(key.endswith("/manifest.json") for key in cluster.keys(f"{name}/checkpoints")):
+        assert pod.poll() is None and time.monotonic() < deadline, finish(pod)
+        time.sleep(0.02)
+
+
+def worker_of(pod: Pod) -> int:
+    """The process id of the pod's only training process."""
+    children = Path(f"/proc/{pod.pid}/task/{pod.pid}/children").read_text().split()
+    (worker,) = [int(c) for c in children if b"spawn_main" in Path(f"/proc/{c}/cmdline").read_bytes()]
+    return worker
+
+
+def pods_of_job(
+    cluster: Cluster,
+    name: str,
+    *,
+    processes: int = 1,
+    previous: str = "",
+    inputs: str = "inputs",
+    variables: Sequence[dict[str, str]] = ({}, {}),
+) -> list[Pod]:
+    """Both pods of one attempt of a PyTorchJob; ``variables`` are those that one of them has alone."""
+    job = {
+        "PET_NNODES": "2:2",  # as the operator writes it when the job has an elastic policy
+        "PET_NPROC_PER_NODE": str(processes),
+        "PET_RDZV_BACKEND": "c10d",
+        "PET_RDZV_ENDPOINT": f"127.0.0.1:{free_port()}",
+    }
+    return [
+        cluster.pod(
+            2,
+            name,
+            processes=processes,
+            number=rank,
+            previous=previous,
+            inputs=inputs,
+            **{"PET_NODE_RANK": str(rank), **job, **own},
+        )
+        for rank, own in enumerate(variables)
+    ]
+
+
+def python_path(directory: Path, code: str, before: str = "tasks.train.loop.train_loop") -> dict[str, str]:
+    """Variables with which a pod and its workers run ``code`` when they first import the module ``before``."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {before!r}:\n"
+        "            sys.meta_path.remove(self)\n"
+        f"            exec({code!r}, {{}})\n"
+        "sys.meta_path.insert(0, Finder())\n"
+    )
+    return {"PYTHONPATH": str(directory)}
