@@ -10,7 +10,14 @@ from pathlib import Path
 #: Starts a process in a tenth of a second; it has torch, the training engine and flytekit's commands, but no workflow.
 FORK = multiprocessing.get_context("forkserver")
 FORK.set_forkserver_preload(
-    ["torch", "torch._dynamo", "tasks.train.run", "tests.support.training_runs", "tests.support.package"]
+    [
+        "torch",
+        "torch._dynamo",
+        "tasks.train.run",
+        "tests.support.training_runs",
+        "tests.support.package",
+        "tests.support.job_pods",
+    ]
 )
 
 

@@ -30,7 +30,8 @@ from tasks.artifacts.prepared import TARGET, Signature, TensorSpec
 from tasks.models.config import ModelConfig
 from tasks.train.config import TrainingConfig
 from tests.support.faulty_s3 import CREDENTIALS, FaultyS3, faulty_s3
-from tests.support.package import package
+from tests.support.operator import Attempt, read_outputs
+from tests.support.package import REPOSITORY, package
 from tests.support.processes import free_port
 
 BUCKET = "slipstream"
@@ -106,7 +107,14 @@ class Cluster:
         packaged = {pair.key: pair.value for pair in container.env}
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         # Flyte names the execution in every pod; the pods of a PyTorchJob find each other by that name.
-        machine = {"PATH": path, "HOME": str(self.workdir), "FLYTE_INTERNAL_EXECUTION_ID": name.replace("_", "-")}
+        # The code is this repository's, wherever the environment is installed from.
+        code = os.pathsep.join(filter(None, [variables.pop("PYTHONPATH", ""), str(REPOSITORY)]))
+        machine = {
+            "PATH": path,
+            "PYTHONPATH": code,
+            "HOME": str(self.workdir),
+            "FLYTE_INTERNAL_EXECUTION_ID": name.replace("_", "-"),
+        }
         place = self.workdir / name
         place.mkdir(exist_ok=True)
         with (place / f"{number}.log").open("w") as log:
@@ -136,6 +144,11 @@ class Cluster:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(self.read(key))
         return into
+
+    def attempt(self, name: str) -> Attempt:
+        """What propeller reads of attempt ``name`` once its pods have ended well."""
+        prefix = f"{name}/outputs/"
+        return read_outputs({key.removeprefix(prefix): self.read(key) for key in self.keys(prefix)})
 
     def error(self, name: str) -> ErrorDocument:
         return ErrorDocument.FromString(self.read(f"{name}/outputs/error.pb"))

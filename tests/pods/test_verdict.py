@@ -1,0 +1,160 @@
+"""Out of memory on one rank of a job: whatever the order of events, the one verdict is that it is not retried.
+
+The pods here are processes without torch's agent: two workers of each end by :meth:`Workspace.work` in a seeded order,
+and the pod leaves by :func:`one_verdict`, against S3. ``test_departure.py`` runs whole pods.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from flyteidl.core.errors_pb2 import ContainerError, ErrorDocument
+from flytekit.exceptions.user import FlyteRecoverableException
+from flytekit.extend import IgnoreOutputs
+
+from tasks.errors import UserError
+from tasks.flyte import departure
+from tasks.flyte.departure import one_verdict
+from tasks.flyte.failures import PodPreempted
+from tasks.flyte.verdict import OutputPrefix, Verdict, error_document
+from tasks.storage import open_reader
+from tasks.storage import s3 as storage_s3
+from tests.support.faulty_s3 import CREDENTIALS, FaultyS3
+from tests.support.job_pods import LOST_PEER, OUT_OF_MEMORY, PREEMPTED, Play, pod
+from tests.support.operator import FAILED, RETRIED, SUCCEEDED, Attempt, operate, read_outputs
+from tests.support.processes import FORK
+
+
+def client(environment: dict[str, str]) -> Any:
+    return boto3.client("s3", endpoint_url=environment["AWS_ENDPOINT_URL"], region_name="us-east-1")
+
+
+@pytest.fixture
+def environment(store: FaultyS3) -> Iterator[dict[str, str]]:
+    yield {**CREDENTIALS, "AWS_ENDPOINT_URL": store.url}
+    store.slow.clear()
+    store.plan.clear()
+
+
+def objects(environment: dict[str, str], prefix: str) -> dict[str, bytes]:
+    s3 = client(environment)
+    found = s3.list_objects_v2(Bucket="bucket", Prefix=f"{prefix}/").get("Contents", [])
+    return {o["Key"].rpartition("/")[2]: s3.get_object(Bucket="bucket", Key=o["Key"])["Body"].read() for o in found}
+
+
+def run_job(name: str, environment: dict[str, str], tmp_path: Path, plays: list[Play], aggregated: bool) -> Attempt:
+    strategy = {"_F_DES": "earliest"} if aggregated else {}
+    pods = [
+        FORK.Process(target=pod, args=(f"s3://bucket/{name}", {**environment, **strategy}, tmp_path / f"{i}", play))
+        for i, play in enumerate(plays)
+    ]
+    for process in pods:
+        process.start()
+    attempt = operate(pods, lambda: read_outputs(objects(environment, name), aggregated), grace_s=10)
+    # What was read while pods still ran is what stays.
+    assert read_outputs(objects(environment, name), aggregated) == attempt
+    # A pod that was still at work when it was told to end dies of it.
+    assert {process.exitcode for process in pods} <= {0, -signal.SIGTERM}
+    return attempt
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_out_of_memory_on_any_rank_in_any_order_is_final(
+    seed: int, environment: dict[str, str], store: FaultyS3, tmp_path: Path
+) -> None:
+    draw = random.Random(seed)
+    guilty, aggregated = seed % 4, bool(seed // 4 % 2)
+    plays = []
+    for ranks in ((0, 1), (2, 3)):
+        workers = [(rank, OUT_OF_MEMORY if rank == guilty else LOST_PEER) for rank in ranks]
+        draw.shuffle(workers)
+        plays.append(Play(workers, seconds=draw.uniform(0, 0.3), agent_s=draw.choice([0.0, 0.3])))
+    store.slow = {"error": draw.choice([0.0, 0.3])}
+    attempt = run_job(f"order-{seed}", environment, tmp_path, plays, aggregated)
+    assert attempt.result == FAILED, attempt
+    assert "training.accumulation: out of memory" in attempt.message
+
+
+@pytest.mark.parametrize(
+    ("error", "message"), [(LOST_PEER, "gloo/transport"), (PREEMPTED, "spot terminate")], ids=["lost peer", "preempted"]
+)
+def test_without_a_cause_the_attempt_is_repeated(
+    error: Exception, message: str, environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plays = [Play([(0, error), (1, error)], 0.0), Play([(2, error), (3, error)], 0.1)]
+    attempt = run_job(message[:4], environment, tmp_path, plays, aggregated=False)
+    assert (attempt.result, attempt.budget) == (RETRIED, "user") and message in attempt.message
+
+
+@pytest.mark.parametrize("last", [0, 1])
+def test_a_pod_that_is_done_waits_for_the_result(
+    last: int, environment: dict[str, str], store: FaultyS3, tmp_path: Path
+) -> None:
+    store.slow = {"outputs.pb": 1.0}
+    plays = [Play([(0, None), (1, None)], 0.2 * (last == 0)), Play([(2, None), (3, None)], 0.2 * (last == 1))]
+    attempt = run_job(f"last-{last}", environment, tmp_path, plays, aggregated=False)
+    assert attempt == Attempt(SUCCEEDED)
+
+
+def test_a_pod_that_fails_after_the_result_leaves_it_alone(environment: dict[str, str], tmp_path: Path) -> None:
+    plays = [Play([(0, None), (1, None)], 0.0), Play([(2, None), (3, OUT_OF_MEMORY)], 0.5)]
+    assert run_job("late", environment, tmp_path, plays, aggregated=False) == Attempt(SUCCEEDED)
+
+
+def test_a_store_that_stays_away_ends_no_wait(
+    store: FaultyS3, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
+) -> None:
+    monkeypatch.setattr(departure, "POLL_S", 0.02)
+    monkeypatch.setattr(storage_s3, "ATTEMPTS", 2)
+    prefix = OutputPrefix("s3://bucket/away")
+    store.inject("GET", *["503"] * 7, "403")
+    client(environment).put_object(Bucket="bucket", Key="away/outputs.pb")
+    assert departure.wait_for(prefix, 30, lambda found: found is not Verdict.NONE) is Verdict.SUCCESS
+    assert len(store.fired) == 8
+    # Recording a verdict is tried again as well, and given up in the end: then flytekit writes what it would have.
+    store.inject("PUT", *["503"] * 5)
+    assert departure.persistently(lambda: prefix.leave(UserError("x")), 30)
+    assert prefix.look() is Verdict.CAUSE
+    store.inject("PUT", *["503"] * 100)
+    assert not departure.persistently(lambda: OutputPrefix("s3://bucket/gone").leave(UserError("x")), 0.1)
+
+
+def test_a_pod_that_comes_too_late_takes_no_part(environment: dict[str, str]) -> None:
+    prefix = OutputPrefix("s3://bucket/over")
+    prefix.leave(FlyteRecoverableException("a peer was lost"))
+    with pytest.raises(IgnoreOutputs, match="this attempt is over"), one_verdict(prefix):
+        raise AssertionError("took part")
+
+
+@pytest.mark.parametrize("prefix", ["s3://bucket/ranks", "local"])
+def test_a_cause_replaces_a_consequence_and_nothing_replaces_a_cause(
+    prefix: str, environment: dict[str, str], tmp_path: Path
+) -> None:
+    place = OutputPrefix(prefix if prefix.startswith("s3") else str(tmp_path / prefix))
+    assert place.look() is Verdict.NONE
+    place.leave(FlyteRecoverableException("a peer was lost"))
+    assert place.look() is Verdict.CONSEQUENCE
+    place.leave(UserError("out of memory"))
+    assert place.look() is Verdict.CAUSE
+    place.leave(PodPreempted("spot"))
+    place.leave(ValueError("a second cause"))
+    assert place.look() is Verdict.CAUSE
+    with open_reader(f"{place.uri}/error.pb") as file:
+        assert "out of memory" in ErrorDocument.FromString(file.read()).error.message
+
+
+def test_the_document_is_flytekits_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_F_WN", "worker-1")
+    error = error_document(UserError("training.accumulation: out of memory")).error
+    assert (error.kind, error.code, error.worker) == (ContainerError.NON_RECOVERABLE, "USER:RuntimeError", "worker-1")
+    assert "Message:\n\n    UserError: training.accumulation: out of memory" in error.message
+    error = error_document(FlyteRecoverableException("a peer was lost")).error
+    assert error.kind == ContainerError.RECOVERABLE and error.code == "USER:Recoverable"
+    assert abs(error.timestamp.ToSeconds() - time.time()) < 5

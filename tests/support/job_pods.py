@@ -1,0 +1,67 @@
+"""Pods of a job without torch's agent: their workers end as they are told, by the code that they run in a real pod."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from flytekit.exceptions.user import FlyteRecoverableException, FlyteUserRuntimeException
+from flytekit.extend import IgnoreOutputs
+
+from tasks.errors import Preempted
+from tasks.flyte import departure
+from tasks.flyte.departure import one_verdict, outlive_sigterm
+from tasks.flyte.elastic import Workspace
+from tasks.flyte.failures import failure_of
+from tasks.flyte.reports import collect_reports
+from tasks.flyte.verdict import OUTPUTS, OutputPrefix
+from tasks.storage import storage_for
+
+OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+LOST_PEER = RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:2713")
+PREEMPTED = Preempted("left at step 40, saved (aws: spot terminate)")
+
+
+@dataclass(frozen=True)
+class Play:
+    """What one pod does: its workers, by (global rank, error), end in this order; the pod then needs ``agent_s``."""
+
+    workers: list[tuple[int, Exception | None]]
+    seconds: float
+    agent_s: float = 0.0
+
+
+def pod(uri: str, environment: dict[str, str], directory: Path, play: Play) -> None:
+    """The process of a pod. Like ``pyflyte-execute`` it exits with 0 once it has written what there is to write."""
+    os.environ.update(environment)
+    departure.POLL_S, departure.CAUSE_S = 0.02, 5.0
+    prefix = OutputPrefix(uri)
+    with suppress(IgnoreOutputs), one_verdict(prefix):
+        time.sleep(play.seconds)
+        first: Exception | None = None
+        for local, (rank, error) in enumerate(play.workers):
+            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(local)}
+            workspace = Workspace("train", str(directory), "", "", "", "none")
+            try:
+                workspace.work(lambda error=error: fail(error))
+            except Exception as raised:
+                first = first or raised
+        outlive_sigterm()
+        time.sleep(play.agent_s)
+        reports = collect_reports(str(directory))
+        if first is None and 0 in [rank for rank, _ in play.workers]:
+            storage_for(uri).put(OUTPUTS, b"")
+            return
+        if first is None:
+            raise IgnoreOutputs("the pod of rank 0 hands on the result")
+        ended = first if isinstance(first, FlyteRecoverableException) else FlyteUserRuntimeException(first)
+        raise failure_of(ended, reports)
+
+
+def fail(error: Exception | None) -> None:
+    if error:
+        raise error
