@@ -94,5 +94,5 @@ def outlive_sigterm() -> None:
     """Let SIGTERM pass unheeded from here on: what is left to do, uploading the result or the verdict, is done within
     the grace period or not at all. Replaces torch's handler, which outlives the process group and raises."""
     if threading.current_thread() is threading.main_thread():
-        # A handler, unlike SIG_IGN, is not inherited by programs that are started.
-        signal.signal(signal.SIGTERM, lambda number, frame: None)
+        # Ignored, not handled by a function: Python takes its handlers away before the process ends.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)

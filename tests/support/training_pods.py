@@ -77,8 +77,8 @@ class Cluster:
         """The training task, packaged for ``nodes`` pods of ``processes`` each."""
         if (nodes, processes) not in self.templates:
             profile = self.workdir / f"pods{nodes}.toml"
-            # Two pods have no room for all of the 28 KB, so that their rows stream; one pod downloads them.
-            cache = 2.2e-5 if nodes == 2 else 1.0
+            # Two pods of one process have no room for all of the 28 KB, so that their rows stream; others download.
+            cache = 2.2e-5 if (nodes, processes) == (2, 1) else 1.0
             profile.write_text(PROFILE.format(nodes=nodes, processes=processes, cache=cache))
             self.templates[nodes, processes] = package(self.workdir, str(profile)).tasks[TRAIN]
         return self.templates[nodes, processes]
