@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TypeVar
 
 from flytekit.extend import IgnoreOutputs
 
@@ -35,8 +34,6 @@ RESULT_S = 3600.0
 CAUSE_S = 45.0
 #: For how long a verdict is put again when the store stays away.
 STORE_S = 900.0
-
-T = TypeVar("T")
 
 
 @contextmanager

@@ -41,6 +41,10 @@ def failure_of(error: Exception, reports: list[Report]) -> Exception:
     worst = reports[0] if reports else None
     if worst and worst.outcome is Outcome.REFUSED:
         return UserError(worst.message)
+    if signalled := told_to_end(error):
+        # The workers were told as well: what else they report may have come of that.
+        saved = next((report.message for report in reports if report.outcome is Outcome.PREEMPTED), "")
+        return PodPreempted(saved or f"the agent was told to end: {signalled}")
     why = interruption(error)
     if not why:
         return error
@@ -48,8 +52,6 @@ def failure_of(error: Exception, reports: list[Report]) -> Exception:
         return WorkerFailed(worst.message)
     if worst and worst.outcome is Outcome.PREEMPTED:
         return PodPreempted(worst.message)
-    if told_to_end(error):
-        return PodPreempted(why)
     if worst and worst.message and isinstance(error, FlyteRecoverableException):
         why = worst.message  # torch's lists every worker's traceback
     return FlyteRecoverableException(why)
@@ -57,8 +59,6 @@ def failure_of(error: Exception, reports: list[Report]) -> Exception:
 
 def interruption(error: Exception) -> str:
     """Why the workers were interrupted, in which case another attempt can help; empty if they failed otherwise."""
-    if signalled := told_to_end(error):
-        return f"the agent was told to end: {signalled}"
     if isinstance(error, LOST_AGENT):
         return f"another pod's agent was lost: {error}"
     return lost_worker(error) or (str(error) if isinstance(error, FlyteRecoverableException) else "")

@@ -1,0 +1,64 @@
+"""Which failure of a pod counts: that of the worker that is to blame, whichever torch saw first."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+from flytekit.exceptions.user import FlyteRecoverableException, FlyteUserRuntimeException
+from flytekit.extend import IgnoreOutputs
+from torch.distributed.elastic.multiprocessing.api import SignalException
+
+from tasks.errors import Interrupted, Preempted, UserError
+from tasks.flyte.failures import PodPreempted, WorkerFailed, failure_of
+from tasks.flyte.reports import Outcome, Report, collect_reports
+
+ENDINGS = {
+    UserError("data.target: no such column"): UserError,
+    ZeroDivisionError("a bug in the step"): WorkerFailed,
+    Preempted("left at step 3, saved"): PodPreempted,
+    Interrupted("DistStoreError: a peer was lost"): FlyteRecoverableException,
+}
+
+
+def leave(directory: Path, error: Exception, rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setenv("LOCAL_RANK", str(rank))
+    Report.of(error).leave(str(directory))
+
+
+@pytest.mark.parametrize("pair", itertools.permutations(ENDINGS, 2), ids=lambda pair: "-".join(map(str, pair)))
+def test_the_worst_report_counts(
+    pair: tuple[Exception, Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank, error in enumerate(pair):
+        leave(tmp_path / "train", error, rank, monkeypatch)
+    worst = min(pair, key=list(ENDINGS).index)
+    # torch saw a worker first that had lost its peer.
+    failure = failure_of(FlyteRecoverableException("torch's box"), collect_reports(str(tmp_path / "train")))
+    assert type(failure) is ENDINGS[worst] and str(worst) in str(failure)
+    assert collect_reports(str(tmp_path / "train")) == []
+
+
+def test_the_report_of_a_worker_that_is_started_again_replaces_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave(tmp_path / "train", ValueError("the first"), 0, monkeypatch)
+    monkeypatch.setenv("RANK", "5")
+    Report(5, Outcome.FINISHED).leave(str(tmp_path / "train"))
+    assert collect_reports(str(tmp_path / "train")) == [Report(5, Outcome.FINISHED)]
+
+
+def test_an_agent_that_is_told_to_end_is_preempted_whatever_its_workers_made_of_it() -> None:
+    reports = [Report(0, Outcome.FAILED, "a socket was closed"), Report(1, Outcome.PREEMPTED, "left at step 3, saved")]
+    signalled = IgnoreOutputs()
+    signalled.__context__ = SignalException("Process 7 got signal: 15", 15)  # type: ignore[arg-type]
+    failure = failure_of(signalled, reports)
+    assert isinstance(failure, PodPreempted) and "left at step 3, saved" in str(failure)
+    assert "told to end: Process 7" in str(failure_of(signalled, reports[:1]))
+
+
+def test_a_bug_that_torch_saw_first_stays_as_torch_put_it() -> None:
+    torchs = FlyteUserRuntimeException(RuntimeError("spawn_helper FAILED"))
+    assert failure_of(torchs, [Report(0, Outcome.FAILED, "a bug"), Report(1, Outcome.INTERRUPTED, "lost")]) is torchs
