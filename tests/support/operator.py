@@ -36,7 +36,7 @@ def operate(pods: Sequence[Process], read: Callable[[], Attempt], grace_s: float
     """Let the pods of an attempt end as the operator does. ``read`` is :func:`read_outputs` of their output prefix, and
     is called while the other pods still run."""
     sentinels = [sentinel(pod) for pod in pods]
-    first = wait(sentinels, 180)
+    first = wait(sentinels, 600)
     assert first, "no pod has ended"
     code = exit_code(pods[sentinels.index(first[0])])  # type: ignore[arg-type]
     attempt = read() if code == 0 else Attempt(RETRIED, "user", f"JobFailed: exit code {code}")

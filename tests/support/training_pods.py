@@ -214,7 +214,7 @@ def write_inputs(s3: Any, workdir: Path) -> None:
 
 def finish(pod: Pod) -> str:
     """Wait until the pod has ended; returns what it printed."""
-    pod.wait(timeout=180)
+    pod.wait(timeout=600)
     return pod.log.read_text()
 
 
