@@ -1,16 +1,17 @@
 # CPUs only. TORCH_WHEELS is where pip finds torch's CPU wheel (an index or a folder); without it the image works too,
 # with a few gigabytes of CUDA libraries that it never uses.
-#   docker build -f images/cpu.Dockerfile --build-arg TORCH_WHEELS=URL -t slipstream:cpu .
+#   docker build -f images/cpu.Dockerfile --build-arg TORCH_WHEELS=URL -t localhost:30000/slipstream:cpu .
 FROM python:3.11-slim-bookworm
 
 ARG TORCH_WHEELS=""
 ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-WORKDIR /slipstream
+# Where Flyte unpacks registered code, over the image's own, and from where it runs: uid 1000 has to write there.
+WORKDIR /root
 COPY pyproject.toml constraints.txt images/requirements.py ./
 RUN python requirements.py \
     && python -m pip install ${TORCH_WHEELS:+--extra-index-url "$TORCH_WHEELS"} \
         --constraint image-constraints.txt --requirement image-requirements.txt
-RUN useradd --create-home --uid 1000 flyte && chown 1000 /slipstream
+RUN useradd --create-home --uid 1000 flyte && chown 1000 /root
 
 COPY --chown=1000 README.md LICENSE ./
 COPY --chown=1000 tasks tasks

@@ -1,14 +1,15 @@
 # NVIDIA GPUs. The torch wheel of the constraints brings CUDA and NCCL with it, so the base stays a plain Python.
-#   docker build -f images/cuda.Dockerfile -t slipstream:cuda .
+#   docker build -f images/cuda.Dockerfile -t REGISTRY/slipstream:cuda .
 FROM python:3.11-slim-bookworm
 
 ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-WORKDIR /slipstream
+# Where Flyte unpacks registered code, over the image's own, and from where it runs: uid 1000 has to write there.
+WORKDIR /root
 COPY pyproject.toml constraints.txt images/requirements.py ./
 RUN python requirements.py \
     && python -m pip install --constraint image-constraints.txt --requirement image-requirements.txt \
     && python -c 'import torch; assert torch.version.cuda, f"torch {torch.__version__} was built without CUDA"'
-RUN useradd --create-home --uid 1000 flyte && chown 1000 /slipstream
+RUN useradd --create-home --uid 1000 flyte && chown 1000 /root
 
 COPY --chown=1000 README.md LICENSE ./
 COPY --chown=1000 tasks tasks

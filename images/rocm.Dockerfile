@@ -1,18 +1,19 @@
 # AMD GPUs. torch with ROCm and RCCL comes with the base image and stays as it is: choose one with Python 3.11 or newer
 # and the torch of the constraints.
-#   docker build -f images/rocm.Dockerfile --build-arg BASE=rocm/pytorch:TAG -t slipstream:rocm .
+#   docker build -f images/rocm.Dockerfile --build-arg BASE=rocm/pytorch:TAG -t REGISTRY/slipstream:rocm .
 ARG BASE=rocm/pytorch:latest
 FROM ${BASE}
 
 ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-WORKDIR /slipstream
+# Where Flyte unpacks registered code, over the image's own, and from where it runs: uid 1000 has to write there.
+WORKDIR /root
 COPY pyproject.toml constraints.txt images/requirements.py ./
 RUN python requirements.py torch \
     && python -m pip install --constraint image-constraints.txt --requirement image-requirements.txt \
     && python -c 'import torch; assert torch.version.hip, f"torch {torch.__version__} was built without ROCm"'
 # Some bases have a user 1000 already.
 RUN (getent passwd 1000 || useradd --uid 1000 flyte) \
-    && mkdir --parents /home/flyte && chown 1000 /home/flyte /slipstream
+    && mkdir --parents /home/flyte && chown 1000 /home/flyte /root
 
 COPY --chown=1000 README.md LICENSE ./
 COPY --chown=1000 tasks tasks

@@ -18,6 +18,7 @@ from flytekit.models.types import LiteralType
 
 from tasks.errors import UserError
 from tasks.settings import Settings
+from workflows.backend_errors import explain_backend_errors
 
 
 class SettingsParam(click.ParamType):
@@ -57,5 +58,6 @@ def click_type_of(literal_type: LiteralType, python_type: Any) -> click.ParamTyp
 
 
 def register_option_types() -> None:
-    """Let ``pyflyte run`` use these types; calling it again changes nothing."""
+    """Let ``pyflyte run`` use these types, and ``pyflyte`` explain a backend's errors; again it changes nothing."""
     click_types.literal_type_to_click_type = click_type_of
+    explain_backend_errors()

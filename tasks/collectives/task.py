@@ -1,16 +1,16 @@
-"""The Flyte task of the collective benchmark."""
+"""The Flyte tasks of the collective benchmark."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from flytekit import task
+from flytekit import Deck, task
 
 from tasks.artifacts.versions import code_version
 from tasks.collectives.config import CollectivesConfig
 from tasks.flyte.elastic import Workspace, distributed
 from tasks.flyte.metadata import on
-from tasks.flyte.stage import MadeByElement
+from tasks.flyte.stage import MadeByElement, local_path, map_errors
 from tasks.settings import to_dict
 
 
@@ -30,3 +30,17 @@ def benchmark_collectives(workspace: Workspace, config: CollectivesConfig) -> Ma
                 write_profile(Path(workspace.directory), profile, made_by)
 
     return workspace.work(body)  # type: ignore[return-value]  # what the agent returns is made of it
+
+
+@task(enable_deck=True, **on("report"))
+@map_errors
+def tabulate(network: MadeByElement) -> str:
+    """The measurements as a table of plain text, which is also the task's deck."""
+    from html import escape
+
+    from tasks.artifacts.network_profile import read_profile
+    from tasks.collectives.table import table
+
+    text = table(read_profile(local_path(network.artifact)))
+    Deck("Network", f"<pre>{escape(text)}</pre>")
+    return text

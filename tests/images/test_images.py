@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from flytekit.clis.sdk_in_container.register import register
+from flytekit.clis.sdk_in_container.run import run
 
 from tests.support.dockerfile import REPOSITORY, Instruction, copied, ignored, instructions
 
@@ -51,6 +53,19 @@ def test_it_runs_as_a_user_by_number_who_owns_home_and_working_directory(image: 
     assert re.search(r"useradd --create-home|chown 1000 /home/flyte", image[owner].value)
     for place in places(image, "COPY", "tasks|workflows"):
         assert "--chown=1000" in image[place].value
+
+
+def test_registered_code_is_unpacked_over_the_images_own(image: list[Instruction]) -> None:
+    """There uid 1000 may write, and a part of the code, as ``run --remote`` sends it, finds the rest beside it."""
+    (workdir,) = places(image, "WORKDIR", "")
+    by_register, by_run = (
+        next(option.default for option in command.params if option.name == "destination_dir")
+        for command in (register, run)
+    )
+    assert image[workdir].value == by_register and by_run == "."
+    for place in places(image, "COPY", "tasks|workflows"):
+        (source,) = copied(image[place])
+        assert image[place].value.split()[-1] == source
 
 
 def test_what_is_copied_exists_and_reaches_the_builder(image: list[Instruction]) -> None:

@@ -1,0 +1,252 @@
+"""A FlyteAdmin on loopback: flyteidl's own services over gRPC, with the rules of Flyte 1.16 for what is registered.
+
+The rules are those of ``flyteadmin/pkg/manager/impl``: a version is registered once (the same again already exists,
+another under its name is refused); a workflow's tasks and a launch plan's workflow come first; a launch plan is born
+inactive, and of one name at most one version is active; code and inputs are uploaded to a signed URL of the store.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent import futures
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import boto3
+import grpc
+import yaml
+from flyteidl.admin import execution_pb2, launch_plan_pb2, task_pb2, workflow_pb2
+from flyteidl.core import identifier_pb2, tasks_pb2
+from flyteidl.service import (
+    admin_pb2_grpc,
+    auth_pb2,
+    auth_pb2_grpc,
+    dataproxy_pb2,
+    dataproxy_pb2_grpc,
+    signal_pb2_grpc,
+)
+from google.protobuf.message import Message
+
+from tests.support.faulty_s3 import CREDENTIALS, FaultyS3
+
+BUCKET = "flyte"
+REPOSITORY = Path(__file__).parents[2]
+Key = tuple[str, str, str, str]
+
+
+def key_of(identifier: identifier_pb2.Identifier) -> Key:
+    return (identifier.project, identifier.domain, identifier.name, identifier.version)
+
+
+def canonical(spec: Message) -> bytes:
+    """The bytes by which two registrations are compared; Flyte's compiler sorts the upstream nodes of a workflow."""
+    same = type(spec)()
+    same.CopyFrom(spec)
+    if isinstance(same, workflow_pb2.WorkflowSpec):
+        for template in (same.template, *same.sub_workflows):
+            for node in template.nodes:
+                node.upstream_node_ids.sort()
+    return same.SerializeToString(deterministic=True)
+
+
+def tasks_of(spec: workflow_pb2.WorkflowSpec) -> list[identifier_pb2.Identifier]:
+    nodes = [node for template in (spec.template, *spec.sub_workflows) for node in template.nodes]
+    inner = [node.array_node.node if node.HasField("array_node") else node for node in nodes]
+    return [node.task_node.reference_id for node in inner if node.HasField("task_node")]
+
+
+class FlyteAdmin(
+    admin_pb2_grpc.AdminServiceServicer,
+    dataproxy_pb2_grpc.DataProxyServiceServicer,
+    auth_pb2_grpc.AuthMetadataServiceServicer,
+    signal_pb2_grpc.SignalServiceServicer,
+):
+    """What was registered and started, by name and version. ``endpoint`` is what a client connects to."""
+
+    def __init__(self, store: FaultyS3) -> None:
+        self.store = store
+        self.endpoint = ""
+        self.tasks: dict[Key, task_pb2.TaskSpec] = {}
+        self.workflows: dict[Key, workflow_pb2.WorkflowSpec] = {}
+        self.launch_plans: dict[Key, launch_plan_pb2.LaunchPlanSpec] = {}
+        self.active: set[Key] = set()
+        self.executions: dict[str, execution_pb2.ExecutionCreateRequest] = {}
+        self.calls: list[str] = []
+        #: The platform's limit of CPUs for a task, if it has one.
+        self.largest_cpu: int | None = None
+        self.lock = threading.Lock()
+
+    def add(self, kind: dict[Key, Any], request: Any, context: grpc.ServicerContext) -> None:
+        with self.lock:
+            existing = kind.setdefault(key_of(request.id), request.spec)
+        if existing is request.spec:
+            return
+        if canonical(existing) == canonical(request.spec):
+            context.abort(grpc.StatusCode.ALREADY_EXISTS, f"{request.id.name} with identical structure already exists")
+        context.abort(
+            grpc.StatusCode.INVALID_ARGUMENT, f"{request.id.name} with different structure already exists with this id"
+        )
+
+    def find(self, kind: dict[Key, Any], identifier: identifier_pb2.Identifier, context: grpc.ServicerContext) -> Any:
+        if key_of(identifier) not in kind:
+            context.abort(grpc.StatusCode.NOT_FOUND, f"missing entity of type {identifier}")
+        return kind[key_of(identifier)]
+
+    # Registration
+
+    def CreateTask(self, request: Any, context: grpc.ServicerContext) -> Any:
+        limits = request.spec.template.container.resources.limits
+        cpu = next((entry.value for entry in limits if entry.name == tasks_pb2.Resources.CPU), "0")
+        if self.largest_cpu and int(cpu) > self.largest_cpu:
+            context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"Requested CPU limit [{cpu}] is greater than current limit set in the platform configuration "
+                f"[{self.largest_cpu}]. Please contact Flyte Admins to change these limits",
+            )
+        self.add(self.tasks, request, context)
+        return task_pb2.TaskCreateResponse()
+
+    def CreateWorkflow(self, request: Any, context: grpc.ServicerContext) -> Any:
+        for identifier in tasks_of(request.spec):
+            self.find(self.tasks, identifier, context)
+        self.add(self.workflows, request, context)
+        return workflow_pb2.WorkflowCreateResponse()
+
+    def CreateLaunchPlan(self, request: Any, context: grpc.ServicerContext) -> Any:
+        inputs = self.find(self.workflows, request.spec.workflow_id, context).template.interface.inputs.variables
+        given = {*request.spec.fixed_inputs.literals, *request.spec.default_inputs.parameters}
+        schedule = request.spec.entity_metadata.schedule
+        if given - set(inputs):
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"unexpected inputs {given - set(inputs)}")
+        required = {n for n, p in request.spec.default_inputs.parameters.items() if p.required}
+        unbound = {*required, *(set(inputs) - given)} - {schedule.kickoff_time_input_arg}
+        if schedule.WhichOneof("ScheduleExpression") and unbound:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"a schedule with unbound required inputs {unbound}")
+        self.add(self.launch_plans, request, context)
+        return launch_plan_pb2.LaunchPlanCreateResponse()
+
+    def UpdateLaunchPlan(self, request: Any, context: grpc.ServicerContext) -> Any:
+        self.find(self.launch_plans, request.id, context)
+        key = key_of(request.id)
+        with self.lock:
+            self.active = {other for other in self.active if other[:3] != key[:3]}
+            if request.state == launch_plan_pb2.ACTIVE:
+                self.active.add(key)
+        return launch_plan_pb2.LaunchPlanUpdateResponse()
+
+    def CreateUploadLocation(self, request: Any, context: grpc.ServicerContext) -> Any:
+        path = f"{request.project}/{request.domain}/{request.filename_root or request.content_md5.hex()}"
+        path += f"/{request.filename}"
+        signed = self.s3().generate_presigned_url("put_object", Params={"Bucket": BUCKET, "Key": path})
+        return dataproxy_pb2.CreateUploadLocationResponse(signed_url=signed, native_url=f"s3://{BUCKET}/{path}")
+
+    # What `pyflyte run --remote` asks for besides
+
+    def GetTask(self, request: Any, context: grpc.ServicerContext) -> Any:
+        spec = self.find(self.tasks, request.id, context)
+        found = task_pb2.Task(id=request.id)
+        found.closure.compiled_task.template.CopyFrom(spec.template)
+        return found
+
+    def GetWorkflow(self, request: Any, context: grpc.ServicerContext) -> Any:
+        spec = self.find(self.workflows, request.id, context)
+        found = workflow_pb2.Workflow(id=request.id)
+        compiled = found.closure.compiled_workflow
+        compiled.primary.template.CopyFrom(spec.template)
+        for template in spec.sub_workflows:
+            compiled.sub_workflows.add().template.CopyFrom(template)
+        for identifier in {key_of(each): each for each in tasks_of(spec)}.values():
+            compiled.tasks.add().template.CopyFrom(self.find(self.tasks, identifier, context).template)
+        return found
+
+    def GetLaunchPlan(self, request: Any, context: grpc.ServicerContext) -> Any:
+        spec = self.find(self.launch_plans, request.id, context)
+        state = launch_plan_pb2.ACTIVE if key_of(request.id) in self.active else launch_plan_pb2.INACTIVE
+        closure = launch_plan_pb2.LaunchPlanClosure(state=state, expected_inputs=spec.default_inputs)
+        return launch_plan_pb2.LaunchPlan(id=request.id, spec=spec, closure=closure)
+
+    def CreateExecution(self, request: Any, context: grpc.ServicerContext) -> Any:
+        plan = self.find(self.launch_plans, request.spec.launch_plan, context)
+        missing = {n for n, p in plan.default_inputs.parameters.items() if p.required} - set(request.inputs.literals)
+        if missing:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"missing inputs {missing}")
+        name = request.name or f"f{len(self.executions):019x}"
+        self.executions[name] = request
+        created = identifier_pb2.WorkflowExecutionIdentifier(project=request.project, domain=request.domain, name=name)
+        return execution_pb2.ExecutionCreateResponse(id=created)
+
+    def GetExecution(self, request: Any, context: grpc.ServicerContext) -> Any:
+        spec = self.executions[request.id.name].spec
+        return execution_pb2.Execution(id=request.id, spec=spec)
+
+    # What a client asks for to log in
+
+    def GetOAuth2Metadata(self, request: Any, context: grpc.ServicerContext) -> Any:
+        return auth_pb2.OAuth2MetadataResponse(token_endpoint="http://127.0.0.1:1/token")
+
+    def GetPublicClientConfig(self, request: Any, context: grpc.ServicerContext) -> Any:
+        return auth_pb2.PublicClientAuthConfigResponse(client_id="flytectl", authorization_metadata_key="authorization")
+
+    # Its store
+
+    def s3(self) -> Any:
+        keys = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION")
+        access, secret, region = (CREDENTIALS[key] for key in keys)
+        return boto3.client(
+            "s3",
+            endpoint_url=self.store.url,
+            aws_access_key_id=access,
+            aws_secret_access_key=secret,
+            region_name=region,
+        )
+
+
+class Gate(grpc.ServerInterceptor):
+    """Notes every call, and refuses those without the right token; logging in needs none."""
+
+    def __init__(self, admin: FlyteAdmin, token: str) -> None:
+        self.admin, self.token = admin, token
+        self.refusal = grpc.unary_unary_rpc_method_handler(
+            lambda _, context: context.abort(grpc.StatusCode.UNAUTHENTICATED, "token is expired by 17h3m")
+        )
+
+    def intercept_service(self, continuation: Any, details: Any) -> Any:
+        self.admin.calls.append(details.method)
+        given = dict(details.invocation_metadata).get("authorization")
+        refused = self.token and given != f"Bearer {self.token}" and "AuthMetadataService" not in details.method
+        return self.refusal if refused else continuation(details)
+
+
+@contextmanager
+def flyte_admin(
+    store: FaultyS3, *, token: str = "", certificate: tuple[bytes, bytes] | None = None
+) -> Iterator[FlyteAdmin]:
+    """A FlyteAdmin that keeps what is uploaded in ``store``. With a ``token`` it refuses calls without it; with a
+    ``certificate`` (PEM: key, chain) it speaks TLS."""
+    admin = FlyteAdmin(store)
+    admin.s3().create_bucket(Bucket=BUCKET)
+    server = grpc.server(futures.ThreadPoolExecutor(8), interceptors=[Gate(admin, token)])
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
+    dataproxy_pb2_grpc.add_DataProxyServiceServicer_to_server(admin, server)
+    auth_pb2_grpc.add_AuthMetadataServiceServicer_to_server(admin, server)
+    signal_pb2_grpc.add_SignalServiceServicer_to_server(admin, server)
+    if certificate:
+        port = server.add_secure_port("localhost:0", grpc.ssl_server_credentials([certificate]))
+    else:
+        port = server.add_insecure_port("localhost:0")
+    admin.endpoint = f"localhost:{port}"
+    server.start()
+    try:
+        yield admin
+    finally:
+        server.stop(None).wait()
+
+
+def write_config(path: Path, endpoint: str, **admin: Any) -> Path:
+    """A configuration file as the repository's own, of another endpoint; ``admin`` adds to that section or replaces."""
+    config = yaml.safe_load((REPOSITORY / "flyte.config.yaml").read_text())
+    config["admin"] = {**config["admin"], "endpoint": endpoint, **admin}
+    path.write_text(yaml.safe_dump(config))
+    return path
