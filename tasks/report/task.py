@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
+from html import escape
 from pathlib import Path
 
 from flytekit import Deck, FlyteContextManager, current_context, task
@@ -18,7 +20,7 @@ from tasks.flyte.stage import (
     rows_path,
     runs_locally,
 )
-from tasks.report.summary import DataSummary, RunSummary
+from tasks.report.summary import DataSummary, NightSummary, RunSummary
 from tasks.settings import to_dict
 
 RUNS = Path("runs")
@@ -73,6 +75,16 @@ def report_data(prepared: ArtifactDirectory, stages: list[StageRun]) -> DataSumm
     summary = build_data(runs, PreparedData.open(rows_path(prepared)), figures, address)
     Deck("Data", Path(summary.directory, summary.card).read_text(encoding="utf-8"))
     return summary if local else replace(summary, directory=kept(summary.directory))
+
+
+@task(enable_deck=True, **on("report"))
+@map_errors
+def report_night(summary: RunSummary, cron: str, kickoff: datetime) -> NightSummary:
+    """The report of a run that the schedule ``cron`` started for ``kickoff``: its summary, and which runs of the
+    schedule were skipped because this one was still going."""
+    night = NightSummary.of(summary, cron, kickoff, datetime.now(UTC))
+    Deck("Night", f"<pre>{escape(str(night))}</pre>")
+    return night
 
 
 def kept(directory: str) -> str:

@@ -28,6 +28,13 @@ def of_run(summary: RunFigures) -> str:
     return framed(summary.data, sections)
 
 
+def of_night(run: RunFigures, kickoff: str, ended: str, skipped: Sequence[str]) -> str:
+    """What a scheduled run says: the summary of the run, and below it the runs that were skipped while it went on."""
+    nights = labelled("Skipped", ", ".join(skipped) or "none: no other run was due before this one had ended")
+    lines = (*labelled("Scheduled", f"for {kickoff}, ended {ended} (UTC)"), *nights)
+    return "\n".join((of_run(run), *lines, "─" * WIDTH))
+
+
 def of_data(summary: DataRunFigures) -> str:
     """What a run that only prepares prints."""
     sections = (

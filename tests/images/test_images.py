@@ -72,7 +72,7 @@ def test_what_is_copied_exists_and_reaches_the_builder(image: list[Instruction])
     for instruction in image:
         for source in copied(instruction) if instruction.name == "COPY" else ():
             assert (REPOSITORY / source).exists() and not ignored(source), source
-    for path in ("tasks/config.py", "workflows/schedules.toml", "tasks/hardware/profiles/local.toml"):
+    for path in ("tasks/config.py", "workflows/schedules/development.toml", "tasks/hardware/profiles/local.toml"):
         assert (REPOSITORY / path).exists() and not ignored(path)
     for path in (".git", ".git/HEAD", ".venv", ".slipstream", "runs", "tests", "tasks/__pycache__", "docs/report.png"):
         assert ignored(path), path

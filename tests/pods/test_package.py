@@ -1,4 +1,4 @@
-"""What a cluster is told: resources, spot, retries, caching, timeouts, the shape of the PyTorchJobs, the schedule."""
+"""What a cluster is told: resources, spot, retries, caching, timeouts, the shape of the PyTorchJobs."""
 
 from __future__ import annotations
 
@@ -228,25 +228,6 @@ def test_the_two_distributed_stages_never_run_side_by_side(packaged: tuple[str, 
     assert waits_for(network, train.id) or waits_for(train, network.id)
 
 
-def test_the_nightly_launch_plan_is_complete(tmp_path: Path) -> None:
-    schedules = tmp_path / "mine.toml"
-    schedules.write_text(
-        '[nightly_training]\ncron = "30 3 * * *"\ndata = "s3://bucket/churn/"\ntarget = "churned"\n'
-        "[nightly_training.config.training]\nepochs = 3\n"
-        '[nightly_training.notify]\nemail = ["ml@example.com"]\non = ["failed"]\n'
-    )
-    plan = package(tmp_path, "local", SLIPSTREAM_SCHEDULES=str(schedules)).launch_plans["nightly_training"]
-    assert plan.workflow_id.name == WORKFLOW
-    assert plan.entity_metadata.schedule.cron_schedule.schedule == "30 3 * * *"
-    notification = plan.entity_metadata.notifications[0]
-    assert list(notification.email.recipients_email) == ["ml@example.com"] and len(notification.phases) == 1
-    assert plan.concurrency_policy.max == 1
-    fixed = plan.fixed_inputs.literals
-    assert fixed["data"].scalar.primitive.string_value == "s3://bucket/churn/"
-    assert fixed["target"].scalar.primitive.string_value == "churned"
-    assert set(fixed) == {"data", "target", "config"} and not plan.default_inputs.parameters
-
-
 def test_each_night_looks_at_the_data_afresh(packaged: tuple[str, Package]) -> None:
     """The stage that is cached depends on one that never is, and that one reads the data's bytes."""
     made = packaged[1]
@@ -257,23 +238,3 @@ def test_each_night_looks_at_the_data_afresh(packaged: tuple[str, Package]) -> N
     for source in sources:
         assert outer[source.node_id].task_node.reference_id.name == "tasks.preprocess.task.list_data"
     assert not made.tasks["tasks.preprocess.task.list_data"].metadata.discoverable
-
-
-@pytest.mark.parametrize(
-    ("toml", "message"),
-    [
-        ("[nightly]\n", "nightly: unknown setting"),
-        ("[nightly_training]\ncorn = '1'\n", "nightly_training.corn: unknown setting; did you mean 'cron'?"),
-        ("[nightly_training.config.training]\nepochs = 0\n", "training.epochs: 0"),
-        ("[nightly_training.notify]\non = ['late']\n", 'nightly_training.notify.on[0]: "late"'),
-    ],
-)
-def test_wrong_schedules_are_one_line(tmp_path: Path, toml: str, message: str) -> None:
-    from tasks.errors import UserError
-    from workflows.schedules import read_schedules
-
-    path = tmp_path / "mine.toml"
-    path.write_text(toml)
-    with pytest.raises(UserError) as refusal:
-        read_schedules(path)
-    assert message in refusal.value.message and str(path) in refusal.value.message

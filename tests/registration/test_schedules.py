@@ -1,0 +1,180 @@
+"""Schedules: what is read from their files, which cron expressions pass, and the launch plans made of them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from flytekit import CronSchedule
+
+from tasks.errors import UserError
+from tests.support.package import package
+from workflows.schedules.__main__ import described, main
+from workflows.schedules.cron import flaw, next_times
+from workflows.schedules.settings import SHIPPED, TrainingSchedule, read_schedules
+
+MINE = """
+[nightly_training]
+kind = "training"
+cron = "30 3 * * *"
+data = "s3://bucket/churn/"
+target = "churned"
+config = {training = {epochs = 3}}
+notify = {email = ["ml@example.com"], on = ["failed"]}
+
+[other_training]
+kind = "training"
+cron = "@weekly"
+data = "s3://bucket/fraud/"
+
+[links]
+kind = "collectives"
+cron = "0 5 * * mon"
+config = {largest = 4096}
+
+[by_hand]
+kind = "training"
+data = "s3://bucket/churn/"
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.toml"
+    path.write_text(MINE)
+    return path
+
+
+def test_each_schedule_is_one_launch_plan(mine: Path, tmp_path: Path) -> None:
+    made = package(tmp_path, "local", SLIPSTREAM_SCHEDULES=str(mine)).launch_plans
+    assert {name for name in made if "." not in name} == {"nightly_training", "other_training", "links", "by_hand"}
+
+    nightly = made["nightly_training"]
+    assert nightly.workflow_id.name == "workflows.schedules.launch_plans.train_on_schedule"
+    schedule = nightly.entity_metadata.schedule
+    assert (schedule.cron_schedule.schedule, schedule.kickoff_time_input_arg) == ("30 3 * * *", "kickoff")
+    (notification,) = nightly.entity_metadata.notifications
+    assert list(notification.email.recipients_email) == ["ml@example.com"] and len(notification.phases) == 1
+    fixed = {name: literal.scalar.primitive.string_value for name, literal in nightly.fixed_inputs.literals.items()}
+    assert fixed.pop("config") == ""  # a structure
+    assert fixed == {"data": "s3://bucket/churn/", "target": "churned", "cron": "30 3 * * *"}
+    assert set(nightly.default_inputs.parameters) == {"kickoff"}
+
+    links = made["links"]
+    assert links.workflow_id.name == "workflows.collectives.measure_collectives"
+    assert set(links.fixed_inputs.literals) == {"config"} and not links.default_inputs.parameters
+    assert all(made[name].concurrency_policy.max == 1 for name in ("nightly_training", "other_training", "links"))
+
+    by_hand = made["by_hand"]
+    assert by_hand.workflow_id.name == "workflows.training.train_and_export"
+    assert not by_hand.entity_metadata.schedule.WhichOneof("ScheduleExpression")
+    assert set(by_hand.default_inputs.parameters) == {"data", "target", "config"}
+
+
+@pytest.mark.parametrize("environment", [path.stem for path in SHIPPED.glob("*.toml")])
+def test_every_environment_has_the_three_schedules(environment: str) -> None:
+    assert list(read_schedules(environment)) == ["nightly_training", "weekly_collectives", "retrain_now"]
+
+
+@pytest.mark.parametrize(
+    ("toml", "message"),
+    [
+        ("[nightly]\ncron = '@daily'\n", "[nightly]: expected a table with a `kind`: training or collectives"),
+        ("[nightly]\nkind = 'scoring'\n", "[nightly]: expected a table with a `kind`: training or collectives"),
+        ("nightly = 1\n", "[nightly]: expected a table with a `kind`"),
+        ("['Mine!']\nkind = 'training'\n", "[Mine!]: expected a name of small letters, digits and underscores"),
+        ("[nightly]\nkind = 'training'\ncorn = '1'\n", "[nightly]: corn: unknown setting; did you mean 'cron'?"),
+        ("[links]\nkind = 'collectives'\ndata = 's3://b'\n", "[links]: data: unknown setting"),
+        ("[nightly]\nkind = 'training'\nconfig.training.epochs = 0\n", "training.epochs: 0 is not allowed"),
+        ("[nightly]\nkind = 'training'\nnotify.on = ['late']\n", 'notify.on[0]: "late" is not allowed'),
+        (
+            "[nightly]\nkind = 'training'\ncron = '0 2 31 2 *'\n",
+            'cron: "0 2 31 2 *" is not allowed; it never',
+        ),
+        ("[nightly\n", "the schedules cannot be read"),
+    ],
+)
+def test_what_is_wrong_is_one_line_with_file_and_setting(tmp_path: Path, toml: str, message: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(toml)
+    with pytest.raises(UserError) as refusal:
+        read_schedules(str(path))
+    assert message in refusal.value.message and str(path) in refusal.value.message
+
+
+def test_an_environment_that_does_not_exist_names_those_that_do() -> None:
+    with pytest.raises(UserError, match="choose one of development, production, staging, or a path"):
+        read_schedules("qa")
+
+
+GOOD = ["0 2 * * *", "*/15 0-6,22 1,15 jan-MAR mon-fri", "5/20 * ? * ?", "0 0 29 2 *", "@daily", "@midnight"]
+
+
+@pytest.mark.parametrize("expression", GOOD)
+def test_expressions_that_both_flytekit_and_flytes_scheduler_read(expression: str) -> None:
+    assert flaw(expression) == ""
+    CronSchedule(schedule=expression)
+
+
+@pytest.mark.parametrize(
+    ("expression", "because"),
+    [
+        ("0 2 31 2 *", "it never fires"),
+        ("0 0 31 4,6,9,11 *", "it never fires"),
+        ("0 2 * *", "expected five fields"),
+        ("0 0 2 * * *", "expected five fields"),  # seconds: croniter takes them, Flyte's scheduler does not
+        ("@every 1h", "expected five fields"),  # Flyte's scheduler takes it, flytekit does not
+        ("nightly", "expected five fields"),
+        ("60 2 * * *", "'60' is no minute; expected 0 to 59"),
+        (
+            "0 2 * * 7",
+            "'7' is no day of the week; expected 0 to 6 or sun/mon",
+        ),  # Sunday for croniter, nothing for Flyte
+        ("0 2 * * sat-sun", "'sat-sun' is no day of the week"),
+        ("0 2 L * *", "'L' is no day of the month"),
+        ("0 2 * * mon#1", "'mon#1' is no day of the week"),
+        ("*/0 * * * *", "'*/0' is no minute"),
+        ("0 H * * *", "'H' is no hour"),
+    ],
+)
+def test_expressions_that_one_of_them_refuses_or_that_never_fire(expression: str, because: str) -> None:
+    assert flaw(expression).startswith(because)
+
+
+def test_the_next_times() -> None:
+    after = datetime(2026, 2, 27, 2, 30, tzinfo=UTC)
+    assert [f"{time:%m-%d %H:%M %Z}" for time in next_times("30 2 * * *", after, 3)] == [
+        "02-28 02:30 UTC",
+        "03-01 02:30 UTC",
+        "03-02 02:30 UTC",
+    ]
+
+
+def test_the_list_says_when_and_what(mine: Path) -> None:
+    ended = CliRunner().invoke(main, [str(mine)])
+    assert ended.exit_code == 0
+    for line in (
+        f"{mine}: 4 schedules, times in UTC",
+        "    trains on s3://bucket/churn/, target churned, exports and reports",
+        '    with {"training": {"epochs": 3}}',
+        "    tells ml@example.com if it failed",
+        "    measures all_reduce, all_gather, reduce_scatter, broadcast from 1,024 to 4,096 bytes",
+        "    when it is started: pyflyte run remote-launchplan by_hand",
+    ):
+        assert line in ended.output.splitlines(), ended.output
+    now = datetime(2026, 11, 22, 12, tzinfo=UTC)
+    said = list(described("weekly", TrainingSchedule(cron="@weekly"), now))
+    assert said[0] == "@weekly: Sun 2026-11-29 00:00, Sun 2026-12-06 00:00, Sun 2026-12-13 00:00"
+
+
+def test_the_list_refuses_a_wrong_file_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text("[nightly]\nkind = 'training'\ncron = '0 2 30 feb *'\n")
+    ended = CliRunner().invoke(main, [str(path)])
+    assert ended.exit_code == 1
+    assert ended.output.splitlines() == [
+        f'Error: {path}, [nightly]: cron: "0 2 30 feb *" is not allowed; '
+        "it never fires: no such date comes within 5 years"
+    ]

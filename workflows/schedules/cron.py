@@ -1,0 +1,70 @@
+"""Cron expressions that both readers accept: flytekit when it registers (croniter), Flyte's scheduler when it runs
+(``robfig/cron``, ``ParseStandard``). All times are UTC."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+
+from croniter import croniter
+from croniter.croniter import CroniterBadDateError, CroniterError
+
+NICKNAMES = ("@hourly", "@daily", "@midnight", "@weekly", "@monthly", "@yearly", "@annually")
+MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
+#: Of each field its name, its limits, and the words that stand for its numbers, from the lowest on.
+FIELDS: tuple[tuple[str, int, int, tuple[str, ...]], ...] = (
+    ("minute", 0, 59, ()),
+    ("hour", 0, 23, ()),
+    ("day of the month", 1, 31, ()),
+    ("month", 1, 12, MONTHS),
+    ("day of the week", 0, 6, DAYS),
+)
+#: A value, a range or all, and a step.
+ITEM = re.compile(r"(?:[*?]|(?P<first>\w+)(?:-(?P<last>\w+))?)(?:/(?P<step>\d+))?")
+#: How far Flyte's scheduler looks ahead.
+YEARS = 5
+
+
+def flaw(expression: str) -> str:
+    """What is wrong with the expression, as "expected …" or "it never …"; empty if nothing is."""
+    if expression not in NICKNAMES:
+        fields = expression.split()
+        if len(fields) != len(FIELDS):
+            nicknames = ", ".join(NICKNAMES)
+            return (
+                f"expected five fields (minute, hour, day of the month, month, day of the week), or one of {nicknames}"
+            )
+        for text, (name, lowest, highest, words) in zip(fields, FIELDS, strict=True):
+            if not all(is_item(item, lowest, highest, words) for item in text.split(",")):
+                also = f" or {'/'.join(words)}" if words else ""
+                return f"{text!r} is no {name}; expected {lowest} to {highest}{also}, as values, ranges, lists or steps"
+    try:
+        next_times(expression, datetime.now(UTC), 1)
+    except CroniterBadDateError:
+        return f"it never fires: no such date comes within {YEARS} years"
+    except CroniterError as error:
+        return f"expected a cron expression ({error})"
+    return ""
+
+
+def is_item(item: str, lowest: int, highest: int, words: tuple[str, ...]) -> bool:
+    """Whether Flyte's scheduler reads this part of a field."""
+    match = ITEM.fullmatch(item)
+    if not match or (match["step"] is not None and int(match["step"]) == 0):
+        return False
+    ends = [number_of(end.lower(), lowest, words) for end in (match["first"], match["last"]) if end is not None]
+    return all(lowest <= end <= highest for end in ends) and ends == sorted(ends)
+
+
+def number_of(text: str, lowest: int, words: tuple[str, ...]) -> int:
+    """The value of a number or word; -1 if it is neither."""
+    if text in words:
+        return lowest + words.index(text)
+    return int(text) if text.isdecimal() else -1
+
+
+def next_times(expression: str, after: datetime, count: int) -> list[datetime]:
+    """The next times at which it fires. Raises croniter's errors."""
+    times = croniter(expression, after, ret_type=datetime, max_years_between_matches=YEARS)
+    return [times.get_next() for _ in range(count)]

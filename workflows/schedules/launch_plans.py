@@ -1,0 +1,71 @@
+"""The launch plans, one for each schedule of the environment that is registered (``SLIPSTREAM_SCHEDULES``).
+
+They are registered inactive; ``pyflyte register --activate-launchplans`` (or ``pyflyte launchplan NAME VERSION
+--activate`` after ``package``) switches the schedules on. The inputs of a scheduled run are fixed, the data is not: the
+first task is never cached and looks at the bytes behind ``data`` afresh, so that new data is new work and unchanged
+data is not.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime
+from typing import Any
+
+from flytekit import CronSchedule, Email, LaunchPlan, Slack, workflow
+from flytekit.models.concurrency import ConcurrencyLimitBehavior, ConcurrencyPolicy
+from flytekit.models.core.execution import WorkflowExecutionPhase
+
+from tasks.config import RunConfig
+from tasks.report.summary import NightSummary
+from tasks.report.task import report_night
+from workflows.collectives import measure_collectives
+from workflows.schedules.settings import CHOICE, DEFAULT, CollectivesSchedule, Notify, TrainingSchedule, read_schedules
+from workflows.training import train_and_export
+
+KICKOFF = "kickoff"
+
+
+@workflow
+def train_on_schedule(data: str, target: str, config: RunConfig, cron: str, kickoff: datetime) -> NightSummary:
+    """:func:`train_and_export` as the schedule ``cron`` starts it at ``kickoff``; the report names what it skipped."""
+    summary = train_and_export(data=data, target=target, config=config)
+    return report_night(summary=summary, cron=cron, kickoff=kickoff)
+
+
+def notifications(notify: Notify) -> list[Email | Slack]:
+    phases = [getattr(WorkflowExecutionPhase, phase.upper()) for phase in notify.on]
+    kinds = ((Email, notify.email), (Slack, notify.slack))
+    return [kind(phases=phases, recipients_email=addresses) for kind, addresses in kinds if addresses]
+
+
+def launch_plan(name: str, schedule: TrainingSchedule | CollectivesSchedule) -> LaunchPlan:
+    """A scheduled run that is still going is not overtaken by the next. Without a cron expression a run starts when
+    somebody starts it, who may give other inputs."""
+    of_training = isinstance(schedule, TrainingSchedule)
+    inputs: dict[str, Any] = {"config": schedule.config}
+    if isinstance(schedule, TrainingSchedule):
+        inputs |= {"data": schedule.data, "target": schedule.target}
+    if not schedule.cron:
+        return LaunchPlan.get_or_create(
+            train_and_export if of_training else measure_collectives,
+            name=name,
+            default_inputs=inputs,
+            notifications=notifications(schedule.notify),
+        )
+    return LaunchPlan.get_or_create(
+        train_on_schedule if of_training else measure_collectives,
+        name=name,
+        fixed_inputs={**inputs, "cron": schedule.cron} if of_training else inputs,
+        schedule=CronSchedule(schedule=schedule.cron, kickoff_time_input_arg=KICKOFF if of_training else None),
+        notifications=notifications(schedule.notify),
+        concurrency=ConcurrencyPolicy(max_concurrency=1, behavior=ConcurrencyLimitBehavior.SKIP),
+        auto_activate=False,
+    )
+
+
+LAUNCH_PLANS = {
+    name: launch_plan(name, schedule) for name, schedule in read_schedules(os.environ.get(CHOICE) or DEFAULT).items()
+}
+# `pyflyte run` finds a launch plan by the name of a variable of its module.
+globals().update(LAUNCH_PLANS)

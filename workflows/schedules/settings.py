@@ -1,0 +1,97 @@
+"""What runs by itself, and when: named schedules, of an environment one TOML file (``development.toml`` …)."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import field
+from pathlib import Path
+from typing import Any, Literal
+
+from tasks.collectives.config import CollectivesConfig
+from tasks.config import RunConfig
+from tasks.errors import UserError
+from tasks.settings import Settings, settings
+from workflows.schedules.cron import flaw
+
+CHOICE = "SLIPSTREAM_SCHEDULES"
+DEFAULT = "development"
+SHIPPED = Path(__file__).parent
+Phase = Literal["succeeded", "failed", "timed_out", "aborted"]
+
+
+@settings
+class Notify(Settings):
+    """Who hears of what."""
+
+    section = "notify"
+
+    email: list[str] = field(default_factory=list)
+    slack: list[str] = field(default_factory=list)
+    on: list[Phase] = field(default_factory=lambda: ["failed", "timed_out", "aborted"])
+
+
+@settings
+class Schedule(Settings):
+    """What all kinds have: when (cron, UTC; empty: only when somebody starts it), and who hears of it."""
+
+    cron: str = ""
+    notify: Notify = field(default_factory=Notify)
+
+    def check(self) -> None:
+        if self.cron and (wrong := flaw(self.cron)):
+            raise UserError(f'cron: "{self.cron}" is not allowed; {wrong}')
+
+
+@settings
+class TrainingSchedule(Schedule):
+    """The main job: on what, and with which configuration."""
+
+    kind: Literal["training"] = "training"
+    data: str = ""
+    target: str = ""
+    config: RunConfig = field(default_factory=RunConfig)
+
+
+@settings
+class CollectivesSchedule(Schedule):
+    """The measurement of the interconnect."""
+
+    kind: Literal["collectives"] = "collectives"
+    config: CollectivesConfig = field(default_factory=CollectivesConfig)
+
+
+KINDS: dict[str, type[TrainingSchedule] | type[CollectivesSchedule]] = {
+    "training": TrainingSchedule,
+    "collectives": CollectivesSchedule,
+}
+
+
+def path_of(choice: str) -> Path:
+    """The file of an environment by its name (``production``), or a file of the user's own."""
+    return Path(choice) if choice.endswith(".toml") else SHIPPED / f"{choice}.toml"
+
+
+def read_schedules(choice: str) -> dict[str, TrainingSchedule | CollectivesSchedule]:
+    """The schedules by name, in the order of the file. Raises ``UserError`` naming the file and the setting."""
+    path = path_of(choice)
+    try:
+        data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        names = ", ".join(sorted(file.stem for file in SHIPPED.glob("*.toml")))
+        raise UserError(f"{CHOICE}={choice}: no such schedules; choose one of {names}, or a path to a .toml") from None
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: the schedules cannot be read: {error}") from None
+    return {name: schedule(f"{path}, [{name}]", name, table) for name, table in data.items()}
+
+
+def schedule(where: str, name: str, table: Any) -> TrainingSchedule | CollectivesSchedule:
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        raise UserError(f"{where}: expected a name of small letters, digits and underscores")
+    kind = table.get("kind") if isinstance(table, dict) else None
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise UserError(f"{where}: expected a table with a `kind`: {' or '.join(KINDS)}")
+    try:
+        return KINDS[kind].from_dict(table)
+    except UserError as error:
+        raise UserError(f"{where}: {error.message}") from None
