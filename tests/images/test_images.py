@@ -74,6 +74,7 @@ def test_what_is_copied_exists_and_reaches_the_builder(image: list[Instruction])
             assert (REPOSITORY / source).exists() and not ignored(source), source
     for path in ("tasks/config.py", "workflows/schedules/development.toml", "tasks/hardware/profiles/local.toml"):
         assert (REPOSITORY / path).exists() and not ignored(path)
+    assert not ignored("nets.py") and not ignored("mine/nets.py") and ignored("churn.parquet")
     for path in (".git", ".git/HEAD", ".venv", ".slipstream", "runs", "tests", "tasks/__pycache__", "docs/report.png"):
         assert ignored(path), path
 

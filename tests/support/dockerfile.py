@@ -37,7 +37,7 @@ def ignored(path: str) -> bool:
     for rule in (REPOSITORY / ".dockerignore").read_text().splitlines():
         if rule and not rule.startswith("#"):
             pattern = rule.removeprefix("!").removeprefix("**/")
-            tried = parts if rule.startswith("**/") else parents
+            tried = parts if rule.removeprefix("!").startswith("**/") else parents
             # A star of Docker's stays within a directory, so that only paths of as many parts can match.
             if any(fnmatch(one, pattern) and one.count("/") == pattern.count("/") for one in tried):
                 verdict = not rule.startswith("!")
