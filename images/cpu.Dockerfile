@@ -1,6 +1,6 @@
 # CPUs only. TORCH_WHEELS is where pip finds torch's CPU wheel (an index or a folder); without it the image works too,
 # with a few gigabytes of CUDA libraries that it never uses.
-#   docker build -f images/cpu.Dockerfile --build-arg TORCH_WHEELS=URL -t localhost:30000/slipstream:cpu .
+#   docker build -f images/cpu.Dockerfile --build-arg TORCH_WHEELS=URL -t localhost:30000/slipstream:v1 .
 FROM python:3.11-slim-bookworm
 
 ARG TORCH_WHEELS=""

@@ -1,0 +1,189 @@
+"""The README's commands against a FlyteAdmin on loopback, and what they registered run as a cluster would run it."""
+
+from __future__ import annotations
+
+import io
+import re
+import shlex
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flyteidl.admin.task_pb2 import TaskSpec
+from flyteidl.core.literals_pb2 import LiteralMap
+
+from tests.support.dockerfile import instructions
+from tests.support.faulty_s3 import CREDENTIALS, FaultyS3
+from tests.support.flyte_admin import BUCKET, FlyteAdmin, Key, flyte_admin, write_config
+from tests.support.image_root import ImageRoot, image_root, missing
+from tests.support.pyflyte_process import REPOSITORY, Ended, clone, run_pyflyte
+
+SCHEDULED = {"nightly_training", "weekly_collectives"}
+
+
+def commands() -> tuple[dict[str, str], dict[str, list[str]]]:
+    """The README's environment and pyflyte's arguments, by "register", "run" and "package"."""
+    section = (REPOSITORY / "README.md").read_text().partition("## On a cluster")[2]
+    block = section.partition("```\n")[2].partition("```")[0].replace("s3://…", "s3://bucket/churn/")
+    lines = [shlex.split(line, comments=True) for line in block.splitlines() if line.strip()]
+    environment = dict(word.split("=", 1) for line in lines if line[0] == "export" for word in line[1:])
+    found = {}
+    for words in (line[1:] for line in lines if line[0] == "pyflyte"):
+        (name,) = {"register", "run", "package"} & set(words)
+        found[name] = [environment["IMAGE"] if word == "$IMAGE" else word for word in words]
+    return environment, found
+
+
+ENVIRONMENT, COMMANDS = commands()
+
+
+@dataclass
+class Site:
+    """A clone of the project, and the Flyte that it is registered with."""
+
+    project: Path
+    admin: FlyteAdmin
+
+    def run(self, name: str, *more: str) -> Ended:
+        ended = run_pyflyte(self.project, *COMMANDS[name], *more, SLIPSTREAM_PROFILE=ENVIRONMENT["SLIPSTREAM_PROFILE"])
+        assert ended.returncode == 0, ended.stdout
+        return ended
+
+    def registered(self) -> set[Key]:
+        return {*self.admin.tasks, *self.admin.workflows, *self.admin.launch_plans}
+
+    def code_of(self, task: TaskSpec) -> set[str]:
+        """The files of the code that a task's container unpacks."""
+        address = option(list(task.template.container.args), "--additional-distribution")
+        body = self.admin.s3().get_object(Bucket=BUCKET, Key=address.removeprefix(f"s3://{BUCKET}/"))["Body"].read()
+        with tarfile.open(fileobj=io.BytesIO(body)) as archive:
+            return set(archive.getnames())
+
+
+def option(arguments: list[str], name: str) -> str:
+    return arguments[arguments.index(name) + 1]
+
+
+@pytest.fixture
+def site(server: FaultyS3, tmp_path: Path) -> Iterator[Site]:
+    (tmp_path / "project").mkdir()
+    project = clone(tmp_path / "project")
+    with flyte_admin(server) as admin:
+        write_config(project / "flyte.config.yaml", admin.endpoint)
+        yield Site(project, admin)
+
+
+def edit(site: Site) -> None:
+    """Change the code of one task: what ``tabulate`` says."""
+    table = site.project / "tasks/collectives/table.py"
+    table.write_text(table.read_text().replace('head = f"', 'head = f"EDITED '))
+
+
+def test_registered_twice_it_is_the_same_and_changed_it_is_a_new_version(site: Site) -> None:
+    site.run("register")
+    first = site.registered()
+    assert {"tasks.train.task.train", "workflows.training.train_and_export", *SCHEDULED} <= {key[2] for key in first}
+    (version,) = {key[3] for key in first}
+    assert not site.admin.active
+
+    site.run("register")
+    assert site.registered() == first and not site.admin.active
+
+    edit(site)
+    site.run("register", "--activate-launchplans")
+    (newer,) = {key[3] for key in site.registered() - first}
+    assert first < site.registered() and newer != version
+    assert {key[3] for key in site.admin.active} == {newer} and {key[2] for key in site.admin.active} >= SCHEDULED
+    # The stages whose code did not change keep their results.
+    for task in ("tasks.train.task.train", "tasks.collectives.task.benchmark_collectives"):
+        old, new = (
+            site.admin.tasks[(*key[:3], which)] for key in first if key[2] == task for which in (version, newer)
+        )
+        assert old.template.metadata.discovery_version == new.template.metadata.discovery_version
+
+
+def test_run_remote_starts_what_it_registered_and_sends_own_modules_if_told_to(site: Site) -> None:
+    (site.project / "nets.py").write_text("def build(signature): ...\n")
+    site.run("run")
+    ((_, execution),) = site.admin.executions.items()
+    assert execution.spec.launch_plan.name == "workflows.training.train_and_export"
+    assert execution.inputs.literals["data"].scalar.primitive.string_value == "s3://bucket/churn/"
+    (sent,) = {frozenset(site.code_of(task)) for task in site.admin.tasks.values()}
+    assert "tasks/train/task.py" in sent and "nets.py" not in sent and "tasks/report/templates/report.html" not in sent
+    destinations = {option(list(t.template.container.args), "--dest-dir") for t in site.admin.tasks.values()}
+    assert destinations == {"."}
+
+    before = set(site.admin.tasks)
+    command = COMMANDS["run"]
+    at = command.index("--remote")
+    ended = run_pyflyte(site.project, *command[:at], "--copy", "all", *command[at:])
+    assert ended.returncode == 0, ended.stdout
+    (sent,) = {frozenset(site.code_of(task)) for key, task in site.admin.tasks.items() if key not in before}
+    assert {"nets.py", "tasks/report/templates/report.html"} <= sent
+
+
+def test_the_package_is_written_where_the_next_command_looks(site: Site) -> None:
+    site.run("package")
+    section = (REPOSITORY / "README.md").read_text().partition("flytectl register files ")[2]
+    with tarfile.open(site.project / section.split()[0]) as archive:
+        assert any(re.search(r"tasks\.train\.task\.train_1\.pb$", name) for name in archive.getnames())
+    assert not site.admin.calls
+
+
+# The registered command in the image
+
+
+def pod(site: Site, image: ImageRoot, task: str, inputs: LiteralMap) -> tuple[Ended, LiteralMap]:
+    """Run the container of a registered task as a pod would be, with S3 for its inputs and outputs."""
+    container = next(spec.template.container for key, spec in site.admin.tasks.items() if key[2] == task)
+    s3, prefix = site.admin.s3(), f"metadata/{task}"
+    s3.put_object(Bucket=BUCKET, Key=f"{prefix}/inputs.pb", Body=inputs.SerializeToString())
+    values = {
+        "input": f"s3://{BUCKET}/{prefix}/inputs.pb",
+        "outputPrefix": f"s3://{BUCKET}/{prefix}",
+        "rawOutputDataPrefix": f"s3://{BUCKET}/raw/{task}",
+        "checkpointOutputPrefix": f"s3://{BUCKET}/checkpoints/{task}",
+        "prevCheckpointPrefix": '""',
+    }
+    arguments = [re.sub(r"^\{\{\.(\w+)}}$", lambda match: values[match[1]], word) for word in container.args]
+    store = {"AWS_ENDPOINT_URL": site.admin.store.url, "FLYTE_AWS_ENDPOINT": site.admin.store.url, **CREDENTIALS}
+    keys = {f"FLYTE_{name}": CREDENTIALS[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
+    execution = {"FLYTE_INTERNAL_EXECUTION_ID": "f0", "FLYTE_INTERNAL_EXECUTION_PROJECT": "flytesnacks"}
+    ended = image.start(arguments, **{pair.key: pair.value for pair in container.env}, **store, **keys, **execution)
+    found = {entry["Key"] for entry in s3.list_objects_v2(Bucket=BUCKET, Prefix=f"{prefix}/")["Contents"]}
+    assert f"{prefix}/error.pb" not in found and f"{prefix}/outputs.pb" in found, ended.stdout
+    outputs = s3.get_object(Bucket=BUCKET, Key=f"{prefix}/outputs.pb")["Body"].read()
+    return ended, LiteralMap.FromString(outputs)
+
+
+@pytest.mark.prove
+@pytest.mark.skipif(bool(missing()), reason=missing())
+@pytest.mark.parametrize("command", ["register", "run"])
+def test_the_registered_command_runs_as_uid_1000_in_the_image(site: Site, tmp_path: Path, command: str) -> None:
+    """The image has the code of before the change: all of it is there, and what was registered is what runs."""
+    (tmp_path / "image").mkdir()
+    small = '{"operations": ["all_reduce"], "smallest": 1024, "largest": 4096, "budget": 0.001}'
+    with image_root(tmp_path / "image", REPOSITORY) as image:
+        image.build(instructions(REPOSITORY / "images/cpu.Dockerfile"))
+        assert image.user == "1000" and image.start(["id", "--user"]).stdout.strip() == "1000"
+        edit(site)
+        if command == "run":
+            words = COMMANDS["run"][: COMMANDS["run"].index("workflows/training.py")]
+            more = ("workflows/collectives.py", "measure_collectives", "--config", small)
+            ended = run_pyflyte(site.project, *words, *more, SLIPSTREAM_PROFILE="local")
+            assert ended.returncode == 0, ended.stdout
+            inputs = next(iter(site.admin.executions.values())).inputs
+        else:
+            site.run("register")
+            plans = {key[2]: plan for key, plan in site.admin.launch_plans.items()}
+            default = plans["workflows.collectives.measure_collectives"].default_inputs.parameters["config"].default
+            inputs = LiteralMap(literals={"config": default})
+        _, measured = pod(site, image, "tasks.collectives.task.benchmark_collectives", inputs)
+        network = LiteralMap(literals={"network": measured.literals["artifact"]})
+        _, told = pod(site, image, "tasks.collectives.task.tabulate", network)
+        assert told.literals["o0"].scalar.primitive.string_value.startswith("EDITED 2 processes, gloo, cpu")
+        owner: Any = image.start(["stat", "--format=%u", "/root/tasks/collectives/table.py"]).stdout.strip()
+        assert owner == "1000"
