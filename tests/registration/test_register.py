@@ -27,7 +27,9 @@ SCHEDULED = {"nightly_training", "weekly_collectives"}
 def commands() -> tuple[dict[str, str], dict[str, list[str]]]:
     """The README's environment and pyflyte's arguments, by "register", "run" and "package"."""
     section = (REPOSITORY / "README.md").read_text().partition("## On a cluster")[2]
-    block = section.partition("```\n")[2].partition("```")[0].replace("s3://…", "s3://bucket/churn/")
+    block = (
+        section.partition("```\n")[2].partition("```")[0].replace("s3://…", "s3://bucket/churn/").replace("\\\n", "")
+    )
     lines = [shlex.split(line, comments=True) for line in block.splitlines() if line.strip()]
     environment = dict(word.split("=", 1) for line in lines if line[0] == "export" for word in line[1:])
     found = {}
@@ -105,24 +107,28 @@ def test_registered_twice_it_is_the_same_and_changed_it_is_a_new_version(site: S
         assert old.template.metadata.discovery_version == new.template.metadata.discovery_version
 
 
-def test_run_remote_starts_what_it_registered_and_sends_own_modules_if_told_to(site: Site) -> None:
+def test_run_remote_starts_what_it_registered_with_all_of_the_code(site: Site) -> None:
     (site.project / "nets.py").write_text("def build(signature): ...\n")
     site.run("run")
     ((_, execution),) = site.admin.executions.items()
     assert execution.spec.launch_plan.name == "workflows.training.train_and_export"
     assert execution.inputs.literals["data"].scalar.primitive.string_value == "s3://bucket/churn/"
     (sent,) = {frozenset(site.code_of(task)) for task in site.admin.tasks.values()}
-    assert "tasks/train/task.py" in sent and "nets.py" not in sent and "tasks/report/templates/report.html" not in sent
+    assert {"nets.py", "tasks/train/run.py", "tasks/report/templates/report.html"} <= sent
+    assert not {name for name in sent if name.startswith(("tests/", ".venv/"))}
     destinations = {option(list(t.template.container.args), "--dest-dir") for t in site.admin.tasks.values()}
     assert destinations == {"."}
 
-    before = set(site.admin.tasks)
-    command = COMMANDS["run"]
-    at = command.index("--remote")
-    ended = run_pyflyte(site.project, *command[:at], "--copy", "all", *command[at:])
+
+def test_without_copy_all_it_leaves_the_rest_behind(site: Site) -> None:
+    """Which is why the README's command has the option."""
+    (site.project / "nets.py").write_text("def build(signature): ...\n")
+    command = [word for word in COMMANDS["run"] if word not in ("--copy", "all")]
+    assert len(command) == len(COMMANDS["run"]) - 2
+    ended = run_pyflyte(site.project, *command, SLIPSTREAM_PROFILE="local")
     assert ended.returncode == 0, ended.stdout
-    (sent,) = {frozenset(site.code_of(task)) for key, task in site.admin.tasks.items() if key not in before}
-    assert {"nets.py", "tasks/report/templates/report.html"} <= sent
+    (sent,) = {frozenset(site.code_of(task)) for task in site.admin.tasks.values()}
+    assert "tasks/train/task.py" in sent and not {"nets.py", "tasks/report/templates/report.html"} & sent
 
 
 def test_the_package_is_written_where_the_next_command_looks(site: Site) -> None:

@@ -82,8 +82,8 @@ class ImageRoot:
         with what a command said that failed."""
         for name, value in image:
             if name == "WORKDIR":
-                self.directory = value
                 self.must(["mkdir", "-p", value])
+                self.directory = value
             elif name == "ENV":
                 self.environment |= dict(word.split("=", 1) for word in shlex.split(value))
             elif name == "ARG":
