@@ -188,7 +188,7 @@ def test_the_registered_command_runs_as_uid_1000_in_the_image(site: Site, tmp_pa
             default = plans["workflows.collectives.measure_collectives"].default_inputs.parameters["config"].default
             inputs = LiteralMap(literals={"config": default})
         _, measured = pod(site, image, "tasks.collectives.task.benchmark_collectives", inputs)
-        network = LiteralMap(literals={"network": measured.literals["artifact"]})
+        network = LiteralMap(literals={"network": measured.literals["o0"]})
         _, told = pod(site, image, "tasks.collectives.task.tabulate", network)
         assert told.literals["o0"].scalar.primitive.string_value.startswith("EDITED 2 processes, gloo, cpu")
         owner: Any = image.start(["stat", "--format=%u", "/root/tasks/collectives/table.py"]).stdout.strip()

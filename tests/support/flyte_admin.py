@@ -18,7 +18,9 @@ import boto3
 import grpc
 import yaml
 from flyteidl.admin import execution_pb2, launch_plan_pb2, task_pb2, workflow_pb2
+from flyteidl.admin.workflow_pb2 import WorkflowSpec
 from flyteidl.core import identifier_pb2, tasks_pb2
+from flyteidl.core.workflow_pb2 import Node
 from flyteidl.service import (
     admin_pb2_grpc,
     auth_pb2,
@@ -44,17 +46,29 @@ def canonical(spec: Message) -> bytes:
     """The bytes by which two registrations are compared; Flyte's compiler sorts the upstream nodes of a workflow."""
     same = type(spec)()
     same.CopyFrom(spec)
-    if isinstance(same, workflow_pb2.WorkflowSpec):
+    if isinstance(same, WorkflowSpec):
         for template in (same.template, *same.sub_workflows):
             for node in template.nodes:
                 node.upstream_node_ids.sort()
     return same.SerializeToString(deterministic=True)
 
 
-def tasks_of(spec: workflow_pb2.WorkflowSpec) -> list[identifier_pb2.Identifier]:
-    nodes = [node for template in (spec.template, *spec.sub_workflows) for node in template.nodes]
-    inner = [node.array_node.node if node.HasField("array_node") else node for node in nodes]
-    return [node.task_node.reference_id for node in inner if node.HasField("task_node")]
+def inner_nodes(node: Node) -> Iterator[Node]:
+    """The node, or those that a map task or a conditional holds."""
+    if node.HasField("array_node"):
+        yield from inner_nodes(node.array_node.node)
+    elif node.HasField("branch_node"):
+        choice = node.branch_node.if_else
+        for branch in (choice.case.then_node, *(other.then_node for other in choice.other), choice.else_node):
+            yield from inner_nodes(branch)
+    else:
+        yield node
+
+
+def tasks_of(spec: WorkflowSpec) -> list[identifier_pb2.Identifier]:
+    outer = [node for template in (spec.template, *spec.sub_workflows) for node in template.nodes]
+    nodes = [node for each in outer for node in inner_nodes(each)]
+    return [node.task_node.reference_id for node in nodes if node.HasField("task_node")]
 
 
 class FlyteAdmin(
@@ -69,7 +83,7 @@ class FlyteAdmin(
         self.store = store
         self.endpoint = ""
         self.tasks: dict[Key, task_pb2.TaskSpec] = {}
-        self.workflows: dict[Key, workflow_pb2.WorkflowSpec] = {}
+        self.workflows: dict[Key, WorkflowSpec] = {}
         self.launch_plans: dict[Key, launch_plan_pb2.LaunchPlanSpec] = {}
         self.active: set[Key] = set()
         self.executions: dict[str, execution_pb2.ExecutionCreateRequest] = {}

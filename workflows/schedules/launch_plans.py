@@ -43,6 +43,8 @@ def launch_plan(name: str, schedule: TrainingSchedule | CollectivesSchedule) -> 
     """A scheduled run that is still going is not overtaken by the next. Without a cron expression a run starts when
     somebody starts it, who may give other inputs."""
     of_training = isinstance(schedule, TrainingSchedule)
+    # A measurement that the cache answers is none.
+    measured_afresh = None if of_training else True
     inputs: dict[str, Any] = {"config": schedule.config}
     if isinstance(schedule, TrainingSchedule):
         inputs |= {"data": schedule.data, "target": schedule.target}
@@ -52,6 +54,7 @@ def launch_plan(name: str, schedule: TrainingSchedule | CollectivesSchedule) -> 
             name=name,
             default_inputs=inputs,
             notifications=notifications(schedule.notify),
+            overwrite_cache=measured_afresh,
         )
     return LaunchPlan.get_or_create(
         train_on_schedule if of_training else measure_collectives,
@@ -60,6 +63,7 @@ def launch_plan(name: str, schedule: TrainingSchedule | CollectivesSchedule) -> 
         schedule=CronSchedule(schedule=schedule.cron, kickoff_time_input_arg=KICKOFF if of_training else None),
         notifications=notifications(schedule.notify),
         concurrency=ConcurrencyPolicy(max_concurrency=1, behavior=ConcurrencyLimitBehavior.SKIP),
+        overwrite_cache=measured_afresh,
         auto_activate=False,
     )
 
