@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tasks.storage import retry, s3
 from tests.support.faulty_s3 import CREDENTIALS, FaultyS3, faulty_s3
-from tests.support.faulty_stores import azurite, connection_string, faulty_azure, faulty_google
+from tests.support.faulty_stores import REMOTE, Remote, azurite, connection_string, faulty_azure, faulty_google
 
 
 @pytest.fixture(scope="session")
@@ -72,6 +73,13 @@ def azure(azure_server: FaultyS3, short_pauses: None, monkeypatch: pytest.Monkey
     with contextlib.suppress(FileExistsError):
         azure.client("").mkdir("bucket")
     return quieten(azure_server)
+
+
+@pytest.fixture(params=list(REMOTE))
+def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Remote:
+    """A prefix of each store in turn."""
+    fixture, write = REMOTE[request.param]
+    return Remote(f"{request.param}://bucket/{tmp_path.name}/base", request.getfixturevalue(fixture), write)
 
 
 def quieten(server: FaultyS3) -> FaultyS3:

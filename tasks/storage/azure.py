@@ -22,9 +22,10 @@ from azure.storage.blob.aio import BlobClient, ContainerClient
 from fsspec.asyn import sync
 
 from tasks.errors import UserError
+from tasks.storage import retry
 from tasks.storage.base import AlreadyThere, MissingObject, StorageUnavailable
 from tasks.storage.bucket import CONCURRENCY, PAGE, PART_BYTES, Found
-from tasks.storage.retry import ATTEMPTS, CONNECT_TIMEOUT_S, READ_TIMEOUT_S, TRANSIENT_STATUS
+from tasks.storage.retry import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, TRANSIENT_STATUS
 
 MOST_BLOCKS = 50_000
 #: Each request is made once; the client's own pauses begin at 15 seconds.
@@ -136,11 +137,13 @@ class AzureContainer:
         said = getattr(error, "error_code", None) or status
         code = str(getattr(said, "value", said))
         if isinstance(error, TRANSIENT_ERRORS):
-            return StorageUnavailable(f"{uri}: the store did not answer in {ATTEMPTS} attempts ({one_line(error)})")
+            return StorageUnavailable(
+                f"{uri}: the store did not answer in {retry.ATTEMPTS} attempts ({one_line(error)})"
+            )
         if isinstance(error, errors.AzureError) and "MD5 mismatch" in str(error):
             return StorageUnavailable(f"{uri}: other bytes arrived than the store holds ({one_line(error)})")
         if code in ("Md5Mismatch", "OperationTimedOut") or status in TRANSIENT_STATUS:
-            return StorageUnavailable(f"{uri}: the store kept answering {status} {code} in {ATTEMPTS} attempts")
+            return StorageUnavailable(f"{uri}: the store kept answering {status} {code} in {retry.ATTEMPTS} attempts")
         if code in ("BlobAlreadyExists", "ConditionNotMet") or status == 412:
             return AlreadyThere(uri)
         if code == "ContainerNotFound":

@@ -24,9 +24,10 @@ from gcsfs.core import GCSFileSystem
 from gcsfs.retry import HttpError
 
 from tasks.errors import UserError
+from tasks.storage import retry
 from tasks.storage.base import AlreadyThere, MissingObject, StorageUnavailable
 from tasks.storage.bucket import PAGE, PART_BYTES, Found
-from tasks.storage.retry import ATTEMPTS, CONNECT_TIMEOUT_S, READ_TIMEOUT_S, TRANSIENT_STATUS
+from tasks.storage.retry import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, TRANSIENT_STATUS
 
 #: What gcsfs makes of 502, of a connection that failed or ended early, and of a service account that did not answer.
 TRANSIENT_ERRORS = (
@@ -158,7 +159,7 @@ class GoogleBucket:
         call("DELETE", "b/{}/o/{}", self._name, key)
 
     def explain(self, uri: str, error: Exception) -> Exception:
-        unavailable = StorageUnavailable(f"{uri}: the store did not answer in {ATTEMPTS} attempts ({error!r})")
+        unavailable = StorageUnavailable(f"{uri}: the store did not answer in {retry.ATTEMPTS} attempts ({error!r})")
         if isinstance(error, TRANSIENT_ERRORS):
             return unavailable
         if isinstance(error, FileExistsError):
@@ -173,7 +174,7 @@ class GoogleBucket:
             if "match calculated" in message or (status == 401 and "Invalid Credentials" in message):
                 return unavailable
             if status in TRANSIENT_STATUS or status == 408:
-                return StorageUnavailable(f"{uri}: the store kept answering {status} in {ATTEMPTS} attempts")
+                return StorageUnavailable(f"{uri}: the store kept answering {status} in {retry.ATTEMPTS} attempts")
             if status == 401:
                 return UserError(f"{uri}: the credentials were refused ({message}); renew them")
             return UserError(f"{uri}: the store refused the request ({message})")

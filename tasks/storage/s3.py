@@ -22,9 +22,10 @@ from botocore.config import Config
 from s3transfer.exceptions import RetriesExceededError
 
 from tasks.errors import UserError
+from tasks.storage import retry
 from tasks.storage.base import S3, AlreadyThere, MissingObject, ObjectInfo, StorageUnavailable, at_or_below
 from tasks.storage.ranged import fetch_listed, ranged_reader
-from tasks.storage.retry import ATTEMPTS, CONNECT_TIMEOUT_S, READ_TIMEOUT_S, TRANSIENT_STATUS, pause, retried
+from tasks.storage.retry import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, TRANSIENT_STATUS, pause, retried
 
 PART_BYTES = 16 << 20
 #: Largest size that is copied within the store by one request.
@@ -96,7 +97,7 @@ def pause_before_retry(response: Any, attempts: int, caught_exception: Exception
     botocore's own policy has a retry quota, which ends retries early if many requests fail at once, as they do when a
     store is unavailable.
     """
-    if attempts >= ATTEMPTS:
+    if attempts >= retry.ATTEMPTS:
         return None
     if caught_exception is not None:
         return pause(attempts) if isinstance(caught_exception, TRANSIENT_ERRORS) else None
@@ -118,7 +119,7 @@ def explained(uri: str) -> Iterator[None]:
     except (errors.ParamValidationError, errors.ProfileNotFound, ValueError) as error:
         raise UserError(f"{uri}: {error}; check the URI and the AWS settings") from None
     except TRANSIENT_ERRORS as error:
-        raise StorageUnavailable(f"{uri}: the store did not answer in {ATTEMPTS} attempts ({error})") from None
+        raise StorageUnavailable(f"{uri}: the store did not answer in {retry.ATTEMPTS} attempts ({error})") from None
     except errors.FlexibleChecksumError as error:
         raise StorageUnavailable(f"{uri}: other bytes arrived than the store holds ({error})") from None
     except S3UploadFailedError as error:
@@ -153,7 +154,7 @@ def explain(uri: str, error: errors.ClientError) -> Exception:
     if status in TRANSIENT_STATUS or code in TRANSIENT_CODES:
         # An answer to HEAD has no body: its code is the status once more.
         said = status if code == str(status) else f"{status} {code}"
-        return StorageUnavailable(f"{uri}: the store kept answering {said} in {ATTEMPTS} attempts")
+        return StorageUnavailable(f"{uri}: the store kept answering {said} in {retry.ATTEMPTS} attempts")
     return UserError(f"{uri}: the store refused the request ({status} {error})")
 
 
@@ -264,7 +265,7 @@ class S3Storage:
         path = directory / key
         path.parent.mkdir(parents=True, exist_ok=True)
         with explained(f"{self.base}/{key}"):
-            config = TransferConfig(PART_BYTES, CONCURRENCY, PART_BYTES, num_download_attempts=ATTEMPTS)
+            config = TransferConfig(PART_BYTES, CONCURRENCY, PART_BYTES, num_download_attempts=retry.ATTEMPTS)
             client().download_file(self._bucket, self._prefix + key, str(path), Config=config)
         return path
 

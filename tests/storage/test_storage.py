@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import multiprocessing
+import os
 import random
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -29,27 +29,10 @@ from tasks.storage import (
     storage_for,
 )
 from tests.support.faulty_s3 import FaultyS3
-from tests.support.faulty_stores import connection_string
+from tests.support.faulty_stores import ACCOUNT_KEY, REMOTE, Remote, connection_string
 
 #: Enough for several parts, each with its own content, the last one short.
 LARGE = random.Random(1).randbytes(2 * s3.PART_BYTES + 12345)
-
-
-#: The fixture of each store that is reached by requests, and how it is written to.
-REMOTE = {"s3": ("store", "PUT"), "gs": ("google", "POST"), "abfs": ("azure", "PUT")}
-
-
-@dataclass(frozen=True)
-class Remote:
-    """A prefix of a store behind the faulty proxy; ``write`` is the method that puts bytes there."""
-
-    base: str
-    proxy: FaultyS3
-    write: str
-
-    @property
-    def storage(self) -> Storage:
-        return storage_for(self.base)
 
 
 @pytest.fixture
@@ -61,12 +44,6 @@ def forgotten() -> Callable[[], None]:
             module.client_of.cache_clear()
 
     return forget
-
-
-@pytest.fixture(params=list(REMOTE))
-def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Remote:
-    fixture, write = REMOTE[request.param]
-    return Remote(f"{request.param}://bucket/{tmp_path.name}/base", request.getfixturevalue(fixture), write)
 
 
 @pytest.fixture(params=["local", *REMOTE])
@@ -193,7 +170,7 @@ def test_a_part_that_changes_on_the_way_is_sent_again(
 def test_bytes_that_change_every_time_are_noticed(remote: Remote, data: bytes) -> None:
     if data == LARGE and remote.base.startswith("gs://"):
         remote.proxy.inject("POST", "pass")  # the session, whose body is JSON
-    remote.proxy.inject(remote.write, *["corrupt"] * 3 * s3.ATTEMPTS)
+    remote.proxy.inject(remote.write, *["corrupt"] * 3 * retry.ATTEMPTS)
     with pytest.raises(StorageUnavailable, match=r"BadDigest|CRC32C|Md5Mismatch"):
         put_file(remote.storage, "key", data)
 
@@ -209,7 +186,7 @@ def test_a_download_that_changes_on_the_way_is_noticed(remote: Remote, tmp_path:
     storage, proxy = remote.storage, remote.proxy
     storage.put("small", b"x" * 1000)
     # Google tells the checksum of the whole, before.
-    proxy.inject("GET", *["pass"] * remote.base.startswith("gs://"), *["corrupt"] * s3.ATTEMPTS)
+    proxy.inject("GET", *["pass"] * remote.base.startswith("gs://"), *["corrupt"] * retry.ATTEMPTS)
     with pytest.raises(StorageUnavailable, match="other bytes"):
         storage.get("small", tmp_path)
     assert ("GET", "corrupt") in proxy.fired and not list(tmp_path.glob("small*"))
@@ -219,10 +196,10 @@ def test_a_store_that_stays_away_is_told_from_one_that_refuses(
     remote: Remote, monkeypatch: pytest.MonkeyPatch, forgotten: Callable[[], None]
 ) -> None:
     storage, proxy = remote.storage, remote.proxy
-    proxy.inject(remote.write, *["503"] * s3.ATTEMPTS)
+    proxy.inject(remote.write, *["503"] * retry.ATTEMPTS)
     with pytest.raises(StorageUnavailable, match=r"kept answering 503.* in 12 attempts"):
         storage.put("key", b"data")
-    assert len(proxy.fired) == s3.ATTEMPTS
+    assert len(proxy.fired) == retry.ATTEMPTS
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", connection_string("http://127.0.0.1:9"))
@@ -303,7 +280,7 @@ def test_a_missing_package_names_the_extra(uri: str, package: str, line: str, mo
 def test_pauses_are_long_enough_for_half_a_minute_and_leave_the_global_generator_alone() -> None:
     random.seed(5)
     expected = random.Random(5).random()
-    assert 30 < sum(retry.pause(attempt) for attempt in range(1, s3.ATTEMPTS)) < 50
+    assert 30 < sum(retry.pause(attempt) for attempt in range(1, retry.ATTEMPTS)) < 50
     assert random.random() == expected
 
 
@@ -322,6 +299,38 @@ def test_what_the_user_has_to_mend_is_one_line(store: FaultyS3, monkeypatch: pyt
     s3.client_of.cache_clear()
     with pytest.raises(UserError, match="no usable credentials"):
         list_objects("s3://bucket/x")
+
+
+def test_no_credentials_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, forgotten: Callable[[], None], tmp_path: Path
+) -> None:
+    for name in [name for name in os.environ if name.startswith(("AZURE_", "GOOGLE_", "STORAGE_", "FLYTE_AZURE"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    forgotten()
+    with pytest.raises(UserError, match=r"no usable credentials .* set GOOGLE_APPLICATION_CREDENTIALS") as google:
+        list_objects("gs://bucket/x")
+    with pytest.raises(
+        UserError, match=r"no usable account or credentials .* set AZURE_STORAGE_ACCOUNT_NAME"
+    ) as microsoft:
+        list_objects("abfs://bucket/x")
+    assert "\n" not in f"{google.value}{microsoft.value}"
+
+
+def test_the_account_stands_in_the_address_or_in_flytes_variables(
+    monkeypatch: pytest.MonkeyPatch, forgotten: Callable[[], None]
+) -> None:
+    for name in [name for name in os.environ if name.startswith("AZURE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("FLYTE_AZURE_STORAGE_ACCOUNT_NAME", "flytes")
+    monkeypatch.setenv("FLYTE_AZURE_STORAGE_ACCOUNT_KEY", ACCOUNT_KEY)
+    forgotten()
+    for name, account in {"bucket": "flytes", "bucket@mine.dfs.core.windows.net": "mine"}.items():
+        blob = azure.AzureContainer(name)._blob("a/key")
+        assert blob.url == f"https://{account}.blob.core.windows.net/bucket/a/key"
+    forgotten()
 
 
 def test_the_variables_that_flyte_gives_its_pods_suffice(store: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,36 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 from gcp_storage_emulator.server import create_server
 
-from tests.support.faulty_s3 import FaultyS3, Handler, faulty
+from tasks.storage import Storage, storage_for
+from tests.support.faulty_s3 import CREDENTIALS, FaultyS3, Handler, faulty
 from tests.support.processes import free_port
 
 ROOT = Path(__file__).parents[2]
 #: The account that Azurite knows, with its published key.
 ACCOUNT = "devstoreaccount1"
 ACCOUNT_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+
+#: The fixture of each store that is reached by requests, and the method by which bytes get there.
+REMOTE = {"s3": ("store", "PUT"), "gs": ("google", "POST"), "abfs": ("azure", "PUT")}
+#: What a process needs to find a store, by the variables that the fixtures set.
+VARIABLES = (*CREDENTIALS, "AWS_ENDPOINT_URL", "STORAGE_EMULATOR_HOST", "AZURE_STORAGE_CONNECTION_STRING")
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A prefix of a store behind the faulty proxy."""
+
+    base: str
+    proxy: FaultyS3
+    write: str
+
+    @property
+    def storage(self) -> Storage:
+        return storage_for(self.base)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {name: os.environ[name] for name in VARIABLES if name in os.environ}
 
 
 class GoogleHandler(Handler):
