@@ -1,4 +1,4 @@
-"""A rehearsal of training on Google's and Azure's clouds: Flyte's prefixes are ``gs://`` or ``abfs://``.
+"""A rehearsal of training on Google's cloud: Flyte's prefixes are ``gs://``.
 
 The packaged command of the training task runs as a pod, is killed once it has saved, and runs again as the next
 attempt.
@@ -79,7 +79,7 @@ def start(remote: Remote, template: Any, workdir: Path, name: str, previous: str
     )
 
 
-@pytest.mark.parametrize("remote", ["gs", "abfs"], indirect=True)
+@pytest.mark.parametrize("remote", ["gs"], indirect=True)
 def test_a_killed_training_pod_goes_on_where_its_store_is(remote: Remote, template: Any, tmp_path: Path) -> None:
     table(tmp_path / "prepared", "classification")
     put_inputs(remote, tmp_path / "prepared")
