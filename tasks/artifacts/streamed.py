@@ -1,4 +1,4 @@
-"""Prepared data that stays on S3: its blocks are streamed ahead of use into a local disk cache of bounded size.
+"""Prepared data that stays in a store: its blocks are streamed ahead of use into a local disk cache of bounded size.
 
 A *stub* is a local directory like that of the artifact, but its segments are empty sparse files, and ``remote.json``
 holds the URI of the rows and the size of the cache. Each process that opens a stub caches blocks in unnamed sparse
@@ -25,7 +25,7 @@ import numpy as np
 from tasks.artifacts.format import MANIFEST, Artifact, DamagedArtifact, canonical_json
 from tasks.artifacts.prepared import Block, PreparedData
 from tasks.errors import UserError
-from tasks.storage import list_objects, storage_for
+from tasks.storage import list_objects, read_range, storage_for
 
 STUB = "remote.json"
 ROWS = ".rows"
@@ -45,7 +45,7 @@ def size_of(uri: str) -> int:
 
 
 def make_stub(uri: str, directory: Path, cache_bytes: int | None = None) -> Path:
-    """Make a stub of the prepared data at the ``s3://`` URI in the fresh ``directory``.
+    """Make a stub of the prepared data at the address in a store in the fresh ``directory``.
 
     Each process that opens it may cache ``cache_bytes`` of rows; None means all. Raises ``UserError`` if there is no
     artifact, ``StorageUnavailable`` if the store does not answer.
@@ -193,8 +193,6 @@ class Stream:
         return end - start
 
     def _fetch(self, block: Block) -> None:
-        from tasks.storage.s3 import read_range
-
         segment, number = block
         start, end = self._span(block)
         source = self._objects[segment]

@@ -19,6 +19,9 @@ from tasks.hardware.profile import RESOLVED, Profile, current_profile
 
 #: Stages whose results are measured times: those of other hardware are not theirs.
 MEASURED = ("collectives", "export")
+#: adlfs does not take the metadata that flytekit attaches to what it uploads: every task fails whose outputs are on
+#: Azure.
+FLYTEKIT = {"FLYTE_PERSISTENCE_ATTACH_EXECUTION_METADATA": "false"}
 
 
 def on(stage: str, besides: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -56,7 +59,7 @@ def environment(profile: Profile, place: Placement) -> dict[str, str]:
     # For torch, PyArrow, scikit-learn and BLAS alike: left to themselves they start a thread per core of the node.
     threads = {"OMP_NUM_THREADS": str(place.threads)} if place.threads else {}
     travelling = {CPU: place.cpu, MEMORY: place.memory, RESOLVED: profile.to_json()}
-    return {**threads, **place.environment, **travelling}
+    return {**FLYTEKIT, **threads, **place.environment, **travelling}
 
 
 def pod_of(place: Placement) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from tasks.hardware.cpus import usable_cores
 from tasks.hardware.machine import this_machine
 from tasks.logs import logger
 from tasks.settings import Settings, to_dict
-from tasks.storage import S3, StorageUnavailable, cannot_write, download_all
+from tasks.storage import STORES, StorageUnavailable, cannot_write, download_all
 
 STORE = Path(".slipstream")
 
@@ -118,19 +118,19 @@ def map_errors(work: Work) -> Work:
 def local_path(directory: FlyteDirectory) -> Path:
     """Where the artifact lies on this machine; downloaded first if it is elsewhere.
 
-    From S3 by our own client, which retries for as long as everywhere else. Raises ``StorageUnavailable``.
+    From a store by our own client, which retries for as long as everywhere else. Raises ``StorageUnavailable``.
     """
     uri = str(directory.remote_source or directory.path)
-    if not uri.startswith(S3):
+    if not uri.startswith(STORES):
         return Path(directory.download())
     return download_all(uri, fresh_directory("input"))
 
 
 def rows_path(prepared: FlyteDirectory) -> Path:
-    """Where ``open_prepared`` finds the prepared data: on this machine, or in a stub that fetches from S3 only the rows
-    that are read."""
+    """Where ``open_prepared`` finds the prepared data: on this machine, or in a stub that fetches only rows that are
+    read."""
     uri = str(prepared.remote_source or prepared.path)
-    if not uri.startswith(S3):
+    if not uri.startswith(STORES):
         return local_path(prepared)
     from tasks.artifacts.streamed import make_stub
 

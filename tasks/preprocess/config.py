@@ -115,7 +115,7 @@ class DataConfig(Settings):
     """GiB that each process may take for data. Less means smaller batches, samples and counts, and so other last
     digits; the same setting gives the same bytes on any machine."""
     earlier: str = ""
-    """An earlier prepared set of the same table (a directory or an s3:// address): its statistics are taken, its rows
+    """An earlier prepared set of the same table (a directory or a store's address): its statistics are taken, its rows
     stay as they are, and only files that it has not seen are prepared, into further segments."""
     shuffle: bool = True
     """Whether rows are stored in random order. Off keeps their order, for data that is random already."""

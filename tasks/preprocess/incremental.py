@@ -30,7 +30,7 @@ from tasks.preprocess.quarantine import BadRow
 from tasks.preprocess.read.files import SourceFile
 from tasks.preprocess.read.fingerprint import digest_files
 from tasks.settings import to_dict
-from tasks.storage import S3, copy_within_s3, list_objects, open_reader, storage_for
+from tasks.storage import S3, STORES, copy_within_s3, list_objects, open_reader, storage_for
 
 #: The card of the data that the statistics were fitted on, if that was an earlier set.
 REFERENCE = "reference.json"
@@ -59,12 +59,12 @@ class Earlier:
 
     @classmethod
     def open(cls, address: str, scratch: Path) -> Earlier:
-        """Verified to the byte, except that rows on S3 stay there; all else is fetched into ``scratch``.
+        """Verified to the byte, except that rows in a store stay there; all else is fetched into ``scratch``.
 
         Raises ``UserError``.
         """
         try:
-            remote = address.startswith(S3)
+            remote = address.startswith(STORES)
             data = PreparedData.open(fetch(address, scratch) if remote else Path(address))
             artifact = data.artifact if remote else data.artifact.check()
             schema = artifact.read_json("schema.json")
@@ -163,15 +163,15 @@ class Earlier:
     def keep_segments(self, writer: ArtifactWriter, home: str = "") -> int:
         """Take all rows over as they are; the number that the next segment has.
 
-        If they lie on S3 they are copied there to ``home``, or else are fetched. Raises ``UserError`` if they are not
-        what they were.
+        If they lie on S3 they are copied there to ``home``; otherwise, or without it, a store's are fetched. Raises
+        ``UserError`` if they are not what they were.
         """
         for name in self.segments:
             record = self.data.artifact.files[name]
-            if not self.address.startswith(S3):
+            if not self.address.startswith(STORES):
                 writer.link(self.data.artifact.path(name), name, record)
                 continue
-            if home:
+            if home and self.address.startswith(S3):
                 copy_within_s3(f"{self.address.rstrip('/')}/{name}", f"{home}/{name}")
             elif hash_file(storage_for(self.address).get(name, writer.directory), record.block_bytes) != record:
                 raise UserError(f"data.earlier: {self.address}: {name} is not what was written")
@@ -214,7 +214,7 @@ def take(files: dict[str, SourceFile], path: str, size: int) -> SourceFile | Non
 
 
 def fetch(address: str, directory: Path) -> Path:
-    """All of an artifact on S3 but the rows, instead of which there are holes of their size."""
+    """All of an artifact in a store but the rows, instead of which there are holes of their size."""
     storage, base = storage_for(address), f"{address.rstrip('/')}/"
     for found in list_objects(base):
         name = found.uri.removeprefix(base)
@@ -231,7 +231,7 @@ def fingerprint_earlier(address: str) -> str:
     """What identifies an earlier set: the XXH3-128 (hex) of its manifest; "" without one. Raises ``UserError``."""
     if not address:
         return ""
-    if address.startswith(S3):
+    if address.startswith(STORES):
         with open_reader(f"{address.rstrip('/')}/{MANIFEST}") as source:
             return xxhash.xxh3_128_hexdigest(source.read())
     path = Path(address) / MANIFEST

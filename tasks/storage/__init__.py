@@ -1,11 +1,20 @@
-"""Storage: the same few operations on a local directory and on an S3 prefix."""
+"""Storage: the same few operations on a local directory and on a prefix of S3, Google's or Azure's store."""
 
-from tasks.storage.base import S3, AlreadyThere, MissingObject, ObjectInfo, Storage, StorageUnavailable
+from tasks.storage.base import S3, STORES, AlreadyThere, MissingObject, ObjectInfo, Storage, StorageUnavailable
 from tasks.storage.local import cannot_write
-from tasks.storage.open import copy_within_s3, download_all, list_objects, open_listed, open_reader, storage_for
+from tasks.storage.open import (
+    copy_within_s3,
+    download_all,
+    list_objects,
+    open_listed,
+    open_reader,
+    read_range,
+    storage_for,
+)
 
 __all__ = [
     "S3",
+    "STORES",
     "AlreadyThere",
     "MissingObject",
     "ObjectInfo",
@@ -17,5 +26,6 @@ __all__ = [
     "list_objects",
     "open_listed",
     "open_reader",
+    "read_range",
     "storage_for",
 ]

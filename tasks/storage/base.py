@@ -1,6 +1,7 @@
 """The interface of a store: put, get, list and delete files by key, below a base.
 
-It is implemented for local directories (:mod:`tasks.storage.local`) and for S3 (:mod:`tasks.storage.s3`).
+It is implemented for local directories (:mod:`tasks.storage.local`), for S3 (:mod:`tasks.storage.s3`), and for Google
+Cloud Storage and Azure Blob Storage (:mod:`tasks.storage.object_store`).
 """
 
 from __future__ import annotations
@@ -8,16 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from tasks.errors import UserError
 
 S3 = "s3://"
+GCS = "gs://"
+AZURE = "abfs://"
+#: How addresses of the stores begin that are reached by requests; all others are local.
+STORES = (S3, GCS, AZURE)
 
 
 @dataclass(frozen=True)
 class ObjectInfo:
-    """One stored file. ``etag`` changes with its content: S3's ETag, or modification time and size of a local file."""
+    """One stored file. ``etag`` changes with its content: the ETag of S3 and Azure, the generation of Google, or
+    modification time and size of a local file."""
 
     uri: str
     size: int
@@ -64,3 +70,25 @@ class Storage(Protocol):
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete the keys; missing ones are ignored."""
+
+
+class RequestStore(Protocol):
+    """What a module for a store that is reached by requests has; :mod:`tasks.storage.open` says what each does."""
+
+    def storage_at(self, uri: str) -> Storage: ...
+
+    def list_below(self, uri: str) -> list[ObjectInfo]: ...
+
+    def stat(self, uri: str) -> ObjectInfo:
+        """The object as it is now. Raises ``MissingObject``."""
+
+    def open_version(self, source: ObjectInfo) -> BinaryIO: ...
+
+    def read_range(self, source: ObjectInfo, start: int, end: int) -> bytes: ...
+
+
+def at_or_below(uri: str, found: Iterable[ObjectInfo]) -> list[ObjectInfo]:
+    """Of the objects whose addresses begin with ``uri``: the one at it, or else those in it as a directory."""
+    objects = [info for info in found if not info.uri.endswith("/")]
+    exact = [info for info in objects if info.uri == uri]
+    return exact or [info for info in objects if info.uri.startswith(uri.rstrip("/") + "/")]

@@ -21,7 +21,7 @@ def local_path(uri: str) -> Path:
         return Path(uri)
     if scheme == "file":
         return Path(rest)
-    raise UserError(f"{uri}: {scheme}:// is not supported; expected a path, file:// or s3://bucket/key")
+    raise UserError(f"{uri}: {scheme}:// is not supported; expected a path, file://, s3://, gs:// or abfs://")
 
 
 def local_info(path: Path) -> ObjectInfo:

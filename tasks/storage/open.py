@@ -1,4 +1,4 @@
-"""Choose the store for a path or URI. S3's client is imported for ``s3://`` URIs only."""
+"""Choose the store for a path or URI. A store's client is imported for its URIs only."""
 
 from __future__ import annotations
 
@@ -7,31 +7,36 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tasks.errors import UserError
-from tasks.storage.base import S3, MissingObject, ObjectInfo, Storage
+from tasks.storage.base import S3, STORES, MissingObject, ObjectInfo, RequestStore, Storage
 from tasks.storage.local import LocalStorage, local_info, local_path
 
 #: Files that are downloaded at the same time.
 DOWNLOADS = 8
 
 
-def storage_for(uri: str) -> Storage:
-    """The store for a directory's path, a ``file://`` or an ``s3://`` URI. Raises ``UserError`` for other schemes."""
+def store_of(uri: str) -> RequestStore:
+    """The module for a URI that begins with one of ``STORES``."""
     if uri.startswith(S3):
-        from tasks.storage.s3 import S3Storage
+        from tasks.storage import s3
 
-        return S3Storage(uri)
-    return LocalStorage(local_path(uri))
+        return s3
+    from tasks.storage import object_store
+
+    return object_store
+
+
+def storage_for(uri: str) -> Storage:
+    """The store for a directory's path, a ``file://`` URI or one of ``STORES``. Raises ``UserError`` for others."""
+    return store_of(uri).storage_at(uri) if uri.startswith(STORES) else LocalStorage(local_path(uri))
 
 
 def list_objects(uri: str) -> list[ObjectInfo]:
     """The file at ``uri``, or all files below it, sorted by URI; empty if there are none. Raises ``UserError``.
 
-    An S3 URI is one file if that key exists, otherwise a directory: the keys below ``uri/``.
+    The URI of a store is one file if that key exists, otherwise a directory: the keys below ``uri/``.
     """
-    if uri.startswith(S3):
-        from tasks.storage.s3 import list_s3
-
-        return list_s3(uri)
+    if uri.startswith(STORES):
+        return store_of(uri).list_below(uri)
     path = local_path(uri)
     paths = [path] if path.is_file() else [found for found in path.rglob("*") if found.is_file()]
     return sorted((local_info(found) for found in paths), key=lambda info: info.uri)
@@ -51,11 +56,10 @@ def download_all(uri: str, directory: Path) -> Path:
 
 
 def open_reader(uri: str) -> BinaryIO:
-    """A seekable, buffered reader: of a file, or of an S3 object by ranged requests, which are retried."""
-    if uri.startswith(S3):
-        from tasks.storage.s3 import open_s3
-
-        return open_s3(uri)
+    """A seekable, buffered reader: of a file, or of a store's object by ranged requests, which are retried."""
+    if uri.startswith(STORES):
+        store = store_of(uri)
+        return store.open_version(store.stat(uri))
     path = local_path(uri)
     try:
         return path.open("rb")
@@ -66,10 +70,14 @@ def open_reader(uri: str) -> BinaryIO:
 
 
 def open_listed(source: ObjectInfo) -> BinaryIO:
-    """:func:`open_reader` for an S3 object as it was listed. Raises ``UserError`` once it is another or gone."""
-    from tasks.storage.s3 import open_version
+    """:func:`open_reader` for a store's object as it was listed. Raises ``UserError`` once it is another or gone."""
+    return store_of(source.uri).open_version(source)
 
-    return open_version(source)
+
+def read_range(source: ObjectInfo, start: int, end: int) -> bytes:
+    """The bytes from ``start`` to ``end`` of a store's object as it was listed. Raises ``UserError`` if it was replaced
+    since, ``StorageUnavailable``."""
+    return store_of(source.uri).read_range(source, start, end)
 
 
 def copy_within_s3(source: str, target: str) -> None:

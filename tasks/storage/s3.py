@@ -6,16 +6,13 @@ configuration, roles). What is not configured there comes from the ``FLYTE_AWS_*
 
 from __future__ import annotations
 
-import io
 import os
-import random
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar, cast
+from typing import Any, BinaryIO
 
 import boto3
 import botocore.exceptions as errors
@@ -25,21 +22,16 @@ from botocore.config import Config
 from s3transfer.exceptions import RetriesExceededError
 
 from tasks.errors import UserError
-from tasks.storage.base import S3, AlreadyThere, MissingObject, ObjectInfo, StorageUnavailable
+from tasks.storage import retry
+from tasks.storage.base import S3, AlreadyThere, MissingObject, ObjectInfo, StorageUnavailable, at_or_below
+from tasks.storage.ranged import fetch_listed, ranged_reader
+from tasks.storage.retry import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, TRANSIENT_STATUS, pause, retried
 
-#: Attempts per request; the pauses between them sum to 33 to 45 seconds.
-ATTEMPTS = 12
-FIRST_PAUSE_S = 0.1
-LONGEST_PAUSE_S = 8.0
-CONNECT_TIMEOUT_S = 5
-READ_TIMEOUT_S = 20
 PART_BYTES = 16 << 20
 #: Largest size that is copied within the store by one request.
 COPY_BYTES = 256 << 20
 MOST_PARTS = 10_000
-READ_AHEAD_BYTES = 4 << 20
 CONCURRENCY = 8
-TRANSIENT_STATUS = {429, 500, 502, 503, 504}
 TRANSIENT_CODES = {
     *("SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable", "ThrottlingException"),
     # The bytes that arrived do not match the checksum, or the signature, that was sent with them.
@@ -53,10 +45,6 @@ TRANSIENT_ERRORS = (
     errors.ResponseStreamingError,
     RetriesExceededError,
 )
-#: A generator for jitter. botocore draws from Python's global one, so that a retry would change a model's numbers.
-JITTER = random.Random()
-
-T = TypeVar("T")
 
 
 def split_uri(uri: str) -> tuple[str, str]:
@@ -103,19 +91,13 @@ def flyte_settings() -> dict[str, str]:
     return settings
 
 
-def pause(attempt: int) -> float:
-    """Seconds to wait after this attempt (from 1): doubled each time, with jitter of up to a quarter."""
-    longest = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (attempt - 1))
-    return longest * JITTER.uniform(0.75, 1.0)
-
-
 def pause_before_retry(response: Any, attempts: int, caught_exception: Exception | None, **_: Any) -> float | None:
     """Handle botocore's ``needs-retry`` event: return the pause before the next attempt, or None for no retry.
 
     botocore's own policy has a retry quota, which ends retries early if many requests fail at once, as they do when a
     store is unavailable.
     """
-    if attempts >= ATTEMPTS:
+    if attempts >= retry.ATTEMPTS:
         return None
     if caught_exception is not None:
         return pause(attempts) if isinstance(caught_exception, TRANSIENT_ERRORS) else None
@@ -137,7 +119,7 @@ def explained(uri: str) -> Iterator[None]:
     except (errors.ParamValidationError, errors.ProfileNotFound, ValueError) as error:
         raise UserError(f"{uri}: {error}; check the URI and the AWS settings") from None
     except TRANSIENT_ERRORS as error:
-        raise StorageUnavailable(f"{uri}: the store did not answer in {ATTEMPTS} attempts ({error})") from None
+        raise StorageUnavailable(f"{uri}: the store did not answer in {retry.ATTEMPTS} attempts ({error})") from None
     except errors.FlexibleChecksumError as error:
         raise StorageUnavailable(f"{uri}: other bytes arrived than the store holds ({error})") from None
     except S3UploadFailedError as error:
@@ -172,7 +154,7 @@ def explain(uri: str, error: errors.ClientError) -> Exception:
     if status in TRANSIENT_STATUS or code in TRANSIENT_CODES:
         # An answer to HEAD has no body: its code is the status once more.
         said = status if code == str(status) else f"{status} {code}"
-        return StorageUnavailable(f"{uri}: the store kept answering {said} in {ATTEMPTS} attempts")
+        return StorageUnavailable(f"{uri}: the store kept answering {said} in {retry.ATTEMPTS} attempts")
     return UserError(f"{uri}: the store refused the request ({status} {error})")
 
 
@@ -183,14 +165,10 @@ def listed(bucket: str, prefix: str) -> Iterator[ObjectInfo]:
                 yield ObjectInfo(f"{S3}{bucket}/{item['Key']}", item["Size"], item["ETag"].strip('"'))
 
 
-def list_s3(uri: str) -> list[ObjectInfo]:
+def list_below(uri: str) -> list[ObjectInfo]:
     """:func:`tasks.storage.open.list_objects` for S3."""
     bucket, key = split_uri(uri)
-    if not key or key.endswith("/"):
-        return [info for info in listed(bucket, key) if not info.uri.endswith("/")]
-    found = list(listed(bucket, key))
-    exact = [info for info in found if info.uri == uri]
-    return exact or [info for info in found if info.uri.startswith(uri + "/") and not info.uri.endswith("/")]
+    return at_or_below(uri, listed(bucket, key))
 
 
 def head(uri: str) -> dict[str, Any]:
@@ -199,24 +177,37 @@ def head(uri: str) -> dict[str, Any]:
         return client().head_object(Bucket=bucket, Key=key)
 
 
-def open_s3(uri: str) -> BinaryIO:
-    """:func:`tasks.storage.open.open_reader` for S3."""
+def stat(uri: str) -> ObjectInfo:
     found = head(uri)
-    return open_version(ObjectInfo(uri, found["ContentLength"], found["ETag"].strip('"')))
+    return ObjectInfo(uri, found["ContentLength"], found["ETag"].strip('"'))
 
 
 def open_version(source: ObjectInfo) -> BinaryIO:
     """:func:`tasks.storage.open.open_listed` for S3: each read is conditional on the ETag."""
-    raw = RangedFile(source.uri, source.size, f'"{source.etag}"')
-    return cast(BinaryIO, io.BufferedReader(raw, READ_AHEAD_BYTES))
+    return ranged_reader(source, partial(fetch, source))
 
 
 def read_range(source: ObjectInfo, start: int, end: int) -> bytes:
-    """The bytes from ``start`` to ``end`` of a listed object. Raises ``UserError`` if it was replaced since,
-    ``StorageUnavailable``."""
-    reader = RangedFile(source.uri, source.size, f'"{source.etag}"')
-    reader.seek(start)
-    return reader.read(end - start) or b""
+    """:func:`tasks.storage.open.read_range` for S3."""
+    return fetch_listed(source, partial(fetch, source), start, end)
+
+
+def fetch(source: ObjectInfo, start: int, end: int) -> bytes:
+    """The bytes from ``start`` to ``end``. If reading the *body* fails it is tried again, too, which botocore
+    does not do. Raises ``AlreadyThere`` if the ETag is another."""
+    bucket, key = split_uri(source.uri)
+
+    def request() -> bytes:
+        answer = client().get_object(
+            Bucket=bucket, Key=key, Range=f"bytes={start}-{end - 1}", IfMatch=f'"{source.etag}"'
+        )
+        data: bytes = answer["Body"].read()
+        if len(data) != end - start:
+            raise errors.IncompleteReadError(actual_bytes=len(data), expected_bytes=end - start)
+        return data
+
+    with explained(source.uri):
+        return retried(request, lambda error: isinstance(error, TRANSIENT_ERRORS))
 
 
 def copy_object(source: str, target: str) -> None:
@@ -227,70 +218,8 @@ def copy_object(source: str, target: str) -> None:
         client().copy({"Bucket": bucket, "Key": key}, target_bucket, target_key, Config=parts)
 
 
-class RangedFile(io.RawIOBase):
-    """An object as a file. Every read is one ranged request, on the condition that the object has not changed."""
-
-    def __init__(self, uri: str, size: int, etag: str) -> None:
-        self._uri = uri
-        self._bucket, self._key = split_uri(uri)
-        self._size = size
-        self._etag = etag
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
-        if start + offset < 0:
-            raise ValueError(f"{self._uri}: cannot seek before the beginning")
-        self._position = start + offset
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer).cast("B")
-        end = min(self._position + len(view), self._size)
-        if end <= self._position:
-            return 0
-        try:
-            data = retried(self._uri, lambda: self._range(self._position, end))
-        except AlreadyThere:
-            raise UserError(f"{self._uri}: was replaced while it was read; start again") from None
-        view[: len(data)] = data
-        self._position += len(data)
-        return len(data)
-
-    def readall(self) -> bytes:
-        # The inherited method reads 8 KiB at a time.
-        data = bytearray(max(0, self._size - self._position))
-        self.readinto(data)
-        return bytes(data)
-
-    def _range(self, start: int, end: int) -> bytes:
-        answer = client().get_object(
-            Bucket=self._bucket, Key=self._key, Range=f"bytes={start}-{end - 1}", IfMatch=self._etag
-        )
-        data = answer["Body"].read()
-        if len(data) != end - start:
-            raise errors.IncompleteReadError(actual_bytes=len(data), expected_bytes=end - start)
-        return data
-
-
-def retried(uri: str, request: Callable[[], T]) -> T:
-    """Run a request, and retry it if reading the response's *body* fails, which botocore does not do."""
-    with explained(uri):
-        for attempt in range(1, ATTEMPTS):
-            try:
-                return request()
-            except TRANSIENT_ERRORS:
-                time.sleep(pause(attempt))
-        return request()
+def storage_at(uri: str) -> S3Storage:
+    return S3Storage(uri)
 
 
 class S3Storage:
@@ -316,7 +245,7 @@ class S3Storage:
             with explained(uri):
                 client().upload_file(str(source), self._bucket, name, Config=parts)
         # For stores that know no checksums.
-        if (stored := head(uri)["ContentLength"]) != size:
+        if (stored := stat(uri).size) != size:
             raise StorageUnavailable(f"{uri}: the store holds {stored} bytes, {size} were sent")
         if isinstance(source, Path):
             source.unlink()
@@ -328,7 +257,7 @@ class S3Storage:
                 client().put_object(Bucket=self._bucket, Key=name, Body=source, **condition)
         except AlreadyThere:
             # If the answer to the first attempt was lost, the second one finds what the first one wrote.
-            with open_s3(uri) as stored:
+            with open_version(stat(uri)) as stored:
                 if stored.read() != source:
                     raise
 
@@ -336,7 +265,7 @@ class S3Storage:
         path = directory / key
         path.parent.mkdir(parents=True, exist_ok=True)
         with explained(f"{self.base}/{key}"):
-            config = TransferConfig(PART_BYTES, CONCURRENCY, PART_BYTES, num_download_attempts=ATTEMPTS)
+            config = TransferConfig(PART_BYTES, CONCURRENCY, PART_BYTES, num_download_attempts=retry.ATTEMPTS)
             client().download_file(self._bucket, self._prefix + key, str(path), Config=config)
         return path
 

@@ -1,6 +1,7 @@
 """Training with plain torchrun: ``torchrun --nproc-per-node 2 -m tasks.train PREPARED OUTPUT [CONFIG.yaml]``.
 
-PREPARED is a directory, or an ``s3://`` URI from which the rows are streamed during training.
+PREPARED is a directory, or an address on ``s3://``, ``gs://`` or ``abfs://``, from which the rows are streamed during
+training.
 """
 
 from __future__ import annotations
@@ -19,16 +20,18 @@ from tasks.artifacts.streamed import make_stub
 from tasks.config import RunConfig
 from tasks.errors import UserError
 from tasks.hardware.profile import current_profile
-from tasks.storage import S3
+from tasks.storage import STORES
 from tasks.train.run import TrainingRequest, run
 
 
 @contextmanager
 def local_prepared_data(prepared: str) -> Iterator[Path]:
     """The directory of the prepared data; for a URI a temporary stub, which only this process uses."""
-    if not prepared.startswith(S3):
+    if not prepared.startswith(STORES):
         if not Path(prepared).is_dir():
-            raise UserError(f"{prepared}: no such directory; expected prepared data, here or on s3://")
+            raise UserError(
+                f"{prepared}: no such directory; expected prepared data, here or on s3://, gs:// or abfs://"
+            )
         yield Path(prepared)
         return
     cache_bytes = int(current_profile().placement("train").data_cache_gib * 2**30)

@@ -46,7 +46,7 @@ class TrainingConfig(Settings):
     mean_time_between_failures: Annotated[float, Field(ge=0)] = 0.0
     """Instead: seconds between failures of the whole job, from which Young's and Daly's formula finds the interval."""
     checkpoint_uri: str = ""
-    """A directory or s3:// prefix for the checkpoints of this run and of later ones that are to go on from it."""
+    """A directory or a store's address for the checkpoints of this run and of later ones that are to go on from it."""
     resume: Literal["auto", "never"] = "auto"
     """Whether to go on from an older checkpoint: "never" leaves them alone."""
 

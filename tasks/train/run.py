@@ -52,7 +52,7 @@ class TrainingRequest:
     training: TrainingConfig
     #: Where rank 0 writes the trained model.
     directory: Path
-    #: Where this attempt stores its checkpoints, a path or an ``s3://`` URI. ``training.checkpoint_uri`` replaces it.
+    #: Where this attempt stores its checkpoints, a path or a store's address. ``training.checkpoint_uri`` replaces it.
     checkpoints_home: str
     #: What goes into the manifest of the trained model.
     made_by: Mapping[str, Any]

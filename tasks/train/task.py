@@ -16,7 +16,7 @@ from tasks.hardware.profile import current_profile
 from tasks.logs import logger
 from tasks.models.config import ModelConfig
 from tasks.settings import to_dict
-from tasks.storage import S3
+from tasks.storage import STORES
 from tasks.train.config import TrainingConfig
 
 LOG = logger("train")
@@ -25,11 +25,11 @@ ENDING_S = 5
 
 
 def fetch_prepared(directory: FlyteDirectory, place: Placement, fresh: Path) -> Path:
-    """Download prepared data from S3 if it fits the profile's cache; otherwise make a stub that streams it."""
+    """Download prepared data from a store if it fits the profile's cache; otherwise make a stub that streams it."""
     from tasks.artifacts.streamed import make_stub, size_of
 
     uri, room = str(directory.remote_source or directory.path), int(place.data_cache_gib * 2**30)
-    if not uri.startswith(S3) or size_of(uri) <= room:
+    if not uri.startswith(STORES) or size_of(uri) <= room:
         return local_path(directory)
     LOG.info("streams %s: it is larger than profile.data_cache_gib, %g", uri, place.data_cache_gib)
     return make_stub(uri, fresh, room // place.processes)

@@ -1,4 +1,4 @@
-"""Prepared data that streams from S3: the same batches, a bounded cache, and nothing believed that was not checked."""
+"""Prepared data that streams from a store: the same batches, a bounded cache, nothing believed that was not checked."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from tasks.storage import MissingObject, storage_for
 from tasks.train.data.loader import evaluation_batches, layout, training_batches
 from tasks.train.data.order import GlobalOrder
 from tests.support.faulty_s3 import FaultyS3
+from tests.support.faulty_stores import Remote
 from tests.support.numbered_rows import SIGNATURE, flip_bit, records, write
 
 CPU = torch.device("cpu")
@@ -93,12 +94,12 @@ def test_training_and_evaluation_share_the_cache(uri: str, whole: PreparedData, 
     assert data.stream.most_bytes <= 40 * BYTES
 
 
-def test_a_store_that_stumbles_is_asked_again(store: FaultyS3, whole: PreparedData, tmp_path: Path) -> None:
-    upload(whole, "s3://bucket/stumbles")
-    data = streamed("s3://bucket/stumbles", tmp_path / "stub", 40)
-    store.inject("GET", "500", "truncate", "reset", "503", "truncate")
+def test_a_store_that_stumbles_is_asked_again(remote: Remote, whole: PreparedData, tmp_path: Path) -> None:
+    upload(whole, remote.base)
+    data = streamed(remote.base, tmp_path / "stub", 40)
+    remote.proxy.inject("GET", "500", "truncate", "reset", "503", "truncate")
     assert numbers(data, 0, 1, 1) == numbers(whole, 0, 1, 1)
-    assert len(store.fired) == 5
+    assert len(remote.proxy.fired) == 5
 
 
 def test_a_flipped_bit_in_the_store_is_named(store: FaultyS3, whole: PreparedData, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tasks.preprocess.engine import prepare
 from tasks.preprocess.incremental import Earlier
 from tasks.preprocess.read.files import list_source
 from tasks.preprocess.read.fingerprint import fingerprint_source
-from tasks.storage import StorageUnavailable, s3, storage_for
+from tasks.storage import StorageUnavailable, retry, s3, storage_for
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.tables import table_text
 
@@ -107,7 +107,7 @@ def test_a_store_that_stays_away_is_no_mistake_of_the_user(store: FaultyS3, tmp_
     path = tmp_path / "t.csv"
     path.write_text(table_text(50))
     upload(path, "away/t.csv")
-    store.inject("GET", *["reset"] * s3.ATTEMPTS)
+    store.inject("GET", *["reset"] * retry.ATTEMPTS)
     with pytest.raises(StorageUnavailable, match=r"s3://bucket/away.* did not answer in 12 attempts"):
         prepare(tmp_path / "p", "s3://bucket/away/t.csv", "y", DataConfig(), {})
     assert not list((tmp_path / "p").glob("*"))

@@ -16,7 +16,7 @@ from tasks.errors import UserError
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import prepare
 from tasks.preprocess.task import list_data
-from tasks.storage import StorageUnavailable, s3
+from tasks.storage import StorageUnavailable, retry, s3
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.tables import table_text
 
@@ -27,7 +27,7 @@ FORMATS = ("csv", "parquet")
 def away(store: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> FaultyS3:
     """A store of which one soon thinks that it does not answer."""
     monkeypatch.setattr(s3, "READ_TIMEOUT_S", 0.5)
-    monkeypatch.setattr(s3, "ATTEMPTS", 4)
+    monkeypatch.setattr(retry, "ATTEMPTS", 4)
     s3.client_of.cache_clear()
     yield store
     store.plan.clear()
@@ -109,8 +109,8 @@ def test_what_is_gone_after_it_was_listed_is_named(
     from tasks.preprocess.read import files
 
     address = put(tmp_path / f"t.{format}")
-    listed = files.s3_files(address)
-    monkeypatch.setattr(files, "s3_files", lambda data: listed)
+    listed = files.stored_files(address)
+    monkeypatch.setattr(files, "stored_files", lambda data: listed)
     s3.client().delete_object(Bucket="bucket", Key=f"faults/t.{format}")
     with pytest.raises(UserError, match=rf"^{address}: no such object"):
         prepare(tmp_path / "made", address, "y", DataConfig(), {})

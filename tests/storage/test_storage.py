@@ -1,9 +1,13 @@
-"""Both stores keep the same promises."""
+"""All stores keep the same promises."""
 
 from __future__ import annotations
 
 import hashlib
+import multiprocessing
+import os
 import random
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,23 +18,40 @@ from tasks.storage import (
     MissingObject,
     Storage,
     StorageUnavailable,
+    azure,
+    gcs,
     list_objects,
+    open_listed,
     open_reader,
+    read_range,
+    retry,
     s3,
     storage_for,
 )
 from tests.support.faulty_s3 import FaultyS3
+from tests.support.faulty_stores import ACCOUNT_KEY, REMOTE, Remote, connection_string
 
 #: Enough for several parts, each with its own content, the last one short.
 LARGE = random.Random(1).randbytes(2 * s3.PART_BYTES + 12345)
 
 
-@pytest.fixture(params=["local", "s3"])
+@pytest.fixture
+def forgotten() -> Callable[[], None]:
+    """Forget the clients, which have read their settings."""
+
+    def forget() -> None:
+        for module in (s3, gcs, azure):
+            module.client_of.cache_clear()
+
+    return forget
+
+
+@pytest.fixture(params=["local", *REMOTE])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     if request.param == "local":
         return storage_for(str(tmp_path / "base"))
-    request.getfixturevalue("store")
-    return storage_for(f"s3://bucket/{tmp_path.name}/base")
+    request.getfixturevalue(REMOTE[request.param][0])
+    return storage_for(f"{request.param}://bucket/{tmp_path.name}/base")
 
 
 def put_file(storage: Storage, key: str, data: bytes) -> Path:
@@ -91,51 +112,67 @@ def test_objects_of_a_file_a_directory_and_a_prefix(storage: Storage) -> None:
 
 
 def test_other_schemes_are_refused() -> None:
-    with pytest.raises(UserError, match="gs://"):
-        storage_for("gs://bucket/key")
+    with pytest.raises(UserError, match=r"hdfs://.* expected a path, file://, s3://, gs:// or abfs://"):
+        storage_for("hdfs://bucket/key")
 
 
-def test_transfers_survive_faults(store: FaultyS3, tmp_path: Path) -> None:
-    storage = storage_for(f"s3://bucket/{tmp_path.name}")
-    store.inject("PUT", "500", "503", "reset", "503")
+def test_transfers_survive_faults(remote: Remote, tmp_path: Path) -> None:
+    storage, proxy = remote.storage, remote.proxy
+    proxy.inject(remote.write, "500", "503", "reset", "503")
     put_file(storage, "large", LARGE)
-    store.inject("GET", "truncate", "reset", "500", "truncate")
+    proxy.inject("GET", "truncate", "reset", "500", "truncate")
     assert storage.get("large", tmp_path).read_bytes() == LARGE
-    store.inject("GET", "truncate", "503", "reset")
+    proxy.inject("GET", "truncate", "503", "reset")
     with open_reader(f"{storage.base}/large") as reader:
         assert reader.read() == LARGE
-    assert not store.plan
-    assert len(store.fired) == 11
+    assert not proxy.plan
+    assert len(proxy.fired) == 11
 
 
-def test_a_lost_answer_does_not_make_us_lose_our_own_race(store: FaultyS3, tmp_path: Path) -> None:
-    storage = storage_for(f"s3://bucket/{tmp_path.name}")
-    store.inject("PUT", "lost")
-    storage.put("marker", b"mine alone", fresh=True)
-    assert store.fired == [("PUT", "lost")]
-    assert sum(line.startswith("PUT") and "marker" in line for line in store.requests) == 2
+def test_a_lost_answer_does_not_make_us_lose_our_own_race(remote: Remote) -> None:
+    remote.proxy.inject(remote.write, "lost")
+    remote.storage.put("marker", b"mine alone", fresh=True)
+    assert remote.proxy.fired == [(remote.write, "lost")]
+    assert sum(line.startswith(remote.write) for line in remote.proxy.requests) == 2
+
+
+def test_an_upload_goes_on_after_a_lost_answer(google: FaultyS3, tmp_path: Path) -> None:
+    storage = storage_for(f"gs://bucket/{tmp_path.name}")
+    google.inject("POST", "pass", "lost", "reset", "lost")
+    google.inject("PUT", "503")
+    put_file(storage, "large", LARGE)
+    assert storage.get("large", tmp_path).read_bytes() == LARGE
+    # The session, three parts of which one was sent twice, and a question after each fault, of which one was repeated.
+    assert [sum(line.startswith(method) for line in google.requests) for method in ("POST", "PUT")] == [5, 4]
 
 
 @pytest.mark.parametrize("fresh", [False, True])
-def test_bytes_that_change_on_the_way_are_sent_again(store: FaultyS3, tmp_path: Path, fresh: bool) -> None:
-    storage = storage_for(f"s3://bucket/{tmp_path.name}")
-    store.inject("PUT", "corrupt", "corrupt")
+def test_bytes_that_change_on_the_way_are_sent_again(remote: Remote, tmp_path: Path, fresh: bool) -> None:
+    storage, proxy = remote.storage, remote.proxy
+    proxy.inject(remote.write, "corrupt", "corrupt")
     storage.put("small", b"x" * 1000, fresh=fresh)
-    assert store.fired == [("PUT", "corrupt")] * 2
+    assert proxy.fired == [(remote.write, "corrupt")] * 2
     assert storage.get("small", tmp_path).read_bytes() == b"x" * 1000
-    source = tmp_path / "large"
-    source.write_bytes(LARGE)
-    store.inject("PUT", "corrupt")
-    storage.put("large", source)
-    assert storage.get("large", tmp_path / "down").read_bytes() == LARGE and len(store.fired) == 3
 
 
-def test_bytes_that_change_every_time_are_noticed(store: FaultyS3, tmp_path: Path) -> None:
-    storage = storage_for(f"s3://bucket/{tmp_path.name}")
-    store.inject("PUT", *["corrupt"] * s3.ATTEMPTS)
-    with pytest.raises(StorageUnavailable, match="BadDigest"):
-        storage.put("small", b"x" * 1000)
-    assert store.fired == [("PUT", "corrupt")] * s3.ATTEMPTS
+@pytest.mark.parametrize("kind", ["s3", "abfs"])
+def test_a_part_that_changes_on_the_way_is_sent_again(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    proxy = request.getfixturevalue(REMOTE[kind][0])
+    storage = storage_for(f"{kind}://bucket/{tmp_path.name}")
+    proxy.inject("PUT", "corrupt")
+    put_file(storage, "large", LARGE)
+    assert storage.get("large", tmp_path / "down").read_bytes() == LARGE and len(proxy.fired) == 1
+
+
+@pytest.mark.parametrize("data", [b"x" * 1000, LARGE], ids=["small", "large"])
+def test_bytes_that_change_every_time_are_noticed(remote: Remote, data: bytes) -> None:
+    if data == LARGE and remote.base.startswith("gs://"):
+        remote.proxy.inject("POST", "pass")  # the session, whose body is JSON
+    remote.proxy.inject(remote.write, *["corrupt"] * 3 * retry.ATTEMPTS)
+    with pytest.raises(StorageUnavailable, match=r"BadDigest|CRC32C|Md5Mismatch"):
+        put_file(remote.storage, "key", data)
 
 
 def test_a_store_without_checksums_that_lost_bytes_is_noticed_by_the_size(store: FaultyS3, tmp_path: Path) -> None:
@@ -145,33 +182,105 @@ def test_a_store_without_checksums_that_lost_bytes_is_noticed_by_the_size(store:
     assert store.fired == [("PUT", "cut")]
 
 
-def test_a_download_that_changes_on_the_way_is_noticed(store: FaultyS3, tmp_path: Path) -> None:
-    storage = storage_for(f"s3://bucket/{tmp_path.name}")
+def test_a_download_that_changes_on_the_way_is_noticed(remote: Remote, tmp_path: Path) -> None:
+    storage, proxy = remote.storage, remote.proxy
     storage.put("small", b"x" * 1000)
-    store.inject("GET", "corrupt")
+    # Google tells the checksum of the whole, before.
+    proxy.inject("GET", *["pass"] * remote.base.startswith("gs://"), *["corrupt"] * retry.ATTEMPTS)
     with pytest.raises(StorageUnavailable, match="other bytes"):
         storage.get("small", tmp_path)
-    assert store.fired == [("GET", "corrupt")] and not (tmp_path / "small").exists()
+    assert ("GET", "corrupt") in proxy.fired and not list(tmp_path.glob("small*"))
 
 
 def test_a_store_that_stays_away_is_told_from_one_that_refuses(
-    store: FaultyS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    remote: Remote, monkeypatch: pytest.MonkeyPatch, forgotten: Callable[[], None]
 ) -> None:
-    storage = storage_for(f"s3://bucket/{tmp_path.name}")
-    store.inject("PUT", *["503"] * s3.ATTEMPTS)
-    with pytest.raises(StorageUnavailable, match="SlowDown"):
+    storage, proxy = remote.storage, remote.proxy
+    proxy.inject(remote.write, *["503"] * retry.ATTEMPTS)
+    with pytest.raises(StorageUnavailable, match=r"kept answering 503.* in 12 attempts"):
         storage.put("key", b"data")
-    assert len(store.fired) == s3.ATTEMPTS
+    assert len(proxy.fired) == retry.ATTEMPTS
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    s3.client_of.cache_clear()
-    with pytest.raises(StorageUnavailable, match="did not answer"):
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", connection_string("http://127.0.0.1:9"))
+    forgotten()
+    with pytest.raises(StorageUnavailable, match="did not answer in 12 attempts") as away:
         storage.put("key", b"data")
+    assert "\n" not in str(away.value)
+
+
+def test_what_is_replaced_or_gone_while_it_is_read_is_one_line(remote: Remote) -> None:
+    storage = remote.storage
+    storage.put("table.csv", b"a,b\n" * 9)
+    (listed,) = list_objects(f"{remote.base}/table.csv")
+    assert read_range(listed, 4, 8) == b"a,b\n"
+    storage.put("table.csv", b"b,a\n" * 9)
+    for read in (lambda: open_listed(listed).read(), lambda: read_range(listed, 0, 4)):
+        with pytest.raises(UserError, match=rf"{remote.base}/table\.csv: was replaced while it was read"):
+            read()
+    storage.delete(["table.csv"])
+    with pytest.raises(UserError, match=rf"{remote.base}/table\.csv: (was replaced|no such object)"):
+        open_listed(listed).read()
+
+
+def test_a_denied_request_and_a_missing_bucket_are_one_line(remote: Remote) -> None:
+    remote.proxy.inject(remote.write, "403")
+    with pytest.raises(UserError, match=r"access denied.*; the identity in use needs") as denied:
+        remote.storage.put("key", b"data")
+    nowhere = remote.base.replace("bucket", "nowhere")
+    for ask in (lambda: storage_for(nowhere).put("key", b"data"), lambda: list_objects(nowhere)):
+        with pytest.raises(UserError, match=r"there is no (bucket|container) 'nowhere'") as missing:
+            ask()
+        assert "\n" not in str(missing.value)
+    assert "\n" not in str(denied.value) and len(remote.proxy.fired) == 1
+
+
+def test_many_objects_are_listed_by_pages_and_deleted(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = remote.storage
+    for module in (gcs, azure):
+        monkeypatch.setattr(module, "PAGE", 5)
+    keys = [f"{number:02d}/ä b?#%.bin" for number in range(12)]
+    for key in keys:
+        storage.put(key, key.encode())
+    asked = len(remote.proxy.requests)
+    assert storage.list() == keys
+    assert len(remote.proxy.requests) - asked == (1 if remote.base.startswith("s3://") else 3)
+    assert [info.uri for info in list_objects(remote.base)] == [f"{remote.base}/{key}" for key in keys]
+    storage.delete(keys)
+    assert storage.list() == []
+
+
+def test_a_forked_process_makes_connections_of_its_own(remote: Remote) -> None:
+    remote.storage.put("parent", b"data")
+    child = multiprocessing.get_context("fork").Process(target=put_as_a_child, args=(remote.base,))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0 and remote.storage.list() == ["child", "parent"]
+
+
+def put_as_a_child(base: str) -> None:
+    storage_for(base).put("child", b"data")
+
+
+@pytest.mark.parametrize(
+    ("uri", "package", "line"),
+    [
+        ("gs://bucket/key", "gcsfs.core", r"gs://bucket/key: gcsfs is missing .*extra \[gcs\]"),
+        ("abfs://bucket/key", "adlfs", r"abfs://bucket/key: adlfs is missing .*extra \[azure\]"),
+    ],
+)
+def test_a_missing_package_names_the_extra(uri: str, package: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("tasks.storage.gcs", "tasks.storage.azure"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UserError, match=line):
+        list_objects(uri)
 
 
 def test_pauses_are_long_enough_for_half_a_minute_and_leave_the_global_generator_alone() -> None:
     random.seed(5)
     expected = random.Random(5).random()
-    assert 30 < sum(s3.pause(attempt) for attempt in range(1, s3.ATTEMPTS)) < 50
+    assert 30 < sum(retry.pause(attempt) for attempt in range(1, retry.ATTEMPTS)) < 50
     assert random.random() == expected
 
 
@@ -190,6 +299,38 @@ def test_what_the_user_has_to_mend_is_one_line(store: FaultyS3, monkeypatch: pyt
     s3.client_of.cache_clear()
     with pytest.raises(UserError, match="no usable credentials"):
         list_objects("s3://bucket/x")
+
+
+def test_no_credentials_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, forgotten: Callable[[], None], tmp_path: Path
+) -> None:
+    for name in [name for name in os.environ if name.startswith(("AZURE_", "GOOGLE_", "STORAGE_", "FLYTE_AZURE"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    forgotten()
+    with pytest.raises(UserError, match=r"no usable credentials .* set GOOGLE_APPLICATION_CREDENTIALS") as google:
+        list_objects("gs://bucket/x")
+    with pytest.raises(
+        UserError, match=r"no usable account or credentials .* set AZURE_STORAGE_ACCOUNT_NAME"
+    ) as microsoft:
+        list_objects("abfs://bucket/x")
+    assert "\n" not in f"{google.value}{microsoft.value}"
+
+
+def test_the_account_stands_in_the_address_or_in_flytes_variables(
+    monkeypatch: pytest.MonkeyPatch, forgotten: Callable[[], None]
+) -> None:
+    for name in [name for name in os.environ if name.startswith("AZURE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("FLYTE_AZURE_STORAGE_ACCOUNT_NAME", "flytes")
+    monkeypatch.setenv("FLYTE_AZURE_STORAGE_ACCOUNT_KEY", ACCOUNT_KEY)
+    forgotten()
+    for name, account in {"bucket": "flytes", "bucket@mine.dfs.core.windows.net": "mine"}.items():
+        blob = azure.AzureContainer(name)._blob("a/key")
+        assert blob.url == f"https://{account}.blob.core.windows.net/bucket/a/key"
+    forgotten()
 
 
 def test_the_variables_that_flyte_gives_its_pods_suffice(store: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> None:

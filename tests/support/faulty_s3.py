@@ -31,8 +31,8 @@ class FaultyS3(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(self, upstream: tuple[str, int]) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+    def __init__(self, upstream: tuple[str, int], handler: type[Handler]) -> None:
+        super().__init__(("127.0.0.1", 0), handler)
         self.upstream = upstream
         self.plan: list[tuple[str, str]] = []
         self.fired: list[tuple[str, str]] = []
@@ -87,8 +87,8 @@ class Handler(BaseHTTPRequestHandler):
             return self.error(int(fault), code)
         if fault == "corrupt" and body:
             body = flipped(body)
-        if not self.intact(body):
-            return self.error(400, "BadDigest")
+        if refused := self.refusal(body):
+            return self.error(*refused)
         if fault == "cut":
             body = body[: len(body) // 2]
         if self.command == "PUT":
@@ -115,11 +115,17 @@ class Handler(BaseHTTPRequestHandler):
             return self.hang_up()
         return self.answer(answer.status, kept, data, size)
 
-    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = forward
+    def do_GET(self) -> None:
+        self.forward()
 
-    def intact(self, body: bytes) -> bool:
+    do_PUT = do_POST = do_DELETE = do_HEAD = do_GET
+
+    def refusal(self, body: bytes) -> tuple[int, str] | None:
+        """Status and code with which the store answers a request that its stand-in would accept."""
         sent = self.headers.get("x-amz-checksum-crc32")
-        return sent is None or base64.b64decode(sent) == zlib.crc32(body).to_bytes(4, "big")
+        if sent is None or base64.b64decode(sent) == zlib.crc32(body).to_bytes(4, "big"):
+            return None
+        return 400, "BadDigest"
 
     def error(self, status: int, code: str) -> None:
         text = f"<Error><Code>{code}</Code><Message>injected</Message></Error>".encode()
@@ -154,20 +160,28 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def flipped(data: bytes) -> bytes:
-    return bytes([data[0] ^ 1]) + data[1:]
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+
+
+@contextmanager
+def faulty(upstream: tuple[str, int], handler: type[Handler] = Handler) -> Iterator[FaultyS3]:
+    """The proxy before a store that listens at ``upstream``."""
+    proxy = FaultyS3(upstream, handler)
+    threading.Thread(target=proxy.serve_forever, daemon=True).start()
+    try:
+        yield proxy
+    finally:
+        proxy.shutdown()
+        proxy.server_close()
 
 
 @contextmanager
 def faulty_s3() -> Iterator[FaultyS3]:
     moto = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     moto.start()
-    host, port = moto.get_host_and_port()
-    proxy = FaultyS3((host, port))
-    thread = threading.Thread(target=proxy.serve_forever, daemon=True)
-    thread.start()
     try:
-        yield proxy
+        with faulty(moto.get_host_and_port()) as proxy:
+            yield proxy
     finally:
-        proxy.shutdown()
-        proxy.server_close()
         moto.stop()

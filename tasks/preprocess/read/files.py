@@ -1,4 +1,4 @@
-"""The files of the raw data: a file, a directory, a glob or an S3 prefix, listed once.
+"""The files of the raw data: a file, a directory, a glob or a prefix of a store, listed once.
 
 What is fingerprinted has to be what is read, so a run lists its source once and hands the listing down. Every file in
 it has a version: a file that changes after it was listed is an error, and a file that appears is no part of the run.
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from tasks.errors import UserError
+from tasks.storage import STORES, ObjectInfo, list_objects, open_listed
 
-S3 = "s3://"
 #: What each extension holds; a compression suffix is looked through.
 FORMATS = {
     ".csv": "csv",
@@ -43,8 +43,8 @@ COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4", ".b
 class SourceFile:
     """One file of raw data, as it was listed.
 
-    ``uri`` is a local path or ``s3://bucket/key``. ``version`` changes when the bytes do: the ETag of an S3 object,
-    modification time and inode of a local file. Without one, any version is read.
+    ``uri`` is a local path or one in a store. ``version`` changes when the bytes do: the ETag or generation of a
+    store's object, modification time and inode of a local file. Without one, any version is read.
     """
 
     uri: str
@@ -68,19 +68,17 @@ class SourceFile:
 
     @property
     def local(self) -> bool:
-        return not self.uri.startswith(S3)
+        return not self.uri.startswith(STORES)
 
     def open(self) -> BinaryIO:
-        """A seekable binary reader. Raises ``UserError`` if an S3 object is no longer the one that was listed, also
+        """A seekable binary reader. Raises ``UserError`` if a store's object is no longer the one that was listed, also
         while it is read; local files are checked by :meth:`Listing.check_unchanged`, after the last read."""
         if self.local:
             return Path(self.uri).open("rb")
-        from tasks.storage import ObjectInfo, open_listed
-
         return open_listed(ObjectInfo(self.uri, self.size, self.version))
 
     def check_unchanged(self) -> None:
-        """Raise ``UserError`` if a local file is not the one that was listed. Reads of S3 check this themselves."""
+        """Raise ``UserError`` if a local file is not the one that was listed. Reads of stores check it themselves."""
         if not self.local:
             return
         try:
@@ -111,7 +109,7 @@ class Listing:
     def relative(self, file: SourceFile) -> str:
         """The path of a file below the folder that the address names, or below the one above its first wildcard."""
         folder = root_of(self.address) if glob.has_magic(self.address) else self.address
-        if not self.address.startswith(S3):
+        if not self.address.startswith(STORES):
             folder = "" if Path(folder) == Path() else str(Path(folder))
         inside = file.uri.removeprefix(folder.rstrip("/") + "/" if folder else "")
         return inside if file.uri != self.address else file.name
@@ -133,7 +131,7 @@ def list_source(address: str) -> Listing:
     """List what ``address`` names. Raises ``UserError`` when there are no files or nothing is in them."""
     if not address:
         return Listing("")
-    found = s3_files(address) if address.startswith(S3) else local_files(address)
+    found = stored_files(address) if address.startswith(STORES) else local_files(address)
     if not found:
         raise UserError(f"data: {address!r} holds no files; expected CSV, JSON Lines, Parquet, Arrow or image files")
     if not any(file.size for file in found):
@@ -147,13 +145,11 @@ def local_file(path: Path, name: str = "") -> SourceFile:
     return SourceFile(name or str(path), status.st_size, f"{status.st_mtime_ns:x}-{status.st_ino:x}")
 
 
-def s3_files(data: str) -> list[SourceFile]:
+def stored_files(data: str) -> list[SourceFile]:
     """The objects that a key, a prefix or a pattern names; a folder that a pattern matches stands for all in it."""
-    from tasks.storage import list_objects
-
     fixed = root_of(data)
-    if fixed == S3:
-        raise UserError(f"data: {data!r} has a wildcard in the bucket's name; expected s3://bucket/pattern")
+    if fixed in STORES:
+        raise UserError(f"data: {data!r} has a wildcard in the bucket's name; expected {fixed}bucket/pattern")
     matches = re.compile(pattern_of(data) if glob.has_magic(data) else "").match
     return [
         SourceFile(o.uri, o.size, o.etag) for o in list_objects(fixed) if wanted(o.uri[len(fixed) :]) and matches(o.uri)
@@ -194,7 +190,8 @@ def local_files(data: str) -> list[SourceFile]:
         close = difflib.get_close_matches(path.name, siblings, n=1)
         hint = f"; did you mean {str(path.parent / close[0])!r}?" if close else ""
         raise UserError(
-            f"data: {data!r} does not exist; expected a file, a directory, a glob or an s3:// address{hint}"
+            f"data: {data!r} does not exist; expected a file, a directory, a glob or an address on s3://, gs:// or "
+            f"abfs://{hint}"
         )
     return [local_file(p) for p in paths]
 

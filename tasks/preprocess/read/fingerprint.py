@@ -13,8 +13,8 @@ HASH_BYTES = 8 << 20
 def fingerprint_source(listing: Listing, target: str = "") -> str:
     """What identifies the raw data: XXH3-128 (hex) over the names and bytes of its files.
 
-    Of an object in S3 the key, size and ETag stand for its bytes. ``target`` is part of the identity, so that another
-    target is other data. Raises ``UserError`` if a file changes while it is read.
+    Of an object in a store the key, size and version stand for its bytes. ``target`` is part of the identity, so that
+    another target is other data. Raises ``UserError`` if a file changes while it is read.
     """
     if not listing.address:
         pixels, labels = load()

@@ -97,7 +97,7 @@ class Restored:
 class Checkpoints:
     """The checkpoints of one attempt of one run.
 
-    ``home`` and ``previous`` are directories or ``s3://`` prefixes that all ranks can access. Checkpoints are written
+    ``home`` and ``previous`` are directories or prefixes of a store that all ranks can access. Checkpoints are written
     to ``home``; those of ``previous`` (Flyte's prefix of the attempt before; may be empty or not exist) are only read.
     ``identity`` holds what must equal the checkpoint's to resume it (model, data, seed, …), as nested mappings of JSON
     values. With ``resume="never"`` only checkpoints of the same ``run`` (an execution's id) are used, so that retries

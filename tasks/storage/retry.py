@@ -1,0 +1,39 @@
+"""How often, and after which pauses, a request to any store is tried again."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+#: Attempts per request; the pauses between them sum to 33 to 45 seconds.
+ATTEMPTS = 12
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 8.0
+CONNECT_TIMEOUT_S = 5
+READ_TIMEOUT_S = 20
+#: Answers that another attempt may change.
+TRANSIENT_STATUS = {429, 500, 502, 503, 504}
+#: A generator for jitter. Clients draw from Python's global one, so that a retry would change a model's numbers.
+JITTER = random.Random()
+
+T = TypeVar("T")
+
+
+def pause(attempt: int) -> float:
+    """Seconds to wait after this attempt (from 1): doubled each time, with jitter of up to a quarter."""
+    longest = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (attempt - 1))
+    return longest * JITTER.uniform(0.75, 1.0)
+
+
+def retried(request: Callable[[], T], transient: Callable[[Exception], bool]) -> T:
+    """What ``request`` returns, or raises in the last attempt or with an error that is not ``transient``."""
+    for attempt in range(1, ATTEMPTS):
+        try:
+            return request()
+        except Exception as error:
+            if not transient(error):
+                raise
+        time.sleep(pause(attempt))
+    return request()

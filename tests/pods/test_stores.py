@@ -1,0 +1,99 @@
+"""A rehearsal of training on Google's cloud: Flyte's prefixes are ``gs://``.
+
+The packaged command of the training task runs as a pod, is killed once it has saved, and runs again as the next
+attempt.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flyteidl.core.literals_pb2 import LiteralMap
+from flytekit import FlyteContextManager
+from flytekit.core.type_engine import TypeEngine
+from flytekit.types.directory import FlyteDirectory
+
+from tasks.models.config import ModelConfig
+from tasks.storage import download_all
+from tasks.train.config import TrainingConfig
+from tests.support.faulty_stores import Remote
+from tests.support.package import REPOSITORY, package
+from tests.support.toys import table
+
+TRAIN = "tasks.train.task.train"
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    directory = tmp_path_factory.mktemp("package")
+    (directory / "one.toml").write_text("[stages.train]\nprocesses = 1\nretries = 1\n")
+    return package(directory, str(directory / "one.toml")).tasks[TRAIN]
+
+
+def put_inputs(remote: Remote, prepared: Path) -> None:
+    for path in prepared.iterdir():
+        remote.storage.put(f"prepared/{path.name}", path.read_bytes())
+    inputs: dict[str, tuple[Any, type]] = {
+        "prepared": (FlyteDirectory(f"{remote.base}/prepared", remote_directory=False), FlyteDirectory),
+        "model": (ModelConfig("mlp", {"hidden": [16]}), ModelConfig),
+        "training": (TrainingConfig(epochs=30, batch_size=50, patience=0, checkpoint_every=150), TrainingConfig),
+        "code": ("", str),
+    }
+    context = FlyteContextManager.current_context()
+    literals = {
+        name: TypeEngine.to_literal(context, value, kind, TypeEngine.to_literal_type(kind)).to_flyte_idl()
+        for name, (value, kind) in inputs.items()
+    }
+    remote.storage.put("inputs.pb", LiteralMap(literals=literals).SerializeToString())
+
+
+def start(remote: Remote, template: Any, workdir: Path, name: str, previous: str = "") -> subprocess.Popen[str]:
+    fills = {
+        "input": f"{remote.base}/inputs.pb",
+        "outputPrefix": f"{remote.base}/{name}/outputs",
+        "rawOutputDataPrefix": f"{remote.base}/{name}/raw",
+        "checkpointOutputPrefix": f"{remote.base}/{name}/checkpoints",
+        "prevCheckpointPrefix": f"{remote.base}/{previous}/checkpoints" if previous else '""',
+    }
+    command = [re.sub(r"\{\{\.(\w+)\}\}", lambda m: fills[m[1]], part) for part in template.container.args]
+    environment = {
+        **remote.environment,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "HOME": str(workdir),
+        "PYTHONPATH": str(REPOSITORY),
+        "FLYTE_INTERNAL_EXECUTION_ID": "stores",
+        # gcsfs, with which flytekit transfers outputs, else asks Google what kind of bucket it is.
+        "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
+        **{pair.key: pair.value for pair in template.container.env},
+    }
+    (workdir / name).mkdir()
+    return subprocess.Popen(
+        command, cwd=workdir / name, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+@pytest.mark.parametrize("remote", ["gs"], indirect=True)
+def test_a_killed_training_pod_goes_on_where_its_store_is(remote: Remote, template: Any, tmp_path: Path) -> None:
+    table(tmp_path / "prepared", "classification")
+    put_inputs(remote, tmp_path / "prepared")
+    pod = start(remote, template, tmp_path, "first")
+    deadline = time.monotonic() + 120
+    while not any(key.endswith("/manifest.json") for key in remote.storage.list("first/checkpoints/")):
+        assert pod.poll() is None and time.monotonic() < deadline, pod.communicate()[0]
+        time.sleep(0.1)
+    pod.kill()
+    pod.communicate()
+    again = start(remote, template, tmp_path, "second", "first")
+    said, _ = again.communicate(timeout=180)
+    assert again.returncode == 0 and "goes on from step" in said, said
+    assert "second/outputs/error.pb" not in remote.storage.list("second/outputs"), said
+    outputs = LiteralMap.FromString(remote.storage.get("second/outputs/outputs.pb", tmp_path).read_bytes())
+    made = download_all(outputs.literals["artifact"].scalar.blob.uri, tmp_path / "made")
+    assert (made / "best.safetensors").exists()
