@@ -1,0 +1,25 @@
+"""What the files at an attempt's output prefix say of it (``task/handler.go: ValidateOutput``)."""
+
+from __future__ import annotations
+
+from flyteidl.core.errors_pb2 import ContainerError, ErrorDocument
+from flyteidl.core.execution_pb2 import ExecutionError
+from flyteidl.core.literals_pb2 import Literal, LiteralMap
+
+from tests.pods.cluster.bucket import Bucket
+from tests.pods.cluster.budgets import Verdict
+
+
+def read_outcome(bucket: Bucket, prefix: str) -> tuple[Verdict, dict[str, Literal]]:
+    """An error comes before outputs. Neither is worth another attempt, for which the user pays."""
+    document = bucket.message(f"{prefix}/error.pb", ErrorDocument)
+    if document is not None:
+        error = document.error
+        payer = "system" if error.origin == ExecutionError.SYSTEM else "user"
+        message = error.message.strip().splitlines()
+        cause = f"{error.code}: {message[-1] if message else ''}"
+        return Verdict(payer, cause, error.kind == ContainerError.RECOVERABLE), {}  # type: ignore[arg-type]
+    outputs = bucket.message(f"{prefix}/outputs.pb", LiteralMap)
+    if outputs is None:
+        return Verdict("user", "OutputsNotFound"), {}
+    return Verdict("", ""), dict(outputs.literals)

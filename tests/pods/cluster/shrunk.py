@@ -1,0 +1,46 @@
+"""A profile made small enough for the CPUs of one machine."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from tasks.hardware.profile import Placement, Profile
+
+#: What a rehearsal is about, and so is kept: who retries, what is spot, what the pods are told.
+KEPT = ("interruptible", "retries", "restarts", "timeout_minutes", "tolerations", "data_cache_gib")
+NODES, PROCESSES = 2, 1
+
+
+def shrunk(profile: Profile) -> Profile:
+    """At most so many pods and processes of them for each stage, no GPU, and nothing that asks for certain hardware."""
+    return replace(
+        profile,
+        default=shrunk_placement(profile.default),
+        stages={stage: shrunk_placement(place) for stage, place in profile.stages.items()},
+    )
+
+
+def shrunk_placement(place: Placement) -> Placement:
+    kept = {name: getattr(place, name) for name in KEPT}
+    return Placement(**kept, nodes=min(place.nodes, NODES), processes=min(place.processes, PROCESSES))
+
+
+def difference(whole: Profile, small: Profile) -> str:
+    """One line that says what was shrunk."""
+    stages = [
+        f"{stage} from {places[0]} to {places[1]}"
+        for stage in sorted(whole.stages)
+        if len(set(places := [shape(each.placement(stage)) for each in (whole, small)])) > 1
+    ]
+    return f"profile {whole.name}, shrunk to this machine: {'; '.join(stages) or 'as small as it was'}"
+
+
+def shape(place: Placement) -> str:
+    gpus = f" with {place.gpu} GPUs" if place.gpu != "0" else ""
+    return f"{place.nodes} pods of {place.processes}{gpus}"
+
+
+def travelling(profile: Profile) -> str:
+    """As the profile travels in a task's environment."""
+    return json.dumps(json.loads(profile.to_json()), sort_keys=True)
