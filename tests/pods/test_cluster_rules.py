@@ -11,14 +11,17 @@ import pytest
 from flyteidl.core.condition_pb2 import BooleanExpression, ComparisonExpression, ConjunctionExpression
 from flyteidl.core.literals_pb2 import BindingData, Literal
 from flyteidl.core.tasks_pb2 import TaskTemplate
-from flyteidl.core.workflow_pb2 import IfElseBlock
+from flyteidl.core.workflow_pb2 import ArrayNode, IfElseBlock, Node
 
+from tasks.hardware.profile import BUILT_IN, load
 from tests.pods.cluster.bindings import START, resolve
 from tests.pods.cluster.budgets import Budget, Verdict
 from tests.pods.cluster.cache_keys import cache_key
 from tests.pods.cluster.conditions import MalformedBranch, decide
 from tests.pods.cluster.kills import drawn
 from tests.pods.cluster.pods import rendered
+from tests.pods.cluster.propeller import needed, upstream
+from tests.pods.cluster.shrunk import difference, shrunk
 
 SETTINGS = {"data": {f"name{number}": number for number in range(12)}, "sizes": [1, 2], "rate": 0.5, "on": True}
 SYSTEM, USER = Verdict("system", "lost"), Verdict("user", "lost peer")
@@ -177,6 +180,34 @@ def test_a_conditional_on_anything_else_fails(files: Literal) -> None:
         decide(block(comparison("files", ComparisonExpression.EQ, 3)), {"files": files})
     with pytest.raises(MalformedBranch, match="neither"):
         decide(block(comparison("files", ComparisonExpression.EQ, 3), otherwise=False), {"files": integer(1)})
+
+
+@pytest.mark.parametrize(("criterion", "number"), [({}, 5), ({"min_success_ratio": 0.5}, 3), ({"min_successes": 2}, 2)])
+def test_a_map_task_needs_as_many_elements_as_its_criterion_says(criterion: dict[str, Any], number: int) -> None:
+    assert needed(ArrayNode(**criterion), 5) == number
+    assert needed(ArrayNode(min_success_ratio=0.0), 5) == 0
+
+
+def test_a_node_waits_for_what_its_branches_are_bound_to() -> None:
+    node = Node(id="n3", upstream_node_ids=["n0"])
+    case = node.branch_node.if_else
+    case.case.then_node.inputs.add(var="x").binding.CopyFrom(promise("n1", "o0"))
+    case.else_node.inputs.add(var="x").binding.collection.bindings.append(promise("n2", "o0"))
+    node.inputs.add(var="flag").binding.CopyFrom(promise("", "flag"))
+    assert upstream(node) == {"n0", "n1", "n2"}
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in BUILT_IN.glob("*.toml")))
+def test_a_profile_is_shrunk_to_cpus_and_keeps_its_budgets(name: str) -> None:
+    whole = load(name)
+    small = shrunk(whole)
+    for stage in (*whole.stages, "none of its own"):
+        before, after = whole.placement(stage), small.placement(stage)
+        assert after.gpu == "0" and not after.accelerator and after.world_size <= 2
+        assert (after.retries, after.interruptible) == (before.retries, before.interruptible)
+        assert after.tolerations == before.tolerations and (after.nodes > 1) == (before.nodes > 1)
+    assert name in difference(whole, small)
+    assert ("train from 2 pods of 8 with 8 GPUs to 2 pods of 1" in difference(whole, small)) == (name == "a100-spot")
 
 
 def test_templates_are_filled_in_whatever_their_case() -> None:

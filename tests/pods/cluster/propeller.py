@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
-from flyteidl.core.literals_pb2 import BindingData, Literal, LiteralMap
+from flyteidl.core.literals_pb2 import BindingData, Literal, LiteralMap, Scalar, Void
 from flyteidl.core.tasks_pb2 import TaskTemplate
 from flyteidl.core.workflow_pb2 import ArrayNode, Node, NodeMetadata, WorkflowTemplate
 
@@ -30,6 +31,8 @@ from tests.support.package import Package
 from tests.support.processes import free_port
 
 Literals = dict[str, Literal]
+#: An output of an element that failed.
+VOID = Literal(scalar=Scalar(none_type=Void()))
 #: The longest time (s) until propeller looks at a job that has ended; its pods may still run.
 ROUND_S = 1.0
 
@@ -57,7 +60,7 @@ class Execution:
 
     def __post_init__(self) -> None:
         self.aborted = threading.Event()
-        self.failure: NodeFailed | None = None
+        self.failure: BaseException | None = None
         self.numbers = count()
         self.pods: list[Pod] = []
         #: The outputs of all task nodes, by node.
@@ -69,8 +72,9 @@ class Execution:
         given = {name: inputs.get(name, parameter.default) for name, parameter in defaults.items()}
         try:
             return self.workflow(self.package.workflows[workflow], given, "")
-        except Aborted as error:
-            raise self.failure or error from None
+        except Aborted:
+            assert self.failure, "only a failure aborts"
+            raise self.failure from None
         finally:
             self.record.ended = time.time()
             for pod in self.pods:
@@ -88,16 +92,21 @@ class Execution:
         left = {node.id: node for node in nodes}
         running: dict[Future[Literals], str] = {}
         with ThreadPoolExecutor(max_workers=max(1, len(left))) as pool:
-            while left or running:
-                for node in [node for node in left.values() if upstream(node) <= outputs.keys()]:
-                    running[pool.submit(self.node, left.pop(node.id), outputs, path)] = node.id
-                assert running, f"a circle among {sorted(left)}"
-                for ended in wait(running, return_when=FIRST_COMPLETED).done:
-                    name = running.pop(ended)
-                    if error := ended.exception():
-                        self.aborted.set()
-                        raise error
-                    outputs[name] = ended.result()
+            try:
+                while left or running:
+                    for node in [node for node in left.values() if upstream(node) <= outputs.keys()]:
+                        running[pool.submit(self.node, left.pop(node.id), outputs, path)] = node.id
+                    assert running, f"a circle among {sorted(left)}"
+                    for ended in wait(running, return_when=FIRST_COMPLETED).done:
+                        outputs[running.pop(ended)] = ended.result()
+            except BaseException as error:  # of a node, or from the keyboard
+                self.abort(error)
+                raise
+
+    def abort(self, error: BaseException) -> None:
+        """End what still runs; the first error is what the execution fails with."""
+        self.failure = self.failure or error
+        self.aborted.set()
 
     def node(self, node: Node, outputs: dict[str, Literals], path: str) -> Literals:
         """Run a node; ``outputs`` are those of its workflow so far, ``path`` is where that workflow stands."""
@@ -121,22 +130,30 @@ class Execution:
     def array(self, path: str, array: ArrayNode, inputs: Literals) -> Literals:
         """A map task (``array/handler.go``): every element is a node, with retries and a cache of its own.
 
-        All pods get the lists whole and choose by their index; what is bound is given to each as it is.
+        All pods get the lists whole and choose by their index; what is bound is given to each as it is. As many
+        elements may fail as the success criteria allow; their outputs are void.
         """
-        mapped = [name for name, each in inputs.items() if name not in array.bound_inputs]
+        mapped = [name for name in inputs if name not in array.bound_inputs]
         (size,) = {len(inputs[name].collection.literals) for name in mapped}
-        assert array.min_success_ratio == 1.0, "other ratios are not imitated"
         template, metadata = self.template_of(array.node), array.node.metadata
+        names = list(template.interface.outputs.variables)
+        failed: list[NodeFailed] = []
 
         def element(index: int) -> Literals:
             own = {name: inputs[name].collection.literals[index] for name in mapped}
-            given = {**inputs, **own}
-            return self.task(f"{path}/{index}", template, metadata, given, index, inputs)
+            try:
+                return self.task(f"{path}/{index}", template, metadata, {**inputs, **own}, index, inputs)
+            except NodeFailed as error:
+                failed.append(error)
+                if size - len(failed) < needed(array, size):
+                    self.abort(error)
+                    raise
+                return dict.fromkeys(names, VOID)
 
         with ThreadPoolExecutor(max_workers=array.parallelism or max(1, size)) as pool:
             made = list(pool.map(element, range(size)))
         collected: Literals = {}
-        for name in template.interface.outputs.variables:
+        for name in names:
             collected[name] = Literal()
             collected[name].collection.SetInParent()
             collected[name].collection.literals.extend(each[name] for each in made)
@@ -184,9 +201,7 @@ class Execution:
                 return outputs
             if not again:
                 logs = [pod.log.read_text(errors="replace")[-4000:] for pod in attempt.pods]
-                self.failure = self.failure or NodeFailed(path, verdict, "\n".join(logs))
-                self.aborted.set()
-                raise self.failure
+                raise NodeFailed(path, verdict, "\n".join(logs))
         raise AssertionError("unreachable")
 
     def attempt(
@@ -242,6 +257,13 @@ class Execution:
         else:
             verdict = watch_pod(pods, self.aborted)
         return (verdict, {}) if verdict else read_outcome(self.bucket, place)
+
+
+def needed(array: ArrayNode, size: int) -> int:
+    """How many of ``size`` elements have to succeed."""
+    if array.WhichOneof("success_criteria") == "min_successes":
+        return array.min_successes
+    return math.ceil(array.min_success_ratio * size) if array.HasField("min_success_ratio") else size
 
 
 def upstream(node: Node) -> set[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 from tasks.hardware.profile import Placement, Profile
@@ -39,8 +38,3 @@ def difference(whole: Profile, small: Profile) -> str:
 def shape(place: Placement) -> str:
     gpus = f" with {place.gpu} GPUs" if place.gpu != "0" else ""
     return f"{place.nodes} pods of {place.processes}{gpus}"
-
-
-def travelling(profile: Profile) -> str:
-    """As the profile travels in a task's environment."""
-    return json.dumps(json.loads(profile.to_json()), sort_keys=True)
