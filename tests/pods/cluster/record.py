@@ -87,8 +87,9 @@ class Record:
     def summary(self) -> str:
         nodes, pods = {attempt.node for attempt in self.attempts}, sum(len(attempt.pods) for attempt in self.attempts)
         failed = [attempt for attempt in self.attempts if attempt.verdict and not attempt.verdict.succeeded]
-        spent = ", ".join(f"{number} paid by the {payer}" for payer, number in self.spent.items())
-        return (
-            f"{len(nodes)} nodes ran in {len(self.attempts)} attempts with {pods} pods; {len(failed)} attempts failed: "
-            f"{spent}; {len(self.hits)} of {len(self.cached)} cached nodes were hits"
-        )
+        parts = [f"{len(nodes)} nodes ran in {len(self.attempts)} attempts with {pods} pods"]
+        if failed:
+            spent = ", ".join(f"{number} paid by the {payer}" for payer, number in self.spent.items())
+            parts.append(f"{len(failed)} attempts failed: {spent}")
+        parts.append(f"{len(self.hits)} of {len(self.cached)} cached nodes were hits")
+        return "; ".join(parts)
