@@ -125,9 +125,21 @@ def test_a_kill_strikes_before_the_write_that_it_names(start: Start, how: How) -
     assert pods[0].running and not pods[1].running and pods[1].deleted == (how == "deleted")
 
 
+MESSAGE = """Trace:
+
+    Traceback (most recent call last):
+        raise SomeError
+
+Message:
+
+    SomeError: USER:Recoverable: error=what it was, cause=
+========================
+"""
+
+
 def error(kind: int, origin: int) -> bytes:
     document = ErrorDocument()
-    document.error.code, document.error.message = "SomeError", "frames\nwhat it was"
+    document.error.code, document.error.message = "SomeError", MESSAGE
     document.error.kind, document.error.origin = kind, origin  # type: ignore[assignment]
     return document.SerializeToString()
 
@@ -141,6 +153,6 @@ def test_an_error_comes_before_outputs_and_neither_is_worth_another_attempt(serv
         bucket.write(f"{place}/outputs.pb", outputs.SerializeToString())
     assert read_outcome(bucket, "well") == (Verdict("", ""), dict(outputs.literals))
     bucket.write("ill/error.pb", error(ContainerError.NON_RECOVERABLE, ExecutionError.USER))
-    assert read_outcome(bucket, "ill")[0] == Verdict("user", "SomeError: what it was", recoverable=False)
+    assert read_outcome(bucket, "ill")[0] == Verdict("user", "what it was", recoverable=False)
     bucket.write("lost/error.pb", error(ContainerError.RECOVERABLE, ExecutionError.SYSTEM))
-    assert read_outcome(bucket, "lost")[0] == Verdict("system", "SomeError: what it was")
+    assert read_outcome(bucket, "lost")[0] == Verdict("system", "what it was")
