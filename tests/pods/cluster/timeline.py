@@ -13,7 +13,9 @@ from tests.pods.cluster.pods import Pod
 from tests.pods.cluster.record import Attempt, Record
 
 #: CSS pixels: the drawing, the names at its left, a row, and the axis at its foot.
-WIDTH, NAMES, ROW, AXIS = 1080, 230, 22, 28
+WIDTH, NAMES, ROW, AXIS = 1110, 265, 22, 28
+#: Room for half of the last tick's label.
+MARGIN = 20
 TICKS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200)
 
 
@@ -72,7 +74,7 @@ def kind_of(verdict: Verdict | None) -> str:
 def chart(title: str, record: Record) -> Chart:
     """The drawing of an execution that has ended."""
     seconds = max(record.ended - record.started, 1.0)
-    scale = (WIDTH - NAMES - 10) / seconds
+    scale = (WIDTH - NAMES - MARGIN) / seconds
     failed = [attempt for attempt in record.attempts if attempt.verdict and not attempt.verdict.succeeded]
     numbers = {id(attempt): number for number, attempt in enumerate(failed, 1)}
     places: dict[str, list[Bar]] = {}
@@ -83,7 +85,7 @@ def chart(title: str, record: Record) -> Chart:
             bar = bar_of(attempt, pod, record.started, scale, numbers.get(id(attempt), 0))
             places.setdefault(name, []).append(bar)
     rows = tuple(Row(name, ROW * index, tuple(bars)) for index, (name, bars) in enumerate(places.items()))
-    step = next((each for each in TICKS if seconds / each <= 10), TICKS[-1])
+    step = next((each for each in TICKS if seconds / each <= 14), TICKS[-1])
     ticks = tuple((NAMES + each * scale, f"{each} s") for each in range(0, int(seconds) + 1, step))
     return Chart(
         title=title,
