@@ -8,11 +8,11 @@ from tasks.hardware.profile import Placement, Profile
 
 #: What a rehearsal is about, and so is kept: who retries, what is spot, what the pods are told.
 KEPT = ("interruptible", "retries", "restarts", "timeout_minutes", "tolerations", "data_cache_gib")
-NODES, PROCESSES = 2, 1
+NODES = 2
 
 
 def shrunk(profile: Profile) -> Profile:
-    """At most so many pods and processes of them for each stage, no GPU, and nothing that asks for certain hardware."""
+    """At most two pods of one process for each stage, no GPU, and nothing that asks for certain hardware."""
     return replace(
         profile,
         default=shrunk_placement(profile.default),
@@ -22,7 +22,7 @@ def shrunk(profile: Profile) -> Profile:
 
 def shrunk_placement(place: Placement) -> Placement:
     kept = {name: getattr(place, name) for name in KEPT}
-    return Placement(**kept, nodes=min(place.nodes, NODES), processes=min(place.processes, PROCESSES))
+    return Placement(**kept, nodes=min(place.nodes, NODES), processes=1)
 
 
 def difference(whole: Profile, small: Profile) -> str:
@@ -32,9 +32,10 @@ def difference(whole: Profile, small: Profile) -> str:
         for stage in sorted(whole.stages)
         if len(set(places := [shape(each.placement(stage)) for each in (whole, small)])) > 1
     ]
-    return f"profile {whole.name}, shrunk to this machine: {'; '.join(stages) or 'as small as it was'}"
+    what = "; ".join([*stages, "no hardware asked for"])
+    return f"profile {whole.name}, shrunk to this machine: {what}"
 
 
 def shape(place: Placement) -> str:
     gpus = f" with {place.gpu} GPUs" if place.gpu != "0" else ""
-    return f"{place.nodes} pods of {place.processes}{gpus}"
+    return f"{place.nodes} {'pod' if place.nodes == 1 else 'pods'} of {place.processes}{gpus}"
