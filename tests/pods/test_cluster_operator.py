@@ -13,12 +13,12 @@ from flyteidl.core.errors_pb2 import ContainerError, ErrorDocument
 from flyteidl.core.execution_pb2 import ExecutionError
 from flyteidl.core.literals_pb2 import LiteralMap
 
-from tests.pods.cluster.bucket import Bucket
-from tests.pods.cluster.budgets import Verdict
-from tests.pods.cluster.kills import How, Kill, Kills
-from tests.pods.cluster.operator import Aborted, watch_job, watch_pod
-from tests.pods.cluster.outcome import read_outcome
-from tests.pods.cluster.pods import Pod
+from tests.support.cluster.bucket import Bucket
+from tests.support.cluster.budgets import Verdict
+from tests.support.cluster.kills import How, Kill, Kills
+from tests.support.cluster.operator import Aborted, watch_job, watch_pod
+from tests.support.cluster.outcome import read_outcome
+from tests.support.cluster.pods import Pod
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.processes import running
 

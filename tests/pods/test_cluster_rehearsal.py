@@ -22,8 +22,8 @@ from tasks.preprocess.read.files import list_source
 from tasks.preprocess.read.fingerprint import fingerprint_source
 from tasks.preprocess.task import made_by
 from tasks.storage.s3 import client_of
-from tests.pods.cluster.propeller import Execution
-from tests.pods.cluster.rehearsal import Rehearsal, literal, rehearsal
+from tests.support.cluster.propeller import Execution
+from tests.support.cluster.rehearsal import Rehearsal, literal, rehearsal
 
 PROFILE = {"stages": {"prepare": {"nodes": 2, "retries": 3}}}
 CONFIG = DataConfig(id="id")

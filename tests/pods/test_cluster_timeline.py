@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.pods.cluster.budgets import Budget, Verdict
-from tests.pods.cluster.pods import Pod
-from tests.pods.cluster.record import Record, short
-from tests.pods.cluster.timeline import WIDTH, chart, write_page
+from tests.support.cluster.budgets import Budget, Verdict
+from tests.support.cluster.pods import Pod
+from tests.support.cluster.record import Record, short
+from tests.support.cluster.timeline import WIDTH, chart, write_page
 from tests.support.report_pages import HOSTILE, Parsed
 
 MAPPED = f"tasks.preprocess.task.map_scan_share_{32 * 'a'}-arraynode"

@@ -8,10 +8,10 @@ import pytest
 from flyteidl.core.literals_pb2 import Literal
 
 from tasks.hardware.profile import load
-from tests.pods.cluster.acts import Acts
-from tests.pods.cluster.propeller import NodeFailed
-from tests.pods.cluster.rehearsal import CONFIG, TARGET, Rehearsal, literal, rehearsal, table
-from tests.pods.cluster.shrunk import shrunk
+from tests.support.cluster.acts import Acts
+from tests.support.cluster.propeller import NodeFailed
+from tests.support.cluster.rehearsal import CONFIG, TARGET, Rehearsal, literal, rehearsal, table
+from tests.support.cluster.shrunk import shrunk
 
 PREPARE = "workflows.training.prepare"
 

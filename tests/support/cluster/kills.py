@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tests.pods.cluster.pods import Pod
+from tests.support.cluster.pods import Pod
 
 #: Lost without a word; told to end (a node that shuts down); deleted (drained, evicted).
 How = Literal["SIGKILL", "SIGTERM", "deleted"]
@@ -76,7 +76,7 @@ class Kills:
 
 
 def drawn(seed: int, number: int, writes: Mapping[str, int], pods: Mapping[str, int]) -> list[Kill]:
-    """``number`` kills in nodes of which an undisturbed attempt makes so many ``writes`` with so many ``pods``.
+    """At most ``number`` kills in nodes of which an undisturbed attempt makes so many ``writes`` with so many ``pods``.
 
     The node that writes most is the training, which has a state to lose. It is struck in its second and third attempt,
     too: these begin where the one before stopped and write less, so they are struck early. Others are struck once.

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from flyteidl.core.literals_pb2 import Literal
 
-from tests.pods.cluster.kills import Kills, drawn
-from tests.pods.cluster.propeller import Execution
-from tests.pods.cluster.rehearsal import WORKFLOW, Rehearsal, model_of
+from tests.support.cluster.kills import Kills, drawn
+from tests.support.cluster.propeller import Execution
+from tests.support.cluster.rehearsal import WORKFLOW, Rehearsal, model_of
 
 Say = Callable[[str], None]
 Inputs = Mapping[str, Literal]
@@ -62,7 +62,7 @@ class Acts:
             self.say(f"  planned: {kill}")
         self.rehearsal.forget()
         execution = self.execute("disturbed", seed=3, kills=kills)
-        self.find(not kills.missed, f"all {number} kills fired{but_for(map(str, kills.missed))}")
+        self.find(not kills.missed, f"all {len(kills.planned)} kills fired{but_for(map(str, kills.missed))}")
         failed = [attempt for attempt in execution.record.attempts if attempt.verdict and attempt.verdict.payer]
         unprovoked = [str(a.verdict) for a in failed if not any(pod.struck for pod in a.pods)]
         self.find(not unprovoked, f"each of the {len(failed)} failed attempts was struck{but_for(unprovoked)}")

@@ -10,8 +10,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from tests.pods.cluster.budgets import Verdict
-from tests.pods.cluster.pods import Pod
+from tests.support.cluster.budgets import Verdict
+from tests.support.cluster.pods import Pod
 
 #: Between two looks at the pods.
 LOOK_S = 0.02

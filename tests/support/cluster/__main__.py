@@ -1,4 +1,4 @@
-"""``python -m tests.pods.cluster PROFILE`` rehearses the main workflow of a profile on this machine, and draws it."""
+"""``python -m tests.support.cluster PROFILE`` rehearses the main workflow of a profile here, and draws it."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from pathlib import Path
 
 from tasks.errors import UserError
 from tasks.hardware.profile import load
-from tests.pods.cluster.acts import Acts
-from tests.pods.cluster.rehearsal import CONFIG, TARGET, literal, rehearsal, table
-from tests.pods.cluster.shrunk import difference, shrunk
-from tests.pods.cluster.timeline import write_page
+from tests.support.cluster.acts import Acts
+from tests.support.cluster.rehearsal import CONFIG, TARGET, literal, rehearsal, table
+from tests.support.cluster.shrunk import difference, shrunk
+from tests.support.cluster.timeline import write_page
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="make rehearse", description=__doc__)
     parser.add_argument("profile", help="a name in tasks/hardware/profiles, or the path of a .toml")
-    parser.add_argument("--kills", type=int, default=8)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--page", type=Path, default=Path("runs/rehearsal.html"))
+    parser.add_argument("--kills", type=int, default=8, help="how many pods are lost (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="by which they are drawn (%(default)s)")
+    parser.add_argument("--page", type=Path, default=Path("runs/rehearsal.html"), help="the drawing (%(default)s)")
     options = parser.parse_args()
+    if options.kills < 0:
+        parser.error(f"--kills: {options.kills}; expected none or more")
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     try:
         whole = load(options.profile)

@@ -17,16 +17,16 @@ from flyteidl.core.literals_pb2 import BindingData, Literal, LiteralMap, Scalar,
 from flyteidl.core.tasks_pb2 import TaskTemplate
 from flyteidl.core.workflow_pb2 import ArrayNode, Node, NodeMetadata, WorkflowTemplate
 
-from tests.pods.cluster.bindings import START, resolve_all
-from tests.pods.cluster.bucket import Bucket
-from tests.pods.cluster.budgets import Budget, Verdict
-from tests.pods.cluster.cache_keys import Catalog, cache_key
-from tests.pods.cluster.conditions import decide
-from tests.pods.cluster.kills import Kills
-from tests.pods.cluster.operator import Aborted, watch_job, watch_pod
-from tests.pods.cluster.outcome import read_outcome
-from tests.pods.cluster.pods import Pod, primary_container, rendered
-from tests.pods.cluster.record import Attempt, Record
+from tests.support.cluster.bindings import START, resolve_all
+from tests.support.cluster.bucket import Bucket
+from tests.support.cluster.budgets import Budget, Verdict
+from tests.support.cluster.cache_keys import Catalog, cache_key
+from tests.support.cluster.conditions import decide
+from tests.support.cluster.kills import Kills
+from tests.support.cluster.operator import Aborted, watch_job, watch_pod
+from tests.support.cluster.outcome import read_outcome
+from tests.support.cluster.pods import Pod, primary_container, rendered
+from tests.support.cluster.record import Attempt, Record
 from tests.support.package import Package
 from tests.support.processes import free_port
 

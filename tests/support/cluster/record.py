@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tests.pods.cluster.budgets import Budget, Verdict
-from tests.pods.cluster.pods import Pod
+from tests.support.cluster.budgets import Budget, Verdict
+from tests.support.cluster.pods import Pod
 
 MAPPED = re.compile(r"map_(\w+)_[0-9a-f]{32}-arraynode")
 

@@ -8,8 +8,8 @@ from flyteidl.core.errors_pb2 import ContainerError, ErrorDocument
 from flyteidl.core.execution_pb2 import ExecutionError
 from flyteidl.core.literals_pb2 import Literal, LiteralMap
 
-from tests.pods.cluster.bucket import Bucket
-from tests.pods.cluster.budgets import Verdict
+from tests.support.cluster.bucket import Bucket
+from tests.support.cluster.budgets import Verdict
 
 
 def read_outcome(bucket: Bucket, prefix: str) -> tuple[Verdict, dict[str, Literal]]:

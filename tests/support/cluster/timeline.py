@@ -8,9 +8,9 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from tests.pods.cluster.budgets import Verdict
-from tests.pods.cluster.pods import Pod
-from tests.pods.cluster.record import Attempt, Record
+from tests.support.cluster.budgets import Verdict
+from tests.support.cluster.pods import Pod
+from tests.support.cluster.record import Attempt, Record
 
 #: CSS pixels: the drawing, the names at its left, a row, and the axis at its foot.
 WIDTH, NAMES, ROW, AXIS = 1110, 265, 22, 28

@@ -21,11 +21,11 @@ from tasks.hardware.profile import RESOLVED, Profile
 from tasks.models.config import ModelConfig
 from tasks.preprocess.config import DataConfig
 from tasks.train.config import TrainingConfig
-from tests.pods.cluster.bucket import Bucket
-from tests.pods.cluster.cache_keys import Catalog
-from tests.pods.cluster.kills import Kills
-from tests.pods.cluster.propeller import Execution
-from tests.pods.cluster.record import Record
+from tests.support.cluster.bucket import Bucket
+from tests.support.cluster.cache_keys import Catalog
+from tests.support.cluster.kills import Kills
+from tests.support.cluster.propeller import Execution
+from tests.support.cluster.record import Record
 from tests.support.faulty_s3 import FaultyS3, faulty_s3
 from tests.support.package import Package, package
 
