@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: run test check prove bench clean
+.PHONY: run test check prove rehearse bench clean
 
 run: $(READY)
 	$(BIN)/pyflyte run workflows/training.py train_and_export
@@ -19,6 +19,11 @@ check: $(READY)
 
 prove: $(READY)
 	$(BIN)/python -m pytest -m prove
+
+# The main workflow of a profile, pod by pod on this machine, with pods that are lost; draws runs/rehearsal.html.
+PROFILE ?= a100-spot
+rehearse: $(READY)
+	$(BIN)/python -m tests.support.cluster $(PROFILE)
 
 bench: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,bench]'

@@ -20,7 +20,7 @@ from tasks.models.config import ModelConfig
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.task import list_data, prepare
 from tasks.report.task import report, report_data
-from tasks.storage import s3
+from tasks.storage import retry
 from tasks.train.config import TrainingConfig
 from tasks.train.task import train
 from tests.support.faulty_s3 import FaultyS3
@@ -53,7 +53,7 @@ TASKS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
 @pytest.fixture
 def away(store: FaultyS3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FaultyS3:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(s3, "ATTEMPTS", 3)
+    monkeypatch.setattr(retry, "ATTEMPTS", 3)
     # More than all attempts of all downloads at a time.
     for verb in ("GET", "HEAD"):
         store.inject(verb, *["503"] * 50)

@@ -7,7 +7,7 @@ import http.client
 import threading
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -38,6 +38,8 @@ class FaultyS3(ThreadingHTTPServer):
         self.fired: list[tuple[str, str]] = []
         self.refused = 0
         self.requests: list[str] = []
+        #: Told of every request, by method and path, before anything is done about it.
+        self.watcher: Callable[[str, str], None] = lambda method, path: None
         self.down_until = 0.0
         self.slow: dict[str, float] = {}
         self.stall_s = 1.0
@@ -79,6 +81,7 @@ class Handler(BaseHTTPRequestHandler):
         body = self.read_body()
         with server.lock:
             server.requests.append(f"{self.command} {self.path} {self.headers.get('Range', '')}".strip())
+        server.watcher(self.command, self.path)
         fault = server.next_fault(self.command)
         if fault == "reset":
             return self.hang_up()

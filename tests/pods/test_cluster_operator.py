@@ -1,0 +1,158 @@
+"""What the rehearsed cluster makes of pods that end, are lost or are deleted: small shell scripts for pods."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from flyteidl.core.errors_pb2 import ContainerError, ErrorDocument
+from flyteidl.core.execution_pb2 import ExecutionError
+from flyteidl.core.literals_pb2 import LiteralMap
+
+from tests.support.cluster.bucket import Bucket
+from tests.support.cluster.budgets import Verdict
+from tests.support.cluster.kills import How, Kill, Kills
+from tests.support.cluster.operator import Aborted, watch_job, watch_pod
+from tests.support.cluster.outcome import read_outcome
+from tests.support.cluster.pods import Pod
+from tests.support.faulty_s3 import FaultyS3
+from tests.support.processes import running
+
+Start = Callable[..., Pod]
+SLEEP = "sleep 60"
+DEAF = "trap '' TERM; while :; do sleep 0.05; done"
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    pods: list[Pod] = []
+
+    def begin(script: str, grace_s: float = 5.0) -> Pod:
+        pods.append(Pod(f"p{len(pods)}", ["sh", "-c", script], {}, tmp_path / f"p{len(pods)}", grace_s))
+        return pods[-1]
+
+    yield begin
+    for pod in pods:
+        pod.kill()
+        pod.waiting.join()
+
+
+def never(index: int) -> Pod:
+    raise AssertionError("no pod was to be made anew")
+
+
+NOT_ABORTED = threading.Event()
+
+
+def test_exit_0_leaves_the_verdict_to_the_outputs(start: Start) -> None:
+    assert watch_pod([start("true")], NOT_ABORTED) is None
+
+
+@pytest.mark.parametrize(("script", "cause"), [("kill -KILL $$", "SIGKILL"), ("exit 3", "exit code 3")])
+def test_a_pod_that_fails_is_the_systems_failure(start: Start, script: str, cause: str) -> None:
+    assert watch_pod([start(script)], NOT_ABORTED) == Verdict("system", f"the pod ended by {cause}")
+
+
+def test_a_deleted_pod_is_the_systems_failure_before_it_has_ended(start: Start) -> None:
+    pod = start(DEAF, grace_s=0.5)
+    time.sleep(0.2)  # until the shell has its trap
+    pod.delete()
+    assert watch_pod([pod], NOT_ABORTED) == Verdict("system", "the pod was deleted")
+    assert pod.running
+    pod.waiting.join(5)
+    assert pod.exit_code == -signal.SIGKILL and pod.ended - pod.started >= 0.7
+
+
+def test_whatever_a_container_started_ends_with_its_main_process(start: Start, tmp_path: Path) -> None:
+    pod = start(f"{SLEEP} & echo $! > {tmp_path}/child; exit 0")
+    pod.waiting.join(5)
+    child = int((tmp_path / "child").read_text())
+    deadline = time.monotonic() + 5
+    while running(child) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not running(child)
+
+
+def test_a_job_has_succeeded_with_its_first_pod_and_the_others_are_cleaned_away(start: Start) -> None:
+    pods = [start(SLEEP), start("true")]
+    assert watch_job(pods, never, "CLEANPOD_POLICY_ALL", NOT_ABORTED) is None
+    pods[0].waiting.join(5)
+    assert pods[0].deleted and pods[0].exit_code == -signal.SIGTERM
+
+
+def test_a_job_without_cleaning_leaves_them_alone(start: Start) -> None:
+    pods = [start(SLEEP), start("true")]
+    assert watch_job(pods, never, "CLEANPOD_POLICY_NONE", NOT_ABORTED) is None
+    assert pods[0].running and not pods[0].deleted
+
+
+def test_a_job_has_failed_with_its_first_pod_and_the_user_pays(start: Start) -> None:
+    verdict = watch_job([start(SLEEP), start("kill -KILL $$")], never, "CLEANPOD_POLICY_ALL", NOT_ABORTED)
+    assert verdict == Verdict("user", "job failed: worker 1 ended by SIGKILL")
+
+
+def test_a_deleted_pod_of_a_job_is_made_anew(start: Start) -> None:
+    pods = [start(SLEEP), start(SLEEP)]
+    old, other = pods
+    old.delete()
+    assert watch_job(pods, lambda index: start(f"exit {index}"), "CLEANPOD_POLICY_ALL", NOT_ABORTED) is None
+    assert pods[0] is not old and pods[0].exit_code == 0 and pods[1] is other
+
+
+def test_an_aborted_execution_deletes_its_pods(start: Start) -> None:
+    aborted, pod = threading.Event(), start(SLEEP)
+    aborted.set()
+    with pytest.raises(Aborted):
+        watch_pod([pod], aborted)
+    assert pod.deleted
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "deleted"])
+def test_a_kill_strikes_before_the_write_that_it_names(start: Start, how: How) -> None:
+    kill = Kill("n1", attempt=0, write=2, how=how, index=1)
+    kills, pods = Kills([kill, Kill("n2", 0, 1, how)]), [start(SLEEP), start(SLEEP)]
+    kills.watch("/bucket/run/n1/0/", "n1", 0, pods)
+    for method, path in [("GET", "n1/0/a"), ("PUT", "n1/0/a"), ("PUT", "n10/0/a"), ("HEAD", "n1/0/b")]:
+        kills.asked(method, f"/bucket/run/{path}")
+    assert not kills.fired
+    kills.asked("PUT", "/bucket/run/n1/0/b")
+    pods[1].waiting.join(5)
+    assert kills.fired == [kill] and [each.node for each in kills.missed] == ["n2"]
+    assert pods[0].running and not pods[1].running and pods[1].deleted == (how == "deleted")
+
+
+MESSAGE = """Trace:
+
+    Traceback (most recent call last):
+        raise SomeError
+
+Message:
+
+    SomeError: USER:Recoverable: error=what it was, cause=
+========================
+"""
+
+
+def error(kind: int, origin: int) -> bytes:
+    document = ErrorDocument()
+    document.error.code, document.error.message = "SomeError", MESSAGE
+    document.error.kind, document.error.origin = kind, origin  # type: ignore[assignment]
+    return document.SerializeToString()
+
+
+def test_an_error_comes_before_outputs_and_neither_is_worth_another_attempt(server: FaultyS3) -> None:
+    bucket = Bucket(server.url, "outcome")
+    assert read_outcome(bucket, "nothing") == (Verdict("user", "OutputsNotFound"), {})
+    outputs = LiteralMap()
+    outputs.literals["o0"].scalar.primitive.integer = 1
+    for place in ("well", "ill", "lost"):
+        bucket.write(f"{place}/outputs.pb", outputs.SerializeToString())
+    assert read_outcome(bucket, "well") == (Verdict("", ""), dict(outputs.literals))
+    bucket.write("ill/error.pb", error(ContainerError.NON_RECOVERABLE, ExecutionError.USER))
+    assert read_outcome(bucket, "ill")[0] == Verdict("user", "what it was", recoverable=False)
+    bucket.write("lost/error.pb", error(ContainerError.RECOVERABLE, ExecutionError.SYSTEM))
+    assert read_outcome(bucket, "lost")[0] == Verdict("system", "what it was")

@@ -1,0 +1,60 @@
+"""The page of a rehearsal says which attempts failed, of what, and who paid, and loads nothing from elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.cluster.budgets import Budget, Verdict
+from tests.support.cluster.pods import Pod
+from tests.support.cluster.record import Record, short
+from tests.support.cluster.timeline import WIDTH, chart, write_page
+from tests.support.report_pages import HOSTILE, Parsed
+
+MAPPED = f"tasks.preprocess.task.map_scan_share_{32 * 'a'}-arraynode"
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Record:
+    """A training of two workers whose first attempt fails, and a mapped task that is found in the cache."""
+    said: list[str] = []
+    made, budget = Record(said.append), Budget(retries=1, interruptible=True)
+    for number, verdict in enumerate((Verdict("user", f"lost {HOSTILE}"), Verdict("", ""))):
+        attempt = made.begin("n3", "tasks.train.task.train", number, budget, pods=2)
+        for worker in range(2):
+            name = f"n3-{number}-worker-{worker}"
+            attempt.pods.append(Pod(name, ["true"], {}, tmp_path / name, 1.0))
+            attempt.pods[-1].waiting.join()
+        if verdict.payer:
+            attempt.pods[0].struck = "SIGKILL"
+            budget.spend(verdict)
+        made.end(attempt, verdict)
+    made.looked_up("n2/0", MAPPED, True)
+    made.looked_up("n3", "tasks.train.task.train", False)
+    made.ended = attempt.ended
+    assert [line.split()[2:4] for line in said] == [["n3", "train"]] * 4 + [["n2/0", "scan_share"]]
+    return made
+
+
+def test_every_pod_has_its_place_and_every_failure_its_number(record: Record) -> None:
+    drawn = chart("disturbed", record)
+    assert [row.name for row in drawn.rows] == ["train n3 · worker 0", "train n3 · worker 1"]
+    assert [[(bar.kind, bar.failure) for bar in row.bars] for row in drawn.rows] == [
+        [("user", 1), ("succeeded", 0)]
+    ] * 2
+    assert all(bar.x + bar.width <= WIDTH for row in drawn.rows for bar in row.bars)
+    (failure,) = drawn.failures
+    assert (failure.task, failure.attempt, failure.struck, failure.payer) == ("train", 0, "worker 0: SIGKILL", "user")
+    assert drawn.hits == (f"{short(MAPPED)} n2/0",)
+    assert drawn.summary == (
+        "1 nodes ran in 2 attempts with 4 pods; 1 attempts failed: 1 paid by the user, 0 paid by the system; "
+        "1 of 2 cached nodes were hits"
+    )
+
+
+def test_the_page_loads_nothing_and_takes_causes_for_text(record: Record, tmp_path: Path) -> None:
+    write_page(tmp_path / "page.html", "Rehearsal", "shrunk", {"disturbed": record}, ["all 1 kills fired"])
+    parsed = Parsed((tmp_path / "page.html").read_text())
+    assert not parsed.tags & {"script", "link", "img"} and not parsed.attributes.keys() & {"src", "href", "onerror"}
+    assert "alert(1)" in parsed.text and "all 1 kills fired" in parsed.text

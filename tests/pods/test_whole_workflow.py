@@ -1,0 +1,70 @@
+"""The packaged main workflow on a rehearsed cluster: what is cached hits, and kills change nothing in the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from flyteidl.core.literals_pb2 import Literal
+
+from tasks.hardware.profile import load
+from tests.support.cluster.acts import Acts
+from tests.support.cluster.propeller import NodeFailed
+from tests.support.cluster.rehearsal import CONFIG, TARGET, Rehearsal, literal, rehearsal, table
+from tests.support.cluster.shrunk import shrunk
+
+PREPARE = "workflows.training.prepare"
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearsal]:
+    with rehearsal(tmp_path_factory.mktemp("local"), shrunk(load("local"))) as place:
+        yield place
+
+
+@pytest.fixture(scope="module")
+def spot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearsal]:
+    with rehearsal(tmp_path_factory.mktemp("spot"), shrunk(load("a100-spot"))) as place:
+        yield place
+
+
+def inputs_of(place: Rehearsal) -> dict[str, Literal]:
+    return {"data": literal(table(place.bucket)), "target": literal(TARGET), "config": literal(CONFIG)}
+
+
+def test_prepared_data_is_found_again(local: Rehearsal) -> None:
+    inputs = inputs_of(local)
+    first, second = (local.execution(f"prepare-{seed}", seed=seed) for seed in (1, 2))
+    first.run(PREPARE, inputs)
+    assert first.record.cached and not first.record.hits
+    second.run(PREPARE, inputs)
+    assert second.record.hits == second.record.cached == first.record.cached
+    assert {attempt.task for attempt in second.record.attempts} == {"list_data", "report_data"}
+
+
+def test_a_users_mistake_ends_the_execution_at_once(local: Rehearsal) -> None:
+    execution = local.execution("mistake")
+    with pytest.raises(NodeFailed, match="absent") as failure:
+        execution.run(PREPARE, {**inputs_of(local), "target": literal("absent")})
+    assert not failure.value.verdict.recoverable and failure.value.verdict.payer == "user"
+    assert all(not pod.running for pod in execution.pods)
+
+
+@pytest.mark.prove
+def test_every_cached_node_hits_the_second_time(local: Rehearsal) -> None:
+    local.forget()
+    acts = Acts(local, inputs_of(local), print)
+    acts.undisturbed()
+    again = acts.again()
+    assert set(again.record.hits.values()) == {"prepare", "train", "evaluate", "export", "benchmark_collectives"}
+
+
+@pytest.mark.prove
+def test_kills_change_nothing_in_the_model(spot: Rehearsal) -> None:
+    acts = Acts(spot, inputs_of(spot), print)
+    undisturbed = acts.undisturbed()
+    tasks = {attempt.task for attempt in undisturbed.record.attempts}
+    assert {"open_texts", "parse_share", "scan_share", "fit_shares", "encode_share", "merge_partition"} < tasks
+    acts.again()
+    disturbed = acts.disturbed(seed=0, number=8)
+    assert disturbed.record.spent["user"] and disturbed.record.spent["system"]

@@ -1,0 +1,91 @@
+"""A rehearsal in three acts: undisturbed, the same again, and with kills. What each has to show is checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from flyteidl.core.literals_pb2 import Literal
+
+from tests.support.cluster.kills import Kills, drawn
+from tests.support.cluster.propeller import Execution
+from tests.support.cluster.rehearsal import WORKFLOW, Rehearsal, model_of
+
+Say = Callable[[str], None]
+Inputs = Mapping[str, Literal]
+#: The tasks whose pods look out for signals: what they make of one is their own decision.
+DISTRIBUTED = {"train", "benchmark_collectives"}
+
+
+@dataclass
+class Acts:
+    """The executions so far, by name, and what was found out. ``find`` refuses what is not so."""
+
+    rehearsal: Rehearsal
+    inputs: Inputs
+    say: Say
+    executions: dict[str, Execution] = field(default_factory=dict)
+    found: list[str] = field(default_factory=list)
+
+    def execute(self, name: str, seed: int, kills: Kills | None = None) -> Execution:
+        self.say(f"\n{name}")
+        execution = self.executions[name] = self.rehearsal.execution(name, say=self.say, seed=seed, kills=kills)
+        execution.run(WORKFLOW, self.inputs)
+        self.say(f"{name}: {execution.record.summary()}")
+        return execution
+
+    def find(self, true: bool, what: str) -> None:
+        """Raises ``AssertionError`` unless ``what`` is true."""
+        assert true, f"not so: {what}"
+        self.found.append(what)
+        self.say(f"  ✓ {what}")
+
+    def undisturbed(self) -> Execution:
+        return self.execute("undisturbed", seed=1)
+
+    def again(self) -> Execution:
+        """The same inputs with all maps in another order: whatever can be cached has to be a hit."""
+        again = self.execute("again", seed=2)
+        missed = sorted(f"{task} {node}" for node, task in again.record.cached.items() if node not in again.record.hits)
+        number = len(again.record.cached)
+        self.find(not missed, f"all {number} cached nodes are hits the second time{but_for(missed)}")
+        return again
+
+    def disturbed(self, seed: int, number: int) -> Execution:
+        """With an empty cache and pods that are lost: the same model as of the undisturbed execution."""
+        before = self.executions["undisturbed"]
+        pods = {attempt.node: len(attempt.pods) for attempt in before.record.attempts}
+        writes = {node: count for (node, attempt), count in before.kills.writes.items() if attempt == 0}
+        kills = Kills(drawn(seed, number, writes, pods))
+        for kill in kills.planned:
+            self.say(f"  planned: {kill}")
+        self.rehearsal.forget()
+        execution = self.execute("disturbed", seed=3, kills=kills)
+        self.find(not kills.missed, f"all {len(kills.planned)} kills fired{but_for(map(str, kills.missed))}")
+        failed = [attempt for attempt in execution.record.attempts if attempt.verdict and attempt.verdict.payer]
+        unprovoked = [str(a.verdict) for a in failed if not any(pod.struck for pod in a.pods)]
+        self.find(not unprovoked, f"each of the {len(failed)} failed attempts was struck{but_for(unprovoked)}")
+        others = {a.verdict.payer for a in failed if a.verdict and a.task not in DISTRIBUTED}
+        spent = execution.record.spent
+        self.find(
+            others <= {"system"},
+            f"the system's budget paid for {spent['system']} attempts, all those at plain pods among them, and the "
+            f"user's retries for {spent['user']}",
+        )
+        files = same_files(*(model_of(each, each.workdir / "model") for each in (before, execution)))
+        self.find(len(files) >= 3, f"the model is the undisturbed one's, bit for bit: {', '.join(files)}")
+        return execution
+
+
+def but_for(exceptions: Iterable[str]) -> str:
+    listed = "; ".join(exceptions)
+    return f", but for {listed}" if listed else ""
+
+
+def same_files(left: Path, right: Path) -> list[str]:
+    """The weights and the history of two trained models. Raises ``AssertionError`` if one differs."""
+    names = sorted(path.name for path in left.iterdir() if path.suffix == ".safetensors" or path.name == "history.json")
+    for name in names:
+        assert (left / name).read_bytes() == (right / name).read_bytes(), f"{name} differs"
+    return names

@@ -1,0 +1,74 @@
+"""The bucket of a rehearsal, as propeller and the pods see it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeVar
+
+import boto3
+from botocore.exceptions import ClientError
+from google.protobuf.message import Message
+
+Kind = TypeVar("Kind", bound=Message)
+KEY = "testing"
+
+
+class Bucket:
+    """Messages and files below ``s3://name/``, on the S3 at ``endpoint``."""
+
+    def __init__(self, endpoint: str, name: str) -> None:
+        self.endpoint, self.name = endpoint, name
+        self.s3 = boto3.client(
+            "s3",
+            endpoint_url=endpoint,
+            aws_access_key_id=KEY,
+            aws_secret_access_key=KEY,
+            region_name="us-east-1",
+        )
+        self.s3.create_bucket(Bucket=name)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """By which a pod finds it: in a cluster the pods' service account and Flyte's settings do this."""
+        return {
+            "FLYTE_AWS_ENDPOINT": self.endpoint,
+            "FLYTE_AWS_ACCESS_KEY_ID": KEY,
+            "FLYTE_AWS_SECRET_ACCESS_KEY": KEY,
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_ACCESS_KEY_ID": KEY,
+            "AWS_SECRET_ACCESS_KEY": KEY,
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+
+    def uri(self, key: str) -> str:
+        return f"s3://{self.name}/{key}"
+
+    def key_of(self, uri: str) -> str:
+        return uri.removeprefix(f"s3://{self.name}/")
+
+    def keys(self, prefix: str) -> list[str]:
+        pages = self.s3.get_paginator("list_objects_v2").paginate(Bucket=self.name, Prefix=prefix)
+        return [found["Key"] for page in pages for found in page.get("Contents", [])]
+
+    def read(self, key: str) -> bytes:
+        return self.s3.get_object(Bucket=self.name, Key=key)["Body"].read()
+
+    def write(self, key: str, content: bytes) -> None:
+        self.s3.put_object(Bucket=self.name, Key=key, Body=content)
+
+    def message(self, key: str, kind: type[Kind]) -> Kind | None:
+        """The message at ``key``; None if there is none."""
+        try:
+            return kind.FromString(self.read(key))
+        except ClientError as error:
+            if error.response["Error"]["Code"] == "NoSuchKey":
+                return None
+            raise
+
+    def download(self, uri: str, into: Path) -> Path:
+        prefix = self.key_of(uri)
+        for key in self.keys(prefix):
+            path = into / key.removeprefix(prefix).lstrip("/")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(self.read(key))
+        return into

@@ -1,0 +1,62 @@
+"""What a cached task's result is found by, and where results lie (``catalog/hashing.go``, ``nodes/cache.go``)."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import defaultdict
+from collections.abc import Mapping
+
+from flyteidl.core.literals_pb2 import Literal, LiteralMap
+from flyteidl.core.tasks_pb2 import TaskTemplate
+
+
+def cache_key(task: TaskTemplate, inputs: Mapping[str, Literal]) -> str:
+    """The task's name, interface and cache version with its inputs; propeller hashes other bytes of the same content.
+
+    Only equality matters here, and for that the deterministic serialisation of protobuf does as well as its JSON.
+    """
+    ignored = task.metadata.cache_ignore_input_vars
+    counted = {name: hashified(each) for name, each in inputs.items() if name not in ignored}
+    parts = (
+        task.id.name.encode(),
+        task.metadata.discovery_version.encode(),
+        task.interface.SerializeToString(deterministic=True),
+        LiteralMap(literals=counted).SerializeToString(deterministic=True),
+    )
+    return hashlib.sha256(b"\0".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
+
+
+def hashified(literal: Literal) -> Literal:
+    """A literal with a hash counts by its hash alone, inside of lists and maps, too; any other by its bytes."""
+    if literal.hash:
+        return Literal(hash=literal.hash)
+    made = Literal()
+    kind = literal.WhichOneof("value")
+    if kind == "collection":
+        made.collection.SetInParent()
+        made.collection.literals.extend(hashified(each) for each in literal.collection.literals)
+        return made
+    if kind == "map":
+        made.map.SetInParent()
+        for name, each in literal.map.literals.items():
+            made.map.literals[name].CopyFrom(hashified(each))
+        return made
+    return literal
+
+
+class Catalog:
+    """The results of cached tasks, over all executions. One execution at a time works on what is to be serialised."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, dict[str, Literal]] = {}
+        self.reservations: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+
+    def find(self, key: str) -> dict[str, Literal] | None:
+        return self.entries.get(key)
+
+    def keep(self, key: str, outputs: dict[str, Literal]) -> None:
+        self.entries.setdefault(key, outputs)
+
+    def reservation(self, key: str) -> threading.Lock:
+        return self.reservations[key]

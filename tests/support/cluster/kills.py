@@ -1,0 +1,98 @@
+"""What goes wrong in a rehearsal: pods that are lost in the moment of a write, drawn from a seed."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tests.support.cluster.pods import Pod
+
+#: Lost without a word; told to end (a node that shuts down); deleted (drained, evicted).
+How = Literal["SIGKILL", "SIGTERM", "deleted"]
+HOWS: tuple[How, ...] = ("SIGKILL", "SIGTERM", "deleted")
+WRITES = ("PUT", "POST")
+
+
+@dataclass(frozen=True)
+class Kill:
+    """One pod (of a job: that of this index) of an attempt at a node, before the attempt's ``write``-th write."""
+
+    node: str
+    attempt: int
+    write: int
+    how: How
+    index: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.how} of pod {self.index} of {self.node}, attempt {self.attempt}, at its write {self.write}"
+
+
+@dataclass
+class Kills:
+    """Strikes pods as planned; counts the writes of every attempt as it does. A server of S3 tells it of requests."""
+
+    planned: Sequence[Kill] = ()
+    fired: list[Kill] = field(default_factory=list)
+    writes: Counter[tuple[str, int]] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.lock = threading.Lock()
+        self.running: dict[str, tuple[str, int, list[Pod]]] = {}
+
+    def watch(self, prefix: str, node: str, attempt: int, pods: list[Pod]) -> None:
+        """Watch writes below ``prefix`` (``/bucket/key/``), which come from ``pods``."""
+        with self.lock:
+            self.running[prefix] = (node, attempt, pods)
+
+    def asked(self, method: str, path: str) -> None:
+        """Called with every request to S3, before anything is done about it."""
+        if method not in WRITES:
+            return
+        with self.lock:
+            for prefix, (node, attempt, pods) in self.running.items():
+                if not path.startswith(prefix):
+                    continue
+                self.writes[node, attempt] += 1
+                now = (node, attempt, self.writes[node, attempt])
+                for kill in self.planned:
+                    if (kill.node, kill.attempt, kill.write) == now:
+                        self.strike(kill, pods)
+
+    def strike(self, kill: Kill, pods: list[Pod]) -> None:
+        pod = pods[kill.index]
+        if not pod.running:
+            return
+        pod.struck = kill.how
+        self.fired.append(kill)
+        {"SIGKILL": pod.kill, "SIGTERM": pod.terminate, "deleted": pod.delete}[kill.how]()
+
+    @property
+    def missed(self) -> list[Kill]:
+        return [kill for kill in self.planned if kill not in self.fired]
+
+
+def drawn(seed: int, number: int, writes: Mapping[str, int], pods: Mapping[str, int]) -> list[Kill]:
+    """At most ``number`` kills in nodes of which an undisturbed attempt makes so many ``writes`` with so many ``pods``.
+
+    The node that writes most is the training, which has a state to lose. It is struck in its second and third attempt,
+    too: these begin where the one before stopped and write less, so they are struck early. Others are struck once.
+    """
+    draw = random.Random(seed)
+    training = max(writes, key=lambda node: (writes[node], node))
+    others = sorted(node for node in writes if writes[node] and node != training)
+    struck = [(training, attempt) for attempt in range(min(3, number))]
+    struck += [(node, 0) for node in draw.sample(others, min(len(others), number - len(struck)))]
+    return [
+        Kill(
+            node,
+            attempt,
+            draw.randint(1, writes[node] if attempt == 0 else max(1, writes[node] // 8)),
+            draw.choice(HOWS),
+            draw.randrange(pods[node]),
+        )
+        for node, attempt in struck
+    ]

@@ -1,0 +1,286 @@
+"""An execution of a packaged workflow: node by node, each from what its bindings say."""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+from flyteidl.core.literals_pb2 import BindingData, Literal, LiteralMap, Scalar, Void
+from flyteidl.core.tasks_pb2 import TaskTemplate
+from flyteidl.core.workflow_pb2 import ArrayNode, Node, NodeMetadata, WorkflowTemplate
+
+from tests.support.cluster.bindings import START, resolve_all
+from tests.support.cluster.bucket import Bucket
+from tests.support.cluster.budgets import Budget, Verdict
+from tests.support.cluster.cache_keys import Catalog, cache_key
+from tests.support.cluster.conditions import decide
+from tests.support.cluster.kills import Kills
+from tests.support.cluster.operator import Aborted, watch_job, watch_pod
+from tests.support.cluster.outcome import read_outcome
+from tests.support.cluster.pods import Pod, primary_container, rendered
+from tests.support.cluster.record import Attempt, Record
+from tests.support.package import Package
+from tests.support.processes import free_port
+
+Literals = dict[str, Literal]
+#: An output of an element that failed.
+VOID = Literal(scalar=Scalar(none_type=Void()))
+#: The longest time (s) until propeller looks at a job that has ended; its pods may still run.
+ROUND_S = 1.0
+
+
+class NodeFailed(Exception):
+    """A node failed for good: ``verdict`` says of what, ``log`` is what its last pods wrote."""
+
+    def __init__(self, node: str, verdict: Verdict, log: str) -> None:
+        super().__init__(f"{node}: {verdict.cause} ({verdict.payer}'s budget)\n{log}")
+        self.node, self.verdict = node, verdict
+
+
+@dataclass
+class Execution:
+    """One execution of a workflow of ``package``, called ``name``. ``catalog`` outlives it."""
+
+    name: str
+    package: Package
+    bucket: Bucket
+    workdir: Path
+    catalog: Catalog
+    record: Record
+    draw: random.Random
+    kills: Kills = field(default_factory=Kills)
+
+    def __post_init__(self) -> None:
+        self.aborted = threading.Event()
+        self.failure: BaseException | None = None
+        self.numbers = count()
+        self.pods: list[Pod] = []
+        #: The outputs of all task nodes, by node.
+        self.outputs: dict[str, Literals] = {}
+
+    def run(self, workflow: str, inputs: Mapping[str, Literal]) -> Literals:
+        """The workflow's outputs. Raises ``NodeFailed``; no pod is left when it returns or raises."""
+        defaults = self.package.launch_plans[workflow].default_inputs.parameters
+        given = {name: inputs.get(name, parameter.default) for name, parameter in defaults.items()}
+        try:
+            return self.workflow(self.package.workflows[workflow], given, "")
+        except Aborted:
+            assert self.failure, "only a failure aborts"
+            raise self.failure from None
+        finally:
+            self.record.ended = time.time()
+            for pod in self.pods:
+                if pod.running:
+                    pod.kill()
+                pod.waiting.join()
+
+    def workflow(self, template: WorkflowTemplate, inputs: Literals, path: str) -> Literals:
+        outputs: dict[str, Literals] = {START: inputs}
+        self.nodes(template.nodes, outputs, path)
+        return resolve_all(template.outputs, outputs, self.draw)
+
+    def nodes(self, nodes: Iterable[Node], outputs: dict[str, Literals], path: str) -> None:
+        """Run each node as soon as those before it have ended. The first failure for good ends the others."""
+        left = {node.id: node for node in nodes}
+        running: dict[Future[Literals], str] = {}
+        with ThreadPoolExecutor(max_workers=max(1, len(left))) as pool:
+            try:
+                while left or running:
+                    for node in [node for node in left.values() if upstream(node) <= outputs.keys()]:
+                        running[pool.submit(self.node, left.pop(node.id), outputs, path)] = node.id
+                    assert running, f"a circle among {sorted(left)}"
+                    for ended in wait(running, return_when=FIRST_COMPLETED).done:
+                        outputs[running.pop(ended)] = ended.result()
+            except BaseException as error:  # of a node, or from the keyboard
+                self.abort(error)
+                raise
+
+    def abort(self, error: BaseException) -> None:
+        """End what still runs; the first error is what the execution fails with."""
+        self.failure = self.failure or error
+        self.aborted.set()
+
+    def node(self, node: Node, outputs: dict[str, Literals], path: str) -> Literals:
+        """Run a node; ``outputs`` are those of its workflow so far, ``path`` is where that workflow stands."""
+        inputs = resolve_all(node.inputs, outputs, self.draw)
+        here = f"{path}{node.id}"
+        kind = node.WhichOneof("target")
+        if kind == "task_node":
+            return self.task(here, self.template_of(node), node.metadata, inputs)
+        if kind == "array_node":
+            return self.array(here, node.array_node, inputs)
+        if kind == "branch_node":
+            return self.node(decide(node.branch_node.if_else, inputs), outputs, f"{here}-")
+        if kind == "workflow_node" and node.workflow_node.HasField("sub_workflow_ref"):
+            name = node.workflow_node.sub_workflow_ref.name
+            return self.workflow(self.package.workflows[name], inputs, f"{here}-")
+        raise NotImplementedError(f"{here}: a {kind}")
+
+    def template_of(self, node: Node) -> TaskTemplate:
+        return self.package.tasks[node.task_node.reference_id.name]
+
+    def array(self, path: str, array: ArrayNode, inputs: Literals) -> Literals:
+        """A map task (``array/handler.go``): every element is a node, with retries and a cache of its own.
+
+        All pods get the lists whole and choose by their index; what is bound is given to each as it is. As many
+        elements may fail as the success criteria allow; their outputs are void.
+        """
+        mapped = [name for name in inputs if name not in array.bound_inputs]
+        (size,) = {len(inputs[name].collection.literals) for name in mapped}
+        template, metadata = self.template_of(array.node), array.node.metadata
+        names = list(template.interface.outputs.variables)
+        failed: list[NodeFailed] = []
+
+        def element(index: int) -> Literals:
+            own = {name: inputs[name].collection.literals[index] for name in mapped}
+            try:
+                return self.task(f"{path}/{index}", template, metadata, {**inputs, **own}, index, inputs)
+            except NodeFailed as error:
+                failed.append(error)
+                if size - len(failed) < needed(array, size):
+                    self.abort(error)
+                    raise
+                return dict.fromkeys(names, VOID)
+
+        with ThreadPoolExecutor(max_workers=array.parallelism or max(1, size)) as pool:
+            made = list(pool.map(element, range(size)))
+        collected: Literals = {}
+        for name in names:
+            collected[name] = Literal()
+            collected[name].collection.SetInParent()
+            collected[name].collection.literals.extend(each[name] for each in made)
+        return collected
+
+    def task(
+        self,
+        path: str,
+        template: TaskTemplate,
+        metadata: NodeMetadata,
+        inputs: Literals,
+        index: int | None = None,
+        lists: Literals | None = None,
+    ) -> Literals:
+        """The outputs of a task from the cache, else from a pod; ``index`` and ``lists`` are those of a map task."""
+        work = (path, template, metadata, inputs if lists is None else lists, index)
+        if not template.metadata.discoverable:
+            self.outputs[path] = self.attempts(*work)
+            return self.outputs[path]
+        key = cache_key(template, inputs)
+        turn = self.catalog.reservation(key) if template.metadata.cache_serializable else nullcontext()
+        with turn:
+            found = self.catalog.find(key)
+            self.record.looked_up(path, template.id.name, found is not None)
+            if found is None:
+                found = self.attempts(*work)
+                self.catalog.keep(key, found)
+        self.outputs[path] = found
+        return found
+
+    def attempts(
+        self, path: str, template: TaskTemplate, metadata: NodeMetadata, inputs: Literals, index: int | None
+    ) -> Literals:
+        """Attempts until one succeeds or a budget is spent. Raises ``NodeFailed``."""
+        home = f"{self.name}/{path}"
+        self.bucket.write(f"{home}/inputs.pb", LiteralMap(literals=inputs).SerializeToString())
+        budget = Budget(metadata.retries.retries, metadata.interruptible)
+        for number in count():
+            replicas = int(template.custom["workerReplicas"]["replicas"]) if template.type == "pytorch" else 1
+            attempt = self.record.begin(path, template.id.name, number, budget, replicas)
+            verdict, outputs = self.attempt(attempt, template, home, replicas, index)
+            again = verdict.succeeded or budget.spend(verdict)
+            self.record.end(attempt, verdict)
+            if verdict.succeeded:
+                return outputs
+            if not again:
+                logs = [pod.log.read_text(errors="replace")[-4000:] for pod in attempt.pods]
+                raise NodeFailed(path, verdict, "\n".join(logs))
+        raise AssertionError("unreachable")
+
+    def attempt(
+        self, attempt: Attempt, template: TaskTemplate, home: str, replicas: int, index: int | None
+    ) -> tuple[Verdict, Literals]:
+        """One attempt: its pods from start to verdict. What it reads and writes has its own prefix."""
+        place = f"{home}/{attempt.number}"
+        before = f"{home}/{attempt.number - 1}/raw/_flytecheckpoints"
+        command, packaged, grace_s = primary_container(template)
+        values = {
+            "input": self.bucket.uri(f"{home}/inputs.pb"),
+            "outputPrefix": self.bucket.uri(place),
+            "rawOutputDataPrefix": self.bucket.uri(f"{place}/raw"),
+            "checkpointOutputPrefix": self.bucket.uri(f"{place}/raw/_flytecheckpoints"),
+            "prevCheckpointPrefix": self.bucket.uri(before) if attempt.number else '""',
+        }
+        environment = {
+            **packaged,
+            **self.bucket.environment,
+            "FLYTE_INTERNAL_EXECUTION_ID": self.name,
+            "FLYTE_INTERNAL_EXECUTION_PROJECT": "rehearsal",
+            "FLYTE_INTERNAL_EXECUTION_DOMAIN": "development",
+            "FLYTE_INTERNAL_TASK_NAME": template.id.name,
+            "FLYTE_ATTEMPT_NUMBER": str(attempt.number),
+        }
+        if index is not None:
+            environment["BATCH_JOB_ARRAY_INDEX_VAR_NAME"] = "FLYTE_K8S_ARRAY_INDEX"
+            environment["FLYTE_K8S_ARRAY_INDEX"] = str(index)
+        job = template.type == "pytorch"
+        if job:
+            elastic = template.custom["elasticConfig"]
+            environment |= {
+                "PYTHONUNBUFFERED": "1",
+                "PET_RDZV_ENDPOINT": f"127.0.0.1:{free_port()}",
+                "PET_RDZV_BACKEND": str(elastic["rdzvBackend"]),
+                "PET_NNODES": f"{int(elastic['minReplicas'])}:{int(elastic['maxReplicas'])}",
+                "PET_NPROC_PER_NODE": str(int(elastic["nprocPerNode"])),
+            }
+
+        def start(replica: int) -> Pod:
+            name = f"{attempt.node}-{attempt.number}" + (f"-worker-{replica}" if job else "")
+            directory = self.workdir / f"p{next(self.numbers)}"
+            pod = Pod(name, rendered(command, values), environment, directory, grace_s)
+            self.pods.append(pod)
+            attempt.pods.append(pod)
+            return pod
+
+        pods = [start(replica) for replica in range(replicas)]
+        self.kills.watch(f"/{self.bucket.name}/{place}/", attempt.node, attempt.number, pods)
+        if job:
+            verdict = watch_job(pods, start, str(template.custom["runPolicy"]["cleanPodPolicy"]), self.aborted)
+            time.sleep(self.draw.uniform(0, ROUND_S))
+        else:
+            verdict = watch_pod(pods, self.aborted)
+        return (verdict, {}) if verdict else read_outcome(self.bucket, place)
+
+
+def needed(array: ArrayNode, size: int) -> int:
+    """How many of ``size`` elements have to succeed."""
+    if array.WhichOneof("success_criteria") == "min_successes":
+        return array.min_successes
+    return math.ceil(array.min_success_ratio * size) if array.HasField("min_success_ratio") else size
+
+
+def upstream(node: Node) -> set[str]:
+    """The nodes that have to end before ``node``: those it is told of, and those its inputs come from."""
+    found = set(node.upstream_node_ids)
+    for binding in node.inputs:
+        found |= promised(binding.binding)
+    if node.HasField("branch_node"):
+        block = node.branch_node.if_else
+        others = [block.else_node] if block.WhichOneof("default") == "else_node" else []
+        for then in [block.case.then_node, *(case.then_node for case in block.other), *others]:
+            found |= upstream(then)
+    return found - {START, node.id}
+
+
+def promised(data: BindingData) -> set[str]:
+    if data.WhichOneof("value") == "promise":
+        return {data.promise.node_id or START}
+    inner = [*data.collection.bindings, *data.map.bindings.values()]
+    return {name for each in inner for name in promised(each)}
