@@ -24,8 +24,7 @@ from tasks.flyte import departure
 from tasks.flyte.departure import one_verdict
 from tasks.flyte.failures import PodPreempted
 from tasks.flyte.verdict import OutputPrefix, Verdict, error_document
-from tasks.storage import open_reader
-from tasks.storage import s3 as storage_s3
+from tasks.storage import open_reader, retry
 from tests.support.faulty_s3 import CREDENTIALS, FaultyS3
 from tests.support.job_pods import LOST_PEER, OUT_OF_MEMORY, PREEMPTED, Play, pod
 from tests.support.operator import FAILED, RETRIED, SUCCEEDED, Attempt, operate, read_outputs
@@ -112,7 +111,7 @@ def test_a_store_that_stays_away_ends_no_wait(
     store: FaultyS3, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
 ) -> None:
     monkeypatch.setattr(departure, "POLL_S", 0.02)
-    monkeypatch.setattr(storage_s3, "ATTEMPTS", 2)
+    monkeypatch.setattr(retry, "ATTEMPTS", 2)
     prefix = OutputPrefix("s3://bucket/away")
     store.inject("GET", *["503"] * 7, "403")
     client(environment).put_object(Bucket="bucket", Key="away/outputs.pb")
