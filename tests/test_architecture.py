@@ -23,7 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "artifacts": BASE | {"storage"},
     "models": BASE | {"artifacts"},
     "flyte": BASE | {"logs", "artifacts", "storage", "hardware"},
-    **dict.fromkeys(("preprocess", "train", "evaluate", "export", "collectives", "report"), SHARED),
+    **dict.fromkeys(("preprocess", "train", "evaluate", "export", "collectives", "report", "doctor"), SHARED),
 }
 #: The configuration of a run names the settings of every stage; these name it, as it comes to them whole.
 CONFIG = {"train/__main__.py", "preprocess/task.py", "report/task.py"}

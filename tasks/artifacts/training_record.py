@@ -86,6 +86,8 @@ class Attempt(TypedDict):
     steps: int
     #: The URI of the checkpoint that it resumed from; empty if there was none.
     resumed_from: str
+    #: From snapshot to publication of the last checkpoint that it saved; 0 if it saved none.
+    save_seconds: NotRequired[float]
     ledger: Goodput
 
 

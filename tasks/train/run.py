@@ -147,6 +147,7 @@ def run(request: TrainingRequest) -> None:
                 attempt={
                     "steps": state.progress.step - first_step,
                     "resumed_from": restored.source if restored else "",
+                    "save_seconds": checkpoints.publish_seconds,
                     "ledger": goodput.to_json(),
                 },
                 made_by=request.made_by,

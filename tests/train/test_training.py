@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 
 from tasks.artifacts.format import ArtifactWriter
 from tasks.artifacts.prepared import TARGET, Signature, TensorSpec
+from tasks.artifacts.training_record import read_attempt
 from tasks.models.config import ModelConfig
 from tasks.train.config import TrainingConfig
 from tasks.train.loop.schedule import learning_rate
@@ -106,6 +107,7 @@ def test_mixed_precision_learns_and_keeps_full_precision_weights(
     found = history(model)
     assert found["world"]["precision"] == precision
     assert found["best"]["accuracy"] > 0.6, "three classes, one standard deviation apart"
+    assert 0 < read_attempt(model)["save_seconds"] < 60, "a checkpoint is saved once an epoch"
     assert {weight.dtype for weight in load_file(model / "best.safetensors").values()} == {np.dtype("float32")}
 
 

@@ -1,0 +1,116 @@
+"""What the doctor says: findings, readings, and what it could not look at; as a table or as plain lines."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Severity = Literal["error", "warning"]
+#: The widest column of places.
+PLACE = 40
+#: Places of one finding that are named; the others are counted.
+NAMED = 3
+GAP = "  "
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that will fail or cost (``error``), or that may (``warning``)."""
+
+    severity: Severity
+    #: A task, ``workflow/node``, a launch plan, a file or a part of the cluster.
+    where: str
+    what: str
+    consequence: str
+    mend: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """All findings, what was compared with what, and what was not looked at with the reason."""
+
+    findings: tuple[Finding, ...] = ()
+    checked: tuple[str, ...] = ()
+    unchecked: tuple[str, ...] = ()
+
+    @property
+    def failed(self) -> bool:
+        return any(finding.severity == "error" for finding in self.findings)
+
+    def __add__(self, other: Report) -> Report:
+        return Report(self.findings + other.findings, self.checked + other.checked, self.unchecked + other.unchecked)
+
+    def text(self, width: int | None) -> str:
+        """As a table of ``width`` columns, or as plain lines if there is no terminal (``None``)."""
+        findings = together(self.findings)
+        rows = [(f.severity, f.where, f"{f.what}: {f.consequence}", f.mend) for f in findings]
+        parts = [table(("", "where", "finding", "mend"), rows, width)] if rows else []
+        parts += [f"checked: {line}" for line in self.checked]
+        parts += [f"not checked: {line}" for line in self.unchecked]
+        parts.append(counted(findings))
+        return "\n".join(parts)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One thing that was read on a node. ``found`` says why if it could not be read."""
+
+    what: str
+    found: str
+    problem: str = ""
+
+
+def readings_text(readings: Iterable[Reading], width: int | None) -> str:
+    rows = [(reading.what, reading.found, reading.problem) for reading in readings]
+    return table(("what", "found", "problem"), rows, width)
+
+
+def together(findings: Iterable[Finding]) -> list[Finding]:
+    """Findings that differ in their place only as one, errors first; else in the order in which they were found."""
+    places: dict[Finding, list[str]] = {}
+    for finding in findings:
+        places.setdefault(replace(finding, where=""), []).append(finding.where)
+    joined = [replace(finding, where=named(where)) for finding, where in places.items()]
+    return sorted(joined, key=lambda finding: finding.severity != "error")
+
+
+def named(places: Sequence[str]) -> str:
+    unique = list(dict.fromkeys(places))
+    more = f" and {len(unique) - NAMED} more" if len(unique) > NAMED else ""
+    return ", ".join(unique[:NAMED]) + more
+
+
+def counted(findings: Sequence[Finding]) -> str:
+    numbers = [sum(finding.severity == severity for finding in findings) for severity in ("error", "warning")]
+    words = [f"{n} {noun}{'' if n == 1 else 's'}" for n, noun in zip(numbers, ("error", "warning"), strict=True) if n]
+    return ", ".join(words) or "nothing found"
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> str:
+    """Aligned columns, wrapped to ``width``; without a width one line per row, for ``grep`` and logs."""
+    if width is None:
+        return "\n".join(": ".join(row[:-1]) + (f"; {row[-1]}" if row[-1] else "") for row in rows)
+    widths = column_widths(heads, rows, width)
+    lines = []
+    for row in (heads, *rows):
+        cells = [textwrap.wrap(cell, size) or [""] for cell, size in zip(row, widths, strict=True)]
+        for index in range(max(map(len, cells))):
+            parts = (
+                f"{cell[index] if index < len(cell) else '':<{size}}" for cell, size in zip(cells, widths, strict=True)
+            )
+            lines.append(GAP.join(parts).rstrip())
+    return "\n".join(lines)
+
+
+def column_widths(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[int]:
+    """As wide as its longest cell; the last two columns share what the others leave, if that is too little."""
+    longest = [max(len(cell) for cell in column) for column in zip(heads, *rows, strict=True)]
+    first = [min(size, PLACE) for size in longest[:-2]]
+    left = max(40, width - sum(first) - len(GAP) * (len(heads) - 1))
+    last, end = longest[-2:]
+    if last + end > left:
+        end = min(end, max(left * 2 // 5, left - last))
+        last = min(last, left - end)
+    return [*first, last, end]

@@ -1,0 +1,262 @@
+"""What a packaged archive will suffer from on a cluster, read from its protobufs alone.
+
+The rules are those of Flyte v1.16.8's sources: admin's validation at registration, the compiler and propeller.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from croniter import CroniterBadDateError, CroniterError, croniter
+
+from tasks.artifacts.training_record import read_attempt
+from tasks.doctor.archive import Package, Use
+from tasks.doctor.bindings import attribute_paths
+from tasks.doctor.findings import Finding, Report
+from tasks.doctor.limits import Limits, quantity
+from tasks.errors import UserError
+
+#: The tasks that save checkpoints when they are told to end.
+SAVES = ("tasks.train.task.train",)
+#: Kubernetes' terminationGracePeriodSeconds where a pod does not say.
+GRACE_S = 30
+#: How long a save is taken to last where none was measured: what a pod has by default.
+ASSUMED_SAVE_S = 30.0
+#: What an attempt may spend before it works: the cluster autoscaler's limit for a new node, and our rendezvous's.
+START_S = 15 * 60
+MOVING_TAGS = frozenset({"latest", "main", "master", "dev", "edge", "nightly", "stable"})
+#: Five fields as robfig/cron's standard parser reads them; croniter would also take L, W, # and a sixth.
+NAMES = "jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec|sun|mon|tue|wed|thu|fri|sat"
+FIELDS = re.compile(rf"(?:[\d*?/,-]|{NAMES})+(?: +(?:[\d*?/,-]|{NAMES})+){{4}}", re.IGNORECASE)
+DESCRIPTORS = frozenset({"@yearly", "@annually", "@monthly", "@weekly", "@daily", "@midnight", "@hourly"})
+USER = re.compile(r"^\s*(FROM|USER)\s+(\S+)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Save:
+    """How long the save of a checkpoint takes, and where that is known from."""
+
+    seconds: float = ASSUMED_SAVE_S
+    source: str = "assumed"
+
+
+def measured_save(trained: Path) -> Save:
+    """The last save of the training that made the trained model in this directory. Raises ``UserError`` if it is none,
+    or recorded no save."""
+    seconds = read_attempt(trained).get("save_seconds", 0.0)
+    if not seconds:
+        raise UserError(f"{trained}: its record has no save; train with a checkpoint, or leave --trained out")
+    return Save(seconds, f"measured in {trained}")
+
+
+def check_package(package: Package, limits: Limits, save: Save, dockerfiles: list[Path]) -> Report:
+    """All findings about a package. ``dockerfiles`` are those of its images."""
+    uses = package.uses()
+    findings = [*attribute_paths(package)]
+    for use in uses:
+        findings += over_limits(use, limits)
+        findings += spot_without_retries(use)
+        findings += short_grace(use, save)
+        findings += accelerator_without_gpu(use)
+        findings += no_disk(use)
+        findings += moving_image(use)
+        findings += user_of_pod(use)
+        findings += timeout_of_all_attempts(use)
+    for name, plan in package.plans.items():
+        findings += never_fires(name, plan.entity_metadata.schedule)
+    needs_number = any(runs_as_non_root(use) for use in uses)
+    for file in dockerfiles:
+        findings += user_of_image(file, needs_number)
+    images = sorted({use.image for use in uses if use.image})
+    limited = ", ".join(
+        f"{limit} {name}" for name in ("cpu", "memory", "gpu", "ephemeral-storage") if (limit := limits.of(name))
+    )
+    checked = [
+        f"attribute paths, spot and retries, timeouts, accelerators, disk, users and schedules of {len(package.tasks)} "
+        f"tasks, {len(package.workflows)} workflows, {len(package.plans)} launch plans",
+        f"requests against the platform's limits of {limited}",
+        f"grace periods against a save of {save.seconds:g} s ({save.source})",
+        f"images {', '.join(images)}",
+    ]
+    unchecked = []
+    if dockerfiles:
+        checked.append(f"the users of {', '.join(str(file) for file in dockerfiles)}")
+    else:
+        unchecked.append("the images' users: no images/*.Dockerfile beside the package")
+    return Report(tuple(findings), tuple(checked), tuple(unchecked))
+
+
+def over_limits(use: Use, limits: Limits) -> Iterator[Finding]:
+    """Admin compares in whole units, rounded up, and only what is requested."""
+    for name, requested in use.requests.items():
+        limit = use.limits.get(name)
+        values = [quantity(text) for text in (requested, limit or "0")]
+        if None in values:
+            yield refused(use, f"{name} {requested} is no quantity", 'write it as Kubernetes does: "4", "500m", "16Gi"')
+            continue
+        asked, most = (math.ceil(value) for value in values if value is not None)
+        if limit and (asked > most or (name == "gpu" and asked != most)):
+            yield refused(use, f"{name}: the request {requested} does not fit its limit {limit}", "make them equal")
+        allowed = limits.of(name)
+        if allowed and max(asked, most) > (quantity(allowed) or 0):
+            mend = f"raise task_resources.limits.{name} in FlyteAdmin's configuration, or lower {name} in the profile"
+            yield refused(use, f"{name} {max(requested, limit or '', key=size)} is over the platform's {allowed}", mend)
+
+
+def size(text: str) -> float:
+    return float(quantity(text or "0") or 0)
+
+
+def refused(use: Use, what: str, mend: str) -> Finding:
+    return Finding("error", use.where, what, "registration is refused", mend)
+
+
+def spot_without_retries(use: Use) -> Iterator[Finding]:
+    """A single pod's preemption is a system failure and spends no retries; a job's is a user failure."""
+    if use.is_job and use.interruptible and use.retries == 0:
+        yield Finding(
+            "error",
+            use.where,
+            "a PyTorchJob on spot with retries 0",
+            "its first preemption fails the execution",
+            "set retries in the profile to more than the preemptions that are to be expected",
+        )
+
+
+def short_grace(use: Use, save: Save) -> Iterator[Finding]:
+    if not (use.interruptible and use.task.id.name in SAVES):
+        return
+    grace = int(use.pod.get("terminationGracePeriodSeconds", GRACE_S))
+    if grace < save.seconds:
+        yield Finding(
+            "error" if save.source != Save.source else "warning",
+            use.where,
+            f"terminationGracePeriodSeconds {grace} is shorter than a save of {save.seconds:g} s ({save.source})",
+            "a preempted pod is killed while it saves, and all since the checkpoint before is computed again",
+            f"set the pod's grace period to {math.ceil(2 * save.seconds)} s or more",
+        )
+
+
+def accelerator_without_gpu(use: Use) -> Iterator[Finding]:
+    if use.accelerator and not use.gpus:
+        yield Finding(
+            "error",
+            use.where,
+            f"accelerator {use.accelerator} without a GPU in the limits",
+            "propeller ignores the accelerator, and the pod runs on any node, without a GPU",
+            "set gpu in the profile, or take the accelerator out",
+        )
+
+
+def no_disk(use: Use) -> Iterator[Finding]:
+    if use.image and "ephemeral-storage" not in use.requests:
+        yield Finding(
+            "warning",
+            use.where,
+            "no request for disk (ephemeral-storage)",
+            "it may be placed on a node without room for its data, and is evicted first when that disk is full",
+            "request ephemeral-storage, in the profile",
+        )
+
+
+def moving_image(use: Use) -> Iterator[Finding]:
+    name, _, digest = use.image.partition("@")
+    tag = name.rpartition("/")[2].partition(":")[2]
+    if use.image and not digest and (not tag or tag in MOVING_TAGS):
+        yield Finding(
+            "warning",
+            use.where,
+            f"image {use.image} {'has no tag' if not tag else 'has a tag that moves'}",
+            "a retry may run other code than the attempt before, and the cache does not know",
+            "package with a tag of its own for every build, or with the image's digest",
+        )
+
+
+def user_of_pod(use: Use) -> Iterator[Finding]:
+    for context in (use.pod.get("securityContext") or {}, use.container.get("securityContext") or {}):
+        user = context.get("runAsUser")
+        if user is None:
+            continue
+        if not isinstance(user, float):  # a protobuf Struct has no integers
+            yield Finding(
+                "error",
+                use.where,
+                f"securityContext.runAsUser is the name {user!r}",
+                "Kubernetes refuses the pod",
+                "give the number, as 1000",
+            )
+        elif user == 0 and context.get("runAsNonRoot"):
+            yield Finding(
+                "error",
+                use.where,
+                "securityContext has runAsUser 0 and runAsNonRoot",
+                "the container is never started",
+                "give the number of another user, as 1000",
+            )
+
+
+def runs_as_non_root(use: Use) -> bool:
+    """Whether the kubelet must know from the image's USER that it is not root."""
+    contexts = {**(use.pod.get("securityContext") or {}), **(use.container.get("securityContext") or {})}
+    return bool(contexts.get("runAsNonRoot")) and "runAsUser" not in contexts
+
+
+def user_of_image(file: Path, needs_number: bool) -> Iterator[Finding]:
+    """The last USER of a Dockerfile's last stage."""
+    user = "root"
+    for line in file.read_text(encoding="utf-8").splitlines():
+        if found := USER.match(line):
+            user = "root" if found[1].upper() == "FROM" else found[2]
+    if not user.partition(":")[0].isdigit():
+        yield Finding(
+            "error" if needs_number else "warning",
+            str(file),
+            f"the image's user is {user}, by name",
+            "where pods must not run as root (runAsNonRoot), the container is never started",
+            "end it with USER and a number, as `USER 1000`",
+        )
+
+
+def timeout_of_all_attempts(use: Use) -> Iterator[Finding]:
+    """Propeller ends a node at twice its timeout over all attempts, Pending included."""
+    if use.timeout_s and use.retries * START_S > use.timeout_s:
+        total = 2 * use.timeout_s / 60
+        yield Finding(
+            "warning",
+            use.where,
+            f"{use.retries} retries within a timeout of {use.timeout_s / 60:g} min",
+            f"the node as a whole ends after {total:g} min; attempts that wait {START_S // 60} min each for their "
+            "machines leave the last one less than its timeout",
+            f"raise timeout_minutes to {use.retries * START_S // 60} or lower retries, in the profile",
+        )
+
+
+def never_fires(name: str, schedule: object) -> Iterator[Finding]:
+    cron = schedule.cron_schedule.schedule or schedule.cron_expression  # type: ignore[attr-defined]
+    if cron and (why := wrong_cron(cron)):
+        consequence = "nothing ever runs" if why == NEVER else "registration is refused"
+        yield Finding("error", name, f"cron {cron!r} {why}", consequence, 'write it as "0 2 * * *": 2:00 UTC every day')
+
+
+NEVER = "names no day that exists"
+
+
+def wrong_cron(cron: str) -> str:
+    """Why a cron expression never fires; empty if it does."""
+    cron = re.sub(r"^(CRON_)?TZ=\S+ +", "", cron.strip())
+    if cron in DESCRIPTORS or cron.startswith("@every "):
+        return ""
+    if not FIELDS.fullmatch(cron) or "7" in re.findall(r"\d+", cron.split()[4]):
+        return "is not five fields that Flyte reads"
+    try:
+        croniter(cron.replace("?", "*"), datetime.now(UTC)).get_next()
+    except CroniterBadDateError:
+        return NEVER
+    except CroniterError as error:
+        return f"is not five fields that Flyte reads ({error})"
+    return ""

@@ -1,0 +1,134 @@
+"""The cluster's part, asked through a kubectl that answers from files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.doctor.archive import Package
+from tasks.doctor.cluster import check_cluster
+from tasks.doctor.findings import Report
+from tests.support import fake_kubectl as fake
+
+GPU = {"cloud.google.com/gke-accelerator": "nvidia-a100-80gb"}
+BIG = {"cpu": "96", "memory": "1300Gi", "gpu": "8", "disk": "500Gi"}
+TRAIN = "tasks.train.task.train"
+#: Two nodes with GPUs and four without, on which everything fits.
+NODES = [
+    *(fake.node(f"gpu-{i}", GPU, ("nvidia.com/gpu", "slipstream/spot"), **BIG) for i in range(2)),
+    *(fake.node(f"cpu-{i}", {}, cpu="32", memory="128Gi", disk="500Gi") for i in range(4)),
+]
+
+
+@pytest.fixture
+def look(healthy: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Report]:
+    def check(change: Callable[[Package], None] = lambda _: None, **lists: list[dict[str, Any]]) -> Report:
+        answers = {
+            "customresourcedefinitions": [fake.definition()],
+            "deployments": [fake.operator()],
+            "nodes": NODES,
+            "priorityclasses": [{"metadata": {"name": "system-node-critical"}}],
+        }
+        monkeypatch.setenv("PATH", fake.install(tmp_path / "bin", **{**answers, **lists}))
+        change(healthy)
+        return check_cluster(healthy)
+
+    return check
+
+
+def test_a_cluster_on_which_everything_fits(look: Callable[..., Report]) -> None:
+    report = look()
+    assert report.findings == () and report.unchecked == ()
+    assert "the cluster of kubectl's context test-cluster" in report.checked
+    assert any("of 1.9 or newer, kubeflow/training-operator:v1-5170a36" in line for line in report.checked)
+    assert any("6 nodes with 16 nvidia.com/gpu allocatable" in line for line in report.checked)
+
+
+def whats(report: Report, where: str = TRAIN) -> list[str]:
+    return [finding.what for finding in report.findings if finding.where == where]
+
+
+def test_without_the_operators_resource_no_job_is_ever_made(look: Callable[..., Report]) -> None:
+    report = look(customresourcedefinitions=[fake.definition("trainjobs.trainer.kubeflow.org")])
+    (what,) = whats(report)
+    assert report.failed and "no pytorchjobs.kubeflow.org, only Kubeflow Trainer v2" in what
+
+
+def test_an_old_operator_and_one_that_does_not_run(look: Callable[..., Report]) -> None:
+    old = fake.definition(generator="v0.12.0", policy=("cleanPodPolicy",))
+    report = look(customresourcedefinitions=[old], deployments=[])
+    assert whats(report, "the cluster") == [
+        "the cluster's pytorchjobs.kubeflow.org is older than 1.8",
+        "no deployment runs the training operator",
+    ]
+
+
+def test_the_operator_of_1_8_is_known_by_its_generator(look: Callable[..., Report]) -> None:
+    report = look(customresourcedefinitions=[fake.definition(generator="v0.14.0", policy=())])
+    assert not report.findings and any("pytorchjobs.kubeflow.org of 1.8," in line for line in report.checked)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "reason"),
+    [
+        ([fake.node("a", {}, **BIG)] * 2, "2 without a label for accelerator nvidia-a100-80gb"),
+        ([fake.node("a", GPU, ("reserved",), **BIG)] * 2, "2 with taint reserved that is not tolerated"),
+        ([fake.node("a", GPU, **{**BIG, "gpu": "4"})] * 4, "4 with less than 8 gpu"),
+        ([fake.node("a", GPU, **BIG), fake.node("b", GPU, cordoned=True, **BIG)], "1 cordoned"),
+        ([fake.node("a", GPU, **BIG)], "too few of them"),
+        ([], "of 2 pods 0 fit on the cluster's 0 nodes"),
+    ],
+)
+def test_nodes_that_training_does_not_fit(
+    look: Callable[..., Report], nodes: list[dict[str, Any]], reason: str
+) -> None:
+    report = look(nodes=nodes)
+    (what,) = whats(report)
+    assert reason in what and not report.failed
+
+
+def test_a_selector_that_no_node_has(look: Callable[..., Report]) -> None:
+    def select(package: Package) -> None:
+        package.tasks[TRAIN].k8s_pod.pod_spec.get_or_create_struct("nodeSelector")["pool"] = "training"
+
+    assert "without label pool=training" in whats(look(select))[0]
+
+
+def test_affinity_is_left_to_the_scheduler(look: Callable[..., Report]) -> None:
+    def near(package: Package) -> None:
+        package.tasks[TRAIN].k8s_pod.pod_spec.get_or_create_struct("affinity").get_or_create_struct("podAffinity")
+
+    assert look(near).unchecked == ("the affinity of pods, which only the scheduler can tell",)
+
+
+def test_a_priority_class_that_does_not_exist(look: Callable[..., Report]) -> None:
+    def important(package: Package) -> None:
+        package.tasks[TRAIN].k8s_pod.pod_spec["priorityClassName"] = "important"
+
+    report = look(important)
+    assert report.failed and whats(report) == ["the cluster has no priority class important"]
+
+
+def test_a_priority_class_that_exists(look: Callable[..., Report]) -> None:
+    def critical(package: Package) -> None:
+        package.tasks[TRAIN].k8s_pod.pod_spec["priorityClassName"] = "system-node-critical"
+
+    assert not look(critical).findings
+
+
+def test_what_the_cluster_does_not_answer_was_not_checked(healthy: Package, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("PATH", fake.install(tmp_path / "bin", nodes=NODES))
+    report = check_cluster(healthy)
+    assert [line for line in report.unchecked if "the server does not answer about get customresource" in line]
+    assert any("6 nodes" in line for line in report.checked)
+
+
+def test_without_a_context_or_without_kubectl_it_says_so(healthy: Package, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("PATH", path := fake.install(tmp_path / "bin"))
+    Path(path, "answers/context").unlink()
+    assert check_cluster(healthy).unchecked[0].startswith("the cluster: no current context")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert check_cluster(healthy).unchecked == ("the cluster: no kubectl on PATH",)

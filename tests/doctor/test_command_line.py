@@ -1,0 +1,141 @@
+"""``python -m workflows.doctor``: what it prints, its exit code, and one line for what it cannot use."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from tasks.artifacts.format import ArtifactWriter
+from tasks.artifacts.training_record import ATTEMPT, KIND
+from tests.support.command_line import Ended, invoke
+from workflows.doctor import main
+
+LIMITS = '[limits]\ncpu = "96"\nmemory = "1100Gi"\ngpu = "8"\n'
+
+
+def doctor(place: Path, *arguments: object) -> Ended:
+    """The command without a kubectl to ask."""
+    return invoke(main, place, [str(argument) for argument in arguments], {"PATH": str(place)})
+
+
+def test_it_exits_with_1_only_if_something_will_fail(archive: Path, tmp_path: Path) -> None:
+    ended = doctor(tmp_path, archive)
+    assert ended.returncode == 1
+    assert (
+        "\nerror: " in f"\n{ended.stdout}"
+        and "gpu 8 is over the platform's 1: registration is refused; raise" in ended.stdout
+    )
+    (tmp_path / "cluster.toml").write_text(LIMITS)
+    ended = doctor(tmp_path, archive, "--limits", "cluster.toml")
+    assert ended.returncode == 0, ended.stdout
+    assert not [line for line in ended.stdout.splitlines() if line.startswith("error")]
+    assert "not checked: the cluster: no kubectl on PATH" in ended.stdout.splitlines()
+
+
+def test_dockerfiles_beside_the_package_are_read(archive: Path, tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images/gpu.Dockerfile").write_text("FROM base\nUSER someone\n")
+    (tmp_path / "flyte.tgz").symlink_to(archive)
+    assert "images/gpu.Dockerfile: the image's user is someone, by name" in doctor(tmp_path, "flyte.tgz").stdout
+
+
+def trained(directory: Path, **attempt: float) -> Path:
+    writer = ArtifactWriter(directory)
+    writer.write_json(ATTEMPT, attempt)
+    writer.finish(KIND, {})
+    return directory
+
+
+def test_grace_periods_are_compared_with_the_measured_save(archive: Path, tmp_path: Path) -> None:
+    (tmp_path / "cluster.toml").write_text(LIMITS)
+    slow = trained(tmp_path / "slow", save_seconds=45.5)
+    ended = doctor(tmp_path, archive, "--limits", "cluster.toml", "--trained", slow)
+    assert ended.returncode == 1
+    assert f"terminationGracePeriodSeconds 30 is shorter than a save of 45.5 s (measured in {slow})" in ended.stdout
+    quick = trained(tmp_path / "quick", save_seconds=2.0)
+    ended = doctor(tmp_path, archive, "--limits", "cluster.toml", "--trained", quick)
+    assert ended.returncode == 0 and f"against a save of 2 s (measured in {quick})" in ended.stdout
+
+
+def no_package(place: Path) -> Path:
+    with tarfile.open(place / "other.tgz", "w:gz") as tar:
+        tar.addfile(tarfile.TarInfo("readme.txt"), io.BytesIO())
+    return place / "other.tgz"
+
+
+def torn(place: Path, archive: Path) -> Path:
+    (place / "torn.tgz").write_bytes(archive.read_bytes()[:2000])
+    return place / "torn.tgz"
+
+
+def no_protobuf(place: Path) -> Path:
+    with tarfile.open(place / "noise.tgz", "w:gz") as tar:
+        entry = tarfile.TarInfo("00_mine_1.pb")
+        entry.size = 4
+        tar.addfile(entry, io.BytesIO(b"\xff\xff\xff\xff"))
+    return place / "noise.tgz"
+
+
+def text(place: Path) -> Path:
+    (place / "notes.tgz").write_text("not an archive")
+    return place / "notes.tgz"
+
+
+def test_what_is_no_package_is_one_line(archive: Path, tmp_path: Path) -> None:
+    bad = {
+        tmp_path / "absent.tgz": "no such file",
+        tmp_path: "cannot be read as an archive",
+        text(tmp_path): "not an archive of `pyflyte package`",
+        no_package(tmp_path): "it describes no tasks",
+        no_protobuf(tmp_path): "not an archive of `pyflyte package`",
+        torn(tmp_path, archive): "not an archive of `pyflyte package`",
+    }
+    for path, why in bad.items():
+        ended = doctor(tmp_path, path)
+        assert ended.returncode == 1
+        (line,) = ended.stdout.splitlines()
+        assert line.startswith(f"Error: {path}: ") and why in line
+
+
+@pytest.mark.parametrize(
+    ("toml", "why"),
+    [
+        ("[limit]\n", "limit: unknown setting; did you mean 'limits'?"),
+        ("[limits]\ngpus = '8'\n", "limits.gpus: unknown setting; did you mean 'gpu'?"),
+        ("[limits]\nmemory = 'much'\n", 'limits.memory: "much" is not allowed; expected a quantity'),
+        ("[limits\n", "the limits cannot be read"),
+    ],
+)
+def test_wrong_limits_are_one_line(archive: Path, tmp_path: Path, toml: str, why: str) -> None:
+    (tmp_path / "cluster.toml").write_text(toml)
+    ended = doctor(tmp_path, archive, "--limits", "cluster.toml")
+    (line,) = ended.stdout.splitlines()
+    assert ended.returncode == 1 and line.startswith("Error: cluster.toml: ") and why in line
+
+
+def test_other_mistakes_are_one_line(archive: Path, tmp_path: Path) -> None:
+    unsaved = trained(tmp_path / "unsaved", save_seconds=0.0)
+    for arguments, why in (
+        ([], "expected PACKAGE.tgz"),
+        (["--node", archive], "--node looks at this machine"),
+        ([archive, "--store", "s3://bucket/x"], "expected PACKAGE.tgz"),
+        ([archive, "--limits", "absent.toml"], "absent.toml: no such file"),
+        ([archive, "--trained", tmp_path], "this is not a finished artifact"),
+        ([archive, "--trained", unsaved], "its record has no save"),
+    ):
+        ended = doctor(tmp_path, *arguments)
+        (line,) = ended.stdout.splitlines()
+        assert ended.returncode == 1 and line.startswith("Error: ") and why in line
+
+
+def test_the_node_is_read_without_a_package(tmp_path: Path) -> None:
+    ended = doctor(tmp_path, "--node", "--store", tmp_path / "store")
+    assert ended.returncode == 0
+    lines = ended.stdout.splitlines()
+    for what in ("host: ", "torch: ", "CPU: ", "/dev/shm: ", "store: ", "clock: not read: a local store has no clock"):
+        assert any(line.startswith(what) for line in lines), what
+    assert not json.dumps(lines).count("Traceback") and not list((tmp_path / "store").glob("doctor-*"))

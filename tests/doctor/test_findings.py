@@ -1,0 +1,34 @@
+"""How findings are counted and laid out."""
+
+from __future__ import annotations
+
+from tasks.doctor.findings import Finding, Reading, Report, readings_text
+
+DISK = [Finding("warning", f"task {number}", "no disk", "evicted first", "ask for some") for number in range(5)]
+GPU = Finding("error", "train", "no GPU " * 12, "runs on a CPU", "set gpu")
+
+
+def test_findings_of_one_kind_are_one_line_and_errors_come_first() -> None:
+    lines = Report((*DISK, GPU), ("much",), ("little",)).text(None).splitlines()
+    assert lines[0].startswith("error: train: no GPU") and lines[0].endswith("runs on a CPU; set gpu")
+    assert lines[1:] == [
+        "warning: task 0, task 1, task 2 and 2 more: no disk: evicted first; ask for some",
+        "checked: much",
+        "not checked: little",
+        "1 error, 1 warning",
+    ]
+
+
+def test_a_table_is_aligned_and_fits_the_terminal() -> None:
+    lines = Report((*DISK, GPU)).text(100).splitlines()[:-1]
+    assert all(len(line) <= 100 for line in lines)
+    start = lines[0].index("finding")
+    assert {line[:start].strip() for line in lines[2:3]} == {""}, "the finding goes on below itself"
+    assert all(line[start - 1 : start] in ("", " ") and line[start : start + 1] != " " for line in lines)
+
+
+def test_readings_are_aligned() -> None:
+    lines = readings_text([Reading("CPU", "2 cores"), Reading("/dev/shm", "64 MiB", "too small")], 80).splitlines()
+    assert [line.split()[0] for line in lines] == ["what", "CPU", "/dev/shm"]
+    assert lines[2].index("too small") == lines[0].index("problem")
+    assert readings_text([Reading("CPU", "2 cores")], None) == "CPU: 2 cores"

@@ -1,0 +1,308 @@
+"""Every finding both ways: a healthy package has none, and each way of breaking it is found where it was done."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flyteidl.core.literals_pb2 import Binding, BindingData
+from flyteidl.core.tasks_pb2 import Resources, TaskTemplate
+from flyteidl.core.types_pb2 import INTEGER, STRUCT
+
+from tasks.doctor.archive import Package
+from tasks.doctor.findings import Finding
+from tasks.doctor.limits import Limits
+from tasks.doctor.package import Save, check_package, wrong_cron
+
+TRAIN = "tasks.train.task.train"
+MAIN = "workflows.training.train_and_export"
+UNITS = "tasks.preprocess.task.prepare_by_units"
+LARGE = Limits(cpu="96", memory="1100Gi", gpu="8", ephemeral_storage="1Ti")
+SIX_SECONDS = Save(6.0, "measured in a test")
+
+
+def found(package: Package, limits: Limits = LARGE, save: Save = SIX_SECONDS) -> list[Finding]:
+    return list(check_package(package, limits, save, []).findings)
+
+
+def pod(package: Package, task: str = TRAIN) -> Any:
+    return package.tasks[task].k8s_pod.pod_spec
+
+
+def container(package: Package, task: str = TRAIN) -> Any:
+    return pod(package, task)["containers"][0]
+
+
+def node(package: Package, workflow: str, task: str) -> Any:
+    return next(n for n in package.workflows[workflow].nodes if n.task_node.reference_id.name == task)
+
+
+def test_a_healthy_package_has_no_findings(healthy: Package) -> None:
+    report = check_package(healthy, LARGE, SIX_SECONDS, [])
+    assert report.findings == () and not report.failed
+    assert report.text(None).endswith("nothing found")
+    assert any("96 cpu, 1100Gi memory, 8 gpu" in line for line in report.checked)
+    assert any("users" in line for line in report.unchecked)
+
+
+def no_retries(package: Package) -> None:
+    package.tasks[TRAIN].metadata.retries.retries = 0
+    for workflow in package.workflows.values():
+        for each in workflow.nodes:
+            if each.task_node.reference_id.name == TRAIN:
+                each.metadata.retries.retries = 0
+
+
+def short_grace(package: Package) -> None:
+    pod(package)["terminationGracePeriodSeconds"] = 5
+
+
+def no_gpus(package: Package) -> None:
+    for kind in ("requests", "limits"):
+        del container(package)["resources"][kind]["gpu"]
+
+
+def no_disk(package: Package) -> None:
+    del container(package)["resources"]["requests"]["ephemeral-storage"]
+
+
+def latest(package: Package) -> None:
+    container(package)["image"] = "registry.example:5000/slipstream:latest"
+
+
+def untagged(package: Package) -> None:
+    container(package)["image"] = "registry.example:5000/slipstream"
+
+
+def user_name(package: Package) -> None:
+    container(package).get_or_create_struct("securityContext")["runAsUser"] = "flyte"
+
+
+def root_against_itself(package: Package) -> None:
+    pod(package).get_or_create_struct("securityContext").update({"runAsUser": 0, "runAsNonRoot": True})
+
+
+def too_much(package: Package) -> None:
+    for kind in ("requests", "limits"):
+        container(package)["resources"][kind]["cpu"] = "96500m"
+
+
+def no_quantity(package: Package) -> None:
+    container(package)["resources"]["requests"]["memory"] = "much"
+
+
+def over_its_own_limit(package: Package) -> None:
+    container(package)["resources"]["limits"]["memory"] = "900Gi"
+
+
+def overridden(package: Package) -> None:
+    resources = node(package, MAIN, TRAIN).task_node.overrides.resources
+    resources.requests.add(name=Resources.CPU, value="97")
+    resources.limits.add(name=Resources.CPU, value="97")
+
+
+def impatient(package: Package) -> None:
+    package.tasks[TRAIN].metadata.timeout.seconds = 3600
+    package.tasks[TRAIN].metadata.retries.retries = 10
+
+
+def february(package: Package) -> None:
+    package.plans["nightly_training"].entity_metadata.schedule.cron_schedule.schedule = "0 2 30 2 *"
+
+
+@pytest.mark.parametrize(
+    ("harm", "severity", "where", "what"),
+    [
+        (no_retries, "error", TRAIN, "spot with retries 0"),
+        (short_grace, "error", TRAIN, "terminationGracePeriodSeconds 5 is shorter than a save of 6 s (measured"),
+        (no_gpus, "error", TRAIN, "accelerator nvidia-a100-80gb without a GPU"),
+        (no_disk, "warning", TRAIN, "no request for disk"),
+        (latest, "warning", TRAIN, "slipstream:latest has a tag that moves"),
+        (untagged, "warning", TRAIN, "slipstream has no tag"),
+        (user_name, "error", TRAIN, "runAsUser is the name 'flyte'"),
+        (root_against_itself, "error", TRAIN, "runAsUser 0 and runAsNonRoot"),
+        (too_much, "error", TRAIN, "cpu 96500m is over the platform's 96"),
+        (no_quantity, "error", TRAIN, "memory much is no quantity"),
+        (over_its_own_limit, "error", TRAIN, "the request 1000Gi does not fit its limit 900Gi"),
+        (overridden, "error", f"{MAIN}/n", "cpu 97 is over the platform's 96"),
+        (impatient, "warning", TRAIN, "10 retries within a timeout of 60 min"),
+        (february, "error", "nightly_training", "'0 2 30 2 *' names no day that exists"),
+    ],
+)
+def test_what_was_broken_is_found_and_nothing_else(
+    healthy: Package, harm: Callable[[Package], None], severity: str, where: str, what: str
+) -> None:
+    harm(healthy)
+    findings = found(healthy)
+    assert findings and {finding.severity for finding in findings} == {severity}
+    for finding in findings:
+        assert finding.where.startswith(where) and what in finding.what
+        assert finding.consequence and finding.mend
+
+
+def test_a_single_pod_on_spot_needs_no_retries(healthy: Package) -> None:
+    evaluate = healthy.tasks["tasks.evaluate.task.evaluate"]
+    evaluate.metadata.retries.retries = 0
+    assert evaluate.metadata.interruptible and not found(healthy)
+
+
+def test_an_unmeasured_save_is_assumed_and_said(healthy: Package) -> None:
+    pod(healthy)["terminationGracePeriodSeconds"] = 20
+    (finding,) = found(healthy, save=Save())
+    assert finding.severity == "warning" and "20 is shorter than a save of 30 s (assumed)" in finding.what
+    pod(healthy)["terminationGracePeriodSeconds"] = 120
+    report = check_package(healthy, LARGE, Save(), [])
+    assert not report.findings and "grace periods against a save of 30 s (assumed)" in report.checked
+
+
+def test_a_digest_does_not_move(healthy: Package) -> None:
+    container(healthy)["image"] = "registry.example/slipstream@sha256:" + "0" * 64
+    assert not found(healthy)
+
+
+def test_flytes_own_limits_refuse_this_package(healthy: Package) -> None:
+    said = {finding.what for finding in found(healthy, Limits())}
+    assert {"gpu 8 is over the platform's 1", "cpu 4 is over the platform's 2"} <= said
+
+
+def test_a_task_in_a_plain_container() -> None:
+    task = TaskTemplate(type="python-task")
+    task.id.name = "mine"
+    task.container.image = "registry.example/mine:1"
+    task.container.resources.requests.add(name=Resources.CPU, value="2")
+    task.container.resources.requests.add(name=Resources.EPHEMERAL_STORAGE, value="1Gi")
+    package = Package({"mine": task}, {}, {})
+    assert not found(package, Limits())
+    task.container.resources.requests[0].value = "2001m"
+    task.extended_resources.gpu_accelerator.device = "nvidia-l4"
+    del task.container.resources.requests[1]
+    whats = [finding.what for finding in found(package, Limits())]
+    assert [what.split()[0] for what in whats] == ["cpu", "accelerator", "no"]
+
+
+# Attribute paths
+
+
+def promise(source: str, variable: str, *path: str | int) -> BindingData:
+    data = BindingData()
+    data.promise.node_id, data.promise.var = source, variable
+    for step in path:
+        data.promise.attr_path.add(**{"string_value" if isinstance(step, str) else "int_value": step})
+    return data
+
+
+def direct(package: Package) -> None:
+    node(package, MAIN, TRAIN).inputs[0].binding.CopyFrom(promise("", "config", "training"))
+
+
+def in_a_list(package: Package) -> None:
+    binding = node(package, MAIN, TRAIN).inputs[0].binding
+    binding.collection.bindings.append(promise("", "config", "training"))
+
+
+def in_a_map(package: Package) -> None:
+    node(package, MAIN, TRAIN).inputs[0].binding.map.bindings["a"].CopyFrom(promise("", "config", "training"))
+
+
+def in_a_branch(package: Package) -> None:
+    choice = next(n for n in package.workflows[MAIN].nodes if n.HasField("branch_node")).branch_node.if_else
+    choice.else_node.inputs[0].binding.CopyFrom(promise("", "config", "training"))
+
+
+def in_an_array_node(package: Package) -> None:
+    mapped = next(n for n in package.workflows[UNITS].nodes if n.HasField("array_node")).array_node.node
+    mapped.inputs[0].binding.CopyFrom(promise("", "config", "training"))
+
+
+def below_a_list(package: Package) -> None:
+    """The first stage of the list that ``report`` gets, and a field of that."""
+    kind = package.workflows[MAIN].interface.inputs.variables["data"].type
+    kind.Clear()
+    kind.collection_type.simple = STRUCT
+    node(package, MAIN, TRAIN).inputs[0].binding.CopyFrom(promise("", "data", 0, "name"))
+
+
+@pytest.mark.parametrize("harm", [direct, in_a_list, in_a_map, in_a_branch, in_an_array_node, below_a_list])
+def test_a_path_into_a_structure_is_found_wherever_it_is_bound(
+    healthy: Package, harm: Callable[[Package], None]
+) -> None:
+    harm(healthy)
+    (finding,) = found(healthy)
+    assert finding.severity == "error" and finding.consequence.startswith("its cache never hits")
+    assert "is bound to the input " in finding.what and "/" in finding.where
+
+
+def test_a_path_into_a_structure_that_a_sub_workflow_gets(healthy: Package) -> None:
+    choice = next(n for n in healthy.workflows[MAIN].nodes if n.HasField("branch_node")).branch_node.if_else
+    choice.case.then_node.inputs[0].binding.CopyFrom(promise("n1", "config", "split"))
+    (finding,) = found(healthy)
+    assert finding.severity == "error" and "n1.config.split" in finding.what
+
+
+def test_a_path_into_a_structure_that_nothing_cached_gets(healthy: Package) -> None:
+    workflow = healthy.workflows[MAIN]
+    node(healthy, MAIN, "tasks.report.task.report").inputs[0].binding.CopyFrom(promise("", "config", "data"))
+    workflow.outputs.append(Binding(var="part", binding=promise("", "config", "data")))
+    findings = found(healthy)
+    assert [finding.severity for finding in findings] == ["warning"] * 2
+    assert findings[1].where == f"{MAIN}, its outputs"
+
+
+def test_an_element_of_a_list_is_no_structure(healthy: Package) -> None:
+    kind = healthy.workflows[MAIN].interface.inputs.variables["data"].type
+    kind.Clear()
+    kind.collection_type.simple = INTEGER
+    node(healthy, MAIN, TRAIN).inputs[0].binding.CopyFrom(promise("", "data", 0))
+    assert not found(healthy)
+
+
+# Images
+
+
+@pytest.mark.parametrize(
+    ("dockerfile", "user"),
+    [
+        ("FROM base\nUSER 1000\n", ""),
+        ("FROM base\nUSER 1000:1000\n", ""),
+        ("FROM base\nUSER flyte\nRUN true\n", "flyte"),
+        ("FROM a AS build\nUSER 1000\nFROM b\nRUN true\n", "root"),
+    ],
+)
+def test_the_user_of_an_image(healthy: Package, tmp_path: Path, dockerfile: str, user: str) -> None:
+    file = tmp_path / "cpu.Dockerfile"
+    file.write_text(dockerfile)
+    findings = check_package(healthy, LARGE, SIX_SECONDS, [file]).findings
+    assert [finding.what for finding in findings] == ([f"the image's user is {user}, by name"] if user else [])
+    assert all(finding.severity == "warning" for finding in findings)
+    pod(healthy).get_or_create_struct("securityContext")["runAsNonRoot"] = True
+    findings = check_package(healthy, LARGE, SIX_SECONDS, [file]).findings
+    assert all(finding.severity == "error" for finding in findings)
+
+
+def test_the_images_of_this_project_have_a_number(healthy: Package) -> None:
+    files = sorted((Path(__file__).parents[2] / "images").glob("*.Dockerfile"))
+    assert files and not check_package(healthy, LARGE, SIX_SECONDS, files).findings
+
+
+# Schedules
+
+
+@pytest.mark.parametrize("cron", ["0 2 * * *", "*/5 0 1 1 mon", "@daily", "@every 6h", "CRON_TZ=UTC 0 2 29 2 ?"])
+def test_schedules_that_fire(cron: str) -> None:
+    assert wrong_cron(cron) == ""
+
+
+@pytest.mark.parametrize(
+    "cron", ["0 0 31 4 *", "0 2 * *", "0 0 2 * * *", "61 2 * * *", "0 2 L * *", "0 2 * * 7", "@often"]
+)
+def test_schedules_that_do_not(cron: str) -> None:
+    assert wrong_cron(cron)
+
+
+def test_the_package_itself_stays_as_it_was(healthy: Package) -> None:
+    before = copy.deepcopy(healthy)
+    found(healthy)
+    assert healthy == before

@@ -1,0 +1,66 @@
+"""A ``kubectl`` for PATH that answers from files, in the shape in which a cluster answers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+SCRIPT = """#!/bin/sh
+shift # --request-timeout
+cd "$(dirname "$0")/answers" || exit 1
+case "$1 $2" in
+  "config current-context") file=context ;;
+  get*) file="$2.json" ;;
+esac
+if [ -f "$file" ]; then cat "$file"; else echo "error: the server does not answer about $*" >&2; exit 1; fi
+"""
+
+
+def install(directory: Path, **lists: list[dict[str, Any]]) -> str:
+    """Write the executable and its answers to ``kubectl get``; returns a PATH on which it is the only kubectl."""
+    answers = directory / "answers"
+    answers.mkdir(parents=True)
+    (answers / "context").write_text("test-cluster\n")
+    for kind, items in lists.items():
+        (answers / f"{kind}.json").write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
+    script = directory / "kubectl"
+    script.write_text(SCRIPT)
+    script.chmod(0o755)
+    for tool in ("sh", "cat", "dirname"):
+        (directory / tool).symlink_to(Path("/bin") / tool)
+    return str(directory)
+
+
+def definition(
+    name: str = "pytorchjobs.kubeflow.org", generator: str = "v0.16.5", policy: tuple[str, ...] = ("managedBy",)
+) -> dict[str, Any]:
+    run_policy = {"properties": {field: {"type": "string"} for field in policy}}
+    schema = {"properties": {"spec": {"properties": {"runPolicy": run_policy}}}}
+    return {
+        "metadata": {"name": name, "annotations": {"controller-gen.kubebuilder.io/version": generator}},
+        "spec": {"versions": [{"name": "v1", "served": True, "schema": {"openAPIV3Schema": schema}}]},
+    }
+
+
+def operator(image: str = "kubeflow/training-operator:v1-5170a36") -> dict[str, Any]:
+    container = {"name": "training-operator", "image": image}
+    return {
+        "metadata": {"name": "training-operator", "namespace": "kubeflow"},
+        "spec": {"template": {"spec": {"containers": [container]}}},
+    }
+
+
+def node(
+    name: str, labels: dict[str, str], taints: tuple[str, ...] = (), cordoned: bool = False, **allocatable: str
+) -> dict[str, Any]:
+    """A node; ``gpu`` and ``disk`` stand for ``nvidia.com/gpu`` and ``ephemeral-storage``."""
+    long = {"gpu": "nvidia.com/gpu", "disk": "ephemeral-storage"}
+    spec: dict[str, Any] = {"taints": [{"key": key, "value": "true", "effect": "NoSchedule"} for key in taints]}
+    if cordoned:
+        spec["unschedulable"] = True
+    return {
+        "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name, **labels}},
+        "spec": spec,
+        "status": {"allocatable": {long.get(what, what): amount for what, amount in allocatable.items()}},
+    }
