@@ -8,16 +8,16 @@ As a workflow, ``check_nodes`` looks at as many nodes as training has, each from
 
 from __future__ import annotations
 
-import functools
-import shutil
-import sys
-from pathlib import Path
+if __name__ == "__main__":  # before the imports below, which take seconds and need a profile
+    from tasks.doctor.command import main
 
-import click
+    main()
+
+import functools
+
 from flytekit import map_task, workflow
 
 from tasks.doctor.task import NodeCheck, check_node
-from tasks.errors import UserError
 from tasks.hardware.profile import current_profile
 
 PODS = list(range(current_profile().placement("train").nodes))
@@ -27,53 +27,3 @@ PODS = list(range(current_profile().placement("train").nodes))
 def check_nodes(store: str = "", endpoint: str = "") -> list[NodeCheck]:
     """Look at the nodes of training; the tables are in the decks."""
     return map_task(functools.partial(check_node, store=store, endpoint=endpoint))(pod=PODS)
-
-
-@click.command()
-@click.argument("package", required=False, type=click.Path(path_type=Path))
-@click.option(
-    "--limits", type=click.Path(path_type=Path), help="TOML with [limits] cpu, memory, gpu, ephemeral_storage."
-)
-@click.option(
-    "--trained", type=click.Path(path_type=Path), help="A trained model, whose record says how long saves take."
-)
-@click.option("--node", is_flag=True, help="Look at this machine instead.")
-@click.option("--store", default="", help="With --node: a directory or URI whose speed to measure.")
-@click.option("--endpoint", default="", help="With --node: an HTTP(S) address whose clock to compare with.")
-def main(
-    package: Path | None, limits: Path | None, trained: Path | None, node: bool, store: str, endpoint: str
-) -> None:
-    """Say what a PACKAGE and the cluster of kubectl's context lack, or this node. Exits 1 if something will fail."""
-    width = shutil.get_terminal_size((120, 24)).columns if sys.stdout.isatty() else None
-    if node:
-        if package or limits or trained:
-            raise UserError("--node looks at this machine; leave PACKAGE, --limits and --trained out")
-        from tasks.doctor.findings import readings_text
-        from tasks.doctor.node import read_node
-
-        click.echo(readings_text(read_node(store, endpoint), width))
-        return
-    if package is None or store or endpoint:
-        raise UserError(
-            "expected PACKAGE.tgz, an archive of `pyflyte package`; or --node [--store URI] [--endpoint URL]"
-        )
-    from tasks.doctor.archive import read_package
-    from tasks.doctor.cluster import check_cluster
-    from tasks.doctor.limits import Limits, read_limits
-    from tasks.doctor.package import Save, check_package, measured_save
-
-    made = read_package(package)
-    dockerfiles = sorted(package.parent.glob("images/*.Dockerfile"))
-    report = check_package(
-        made,
-        read_limits(limits) if limits else Limits(),
-        measured_save(trained) if trained else Save(),
-        dockerfiles,
-    )
-    report += check_cluster(made)
-    click.echo(report.text(width))
-    sys.exit(int(report.failed))
-
-
-if __name__ == "__main__":
-    main()

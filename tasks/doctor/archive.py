@@ -195,7 +195,8 @@ def read_package(path: Path) -> Package:
         raise UserError(f"{path}: cannot be read as an archive of `pyflyte package`: {error}") from None
     if not tasks or "" in (*tasks, *workflows, *plans):
         raise UserError(f"{path}: not an archive of `pyflyte package` (it describes no tasks); package again")
-    return Package(tasks, workflows, plans)
+    # Archives are in no order.
+    return Package(*(dict(sorted(each.items())) for each in (tasks, workflows, plans)))
 
 
 def messages(path: Path) -> Iterator[tuple[Any, Any]]:

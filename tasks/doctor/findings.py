@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 Severity = Literal["error", "warning"]
-#: The widest column of places.
-PLACE = 40
 #: Places of one finding that are named; the others are counted.
 NAMED = 3
 GAP = "  "
@@ -43,14 +41,17 @@ class Report:
         return Report(self.findings + other.findings, self.checked + other.checked, self.unchecked + other.unchecked)
 
     def text(self, width: int | None) -> str:
-        """As a table of ``width`` columns, or as plain lines if there is no terminal (``None``)."""
+        """As a table of ``width`` columns, or one line per finding if there is no terminal (``None``)."""
         findings = together(self.findings)
-        rows = [(f.severity, f.where, f"{f.what}: {f.consequence}", f.mend) for f in findings]
-        parts = [table(("", "where", "finding", "mend"), rows, width)] if rows else []
-        parts += [f"checked: {line}" for line in self.checked]
-        parts += [f"not checked: {line}" for line in self.unchecked]
-        parts.append(counted(findings))
-        return "\n".join(parts)
+        if width is None:
+            lines = [f"{f.severity}: {f.where}: {f.what}: {f.consequence}; {f.mend}" for f in findings]
+        else:
+            said = ((f.severity, (f"{f.what}: {f.consequence}", f"in {f.where}", f"mend: {f.mend}")) for f in findings)
+            rows = [("" if index else severity, part) for severity, parts in said for index, part in enumerate(parts)]
+            lines = table(rows, width)
+        lines += [f"checked: {line}" for line in self.checked]
+        lines += [f"not checked: {line}" for line in self.unchecked]
+        return "\n".join([*lines, counted(findings)])
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,11 @@ class Reading:
 
 
 def readings_text(readings: Iterable[Reading], width: int | None) -> str:
+    """As :meth:`Report.text`."""
     rows = [(reading.what, reading.found, reading.problem) for reading in readings]
-    return table(("what", "found", "problem"), rows, width)
+    if width is None:
+        return "\n".join(f"{what}: {found}{f'; {problem}' if problem else ''}" for what, found, problem in rows)
+    return "\n".join(table([("what", "found", "problem"), *rows], width))
 
 
 def together(findings: Iterable[Finding]) -> list[Finding]:
@@ -88,28 +92,27 @@ def counted(findings: Sequence[Finding]) -> str:
     return ", ".join(words) or "nothing found"
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> str:
-    """Aligned columns, wrapped to ``width``; without a width one line per row, for ``grep`` and logs."""
-    if width is None:
-        return "\n".join(": ".join(row[:-1]) + (f"; {row[-1]}" if row[-1] else "") for row in rows)
-    widths = column_widths(heads, rows, width)
+def table(rows: Sequence[Sequence[str]], width: int) -> list[str]:
+    """Aligned columns, wrapped so that no line is longer than ``width``."""
+    if not rows:
+        return []
+    widths = column_widths(rows, width)
     lines = []
-    for row in (heads, *rows):
-        cells = [textwrap.wrap(cell, size) or [""] for cell, size in zip(row, widths, strict=True)]
+    for row in rows:
+        cells = [
+            textwrap.wrap(cell, size, break_on_hyphens=False) or [""] for cell, size in zip(row, widths, strict=True)
+        ]
         for index in range(max(map(len, cells))):
-            parts = (
-                f"{cell[index] if index < len(cell) else '':<{size}}" for cell, size in zip(cells, widths, strict=True)
-            )
-            lines.append(GAP.join(parts).rstrip())
-    return "\n".join(lines)
+            parts = zip(cells, widths, strict=True)
+            line = GAP.join(f"{cell[index] if index < len(cell) else '':<{size}}" for cell, size in parts)
+            lines.append(line.rstrip())
+    return lines
 
 
-def column_widths(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[int]:
+def column_widths(rows: Sequence[Sequence[str]], width: int) -> list[int]:
     """As wide as its longest cell; the last two columns share what the others leave, if that is too little."""
-    longest = [max(len(cell) for cell in column) for column in zip(heads, *rows, strict=True)]
-    first = [min(size, PLACE) for size in longest[:-2]]
-    left = max(40, width - sum(first) - len(GAP) * (len(heads) - 1))
-    last, end = longest[-2:]
+    *first, last, end = (max(len(cell) for cell in column) for column in zip(*rows, strict=True))
+    left = max(40, width - sum(first) - len(GAP) * (len(first) + 1))
     if last + end > left:
         end = min(end, max(left * 2 // 5, left - last))
         last = min(last, left - end)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 import tarfile
 from pathlib import Path
 
@@ -11,8 +12,8 @@ import pytest
 
 from tasks.artifacts.format import ArtifactWriter
 from tasks.artifacts.training_record import ATTEMPT, KIND
-from tests.support.command_line import Ended, invoke
-from workflows.doctor import main
+from tasks.doctor.command import main
+from tests.support.command_line import REPOSITORY, Ended, invoke, run_process
 
 LIMITS = '[limits]\ncpu = "96"\nmemory = "1100Gi"\ngpu = "8"\n'
 
@@ -139,3 +140,11 @@ def test_the_node_is_read_without_a_package(tmp_path: Path) -> None:
     for what in ("host: ", "torch: ", "CPU: ", "/dev/shm: ", "store: ", "clock: not read: a local store has no clock"):
         assert any(line.startswith(what) for line in lines), what
     assert not json.dumps(lines).count("Traceback") and not list((tmp_path / "store").glob("doctor-*"))
+
+
+def test_a_wrong_profile_does_not_matter_to_it(tmp_path: Path) -> None:
+    """The module is also that of a workflow, whose tasks are placed by a profile."""
+    command = [sys.executable, "-m", "workflows.doctor", "absent.tgz"]
+    ended = run_process(command, tmp_path, {"PYTHONPATH": str(REPOSITORY), "SLIPSTREAM_PROFILE": "none"})
+    assert ended.returncode == 1
+    assert ended.stdout == "Error: absent.tgz: no such file; expected an archive of `pyflyte package`\n"

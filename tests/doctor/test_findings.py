@@ -20,11 +20,11 @@ def test_findings_of_one_kind_are_one_line_and_errors_come_first() -> None:
 
 
 def test_a_table_is_aligned_and_fits_the_terminal() -> None:
-    lines = Report((*DISK, GPU)).text(100).splitlines()[:-1]
-    assert all(len(line) <= 100 for line in lines)
-    start = lines[0].index("finding")
-    assert {line[:start].strip() for line in lines[2:3]} == {""}, "the finding goes on below itself"
-    assert all(line[start - 1 : start] in ("", " ") and line[start : start + 1] != " " for line in lines)
+    *lines, count = Report((*DISK, GPU)).text(60).splitlines()
+    assert count == "1 error, 1 warning" and all(len(line) <= 60 for line in lines)
+    assert [line[:9].strip() for line in lines if line[0] != " "] == ["error", "warning"]
+    assert all(line[7:9] == "  " and line[9] != " " for line in lines), "text begins in one column"
+    assert [line[9:] for line in lines][-2:] == ["in task 0, task 1, task 2 and 2 more", "mend: ask for some"]
 
 
 def test_readings_are_aligned() -> None:
