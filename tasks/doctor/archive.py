@@ -19,9 +19,12 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import DecodeError
 
 from tasks.errors import UserError
+from tasks.hardware.placement import NVIDIA
 
 KINDS: dict[str, Any] = {"_1.pb": TaskSpec, "_2.pb": WorkflowSpec, "_3.pb": LaunchPlan}
 PYTORCHJOB = "pytorch"
+#: GPUs as Flyte's containers ask for them, which propeller renames; other resources it does not know.
+GPU = "gpu"
 #: The name of a mapped task ends in a digest of what is bound.
 MAPPED = re.compile(r"map_(\w+)_[0-9a-f]{32}-arraynode$")
 
@@ -139,12 +142,8 @@ class Use:
 
     @property
     def gpus(self) -> str:
-        """The GPUs, or slices of GPUs, of the limits; empty if there are none."""
-        return next((value for name, value in self.limits.items() if is_gpu(name) and value != "0"), "")
-
-
-def is_gpu(resource: str) -> bool:
-    return resource.rpartition("/")[2] == "gpu" or resource.startswith("nvidia.com/mig-")
+        """The GPUs of the limits that propeller goes by; empty if there are none."""
+        return next((self.limits[name] for name in (GPU, NVIDIA) if self.limits.get(name, "0") != "0"), "")
 
 
 def named(entries: Iterable[Any]) -> dict[str, str]:

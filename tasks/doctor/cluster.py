@@ -11,7 +11,6 @@ import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from decimal import Decimal
 from typing import Any
 
 from tasks.doctor.archive import Package, Use
@@ -146,7 +145,7 @@ def look_at_priorities(uses: Sequence[Use], ask: Ask) -> Report:
 def look_at_nodes(uses: Sequence[Use], ask: Ask) -> Report:
     nodes = items(ask, "nodes")
     allocatable = {name: sum(amount(node, name) for node in nodes) for name in GPUS}
-    gpus = ", ".join(f"{total} {name}" for name, total in allocatable.items() if total) or "no GPUs"
+    gpus = ", ".join(f"{total:g} {name}" for name, total in allocatable.items() if total) or "no GPUs"
     checked = f"selectors, tolerations and requests against {len(nodes)} nodes with {gpus} allocatable"
     affine = any("affinity" in use.pod for use in uses)
     unchecked = ("the affinity of pods, which only the scheduler can tell",) if affine else ()
@@ -202,9 +201,8 @@ def pods_on(use: Use, node: Mapping[str, Any]) -> int:
     return min((int(amount(node, name) // value) for name, value in each.items()), default=use.pods)
 
 
-def amount(node: Mapping[str, Any], resource: str) -> Decimal:
+def amount(node: Mapping[str, Any], resource: str) -> float:
     """What a node can give of a resource. ``gpu`` is whichever GPU it has, as Flyte is configured for one kind."""
     given = node["status"].get("allocatable", {})
-    if resource == "gpu":
-        return max(quantity(given.get(name, "0")) or Decimal(0) for name in GPUS)
-    return quantity(given.get(resource, "0")) or Decimal(0)
+    names = GPUS if resource == "gpu" else (resource,)
+    return max(quantity(given.get(name, "0")) or 0.0 for name in names)

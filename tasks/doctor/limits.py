@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import tomllib
-from decimal import Decimal
 from pathlib import Path
 
-from kubernetes.utils.quantity import parse_quantity
-
 from tasks.errors import UserError
+from tasks.hardware.placement import NVIDIA
+from tasks.hardware.quantities import parse_quantity
 from tasks.settings import Settings, settings, unknown
 
 
@@ -24,21 +23,28 @@ class Limits(Settings):
     ephemeral_storage: str = ""
 
     def check(self) -> None:
-        for name in ("cpu", "memory", "gpu", "ephemeral_storage"):
+        for resource in LIMITED:
+            name = resource.replace("-", "_")
             if quantity(getattr(self, name) or "0") is None:
                 raise self.reject(name, 'a quantity of Kubernetes, as "96" or "1000Gi"')
 
     def of(self, resource: str) -> str:
-        """The limit of a resource by its name in a pod; empty if there is none. Only ``gpu`` itself is limited: Flyte
-        does not look at resources that it does not know, as ``nvidia.com/mig-1g.5gb``."""
-        limit = getattr(self, resource.replace("-", "_"), "") if resource in KNOWN else ""
-        return "" if not quantity(limit or "0") else limit
+        """The limit of a resource by its name in a pod; empty if there is none. Resources that Flyte does not know, as
+        ``nvidia.com/mig-1g.5gb``, have none."""
+        name = limit_name(resource)
+        limit = getattr(self, name.replace("-", "_")) if name in LIMITED else ""
+        return limit if quantity(limit or "0") else ""
 
 
-KNOWN = ("cpu", "memory", "gpu", "ephemeral-storage")
+#: What Flyte limits, by its own names.
+LIMITED = ("cpu", "memory", "gpu", "ephemeral-storage")
 
 
-def quantity(text: str) -> Decimal | None:
+def limit_name(resource: str) -> str:
+    return "gpu" if resource == NVIDIA else resource
+
+
+def quantity(text: str) -> float | None:
     """``500m`` is 0.5, ``1Gi`` 1073741824; ``None`` if it is no quantity."""
     try:
         return parse_quantity(text)

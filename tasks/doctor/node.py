@@ -19,6 +19,7 @@ from tempfile import TemporaryDirectory
 
 from tasks.doctor.findings import Reading
 from tasks.doctor.gpus import amd, gib, libraries, nvidia
+from tasks.hardware.cgroup import cpu_quota, memory_limit
 from tasks.storage import S3, storage_for
 
 ROOT = Path("/")
@@ -27,8 +28,6 @@ STORE_MIB = 16
 SKEW_S = 60.0
 #: A container's /dev/shm where nobody asked for more.
 SMALL_SHM = 64 << 20
-#: cgroup v1 says "no limit" with a number about as large as it can hold.
-NO_LIMIT = 1 << 60
 
 
 def read_node(store: str = "", endpoint: str = "", root: Path = ROOT) -> list[Reading]:
@@ -70,57 +69,22 @@ def shared_memory(root: Path) -> Iterator[Reading]:
 
 
 def processors(root: Path, visible: int) -> Iterator[Reading]:
-    """The cores that a process sees, beside what its cgroup lets it use."""
-    limit = cpu_limit(root)
-    found = f"{visible} cores in the affinity mask, cgroup limit {f'{limit:g}' if limit else 'none'}"
+    """The cores that a process sees, beside what its control group lets it use and what it was told to use."""
+    quota, told = cpu_quota(root), os.environ.get("OMP_NUM_THREADS")
+    found = f"{visible} cores in the affinity mask, cgroup limit {f'{quota:g}' if quota else 'none'}"
     problem = ""
-    if limit and limit < visible:
-        problem = f"what counts cores starts {visible} threads on {limit:g} CPUs; set OMP_NUM_THREADS"
-    yield Reading("CPU", found, problem)
-
-
-def cpu_limit(root: Path) -> float:
-    """The least limit of this process's cgroup and those above it, in CPUs; 0 is none."""
-    found = []
-    for file in cgroup_files(root, "cpu", "cpu.max"):
-        quota, period = file.read_text().split()
-        if quota != "max":
-            found.append(int(quota) / int(period))
-    for file in cgroup_files(root, "cpu", "cpu.cfs_quota_us"):
-        quota_us = int(file.read_text())
-        if quota_us > 0:
-            found.append(quota_us / int(file.with_name("cpu.cfs_period_us").read_text()))
-    return min(found, default=0.0)
-
-
-def cgroup_files(root: Path, controller: str, name: str) -> list[Path]:
-    """``name`` in the cgroup of this process and in those above it, for cgroup v2 and for v1's ``controller``."""
-    found: list[Path] = []
-    for line in (root / "proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and controller not in controllers.split(","):
-            continue
-        base = root / "sys/fs/cgroup" / (controller if controllers else "")
-        below = base / path.lstrip("/")
-        # In a container the path is the host's, and its own cgroup is mounted at the base.
-        folders = [below, *below.parents]
-        found += [folder / name for folder in folders if folder.is_relative_to(base) and (folder / name).exists()]
-    return found
+    if quota and quota < visible and not told:
+        problem = f"what counts cores starts {visible} threads on {quota:g} CPUs; set OMP_NUM_THREADS"
+    yield Reading("CPU", f"{found}, OMP_NUM_THREADS {told or 'not set'}", problem)
 
 
 def memory(root: Path) -> Iterator[Reading]:
     """The machine's memory beside the cgroup's limit."""
     lines = (root / "proc/meminfo").read_text().splitlines()
     kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines) if rest}
-    limits = [
-        int(text)
-        for name in ("memory.max", "memory.limit_in_bytes")
-        for file in cgroup_files(root, "memory", name)
-        if (text := file.read_text().strip()) != "max" and int(text) < NO_LIMIT
-    ]
-    limit = gib(min(limits)) if limits else "none"
+    limit = memory_limit(root)
     available = f"{gib(kib['MemAvailable'] << 10)} of {gib(kib['MemTotal'] << 10)} available"
-    yield Reading("memory", f"{available}, cgroup limit {limit}")
+    yield Reading("memory", f"{available}, cgroup limit {gib(int(limit)) if limit else 'none'}")
 
 
 def numa(root: Path) -> Iterator[Reading]:

@@ -15,11 +15,12 @@ from pathlib import Path
 from croniter import CroniterBadDateError, CroniterError, croniter
 
 from tasks.artifacts.training_record import read_attempt
-from tasks.doctor.archive import Package, Use
+from tasks.doctor.archive import GPU, Package, Use
 from tasks.doctor.bindings import attribute_paths
 from tasks.doctor.findings import Finding, Report
-from tasks.doctor.limits import Limits, quantity
+from tasks.doctor.limits import LIMITED, Limits, limit_name, quantity
 from tasks.errors import UserError
+from tasks.hardware.placement import NVIDIA
 
 #: The tasks that save checkpoints when they are told to end.
 SAVES = ("tasks.train.task.train",)
@@ -29,6 +30,7 @@ GRACE_S = 30
 ASSUMED_SAVE_S = 30.0
 #: What an attempt may spend before it works: the cluster autoscaler's limit for a new node, and our rendezvous's.
 START_S = 15 * 60
+REFUSED = "registration is refused"
 MOVING_TAGS = frozenset({"latest", "main", "master", "dev", "edge", "nightly", "stable"})
 #: Five fields as robfig/cron's standard parser reads them; croniter would also take L, W, # and a sixth.
 NAMES = "jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec|sun|mon|tue|wed|thu|fri|sat"
@@ -73,9 +75,7 @@ def check_package(package: Package, limits: Limits, save: Save, dockerfiles: lis
     for file in dockerfiles:
         findings += user_of_image(file, needs_number)
     images = sorted({use.image for use in uses if use.image})
-    limited = ", ".join(
-        f"{limit} {name}" for name in ("cpu", "memory", "gpu", "ephemeral-storage") if (limit := limits.of(name))
-    )
+    limited = ", ".join(f"{limit} {name}" for name in LIMITED if (limit := limits.of(name)))
     checked = [
         f"attribute paths, spot and retries, timeouts, accelerators, disk, users and schedules of {len(package.tasks)} "
         f"tasks, {len(package.workflows)} workflows, {len(package.plans)} launch plans",
@@ -97,23 +97,26 @@ def over_limits(use: Use, limits: Limits) -> Iterator[Finding]:
         limit = use.limits.get(name)
         values = [quantity(text) for text in (requested, limit or "0")]
         if None in values:
-            yield refused(use, f"{name} {requested} is no quantity", 'write it as Kubernetes does: "4", "500m", "16Gi"')
+            mend = 'write it as Kubernetes does: "4", "500m", "16Gi"'
+            yield Finding("error", use.where, f"{name} {requested} is no quantity", REFUSED, mend)
             continue
-        asked, most = (math.ceil(value) for value in values if value is not None)
-        if limit and (asked > most or (name == "gpu" and asked != most)):
-            yield refused(use, f"{name}: the request {requested} does not fit its limit {limit}", "make them equal")
+        # 57000m is 57, which floating point would miss by a hair.
+        asked, most = (math.ceil(round(value, 6)) for value in values if value is not None)
+        if limit and (asked > most or (name == GPU and asked != most)):
+            what = f"{name}: the request {requested} does not fit its limit {limit}"
+            yield Finding("error", use.where, what, REFUSED, "make them equal")
         allowed = limits.of(name)
         if allowed and max(asked, most) > (quantity(allowed) or 0):
-            mend = f"raise task_resources.limits.{name} in FlyteAdmin's configuration, or lower {name} in the profile"
-            yield refused(use, f"{name} {max(requested, limit or '', key=size)} is over the platform's {allowed}", mend)
+            what = f"{name} {max(requested, limit or '', key=size)} is over the platform's {allowed}"
+            mend = f"raise task_resources.limits.{limit_name(name)} in FlyteAdmin's configuration, or ask for less"
+            # Admin looks neither at what a node overrides nor at GPUs by the name that a pod template has to use.
+            unseen = use.node is not None or name == NVIDIA
+            quietly = f"registration lets it through, and propeller quietly gives the pod {allowed}"
+            yield Finding("error", use.where, what, quietly if unseen else REFUSED, mend)
 
 
 def size(text: str) -> float:
     return float(quantity(text or "0") or 0)
-
-
-def refused(use: Use, what: str, mend: str) -> Finding:
-    return Finding("error", use.where, what, "registration is refused", mend)
 
 
 def spot_without_retries(use: Use) -> Iterator[Finding]:
@@ -131,14 +134,15 @@ def spot_without_retries(use: Use) -> Iterator[Finding]:
 def short_grace(use: Use, save: Save) -> Iterator[Finding]:
     if not (use.interruptible and use.task.id.name in SAVES):
         return
-    grace = int(use.pod.get("terminationGracePeriodSeconds", GRACE_S))
+    grace, measured = int(use.pod.get("terminationGracePeriodSeconds", GRACE_S)), save.source != Save.source
     if grace < save.seconds:
         yield Finding(
-            "error" if save.source != Save.source else "warning",
+            "error" if measured else "warning",
             use.where,
             f"terminationGracePeriodSeconds {grace} is shorter than a save of {save.seconds:g} s ({save.source})",
             "a preempted pod is killed while it saves, and all since the checkpoint before is computed again",
-            f"set the pod's grace period to {math.ceil(2 * save.seconds)} s or more",
+            f"set grace_seconds in the profile to {math.ceil(2 * save.seconds)} or more, if the cloud leaves that much"
+            + ("" if measured else "; --trained DIRECTORY compares with a measured save"),
         )
 
 
@@ -239,7 +243,7 @@ def timeout_of_all_attempts(use: Use) -> Iterator[Finding]:
 def never_fires(name: str, schedule: object) -> Iterator[Finding]:
     cron = schedule.cron_schedule.schedule or schedule.cron_expression  # type: ignore[attr-defined]
     if cron and (why := wrong_cron(cron)):
-        consequence = "nothing ever runs" if why == NEVER else "registration is refused"
+        consequence = "nothing ever runs" if why == NEVER else REFUSED
         yield Finding("error", name, f"cron {cron!r} {why}", consequence, 'write it as "0 2 * * *": 2:00 UTC every day')
 
 

@@ -14,7 +14,7 @@ from tasks.doctor.findings import Report
 from tests.support import fake_kubectl as fake
 
 GPU = {"cloud.google.com/gke-accelerator": "nvidia-a100-80gb"}
-BIG = {"cpu": "96", "memory": "1300Gi", "gpu": "8", "disk": "500Gi"}
+BIG = {"cpu": "96", "memory": "1300Gi", "gpu": "8", "disk": "900Gi"}
 TRAIN = "tasks.train.task.train"
 #: Two nodes with GPUs and four without, on which everything fits.
 NODES = [
@@ -76,7 +76,7 @@ def test_the_operator_of_1_8_is_known_by_its_generator(look: Callable[..., Repor
     [
         ([fake.node("a", {}, **BIG)] * 2, "2 without a label for accelerator nvidia-a100-80gb"),
         ([fake.node("a", GPU, ("reserved",), **BIG)] * 2, "2 with taint reserved that is not tolerated"),
-        ([fake.node("a", GPU, **{**BIG, "gpu": "4"})] * 4, "4 with less than 8 gpu"),
+        ([fake.node("a", GPU, **{**BIG, "gpu": "4"})] * 4, "4 with less than 8 nvidia.com/gpu"),
         ([fake.node("a", GPU, **BIG), fake.node("b", GPU, cordoned=True, **BIG)], "1 cordoned"),
         ([fake.node("a", GPU, **BIG)], "too few of them"),
         ([], "of 2 pods 0 fit on the cluster's 0 nodes"),

@@ -28,7 +28,7 @@ def test_it_exits_with_1_only_if_something_will_fail(archive: Path, tmp_path: Pa
     assert ended.returncode == 1
     assert (
         "\nerror: " in f"\n{ended.stdout}"
-        and "gpu 8 is over the platform's 1: registration is refused; raise" in ended.stdout
+        and "cpu 4 is over the platform's 2: registration is refused; raise" in ended.stdout
     )
     (tmp_path / "cluster.toml").write_text(LIMITS)
     ended = doctor(tmp_path, archive, "--limits", "cluster.toml")
@@ -53,10 +53,10 @@ def trained(directory: Path, **attempt: float) -> Path:
 
 def test_grace_periods_are_compared_with_the_measured_save(archive: Path, tmp_path: Path) -> None:
     (tmp_path / "cluster.toml").write_text(LIMITS)
-    slow = trained(tmp_path / "slow", save_seconds=45.5)
+    slow = trained(tmp_path / "slow", save_seconds=145.5)
     ended = doctor(tmp_path, archive, "--limits", "cluster.toml", "--trained", slow)
     assert ended.returncode == 1
-    assert f"terminationGracePeriodSeconds 30 is shorter than a save of 45.5 s (measured in {slow})" in ended.stdout
+    assert f"terminationGracePeriodSeconds 120 is shorter than a save of 145.5 s (measured in {slow})" in ended.stdout
     quick = trained(tmp_path / "quick", save_seconds=2.0)
     ended = doctor(tmp_path, archive, "--limits", "cluster.toml", "--trained", quick)
     assert ended.returncode == 0 and f"against a save of 2 s (measured in {quick})" in ended.stdout

@@ -94,39 +94,16 @@ def test_nccl_that_is_not_the_one_torch_asks_for(monkeypatch: pytest.MonkeyPatch
     assert "torch asks for 2.28.9" in gpus.nccl("NCCL", "2.28.9", wanted).problem
 
 
-@pytest.mark.parametrize(
-    ("files", "limit"),
-    [
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "400000 100000\n"}, 4),
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"}, 0),
-        (
-            {
-                "proc/self/cgroup": "0::/pods/mine\n",
-                "sys/fs/cgroup/pods/cpu.max": "150000 100000\n",
-                "sys/fs/cgroup/pods/mine/cpu.max": "800000 100000\n",
-            },
-            1.5,
-        ),
-        (
-            {
-                "proc/self/cgroup": "4:cpu,cpuacct:/kubepods/x\n3:memory:/kubepods/x\n",
-                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "250000\n",
-                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
-            },
-            2.5,
-        ),
-    ],
-)
-def test_the_limit_of_the_cgroup(tmp_path: Path, files: dict[str, str], limit: float) -> None:
-    assert node.cpu_limit(write(tmp_path, files)) == limit
-
-
-def test_cores_that_are_seen_and_not_given(tmp_path: Path) -> None:
+def test_cores_that_are_seen_and_not_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     root = write(tmp_path, {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "400000 100000\n"})
     (of_96,) = node.processors(root, 96)
-    assert of_96.found == "96 cores in the affinity mask, cgroup limit 4" and "96 threads on 4 CPUs" in of_96.problem
+    assert of_96.found == "96 cores in the affinity mask, cgroup limit 4, OMP_NUM_THREADS not set"
+    assert "96 threads on 4 CPUs" in of_96.problem
     (of_4,) = node.processors(root, 4)
     assert not of_4.problem
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    assert not next(node.processors(root, 96)).problem
 
 
 def test_memory_numa_and_interfaces(tmp_path: Path) -> None:
@@ -168,7 +145,7 @@ def test_shared_memory(monkeypatch: pytest.MonkeyPatch, mib: int, problem: bool)
 
 def test_a_machine_without_anything_to_read_says_why_and_raises_nothing(tmp_path: Path) -> None:
     found = {reading.what: reading.found for reading in node.read_node("s3x://nowhere", "http://127.0.0.1:1", tmp_path)}
-    for what in ("/dev/shm", "CPU", "memory", "NUMA", "network", "store", "clock"):
+    for what in ("/dev/shm", "memory", "NUMA", "network", "store", "clock"):
         assert found[what].startswith("not read: "), what
     assert "s3x:// is not supported" in found["store"]
 

@@ -62,7 +62,7 @@ def short_grace(package: Package) -> None:
 
 def no_gpus(package: Package) -> None:
     for kind in ("requests", "limits"):
-        del container(package)["resources"][kind]["gpu"]
+        del container(package)["resources"][kind]["nvidia.com/gpu"]
 
 
 def no_disk(package: Package) -> None:
@@ -163,9 +163,15 @@ def test_a_digest_does_not_move(healthy: Package) -> None:
     assert not found(healthy)
 
 
-def test_flytes_own_limits_refuse_this_package(healthy: Package) -> None:
-    said = {finding.what for finding in found(healthy, Limits())}
-    assert {"gpu 8 is over the platform's 1", "cpu 4 is over the platform's 2"} <= said
+def test_flytes_own_limits_refuse_this_package_and_would_quietly_take_its_gpus(healthy: Package) -> None:
+    said = {finding.what: finding.consequence for finding in found(healthy, Limits())}
+    assert said["cpu 4 is over the platform's 2"] == "registration is refused"
+    assert said["nvidia.com/gpu 8 is over the platform's 1"].endswith("propeller quietly gives the pod 1")
+
+
+def test_what_a_node_overrides_is_not_looked_at_by_admin(healthy: Package) -> None:
+    overridden(healthy)
+    assert all(finding.consequence.endswith("propeller quietly gives the pod 96") for finding in found(healthy))
 
 
 def test_a_task_in_a_plain_container() -> None:
