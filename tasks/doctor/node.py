@@ -151,7 +151,7 @@ def clock(store: str, endpoint: str) -> Iterator[Reading]:
     elif store.startswith(S3):
         source, ask = store, lambda: date_of_store(store)
     else:
-        why = "a local store has no clock of its own" if store else "there is no store to compare with"
+        why = "of stores only S3's clock is read" if store else "there is no store to compare with"
         yield Reading("clock", f"not read: {why}; give --endpoint URL")
         return
     before = time.time()

@@ -9,12 +9,11 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-
-from croniter import CroniterBadDateError, CroniterError, croniter
+from typing import Any
 
 from tasks.artifacts.training_record import read_attempt
+from tasks.cron import flaw
 from tasks.doctor.archive import GPU, Package, Use
 from tasks.doctor.bindings import attribute_paths
 from tasks.doctor.findings import Finding, Report
@@ -32,10 +31,9 @@ ASSUMED_SAVE_S = 30.0
 START_S = 15 * 60
 REFUSED = "registration is refused"
 MOVING_TAGS = frozenset({"latest", "main", "master", "dev", "edge", "nightly", "stable"})
-#: Five fields as robfig/cron's standard parser reads them; croniter would also take L, W, # and a sixth.
-NAMES = "jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec|sun|mon|tue|wed|thu|fri|sat"
-FIELDS = re.compile(rf"(?:[\d*?/,-]|{NAMES})+(?: +(?:[\d*?/,-]|{NAMES})+){{4}}", re.IGNORECASE)
-DESCRIPTORS = frozenset({"@yearly", "@annually", "@monthly", "@weekly", "@daily", "@midnight", "@hourly"})
+#: What Flyte's scheduler reads besides an expression's fields; croniter does not.
+TIME_ZONE = re.compile(r"^(CRON_)?TZ=\S+\s+")
+INTERVAL = "@every "
 USER = re.compile(r"^\s*(FROM|USER)\s+(\S+)", re.IGNORECASE)
 
 
@@ -240,27 +238,8 @@ def timeout_of_all_attempts(use: Use) -> Iterator[Finding]:
         )
 
 
-def never_fires(name: str, schedule: object) -> Iterator[Finding]:
-    cron = schedule.cron_schedule.schedule or schedule.cron_expression  # type: ignore[attr-defined]
-    if cron and (why := wrong_cron(cron)):
-        consequence = "nothing ever runs" if why == NEVER else REFUSED
-        yield Finding("error", name, f"cron {cron!r} {why}", consequence, 'write it as "0 2 * * *": 2:00 UTC every day')
-
-
-NEVER = "names no day that exists"
-
-
-def wrong_cron(cron: str) -> str:
-    """Why a cron expression never fires; empty if it does."""
-    cron = re.sub(r"^(CRON_)?TZ=\S+ +", "", cron.strip())
-    if cron in DESCRIPTORS or cron.startswith("@every "):
-        return ""
-    if not FIELDS.fullmatch(cron) or "7" in re.findall(r"\d+", cron.split()[4]):
-        return "is not five fields that Flyte reads"
-    try:
-        croniter(cron.replace("?", "*"), datetime.now(UTC)).get_next()
-    except CroniterBadDateError:
-        return NEVER
-    except CroniterError as error:
-        return f"is not five fields that Flyte reads ({error})"
-    return ""
+def never_fires(name: str, schedule: Any) -> Iterator[Finding]:
+    cron = TIME_ZONE.sub("", schedule.cron_schedule.schedule or schedule.cron_expression)
+    if cron and not cron.startswith(INTERVAL) and (why := flaw(cron)):
+        mend = 'write it as "0 2 * * *": 2:00 UTC every day'
+        yield Finding("error", name, f"cron {cron!r}: {why}", "it is refused, or nothing ever runs", mend)

@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
+from tasks.cron import next_times
 from tasks.settings import Settings, to_dict
-from workflows.schedules.cron import next_times
 from workflows.schedules.settings import (
     CHOICE,
     DEFAULT,

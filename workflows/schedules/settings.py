@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from tasks.collectives.config import CollectivesConfig
 from tasks.config import RunConfig
+from tasks.cron import flaw
 from tasks.errors import UserError
 from tasks.settings import Settings, settings
-from workflows.schedules.cron import flaw
 
 CHOICE = "SLIPSTREAM_SCHEDULES"
 DEFAULT = "development"
