@@ -34,7 +34,7 @@ from tests.support.operator import Attempt, read_outputs
 from tests.support.package import REPOSITORY, package
 from tests.support.processes import free_port
 
-BUCKET = "slipstream"
+BUCKET = "training-pods"
 TRAIN = "tasks.train.task.train"
 
 PROFILE = """

@@ -115,7 +115,7 @@ def test_what_cannot_finish_is_not_begun() -> None:
 
 
 def test_the_most_urgent_notice_counts() -> None:
-    watcher = Watcher([])
+    watcher = Watcher([], grace_s=None)
     for deadline, kept in ((100.0, 100.0), (200.0, 100.0), (50.0, 50.0), (None, 50.0)):
         watcher._take(Notice("test", "test", deadline))
         assert watcher.notice is not None and watcher.notice.deadline == kept
