@@ -6,9 +6,9 @@ from flytekit import workflow
 
 from tasks.collectives.config import CollectivesConfig
 from tasks.collectives.task import benchmark_collectives, tabulate
-from workflows.command_line import register_option_types
+from workflows.command_line import prepare_pyflyte
 
-register_option_types()
+prepare_pyflyte()
 
 
 @workflow

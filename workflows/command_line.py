@@ -57,7 +57,7 @@ def click_type_of(literal_type: LiteralType, python_type: Any) -> click.ParamTyp
     return DatasetParam() if python_type is StructuredDataset else flytekits_choice(literal_type, python_type)
 
 
-def register_option_types() -> None:
-    """Let ``pyflyte run`` use these types, and ``pyflyte`` explain a backend's errors; again it changes nothing."""
+def prepare_pyflyte() -> None:
+    """Let ``pyflyte`` read options by these types and explain a backend's errors; calling it again changes nothing."""
     click_types.literal_type_to_click_type = click_type_of
     explain_backend_errors()

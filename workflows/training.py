@@ -13,9 +13,9 @@ from tasks.report.summary import DataSummary, RunSummary
 from tasks.report.task import report, report_data
 from tasks.task import read_config
 from tasks.train.task import train
-from workflows.command_line import register_option_types
+from workflows.command_line import prepare_pyflyte
 
-register_option_types()
+prepare_pyflyte()
 
 
 @workflow

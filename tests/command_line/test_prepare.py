@@ -113,7 +113,7 @@ def test_a_killed_prepare_goes_on_when_it_is_started_again(pyflyte_run: Run, tmp
 
     again = pyflyte_run(*arguments, workflow="prepare")
     assert again.returncode == 0, again.stdout
-    # The file as columns, its survey, its encoding and two splits; the third was left.
+    # The file as columns, its scan, its encoding and two splits; the third was left.
     assert "prepare      resumes: 5 units of work were done" in again.stdout
     (made,) = (tmp_path / ".slipstream/prepare").iterdir()
     (tmp_path / ".slipstream").rename(tmp_path / "before")

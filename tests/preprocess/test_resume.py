@@ -231,7 +231,7 @@ def test_a_damaged_part_is_merged_again(parquet: Path, tmp_path: Path, monkeypat
     assert again.fingerprint == prepare(tmp_path / "whole", parquet).fingerprint
 
 
-def test_what_must_be_mended_leaves_no_workplace(tmp_path: Path) -> None:
+def test_what_must_be_mended_leaves_no_scratch(tmp_path: Path) -> None:
     table = pa.table({"x": [1.0, float("inf")] * 200, "y": [0, 1] * 200})
     pq.write_table(table, tmp_path / "t.parquet")
     with pytest.raises(UserError, match="infinite"):

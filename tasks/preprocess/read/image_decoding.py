@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import warnings
-from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -19,19 +18,6 @@ MODES = {1: "L", 3: "RGB"}
 
 class Unreadable(Exception):
     """The bytes are no whole picture that can be used; the text says why."""
-
-
-@dataclass(frozen=True)
-class Frame:
-    """The shape of all pictures of a set."""
-
-    channels: int
-    height: int
-    width: int
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        return self.channels, self.height, self.width
 
 
 def decode(raw: bytes, channels: int = 0, size: tuple[int, int] | None = None) -> np.ndarray:
