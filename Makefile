@@ -9,8 +9,9 @@ READY := $(VENV)/.ready
 run: $(READY)
 	$(BIN)/pyflyte run workflows/training.py train_and_export
 
+# Two files of tests at a time: most of a test is waiting for processes to start or for a deadline to pass.
 test: check
-	$(BIN)/python -m pytest -m "not prove"
+	$(BIN)/python -m pytest -m "not prove" --numprocesses 2 --dist loadfile
 
 check: $(READY)
 	$(BIN)/ruff check .
