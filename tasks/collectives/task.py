@@ -9,7 +9,7 @@ from flytekit import Deck, task
 from tasks.artifacts.versions import code_version
 from tasks.collectives.config import CollectivesConfig
 from tasks.flyte.elastic import Workspace, distributed
-from tasks.flyte.metadata import on
+from tasks.flyte.metadata import WITH_DECK, on
 from tasks.flyte.stage import MadeByElement, local_path, map_errors
 from tasks.settings import to_dict
 
@@ -32,7 +32,7 @@ def benchmark_collectives(workspace: Workspace, config: CollectivesConfig) -> Ma
     return workspace.work(body)  # type: ignore[return-value]  # what the agent returns is made of it
 
 
-@task(enable_deck=True, **on("report"))
+@task(**WITH_DECK, **on("report"))
 @map_errors
 def tabulate(network: MadeByElement) -> str:
     """The measurements as a table of plain text, which is also the task's deck."""

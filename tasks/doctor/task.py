@@ -11,7 +11,7 @@ from datetime import timedelta
 from flytekit import Deck, task
 
 from tasks.doctor.findings import Reading, readings_text
-from tasks.flyte.metadata import on
+from tasks.flyte.metadata import WITH_DECK, on
 from tasks.flyte.stage import map_errors
 
 #: As training is placed, so that it lands where training does; but never cached, and it costs minutes.
@@ -26,7 +26,7 @@ class NodeCheck:
     problems: list[str]
 
 
-@task(enable_deck=True, **PLACED)
+@task(**WITH_DECK, **PLACED)
 @map_errors
 def check_node(pod: int, store: str, endpoint: str) -> NodeCheck:
     """Read the node of pod number ``pod``; its table is in the deck and in the log."""

@@ -22,6 +22,9 @@ MEASURED = ("collectives", "export")
 #: adlfs does not take the metadata that flytekit attaches to what it uploads: every task fails whose outputs are on
 #: Azure.
 FLYTEKIT = {"FLYTE_PERSISTENCE_ATTACH_EXECUTION_METADATA": "false"}
+#: For a task with a deck of its own, and none of flytekit's: for the list of dependencies it runs pip in the pod, which
+#: takes seconds and asks the network whether there is a newer pip.
+WITH_DECK: dict[str, Any] = {"enable_deck": True, "deck_fields": ()}
 
 
 def on(stage: str, besides: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from flytekit import Deck, FlyteContextManager, current_context, task
 
 from tasks.config import RunConfig
-from tasks.flyte.metadata import on
+from tasks.flyte.metadata import WITH_DECK, on
 from tasks.flyte.stage import (
     ArtifactDirectory,
     MadeByElement,
@@ -26,7 +26,7 @@ from tasks.settings import to_dict
 RUNS = Path("runs")
 
 
-@task(enable_deck=True, **on("report"))
+@task(**WITH_DECK, **on("report"))
 @map_errors
 def report(
     prepared: ArtifactDirectory,
@@ -60,7 +60,7 @@ def report(
     return summary if local else replace(summary, directory=kept(summary.directory))
 
 
-@task(enable_deck=True, **on("report"))
+@task(**WITH_DECK, **on("report"))
 @map_errors
 def report_data(prepared: ArtifactDirectory, stages: list[StageRun]) -> DataSummary:
     """Put the data card and the prepared data into a directory of this run. Never cached, as :func:`report`."""
@@ -77,7 +77,7 @@ def report_data(prepared: ArtifactDirectory, stages: list[StageRun]) -> DataSumm
     return summary if local else replace(summary, directory=kept(summary.directory))
 
 
-@task(enable_deck=True, **on("report"))
+@task(**WITH_DECK, **on("report"))
 @map_errors
 def report_night(summary: RunSummary, cron: str, kickoff: datetime) -> NightSummary:
     """The report of a run that the schedule ``cron`` started for ``kickoff``: its summary, and which runs of the

@@ -79,3 +79,8 @@ def test_a_pod_uploads_what_it_made(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_every_report_is_made_anew() -> None:
     assert not report.metadata.cache
+
+
+def test_a_deck_is_the_tasks_own_alone() -> None:
+    """flytekit's deck of dependencies would run pip in the pod, which asks the network for a newer pip."""
+    assert not report.disable_deck and not report.deck_fields
