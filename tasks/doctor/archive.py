@@ -35,7 +35,7 @@ class Package:
 
     tasks: Mapping[str, Any]
     workflows: Mapping[str, Any]
-    plans: Mapping[str, Any]
+    launch_plans: Mapping[str, Any]
 
     def uses(self) -> list[Use]:
         """Every task by itself, and once more for each node that changes something about it."""

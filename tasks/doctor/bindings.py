@@ -91,6 +91,6 @@ def outputs_of(package: Package, node: Any) -> Any:
     if node.HasField("task_node"):
         source = package.tasks.get(node.task_node.reference_id.name)
     else:
-        plan = package.plans.get(node.workflow_node.launchplan_ref.name)
+        plan = package.launch_plans.get(node.workflow_node.launchplan_ref.name)
         source = package.workflows.get(plan.workflow_id.name if plan else node.workflow_node.sub_workflow_ref.name)
     return source.interface.outputs.variables if source is not None else {}

@@ -67,7 +67,7 @@ def check_package(package: Package, limits: Limits, save: Save, dockerfiles: lis
         findings += moving_image(use)
         findings += user_of_pod(use)
         findings += timeout_of_all_attempts(use)
-    for name, plan in package.plans.items():
+    for name, plan in package.launch_plans.items():
         findings += never_fires(name, plan.entity_metadata.schedule)
     needs_number = any(runs_as_non_root(use) for use in uses)
     for file in dockerfiles:
@@ -76,7 +76,7 @@ def check_package(package: Package, limits: Limits, save: Save, dockerfiles: lis
     limited = ", ".join(f"{limit} {name}" for name in LIMITED if (limit := limits.of(name)))
     checked = [
         f"attribute paths, spot and retries, timeouts, accelerators, disk, users and schedules of {len(package.tasks)} "
-        f"tasks, {len(package.workflows)} workflows, {len(package.plans)} launch plans",
+        f"tasks, {len(package.workflows)} workflows, {len(package.launch_plans)} launch plans",
         f"requests against the platform's limits of {limited}",
         f"grace periods against a save of {save.seconds:g} s ({save.source})",
         f"images {', '.join(images)}",

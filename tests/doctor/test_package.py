@@ -298,7 +298,7 @@ def test_the_images_of_this_project_have_a_number(healthy: Package) -> None:
 
 
 def scheduled(package: Package, cron: str) -> Package:
-    package.plans[NIGHTLY].entity_metadata.schedule.cron_schedule.schedule = cron
+    package.launch_plans[NIGHTLY].entity_metadata.schedule.cron_schedule.schedule = cron
     return package
 
 

@@ -16,7 +16,7 @@ from flyteidl.core.literals_pb2 import LiteralMap
 from tests.support.cluster.bucket import Bucket
 from tests.support.cluster.budgets import Verdict
 from tests.support.cluster.kills import How, Kill, Kills
-from tests.support.cluster.operator import Aborted, watch_job, watch_pod
+from tests.support.cluster.operator import Aborted, never, watch_job, watch_pod
 from tests.support.cluster.outcome import read_outcome
 from tests.support.cluster.pods import Pod
 from tests.support.faulty_s3 import FaultyS3
@@ -32,17 +32,14 @@ def start(tmp_path: Path) -> Iterator[Start]:
     pods: list[Pod] = []
 
     def begin(script: str, grace_s: float = 5.0) -> Pod:
-        pods.append(Pod(f"p{len(pods)}", ["sh", "-c", script], {}, tmp_path / f"p{len(pods)}", grace_s))
+        name = f"p{len(pods)}"
+        pods.append(Pod.start(name, ["sh", "-c", script], {}, tmp_path / name, grace_s))
         return pods[-1]
 
     yield begin
     for pod in pods:
         pod.kill()
         pod.waiting.join()
-
-
-def never(index: int) -> Pod:
-    raise AssertionError("no pod was to be made anew")
 
 
 NOT_ABORTED = threading.Event()

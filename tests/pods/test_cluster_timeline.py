@@ -24,7 +24,7 @@ def record(tmp_path: Path) -> Record:
         attempt = made.begin("n3", "tasks.train.task.train", number, budget, pods=2)
         for worker in range(2):
             name = f"n3-{number}-worker-{worker}"
-            attempt.pods.append(Pod(name, ["true"], {}, tmp_path / name, 1.0))
+            attempt.pods.append(Pod.start(name, ["true"], {}, tmp_path / name, 1.0))
             attempt.pods[-1].waiting.join()
         if verdict.payer:
             attempt.pods[0].struck = "SIGKILL"

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.operator import FAILED, RETRIED, SUCCEEDED, Attempt, operate
-from tests.support.training_pods import Cluster, Pod, finish, pods_of_job, python_path, until_saved
+from tests.support.cluster.operator import run_job
+from tests.support.cluster.pods import Pod
+from tests.support.training_pods import Cluster, pods_of_job, python_path, until_saved
 
 #: One rank has too little memory, at a step and after a time of its own.
 OUT_OF_MEMORY = """
@@ -41,7 +42,7 @@ def slow_agent(directory: Path, seconds: float) -> dict[str, str]:
 
 
 def said(pods: list[Pod]) -> str:
-    return "\n".join(finish(pod) for pod in pods)
+    return "\n".join(pod.finish() for pod in pods)
 
 
 @pytest.mark.prove
@@ -51,9 +52,9 @@ def test_a_slow_upload_is_finished_whoever_is_last(last: int, cluster: Cluster, 
     cluster.server.slow = {f"/{name}/raw/": 10.0}
     variables = [slow_agent(tmp_path, 25.0) if number == last else {} for number in range(2)]
     pods = pods_of_job(cluster, name, variables=variables)
-    attempt = operate(pods, lambda: cluster.attempt(name))
-    assert attempt == Attempt(SUCCEEDED), said(pods)
-    assert cluster.attempt(name) == attempt and [pod.returncode for pod in pods] == [0, 0], said(pods)
+    verdict = run_job(pods, lambda: cluster.verdict(name))
+    assert verdict.succeeded, said(pods)
+    assert cluster.verdict(name) == verdict and [pod.exit_code for pod in pods] == [0, 0], said(pods)
     assert (cluster.trained(name, tmp_path / "model") / "best.safetensors").exists()
 
 
@@ -62,10 +63,11 @@ def out_of_memory(cluster: Cluster, name: str, tmp_path: Path, rank: int, draw: 
     code = OUT_OF_MEMORY.format(rank=rank, step=draw.randint(1, 20), seconds=draw.uniform(0, 1))
     variables = python_path(tmp_path, code)
     pods = pods_of_job(cluster, name, processes=2, inputs="endless", variables=[variables, variables])
-    attempt = operate(pods, lambda: cluster.attempt(name))
-    assert attempt.result == FAILED and "training.accumulation: out of memory" in attempt.message, said(pods)
+    verdict = run_job(pods, lambda: cluster.verdict(name))
+    assert verdict.payer and not verdict.recoverable, said(pods)
+    assert "training.accumulation: out of memory" in verdict.cause, said(pods)
     # Pods that ended after propeller had read changed nothing.
-    assert cluster.attempt(name) == attempt, said(pods)
+    assert cluster.verdict(name) == verdict, said(pods)
 
 
 def test_out_of_memory_in_the_pod_without_rank_0_is_final(cluster: Cluster, tmp_path: Path) -> None:
@@ -85,6 +87,6 @@ def test_a_preempted_job_spends_its_own_retries(victim: int, cluster: Cluster) -
     pods = pods_of_job(cluster, name, inputs="endless")
     until_saved(cluster, pods[victim], name)
     pods[victim].terminate()
-    attempt = operate(pods, lambda: cluster.attempt(name))
-    assert (attempt.result, attempt.budget) == (RETRIED, "user"), said(pods)
-    assert "SIGTERM" in attempt.message and [pod.returncode for pod in pods] == [0, 0], said(pods)
+    verdict = run_job(pods, lambda: cluster.verdict(name))
+    assert (verdict.payer, verdict.recoverable) == ("user", True), said(pods)
+    assert "SIGTERM" in verdict.cause and [pod.exit_code for pod in pods] == [0, 0], said(pods)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 from google.protobuf.json_format import MessageToDict
 
+from tasks.doctor.archive import Package, nodes_of
 from tasks.hardware.cpus import CPU
 from tasks.hardware.memory import MEMORY
 from tasks.hardware.profile import RESOLVED, load, names
-from tests.support.package import IMAGE, Package, package
+from tests.support.cluster.pods import primary_container
+from tests.support.package import IMAGE, package
 
 STAGES = {
     "tasks.preprocess.task.list_data": "fingerprint",
@@ -73,7 +75,7 @@ def test_every_task_carries_its_metadata(packaged: tuple[str, Package]) -> None:
         # Where data lies makes no difference: what it is comes from the fingerprint.
         besides = ["listing"] if task_name == "tasks.preprocess.task.prepare" else []
         assert list(metadata.cache_ignore_input_vars) == besides, task_name
-        environment = environment_of(template)
+        environment = primary_container(template).environment
         if template.HasField("container"):
             image, resources = template.container.image, template.container.resources
             for entries in (resources.limits, resources.requests):
@@ -162,28 +164,17 @@ def test_a_table_is_prepared_by_as_many_pods_as_the_profile_says(packaged: tuple
                 assert node.node.metadata.interruptible == place.interruptible
                 task = made.tasks[node.node.task_node.reference_id.name]
                 assert task.metadata.discoverable and task.metadata.retries.retries == place.retries
-                assert json.loads(environment_of(task)[RESOLVED])["name"] == name
+                assert json.loads(primary_container(task).environment[RESOLVED])["name"] == name
                 tolerations = MessageToDict(task.k8s_pod).get("podSpec", {}).get("tolerations", [])
                 assert {toleration["key"] for toleration in tolerations} == {t.key for t in place.tolerations}
-
-
-def with_branches(nodes: Iterable[Any]) -> list[Any]:
-    """The nodes, and those of the cases of a conditional, whose bindings are to nodes around it."""
-    found = []
-    for node in nodes:
-        found.append(node)
-        if node.HasField("branch_node"):
-            choice = node.branch_node.if_else
-            found += [choice.case.then_node, *(case.then_node for case in choice.other), choice.else_node]
-    return found
 
 
 def test_no_input_is_a_path_into_a_structure(packaged: tuple[str, Package]) -> None:
     """Flyte writes such an input anew, in random order, for each execution, so that its cache never hits."""
     bindings = [
-        (workflow, node.id, binding)
+        (workflow, identity, binding)
         for workflow, template in packaged[1].workflows.items()
-        for node in with_branches(template.nodes)
+        for identity, node in nodes_of(template)
         for binding in node.inputs
     ]
     assert len(bindings) > 50
@@ -191,12 +182,6 @@ def test_no_input_is_a_path_into_a_structure(packaged: tuple[str, Package]) -> N
         assert "attr_path" not in json.dumps(MessageToDict(binding.binding, preserving_proto_field_name=True)), (
             f"{workflow}, {node}: {binding.var}"
         )
-
-
-def environment_of(task: Any) -> dict[str, str]:
-    if task.HasField("container"):
-        return {pair.key: pair.value for pair in task.container.env}
-    return {variable["name"]: variable["value"] for variable in pod_of(task)["containers"][0]["env"]}
 
 
 def pod_of(task: Any) -> dict[str, Any]:
@@ -232,7 +217,7 @@ def test_each_night_looks_at_the_data_afresh(packaged: tuple[str, Package]) -> N
     """The stage that is cached depends on one that never is, and that one reads the data's bytes."""
     made = packaged[1]
     outer = {node.id: node for node in made.workflows[WORKFLOW].nodes}
-    nodes = with_branches(outer.values())
+    nodes = [node for _, node in nodes_of(made.workflows[WORKFLOW])]
     sources = [b.binding.promise for node in nodes for b in node.inputs if b.binding.promise.var == "source"]
     assert len(sources) == (1 if load(packaged[0]).asked("prepare").nodes == 1 else 3)
     for source in sources:

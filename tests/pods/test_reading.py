@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from flytekit.types.directory import FlyteDirectory
 
 from tasks.artifacts.format import MANIFEST, Artifact, ArtifactWriter
 from tasks.artifacts.prepared import KIND, SAMPLED_BLOCKS, SPLITS, PreparedData
+from tasks.doctor.archive import Package
 from tasks.export.config import ExportConfig
 from tasks.flyte.stage import StageRun
 from tasks.models.config import ModelConfig
@@ -26,8 +25,10 @@ from tasks.models.trained import write_trained
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import prepare
 from tasks.storage.s3 import client, client_of
+from tests.support.cluster.bucket import Bucket
+from tests.support.cluster.pods import Pod, primary_container, rendered, values_of
 from tests.support.faulty_s3 import CREDENTIALS, FaultyS3, faulty_s3
-from tests.support.package import Package, package
+from tests.support.package import package
 from tests.support.tables import table_text
 
 BUCKET = "slipstream"
@@ -85,30 +86,13 @@ def run_pod(packaged: Package, task: str, workdir: Path, **inputs: tuple[Any, ty
         name: TypeEngine.to_literal(context, value, kind, TypeEngine.to_literal_type(kind)).to_flyte_idl()
         for name, (value, kind) in inputs.items()
     }
-    client().put_object(Bucket=BUCKET, Key="inputs.pb", Body=LiteralMap(literals=literals).SerializeToString())
-    template = packaged.tasks[task]
-    fills = {
-        "input": f"s3://{BUCKET}/inputs.pb",
-        "outputPrefix": f"s3://{BUCKET}/made/outputs",
-        "rawOutputDataPrefix": f"s3://{BUCKET}/made/raw",
-        "checkpointOutputPrefix": f"s3://{BUCKET}/made/checkpoints",
-        "prevCheckpointPrefix": '""',
-    }
-    command = [re.sub(r"\{\{\.(\w+)\}\}", lambda m: fills[m[1]], part) for part in template.container.args]
-    keys = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL", "AWS_DEFAULT_REGION"}
-    environment = {
-        **{name: os.environ[name] for name in keys},
-        "FLYTE_AWS_ENDPOINT": os.environ["AWS_ENDPOINT_URL"],
-        "FLYTE_AWS_ACCESS_KEY_ID": os.environ["AWS_ACCESS_KEY_ID"],
-        "FLYTE_AWS_SECRET_ACCESS_KEY": os.environ["AWS_SECRET_ACCESS_KEY"],
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "HOME": str(workdir),
-        "FLYTE_INTERNAL_EXECUTION_ID": "reading",
-        **{pair.key: pair.value for pair in template.container.env},
-    }
-    pod = subprocess.run(command, cwd=workdir, env=environment, capture_output=True, text=True, timeout=180)
-    made = client().list_objects_v2(Bucket=BUCKET, Prefix="made/outputs").get("Contents", [])
-    assert any(item["Key"].endswith("outputs.pb") for item in made), pod.stdout + pod.stderr
+    bucket = Bucket(os.environ["AWS_ENDPOINT_URL"], BUCKET)
+    bucket.write("inputs.pb", LiteralMap(literals=literals).SerializeToString())
+    container = primary_container(packaged.tasks[task])
+    command = rendered(container.command, values_of(bucket.uri("inputs.pb"), bucket.uri("made")))
+    environment = {**bucket.environment, "FLYTE_INTERNAL_EXECUTION_ID": "reading", **container.environment}
+    said = Pod.start("reading", command, environment, workdir / "pod").finish()
+    assert "made/outputs/outputs.pb" in bucket.keys("made/outputs"), said
 
 
 def test_a_pod_of_the_report_asks_for_no_rows(

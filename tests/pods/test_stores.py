@@ -6,10 +6,6 @@ attempt.
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -23,8 +19,9 @@ from flytekit.types.directory import FlyteDirectory
 from tasks.models.config import ModelConfig
 from tasks.storage import download_all
 from tasks.train.config import TrainingConfig
+from tests.support.cluster.pods import Pod, primary_container, rendered, values_of
 from tests.support.faulty_stores import Remote
-from tests.support.package import REPOSITORY, package
+from tests.support.package import package
 from tests.support.toys import table
 
 TRAIN = "tasks.train.task.train"
@@ -54,29 +51,18 @@ def put_inputs(remote: Remote, prepared: Path) -> None:
     remote.storage.put("inputs.pb", LiteralMap(literals=literals).SerializeToString())
 
 
-def start(remote: Remote, template: Any, workdir: Path, name: str, previous: str = "") -> subprocess.Popen[str]:
-    fills = {
-        "input": f"{remote.base}/inputs.pb",
-        "outputPrefix": f"{remote.base}/{name}/outputs",
-        "rawOutputDataPrefix": f"{remote.base}/{name}/raw",
-        "checkpointOutputPrefix": f"{remote.base}/{name}/checkpoints",
-        "prevCheckpointPrefix": f"{remote.base}/{previous}/checkpoints" if previous else '""',
-    }
-    command = [re.sub(r"\{\{\.(\w+)\}\}", lambda m: fills[m[1]], part) for part in template.container.args]
+def start(remote: Remote, template: Any, workdir: Path, name: str, previous: str = "") -> Pod:
+    container = primary_container(template)
+    before = f"{remote.base}/{previous}" if previous else ""
+    values = values_of(f"{remote.base}/inputs.pb", f"{remote.base}/{name}", before)
     environment = {
         **remote.environment,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "HOME": str(workdir),
-        "PYTHONPATH": str(REPOSITORY),
         "FLYTE_INTERNAL_EXECUTION_ID": "stores",
         # gcsfs, with which flytekit transfers outputs, else asks Google what kind of bucket it is.
         "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
-        **{pair.key: pair.value for pair in template.container.env},
+        **container.environment,
     }
-    (workdir / name).mkdir()
-    return subprocess.Popen(
-        command, cwd=workdir / name, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    return Pod.start(name, rendered(container.command, values), environment, workdir / name)
 
 
 @pytest.mark.parametrize("remote", ["gs"], indirect=True)
@@ -86,13 +72,13 @@ def test_a_killed_training_pod_goes_on_where_its_store_is(remote: Remote, templa
     pod = start(remote, template, tmp_path, "first")
     deadline = time.monotonic() + 120
     while not any(key.endswith("/manifest.json") for key in remote.storage.list("first/checkpoints/")):
-        assert pod.poll() is None and time.monotonic() < deadline, pod.communicate()[0]
+        assert pod.running and time.monotonic() < deadline, pod.said()
         time.sleep(0.1)
     pod.kill()
-    pod.communicate()
+    pod.finish()
     again = start(remote, template, tmp_path, "second", "first")
-    said, _ = again.communicate(timeout=180)
-    assert again.returncode == 0 and "goes on from step" in said, said
+    said = again.finish()
+    assert again.exit_code == 0 and "goes on from step" in said, said
     assert "second/outputs/error.pb" not in remote.storage.list("second/outputs"), said
     outputs = LiteralMap.FromString(remote.storage.get("second/outputs/outputs.pb", tmp_path).read_bytes())
     made = download_all(outputs.literals["artifact"].scalar.blob.uri, tmp_path / "made")

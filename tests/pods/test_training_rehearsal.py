@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from tests.support.operator import RETRIED, SUCCEEDED, Attempt, operate
-from tests.support.training_pods import BUG, Cluster, finish, pods_of_job, python_path, until_saved, worker_of
+from tests.support.cluster.operator import run_job
+from tests.support.training_pods import BUG, Cluster, pods_of_job, python_path, until_saved, worker_of
 
 
 @pytest.fixture(scope="module")
@@ -20,10 +20,10 @@ def world(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model that two undisturbed pods train. Its upload is slow: the pod without rank 0 is done long before."""
     cluster.server.slow = {"/world/raw/": 2.0}
     pods = pods_of_job(cluster, "world")
-    attempt = operate(pods, lambda: cluster.attempt("world"))
-    outputs = [finish(pod) for pod in pods]
-    assert attempt == Attempt(SUCCEEDED), outputs
-    assert [pod.returncode for pod in pods] == [0, 0], outputs
+    verdict = run_job(pods, lambda: cluster.verdict("world"))
+    outputs = [pod.finish() for pod in pods]
+    assert verdict.succeeded, outputs
+    assert [pod.exit_code for pod in pods] == [0, 0], outputs
     assert all("streams s3://" in output for output in outputs), outputs
     return cluster.trained("world", tmp_path_factory.mktemp("world"))
 
@@ -36,7 +36,7 @@ def test_two_pods_of_a_pytorchjob_form_one_world(cluster: Cluster, world: Path) 
     # Each rank took its own half of every batch: another world size gives the same global batches.
     assert history["best"]["accuracy"] > 0.9
     # One process group of two took checkpoints; two groups of one would each have claimed an attempt.
-    assert cluster.keys("world/checkpoints/attempts") == ["world/checkpoints/attempts/0001"]
+    assert cluster.bucket.keys("world/checkpoints/attempts") == ["world/checkpoints/attempts/0001"]
 
 
 @pytest.mark.prove
@@ -49,18 +49,18 @@ def test_one_of_two_pods_is_killed_and_the_second_attempt_ends_the_same(
     until_saved(cluster, pods[0], first)
     pods[victim].kill()
     survivor = pods[1 - victim]
-    output = finish(survivor)
+    output = survivor.finish()
     # What a cluster does: it takes the job for failed, whatever the other pod says, and starts both again.
-    assert survivor.returncode is not None and not [
-        key for key in cluster.keys(f"{first}/outputs") if key.endswith("outputs.pb")
+    assert survivor.exit_code is not None and not [
+        key for key in cluster.bucket.keys(f"{first}/outputs") if key.endswith("outputs.pb")
     ], output
-    if f"{first}/outputs/error.pb" in cluster.keys(f"{first}/outputs"):
-        error = cluster.error(first).error
+    if f"{first}/outputs/error.pb" in cluster.bucket.keys(f"{first}/outputs"):
+        error = cluster.error(first)
         assert error.kind == error.RECOVERABLE, output
 
     pods = pods_of_job(cluster, second, previous=first)
-    outputs = [finish(pod) for pod in pods]
-    assert [pod.returncode for pod in pods] == [0, 0], outputs
+    outputs = [pod.finish() for pod in pods]
+    assert [pod.exit_code for pod in pods] == [0, 0], outputs
     assert any("goes on from step" in output for output in outputs), outputs
     resumed = cluster.trained(second, tmp_path)
     assert f"{first}/checkpoints/step-" in json.loads((resumed / "attempt.json").read_text())["resumed_from"]
@@ -69,18 +69,18 @@ def test_one_of_two_pods_is_killed_and_the_second_attempt_ends_the_same(
 
 def test_the_second_attempt_goes_on_where_the_first_was_killed(cluster: Cluster, tmp_path: Path) -> None:
     whole = cluster.pod(1, "whole")
-    output = finish(whole)
-    assert whole.returncode == 0, output
+    output = whole.finish()
+    assert whole.exit_code == 0, output
 
     first = cluster.pod(1, "attempt1")
     until_saved(cluster, first, "attempt1")
-    first.send_signal(signal.SIGKILL)
-    finish(first)
-    assert first.returncode == -signal.SIGKILL and not cluster.keys("attempt1/outputs")
+    first.kill()
+    first.finish()
+    assert first.exit_code == -signal.SIGKILL and not cluster.bucket.keys("attempt1/outputs")
 
     second = cluster.pod(1, "attempt2", previous="attempt1")
-    output = finish(second)
-    assert second.returncode == 0, output
+    output = second.finish()
+    assert second.exit_code == 0, output
     resumed = cluster.trained("attempt2", tmp_path / "resumed")
     attempt = json.loads((resumed / "attempt.json").read_text())
     assert "attempt1/checkpoints/step-" in attempt["resumed_from"]
@@ -103,8 +103,8 @@ def test_a_worker_lost_to_a_signal_is_worth_another_attempt(cluster: Cluster) ->
     pod = cluster.pod(1, "lost", inputs="endless")
     until_saved(cluster, pod, "lost")
     os.kill(worker_of(pod), signal.SIGKILL)
-    output = finish(pod)
-    error = cluster.error("lost").error
+    output = pod.finish()
+    error = cluster.error("lost")
     assert error.kind == error.RECOVERABLE, output
     assert "rank 0 was lost to SIGKILL" in error.message
 
@@ -113,13 +113,13 @@ def test_a_worker_lost_to_a_signal_is_worth_another_attempt(cluster: Cluster) ->
 def test_a_pod_that_is_told_to_end_saves_and_is_worth_another_attempt(cluster: Cluster) -> None:
     pod = cluster.pod(1, "told", inputs="endless")
     until_saved(cluster, pod, "told")
-    pod.send_signal(signal.SIGTERM)
-    output = finish(pod)
-    assert not [key for key in cluster.keys("told/outputs") if key.endswith("outputs.pb")], "an empty success"
-    attempt = cluster.attempt("told")
-    assert (attempt.result, attempt.budget) == (RETRIED, "system"), output
-    (key,) = [key for key in cluster.keys("told/checkpoints") if "/ledger/" in key]
-    page = json.loads(cluster.read(key))
+    pod.terminate()
+    output = pod.finish()
+    assert not [key for key in cluster.bucket.keys("told/outputs") if key.endswith("outputs.pb")], "an empty success"
+    verdict = cluster.verdict("told")
+    assert (verdict.payer, verdict.recoverable) == ("system", True), output
+    (key,) = [key for key in cluster.bucket.keys("told/checkpoints") if "/ledger/" in key]
+    page = json.loads(cluster.bucket.read(key))
     assert page["ended"].startswith(f"left at step {page['last_step']}, saved"), page
     assert page["saved_step"] == page["last_step"], "work was lost though there was time to save it"
 
@@ -127,8 +127,8 @@ def test_a_pod_that_is_told_to_end_saves_and_is_worth_another_attempt(cluster: C
 @pytest.mark.prove
 def test_what_another_attempt_cannot_help_is_not_retried(cluster: Cluster, tmp_path: Path) -> None:
     pod = cluster.pod(1, "bug", inputs="inputs", **python_path(tmp_path, BUG))
-    output = finish(pod)
-    error = cluster.error("bug").error
+    output = pod.finish()
+    error = cluster.error("bug")
     assert error.kind == error.NON_RECOVERABLE, output
     assert "a bug in the step" in error.message
 
@@ -146,8 +146,8 @@ def test_a_pod_that_disagrees_with_its_profile_refuses_to_start(
 ) -> None:
     name = f"refused-{nodes}-{len(variables)}"
     pod = cluster.pod(nodes, name, **variables)
-    finish(pod)
-    error = cluster.error(name).error
+    pod.finish()
+    error = cluster.error(name)
     assert message in error.message
     assert error.kind == error.NON_RECOVERABLE
-    assert not [key for key in cluster.keys(name) if not key.endswith("error.pb") and "deck" not in key]
+    assert not [key for key in cluster.bucket.keys(name) if not key.endswith("error.pb") and "deck" not in key]

@@ -11,9 +11,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import boto3
 import pytest
 from flyteidl.core.errors_pb2 import ContainerError, ErrorDocument
 from flytekit.exceptions.user import FlyteRecoverableException
@@ -25,14 +23,14 @@ from tasks.flyte.departure import one_verdict
 from tasks.flyte.failures import PodPreempted
 from tasks.flyte.verdict import OutputPrefix, Verdict, error_document
 from tasks.storage import open_reader, retry
+from tests.support.cluster.bucket import Bucket
+from tests.support.cluster.budgets import Verdict as PropellersVerdict
+from tests.support.cluster.operator import run_job
+from tests.support.cluster.outcome import read_outcome
+from tests.support.cluster.pods import Pod
 from tests.support.faulty_s3 import CREDENTIALS, FaultyS3
 from tests.support.job_pods import LOST_PEER, OUT_OF_MEMORY, PREEMPTED, Play, pod
-from tests.support.operator import FAILED, RETRIED, SUCCEEDED, Attempt, operate, read_outputs
 from tests.support.processes import FORK
-
-
-def client(environment: dict[str, str]) -> Any:
-    return boto3.client("s3", endpoint_url=environment["AWS_ENDPOINT_URL"], region_name="us-east-1")
 
 
 @pytest.fixture
@@ -42,26 +40,25 @@ def environment(store: FaultyS3) -> Iterator[dict[str, str]]:
     store.plan.clear()
 
 
-def objects(environment: dict[str, str], prefix: str) -> dict[str, bytes]:
-    s3 = client(environment)
-    found = s3.list_objects_v2(Bucket="bucket", Prefix=f"{prefix}/").get("Contents", [])
-    return {o["Key"].rpartition("/")[2]: s3.get_object(Bucket="bucket", Key=o["Key"])["Body"].read() for o in found}
-
-
-def run_job(name: str, environment: dict[str, str], tmp_path: Path, plays: list[Play], aggregated: bool) -> Attempt:
+def verdict_of(
+    name: str, environment: dict[str, str], tmp_path: Path, plays: list[Play], aggregated: bool = False
+) -> PropellersVerdict:
+    """Run the pods of a job, each as its play says, to the verdict on them all."""
     strategy = {"_F_DES": "earliest"} if aggregated else {}
-    pods = [
+    processes = [
         FORK.Process(target=pod, args=(f"s3://bucket/{name}", {**environment, **strategy}, tmp_path / f"{i}", play))
         for i, play in enumerate(plays)
     ]
-    for process in pods:
+    for process in processes:
         process.start()
-    attempt = operate(pods, lambda: read_outputs(objects(environment, name), aggregated), grace_s=10)
+    pods = [Pod(f"{name}-{i}", each, tmp_path / f"{i}.log", grace_s=10) for i, each in enumerate(processes)]
+    bucket = Bucket(environment["AWS_ENDPOINT_URL"], "bucket")
+    verdict = run_job(pods, lambda: read_outcome(bucket, name, aggregated)[0])
     # What was read while pods still ran is what stays.
-    assert read_outputs(objects(environment, name), aggregated) == attempt
+    assert read_outcome(bucket, name, aggregated)[0] == verdict
     # A pod that was still at work when it was told to end dies of it.
-    assert {process.exitcode for process in pods} <= {0, -signal.SIGTERM}
-    return attempt
+    assert {each.exit_code for each in pods} <= {0, -signal.SIGTERM}
+    return verdict
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -76,9 +73,9 @@ def test_out_of_memory_on_any_rank_in_any_order_is_final(
         draw.shuffle(workers)
         plays.append(Play(workers, seconds=draw.uniform(0, 0.3), agent_s=draw.choice([0.0, 0.3])))
     store.slow = {"error": draw.choice([0.0, 0.3])}
-    attempt = run_job(f"order-{seed}", environment, tmp_path, plays, aggregated)
-    assert attempt.result == FAILED, attempt
-    assert "training.accumulation: out of memory" in attempt.message
+    verdict = verdict_of(f"order-{seed}", environment, tmp_path, plays, aggregated)
+    assert verdict.payer and not verdict.recoverable, verdict
+    assert "training.accumulation: out of memory" in verdict.cause
 
 
 @pytest.mark.parametrize(
@@ -88,8 +85,8 @@ def test_without_a_cause_the_attempt_is_repeated(
     error: Exception, message: str, environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plays = [Play([(0, error), (1, error)], 0.0), Play([(2, error), (3, error)], 0.1)]
-    attempt = run_job(message[:4], environment, tmp_path, plays, aggregated=False)
-    assert (attempt.result, attempt.budget) == (RETRIED, "user") and message in attempt.message
+    verdict = verdict_of(message[:4], environment, tmp_path, plays)
+    assert (verdict.payer, verdict.recoverable) == ("user", True) and message in verdict.cause
 
 
 @pytest.mark.parametrize("last", [0, 1])
@@ -98,13 +95,12 @@ def test_a_pod_that_is_done_waits_for_the_result(
 ) -> None:
     store.slow = {"outputs.pb": 1.0}
     plays = [Play([(0, None), (1, None)], 0.2 * (last == 0)), Play([(2, None), (3, None)], 0.2 * (last == 1))]
-    attempt = run_job(f"last-{last}", environment, tmp_path, plays, aggregated=False)
-    assert attempt == Attempt(SUCCEEDED)
+    assert verdict_of(f"last-{last}", environment, tmp_path, plays).succeeded
 
 
 def test_a_pod_that_fails_after_the_result_leaves_it_alone(environment: dict[str, str], tmp_path: Path) -> None:
     plays = [Play([(0, None), (1, None)], 0.0), Play([(2, None), (3, OUT_OF_MEMORY)], 0.5)]
-    assert run_job("late", environment, tmp_path, plays, aggregated=False) == Attempt(SUCCEEDED)
+    assert verdict_of("late", environment, tmp_path, plays).succeeded
 
 
 def test_a_store_that_stays_away_ends_no_wait(
@@ -114,7 +110,7 @@ def test_a_store_that_stays_away_ends_no_wait(
     monkeypatch.setattr(retry, "ATTEMPTS", 2)
     prefix = OutputPrefix("s3://bucket/away")
     store.inject("GET", *["503"] * 7, "403")
-    client(environment).put_object(Bucket="bucket", Key="away/outputs.pb")
+    Bucket(store.url, "bucket").write("away/outputs.pb", b"")
     assert departure.wait_for(prefix, 30, lambda found: found is not Verdict.NONE) is Verdict.SUCCESS
     assert len(store.fired) == 8
     # Recording a verdict is tried again as well, and given up in the end: then flytekit writes what it would have.

@@ -15,9 +15,11 @@ import pytest
 from flyteidl.admin.task_pb2 import TaskSpec
 from flyteidl.core.literals_pb2 import LiteralMap
 
+from tests.support.cluster.outcome import read_outcome
+from tests.support.cluster.pods import primary_container, rendered, values_of
 from tests.support.dockerfile import instructions
-from tests.support.faulty_s3 import CREDENTIALS, FaultyS3
-from tests.support.flyte_admin import BUCKET, FlyteAdmin, Key, flyte_admin, write_config
+from tests.support.faulty_s3 import FaultyS3
+from tests.support.flyte_admin import FlyteAdmin, Key, flyte_admin, write_config
 from tests.support.image_root import ImageRoot, image_root, missing
 from tests.support.pyflyte_process import REPOSITORY, Ended, clone, run_pyflyte
 
@@ -60,7 +62,7 @@ class Site:
     def code_of(self, task: TaskSpec) -> set[str]:
         """The files of the code that a task's container unpacks."""
         address = option(list(task.template.container.args), "--additional-distribution")
-        body = self.admin.s3().get_object(Bucket=BUCKET, Key=address.removeprefix(f"s3://{BUCKET}/"))["Body"].read()
+        body = self.admin.bucket.read(self.admin.bucket.key_of(address))
         with tarfile.open(fileobj=io.BytesIO(body)) as archive:
             return set(archive.getnames())
 
@@ -144,25 +146,15 @@ def test_the_package_is_written_where_the_next_command_looks(site: Site) -> None
 
 def pod(site: Site, image: ImageRoot, task: str, inputs: LiteralMap) -> tuple[Ended, LiteralMap]:
     """Run the container of a registered task as a pod would be, with S3 for its inputs and outputs."""
-    container = next(spec.template.container for key, spec in site.admin.tasks.items() if key[2] == task)
-    s3, prefix = site.admin.s3(), f"metadata/{task}"
-    s3.put_object(Bucket=BUCKET, Key=f"{prefix}/inputs.pb", Body=inputs.SerializeToString())
-    values = {
-        "input": f"s3://{BUCKET}/{prefix}/inputs.pb",
-        "outputPrefix": f"s3://{BUCKET}/{prefix}",
-        "rawOutputDataPrefix": f"s3://{BUCKET}/raw/{task}",
-        "checkpointOutputPrefix": f"s3://{BUCKET}/checkpoints/{task}",
-        "prevCheckpointPrefix": '""',
-    }
-    arguments = [re.sub(r"^\{\{\.(\w+)}}$", lambda match: values[match[1]], word) for word in container.args]
-    store = {"AWS_ENDPOINT_URL": site.admin.store.url, "FLYTE_AWS_ENDPOINT": site.admin.store.url, **CREDENTIALS}
-    keys = {f"FLYTE_{name}": CREDENTIALS[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
+    container = primary_container(next(spec.template for key, spec in site.admin.tasks.items() if key[2] == task))
+    bucket, place = site.admin.bucket, f"pods/{task}"
+    bucket.write(f"{place}/inputs.pb", inputs.SerializeToString())
+    arguments = rendered(container.command, values_of(bucket.uri(f"{place}/inputs.pb"), bucket.uri(place)))
     execution = {"FLYTE_INTERNAL_EXECUTION_ID": "f0", "FLYTE_INTERNAL_EXECUTION_PROJECT": "flytesnacks"}
-    ended = image.start(arguments, **{pair.key: pair.value for pair in container.env}, **store, **keys, **execution)
-    found = {entry["Key"] for entry in s3.list_objects_v2(Bucket=BUCKET, Prefix=f"{prefix}/")["Contents"]}
-    assert f"{prefix}/error.pb" not in found and f"{prefix}/outputs.pb" in found, ended.stdout
-    outputs = s3.get_object(Bucket=BUCKET, Key=f"{prefix}/outputs.pb")["Body"].read()
-    return ended, LiteralMap.FromString(outputs)
+    ended = image.start(arguments, **container.environment, **bucket.environment, **execution)
+    verdict, outputs = read_outcome(bucket, f"{place}/outputs")
+    assert verdict.succeeded, ended.stdout
+    return ended, LiteralMap(literals=outputs)
 
 
 @pytest.mark.prove

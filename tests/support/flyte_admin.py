@@ -14,13 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import boto3
 import grpc
 import yaml
 from flyteidl.admin import execution_pb2, launch_plan_pb2, task_pb2, workflow_pb2
 from flyteidl.admin.workflow_pb2 import WorkflowSpec
 from flyteidl.core import identifier_pb2, tasks_pb2
-from flyteidl.core.workflow_pb2 import Node
 from flyteidl.service import (
     admin_pb2_grpc,
     auth_pb2,
@@ -31,7 +29,9 @@ from flyteidl.service import (
 )
 from google.protobuf.message import Message
 
-from tests.support.faulty_s3 import CREDENTIALS, FaultyS3
+from tasks.doctor.archive import nodes_of
+from tests.support.cluster.bucket import Bucket
+from tests.support.faulty_s3 import FaultyS3
 
 BUCKET = "flyte"
 REPOSITORY = Path(__file__).parents[2]
@@ -53,21 +53,8 @@ def canonical(spec: Message) -> bytes:
     return same.SerializeToString(deterministic=True)
 
 
-def inner_nodes(node: Node) -> Iterator[Node]:
-    """The node, or those that a map task or a conditional holds."""
-    if node.HasField("array_node"):
-        yield from inner_nodes(node.array_node.node)
-    elif node.HasField("branch_node"):
-        choice = node.branch_node.if_else
-        for branch in (choice.case.then_node, *(other.then_node for other in choice.other), choice.else_node):
-            yield from inner_nodes(branch)
-    else:
-        yield node
-
-
 def tasks_of(spec: WorkflowSpec) -> list[identifier_pb2.Identifier]:
-    outer = [node for template in (spec.template, *spec.sub_workflows) for node in template.nodes]
-    nodes = [node for each in outer for node in inner_nodes(each)]
+    nodes = [node for template in (spec.template, *spec.sub_workflows) for _, node in nodes_of(template)]
     return [node.task_node.reference_id for node in nodes if node.HasField("task_node")]
 
 
@@ -79,8 +66,8 @@ class FlyteAdmin(
 ):
     """What was registered and started, by name and version. ``endpoint`` is what a client connects to."""
 
-    def __init__(self, store: FaultyS3) -> None:
-        self.store = store
+    def __init__(self, bucket: Bucket) -> None:
+        self.bucket = bucket
         self.endpoint = ""
         self.tasks: dict[Key, task_pb2.TaskSpec] = {}
         self.workflows: dict[Key, WorkflowSpec] = {}
@@ -153,7 +140,7 @@ class FlyteAdmin(
     def CreateUploadLocation(self, request: Any, context: grpc.ServicerContext) -> Any:
         path = f"{request.project}/{request.domain}/{request.filename_root or request.content_md5.hex()}"
         path += f"/{request.filename}"
-        signed = self.s3().generate_presigned_url("put_object", Params={"Bucket": BUCKET, "Key": path})
+        signed = self.bucket.s3.generate_presigned_url("put_object", Params={"Bucket": BUCKET, "Key": path})
         return dataproxy_pb2.CreateUploadLocationResponse(signed_url=signed, native_url=f"s3://{BUCKET}/{path}")
 
     # What `pyflyte run --remote` asks for besides
@@ -203,19 +190,6 @@ class FlyteAdmin(
     def GetPublicClientConfig(self, request: Any, context: grpc.ServicerContext) -> Any:
         return auth_pb2.PublicClientAuthConfigResponse(client_id="flytectl", authorization_metadata_key="authorization")
 
-    # Its store
-
-    def s3(self) -> Any:
-        keys = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION")
-        access, secret, region = (CREDENTIALS[key] for key in keys)
-        return boto3.client(
-            "s3",
-            endpoint_url=self.store.url,
-            aws_access_key_id=access,
-            aws_secret_access_key=secret,
-            region_name=region,
-        )
-
 
 class Gate(grpc.ServerInterceptor):
     """Notes every call, and refuses those without the right token; logging in needs none."""
@@ -239,8 +213,7 @@ def flyte_admin(
 ) -> Iterator[FlyteAdmin]:
     """A FlyteAdmin that keeps what is uploaded in ``store``. With a ``token`` it refuses calls without it; with a
     ``certificate`` (PEM: key, chain) it speaks TLS."""
-    admin = FlyteAdmin(store)
-    admin.s3().create_bucket(Bucket=BUCKET)
+    admin = FlyteAdmin(Bucket(store.url, BUCKET))
     server = grpc.server(futures.ThreadPoolExecutor(8), interceptors=[Gate(admin, token)])
     admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
     dataproxy_pb2_grpc.add_DataProxyServiceServicer_to_server(admin, server)

@@ -37,6 +37,7 @@ class Play:
 
 def pod(uri: str, environment: dict[str, str], directory: Path, play: Play) -> None:
     """The process of a pod. Like ``pyflyte-execute`` it exits with 0 once it has written what there is to write."""
+    os.setsid()
     os.environ.update(environment)
     departure.POLL_S, departure.CAUSE_S = 0.02, 5.0
     prefix = OutputPrefix(uri)

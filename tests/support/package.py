@@ -5,30 +5,16 @@ from __future__ import annotations
 import functools
 import os
 import sys
-import tarfile
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from flyteidl.admin.launch_plan_pb2 import LaunchPlan
-from flyteidl.admin.task_pb2 import TaskSpec
-from flyteidl.admin.workflow_pb2 import WorkflowSpec
 from flytekit.clis.sdk_in_container.pyflyte import main as pyflyte
 from flytekit.core.type_engine import DataclassTransformer
 
+from tasks.doctor.archive import Package, read_package
 from tests.support.processes import FORK
 
 REPOSITORY = Path(__file__).parents[2]
 IMAGE = "registry.example/slipstream:test"
-
-
-@dataclass(frozen=True)
-class Package:
-    """The protobufs of one package, by name."""
-
-    tasks: dict[str, Any]
-    workflows: dict[str, Any]
-    launch_plans: dict[str, Any]
 
 
 def package(directory: Path, profile: str, **environment: str) -> Package:
@@ -42,22 +28,7 @@ def package(directory: Path, profile: str, **environment: str) -> Package:
     process.start()
     process.join(300)
     assert process.exitcode == 0, log.read_text()
-    tasks, workflows, plans = {}, {}, {}
-    with tarfile.open(archive) as tar:
-        for member in tar.getmembers():
-            content = tar.extractfile(member)
-            if content is None:
-                continue
-            if member.name.endswith("_1.pb"):
-                task = TaskSpec.FromString(content.read())
-                tasks[task.template.id.name] = task.template
-            elif member.name.endswith("_2.pb"):
-                workflow = WorkflowSpec.FromString(content.read())
-                workflows[workflow.template.id.name] = workflow.template
-            elif member.name.endswith("_3.pb"):
-                plan = LaunchPlan.FromString(content.read())
-                plans[plan.id.name] = plan.spec
-    return Package(tasks, workflows, plans)
+    return read_package(archive)
 
 
 def run_package(archive: Path, log: Path, environment: dict[str, str]) -> None:

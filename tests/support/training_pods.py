@@ -7,9 +7,6 @@ Nothing of a cluster is imitated but what it does for a pod: it fills in the tem
 from __future__ import annotations
 
 import os
-import re
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,9 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import boto3
 import numpy as np
-from flyteidl.core.errors_pb2 import ErrorDocument
+from flyteidl.core.errors_pb2 import ContainerError, ErrorDocument
 from flyteidl.core.literals_pb2 import LiteralMap
 from flytekit import FlyteContextManager
 from flytekit.core.type_engine import TypeEngine
@@ -29,12 +25,14 @@ from tasks.artifacts.format import ArtifactWriter
 from tasks.artifacts.prepared import TARGET, Signature, TensorSpec
 from tasks.models.config import ModelConfig
 from tasks.train.config import TrainingConfig
+from tests.support.cluster.bucket import Bucket
+from tests.support.cluster.budgets import Verdict
+from tests.support.cluster.outcome import read_outcome
+from tests.support.cluster.pods import Pod, primary_container, rendered, values_of
 from tests.support.faulty_s3 import CREDENTIALS, FaultyS3, faulty_s3
-from tests.support.operator import Attempt, read_outputs
 from tests.support.package import REPOSITORY, package
 from tests.support.processes import free_port
 
-BUCKET = "training-pods"
 TRAIN = "tasks.train.task.train"
 
 PROFILE = """
@@ -57,18 +55,12 @@ step.train_step = train_step
 """
 
 
-class Pod(subprocess.Popen[str]):
-    """A container's process; what it prints goes to ``log``."""
-
-    log: Path
-
-
 @dataclass(frozen=True)
 class Cluster:
     """What the pods of these tests share: S3, the packaged task for each shape of the group, and the inputs."""
 
     server: FaultyS3
-    s3: Any
+    bucket: Bucket
     environment: dict[str, str]
     workdir: Path
     templates: dict[tuple[int, int], Any] = field(default_factory=dict)
@@ -95,63 +87,33 @@ class Cluster:
         **variables: str,
     ) -> Pod:
         """Start pod ``number`` of attempt ``name`` of the training task."""
-        container = self.template(nodes, processes).container
-        fills = {
-            "input": f"s3://{BUCKET}/{inputs}.pb",
-            "outputPrefix": f"s3://{BUCKET}/{name}/outputs",
-            "rawOutputDataPrefix": f"s3://{BUCKET}/{name}/raw",
-            "checkpointOutputPrefix": f"s3://{BUCKET}/{name}/checkpoints",
-            "prevCheckpointPrefix": f"s3://{BUCKET}/{previous}/checkpoints" if previous else '""',
-        }
-        command = [re.sub(r"\{\{\.(\w+)\}\}", lambda m: fills[m[1]], part) for part in container.args]
-        packaged = {pair.key: pair.value for pair in container.env}
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        container = primary_container(self.template(nodes, processes))
+        place = self.bucket.uri(previous) if previous else ""
+        values = values_of(self.bucket.uri(f"{inputs}.pb"), self.bucket.uri(name), place)
         # Flyte names the execution in every pod; the pods of a PyTorchJob find each other by that name.
-        # The code is this repository's, wherever the environment is installed from.
-        code = os.pathsep.join(filter(None, [variables.pop("PYTHONPATH", ""), str(REPOSITORY)]))
-        machine = {
-            "PATH": path,
-            "PYTHONPATH": code,
-            "HOME": str(self.workdir),
-            "FLYTE_INTERNAL_EXECUTION_ID": name.replace("_", "-"),
-        }
-        place = self.workdir / name
-        place.mkdir(exist_ok=True)
-        with (place / f"{number}.log").open("w") as log:
-            pod = Pod(
-                command,
-                cwd=place,
-                env={**machine, **self.environment, **packaged, **variables},
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        pod.log = place / f"{number}.log"
-        return pod
-
-    def keys(self, prefix: str) -> list[str]:
-        return [o["Key"] for o in self.s3.list_objects_v2(Bucket=BUCKET, Prefix=prefix).get("Contents", [])]
-
-    def read(self, key: str) -> bytes:
-        return self.s3.get_object(Bucket=BUCKET, Key=key)["Body"].read()
+        execution = {"FLYTE_INTERNAL_EXECUTION_ID": name.replace("_", "-")}
+        return Pod.start(
+            f"{name}-{number}",
+            rendered(container.command, values),
+            {**self.environment, **execution, **container.environment, **variables},
+            self.workdir / name / str(number),
+            container.grace_s,
+        )
 
     def trained(self, name: str, into: Path) -> Path:
         """Download the trained model that attempt ``name`` handed on."""
-        outputs = LiteralMap.FromString(self.read(f"{name}/outputs/outputs.pb"))
-        prefix = outputs.literals["artifact"].scalar.blob.uri.removeprefix(f"s3://{BUCKET}/")
-        for key in self.keys(prefix):
-            path = into / key.removeprefix(prefix).lstrip("/")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(self.read(key))
-        return into
+        outputs = self.bucket.message(f"{name}/outputs/outputs.pb", LiteralMap)
+        assert outputs, "no outputs"
+        return self.bucket.download(outputs.literals["artifact"].scalar.blob.uri, into)
 
-    def attempt(self, name: str) -> Attempt:
+    def verdict(self, name: str) -> Verdict:
         """What propeller reads of attempt ``name`` once its pods have ended well."""
-        prefix = f"{name}/outputs/"
-        return read_outputs({key.removeprefix(prefix): self.read(key) for key in self.keys(prefix)})
+        return read_outcome(self.bucket, f"{name}/outputs")[0]
 
-    def error(self, name: str) -> ErrorDocument:
-        return ErrorDocument.FromString(self.read(f"{name}/outputs/error.pb"))
+    def error(self, name: str) -> ContainerError:
+        document = self.bucket.message(f"{name}/outputs/error.pb", ErrorDocument)
+        assert document, "no error"
+        return document.error
 
 
 def blobs(rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -179,28 +141,21 @@ def training_cluster(workdir: Path) -> Iterator[Cluster]:
         # As Flyte configures pods for MinIO; boto3's own variables are not set.
         environment = {f"FLYTE_{name}": value for name, value in CREDENTIALS.items()}
         environment |= {"FLYTE_AWS_ENDPOINT": server.url, "AWS_DEFAULT_REGION": CREDENTIALS["AWS_DEFAULT_REGION"]}
-        s3 = boto3.client(
-            "s3",
-            endpoint_url=server.url,
-            aws_access_key_id=CREDENTIALS["AWS_ACCESS_KEY_ID"],
-            aws_secret_access_key=CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
-            region_name=CREDENTIALS["AWS_DEFAULT_REGION"],
-        )
-        write_inputs(s3, workdir)
-        yield Cluster(server, s3, environment, workdir)
+        bucket = Bucket(server.url, "training-pods")
+        write_inputs(bucket, workdir)
+        yield Cluster(server, bucket, environment, workdir)
 
 
-def write_inputs(s3: Any, workdir: Path) -> None:
-    """The bucket with prepared data and two sets of inputs: ``inputs``, of 72 steps, and ``endless``."""
-    s3.create_bucket(Bucket=BUCKET)
+def write_inputs(bucket: Bucket, workdir: Path) -> None:
+    """Put prepared data into the bucket, and two sets of inputs: ``inputs``, of 72 steps, and ``endless``."""
     write_prepared(workdir / "prepared")
     for path in (workdir / "prepared").iterdir():
-        s3.put_object(Bucket=BUCKET, Key=f"prepared/{path.name}", Body=path.read_bytes())
+        bucket.write(f"prepared/{path.name}", path.read_bytes())
     context = FlyteContextManager.current_context()
     short = TrainingConfig(epochs=6, batch_size=50, patience=0, checkpoint_every=10)
     endless = TrainingConfig(epochs=20_000, batch_size=50, patience=0, checkpoint_every=10)
     common: dict[str, tuple[Any, type]] = {
-        "prepared": (FlyteDirectory(f"s3://{BUCKET}/prepared", remote_directory=False), FlyteDirectory),
+        "prepared": (FlyteDirectory(bucket.uri("prepared"), remote_directory=False), FlyteDirectory),
         "model": (ModelConfig(arguments={"hidden": [16]}), ModelConfig),
         "code": ("", str),
     }
@@ -209,20 +164,14 @@ def write_inputs(s3: Any, workdir: Path) -> None:
             name: TypeEngine.to_literal(context, value, kind, TypeEngine.to_literal_type(kind)).to_flyte_idl()
             for name, (value, kind) in {**common, "training": (training, TrainingConfig)}.items()
         }
-        s3.put_object(Bucket=BUCKET, Key=f"{key}.pb", Body=LiteralMap(literals=literals).SerializeToString())
-
-
-def finish(pod: Pod) -> str:
-    """Wait until the pod has ended; returns what it printed."""
-    pod.wait(timeout=600)
-    return pod.log.read_text()
+        bucket.write(f"{key}.pb", LiteralMap(literals=literals).SerializeToString())
 
 
 def until_saved(cluster: Cluster, pod: Pod, name: str) -> None:
     """Wait until the pod has published a checkpoint."""
     deadline = time.monotonic() + 120
-    while not any(key.endswith("/manifest.json") for key in cluster.keys(f"{name}/checkpoints")):
-        assert pod.poll() is None and time.monotonic() < deadline, finish(pod)
+    while not any(key.endswith("/manifest.json") for key in cluster.bucket.keys(f"{name}/checkpoints")):
+        assert pod.running and time.monotonic() < deadline, pod.said()
         time.sleep(0.02)
 
 
@@ -275,4 +224,4 @@ def python_path(directory: Path, code: str, before: str = "tasks.train.loop.trai
         f"            exec({code!r}, {{}})\n"
         "sys.meta_path.insert(0, Finder())\n"
     )
-    return {"PYTHONPATH": str(directory)}
+    return {"PYTHONPATH": f"{directory}{os.pathsep}{REPOSITORY}"}

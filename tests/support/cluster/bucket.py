@@ -9,8 +9,9 @@ import boto3
 from botocore.exceptions import ClientError
 from google.protobuf.message import Message
 
+from tests.support.faulty_s3 import CREDENTIALS
+
 Kind = TypeVar("Kind", bound=Message)
-KEY = "testing"
 
 
 class Bucket:
@@ -21,9 +22,9 @@ class Bucket:
         self.s3 = boto3.client(
             "s3",
             endpoint_url=endpoint,
-            aws_access_key_id=KEY,
-            aws_secret_access_key=KEY,
-            region_name="us-east-1",
+            aws_access_key_id=CREDENTIALS["AWS_ACCESS_KEY_ID"],
+            aws_secret_access_key=CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
+            region_name=CREDENTIALS["AWS_DEFAULT_REGION"],
         )
         self.s3.create_bucket(Bucket=name)
 
@@ -32,12 +33,10 @@ class Bucket:
         """By which a pod finds it: in a cluster the pods' service account and Flyte's settings do this."""
         return {
             "FLYTE_AWS_ENDPOINT": self.endpoint,
-            "FLYTE_AWS_ACCESS_KEY_ID": KEY,
-            "FLYTE_AWS_SECRET_ACCESS_KEY": KEY,
+            "FLYTE_AWS_ACCESS_KEY_ID": CREDENTIALS["AWS_ACCESS_KEY_ID"],
+            "FLYTE_AWS_SECRET_ACCESS_KEY": CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
             "AWS_ENDPOINT_URL": self.endpoint,
-            "AWS_ACCESS_KEY_ID": KEY,
-            "AWS_SECRET_ACCESS_KEY": KEY,
-            "AWS_DEFAULT_REGION": "us-east-1",
+            **CREDENTIALS,
         }
 
     def uri(self, key: str) -> str:

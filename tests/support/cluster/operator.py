@@ -11,12 +11,10 @@ import time
 from collections.abc import Callable
 
 from tests.support.cluster.budgets import Verdict
-from tests.support.cluster.pods import Pod
+from tests.support.cluster.pods import STUCK_S, Pod
 
 #: Between two looks at the pods.
 LOOK_S = 0.02
-#: No attempt of a rehearsal takes as long, on a busy machine either.
-STUCK_S = 600.0
 
 Start = Callable[[int], Pod]
 
@@ -63,6 +61,19 @@ def watch_job(pods: list[Pod], start: Start, clean: str, aborted: threading.Even
         look(pods, aborted)
 
 
+def run_job(pods: list[Pod], read: Callable[[], Verdict]) -> Verdict:
+    """The verdict on a job by our own clean policy, once all its pods have ended. ``read`` is what propeller makes of
+    its outputs; it is called while the other pods may still run."""
+    verdict = watch_job(pods, never, "CLEANPOD_POLICY_RUNNING", threading.Event()) or read()
+    for pod in pods:
+        pod.finish()
+    return verdict
+
+
+def never(index: int) -> Pod:
+    raise AssertionError(f"pod {index} was not to be made anew")
+
+
 def look(pods: list[Pod], aborted: threading.Event) -> None:
     if aborted.is_set():
         for pod in pods:
@@ -71,7 +82,7 @@ def look(pods: list[Pod], aborted: threading.Event) -> None:
     for pod in pods:
         if time.time() - pod.started > STUCK_S:
             pod.kill()
-            raise AssertionError(f"{pod.name} hangs:\n{pod.log.read_text(errors='replace')}")
+            raise AssertionError(f"{pod.name} hangs:\n{pod.said()}")
     time.sleep(LOOK_S)
 
 

@@ -12,11 +12,17 @@ from tests.support.cluster.bucket import Bucket
 from tests.support.cluster.budgets import Verdict
 
 
-def read_outcome(bucket: Bucket, prefix: str) -> tuple[Verdict, dict[str, Literal]]:
-    """An error comes before outputs. Neither is worth another attempt, for which the user pays."""
-    document = bucket.message(f"{prefix}/error.pb", ErrorDocument)
-    if document is not None:
-        error = document.error
+def read_outcome(bucket: Bucket, prefix: str, aggregated: bool = False) -> tuple[Verdict, dict[str, Literal]]:
+    """An error comes before outputs. Neither is worth another attempt, for which the user pays.
+
+    ``aggregated``: with Flyte's distributed error aggregation the earliest of ``error*.pb`` counts
+    (``ioutils/remote_file_output_reader.go``).
+    """
+    keys = [key for key in bucket.keys(f"{prefix}/error") if key.endswith(".pb")] if aggregated else []
+    found = [bucket.message(key, ErrorDocument) for key in keys or [f"{prefix}/error.pb"]]
+    errors = [document.error for document in found if document is not None]
+    if errors:
+        error = min(errors, key=lambda each: each.timestamp.ToNanoseconds())
         payer = "system" if error.origin == ExecutionError.SYSTEM else "user"
         return Verdict(payer, cause_of(error.message) or error.code, error.kind == ContainerError.RECOVERABLE), {}  # type: ignore[arg-type]
     outputs = bucket.message(f"{prefix}/outputs.pb", LiteralMap)

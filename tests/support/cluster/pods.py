@@ -11,7 +11,9 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import NamedTuple
 
 from flyteidl.core.tasks_pb2 import TaskTemplate
 from google.protobuf.json_format import MessageToDict
@@ -21,19 +23,41 @@ from tests.support.package import REPOSITORY
 TEMPLATE = re.compile(r"\{\{\s*[.$](\w+)\s*\}\}")
 #: Kubernetes' default, where the pod does not say otherwise.
 GRACE_S = 30.0
+#: No pod of a test takes as long, on a busy machine either.
+STUCK_S = 600.0
 
 
-def primary_container(task: TaskTemplate) -> tuple[list[str], dict[str, str], float]:
-    """Command line, environment and grace period (s) of the container that a task's pods run."""
+class Container(NamedTuple):
+    """What the primary container of a task's pods runs."""
+
+    command: list[str]
+    environment: dict[str, str]
+    grace_s: float
+
+
+def primary_container(task: TaskTemplate) -> Container:
     if task.HasField("container"):
         container = task.container
-        return [*container.command, *container.args], {pair.key: pair.value for pair in container.env}, GRACE_S
+        environment = {pair.key: pair.value for pair in container.env}
+        return Container([*container.command, *container.args], environment, GRACE_S)
     spec = MessageToDict(task.k8s_pod)["podSpec"]
     name = task.config["primary_container_name"]
     (primary,) = [each for each in spec["containers"] if each["name"] == name]
     environment = {pair["name"]: pair.get("value", "") for pair in primary.get("env", [])}
     command = [*primary.get("command", []), *primary.get("args", [])]
-    return command, environment, float(spec.get("terminationGracePeriodSeconds", GRACE_S))
+    return Container(command, environment, float(spec.get("terminationGracePeriodSeconds", GRACE_S)))
+
+
+def values_of(inputs: str, place: str, previous: str = "") -> dict[str, str]:
+    """Propeller's values for the templates of a command line: the address of the inputs, and the prefixes of an attempt
+    that has ``place`` to itself. ``previous`` is the place of the attempt before, if there was one."""
+    return {
+        "input": inputs,
+        "outputPrefix": f"{place}/outputs",
+        "rawOutputDataPrefix": f"{place}/raw",
+        "checkpointOutputPrefix": f"{place}/checkpoints",
+        "prevCheckpointPrefix": f"{previous}/checkpoints" if previous else '""',
+    }
 
 
 def rendered(command: Sequence[str], values: Mapping[str, str]) -> list[str]:
@@ -45,19 +69,30 @@ def rendered(command: Sequence[str], values: Mapping[str, str]) -> list[str]:
 class Pod:
     """A running container. When its main process ends, for whatever reason, so does everything that it started.
 
-    Its main process is not the first of a PID namespace, so that SIGTERM ends it at once where it handles none; in a
-    container it would go on until the grace period is over.
+    Its main process leads a session, but is not the first of a PID namespace, so that SIGTERM ends it at once where it
+    handles none; in a container it would go on until the grace period is over.
     """
 
-    def __init__(
-        self, name: str, command: Sequence[str], environment: Mapping[str, str], directory: Path, grace_s: float
-    ) -> None:
-        self.name, self.grace_s, self.log = name, grace_s, directory / "log"
+    def __init__(self, name: str, process: subprocess.Popen[bytes] | BaseProcess, log: Path, grace_s: float) -> None:
+        self.name, self.process, self.log, self.grace_s = name, process, log, grace_s
         self.started, self.ended = time.time(), 0.0
         self.exit_code: int | None = None
         #: What was done to it from outside.
         self.struck = ""
         self.deleted = False
+        self.waiting = threading.Thread(target=self.wait, daemon=True)
+        self.waiting.start()
+
+    @classmethod
+    def start(
+        cls,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        directory: Path,
+        grace_s: float = GRACE_S,
+    ) -> Pod:
+        """Run a command in a directory of its own, with this machine's interpreter and libraries."""
         (directory / "tmp").mkdir(parents=True)
         machine = {
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -65,8 +100,8 @@ class Pod:
             "TMPDIR": str(directory / "tmp"),
             "PYTHONPATH": str(REPOSITORY),  # in the image the project is installed
         }
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
+        with (directory / "log").open("wb") as log:
+            process = subprocess.Popen(
                 command,
                 cwd=directory,
                 env={**machine, **environment},
@@ -75,30 +110,31 @@ class Pod:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self.waiting = threading.Thread(target=self.wait, daemon=True)
-        self.waiting.start()
+        return cls(name, process, directory / "log", grace_s)
 
     def wait(self) -> None:
-        code = self.process.wait()
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        code = self.process.wait() if isinstance(self.process, subprocess.Popen) else joined(self.process)
+        self.kill()
         self.ended, self.exit_code = time.time(), code
 
     @property
     def running(self) -> bool:
         return self.exit_code is None
 
-    def send(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError):
-            if number == signal.SIGKILL:
-                os.killpg(self.process.pid, number)
-            else:
-                self.process.send_signal(number)
+    def finish(self) -> str:
+        """What it printed, once it has ended. Raises ``AssertionError`` if it hangs."""
+        self.waiting.join(STUCK_S)
+        assert not self.running, f"{self.name} hangs:\n{self.said()}"
+        return self.said()
+
+    def said(self) -> str:
+        """What it has printed so far."""
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     def terminate(self) -> None:
         """SIGTERM, and SIGKILL when the grace period is over."""
-        self.send(signal.SIGTERM)
-        timer = threading.Timer(self.grace_s, self.send, [signal.SIGKILL])
+        self.process.terminate()
+        timer = threading.Timer(self.grace_s, self.kill)
         timer.daemon = True
         timer.start()
 
@@ -108,4 +144,16 @@ class Pod:
         self.terminate()
 
     def kill(self) -> None:
-        self.send(signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    @property
+    def pid(self) -> int:
+        assert self.process.pid
+        return self.process.pid
+
+
+def joined(process: BaseProcess) -> int:
+    process.join()
+    assert process.exitcode is not None
+    return process.exitcode

@@ -17,6 +17,7 @@ from flyteidl.core.literals_pb2 import BindingData, Literal, LiteralMap, Scalar,
 from flyteidl.core.tasks_pb2 import TaskTemplate
 from flyteidl.core.workflow_pb2 import ArrayNode, Node, NodeMetadata, WorkflowTemplate
 
+from tasks.doctor.archive import Package
 from tests.support.cluster.bindings import START, resolve_all
 from tests.support.cluster.bucket import Bucket
 from tests.support.cluster.budgets import Budget, Verdict
@@ -25,9 +26,8 @@ from tests.support.cluster.conditions import decide
 from tests.support.cluster.kills import Kills
 from tests.support.cluster.operator import Aborted, watch_job, watch_pod
 from tests.support.cluster.outcome import read_outcome
-from tests.support.cluster.pods import Pod, primary_container, rendered
+from tests.support.cluster.pods import Pod, primary_container, rendered, values_of
 from tests.support.cluster.record import Attempt, Record
-from tests.support.package import Package
 from tests.support.processes import free_port
 
 Literals = dict[str, Literal]
@@ -200,7 +200,7 @@ class Execution:
             if verdict.succeeded:
                 return outputs
             if not again:
-                logs = [pod.log.read_text(errors="replace")[-4000:] for pod in attempt.pods]
+                logs = [pod.said()[-4000:] for pod in attempt.pods]
                 raise NodeFailed(path, verdict, "\n".join(logs))
         raise AssertionError("unreachable")
 
@@ -209,17 +209,11 @@ class Execution:
     ) -> tuple[Verdict, Literals]:
         """One attempt: its pods from start to verdict. What it reads and writes has its own prefix."""
         place = f"{home}/{attempt.number}"
-        before = f"{home}/{attempt.number - 1}/raw/_flytecheckpoints"
-        command, packaged, grace_s = primary_container(template)
-        values = {
-            "input": self.bucket.uri(f"{home}/inputs.pb"),
-            "outputPrefix": self.bucket.uri(place),
-            "rawOutputDataPrefix": self.bucket.uri(f"{place}/raw"),
-            "checkpointOutputPrefix": self.bucket.uri(f"{place}/raw/_flytecheckpoints"),
-            "prevCheckpointPrefix": self.bucket.uri(before) if attempt.number else '""',
-        }
+        before = self.bucket.uri(f"{home}/{attempt.number - 1}") if attempt.number else ""
+        container = primary_container(template)
+        values = values_of(self.bucket.uri(f"{home}/inputs.pb"), self.bucket.uri(place), before)
         environment = {
-            **packaged,
+            **container.environment,
             **self.bucket.environment,
             "FLYTE_INTERNAL_EXECUTION_ID": self.name,
             "FLYTE_INTERNAL_EXECUTION_PROJECT": "rehearsal",
@@ -244,7 +238,7 @@ class Execution:
         def start(replica: int) -> Pod:
             name = f"{attempt.node}-{attempt.number}" + (f"-worker-{replica}" if job else "")
             directory = self.workdir / f"p{next(self.numbers)}"
-            pod = Pod(name, rendered(command, values), environment, directory, grace_s)
+            pod = Pod.start(name, rendered(container.command, values), environment, directory, container.grace_s)
             self.pods.append(pod)
             attempt.pods.append(pod)
             return pod
@@ -256,7 +250,7 @@ class Execution:
             time.sleep(self.draw.uniform(0, ROUND_S))
         else:
             verdict = watch_pod(pods, self.aborted)
-        return (verdict, {}) if verdict else read_outcome(self.bucket, place)
+        return (verdict, {}) if verdict else read_outcome(self.bucket, f"{place}/outputs")
 
 
 def needed(array: ArrayNode, size: int) -> int:

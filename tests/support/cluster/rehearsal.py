@@ -16,6 +16,7 @@ from flytekit.core.type_engine import TypeEngine
 
 from tasks.collectives.config import CollectivesConfig
 from tasks.config import RunConfig
+from tasks.doctor.archive import Package
 from tasks.export.config import ExportConfig
 from tasks.hardware.profile import RESOLVED, Profile
 from tasks.models.config import ModelConfig
@@ -27,7 +28,7 @@ from tests.support.cluster.kills import Kills
 from tests.support.cluster.propeller import Execution
 from tests.support.cluster.record import Record
 from tests.support.faulty_s3 import FaultyS3, faulty_s3
-from tests.support.package import Package, package
+from tests.support.package import package
 
 WORKFLOW = "workflows.training.train_and_export"
 TARGET = "y"
