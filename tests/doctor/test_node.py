@@ -186,6 +186,6 @@ def test_clocks() -> None:
 def test_a_store_on_s3_tells_its_speed_and_its_clock(store: FaultyS3) -> None:
     (speed,) = node.store_speed("s3://bucket/doctor")
     assert "16 MiB written at" in speed.found and not speed.problem
-    assert not s3.client().list_objects_v2(Bucket="bucket").get("Contents")
+    assert not s3.client().list_objects_v2(Bucket="bucket", Prefix="doctor").get("Contents")
     (clock,) = node.clock("s3://bucket/doctor", "")
     assert clock.found.endswith("s against s3://bucket/doctor") and not clock.problem
