@@ -9,8 +9,8 @@ from typing import Any
 
 from tasks.artifacts.format import Artifact
 from tasks.artifacts.prepared import PreparedData
-from tasks.report.data_card_page import data_card_page
 from tasks.report.figures import StageFigures
+from tasks.report.pages.data_card_page import data_card_page
 from tasks.report.run_directory import link_artifact, new_run
 from tasks.report.stage_results import quarantined_rows
 from tasks.report.summary import DataSummary

@@ -11,7 +11,7 @@ from typing import Any
 from tasks.artifacts.format import canonical_json
 from tasks.report.data_engine import write_card
 from tasks.report.figures import StageFigures, to_json
-from tasks.report.report_page import report_page
+from tasks.report.pages.report_page import report_page
 from tasks.report.run_directory import copy_model, new_run
 from tasks.report.stage_results import Results
 from tasks.report.summary import RunSummary

@@ -116,7 +116,7 @@ def test_run_remote_starts_what_it_registered_with_all_of_the_code(site: Site) -
     assert execution.spec.launch_plan.name == "workflows.training.train_and_export"
     assert execution.inputs.literals["data"].scalar.primitive.string_value == "s3://bucket/churn/"
     (sent,) = {frozenset(site.code_of(task)) for task in site.admin.tasks.values()}
-    assert {"nets.py", "tasks/train/run.py", "tasks/report/templates/report.html"} <= sent
+    assert {"nets.py", "tasks/train/run.py", "tasks/report/pages/templates/report.html"} <= sent
     assert not {name for name in sent if name.startswith(("tests/", ".venv/"))}
     destinations = {option(list(t.template.container.args), "--dest-dir") for t in site.admin.tasks.values()}
     assert destinations == {"."}
@@ -130,7 +130,7 @@ def test_without_copy_all_it_leaves_the_rest_behind(site: Site) -> None:
     ended = run_pyflyte(site.project, *command, SLIPSTREAM_PROFILE="local")
     assert ended.returncode == 0, ended.stdout
     (sent,) = {frozenset(site.code_of(task)) for task in site.admin.tasks.values()}
-    assert "tasks/train/task.py" in sent and not {"nets.py", "tasks/report/templates/report.html"} & sent
+    assert "tasks/train/task.py" in sent and not {"nets.py", "tasks/report/pages/templates/report.html"} & sent
 
 
 def test_the_package_is_written_where_the_next_command_looks(site: Site) -> None:

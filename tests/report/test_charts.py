@@ -13,8 +13,8 @@ import pytest
 from markupsafe import Markup
 from matplotlib.axes import Axes
 
-from tasks.report import charts
-from tasks.report.inline_svg import SERIES, inline_svg, tooltip
+from tasks.report.pages import charts
+from tasks.report.pages.inline_svg import SERIES, inline_svg, tooltip
 from tests.support.report_runs import history, profile
 
 

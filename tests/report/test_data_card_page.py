@@ -11,8 +11,8 @@ import pytest
 
 from tasks.artifacts.prepared import PreparedData
 from tasks.preprocess.quarantine import BadRow
-from tasks.report.data_card_page import data_card_page
 from tasks.report.data_engine import build_data
+from tasks.report.pages.data_card_page import data_card_page
 from tests.support.report_pages import CHROMIUM, HOSTILE, Parsed, assert_is_inert, too_wide
 from tests.support.report_runs import STAGES, prepared, signature_of
 

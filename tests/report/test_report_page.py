@@ -11,7 +11,7 @@ import pytest
 from tasks.config import RunConfig
 from tasks.preprocess.quarantine import BadRow
 from tasks.report.engine import build
-from tasks.report.report_page import report_page
+from tasks.report.pages.report_page import report_page
 from tasks.report.summary_builder import run_summary
 from tasks.settings import to_dict
 from tests.support.report_pages import CHROMIUM, HOSTILE, Parsed, assert_is_inert, too_wide

@@ -10,10 +10,10 @@ from typing import Any
 
 from markupsafe import Markup
 
-from tasks.report import charts
 from tasks.report import formatting as fmt
 from tasks.report.figures import QualityFigures
-from tasks.report.rendering import render
+from tasks.report.pages import charts
+from tasks.report.pages.rendering import render
 from tasks.report.stage_results import Results
 from tasks.report.summary import RunSummary
 from tasks.report.summary_builder import CARD

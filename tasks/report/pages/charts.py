@@ -13,7 +13,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from tasks.artifacts.evaluation import RocCurve, Scatter
 from tasks.report import formatting as fmt
-from tasks.report.inline_svg import CARD, INK, PIXELS_PER_INCH, SERIES, SOFT, WIDTH, inline_svg, tooltip
+from tasks.report.pages.inline_svg import CARD, INK, PIXELS_PER_INCH, SERIES, SOFT, WIDTH, inline_svg, tooltip
 
 #: A confusion matrix of more classes is too fine to read.
 MOST_CLASSES_DRAWN = 20

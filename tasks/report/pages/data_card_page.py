@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from tasks.report.rendering import render
+from tasks.report.pages.rendering import render
 
 
 def data_card_page(card: Mapping[str, Any], quarantined: Sequence[Mapping[str, Any]], made: datetime) -> str:
