@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from datetime import UTC, datetime
+from itertools import islice
 
 from croniter import croniter
 from croniter.croniter import CroniterBadDateError, CroniterError
@@ -66,5 +68,11 @@ def number_of(text: str, lowest: int, words: tuple[str, ...]) -> int:
 
 def next_times(expression: str, after: datetime, count: int) -> list[datetime]:
     """The next times at which it fires. Raises croniter's errors."""
+    return list(islice(times_after(expression, after), count))
+
+
+def times_after(expression: str, after: datetime) -> Iterator[datetime]:
+    """All times at which it fires, in order. Raises croniter's errors."""
     times = croniter(expression, after, ret_type=datetime, max_years_between_matches=YEARS)
-    return [times.get_next() for _ in range(count)]
+    while True:
+        yield times.get_next()

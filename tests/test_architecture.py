@@ -24,8 +24,8 @@ ALLOWED: dict[str, set[str]] = {
     "artifacts": BASE | {"storage"},
     "models": BASE | {"artifacts"},
     "flyte": BASE | {"logs", "artifacts", "storage", "hardware"},
-    **dict.fromkeys(("preprocess", "train", "evaluate", "export", "collectives", "report"), SHARED),
-    "doctor": SHARED | {"cron"},
+    **dict.fromkeys(("preprocess", "train", "evaluate", "export", "collectives"), SHARED),
+    **dict.fromkeys(("report", "doctor"), SHARED | {"cron"}),
 }
 #: The configuration of a run names the settings of every stage; these name it, as it comes to them whole.
 CONFIG = {"train/__main__.py", "preprocess/task.py", "report/task.py"}

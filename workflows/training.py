@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from flytekit import StructuredDataset, map_task, workflow
 
 from tasks.collectives.task import benchmark_collectives
@@ -25,6 +27,11 @@ def train_and_export(data: str = "", target: str = "", config: RunConfig = RunCo
     ``data`` is a file, a directory or a URI (empty: the handwritten digits that come with scikit-learn), ``target``
     the column to predict.
     """
+    return report(**run_stages(data, target, config), cron="", kickoff=None)
+
+
+def run_stages(data: str, target: str, config: RunConfig) -> dict[str, Any]:
+    """The nodes of all stages but the report, which takes what is returned. Called while a workflow is built."""
     sections = read_config(config=config)
     prepared = prepare_data(data=data, target=target, config=config)
     trained = train(
@@ -36,17 +43,17 @@ def train_and_export(data: str = "", target: str = "", config: RunConfig = RunCo
     networks = map_task(benchmark_collectives, min_success_ratio=0.0)(config=[sections.collectives])
     # Both are PyTorchJobs that want every GPU of the profile: side by side each could hold half and wait for ever.
     trained.artifact >> networks
-    return report(
-        prepared=prepared.artifact,
-        trained=trained.artifact,
-        evaluated=evaluated.artifact,
-        exported=exported.artifact,
-        networks=networks,
-        stages=[prepared.run, trained.run, evaluated.run, exported.run],
-        config=config,
-        data=data,
-        target=target,
-    )
+    return {
+        "prepared": prepared.artifact,
+        "trained": trained.artifact,
+        "evaluated": evaluated.artifact,
+        "exported": exported.artifact,
+        "networks": networks,
+        "stages": [prepared.run, trained.run, evaluated.run, exported.run],
+        "config": config,
+        "data": data,
+        "target": target,
+    }
 
 
 @workflow

@@ -10,7 +10,7 @@ from typing import Any
 
 from tasks.artifacts.format import canonical_json
 from tasks.report.data_engine import write_card
-from tasks.report.figures import StageFigures, to_json
+from tasks.report.figures import NightFigures, StageFigures, to_json
 from tasks.report.pages.report_page import report_page
 from tasks.report.run_directory import copy_model, new_run
 from tasks.report.stage_results import Results
@@ -18,13 +18,19 @@ from tasks.report.summary import RunSummary
 from tasks.report.summary_builder import REPORT, SUMMARY, run_summary
 
 
-def build(runs: Path, results: Results, stages: Sequence[StageFigures], config: Mapping[str, Any]) -> RunSummary:
+def build(
+    runs: Path,
+    results: Results,
+    stages: Sequence[StageFigures],
+    config: Mapping[str, Any],
+    night: NightFigures | None = None,
+) -> RunSummary:
     """Write the directory of a whole run under ``runs`` and return what is in it.
 
-    ``config`` is the whole configuration as nested dictionaries by section. Raises ``DamagedArtifact`` if the exported
-    model or the data card is not what was written.
+    ``config`` is the whole configuration as nested dictionaries by section; ``night`` is given if a schedule started
+    the run. Raises ``DamagedArtifact`` if the exported model or the data card is not what was written.
     """
-    summary = run_summary(results, stages, directory="")
+    summary = run_summary(results, stages, directory="", night=night)
 
     def fill(directory: Path, now: datetime) -> None:
         copy_model(results.exported, results.export, directory)

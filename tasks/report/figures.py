@@ -88,6 +88,17 @@ class StageFigures:
 
 
 @dataclass(frozen=True)
+class NightFigures:
+    """A run that a schedule started. Times are UTC, to the minute."""
+
+    kickoff: str
+    #: When its report was made.
+    ended: str
+    #: The later times of the schedule at which nothing was started, because this run was still going.
+    skipped: list[str]
+
+
+@dataclass(frozen=True)
 class RunFigures:
     """The figures of a whole run."""
 
@@ -108,6 +119,8 @@ class RunFigures:
     #: None if the benchmark of the interconnect failed.
     network: NetworkFigures | None
     stages: list[StageFigures]
+    #: None if no schedule started the run.
+    night: NightFigures | None
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,14 @@ from tasks.artifacts import exported
 from tasks.artifacts.evaluation import Evaluation
 from tasks.artifacts.network_profile import NetworkProfile
 from tasks.artifacts.prepared import PreparedData, Signature
-from tasks.report.figures import DataFigures, NetworkFigures, QualityFigures, StageFigures, VariantFigures
+from tasks.report.figures import (
+    DataFigures,
+    NetworkFigures,
+    NightFigures,
+    QualityFigures,
+    StageFigures,
+    VariantFigures,
+)
 from tasks.report.stage_results import Results, quarantine_reasons
 from tasks.report.summary import DataSummary, RunSummary
 
@@ -21,7 +28,9 @@ CARD, CARD_DATA = "card.html", "card.json"
 MODEL_FILE = f"{MODEL}/model.onnx"
 
 
-def run_summary(results: Results, stages: Sequence[StageFigures], directory: str) -> RunSummary:
+def run_summary(
+    results: Results, stages: Sequence[StageFigures], directory: str, night: NightFigures | None = None
+) -> RunSummary:
     """The figures of a whole run, whose directory is ``directory``."""
     metric = results.evaluation["metric"]["name"]
     return RunSummary(
@@ -38,6 +47,7 @@ def run_summary(results: Results, stages: Sequence[StageFigures], directory: str
         threads=results.export["machine"]["threads"],
         network=network_figures(results.network) if results.network else None,
         stages=list(stages),
+        night=night,
     )
 
 

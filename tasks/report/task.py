@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
-from html import escape
 from pathlib import Path
 
 from flytekit import Deck, FlyteContextManager, current_context, task
@@ -20,7 +19,7 @@ from tasks.flyte.stage import (
     rows_path,
     runs_locally,
 )
-from tasks.report.summary import DataSummary, NightSummary, RunSummary
+from tasks.report.summary import DataSummary, RunSummary
 from tasks.settings import to_dict
 
 RUNS = Path("runs")
@@ -38,13 +37,17 @@ def report(
     config: RunConfig,
     data: str,
     target: str,
+    cron: str,
+    kickoff: datetime | None,
 ) -> RunSummary:
     """Put the page, the figures and the model into a directory of this run. Never cached: every run has its own.
 
-    ``networks`` holds one benchmark of the interconnect, ``None`` if it failed.
+    ``networks`` holds one benchmark of the interconnect, ``None`` if it failed. The schedule ``cron`` started the run
+    for ``kickoff``; "" and ``None`` if none did.
     """
     from tasks.report.engine import build
     from tasks.report.figures import StageFigures
+    from tasks.report.night import night_figures
     from tasks.report.stage_results import Results
 
     local = runs_locally()
@@ -55,7 +58,9 @@ def report(
     results = Results.open(rows_path(prepared), *made, *profiles)
     runs_of_stages = [*stages, *(network.run for network in measured)]
     figures = [StageFigures(stage.name, stage.seconds, stage.reused) for stage in runs_of_stages]
-    summary = build(runs, results, figures, {"inputs": {"data": data, "target": target}, **to_dict(config)})
+    inputs = {"inputs": {"data": data, "target": target}, **to_dict(config)}
+    night = night_figures(cron, kickoff, datetime.now(UTC)) if kickoff else None
+    summary = build(runs, results, figures, inputs, night)
     Deck("Report", Path(summary.directory, summary.report).read_text(encoding="utf-8"))
     return summary if local else replace(summary, directory=kept(summary.directory))
 
@@ -75,16 +80,6 @@ def report_data(prepared: ArtifactDirectory, stages: list[StageRun]) -> DataSumm
     summary = build_data(runs, PreparedData.open(rows_path(prepared)), figures, address)
     Deck("Data", Path(summary.directory, summary.card).read_text(encoding="utf-8"))
     return summary if local else replace(summary, directory=kept(summary.directory))
-
-
-@task(**WITH_DECK, **on("report"))
-@map_errors
-def report_night(summary: RunSummary, cron: str, kickoff: datetime) -> NightSummary:
-    """The report of a run that the schedule ``cron`` started for ``kickoff``: its summary, and which runs of the
-    schedule were skipped because this one was still going."""
-    night = NightSummary.of(summary, cron, kickoff, datetime.now(UTC))
-    Deck("Night", f"<pre>{escape(str(night))}</pre>")
-    return night
 
 
 def kept(directory: str) -> str:

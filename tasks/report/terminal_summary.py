@@ -6,7 +6,14 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from tasks.report import formatting as fmt
-from tasks.report.figures import DataFigures, DataRunFigures, RunFigures, StageFigures, VariantFigures
+from tasks.report.figures import (
+    DataFigures,
+    DataRunFigures,
+    NightFigures,
+    RunFigures,
+    StageFigures,
+    VariantFigures,
+)
 
 WIDTH = 80
 INDENT = 12
@@ -23,16 +30,10 @@ def of_run(summary: RunFigures) -> str:
         variants(summary),
         network(summary),
         time(summary.stages),
+        night(summary.night),
         places({"Report": summary.report, "Model": summary.model_file}, summary.directory),
     )
     return framed(summary.data, sections)
-
-
-def of_night(run: RunFigures, kickoff: str, ended: str, skipped: Sequence[str]) -> str:
-    """What a scheduled run says: the summary of the run, and below it the runs that were skipped while it went on."""
-    nights = labelled("Skipped", ", ".join(skipped) or "none: no other run was due before this one had ended")
-    lines = (*labelled("Scheduled", f"for {kickoff}, ended {ended} (UTC)"), *nights)
-    return "\n".join((of_run(run), *lines, "─" * WIDTH))
 
 
 def of_data(summary: DataRunFigures) -> str:
@@ -155,6 +156,13 @@ def took(stage: StageFigures) -> str:
 
 def bar(stage: StageFigures, longest: float) -> str:
     return "" if stage.reused or not longest else "━" * max(1, round(BAR * stage.seconds / longest))
+
+
+def night(night: NightFigures | None) -> Iterator[str]:
+    """Of a run that a schedule started, the runs that were skipped while it went on."""
+    if night:
+        yield from labelled("Scheduled", f"for {night.kickoff}, ended {night.ended} (UTC)")
+        yield from labelled("Skipped", ", ".join(night.skipped) or "none: no other run was due before this one ended")
 
 
 def places(files: Mapping[str, str], directory: str) -> Iterator[str]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
 
-from tasks.report.summary import NightSummary, skipped_nights
-from tasks.report.summary_builder import run_summary
-from tasks.report.task import report_night
+from tasks.report.engine import build
+from tasks.report.night import night_figures, skipped_nights
+from tests.support.report_pages import Parsed
 from tests.support.report_runs import STAGES, results
 
 KICKOFF = datetime(2026, 11, 22, 2, 0, tzinfo=UTC)
@@ -32,18 +33,25 @@ def test_times_are_utc_whatever_the_zone_of_the_pod() -> None:
     assert skipped_nights("0 2 * * *", KICKOFF.replace(tzinfo=None), ended.replace(tzinfo=None)) == expected
 
 
-def test_the_report_of_the_night_names_them(tmp_path: Path) -> None:
-    run = run_summary(results(tmp_path, ["no", "yes"]), STAGES, "runs/2026-11-22T03-04-05")
-    long, short = (NightSummary.of(run, "0 2 * * *", KICKOFF, KICKOFF + timedelta(hours=hours)) for hours in (50, 3))
-    assert str(long).startswith(str(run))
-    assert "Skipped     2026-11-23 02:00, 2026-11-24 02:00" in str(long).splitlines()
-    assert "Scheduled   for 2026-11-22 02:00, ended 2026-11-22 05:00 (UTC)" in str(short).splitlines()
-    assert "Skipped     none: " in str(short)
+def night_of(directory: Path, hours: int) -> tuple[str, str, list[str]]:
+    """Of a run of so many hours what its page says in its last section, what the terminal says, and the figures."""
+    night = night_figures("0 2 * * *", KICKOFF, KICKOFF + timedelta(hours=hours))
+    summary = build(directory / "runs", results(directory / "in", ["no", "yes"]), STAGES, {}, night)
+    run = Path(summary.directory)
+    page = " ".join(Parsed((run / summary.report).read_text(encoding="utf-8")).text.split())
+    return page, str(summary), json.loads((run / "summary.json").read_text())["night"]["skipped"]
 
 
-def test_its_task_ends_the_night(tmp_path: Path) -> None:
-    run = run_summary(results(tmp_path, ["no", "yes"]), STAGES, "runs/2026-11-22T03-04-05")
-    today = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-    night = report_night(summary=run, cron="0 0 * * *", kickoff=today - timedelta(days=2))
-    assert night.run == run
-    assert night.skipped[:2] == [f"{today - timedelta(days=days):%Y-%m-%d} 00:00" for days in (1, 0)]
+def test_page_terminal_and_figures_name_them(tmp_path: Path) -> None:
+    page, terminal, skipped = night_of(tmp_path, hours=50)
+    assert skipped == ["2026-11-23 02:00", "2026-11-24 02:00"]
+    assert "Skipped, because it was still going: 2026-11-23 02:00, 2026-11-24 02:00." in page
+    assert "Skipped     2026-11-23 02:00, 2026-11-24 02:00" in terminal.splitlines()
+
+
+def test_a_short_night_skips_none_and_says_so(tmp_path: Path) -> None:
+    page, terminal, skipped = night_of(tmp_path, hours=3)
+    assert skipped == []
+    assert "started this run for 2026-11-22 02:00, and it ended 2026-11-22 05:00 (UTC). No other run was due" in page
+    assert "Scheduled   for 2026-11-22 02:00, ended 2026-11-22 05:00 (UTC)" in terminal.splitlines()
+    assert "Skipped     none: " in terminal

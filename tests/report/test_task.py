@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ def test_a_summary_survives_flyte(tmp_path: Path) -> None:
     assert str(again) == str(summary)
 
 
-def run_task(directory: Path, *, measured: bool = True) -> RunSummary:
+def run_task(directory: Path, *, measured: bool = True, cron: str = "", kickoff: datetime | None = None) -> RunSummary:
     results(directory / "in", list("0123456789"))
     artifacts = {
         argument: FlyteDirectory(str(directory / "in" / kind))
@@ -44,7 +45,8 @@ def run_task(directory: Path, *, measured: bool = True) -> RunSummary:
     stages = [StageRun("prepare", 0.0, True), StageRun("train", 31.24, False)]
     run = StageRun("collectives", 2.0, False)
     network = MadeByElement(FlyteDirectory(str(directory / "in/collectives")), run) if measured else None
-    return report(**artifacts, networks=[network], stages=stages, config=RunConfig(), data="", target="digit")
+    inputs = {"config": RunConfig(), "data": "", "target": "digit"}
+    return report(**artifacts, networks=[network], stages=stages, **inputs, cron=cron, kickoff=kickoff)
 
 
 def test_the_task_writes_into_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,6 +66,16 @@ def test_a_benchmark_that_failed_costs_its_own_figures_alone(tmp_path: Path, mon
     assert "Network     not measured: the benchmark of the collectives failed" in str(summary)
     page = (tmp_path / summary.directory / summary.report).read_text(encoding="utf-8")
     assert "Not measured: the benchmark of the collectives failed." in page and "Bus bandwidth" not in page
+
+
+def test_a_run_that_a_schedule_started_names_the_nights_it_cost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    today = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    night = run_task(tmp_path, cron="0 0 * * *", kickoff=today - timedelta(days=2)).night
+    assert night and night.skipped[:2] == [f"{today - timedelta(days=days):%Y-%m-%d} 00:00" for days in (1, 0)]
+    assert run_task(tmp_path / "by hand").night is None
 
 
 def test_a_pod_uploads_what_it_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,20 +17,19 @@ from flytekit.models.concurrency import ConcurrencyLimitBehavior, ConcurrencyPol
 from flytekit.models.core.execution import WorkflowExecutionPhase
 
 from tasks.config import RunConfig
-from tasks.report.summary import NightSummary
-from tasks.report.task import report_night
+from tasks.report.summary import RunSummary
+from tasks.report.task import report
 from workflows.collectives import measure_collectives
 from workflows.schedules.settings import CHOICE, DEFAULT, CollectivesSchedule, Notify, TrainingSchedule, read_schedules
-from workflows.training import train_and_export
+from workflows.training import run_stages, train_and_export
 
 KICKOFF = "kickoff"
 
 
 @workflow
-def train_on_schedule(data: str, target: str, config: RunConfig, cron: str, kickoff: datetime) -> NightSummary:
+def train_on_schedule(data: str, target: str, config: RunConfig, cron: str, kickoff: datetime) -> RunSummary:
     """:func:`train_and_export` as the schedule ``cron`` starts it at ``kickoff``; the report names what it skipped."""
-    summary = train_and_export(data=data, target=target, config=config)
-    return report_night(summary=summary, cron=cron, kickoff=kickoff)
+    return report(**run_stages(data, target, config), cron=cron, kickoff=kickoff)
 
 
 def notifications(notify: Notify) -> list[Email | Slack]:

@@ -1,0 +1,32 @@
+"""The nights that a scheduled run cost."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from itertools import takewhile
+
+from tasks.cron import times_after
+from tasks.report.figures import NightFigures
+
+
+def night_figures(cron: str, kickoff: datetime, ended: datetime) -> NightFigures:
+    """The run that the schedule ``cron`` started for ``kickoff``."""
+    return NightFigures(minute(kickoff), minute(ended), [minute(time) for time in skipped_nights(cron, kickoff, ended)])
+
+
+def skipped_nights(cron: str, kickoff: datetime, ended: datetime) -> list[datetime]:
+    """The times at which ``cron`` fired after ``kickoff``, for which a run was started, until that run ended.
+
+    Flyte skips them without a word, because that run is still going: so it can name them itself when it ends, and
+    nothing has to be remembered from one run to the next.
+    """
+    return list(takewhile(lambda time: time <= utc(ended), times_after(cron, utc(kickoff))))
+
+
+def utc(time: datetime) -> datetime:
+    """A time without a zone is one of UTC, as Flyte's are."""
+    return time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def minute(time: datetime) -> str:
+    return f"{utc(time):%Y-%m-%d %H:%M}"
