@@ -34,11 +34,11 @@ from tasks.preprocess.pool.workers import Workers, workers_for
 from tasks.preprocess.progress import say_goes_on, shown
 from tasks.preprocess.read.columnar import Unit, read
 from tasks.preprocess.read.data_frames import frame_file
-from tasks.preprocess.read.digits import open_digits
 from tasks.preprocess.read.files import Listing, SourceFile, list_source
 from tasks.preprocess.read.fingerprint import digest_files
+from tasks.preprocess.read.images.digits import open_digits
 from tasks.preprocess.read.tables import TEXT_TABLES, Source, header_hint, one_format, open_source
-from tasks.preprocess.read.text_folders import as_table
+from tasks.preprocess.read.text.folders import as_table
 from tasks.preprocess.shuffle.merge import Merged, enter_segments, merge_all
 from tasks.preprocess.shuffle.sorted_runs import Run, RunWriter, order_keys
 

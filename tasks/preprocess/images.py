@@ -22,7 +22,7 @@ from tasks.preprocess.pool.resume import ResumableScratch
 from tasks.preprocess.progress import say_goes_on, shown
 from tasks.preprocess.quarantine import BadRow
 from tasks.preprocess.read.files import IMAGE_FORMATS, Listing, format_of
-from tasks.preprocess.read.image_sets import Chunk, ImageSet, Part, open_arrays, open_folders
+from tasks.preprocess.read.images.sets import Chunk, ImageSet, Part, open_arrays, open_folders
 from tasks.preprocess.shuffle.merge import enter_segments, merge_all
 from tasks.preprocess.shuffle.sorted_runs import Run, RunWriter, order_keys
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from tasks.errors import UserError
 from tasks.preprocess.columns.value_types import as_far_as_read, number_of
 from tasks.preprocess.config import DataConfig
-from tasks.preprocess.read.csv_blocks import Block, read_blocks
 from tasks.preprocess.read.files import SourceFile
+from tasks.preprocess.read.text.csv_blocks import Block, read_blocks
 
 ROWS = b"".join(b'%d,"a\nb%d"\n' % (number, number) for number in range(1000))
 

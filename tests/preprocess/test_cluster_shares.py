@@ -148,7 +148,7 @@ def test_a_column_that_turns_into_text_is_read_again(tmp_path: Path) -> None:
 
 
 def test_texts_in_class_folders_are_shared_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.preprocess.read.text_folders.BLOCK_FILES", 25)
+    monkeypatch.setattr("tasks.preprocess.read.text.folders.BLOCK_FILES", 25)
     for number in range(100):
         folder = tmp_path / "data" / f"class-{number % 2}"
         folder.mkdir(parents=True, exist_ok=True)

@@ -17,8 +17,8 @@ from tasks.artifacts.prepared import PreparedData
 from tasks.errors import UserError
 from tasks.preprocess.columns.transform import Transform
 from tasks.preprocess.config import DataConfig
-from tasks.preprocess.read.csv_blocks import parse, read_blocks
 from tasks.preprocess.read.files import list_source
+from tasks.preprocess.read.text.csv_blocks import parse, read_blocks
 from tests.support.tables import Prepare, everything
 
 

@@ -80,7 +80,7 @@ class TestFolders:
     def test_the_same_bytes_on_any_number_of_processes(
         self, prepared: Prepare, folders: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("tasks.preprocess.read.text_folders.BLOCK_FILES", 90)
+        monkeypatch.setattr("tasks.preprocess.read.text.folders.BLOCK_FILES", 90)
         one, two = prepared(folders, target=""), prepared(folders, target="", workers=2)
         for name in ("train-00000.rows", "test-00000.rows", "card.json"):
             assert one.artifact.files[name].sha256 == two.artifact.files[name].sha256

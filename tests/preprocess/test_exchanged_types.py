@@ -21,7 +21,7 @@ from tasks.preprocess.engine import Fitting, Opened, encode_unit
 from tasks.preprocess.fit.scan import scan_unit
 from tasks.preprocess.images import encode_part
 from tasks.preprocess.read.tables import make_columnar
-from tasks.preprocess.read.text_folders import read_files
+from tasks.preprocess.read.text.folders import read_files
 from tasks.preprocess.shuffle.merge import merge_part
 from tests.support.bits import bits
 

@@ -132,7 +132,7 @@ def test_cut_and_flipped_arrays(cut: int, flips: list[tuple[int, int]]) -> None:
 @FUZZ
 @given(cut=st.integers(0, 200), flips=st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 7)), max_size=4))
 def test_cut_and_flipped_pictures(cut: int, flips: list[tuple[int, int]]) -> None:
-    picture = pytest.importorskip("tasks.preprocess.read.image_decoding", reason="Pillow comes with `make`")
+    picture = pytest.importorskip("tasks.preprocess.read.images.decoding", reason="Pillow comes with `make`")
     for format in ("PNG", "JPEG"):
         raw = bytearray(whole_picture(format))
         for place, bit in flips:

@@ -11,7 +11,7 @@ from tasks.preprocess.engine import find_new_files
 from tasks.preprocess.images import holds_images
 from tasks.preprocess.read.files import Listing, SourceFile
 from tasks.preprocess.read.tables import TEXT_TABLES, one_format
-from tasks.preprocess.read.text_folders import as_table
+from tasks.preprocess.read.text.folders import as_table
 
 
 def divide(data: Listing, target: str, config: DataConfig) -> Division:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import xxhash
 
-from tasks.preprocess.read.digits import load
 from tasks.preprocess.read.files import Listing, SourceFile
+from tasks.preprocess.read.images.digits import load
 
 HASH_BYTES = 8 << 20
 

@@ -20,14 +20,14 @@ from tasks.preprocess.columns.type_inference import guess_types, taken_as_text, 
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.pool.resume import ResumableScratch
 from tasks.preprocess.quarantine import BadRow
-from tasks.preprocess.read import json_lines
 from tasks.preprocess.read.columnar import LINE, Unit, units_of, write_spool
-from tasks.preprocess.read.csv_blocks import Block, Parsed, parse, read_blocks, read_header
-from tasks.preprocess.read.delimiters import detect_delimiter
 from tasks.preprocess.read.files import Listing, SourceFile, format_of
 from tasks.preprocess.read.partitions import Partitions, find_partitions
+from tasks.preprocess.read.text import json_lines
+from tasks.preprocess.read.text.csv_blocks import Block, Parsed, parse, read_blocks, read_header
+from tasks.preprocess.read.text.delimiters import detect_delimiter
+from tasks.preprocess.read.text.folders import open_documents
 from tasks.preprocess.read.text_columns import infer_types
-from tasks.preprocess.read.text_folders import open_documents
 
 #: Of the first file, as much is looked at to guess the types.
 SAMPLE_BYTES = 1 << 20

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from tasks.errors import UserError
 from tasks.preprocess.config import DataConfig
-from tasks.preprocess.read.csv_blocks import csv_reader, read_blocks
 from tasks.preprocess.read.files import SourceFile
+from tasks.preprocess.read.text.csv_blocks import csv_reader, read_blocks
 
 USUAL = ","
 OTHERS = (";", "\t", "|")

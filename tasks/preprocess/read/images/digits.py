@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from tasks.preprocess.columns.hashing import hash_rows
-from tasks.preprocess.read.image_sets import Chunk, ImageSet
+from tasks.preprocess.read.images.sets import Chunk, ImageSet
 
 
 def load() -> tuple[np.ndarray, np.ndarray]:

@@ -89,7 +89,7 @@ class FolderPart:
 
     def chunks(self) -> Iterator[Chunk]:
         """All files in one chunk. Raises ``UserError`` for a whole image of another shape."""
-        from tasks.preprocess.read.image_decoding import Unreadable
+        from tasks.preprocess.read.images.decoding import Unreadable
 
         pixels = np.zeros((self.rows, *self.shape), np.uint8)
         good, bad = np.ones(self.rows, bool), []
@@ -114,7 +114,7 @@ def spelled(shape: Shape) -> str:
 
 
 def decoded(file: SourceFile, config: DataConfig) -> np.ndarray:
-    from tasks.preprocess.read.image_decoding import Unreadable, decode
+    from tasks.preprocess.read.images.decoding import Unreadable, decode
 
     if file.size > MOST_BYTES:
         raise Unreadable(f"{file.size:,} bytes, more than {MOST_BYTES:,}")
@@ -155,7 +155,7 @@ def open_folders(data: Listing, files: list[SourceFile], target: str, config: Da
 
 
 def first_shape(data: Listing, files: list[SourceFile], config: DataConfig) -> Shape:
-    from tasks.preprocess.read.image_decoding import Unreadable
+    from tasks.preprocess.read.images.decoding import Unreadable
 
     first = None
     for file in files:

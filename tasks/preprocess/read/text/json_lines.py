@@ -11,8 +11,8 @@ import pyarrow as pa
 from tasks.errors import UserError
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.quarantine import BadRow
-from tasks.preprocess.read.csv_blocks import Block, Parsed, read_blocks
 from tasks.preprocess.read.files import SourceFile
+from tasks.preprocess.read.text.csv_blocks import Block, Parsed, read_blocks
 
 RAW_CHARACTERS = 200
 
