@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).parents[2]
+from tests.support import REPOSITORY
+
 BENCHMARKS = sorted((REPOSITORY / "benchmarks").glob("*.py"))
 
 

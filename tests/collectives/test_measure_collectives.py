@@ -7,7 +7,8 @@ from pathlib import Path
 
 from flytekit.clis.sdk_in_container.pyflyte import main as pyflyte
 
-from tests.support.command_line import REPOSITORY, invoke
+from tests.support import REPOSITORY
+from tests.support.command_line import invoke
 
 SMALL = '{"operations": ["all_reduce"], "smallest": 1024, "largest": 4096, "budget": 0.001}'
 

@@ -11,7 +11,8 @@ import pytest
 
 from tasks.errors import UserError
 from tasks.preprocess.read.structured_dataset import parquet_address
-from tests.support.command_line import REPOSITORY, Run, one_message, run_process
+from tests.support import REPOSITORY
+from tests.support.command_line import Run, one_message, run_process
 
 UPSTREAM = """
 from typing import Annotated

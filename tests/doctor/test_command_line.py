@@ -13,7 +13,8 @@ import pytest
 from tasks.artifacts.format import ArtifactWriter
 from tasks.artifacts.training_record import ATTEMPT, KIND
 from tasks.doctor.command import main
-from tests.support.command_line import REPOSITORY, Ended, invoke, run_process
+from tests.support import REPOSITORY
+from tests.support.command_line import Ended, invoke, run_process
 
 LIMITS = '[limits]\ncpu = "96"\nmemory = "1100Gi"\ngpu = "8"\n'
 

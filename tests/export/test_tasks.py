@@ -12,27 +12,13 @@ from tasks.evaluate.task import evaluate
 from tasks.export.config import ExportConfig
 from tasks.export.task import export
 from tasks.flyte.stage import Made
-from tasks.models.config import ModelConfig
-from tasks.models.factory import build
-from tasks.models.trained import write_trained
-from tests.support.toys import table
+from tests.support.toys import table, untrained
 
 
 def test_tasks_make_then_reuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     data = table(tmp_path / "data", "regression")
-    config = ModelConfig(arguments={"hidden": [16]})
-    weights = build(config, data.signature, seed=0).state_dict()
-    trained = write_trained(
-        tmp_path / "trained",
-        config=config,
-        signature=data.signature,
-        best=weights,
-        last=weights,
-        history={},
-        attempt={},
-        made_by={},
-    )
+    trained = untrained(tmp_path / "trained", data)
     inputs = {
         "trained": FlyteDirectory(str(trained.directory)),
         "prepared": FlyteDirectory(str(data.artifact.directory)),

@@ -16,7 +16,8 @@ import pytest
 from flytekit.clis.sdk_in_container.register import register
 from flytekit.clis.sdk_in_container.run import run
 
-from tests.support.dockerfile import REPOSITORY, Instruction, copied, ignored, instructions
+from tests.support import REPOSITORY
+from tests.support.dockerfile import Instruction, copied, ignored, instructions
 
 IMAGES = {path.stem: instructions(path) for path in sorted((REPOSITORY / "images").glob("*.Dockerfile"))}
 CODE = {"tasks", "workflows"}

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterator
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +18,15 @@ from tasks.artifacts.prepared import KIND, SAMPLED_BLOCKS, SPLITS, PreparedData
 from tasks.doctor.archive import Package
 from tasks.export.config import ExportConfig
 from tasks.flyte.stage import StageRun
-from tasks.models.config import ModelConfig
-from tasks.models.factory import build
-from tasks.models.trained import write_trained
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import prepare
-from tasks.storage.s3 import client, client_of
 from tests.support.cluster.bucket import Bucket
 from tests.support.cluster.pods import Pod, primary_container, rendered, values_of
-from tests.support.faulty_s3 import CREDENTIALS, FaultyS3, faulty_s3
+from tests.support.faulty_s3 import FaultyS3
 from tests.support.package import package
 from tests.support.tables import table_text
+from tests.support.toys import untrained
 
-BUCKET = "slipstream"
 BLOCK_ROWS = 16
 
 
@@ -41,17 +36,12 @@ def packaged(tmp_path_factory: pytest.TempPathFactory) -> Package:
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyS3]:
-    with faulty_s3() as proxy:
-        for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": proxy.url}.items():
-            monkeypatch.setenv(name, value)
-        client_of.cache_clear()
-        client().create_bucket(Bucket=BUCKET)
-        yield proxy
+def bucket(store: FaultyS3) -> Bucket:
+    return Bucket(store.url, f"reading-{uuid.uuid4().hex}")
 
 
 @pytest.fixture
-def prepared(server: FaultyS3, tmp_path: Path) -> PreparedData:
+def prepared(bucket: Bucket, tmp_path: Path) -> PreparedData:
     """Prepared data of many small blocks, here and on S3."""
     (tmp_path / "table.csv").write_text(table_text(3000))
     whole = prepare(tmp_path / "whole", str(tmp_path / "table.csv"), "y", DataConfig(), {})
@@ -60,33 +50,32 @@ def prepared(server: FaultyS3, tmp_path: Path) -> PreparedData:
     for name in whole.files:
         with writer.create(name, BLOCK_ROWS * itemsize) if name.endswith(".rows") else writer.create(name) as file:
             file.write(whole.read_bytes(name))
-    upload(writer.finish(KIND, {}), "prepared")
+    upload(writer.finish(KIND, {}), bucket, "prepared")
     return PreparedData.open(tmp_path / "prepared")
 
 
-def upload(artifact: Artifact, prefix: str) -> None:
+def upload(artifact: Artifact, bucket: Bucket, prefix: str) -> None:
     for name in (*artifact.files, MANIFEST):
-        client().put_object(Bucket=BUCKET, Key=f"{prefix}/{name}", Body=artifact.path(name).read_bytes())
+        bucket.write(f"{prefix}/{name}", artifact.path(name).read_bytes())
 
 
-def asked(server: FaultyS3, prefix: str) -> dict[str, int]:
+def asked(store: FaultyS3, bucket: Bucket, prefix: str) -> dict[str, int]:
     """The bytes that were asked for of each split's rows; a request for a whole file counts as -1."""
     found: dict[str, int] = {}
-    for request in server.requests:
-        if match := re.match(rf"GET /{BUCKET}/{prefix}/(\w+)-\d+\.rows\S*(?: bytes=(\d+)-(\d+))?$", request):
+    for request in store.requests:
+        if match := re.match(rf"GET /{bucket.name}/{prefix}/(\w+)-\d+\.rows\S*(?: bytes=(\d+)-(\d+))?$", request):
             split, first, last = match.groups()
             found[split] = -1 if first is None else found.get(split, 0) + int(last) - int(first) + 1
     return found
 
 
-def run_pod(packaged: Package, task: str, workdir: Path, **inputs: tuple[Any, type]) -> None:
+def run_pod(packaged: Package, bucket: Bucket, task: str, workdir: Path, **inputs: tuple[Any, type]) -> None:
     """One pod of ``task``; what it hands on lies below its name in the bucket."""
     context = FlyteContextManager.current_context()
     literals = {
         name: TypeEngine.to_literal(context, value, kind, TypeEngine.to_literal_type(kind)).to_flyte_idl()
         for name, (value, kind) in inputs.items()
     }
-    bucket = Bucket(os.environ["AWS_ENDPOINT_URL"], BUCKET)
     bucket.write("inputs.pb", LiteralMap(literals=literals).SerializeToString())
     container = primary_container(packaged.tasks[task])
     command = rendered(container.command, values_of(bucket.uri("inputs.pb"), bucket.uri("made")))
@@ -96,51 +85,41 @@ def run_pod(packaged: Package, task: str, workdir: Path, **inputs: tuple[Any, ty
 
 
 def test_a_pod_of_the_report_asks_for_no_rows(
-    packaged: Package, prepared: PreparedData, server: FaultyS3, tmp_path: Path
+    packaged: Package, prepared: PreparedData, store: FaultyS3, bucket: Bucket, tmp_path: Path
 ) -> None:
-    server.requests.clear()
+    store.requests.clear()
     run_pod(
         packaged,
+        bucket,
         "tasks.report.task.report_data",
         tmp_path,
-        prepared=(FlyteDirectory(f"s3://{BUCKET}/prepared", remote_directory=False), FlyteDirectory),
+        prepared=(FlyteDirectory(bucket.uri("prepared"), remote_directory=False), FlyteDirectory),
         stages=([StageRun("prepare", 1.0, False)], list[StageRun]),
     )
-    assert any("/prepared/card.json" in request for request in server.requests)
-    assert asked(server, "prepared") == {}
+    assert any("/prepared/card.json" in request for request in store.requests)
+    assert asked(store, bucket, "prepared") == {}
 
 
 @pytest.mark.parametrize("stage", ["export", pytest.param("evaluate", marks=pytest.mark.prove)])
 def test_a_pod_asks_for_the_blocks_that_it_reads(
-    stage: str, packaged: Package, prepared: PreparedData, server: FaultyS3, tmp_path: Path
+    stage: str, packaged: Package, prepared: PreparedData, store: FaultyS3, bucket: Bucket, tmp_path: Path
 ) -> None:
-    config = ModelConfig(arguments={"hidden": [8]})
-    weights = build(config, prepared.signature, seed=0).state_dict()
-    trained = write_trained(
-        tmp_path / "trained",
-        config=config,
-        signature=prepared.signature,
-        best=weights,
-        last=weights,
-        history={},
-        attempt={},
-        made_by={},
-    )
-    upload(trained, "trained")
-    server.requests.clear()
+    upload(untrained(tmp_path / "trained", prepared), bucket, "trained")
+    store.requests.clear()
     run_pod(
         packaged,
+        bucket,
         f"tasks.{stage}.task.{stage}",
         tmp_path,
-        trained=(FlyteDirectory(f"s3://{BUCKET}/trained", remote_directory=False), FlyteDirectory),
-        prepared=(FlyteDirectory(f"s3://{BUCKET}/prepared", remote_directory=False), FlyteDirectory),
+        trained=(FlyteDirectory(bucket.uri("trained"), remote_directory=False), FlyteDirectory),
+        prepared=(FlyteDirectory(bucket.uri("prepared"), remote_directory=False), FlyteDirectory),
         **({"config": (ExportConfig(calibration_rows=50), ExportConfig)} if stage == "export" else {}),
     )
     rows = {split: prepared.segment_rows(split)[0] for split in SPLITS}
     # The sample for the baseline has all rows of so small a split; that for calibration has its last block, too.
     calibration = (SAMPLED_BLOCKS - 1) * BLOCK_ROWS + (rows["train"] - 1) % BLOCK_ROWS + 1
     read = {"test": rows["test"], "train": calibration} if stage == "export" else rows
-    assert asked(server, "prepared") == {
+    assert asked(store, bucket, "prepared") == {
         split: count * prepared.signature.record.itemsize for split, count in read.items()
     }
     assert rows["train"] > 10 * calibration

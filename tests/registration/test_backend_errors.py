@@ -16,7 +16,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from flytekit.clis.sdk_in_container.pyflyte import main as pyflyte
 
-from tests.support.command_line import REPOSITORY, Ended, invoke
+from tests.support import REPOSITORY
+from tests.support.command_line import Ended, invoke
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.flyte_admin import FlyteAdmin, flyte_admin, write_config
 from tests.support.processes import free_port

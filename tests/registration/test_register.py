@@ -15,13 +15,14 @@ import pytest
 from flyteidl.admin.task_pb2 import TaskSpec
 from flyteidl.core.literals_pb2 import LiteralMap
 
+from tests.support import REPOSITORY
 from tests.support.cluster.outcome import read_outcome
 from tests.support.cluster.pods import primary_container, rendered, values_of
 from tests.support.dockerfile import instructions
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.flyte_admin import FlyteAdmin, Key, flyte_admin, write_config
 from tests.support.image_root import ImageRoot, image_root, missing
-from tests.support.pyflyte_process import REPOSITORY, Ended, clone, run_pyflyte
+from tests.support.pyflyte_process import Ended, clone, run_pyflyte
 
 SCHEDULED = {"nightly_training", "weekly_collectives"}
 

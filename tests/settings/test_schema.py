@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +14,8 @@ from jsonschema import Draft202012Validator
 from tasks.config import RunConfig
 from tasks.errors import UserError
 from tasks.settings import to_dict
+from tests.support import REPOSITORY
 
-REPOSITORY = Path(__file__).parents[2]
 SHIPPED = (REPOSITORY / "run.schema.json").read_text(encoding="utf-8")
 SCHEMA: dict[str, Any] = json.loads(SHIPPED)
 

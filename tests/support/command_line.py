@@ -22,9 +22,9 @@ from flytekit.clis.sdk_in_container.pyflyte import main as pyflyte
 
 from tasks.hardware import profile
 from tasks.storage import s3
+from tests.support import REPOSITORY
 from tests.support.captured import Captured
 
-REPOSITORY = Path(__file__).parents[2]
 PYFLYTE = Path(sys.executable).with_name("pyflyte")
 TRAINING = REPOSITORY / "workflows/training.py"
 #: A wide terminal keeps each message on one line inside its box.

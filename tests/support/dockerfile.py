@@ -7,7 +7,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import NamedTuple
 
-REPOSITORY = Path(__file__).parents[2]
+from tests.support import REPOSITORY
 
 
 class Instruction(NamedTuple):

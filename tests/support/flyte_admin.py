@@ -30,11 +30,11 @@ from flyteidl.service import (
 from google.protobuf.message import Message
 
 from tasks.doctor.archive import nodes_of
+from tests.support import REPOSITORY
 from tests.support.cluster.bucket import Bucket
 from tests.support.faulty_s3 import FaultyS3
 
 BUCKET = "flyte"
-REPOSITORY = Path(__file__).parents[2]
 Key = tuple[str, str, str, str]
 
 

@@ -11,9 +11,9 @@ from flytekit.clis.sdk_in_container.pyflyte import main as pyflyte
 from flytekit.core.type_engine import DataclassTransformer
 
 from tasks.doctor.archive import Package, read_package
+from tests.support import REPOSITORY
 from tests.support.processes import FORK
 
-REPOSITORY = Path(__file__).parents[2]
 IMAGE = "registry.example/slipstream:test"
 
 

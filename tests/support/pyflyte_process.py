@@ -10,9 +10,9 @@ from pathlib import Path
 
 from flytekit.clis.sdk_in_container.pyflyte import main as pyflyte
 
+from tests.support import REPOSITORY
 from tests.support.processes import FORK
 
-REPOSITORY = Path(__file__).parents[2]
 #: What a clone has that registration reads, or that decides what it uploads.
 FILES = ("pyproject.toml", "constraints.txt", "README.md", ".dockerignore", ".gitignore", "flyte.config.yaml")
 FOLDERS = ("tasks", "workflows", "images")

@@ -10,8 +10,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from tasks.artifacts.format import ArtifactWriter
+from tasks.artifacts.format import Artifact, ArtifactWriter
 from tasks.artifacts.prepared import KIND, TARGET, PreparedData, Signature, TensorSpec
+from tasks.models.config import ModelConfig
+from tasks.models.factory import build
+from tasks.models.trained import write_trained
 
 ROWS = {"train": 600, "validation": 40, "test": 300}
 
@@ -116,6 +119,22 @@ class InTargetUnits(nn.Module):
 
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
         return self.model(*inputs) * self.std + self.mean
+
+
+def untrained(directory: Path, data: PreparedData) -> Artifact:
+    """The artifact of a small MLP as it was initialised."""
+    config = ModelConfig(arguments={"hidden": [8]})
+    weights = build(config, data.signature, seed=0).state_dict()
+    return write_trained(
+        directory,
+        config=config,
+        signature=data.signature,
+        best=weights,
+        last=weights,
+        history={},
+        attempt={},
+        made_by={},
+    )
 
 
 def trained_on(data: PreparedData, steps: int = 150) -> ToyTrained:

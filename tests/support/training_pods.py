@@ -25,12 +25,13 @@ from tasks.artifacts.format import ArtifactWriter
 from tasks.artifacts.prepared import TARGET, Signature, TensorSpec
 from tasks.models.config import ModelConfig
 from tasks.train.config import TrainingConfig
+from tests.support import REPOSITORY
 from tests.support.cluster.bucket import Bucket
 from tests.support.cluster.budgets import Verdict
 from tests.support.cluster.outcome import read_outcome
 from tests.support.cluster.pods import Pod, primary_container, rendered, values_of
 from tests.support.faulty_s3 import CREDENTIALS, FaultyS3, faulty_s3
-from tests.support.package import REPOSITORY, package
+from tests.support.package import package
 from tests.support.processes import free_port
 
 TRAIN = "tasks.train.task.train"

@@ -12,7 +12,8 @@ import boto3
 import pytest
 
 from tasks.train.__main__ import main as train
-from tests.support.command_line import REPOSITORY, Ended, invoke, one_message, run_in, run_process
+from tests.support import REPOSITORY
+from tests.support.command_line import Ended, invoke, one_message, run_in, run_process
 from tests.support.faulty_s3 import CREDENTIALS, FaultyS3
 from tests.support.processes import free_port
 

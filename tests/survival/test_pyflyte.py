@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command_line import PYFLYTE, REPOSITORY
+from tests.support import REPOSITORY
+from tests.support.command_line import PYFLYTE
 from tests.support.fault_schedule import newest
 from tests.support.processes import workers_of
 

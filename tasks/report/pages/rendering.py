@@ -13,10 +13,11 @@ TEMPLATES = Path(__file__).with_name("templates")
 
 
 @cache
-def environment() -> Environment:
-    """Whatever is not marked as HTML is escaped: column names, labels and values come from the user's data."""
+def environment(templates: Path = TEMPLATES) -> Environment:
+    """Whatever is not marked as HTML is escaped: column names, labels and values come from the user's data. Templates
+    know the functions of :mod:`tasks.report.formatting` as ``fmt``."""
     made = Environment(
-        loader=FileSystemLoader(TEMPLATES),
+        loader=FileSystemLoader(templates),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -27,5 +28,5 @@ def environment() -> Environment:
 
 
 def render(template: str, **context: object) -> str:
-    """The template with ``context``, and with the functions of :mod:`tasks.report.formatting` as ``fmt``."""
+    """The template with ``context``."""
     return environment().get_template(template).render(context)

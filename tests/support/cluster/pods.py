@@ -18,7 +18,7 @@ from typing import NamedTuple
 from flyteidl.core.tasks_pb2 import TaskTemplate
 from google.protobuf.json_format import MessageToDict
 
-from tests.support.package import REPOSITORY
+from tests.support import REPOSITORY
 
 TEMPLATE = re.compile(r"\{\{\s*[.$](\w+)\s*\}\}")
 #: Kubernetes' default, where the pod does not say otherwise.

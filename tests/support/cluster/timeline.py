@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
+from tasks.report.pages.rendering import environment
 from tests.support.cluster.budgets import Verdict
 from tests.support.cluster.pods import Pod
 from tests.support.cluster.record import Attempt, Record
@@ -129,15 +128,7 @@ def failure_of(number: int, attempt: Attempt) -> Failure:
 
 def write_page(path: Path, heading: str, lead: str, executions: Mapping[str, Record], checks: Sequence[str]) -> None:
     """One self-contained HTML file with a chart for each execution; ``checks`` are what was found out, a line each."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     charts = [chart(title, record) for title, record in executions.items()]
-    page = environment.get_template("timeline.html").render(
-        heading=heading, lead=lead, charts=charts, checks=checks, width=WIDTH, names=NAMES, row=ROW
-    )
+    template = environment(Path(__file__).parent).get_template("timeline.html")
+    page = template.render(heading=heading, lead=lead, charts=charts, checks=checks, width=WIDTH, names=NAMES, row=ROW)
     path.write_text(page, encoding="utf-8")
