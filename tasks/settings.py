@@ -12,10 +12,10 @@ import difflib
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, field
+from dataclasses import Field, asdict, field
 from functools import wraps
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, dataclass_transform
 
 import pydantic.dataclasses
 import yaml
@@ -40,6 +40,8 @@ class Settings:
     """Base of every settings class. ``section`` is the path under which the user finds it."""
 
     section: ClassVar[str] = ""
+    if TYPE_CHECKING:  # :func:`settings` makes a dataclass of every subclass
+        __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     @model_validator(mode="before")
     @classmethod
@@ -127,7 +129,7 @@ def settings(cls: type[S]) -> type[S]:
 
 def to_dict(value: Settings) -> dict[str, Any]:
     """The settings as nested dictionaries that JSON can hold."""
-    return asdict(value)  # type: ignore[call-overload]
+    return asdict(value)
 
 
 def schema_of(cls: type[Settings]) -> Schema:

@@ -61,9 +61,9 @@ class Workspace:
     execution: str
     notices: str
 
-    def work(self, body: Callable[[], object]) -> Made:
-        """Run a worker's body and report how it ended. Returns the artifact, or the refusal that all workers agreed
-        on."""
+    def work(self, body: Callable[[], object]) -> Any:
+        """Run a worker's body and report how it ended. Returns what the agent goes on with, whatever the task returns:
+        :class:`Made`, or the :class:`Refusal` that all workers agreed on."""
         clear_report(self.directory)
         try:
             body()
@@ -73,7 +73,7 @@ class Workspace:
             report.leave(self.directory)
             if isinstance(error, UserError):
                 # If the ranks could not agree, the others die of a lost peer; then the agent goes by the report.
-                return Refusal(error.message)  # type: ignore[return-value]  # for the agent, who raises it
+                return Refusal(error.message)
             if isinstance(seen, Interrupted):
                 raise FlyteRecoverableException(report.message) from error
             # Out of memory on this rank alone: the others wait for it, so it must exit with an error, not return.

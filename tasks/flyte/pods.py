@@ -45,11 +45,12 @@ def pod_template(place: Placement) -> PodTemplate:
         security_context=pinning,
         termination_message_policy=place.termination_message_policy,
     )
+    affinity: Any = place.affinity or None  # serialised as it is
     spec = V1PodSpec(
         containers=[container],
         tolerations=[V1Toleration(**filled(to_dict(toleration))) for toleration in place.tolerations] or None,
         node_selector=place.node_selector or None,
-        affinity=place.affinity or None,  # type: ignore[arg-type]  # serialised as it is
+        affinity=affinity,
         scheduler_name=place.scheduler or None,
         priority_class_name=place.priority or None,
         security_context=V1PodSecurityContext(supplemental_groups=place.groups) if place.groups else None,
