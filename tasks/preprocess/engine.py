@@ -58,15 +58,14 @@ def prepare(
     config: DataConfig,
     made_by: Mapping[str, Any],
     workers: int | None = None,
-    kept: Path | None = None,
+    scratch: Path | None = None,
 ) -> Artifact:
     """Make the prepared data in the fresh ``directory``. ``data`` is an address (empty: the digits of scikit-learn), a
     listing of one, a pandas DataFrame or an Arrow table.
 
     The same data and config give the same bytes on any number of ``workers`` (default: as many as the data is worth).
-    Until all is done, what is finished lies
-    in the directory ``kept``, on the same disk: a run that was cut off goes on from there if it is given the same one
-    again, which must be another for other bytes, another config or other code. Without ``kept`` it begins anew.
+    A run that was interrupted resumes if it is given the same directory ``scratch`` again, on the disk of
+    ``directory``; other bytes, another config or other code need another one. Without ``scratch`` it begins anew.
     Raises ``UserError`` for what is wrong with the data.
     """
     listing = list_source(data) if isinstance(data, str) else data if isinstance(data, Listing) else None
@@ -76,7 +75,7 @@ def prepare(
     try:
         with (
             closing(Workers(workers, __name__)) as processes,
-            resumable_scratch(kept or directory / SCRATCH, processes, lasting=kept is not None) as place,
+            resumable_scratch(scratch or directory / SCRATCH, processes, lasting=scratch is not None) as place,
         ):
             if listing is None:
                 listing = list_source(frame_file(data, place.root))

@@ -92,9 +92,9 @@ def prepare(listing: ArtifactDirectory, target: str, config: DataConfig, source:
     def make(directory: Path, key: str) -> Artifact:
         from tasks.preprocess import engine
 
-        kept = Store(STORE).checkpoints("prepare", key) if runs_locally() else None
+        scratch = Store(STORE).checkpoints("prepare", key) if runs_locally() else None
         by = made_by(target, config, source)
-        return engine.prepare(directory, read_listing(listing), target, config, by, kept=kept)
+        return engine.prepare(directory, read_listing(listing), target, config, by, scratch=scratch)
 
     return run_stage("prepare", {"target": target, "config": config, "source": source}, make)
 

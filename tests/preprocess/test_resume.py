@@ -44,7 +44,7 @@ from tasks.preprocess.fit import scan
 from tasks.preprocess import engine
 from tasks.preprocess.config import DataConfig
 
-data, directory, kept, workers, where, times, victim = sys.argv[1:]
+data, directory, scratch, workers, where, times, victim = sys.argv[1:]
 module, name = where.split(".")
 owner = {"engine": engine, "tables": tables, "merge": merge, "scan": scan, "writer": engine.RunWriter}[module]
 original, calls = getattr(owner, name), 0
@@ -64,7 +64,7 @@ def faulty(*arguments):
 setattr(owner, name, faulty)
 sorted_runs.PART_BYTES = 9000
 if __name__ == "__main__":
-    engine.prepare(Path(directory), data, "y", DataConfig(), {}, int(workers), Path(kept))
+    engine.prepare(Path(directory), data, "y", DataConfig(), {}, int(workers), Path(scratch))
 """
 
 
@@ -97,10 +97,10 @@ def texts(tmp_path: Path) -> Path:
 
 def killed(data: Path, tmp_path: Path, where: str, times: int) -> Path:
     """A prepare of ``data`` dies at the ``times``-th call of ``where``; what it had finished by then."""
-    kept = tmp_path / "kept"
-    command = [sys.executable, "-c", KILLED, data, tmp_path / "first", kept, "1", where, str(times), "self"]
+    scratch = tmp_path / "scratch"
+    command = [sys.executable, "-c", KILLED, data, tmp_path / "first", scratch, "1", where, str(times), "self"]
     assert subprocess.run(command).returncode == -signal.SIGKILL, "it was not killed"
-    return kept
+    return scratch
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
@@ -121,8 +121,8 @@ def counting(work, done):  # type: ignore[no-untyped-def]
     return run
 
 
-def prepare(directory: Path, data: Path, workers: int = 1, kept: Path | None = None) -> Artifact:
-    return engine.prepare(directory, str(data), "y", DataConfig(), {}, workers, kept)
+def prepare(directory: Path, data: Path, workers: int = 1, scratch: Path | None = None) -> Artifact:
+    return engine.prepare(directory, str(data), "y", DataConfig(), {}, workers, scratch)
 
 
 @pytest.mark.parametrize(
@@ -146,20 +146,20 @@ def test_what_was_done_is_not_done_again(
     times: int,
     left: dict[str, int],
 ) -> None:
-    kept = killed(parquet, tmp_path, where, times)
+    scratch = killed(parquet, tmp_path, where, times)
     total = 2 * GROUPS + PARTS
     done = counted(monkeypatch)
-    again = prepare(tmp_path / "again", parquet, kept=kept)
+    again = prepare(tmp_path / "again", parquet, scratch=scratch)
     assert dict(done) == left
     assert f"resumes: {total - sum(left.values())} units of work were done" in capsys.readouterr().err
-    assert not kept.exists() and not (tmp_path / "first/manifest.json").exists()
+    assert not scratch.exists() and not (tmp_path / "first/manifest.json").exists()
     assert again.check_sha256().fingerprint == prepare(tmp_path / "whole", parquet).fingerprint
 
 
 def test_text_goes_on_too(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = killed(texts, tmp_path, "tables.make_columnar", 4)
+    scratch = killed(texts, tmp_path, "tables.make_columnar", 4)
     done = counted(monkeypatch)
-    again = prepare(tmp_path / "again", texts, kept=kept)
+    again = prepare(tmp_path / "again", texts, scratch=scratch)
     assert done == {"make_columnar": 2, "scan_unit": 5, "encode_unit": 5, "merge_part": 3}
     assert again.fingerprint == prepare(tmp_path / "whole", texts).fingerprint
 
@@ -173,7 +173,7 @@ def with_workers(data: Path, tmp_path: Path, victim: str) -> subprocess.Complete
         script,
         data,
         tmp_path / "first",
-        tmp_path / "kept",
+        tmp_path / "scratch",
         "2",
         "scan.split_rows",
         "3",
@@ -185,8 +185,8 @@ def with_workers(data: Path, tmp_path: Path, victim: str) -> subprocess.Complete
 def test_a_lost_worker_costs_its_unit_alone(parquet: Path, tmp_path: Path) -> None:
     lost = with_workers(parquet, tmp_path, "self")
     assert lost.returncode == 1 and "a worker process was killed" in lost.stderr
-    assert 2 <= len(list((tmp_path / "kept").glob(f"*{RECORD}"))) < GROUPS
-    again = prepare(tmp_path / "again", parquet, 2, tmp_path / "kept")
+    assert 2 <= len(list((tmp_path / "scratch").glob(f"*{RECORD}"))) < GROUPS
+    again = prepare(tmp_path / "again", parquet, 2, tmp_path / "scratch")
     assert again.fingerprint == prepare(tmp_path / "whole", parquet).fingerprint
 
 
@@ -206,27 +206,27 @@ def test_a_killed_process_takes_its_workers_along(parquet: Path, tmp_path: Path)
 def test_what_is_not_whole_is_done_again(
     parquet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, how: str
 ) -> None:
-    kept = killed(parquet, tmp_path, "engine.merge_all", 1)
-    raw = bytearray((kept / what).read_bytes())
+    scratch = killed(parquet, tmp_path, "engine.merge_all", 1)
+    raw = bytearray((scratch / what).read_bytes())
     raw[len(raw) // 2] ^= 16
     if how == "gone":
-        (kept / what).unlink()
+        (scratch / what).unlink()
     else:
-        (kept / what).write_bytes(raw[: len(raw) // 2] if how == "cut" else raw)
+        (scratch / what).write_bytes(raw[: len(raw) // 2] if how == "cut" else raw)
     done = counted(monkeypatch)
-    again = prepare(tmp_path / "again", parquet, kept=kept)
+    again = prepare(tmp_path / "again", parquet, scratch=scratch)
     assert done == {"scan_unit" if "scan" in what else "encode_unit": 1, "merge_part": PARTS}
     assert again.fingerprint == prepare(tmp_path / "whole", parquet).fingerprint
 
 
 def test_a_damaged_part_is_merged_again(parquet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = killed(parquet, tmp_path, "merge.merge", 3)
-    merged = kept / "train-1" / "train-1.rows"
+    scratch = killed(parquet, tmp_path, "merge.merge", 3)
+    merged = scratch / "train-1" / "train-1.rows"
     raw = bytearray(merged.read_bytes())
     raw[77] ^= 1
     merged.write_bytes(raw)
     done = counted(monkeypatch)
-    again = prepare(tmp_path / "again", parquet, kept=kept)
+    again = prepare(tmp_path / "again", parquet, scratch=scratch)
     assert done == {"merge_part": PARTS - 1}
     assert again.fingerprint == prepare(tmp_path / "whole", parquet).fingerprint
 
@@ -235,8 +235,8 @@ def test_what_must_be_mended_leaves_no_scratch(tmp_path: Path) -> None:
     table = pa.table({"x": [1.0, float("inf")] * 200, "y": [0, 1] * 200})
     pq.write_table(table, tmp_path / "t.parquet")
     with pytest.raises(UserError, match="infinite"):
-        prepare(tmp_path / "p", tmp_path / "t.parquet", kept=tmp_path / "kept")
-    assert not (tmp_path / "kept").exists()
+        prepare(tmp_path / "p", tmp_path / "t.parquet", scratch=tmp_path / "scratch")
+    assert not (tmp_path / "scratch").exists()
 
 
 def square(job: int) -> int:
@@ -305,9 +305,9 @@ def test_a_partitioned_directory_with_dates_in_text_goes_on_too(
         days = [f"{year}-03-{day:02d}" for day in draw.integers(1, 29, ROWS)]
         table = pa.table({"day": days, "x": draw.normal(size=ROWS), "y": draw.integers(0, 2, ROWS)})
         pq.write_table(table, tmp_path / f"in/year={year}/part.parquet")
-    kept = killed(tmp_path / "in", tmp_path, "engine.encode_unit", 4)
+    scratch = killed(tmp_path / "in", tmp_path, "engine.encode_unit", 4)
     done = counted(monkeypatch)
-    again = prepare(tmp_path / "again", tmp_path / "in", kept=kept)
+    again = prepare(tmp_path / "again", tmp_path / "in", scratch=scratch)
     # For each file its texts were tried, and it was scanned; and three were encoded.
     assert done["encode_unit"] == 3 and "resumes: 15 units of work were done" in capsys.readouterr().err
     assert again.check_sha256().fingerprint == prepare(tmp_path / "whole", tmp_path / "in").fingerprint
