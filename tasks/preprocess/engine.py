@@ -322,7 +322,7 @@ def check_columns(source: Source, data: Listing, target: str, config: DataConfig
         raise UserError(f"target: {target!r} holds neither numbers nor texts")
     if not set(names) - {target, *aside.values(), *config.drop}:
         raise UserError(
-            f"data: {data!r} has no column to learn from: besides the target {target!r} there is "
+            f"data: {data.address!r} has no column to learn from: besides the target {target!r} there is "
             + (f"only what is set apart, {listed([name for name in names if name != target])}" if names[1:] else "none")
             + shape_hint(names, config)
         )

@@ -187,7 +187,7 @@ class TestNothingThere:
     def test_a_table_with_nothing_to_learn_from(
         self, prepared: Prepare, text: str, settings: dict[str, Any], besides: str
     ) -> None:
-        with pytest.raises(UserError, match=f"no column to learn from: besides the target 'y' .*{besides}"):
+        with pytest.raises(UserError, match=f"data: '[^']+' has no column to learn from: besides .* 'y' .*{besides}"):
             prepared(text, **settings)
 
     def test_a_table_with_a_constant_besides_the_target(self, prepared: Prepare) -> None:
