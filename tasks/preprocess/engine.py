@@ -81,7 +81,7 @@ def prepare(
                 listing = list_source(frame_file(data, place.root))
             with unchanged(listing):
                 if not listing.address:
-                    prepare_images(writer, place, open_digits(), config)
+                    prepare_images(writer, place, open_digits(target), config)
                 elif holds_images(listing, config):
                     prepare_images(writer, place, open_images(listing, target, config), config)
                 else:

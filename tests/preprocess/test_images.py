@@ -258,3 +258,9 @@ def test_the_digits_keep_their_splits(tmp_path: Path) -> None:
         "validation": 246,
         "test": 265,
     }
+
+
+def test_a_target_of_data_that_nobody_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"target: 'income' needs --data; without it the digits are taken"):
+        prepare(tmp_path / "p", "", "income", DataConfig(), {})
+    assert not (tmp_path / "p/manifest.json").exists()

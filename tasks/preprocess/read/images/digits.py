@@ -8,8 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from tasks.errors import UserError
 from tasks.preprocess.columns.hashing import hash_rows
 from tasks.preprocess.read.images.sets import Chunk, ImageSet
+
+TARGET = "digit"
 
 
 def load() -> tuple[np.ndarray, np.ndarray]:
@@ -37,8 +40,10 @@ class Digits:
         yield Chunk(pixels, labels, hash_rows(columns, len(flat)), np.ones(len(pixels), bool))
 
 
-def open_digits() -> ImageSet:
-    """The digits as a set of images."""
+def open_digits(target: str) -> ImageSet:
+    """The digits as a set of images. Raises ``UserError`` for a ``target`` of other data."""
+    if target not in ("", TARGET):
+        raise UserError(f"target: {target!r} needs --data; without it the digits are taken, whose target is {TARGET!r}")
     pixels, _ = load()
     classes = tuple(str(digit) for digit in range(10))
-    return ImageSet("handwritten digits (scikit-learn)", "digit", classes, pixels.shape[1:], [Digits(len(pixels))])
+    return ImageSet("handwritten digits (scikit-learn)", TARGET, classes, pixels.shape[1:], [Digits(len(pixels))])
