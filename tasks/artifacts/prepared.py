@@ -175,8 +175,7 @@ class PreparedData:
 
     def split(self, name: str) -> np.ndarray:
         """All records ``[rows]`` of a split, every block verified. They are memory-mapped, so that a large split need
-        not
-        fit into memory; several files are first joined in one unnamed file."""
+        not fit into memory; several files are first joined in one unnamed file."""
         for _ in self.verified(self.blocks(name)):
             pass
         filled = [segment for segment in self.segments(name) if self.artifact.files[segment].size]
@@ -191,9 +190,8 @@ class PreparedData:
         return parts[0].view(self.signature.record) if parts else np.empty(0, self.signature.record)
 
     def sample(self, name: str, most: int) -> np.ndarray:
-        """``most`` records ``[rows]`` of a split, or all if there are fewer. They are evenly spaced in a number of
-        blocks
-        that are evenly spaced in the split; only these blocks are read."""
+        """``most`` records ``[rows]`` of a split, or all if there are fewer. They are evenly spaced in blocks that are
+        evenly spaced in the split; only these blocks are read."""
         blocks = self.blocks(name)
         if not blocks:
             return np.empty(0, self.signature.record)

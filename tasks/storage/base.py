@@ -62,8 +62,7 @@ class Storage(Protocol):
 
     def get(self, key: str, directory: Path) -> Path:
         """The local path of the file: in a local store the file itself, otherwise a download below ``directory``.
-        Raises
-        ``MissingObject``."""
+        Raises ``MissingObject``."""
 
     def list(self, prefix: str = "") -> list[str]:
         """All keys that begin with ``prefix``, sorted."""
