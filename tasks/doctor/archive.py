@@ -188,6 +188,10 @@ def read_package(path: Path) -> Package:
                 plans[message.id.name] = message.spec
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; expected an archive of `pyflyte package`") from None
+    except tarfile.ReadError:
+        raise UserError(
+            f"{path}: not an archive of `pyflyte package` (it is no whole tar file); package again"
+        ) from None
     except (tarfile.TarError, EOFError, zlib.error, DecodeError) as error:
         raise UserError(f"{path}: not an archive of `pyflyte package` ({error}); package again") from None
     except OSError as error:

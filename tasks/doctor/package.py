@@ -30,6 +30,7 @@ ASSUMED_SAVE_S = 30.0
 #: What an attempt may spend before it works: the cluster autoscaler's limit for a new node, and our rendezvous's.
 START_S = 15 * 60
 REFUSED = "registration is refused"
+DEFAULT_LIMITS = " (Flyte's defaults; --limits FILE says which are yours)"
 MOVING_TAGS = frozenset({"latest", "main", "master", "dev", "edge", "nightly", "stable"})
 #: What Flyte's scheduler reads besides an expression's fields; croniter does not.
 TIME_ZONE = re.compile(r"^(CRON_)?TZ=\S+\s+")
@@ -77,7 +78,7 @@ def check_package(package: Package, limits: Limits, save: Save, dockerfiles: lis
     checked = [
         f"attribute paths, spot and retries, timeouts, accelerators, disk, users and schedules of {len(package.tasks)} "
         f"tasks, {len(package.workflows)} workflows, {len(package.launch_plans)} launch plans",
-        f"requests against the platform's limits of {limited}",
+        f"requests against the platform's limits of {limited}{DEFAULT_LIMITS if limits == Limits() else ''}",
         f"grace periods against a save of {save.seconds:g} s ({save.source})",
         f"images {', '.join(images)}",
     ]

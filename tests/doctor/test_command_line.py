@@ -31,10 +31,12 @@ def test_it_exits_with_1_only_if_something_will_fail(archive: Path, tmp_path: Pa
         "\nerror: " in f"\n{ended.stdout}"
         and "cpu 4 is over the platform's 2: registration is refused; raise" in ended.stdout
     )
+    assert "limits of 2 cpu, 1Gi memory, 1 gpu (Flyte's defaults; --limits FILE says which are yours)" in ended.stdout
     (tmp_path / "cluster.toml").write_text(LIMITS)
     ended = doctor(tmp_path, archive, "--limits", "cluster.toml")
     assert ended.returncode == 0, ended.stdout
     assert not [line for line in ended.stdout.splitlines() if line.startswith("error")]
+    assert "Flyte's defaults" not in ended.stdout
     assert "not checked: the cluster: no kubectl on PATH" in ended.stdout.splitlines()
 
 
@@ -91,7 +93,7 @@ def test_what_is_no_package_is_one_line(archive: Path, tmp_path: Path) -> None:
     bad = {
         tmp_path / "absent.tgz": "no such file",
         tmp_path: "cannot be read as an archive",
-        text(tmp_path): "not an archive of `pyflyte package`",
+        text(tmp_path): "not an archive of `pyflyte package` (it is no whole tar file); package again",
         no_package(tmp_path): "it describes no tasks",
         no_protobuf(tmp_path): "not an archive of `pyflyte package`",
         torn(tmp_path, archive): "not an archive of `pyflyte package`",
