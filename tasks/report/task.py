@@ -62,7 +62,7 @@ def report(
     night = night_figures(cron, kickoff, datetime.now(UTC)) if kickoff else None
     summary = build(runs, results, figures, inputs, night)
     Deck("Report", Path(summary.directory, summary.report).read_text(encoding="utf-8"))
-    return summary if local else replace(summary, directory=kept(summary.directory))
+    return summary if local else replace(summary, directory=uploaded(summary.directory))
 
 
 @task(**WITH_DECK, **on("report"))
@@ -79,9 +79,9 @@ def report_data(prepared: ArtifactDirectory, stages: list[StageRun]) -> DataSumm
     address = "" if local else str(prepared.remote_source)
     summary = build_data(runs, PreparedData.open(rows_path(prepared)), figures, address)
     Deck("Data", Path(summary.directory, summary.card).read_text(encoding="utf-8"))
-    return summary if local else replace(summary, directory=kept(summary.directory))
+    return summary if local else replace(summary, directory=uploaded(summary.directory))
 
 
-def kept(directory: str) -> str:
+def uploaded(directory: str) -> str:
     """The URI of a copy that stays: a pod's disk goes with the pod."""
     return FlyteContextManager.current_context().file_access.put_raw_data(directory)
