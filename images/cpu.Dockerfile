@@ -4,7 +4,7 @@
 FROM python:3.11-slim-bookworm
 
 ARG TORCH_WHEELS=""
-ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 ORT_DISABLE_TELEMETRY=1
 # Where Flyte unpacks registered code, over the image's own, and from where it runs: uid 1000 has to write there.
 WORKDIR /root
 COPY pyproject.toml constraints.txt images/requirements.py ./

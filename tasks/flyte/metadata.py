@@ -22,6 +22,8 @@ MEASURED = ("collectives", "export")
 #: adlfs does not take the metadata that flytekit attaches to what it uploads: every task fails whose outputs are on
 #: Azure.
 FLYTEKIT = {"FLYTE_PERSISTENCE_ATTACH_EXECUTION_METADATA": "false"}
+#: As ``tasks/__init__.py`` sets it, for what imports ONNX Runtime before any of our code.
+NO_TELEMETRY = {"ORT_DISABLE_TELEMETRY": "1"}
 #: For a task with a deck of its own, and none of flytekit's: for the list of dependencies it runs pip in the pod, which
 #: takes seconds and asks the network whether there is a newer pip.
 WITH_DECK: dict[str, Any] = {"enable_deck": True, "deck_fields": ()}
@@ -62,7 +64,7 @@ def environment(profile: Profile, place: Placement) -> dict[str, str]:
     # For torch, PyArrow, scikit-learn and BLAS alike: left to themselves they start a thread per core of the node.
     threads = {"OMP_NUM_THREADS": str(place.threads)} if place.threads else {}
     travelling = {CPU: place.cpu, MEMORY: place.memory, RESOLVED: profile.to_json()}
-    return {**FLYTEKIT, **threads, **place.environment, **travelling}
+    return {**FLYTEKIT, **NO_TELEMETRY, **threads, **place.environment, **travelling}
 
 
 def pod_of(place: Placement) -> dict[str, Any]:
