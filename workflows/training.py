@@ -1,4 +1,4 @@
-"""The main job, raw data to a quantised, measured, deployable model; and its first part alone."""
+"""The main job, raw data to a quantised, measured, deployable model; and its first and its last part alone."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from flytekit import StructuredDataset, map_task, workflow
 from tasks.collectives.task import benchmark_collectives
 from tasks.config import RunConfig
 from tasks.evaluate.task import evaluate
-from tasks.export.task import export
+from tasks.export.task import describe_machine, export, open_inputs
 from tasks.preprocess.task import address_of, prepare_data
-from tasks.report.summary import DataSummary, RunSummary
-from tasks.report.task import report, report_data
+from tasks.report.summary import DataSummary, ExportSummary, RunSummary
+from tasks.report.task import report, report_data, report_export
 from tasks.task import read_config
 from tasks.train.task import train
 from workflows.command_line import prepare_pyflyte
@@ -38,7 +38,9 @@ def run_stages(data: str, target: str, config: RunConfig) -> dict[str, Any]:
         prepared=prepared.artifact, model=sections.model, training=sections.training, code=sections.model_code
     )
     evaluated = evaluate(trained=trained.artifact, prepared=prepared.artifact)
-    exported = export(trained=trained.artifact, prepared=prepared.artifact, config=sections.export)
+    exported = export(
+        trained=trained.artifact, prepared=prepared.artifact, config=sections.export, machine=describe_machine()
+    )
     # An element of a map task may fail: a finished training is not lost because its network could not be measured.
     networks = map_task(benchmark_collectives, min_success_ratio=0.0)(config=[sections.collectives])
     # Both are PyTorchJobs that want every GPU of the profile: side by side each could hold half and wait for ever.
@@ -64,6 +66,21 @@ def prepare(data: str = "", target: str = "", config: RunConfig = RunConfig()) -
     """
     prepared = prepare_data(data=data, target=target, config=config)
     return report_data(prepared=prepared.artifact, stages=[prepared.run])
+
+
+@workflow
+def export_model(model: str, data: str, config: RunConfig = RunConfig()) -> ExportSummary:  # noqa: B008
+    """Export a trained model as :func:`train_and_export` does, and stop.
+
+    ``model`` is what training made and ``data`` the prepared data: directories, here or in a store. Of ``config`` only
+    the section ``export`` counts.
+    """
+    sections = read_config(config=config)
+    given = open_inputs(model=model, data=data)
+    exported = export(
+        trained=given.trained, prepared=given.prepared, config=sections.export, machine=describe_machine()
+    )
+    return report_export(exported=exported.artifact, stages=[exported.run])
 
 
 @workflow

@@ -21,40 +21,76 @@ MODEL_CARD = "MODEL_CARD.md"
 PREPROCESSING = ("schema.json", "statistics.json")
 
 
+class Estimate(TypedDict):
+    """A measured figure and its interval."""
+
+    value: float
+    low: float
+    high: float
+
+
 class LatencyFigures(TypedDict):
-    """Milliseconds per call (median and 99th percentile) and the number of calls measured."""
+    """Milliseconds per call by percentile, with 95 % intervals; None if fewer than ten calls lie beyond it."""
 
-    p50: float
-    p99: float
+    p50: Estimate | None
+    p90: Estimate | None
+    p99: Estimate | None
     calls: int
+    #: How many times as fast as ``onnx-fp32``, in paired turns; each limit holds with 95 %.
+    speedup: NotRequired[Estimate]
 
 
-class PairedTest(TypedDict):
-    """Whether a variant and FP32 differ by more than chance on the same rows: the two-sided p-value and, for a
-    classification, how many rows only one of the two predicts correctly."""
+class QualityFigures(TypedDict):
+    """What a variant loses against FP32 on the same rows, in points of accuracy or percent of RMSE."""
 
-    only_fp32_right: NotRequired[int]
-    only_variant_right: NotRequired[int]
-    p: float
+    loss: float
+    #: Limits of the true loss, each of which holds with the probability ``level``.
+    low: float
+    high: float
+    level: float
+    rows: int
+    #: The splits that the rows are from.
+    evidence: str
+    #: "passed", "failed" or "can't tell".
+    answer: str
+    #: How many rows would show it, if that can be said.
+    rows_enough: int | None
 
 
 class VariantFigures(TypedDict):
-    """One variant. One that could not be made has only ``name``, ``verdict`` and ``chosen``; ``file`` and ``bytes`` are
-    then None. ``file`` is also None for the torch model, which is not part of the artifact."""
+    """One variant. One that could not be made has only the fields that are required; ``file`` and ``bytes`` are then
+    None. ``file`` is also None for what is not part of the artifact: torch, and variants that were left out early."""
 
     name: str
     file: str | None
     bytes: int | None
     chosen: bool
+    #: What became of it, in one or two words, and why.
     verdict: str
+    reason: str
     #: By batch size.
     latency_ms: NotRequired[dict[str, LatencyFigures]]
     rows_per_second: NotRequired[dict[str, float]]
+    #: By batch size, if there is a price per hour: its currency for a million rows.
+    cost_per_million: NotRequired[dict[str, float]]
     #: On the test split.
     metrics: NotRequired[Scores]
-    #: The largest absolute difference to the torch model's outputs on the test split.
+    #: The largest and the mean absolute difference to the torch model's outputs on the test split.
     largest_difference: NotRequired[float]
-    paired: NotRequired[PairedTest]
+    mean_difference: NotRequired[float]
+    quality: NotRequired[QualityFigures]
+
+
+class ProfileFigures(TypedDict):
+    """Where FP32 spends its time at one batch size."""
+
+    batch: int
+    #: Shares of the time by operator, the largest first.
+    operators: dict[str, float]
+    #: The share of products and convolutions, which INT8 can speed up, and how many times as fast a network would be
+    #: in which they took no time at all.
+    products: float
+    at_most: float
 
 
 class MachineFigures(TypedDict):
@@ -80,6 +116,12 @@ class ExportReport(TypedDict):
     chosen: str
     why: str
     decided_at_batch: int
+    #: The best variant at each batch size.
+    best: dict[str, str]
+    max_loss: float
+    #: Bits of the INT8 variants' weights: 7 give the same numbers on every CPU, 8 need VNNI on x86.
+    weight_bits: int
+    profile: list[ProfileFigures]
     machine: MachineFigures
 
 

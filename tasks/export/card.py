@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
-from tasks.artifacts.exported import DeployedSignature, DeployedTensor, ExportReport, VariantFigures
+from tasks.artifacts.exported import DeployedSignature, DeployedTensor, Estimate, ExportReport, VariantFigures
 
-BATCHES = ("1", "256")
+BITS = {7: "every CPU computes the same numbers", 8: "an x86 CPU without VNNI computes other, wrong numbers"}
 
 
 def model_card(signature: DeployedSignature, report: ExportReport, rows: Mapping[str, int]) -> str:
@@ -42,6 +42,8 @@ The output is in {output["units"]}.
 
 Measured with ONNX Runtime {machine["onnxruntime"]} and torch {machine["torch"]}, {machine["threads"]} thread(s)
 per call, on {machine["cpu"]} ({machine["architecture"]}; {flags}). On another machine the order may differ.
+A percentile is quoted if ten calls lie beyond it. INT8 weights have {report["weight_bits"]} bits:
+{BITS[report["weight_bits"]]}.
 """
 
 
@@ -53,13 +55,20 @@ def variants(found: list[VariantFigures]) -> str:
     """A table with a line for each variant that was made, and a sentence for each that could not be made."""
     made = [v for v in found if "metrics" in v]
     names = [name for name, value in made[0]["metrics"].items() if value is not None]
-    head = ["variant", "file", "bytes", *(f"p50 / p99 ms at batch {b}" for b in BATCHES), *names]
+    batches = sorted(made[0]["latency_ms"], key=int)
+    head = ["variant", "file", "bytes", *(f"p50 / p90 / p99 ms at batch {b}" for b in batches), *names]
     lines = [head, ["---"] * len(head)]
     for v in made:
-        timings = [f"{v['latency_ms'][b]['p50']:.3g} / {v['latency_ms'][b]['p99']:.3g}" for b in BATCHES]
+        timings = [" / ".join(cell(v["latency_ms"][b][p]) for p in ("p50", "p90", "p99")) for b in batches]
         metrics = cast(Mapping[str, float], v["metrics"])
         scored = [f"{metrics[name]:.4g}" for name in names]
         label = f"**{v['name']}**" if v["chosen"] else v["name"]
         lines.append([label, v["file"] or "", f"{v['bytes']:,}", *timings, *scored])
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return "\n\n".join([table, *(f"{v['name']} {v['verdict']}." for v in found if "metrics" not in v)])
+    made_of = [f"- {v['name']}, {v['verdict']}: {v['reason']}" for v in found]
+    return "\n\n".join([table, "\n".join(made_of)])
+
+
+def cell(estimate: Estimate | None) -> str:
+    """A latency, or nothing if too few calls lie beyond the percentile."""
+    return f"{estimate['value']:.3g}" if estimate else "-"

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from tasks.artifacts.exported import (
     KIND,
@@ -20,35 +24,41 @@ from tasks.artifacts.exported import (
 from tasks.artifacts.format import Artifact, ArtifactWriter
 from tasks.artifacts.prepared import PreparedData, Signature
 from tasks.artifacts.versions import installed
+from tasks.export.candidates.quantise import Quantiser
+from tasks.export.candidates.search import BATCHES, calibration, search
+from tasks.export.candidates.tensorrt import COMMAND, FILE, trtexec, write_tensorrt
 from tasks.export.card import model_card
 from tasks.export.config import ExportConfig
 from tasks.export.convert import PARITY_BATCHES, output_name
-from tasks.export.gate import Candidate, Decision, decide
+from tasks.export.gate.choose import Contender, Verdict, decide
+from tasks.export.gate.quality import Loss, loss_of
+from tasks.export.profile import profile
+from tasks.export.timing.measure import affordable, measure
 from tasks.export.variants import (
-    FILES,
     FP32,
-    INT8,
-    TIMING_SECONDS,
     TORCH,
+    TORCH_BF16,
+    Variant,
     figures,
     fp32_variant,
-    int8_variant,
-    time_variants,
-    torch_variant,
+    onnx_variant,
+    torch_variants,
 )
 from tasks.hardware.cpus import usable_cores
 from tasks.hardware.machine import Machine, this_machine
-from tasks.models.metrics import HEADLINE
-from tasks.models.predict import held_out_rows
+from tasks.models.predict import held_out_rows, predict, targets_of
 
 if TYPE_CHECKING:
     from tasks.models.trained import TrainedModel
 
 #: Verdicts on the variants that the gate does not judge.
 REFERENCES = {
-    TORCH: "torch itself, run eagerly: the reference for the others",
-    FP32: f"gives what torch gives, at batches {', '.join(map(str, PARITY_BATCHES))}",
+    TORCH: Verdict("reference", "torch itself, run eagerly: the reference for the others"),
+    TORCH_BF16: Verdict("reference", "torch with products in bfloat16: no file to deploy, told for comparison"),
+    FP32: Verdict("exact", f"gives what torch gives, at batches {', '.join(map(str, PARITY_BATCHES))}"),
 }
+#: The share of the time that is kept for the finalists, however long the search took.
+TIMING = 0.3
 
 
 def export(
@@ -56,63 +66,101 @@ def export(
 ) -> Artifact:
     """Write the artifact of :mod:`tasks.artifacts.exported` into the fresh ``directory``.
 
-    Raises ``UserError`` if the model cannot be exported to ONNX or the ONNX model does not agree with torch. If
-    quantisation fails, ``export.json`` says why and nothing is raised.
+    Raises ``UserError`` if the model cannot be exported to ONNX, if the ONNX model does not agree with torch, or if no
+    variant is within the budget. Of a variant that cannot be made ``export.json`` says why and nothing is raised.
     """
-    writer, machine = ArtifactWriter(directory), this_machine()
-    variants = make_variants(directory, trained, data, config, machine)
-    decision = judge(variants, trained.signature.task, config)
+    writer, machine, signature = ArtifactWriter(directory), this_machine(), trained.signature
+    if config.target == "vnni" and machine.saturates:
+        raise config.reject("target", f"portable, as {machine.cpu} has no VNNI to measure such files with")
+    test, model = held_out_rows(data), trained.load()
+    torch = torch_variants(model, signature, test, machine)
+    fp32 = fp32_variant(directory, model, torch[0].load(), data, test, config)
+    if config.tensorrt:
+        add_tensorrt(directory, fp32, data, config)
+        writer.write_bytes(COMMAND, f"{trtexec(signature)}\n".encode())
+    started = time.perf_counter()
+    deciding_first = sorted(BATCHES, key=lambda batch: batch != config.decide_at_batch)
+    batches = affordable(fp32.load(), signature, test, config.threads, TIMING * config.seconds, deciding_first)
+    profiled = profile(directory / str(fp32.file), signature, test, config.threads, batches)
+    found = search(directory, directory / str(fp32.file), data, config, started, batches)
+    finalists = [onnx_variant(each.name, each.path, signature, test, config) for each in found.finalists]
+    left = max(TIMING * config.seconds, config.seconds - (time.perf_counter() - started))
+    timed_variants = [*torch, fp32, *finalists]
+    loads = {variant.name: variant.load for variant in timed_variants}
+    timed = measure(loads, FP32, signature, test, config.threads, left, batches)
+    losses = judge(fp32, finalists, data, test, config)
+    decision = decide(
+        signature.task,
+        Contender(FP32, fp32.bytes, timed[FP32]),
+        [Contender(each.name, each.bytes, timed[each.name], losses[each.name]) for each in finalists],
+        config,
+    )
     verdicts = {**REFERENCES, **decision.verdicts}
+    variants = [figures(v, torch[0], signature.task, test, timed[v.name], config) for v in timed_variants]
     for variant in variants:
-        variant["chosen"] = variant["name"] == decision.chosen
-        if not variant["verdict"]:
-            variant["verdict"] = verdicts[variant["name"]]
+        name = variant["name"]
+        variant["chosen"] = name == decision.chosen
+        variant["verdict"], variant["reason"] = verdicts[name].short, verdicts[name].reason
+        if name in losses:
+            variant["quality"] = losses[name].figures(config.max_loss, config.evidence)
     report: ExportReport = {
-        "task": trained.signature.task,
-        "variants": variants,
+        "task": signature.task,
+        "variants": [*variants, *(left_out(name, verdict) for name, verdict in found.others.items())],
         "chosen": decision.chosen,
         "why": decision.why,
         "decided_at_batch": config.decide_at_batch,
+        "best": decision.best,
+        "max_loss": config.max_loss,
+        "weight_bits": 8 if config.target == "vnni" else 7,
+        "profile": profiled,
         "machine": describe(machine, config.threads),
     }
-    signature = deployed_signature(trained.signature, config.opset, FILES[decision.chosen])
+    chosen = next(variant for variant in timed_variants if variant.name == decision.chosen)
+    deployed = deployed_signature(signature, config.opset, str(chosen.file))
     writer.write_json(REPORT, report)
-    writer.write_json(SIGNATURE, signature)
+    writer.write_json(SIGNATURE, deployed)
     for name in PREPROCESSING:
         if name in data.artifact.files:
             writer.write_bytes(name, data.artifact.read_bytes(name))
-    writer.write_bytes(MODEL_CARD, model_card(signature, report, data.card["rows"]).encode())
+    writer.write_bytes(MODEL_CARD, model_card(deployed, report, data.card["rows"]).encode())
     return writer.finish(KIND, made_by)
 
 
-def make_variants(
-    directory: Path, trained: TrainedModel, data: PreparedData, config: ExportConfig, machine: Machine
-) -> list[VariantFigures]:
-    """All variants with their figures. One that could not be made has only its name and a verdict with the reason."""
-    test, model, signature = held_out_rows(data), trained.load(), trained.signature
-    torch = torch_variant(model, signature, test)
-    fp32 = fp32_variant(directory, model, torch, data, config)
-    made, failed = [torch, fp32], list[VariantFigures]()
-    try:
-        made.append(int8_variant(directory, data, config, machine))
-    except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        verdict = f"could not be made: {reason}"
-        failed.append({"name": INT8, "file": None, "bytes": None, "chosen": False, "verdict": verdict})
-    runs = {variant.name: variant.run for variant in made}
-    timed = time_variants(runs, signature, test, config.threads, TIMING_SECONDS)
-    return [figures(v, torch, fp32, signature.task, test, timed[v.name]) for v in made] + failed
+def add_tensorrt(directory: Path, fp32: Variant, data: PreparedData, config: ExportConfig) -> None:
+    """Write the file for TensorRT."""
+    inputs = calibration(data, config)
+    with TemporaryDirectory(dir=directory) as scratch:
+        quantiser = Quantiser(directory / str(fp32.file), inputs, Path(scratch), 8)
+        write_tensorrt(quantiser.prepared(smooth=False), directory / FILE, inputs)
 
 
-def judge(variants: list[VariantFigures], task: str, config: ExportConfig) -> Decision:
-    """Apply the gate to the ONNX variants that were made, at the batch size that decides."""
-    batch, metric = str(config.decide_at_batch), HEADLINE[task][0]
-    candidates = {
-        variant["name"]: Candidate(variant["name"], variant["latency_ms"][batch]["p50"], variant["metrics"][metric])
-        for variant in variants
-        if variant["file"] is not None
+def judge(
+    fp32: Variant, finalists: list[Variant], data: PreparedData, test: np.ndarray, config: ExportConfig
+) -> dict[str, Loss]:
+    """What each finalist loses against FP32, on the test rows and, if asked for, the validation rows."""
+    task, truth = data.signature.task, targets_of(test)
+    validation = data.split("validation") if config.evidence == "test+validation" else test[:0]
+    truth = np.concatenate([truth, targets_of(validation)])
+
+    def outputs(variant: Variant) -> np.ndarray:
+        more = [predict(variant.load(), data.signature, validation)] if len(validation) else []
+        return np.concatenate([variant.outputs, *more])
+
+    before, allowed, number = outputs(fp32), config.max_loss, len(finalists)
+    return {each.name: loss_of(task, truth, before, outputs(each), allowed, number) for each in finalists}
+
+
+def left_out(name: str, verdict: Verdict) -> VariantFigures:
+    """The entry of a variant that was not timed."""
+    entry: VariantFigures = {
+        "name": name,
+        "file": None,
+        "bytes": None,
+        "chosen": False,
+        "verdict": verdict.short,
+        "reason": verdict.reason,
     }
-    return decide(task, candidates.pop(FP32), list(candidates.values()), config)
+    return entry
 
 
 def deployed_signature(signature: Signature, opset: int, file: str) -> DeployedSignature:

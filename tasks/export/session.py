@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tasks.models.predict import Predictor
+
+if TYPE_CHECKING:
+    import onnxruntime
 
 ERRORS_ONLY = 3
 
@@ -35,8 +39,8 @@ def default_threads(count: int) -> Iterator[None]:
         onnxruntime.SessionOptions = before
 
 
-def onnx_predictor(path: Path, threads: int) -> Predictor:
-    """The model at ``path`` on the CPU with ``threads`` threads per call."""
+def session_options(threads: int) -> onnxruntime.SessionOptions:
+    """Options of a session with ``threads`` threads per call that logs errors only."""
     import onnxruntime
 
     onnxruntime.set_default_logger_severity(ERRORS_ONLY)
@@ -46,7 +50,14 @@ def onnx_predictor(path: Path, threads: int) -> Predictor:
     options.inter_op_num_threads = 1
     # Threads that spin between calls would take the cores from the variants that are measured in between.
     options.add_session_config_entry("session.force_spinning_stop", "1")
-    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    return options
+
+
+def onnx_predictor(path: Path, threads: int) -> Predictor:
+    """The model at ``path`` on the CPU with ``threads`` threads per call."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, session_options(threads), providers=["CPUExecutionProvider"])
     names = [value.name for value in session.get_inputs()]
     outputs = [session.get_outputs()[0].name]
 

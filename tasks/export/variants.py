@@ -1,9 +1,10 @@
-"""The variants of one model: how they are made, scored on the test split, and timed in turns."""
+"""The variants that are timed and scored: torch itself, FP32, and the finalists of the search."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,10 +14,8 @@ from tasks.artifacts.exported import LatencyFigures, VariantFigures
 from tasks.artifacts.prepared import PreparedData, Signature
 from tasks.export.config import ExportConfig
 from tasks.export.convert import EXAMPLE_ROWS, check_parity, largest_difference, to_onnx
-from tasks.export.gate import significance
-from tasks.export.latency import measure, torch_threads
-from tasks.export.quantise import quantise
 from tasks.export.session import onnx_predictor
+from tasks.export.timing.measure import Load
 from tasks.hardware.machine import Machine
 from tasks.models.metrics import scores
 from tasks.models.predict import Predictor, inputs_of, predict, targets_of, torch_predictor
@@ -24,11 +23,10 @@ from tasks.models.predict import Predictor, inputs_of, predict, targets_of, torc
 if TYPE_CHECKING:
     from torch import nn
 
-TORCH, FP32, INT8 = "torch-fp32", "onnx-fp32", "onnx-int8"
-FILES = {FP32: "model.fp32.onnx", INT8: "model.int8.onnx"}
-BATCHES = (1, 256)
-#: Seconds of timing at each batch size, for all variants together.
-TIMING_SECONDS = 1.2
+TORCH, TORCH_BF16, FP32 = "torch-fp32", "torch-bf16", "onnx-fp32"
+FP32_FILE = "model.fp32.onnx"
+#: x86 extensions with products of bfloat16.
+BF16 = ("avx512_bf16", "amx_bf16")
 
 
 @dataclass(frozen=True)
@@ -38,79 +36,75 @@ class Variant:
     name: str
     file: str | None
     bytes: int
-    run: Predictor
+    load: Load
     outputs: np.ndarray
 
 
-def torch_variant(model: nn.Module, signature: Signature, test: np.ndarray) -> Variant:
-    """The trained module itself, with which the others are compared."""
-    run = torch_predictor(model)
+def torch_variants(model: nn.Module, signature: Signature, test: np.ndarray, machine: Machine) -> list[Variant]:
+    """The trained module itself, with which the others are compared, and in bfloat16 where the CPU computes in it."""
     size = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
-    return Variant(TORCH, None, size, run, predict(run, signature, test))
+    runs = {TORCH: torch_predictor(model)}
+    if set(BF16) & set(machine.flags):
+        runs[TORCH_BF16] = in_bf16(model)
+    return [Variant(name, None, size, already_loaded(run), predict(run, signature, test)) for name, run in runs.items()]
+
+
+def already_loaded(run: Predictor) -> Load:
+    """A module has no file that could be loaded anew."""
+    return lambda: run
+
+
+def in_bf16(model: nn.Module) -> Predictor:
+    """The module with its products and convolutions in bfloat16; float32 outputs."""
+    import torch
+
+    def run(inputs: Sequence[np.ndarray]) -> np.ndarray:
+        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+            return model(*(torch.from_numpy(array) for array in inputs)).float().numpy()
+
+    return run
 
 
 def fp32_variant(
-    directory: Path, model: nn.Module, torch: Variant, data: PreparedData, config: ExportConfig
+    directory: Path, model: nn.Module, torch: Predictor, data: PreparedData, test: np.ndarray, config: ExportConfig
 ) -> Variant:
     """The exported model. Raises ``UserError`` if its outputs differ from torch's at any of the batch sizes tried."""
-    path, test = directory / FILES[FP32], data.split("test")
+    path = directory / FP32_FILE
     to_onnx(model, data.signature, inputs_of(data.signature, np.resize(test, EXAMPLE_ROWS)), config.opset, path)
-    run = onnx_predictor(path, config.threads)
-    check_parity(torch.run, run, inputs_of(data.signature, test[:32]))
-    return Variant(FP32, path.name, path.stat().st_size, run, predict(run, data.signature, test))
+    check_parity(torch, onnx_predictor(path, config.threads), inputs_of(data.signature, test[:32]))
+    return onnx_variant(FP32, path, data.signature, test, config)
 
 
-def int8_variant(directory: Path, data: PreparedData, config: ExportConfig, machine: Machine) -> Variant:
-    """The quantised model, calibrated on rows of the training split. Raises any error of quantisation or inference."""
-    fp32, int8 = directory / FILES[FP32], directory / FILES[INT8]
-    inputs = inputs_of(data.signature, data.sample("train", config.calibration_rows))
-    try:
-        quantise(fp32, int8, inputs, reduce_range=machine.saturates)
-        run = onnx_predictor(int8, config.threads)
-        return Variant(INT8, int8.name, int8.stat().st_size, run, predict(run, data.signature, data.split("test")))
-    except Exception:
-        int8.unlink(missing_ok=True)
-        raise
-
-
-def time_variants(
-    runs: Mapping[str, Predictor],
-    signature: Signature,
-    records: np.ndarray,
-    threads: int,
-    seconds: float,
-    batches: Sequence[int] = BATCHES,
-) -> dict[str, dict[str, LatencyFigures]]:
-    """Time the variants in turns with ``threads`` threads each, for about ``seconds`` at each batch size.
-
-    Returns the latencies by variant and batch size. ``records`` are repeated if there are fewer than a batch.
-    """
-    timed: dict[str, dict[str, LatencyFigures]] = {name: {} for name in runs}
-    with torch_threads(threads):
-        for rows in batches:
-            inputs = inputs_of(signature, np.resize(records, rows))
-            calls = {name: (lambda run=run, inputs=inputs: run(inputs)) for name, run in runs.items()}
-            for name, latency in measure(calls, seconds).items():
-                timed[name][str(rows)] = {"p50": latency.p50, "p99": latency.p99, "calls": latency.calls}
-    return timed
+def onnx_variant(name: str, path: Path, signature: Signature, test: np.ndarray, config: ExportConfig) -> Variant:
+    outputs = predict(onnx_predictor(path, config.threads), signature, test)
+    return Variant(name, path.name, path.stat().st_size, partial(onnx_predictor, path, config.threads), outputs)
 
 
 def figures(
-    variant: Variant, torch: Variant, fp32: Variant, task: str, test: np.ndarray, latency_ms: dict[str, LatencyFigures]
+    variant: Variant,
+    torch: Variant,
+    task: str,
+    test: np.ndarray,
+    latency_ms: dict[str, LatencyFigures],
+    config: ExportConfig,
 ) -> VariantFigures:
     """The entry of a variant in ``export.json``; the gate's decision is still missing."""
-    truth = targets_of(test)
+    medians = {rows: at["p50"]["value"] for rows, at in latency_ms.items() if at["p50"]}
+    rates = {rows: 1000 * int(rows) / median for rows, median in medians.items()}
+    difference = np.abs(variant.outputs.astype(np.float64) - torch.outputs)
     found: VariantFigures = {
         "name": variant.name,
         "file": variant.file,
         "bytes": variant.bytes,
         "chosen": False,
         "verdict": "",
+        "reason": "",
         "latency_ms": latency_ms,
-        "rows_per_second": {rows: int(rows) / at["p50"] * 1000 for rows, at in latency_ms.items()},
-        "metrics": scores(task, variant.outputs, truth),
+        "rows_per_second": rates,
+        "metrics": scores(task, variant.outputs, targets_of(test)),
         "largest_difference": largest_difference(torch.outputs, variant.outputs),
+        "mean_difference": float(difference.mean()),
     }
-    if variant.name not in (TORCH, FP32):
-        found["paired"] = significance(task, truth, fp32.outputs, variant.outputs)
+    if config.price_per_hour:
+        found["cost_per_million"] = {rows: config.price_per_hour / 3600 / rate * 1e6 for rows, rate in rates.items()}
     return found

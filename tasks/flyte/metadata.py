@@ -29,7 +29,7 @@ NO_TELEMETRY = {"ORT_DISABLE_TELEMETRY": "1"}
 WITH_DECK: dict[str, Any] = {"enable_deck": True, "deck_fields": ()}
 
 
-def on(stage: str, besides: tuple[str, ...] = ()) -> dict[str, Any]:
+def on(stage: str, besides: tuple[str, ...] = (), *, cached: bool = True) -> dict[str, Any]:
     """The metadata of a stage's task, from the current profile. Stages without a code version are never cached;
     ``besides`` are inputs that make no difference to the cache."""
     profile = current_profile()
@@ -41,7 +41,7 @@ def on(stage: str, besides: tuple[str, ...] = ()) -> dict[str, Any]:
         "environment": environment(profile, place),
         **pod_of(place),
     }
-    if stage in CODE:
+    if cached and stage in CODE:
         # Serialised: of two executions that want the same result at once, the second waits for the first's.
         metadata["cache"] = Cache(version=cache_version(stage), serialize=True, ignored_inputs=besides)
     if place.accelerator:

@@ -22,8 +22,7 @@ from tasks.artifacts.format import Artifact, DamagedArtifact
 from tasks.artifacts.store import Store, content_key
 from tasks.errors import UserError
 from tasks.flyte.metadata import MEASURED, cache_version
-from tasks.hardware.cpus import usable_cores
-from tasks.hardware.machine import this_machine
+from tasks.hardware.machine import measuring_machine
 from tasks.logs import logger
 from tasks.settings import Settings, to_dict
 from tasks.storage import STORES, StorageUnavailable, cannot_write, download_all
@@ -161,7 +160,7 @@ def key_of(stage: str, inputs: dict[str, Any]) -> str:
     """The key of a stage's result on this machine."""
     described = {name: describe(value) for name, value in inputs.items()}
     if stage in MEASURED:
-        described["machine"] = [this_machine().cpu, usable_cores()]
+        described["machine"] = measuring_machine()
     return content_key(stage, cache_version(stage), described)
 
 

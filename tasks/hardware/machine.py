@@ -6,9 +6,22 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
+from tasks.hardware.cpus import usable_cores
+
 CPUINFO = Path("/proc/cpuinfo")
 #: Instruction set extensions that decide how fast, and on x86 how exactly, INT8 products are summed.
-EXTENSIONS = ("avx2", "avx512f", "avx_vnni", "avx512_vnni", "amx_int8", "amx_bf16", "asimddp", "i8mm", "sve")
+EXTENSIONS = (
+    "avx2",
+    "avx512f",
+    "avx_vnni",
+    "avx512_vnni",
+    "avx512_bf16",
+    "amx_int8",
+    "amx_bf16",
+    "asimddp",
+    "i8mm",
+    "sve",
+)
 VNNI = ("avx_vnni", "avx512_vnni", "amx_int8")
 
 
@@ -34,3 +47,9 @@ def this_machine(cpuinfo: Path = CPUINFO) -> Machine:
     flags = tuple(flag for flag in EXTENSIONS if flag in present)
     architecture = platform.machine()
     return Machine(fields.get("model name") or platform.processor() or architecture, architecture, flags)
+
+
+def measuring_machine() -> str:
+    """What a measured result depends on besides its inputs: the CPU, what it can do, and the cores of this process."""
+    machine = this_machine()
+    return f"{machine.cpu}, {machine.architecture}, {' '.join(machine.flags)}, {usable_cores()} cores"

@@ -1,4 +1,4 @@
-"""Writes the directory of a whole run: report, data card, figures and model."""
+"""Writes the directory of a whole run, or of one that only exports: report, figures and model."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tasks.artifacts.format import canonical_json
+from tasks.artifacts.exported import KIND, SIGNATURE, read_export
+from tasks.artifacts.format import Artifact, canonical_json
 from tasks.report.data_engine import write_card
 from tasks.report.figures import NightFigures, StageFigures, to_json
+from tasks.report.pages import charts
+from tasks.report.pages.rendering import render
 from tasks.report.pages.report_page import report_page
 from tasks.report.run_directory import copy_model, new_run
 from tasks.report.stage_results import Results
-from tasks.report.summary import RunSummary
-from tasks.report.summary_builder import REPORT, SUMMARY, run_summary
+from tasks.report.summary import ExportSummary, RunSummary
+from tasks.report.summary_builder import REPORT, SUMMARY, export_summary, run_summary
 
 
 def build(
@@ -37,6 +40,24 @@ def build(
         write_card(results.prepared, results.card, directory, now)
         (directory / SUMMARY).write_bytes(canonical_json(to_json(summary)))
         page = report_page(summary, results, config, now)
+        (directory / REPORT).write_text(page, encoding="utf-8")
+
+    return dataclasses.replace(summary, directory=str(new_run(runs, fill)))
+
+
+def build_export(runs: Path, exported: Path, stages: Sequence[StageFigures]) -> ExportSummary:
+    """Write the directory of the run under ``runs`` and return what is in it.
+
+    Raises ``DamagedArtifact`` if the exported model is not what was written.
+    """
+    export, artifact = read_export(exported), Artifact.open(exported, KIND)
+    summary = export_summary(export, artifact.read_json(SIGNATURE)["target"], stages, directory="")
+
+    def fill(directory: Path, now: datetime) -> None:
+        copy_model(artifact, export, directory)
+        (directory / SUMMARY).write_bytes(canonical_json(to_json(summary)))
+        drawn = {"variants": charts.quality_against_latency(export)}
+        page = render("export.html", summary=summary, export=export, metric=summary.metric, charts=drawn, made=now)
         (directory / REPORT).write_text(page, encoding="utf-8")
 
     return dataclasses.replace(summary, directory=str(new_run(runs, fill)))

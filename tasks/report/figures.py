@@ -50,15 +50,31 @@ class VariantFigures:
     #: In the directory ``model``; empty for what is not a file.
     file: str
     bytes: int | None
-    #: Milliseconds per call by batch size ("1", "256").
+    #: Milliseconds per call by batch size ("1", "32", "256"), where enough calls were measured for the percentile.
     latency_p50_ms: dict[str, float]
+    latency_p90_ms: dict[str, float]
     latency_p99_ms: dict[str, float]
+    #: How many times as fast as FP32 by batch size, and the lower limits of that; empty for FP32 itself.
+    speedup: dict[str, float]
+    speedup_low: dict[str, float]
     #: The metric of :class:`QualityFigures`.
     value: float | None
-    #: The largest difference of any output from torch's, over the test split.
+    #: What is lost against FP32 on the same rows, in points of accuracy or percent of RMSE, with its limits.
+    loss: float | None
+    loss_low: float | None
+    loss_high: float | None
+    #: The largest and the mean difference of any output from torch's, over the test split.
     largest_difference: float | None
+    mean_difference: float | None
     chosen: bool
+    #: What became of it, in one or two words, and why.
     verdict: str
+    reason: str
+
+    @property
+    def timed(self) -> bool:
+        """Whether it was measured, and not left out before."""
+        return bool(self.latency_p50_ms) or self.value is not None
 
 
 @dataclass(frozen=True)
@@ -113,6 +129,8 @@ class RunFigures:
     variants: list[VariantFigures]
     chosen: str
     why: str
+    #: What quantisation could gain at most, in words.
+    ceiling: str
     #: The CPU that the latencies were measured on, and the threads of each variant.
     machine: str
     threads: int
@@ -121,6 +139,27 @@ class RunFigures:
     stages: list[StageFigures]
     #: None if no schedule started the run.
     night: NightFigures | None
+
+
+@dataclass(frozen=True)
+class ExportFigures:
+    """The figures of a run that only exports a trained model."""
+
+    #: Where the page and the model are: ``runs/<timestamp>``, or a URI if the run was on a cluster.
+    directory: str
+    #: Paths within ``directory``.
+    report: str
+    model: str
+    model_file: str
+    target: str
+    metric: str
+    variants: list[VariantFigures]
+    chosen: str
+    why: str
+    ceiling: str
+    machine: str
+    threads: int
+    stages: list[StageFigures]
 
 
 @dataclass(frozen=True)
@@ -152,6 +191,6 @@ class DataRunFigures:
     stages: list[StageFigures]
 
 
-def to_json(summary: RunFigures) -> dict[str, Any]:
+def to_json(summary: RunFigures | ExportFigures) -> dict[str, Any]:
     """What ``summary.json`` holds."""
     return {name: value for name, value in asdict(summary).items() if name != "directory"}

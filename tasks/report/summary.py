@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tasks.report import terminal_summary
-from tasks.report.figures import DataRunFigures, RunFigures
+from tasks.report.figures import DataRunFigures, ExportFigures, RunFigures
 
 
 @dataclass(frozen=True)
@@ -22,3 +22,11 @@ class DataSummary(DataRunFigures):
 
     def __str__(self) -> str:
         return terminal_summary.of_data(self)
+
+
+@dataclass(frozen=True)
+class ExportSummary(ExportFigures):
+    """The figures of a run that only exports. ``str`` gives the summary for the terminal."""
+
+    def __str__(self) -> str:
+        return terminal_summary.of_export(self)

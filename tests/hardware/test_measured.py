@@ -9,6 +9,7 @@ import pytest
 
 from tasks.artifacts.versions import code_version
 from tasks.flyte import metadata, stage
+from tasks.hardware import machine
 from tasks.hardware.profile import load, names
 
 PROFILE = "[default]\ncpu = '{cpu}'\nretries = {retries}\n[default.environment]\nNCCL_ALGO = '{algorithm}'\n"
@@ -54,6 +55,15 @@ def test_another_machine_measures_anew(
     keys: Callable[[str, str], tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = keys("local", "export")
-    monkeypatch.setattr(stage, "usable_cores", lambda: 96)
+    monkeypatch.setattr(machine, "usable_cores", lambda: 96)
     there = keys("local", "export")
     assert here[0] == there[0] and here[1] != there[1]
+
+
+def test_the_instruction_set_belongs_to_what_was_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU of the same name whose hypervisor hides VNNI is another machine."""
+    keys = {stage.key_of("export", {"config": 1})}
+    for flags in (("avx2", "avx512_vnni"), ("avx2",)):
+        monkeypatch.setattr(machine, "this_machine", lambda flags=flags: machine.Machine("a CPU", "x86_64", flags))
+        keys.add(stage.key_of("export", {"config": 1}))
+    assert len(keys) == 3

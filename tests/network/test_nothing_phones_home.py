@@ -1,4 +1,4 @@
-"""No library tells its maker that it is used: nothing leaves the machine but what the user's inputs and outputs need."""
+"""No library tells its maker that it is used: nothing leaves the machine but what inputs and outputs need."""
 
 from __future__ import annotations
 

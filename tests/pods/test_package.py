@@ -92,6 +92,15 @@ def test_every_task_carries_its_metadata(packaged: tuple[str, Package]) -> None:
         assert place.environment.items() <= environment.items(), task_name
 
 
+def test_what_is_timed_is_kept_for_the_machine_that_it_was_timed_on(package_for: Callable[[str], Package]) -> None:
+    """A task that is never cached, with the export's own placement, tells the export's key which machine that is."""
+    tasks = package_for("a100-spot").tasks
+    machine, export = tasks["tasks.export.task.describe_machine"], tasks["tasks.export.task.export"]
+    assert not machine.metadata.discoverable and export.metadata.discoverable
+    assert "machine" in export.interface.inputs.variables
+    assert "machine" not in export.metadata.cache_ignore_input_vars
+
+
 def test_the_machine_that_registers_is_not_asked_for_its_gpus(
     tmp_path: Path, package_for: Callable[[str], Package]
 ) -> None:

@@ -113,12 +113,12 @@ def test_a_pod_asks_for_the_blocks_that_it_reads(
         tmp_path,
         trained=(FlyteDirectory(bucket.uri("trained"), remote_directory=False), FlyteDirectory),
         prepared=(FlyteDirectory(bucket.uri("prepared"), remote_directory=False), FlyteDirectory),
-        **({"config": (ExportConfig(calibration_rows=50), ExportConfig)} if stage == "export" else {}),
+        **({"config": (ExportConfig(calibration_rows=50, seconds=2.0), ExportConfig)} if stage == "export" else {}),
     )
     rows = {split: prepared.segment_rows(split)[0] for split in SPLITS}
     # The sample for the baseline has all rows of so small a split; that for calibration has its last block, too.
     calibration = (SAMPLED_BLOCKS - 1) * BLOCK_ROWS + (rows["train"] - 1) % BLOCK_ROWS + 1
-    read = {"test": rows["test"], "train": calibration} if stage == "export" else rows
+    read = {**rows, "train": calibration} if stage == "export" else rows
     assert asked(store, bucket, "prepared") == {
         split: count * prepared.signature.record.itemsize for split, count in read.items()
     }

@@ -126,19 +126,20 @@ def test_a_perfect_model_of_many_classes_has_no_mistakes(tmp_path: Path) -> None
 
 def test_a_variant_that_could_not_be_made_says_why(tmp_path: Path) -> None:
     found = results(tmp_path / "in", KINDS["two classes"])
-    first, second, third = found.export["variants"]
+    first, second, third, _ = found.export["variants"]
     failed = {
         "name": third["name"],
         "file": None,
         "bytes": None,
-        "verdict": "could not be made: <odd>",
+        "verdict": "not made",
+        "reason": "could not be made: <odd>",
         "chosen": False,
     }
     found.export["variants"] = [first, second | {"chosen": True}, failed]
     found.export["chosen"] = second["name"]
     summary = build(tmp_path / "runs", found, STAGES, {})
     page = Path(summary.directory, summary.report).read_text(encoding="utf-8")
-    assert "Could not be made: &lt;odd&gt;" in page
+    assert "not made: could not be made: &lt;odd&gt;" in " ".join(re.sub(r"</?b>", "", page).replace(",", ":").split())
     assert Path(summary.directory, summary.model_file).read_bytes() == b"fp32 weights"
 
 

@@ -25,8 +25,10 @@ def test_the_block_says_it_all_within_80_columns(tmp_path: Path) -> None:
         "4,000 rows read, 4,000 kept, none quarantined",
         "2,800 to train, 600 to validate, 600 to test",
         "HistGradientBoosting",
-        "▸ onnx-int8    84.3 KB   62.0 µs     5.58 ms    87.74 %",
-        "onnx-int8 is 1.93 times as fast as onnx-fp32",
+        "▸ onnx-int8   84.3 KB  62.0 µs   744 µs  5.58 ms   87.74 %",
+        "1 other was left out before",
+        "onnx-int8 is 1.93 times as fast as FP32",
+        "Products are 70 % of FP32's time at batch 1",
         "all-reduce 301 µs at 1 KiB, 1.17 GB/s at 16 MiB (2 processes",
         "prepare            reused",
         "train              31.2 s  ━",
@@ -34,6 +36,14 @@ def test_the_block_says_it_all_within_80_columns(tmp_path: Path) -> None:
         "runs/2026-01-02T03-04-05/model/model.onnx",
     ):
         assert said in text
+
+
+def test_a_long_name_fits(tmp_path: Path) -> None:
+    summary = summary_of(tmp_path, ["no", "yes"])
+    name = "u8s8-tensor-between-out8-mixed16"
+    variants = [replace(variant, name=name if variant.chosen else variant.name) for variant in summary.variants]
+    lines = str(replace(summary, variants=variants)).splitlines()
+    assert any("▸ u8s8-tensor-between-…" in line for line in lines) and max(map(len, lines)) <= WIDTH
 
 
 def test_bars_are_as_long_as_their_stages(tmp_path: Path) -> None:
@@ -63,11 +73,10 @@ def test_one_process_has_no_bandwidth(tmp_path: Path) -> None:
 def test_a_variant_that_could_not_be_made_has_no_figures(tmp_path: Path) -> None:
     summary = summary_of(tmp_path, ["no", "yes"])
     failed = replace(
-        summary.variants[0], name="onnx-int8", bytes=None, latency_p50_ms={}, latency_p99_ms={}, value=None, file=""
+        summary.variants[0], name="dynamic", bytes=None, latency_p50_ms={}, latency_p99_ms={}, value=None, file=""
     )
-    variants = [*summary.variants[:2], failed]
-    (line,) = (line for line in str(replace(summary, variants=variants)).splitlines() if "onnx-int8  " in line)
-    assert line.split() == ["onnx-int8", "—", "—", "—", "—"]
+    text = str(replace(summary, variants=[*summary.variants[:3], failed]))
+    assert "dynamic" not in text and "1 other was left out before: see the report." in text
 
 
 @pytest.mark.parametrize("source", ["s3://a-bucket/" + "deep/" * 40 + "file.parquet"])

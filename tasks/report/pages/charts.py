@@ -12,6 +12,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator, NullLocator
 
 from tasks.artifacts.evaluation import RocCurve, Scatter
+from tasks.artifacts.exported import ExportReport
 from tasks.report import formatting as fmt
 from tasks.report.pages.inline_svg import CARD, INK, PIXELS_PER_INCH, SERIES, SOFT, WIDTH, inline_svg, tooltip
 
@@ -140,6 +141,39 @@ def predicted_against_actual(axes: Axes, scatter: Scatter, target: str) -> str:
     axes.yaxis.set_major_formatter(number)
     legend(axes)
     return "Predicted against actual values"
+
+
+@inline_svg
+def quality_against_latency(axes: Axes, export: ExportReport) -> str:
+    """Loss against FP32 with its limits over the median latency at the batch size that decides: the chosen variant
+    filled, those on the Pareto front (none is both faster and better) joined, the allowed loss as a line."""
+    batch = str(export["decided_at_batch"])
+    found = [
+        (latency["value"], variant.get("quality"), variant)
+        for variant in export["variants"]
+        if variant["file"] and (latency := variant["latency_ms"][batch]["p50"])
+    ]
+    points = sorted((ms, quality["loss"] if quality else 0.0) for ms, quality, _ in found)
+    front = [
+        point for index, point in enumerate(points) if point[1] < min([p[1] for p in points[:index]] or [math.inf])
+    ]
+    axes.plot(*zip(*front, strict=True), color=SERIES[0], label="Pareto front")
+    for ms, quality, variant in found:
+        loss = quality["loss"] if quality else 0.0
+        if quality:
+            axes.plot([ms, ms], [quality["low"], quality["high"]], color=SERIES[1], linewidth=1.5)
+        words = f"{variant['name']}: {fmt.milliseconds(ms)}, loses {loss:.2f}, {variant['verdict']}"
+        plot_point(axes, ms, loss, SERIES[1] if quality else SERIES[0], words, 9.0 if variant["chosen"] else 6.0)
+        if variant["chosen"]:
+            axes.plot([ms], [loss], linestyle="", marker="o", markersize=5, color=SERIES[0], zorder=4, label="chosen")
+    axes.axhline(export["max_loss"], label="allowed", **REFERENCE_LINE)
+    axes.margins(x=0.08, y=0.08)
+    unit = "points of accuracy" if export["task"] == "classification" else "% of RMSE"
+    axes.set(xlabel=f"ms per call of batch {batch}", ylabel=f"{unit} lost")
+    axes.xaxis.set_major_formatter(number)
+    axes.yaxis.set_major_formatter(number)
+    legend(axes)
+    return "Quality against latency of the variants"
 
 
 @inline_svg

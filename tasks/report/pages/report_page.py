@@ -35,6 +35,8 @@ def report_page(summary: RunSummary, results: Results, config: Mapping[str, Any]
         "report.html",
         summary=summary,
         results=results,
+        export=results.export,
+        metric=summary.quality.metric,
         charts=drawn_charts(results),
         comparison=comparison(summary.quality),
         recommended=next(variant for variant in summary.variants if variant.chosen),
@@ -69,6 +71,7 @@ def drawn_charts(results: Results) -> dict[str, Markup | None]:
     return drawn | {
         "loss": charts.loss(history),
         "metric": charts.validation_metric(history, evaluation["metric"]["name"]),
+        "variants": charts.quality_against_latency(results.export),
         "bandwidth": charts.bus_bandwidth(network) if network else None,
         "time": charts.call_time(network) if network else None,
     }

@@ -37,7 +37,7 @@ CONFIG = RunConfig(
     data=DataConfig(memory=0.5),
     model=ModelConfig(arguments={"hidden": [16]}),
     training=TrainingConfig(epochs=3, batch_size=32, patience=0, checkpoint_every=4),
-    export=ExportConfig(calibration_rows=32),
+    export=ExportConfig(calibration_rows=32, seconds=2.0),
     collectives=CollectivesConfig(operations=["all_reduce"], smallest=1024, largest=4096, budget=0.01),
 )
 

@@ -1,0 +1,79 @@
+"""The ways to quantise that are tried: no one of them is the best on every CPU, network and batch size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import onnx
+
+PRODUCTS = ("MatMul", "Gemm")
+CONVOLUTIONS = ("Conv", *PRODUCTS)
+BETWEEN_CONVOLUTIONS = ("Add", "Relu", "MaxPool", "Concat")
+
+Operators = Literal["products", "between", "all"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One way to quantise. Weights are signed; ranges are those of the calibration rows (MinMax)."""
+
+    kind: Literal["static", "dynamic", "int4"]
+    #: Of a static recipe: "u8" or "s8" activations, a scale for each channel of a weight or for all of it.
+    activations: Literal["u8", "s8"] = "u8"
+    per_channel: bool = True
+    #: "products" only, also what stands "between" convolutions, so that values stay in INT8, or "all" operators.
+    operators: Operators = "products"
+    #: Whether the outputs of matrix products stay in FP32, which spares the last rounding.
+    fp32_outputs: bool = True
+    #: Whether the columns of the first product are brought to one range before (:mod:`.smooth`).
+    smooth: bool = False
+
+    @property
+    def name(self) -> str:
+        """``u8s8``, ``s8s8-tensor-all-out8``, ``u8s8-smooth``, ``dynamic``, ``int4``: only what differs is named."""
+        if self.kind != "static":
+            return self.kind
+        parts = [f"{self.activations}s8", *["tensor"] * (not self.per_channel)]
+        parts += [self.operators] * (self.operators != "products")
+        return "-".join([*parts, *["out8"] * (not self.fp32_outputs), *["smooth"] * self.smooth])
+
+
+def convolutional(model: onnx.ModelProto) -> bool:
+    return any(node.op_type == "Conv" for node in model.graph.node)
+
+
+def recipes_for(model: onnx.ModelProto) -> list[Recipe]:
+    """All recipes for a network, the most promising first, so that little time finds a good one.
+
+    The order is that of the figures in ``benchmarks/export.py``: for convolutions the outputs stay in INT8; for tables
+    the first product is smoothed; ONNX Runtime's own defaults (S8S8, per tensor, all operators) and dynamic
+    quantisation follow, and then the rest of the grid.
+    """
+    if convolutional(model):
+        first = [
+            Recipe("static", operators="between", fp32_outputs=False),
+            Recipe("static", operators="all", fp32_outputs=False),
+            Recipe("static", operators="products", fp32_outputs=False),
+            Recipe("static", per_channel=False, operators="all", fp32_outputs=False),
+            Recipe("static", "s8", per_channel=False, operators="all", fp32_outputs=False),
+        ]
+        scopes: tuple[Operators, ...] = ("between", "products", "all")
+    else:
+        first = [
+            Recipe("static", smooth=True),
+            Recipe("dynamic"),
+            Recipe("static", "s8", per_channel=False, operators="all", fp32_outputs=False),
+            Recipe("static"),
+            Recipe("static", per_channel=False, operators="all", fp32_outputs=False),
+            Recipe("static", per_channel=False, operators="products"),
+        ]
+        scopes = ("products", "all")
+    types: tuple[Literal["u8", "s8"], ...] = ("u8", "s8")
+    grid = [
+        Recipe("static", activations, per_channel, operators, fp32_outputs)
+        for operators, per_channel, fp32_outputs, activations in product(scopes, (True, False), (False, True), types)
+    ]
+    return list(dict.fromkeys([*first, Recipe("dynamic"), *grid, Recipe("int4")]))

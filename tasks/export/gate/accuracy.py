@@ -1,0 +1,81 @@
+"""How much accuracy a variant loses against FP32, with confidence limits, from the same rows.
+
+Of n rows FP32 alone is right on b and the variant alone on c; the loss is (b - c) / n. Its limits are those of Tango's
+score test for paired proportions ("Equivalence test and confidence interval for the difference in proportions for the
+paired-sample design", Statistics in Medicine 17, 1998), with the variance estimated under the tested loss, so that
+they have a width even where the two never disagree. Where the variant alone is never right, Clopper and Pearson's exact
+limit of b in n is taken if it is the wider: at 0 disagreements in 265 rows 1.12 points, not Tango's 1.01.
+
+Enumerated over all outcomes, for 265 to 20,000 rows, true losses of 0.5, 1 and 2 points and disagreements up to 20 % of
+the rows, the upper 95 % limit lies below the true loss in at most 5.3 % of the draws (5.0 % from 2,500 rows on).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+#: Halvings of the range of possible losses; the limit is exact to 1e-12 of a share.
+HALVINGS = 42
+#: More rows than this are not looked for.
+MOST_ROWS = 10**9
+
+
+def score(b: np.ndarray, c: np.ndarray, n: float, loss: np.ndarray) -> np.ndarray:
+    """Tango's statistic of the hypothesis that the true loss is ``loss``; standard normal if it is."""
+    q = -b - c + (2 * n - b + c) * loss
+    # The most likely share of rows on which only the variant is right, if the loss is ``loss``.
+    share = (np.sqrt(np.maximum(q * q + 8 * n * c * loss * (1 - loss), 0)) - q) / (4 * n)
+    variance = n * (2 * share + loss * (1 - loss))
+    return (b - c - n * loss) / np.sqrt(np.maximum(variance, 1e-300))
+
+
+def upper_limit(b: ArrayLike, c: ArrayLike, n: int, error: float) -> np.ndarray:
+    """The share of the rows that the true loss does not exceed, with probability 1 - ``error``.
+
+    ``b`` and ``c`` are the counts of rows on which only FP32 and only the variant is right.
+    """
+    from scipy.stats import beta, norm
+
+    b, c = np.asarray(b, float), np.asarray(c, float)
+    least = -norm.ppf(1 - error)
+    low, high = np.maximum((b - c) / n, -1.0), np.ones(np.broadcast(b, c).shape)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        possible = score(b, c, n, middle) > least
+        low, high = np.where(possible, middle, low), np.where(possible, high, middle)
+    exact = np.where(b < n, beta.ppf(1 - error, b + 1, np.maximum(n - b, 1e-9)), 1.0)
+    return np.where(c == 0, np.maximum(high, exact), high)
+
+
+def lower_limit(b: ArrayLike, c: ArrayLike, n: int, error: float) -> np.ndarray:
+    """The share of the rows that the true loss is not below, with probability 1 - ``error``."""
+    return -upper_limit(c, b, n, error)
+
+
+def rows_enough(b: int, c: int, n: int, most: float, error: float) -> int | None:
+    """How many rows would show a loss of at most ``most``, if the two disagree on the same shares of them as here.
+
+    None if no number would, because the loss seen here is not below ``most``.
+    """
+    if (b - c) / n >= most:
+        return None
+
+    def shows(rows: int) -> bool:
+        scaled = rows / n
+        return bool(upper_limit(b * scaled, c * scaled, rows, error) < most)
+
+    high = n
+    while not shows(high):
+        high *= 2
+        if high > MOST_ROWS:
+            return None
+    low = high // 2
+    while high - low > max(1, high // 1000):
+        middle = (low + high) // 2
+        low, high = (low, middle) if shows(middle) else (middle, high)
+    # Two digits: the shares are an estimate.
+    step = 10 ** max(0, int(math.log10(high)) - 1)
+    return -(-high // step) * step

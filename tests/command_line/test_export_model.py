@@ -1,0 +1,67 @@
+"""``export_model``: a trained model is exported alone, twice, and what is no model is one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import onnxruntime
+import pytest
+
+from tasks.models.config import ModelConfig
+from tasks.models.factory import build
+from tasks.models.trained import write_trained
+from tests.support.command_line import Run, one_message
+from tests.support.report_pages import assert_is_inert
+from tests.support.toys import table
+
+SHORT = json.dumps({"export": {"seconds": 1}})
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> tuple[str, str]:
+    """The directories of a trained model (of the weights that it starts with) and of its data."""
+    data = table(tmp_path / "data", "regression")
+    config = ModelConfig(arguments={"hidden": [16]})
+    weights = build(config, data.signature, seed=0).state_dict()
+    named = {"config": config, "signature": data.signature, "best": weights, "last": weights}
+    write_trained(tmp_path / "trained", **named, history={}, attempt={}, made_by={})
+    return str(tmp_path / "trained"), str(tmp_path / "data")
+
+
+def test_a_trained_model_is_exported_alone(model: tuple[str, str], pyflyte_run: Run, tmp_path: Path) -> None:
+    arguments = ("--model", model[0], "--data", model[1], "--config", SHORT)
+    first = pyflyte_run(*arguments, workflow="export_model")
+    assert first.returncode == 0, first.stdout
+    assert "Slipstream  export → answer" in first.stdout and "▸" in first.stdout
+    (run,) = (path for path in (tmp_path / "runs").iterdir())
+    summary = json.loads((run / "summary.json").read_text())
+    assert_is_inert((run / "report.html").read_text(encoding="utf-8"))
+    session = onnxruntime.InferenceSession(run / summary["model_file"])
+    assert {value.name for value in session.get_inputs()} == {"numeric", "categorical"}
+
+    second = pyflyte_run(*arguments, workflow="export_model")
+    assert second.returncode == 0 and "export       reused" in second.stdout, second.stdout
+
+
+@pytest.mark.parametrize(
+    ("swapped", "settings", "message"),
+    [
+        ((1, 1), {}, "--model: "),
+        ((0, 0), {}, "--data: "),
+        (
+            (0, 1),
+            {"budget_ms": 1e-6},
+            "export.budget_ms: no variant that may be deployed",
+        ),
+        ((0, 1), {"budget_mb": 1e-6}, "comes closest"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    swapped: tuple[int, int], settings: dict[str, float], message: str, model: tuple[str, str], pyflyte_run: Run
+) -> None:
+    config = json.dumps({"export": {"seconds": 0.5, **settings}})
+    arguments = ("--model", model[swapped[0]], "--data", model[swapped[1]], "--config", config)
+    ended = pyflyte_run(*arguments, workflow="export_model")
+    assert ended.returncode != 0 and message in one_message(ended.stdout), ended.stdout
+    assert not list(Path(model[0]).parent.glob("runs/*"))
