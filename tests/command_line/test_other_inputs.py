@@ -11,7 +11,9 @@ import pytest
 
 from tests.support.command_line import Run
 
-QUICK = json.dumps({"training": {"epochs": 15, "batch_size": 64}, "collectives": {"largest": 65536}})
+QUICK = json.dumps(
+    {"training": {"epochs": 15, "batch_size": 64}, "export": {"seconds": 2}, "collectives": {"largest": 65536}}
+)
 
 
 def write_arrays(directory: Path) -> str:

@@ -19,7 +19,7 @@ from tests.support.processes import free_port
 
 TRAINING = {"epochs": 2, "batch_size": 64, "checkpoint_every": 1, "checkpoint_uri": "kept"}
 ROWS = "".join(f"{i % 7},{(i * 37) % 101},{'yes' if i % 3 else 'no'}\n" for i in range(400))
-QUICK = {"collectives": {"largest": 4096, "budget": 0.01}}
+QUICK = {"export": {"seconds": 2}, "collectives": {"largest": 4096, "budget": 0.01}}
 
 
 class Directory:

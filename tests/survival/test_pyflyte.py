@@ -20,6 +20,7 @@ from tests.support.processes import workers_of
 CONFIG = {
     "model": {"arguments": {"hidden": [48, 32], "dropout": 0.2}},
     "training": {"epochs": 240, "batch_size": 64, "checkpoint_every": 10, "evaluate_every": 100, "patience": 0},
+    "export": {"seconds": 2},
     "collectives": {"largest": 4096, "budget": 0.01},
 }
 #: One process group of two; started again twice by its agent.
