@@ -1,22 +1,26 @@
 """The exported model: ONNX files, what was measured about them, and how to call the chosen one.
 
-The artifact holds one ``.onnx`` file per variant, ``export.json`` (an :class:`ExportReport`), ``signature.json`` (a
+The artifact holds one ``.onnx`` file per variant, ``model.onnx`` (the chosen one) and, for a table, ``model.raw.onnx``
+(the same from raw columns), ``export.json`` (an :class:`ExportReport`), ``signature.json`` (a
 :class:`DeployedSignature`), ``schema.json`` and ``statistics.json`` (how raw columns become the model's inputs, copied
-from the prepared data) and ``MODEL_CARD.md``.
+from the prepared data), ``samples.npz`` and ``samples.json`` (rows to check it with) and ``MODEL_CARD.md``. Beside the
+manifest lies its digest, ``manifest.sha256``; :mod:`tasks.export.check` verifies all of it.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from tasks.artifacts.evaluation import Scores
-from tasks.artifacts.format import Artifact
+from tasks.artifacts.format import MANIFEST, Artifact
 
 KIND = "export"
 REPORT = "export.json"
 SIGNATURE = "signature.json"
 MODEL_CARD = "MODEL_CARD.md"
+#: The SHA-256 of the manifest, as ``sha256sum`` writes it: the one digest over all files.
+DIGEST = "manifest.sha256"
 #: Files of the prepared data that are copied beside the model, so that it can be used anywhere.
 PREPROCESSING = ("schema.json", "statistics.json")
 
@@ -123,6 +127,8 @@ class ExportReport(TypedDict):
     weight_bits: int
     profile: list[ProfileFigures]
     machine: MachineFigures
+    #: Of the model; "" if it was not given.
+    licence: str
 
 
 class DeployedTensor(TypedDict):
@@ -131,17 +137,51 @@ class DeployedTensor(TypedDict):
     name: str
     dtype: str
     shape: list[str | int]
-    #: Of an output only.
     units: NotRequired[str]
 
 
-class DeployedSignature(TypedDict):
-    """The contents of ``signature.json``: what a caller who has only this directory must know."""
+class Holdout(TypedDict):
+    """How test rows were held out, from which follows whether a row can have been trained on.
+
+    ``by`` is "content", "id", "group" or "time"; ``settings`` are those of the split, and the columns that are hashed;
+    ``cuts`` the seconds since 1970 from which rows validated and tested, where they were split in time.
+    """
+
+    by: str
+    settings: dict[str, Any]
+    cuts: list[float] | None
+
+
+class RawSignature(TypedDict):
+    """The model that takes raw columns: each an input ``[batch, 1]`` in this order, float64 (NaN for missing) or text.
+
+    Its outputs are ``label`` and ``probabilities``, or ``value``.
+    """
+
+    model: str
+    inputs: list[DeployedTensor]
+    outputs: list[DeployedTensor]
+    #: How a missing text is written.
+    missing: str
+    #: By how much the last output may differ from the sample rows' on another machine.
+    tolerance: float
+
+
+class SampleRows(TypedDict):
+    """The rows in ``samples.npz``: whether they are of the test split, or drawn from the schema and the vocabularies;
+    and by how much the output may differ from theirs on another machine."""
+
+    real: bool
+    tolerance: float
+
+
+class ModelSignature(TypedDict):
+    """The model on tensors: what a caller must know of it."""
 
     format: int
     task: str
     target: str
-    #: The file of the chosen variant.
+    #: ``model.onnx``, a copy of the chosen variant that says of itself what is written here.
     model: str
     opset: int
     dynamic_batch: bool
@@ -150,6 +190,21 @@ class DeployedSignature(TypedDict):
     classes: list[str]
     cardinalities: list[int]
     preprocessing: list[str]
+
+
+class DeployedSignature(ModelSignature):
+    """The contents of ``signature.json``: what a caller who has only this directory must know."""
+
+    samples: SampleRows
+    #: None where a graph cannot start from raw columns; ``no_raw`` then says why.
+    raw: RawSignature | None
+    no_raw: str
+    holdout: Holdout | None
+
+
+def digest_line(fingerprint: str) -> str:
+    """The content of ``DIGEST`` for an artifact."""
+    return f"{fingerprint}  {MANIFEST}\n"
 
 
 def read_export(directory: Path) -> ExportReport:

@@ -14,6 +14,7 @@ def model_card(signature: DeployedSignature, report: ExportReport, rows: Mapping
     """The card as Markdown; ``rows`` are the row counts of the data card."""
     output = signature["outputs"][0]
     classes = f"\nClasses, in this order: {', '.join(signature['classes'])}.\n" if signature["classes"] else ""
+    licence = f"\nLicence: {report['licence']}.\n" if report["licence"] else ""
     machine = report["machine"]
     flags = ", ".join(machine["flags"]) or "no instruction set known"
     return f"""# {signature["target"]}: {signature["task"]}
@@ -34,6 +35,8 @@ The output is in {output["units"]}.
 {classes}
 `schema.json` and `statistics.json` say how raw columns become these inputs.
 
+{raw_model(signature)}
+{licence}
 ## Variants
 
 {variants(report["variants"])}
@@ -44,6 +47,21 @@ Measured with ONNX Runtime {machine["onnxruntime"]} and torch {machine["torch"]}
 per call, on {machine["cpu"]} ({machine["architecture"]}; {flags}). On another machine the order may differ.
 A percentile is quoted if ten calls lie beyond it. INT8 weights have {report["weight_bits"]} bits:
 {BITS[report["weight_bits"]]}.
+"""
+
+
+def raw_model(signature: DeployedSignature) -> str:
+    """How to call the model that takes raw columns, or why there is none."""
+    raw = signature["raw"]
+    if not raw:
+        return f"There is no model that takes raw columns: {signature['no_raw']}.\n"
+    missing = f"NaN, or `{raw['missing']}`" if raw["missing"] else "NaN, or an empty text"
+    return f"""`{raw["model"]}` does so itself, from typed raw columns; missing is {missing}:
+
+| | name | dtype | shape |
+|---|---|---|---|
+{tensors("input", raw["inputs"])}
+{tensors("output", raw["outputs"])}
 """
 
 

@@ -49,6 +49,11 @@ class ExportConfig(Settings):
     """About how long variants are made and timed, altogether."""
     threads: Annotated[int, Field(ge=1)] = 1
     """Threads of ONNX Runtime while it is measured."""
+    licence: str = ""
+    """The licence of the model, such as "Apache-2.0", which its files name."""
+    sample_rows: Literal["drawn", "real"] = "drawn"
+    """The rows that travel with the model to check it by: drawn from its schema and vocabularies, or rows of the test
+    split."""
 
     def check(self) -> None:
         if self.optimise == "cost" and not self.price_per_hour:

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tasks.artifacts.exported import (
-    KIND,
     MODEL_CARD,
     PREPROCESSING,
     REPORT,
     SIGNATURE,
-    DeployedSignature,
     ExportReport,
     MachineFigures,
+    ModelSignature,
     VariantFigures,
 )
 from tasks.artifacts.format import Artifact, ArtifactWriter
@@ -32,6 +31,8 @@ from tasks.export.config import ExportConfig
 from tasks.export.convert import PARITY_BATCHES, output_name
 from tasks.export.gate.choose import Contender, Verdict, decide
 from tasks.export.gate.quality import Loss, loss_of
+from tasks.export.package.assemble import assemble, finish
+from tasks.export.package.metadata import Origin
 from tasks.export.profile import profile
 from tasks.export.timing.measure import affordable, measure
 from tasks.export.variants import (
@@ -114,16 +115,21 @@ def export(
         "weight_bits": 8 if config.target == "vnni" else 7,
         "profile": profiled,
         "machine": describe(machine, config.threads),
+        "licence": config.licence,
     }
     chosen = next(variant for variant in timed_variants if variant.name == decision.chosen)
-    deployed = deployed_signature(signature, config.opset, str(chosen.file))
+    quantised = decision.chosen != FP32
+    origin = Origin(made_by, config.licence, config.target if quantised else "portable")
+    on_tensors = deployed_signature(signature, config.opset, str(chosen.file))
+    file = directory / str(chosen.file)
+    deployed = assemble(writer, file, on_tensors, data, origin, config.sample_rows == "real")
     writer.write_json(REPORT, report)
     writer.write_json(SIGNATURE, deployed)
     for name in PREPROCESSING:
         if name in data.artifact.files:
             writer.write_bytes(name, data.artifact.read_bytes(name))
     writer.write_bytes(MODEL_CARD, model_card(deployed, report, data.card["rows"]).encode())
-    return writer.finish(KIND, made_by)
+    return finish(writer, made_by)
 
 
 def add_tensorrt(directory: Path, fp32: Variant, data: PreparedData, config: ExportConfig) -> None:
@@ -163,7 +169,7 @@ def left_out(name: str, verdict: Verdict) -> VariantFigures:
     return entry
 
 
-def deployed_signature(signature: Signature, opset: int, file: str) -> DeployedSignature:
+def deployed_signature(signature: Signature, opset: int, file: str) -> ModelSignature:
     """How to call the model in ``file``."""
     classification = signature.task == "classification"
     return {

@@ -36,7 +36,7 @@ def build(
     summary = run_summary(results, stages, directory="", night=night)
 
     def fill(directory: Path, now: datetime) -> None:
-        copy_model(results.exported, results.export, directory)
+        copy_model(results.exported, directory)
         write_card(results.prepared, results.card, directory, now)
         (directory / SUMMARY).write_bytes(canonical_json(to_json(summary)))
         page = report_page(summary, results, config, now)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
+from tasks.artifacts.exported import DIGEST, digest_line
 from tasks.artifacts.format import MANIFEST, Artifact, link_or_copy
 from tasks.artifacts.store import sweep
-from tasks.report.summary_builder import MODEL, MODEL_FILE
+from tasks.report.summary_builder import MODEL
 
 
 def new_run(runs: Path, fill: Callable[[Path, datetime], None]) -> Path:
@@ -46,15 +46,14 @@ def rename_to_free(directory: Path, place: Path) -> Path:
         number += 1
 
 
-def copy_model(exported: Artifact, export: Mapping[str, Any], directory: Path) -> None:
-    """Copy the artifact, every byte verified, and the recommended variant once more under a name of its own."""
+def copy_model(exported: Artifact, directory: Path) -> None:
+    """Copy the artifact, every byte verified, and its digest."""
     exported.check()
     for name in (*exported.files, MANIFEST):
         target = directory / MODEL / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(exported.path(name), target)
-    chosen = next(variant["file"] for variant in export["variants"] if variant["name"] == export["chosen"])
-    shutil.copyfile(directory / MODEL / chosen, directory / MODEL_FILE)
+    (directory / MODEL / DIGEST).write_text(digest_line(exported.fingerprint), encoding="utf-8")
 
 
 def link_artifact(artifact: Artifact, directory: Path) -> None:

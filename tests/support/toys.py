@@ -97,7 +97,9 @@ def images(directory: Path) -> PreparedData:
     """Three classes: a bright left, middle or right third in a noisy 9 x 9 image."""
     rng = np.random.default_rng(0)
     spec = TensorSpec("image", "uint8", (1, 9, 9))
-    signature = Signature((spec,), "classification", "third", ("left", "middle", "right"))
+    signature = Signature(
+        (spec,), "classification", "third", ("left", "middle", "right"), image_mean=(8.0,), image_std=(6.0,)
+    )
     splits = {}
     for split, rows in ROWS.items():
         records = np.zeros(rows, signature.record)

@@ -1,0 +1,304 @@
+"""The exported directory: what its files say, that it is checked without torch or Flyte, and that damage is found."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ed25519, x25519
+
+from tasks.artifacts import exported
+from tasks.artifacts.prepared import PreparedData, Signature, TensorSpec
+from tasks.artifacts.versions import ROOT
+from tasks.errors import UserError
+from tasks.export import check as checking
+from tasks.export.check import DIGEST, MANIFEST, SIGNATURE, NotWhole, check, digest_line, opsets
+from tasks.export.package.sign import sign
+from tests.support.packages import package
+from tests.support.raw_tables import mixed_table
+from tests.support.toys import images
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> PreparedData:
+    return PreparedData.open(mixed_table(tmp_path_factory.mktemp("table") / "data", "classification"))
+
+
+@pytest.fixture(scope="module")
+def model(data: PreparedData, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return package(tmp_path_factory.mktemp("package") / "model", data, licence="Apache-2.0")
+
+
+@pytest.fixture
+def copy(model: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(model, tmp_path / "copy"))
+
+
+def run_check(*arguments: str | Path, code: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *(["-c", code] if code else ["-m", "tasks.export.check"]), *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+
+
+# What is in it
+
+
+def test_the_file_says_what_it_is(model: Path, data: PreparedData) -> None:
+    props = {p.key: p.value for p in onnx.load(model / "model.onnx").metadata_props}
+    assert props["slipstream.prepared"] == data.artifact.fingerprint
+    assert json.loads(props["slipstream.classes"]) == list(data.signature.classes)
+    assert props["slipstream.licence"] == "Apache-2.0"
+    assert props["slipstream.cpu_target"] == "portable"
+    assert [spec["name"] for spec in json.loads(props["slipstream.inputs"])] == ["numeric", "categorical"]
+    raw = {p.key: p.value for p in onnx.load(model / "model.raw.onnx").metadata_props}
+    units = {spec["name"]: spec["units"] for spec in json.loads(raw["slipstream.inputs"])}
+    assert units["when"] == "seconds since 1970 (UTC)" and units["member"] == "0 or 1"
+    assert raw.keys() == props.keys()
+    head = subprocess.run(["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True, text=True)
+    if head.returncode == 0:
+        assert props["slipstream.commit"].removesuffix("-dirty") == head.stdout.strip()
+
+
+def test_the_card_names_both_models_and_the_licence(model: Path) -> None:
+    card = (model / "MODEL_CARD.md").read_text()
+    assert "`model.onnx`" in card and "`model.raw.onnx`" in card and "Apache-2.0" in card
+
+
+def test_sample_rows_are_nobodys(model: Path, data: PreparedData) -> None:
+    """No row of any split is among them, and what they hold comes from the vocabularies and the statistics."""
+    with np.load(model / "samples.npz") as samples:
+        drawn = {tuple(row) for row in samples["numeric"].round(4).tolist()}
+    for split in ("train", "validation", "test"):
+        assert not drawn & {tuple(row) for row in data.split(split)["numeric"].round(4).tolist()}
+    raw = json.loads((model / "samples.json").read_text())["inputs"]
+    statistics = data.artifact.read_json("statistics.json")
+    for category in statistics["categorical"]:
+        assert set(raw[category["name"]]) <= {*category["vocabulary"], "unseen", ""}
+    assert None in raw["age"] and set(raw["member"]) <= {0.0, 1.0}
+
+
+def test_real_rows_only_when_asked_for(data: PreparedData, tmp_path: Path) -> None:
+    made = package(tmp_path / "model", data, steps=5, sample_rows="real")
+    with np.load(made / "samples.npz") as samples:
+        rows = {tuple(row) for row in samples["numeric"].tolist()}
+    assert rows <= {tuple(row) for row in data.split("test")["numeric"].tolist()}
+    assert json.loads((made / "signature.json").read_text())["samples"]["real"] is True
+    check(made)
+
+
+def test_images_have_tensors_only(tmp_path: Path) -> None:
+    made = package(tmp_path / "model", images(tmp_path / "data"), steps=5)
+    signature = json.loads((made / "signature.json").read_text())
+    assert (signature["raw"], signature["no_raw"]) == (None, "the data is no table of typed columns")
+    assert not (made / "model.raw.onnx").exists()
+    assert "no table of typed columns" in (made / "MODEL_CARD.md").read_text()
+    check(made)
+
+
+def test_the_digest_has_one_name() -> None:
+    assert exported.DIGEST == DIGEST
+
+
+# Checking
+
+
+def test_it_is_checked_with_numpy_and_onnxruntime_alone(model: Path) -> None:
+    """In a fresh interpreter, where nothing else than these was imported."""
+    code = (
+        "import sys, runpy\n"
+        "before = set(sys.modules)\n"
+        "try: runpy.run_module('tasks.export.check', run_name='__main__')\n"
+        "except SystemExit as stop: assert not stop.code, stop.code\n"
+        "from importlib.metadata import packages_distributions\n"
+        "named = packages_distributions()\n"
+        "print(sorted({d for m in set(sys.modules) - before for d in named.get(m.split('.')[0], [])}))\n"
+    )
+    ran = run_check(model, code=code)
+    assert ran.returncode == 0, ran.stderr
+    lines = ran.stdout.splitlines()
+    assert set(eval(lines[-1])) - {"slipstream"} <= {"numpy", "onnxruntime"}
+    assert [line.split()[0] for line in lines[:5]] == ["digest", "files", "opset", "outputs", "raw"]
+    assert ran.stderr == ""
+
+
+def test_a_flipped_byte_in_any_file_is_found(copy: Path) -> None:
+    """At the beginning, in the middle and at the end of every file, the manifest and its digest among them."""
+    names = sorted(path.relative_to(copy).as_posix() for path in copy.rglob("*") if path.is_file())
+    assert {MANIFEST, DIGEST, "model.onnx", "model.raw.onnx", "samples.npz", "MODEL_CARD.md"} < set(names)
+    for name in names:
+        path = copy / name
+        right = path.read_bytes()
+        for place in {0, len(right) // 2, len(right) - 1}:
+            path.write_bytes(right[:place] + bytes([right[place] ^ 1]) + right[place + 1 :])
+            with pytest.raises(NotWhole, match=name.replace(".", r"\.")):
+                check(copy)
+        path.write_bytes(right)
+    check(copy)
+
+
+def test_a_file_that_is_missing_or_extra_is_found(copy: Path) -> None:
+    for name in (DIGEST, MANIFEST, "samples.npz", "model.fp32.onnx"):
+        content = (copy / name).read_bytes()
+        (copy / name).unlink()
+        with pytest.raises(NotWhole, match=name if name != MANIFEST else "no exported model"):
+            check(copy)
+        (copy / name).write_bytes(content)
+    (copy / "deep").mkdir()
+    (copy / "deep" / "more.bin").write_bytes(b"1")
+    with pytest.raises(NotWhole, match=r"deep/more\.bin: not part of the exported model; remove it"):
+        check(copy)
+
+
+def test_a_mistake_is_one_line_and_an_exit_code(tmp_path: Path) -> None:
+    for where in (tmp_path, tmp_path / "nowhere"):
+        ran = run_check(where)
+        assert (ran.returncode, ran.stdout) == (1, "")
+        assert ran.stderr == f"Error: {where}: no exported model; expected a directory with a manifest.json\n"
+
+
+def reseal(directory: Path, name: str) -> None:
+    """Make the manifest and its digest agree with a changed file, as someone who forges a model would."""
+    manifest = json.loads((directory / MANIFEST).read_text())
+    content = (directory / name).read_bytes()
+    manifest["files"][name] |= {"size": len(content), "sha256": checking.hashlib.sha256(content).hexdigest()}
+    (directory / MANIFEST).write_text(json.dumps(manifest))
+    (directory / DIGEST).write_text(digest_line((directory / MANIFEST).read_bytes()))
+
+
+def other_weights(directory: Path, name: str) -> None:
+    model = onnx.load(directory / name)
+    weight = max(model.graph.initializer, key=lambda tensor: len(tensor.raw_data) if tensor.data_type == 1 else 0)
+    values = onnx.numpy_helper.to_array(weight) * 1.5
+    weight.CopyFrom(onnx.numpy_helper.from_array(values, weight.name))
+    onnx.save(model, directory / name)
+
+
+def other_opset(directory: Path, name: str) -> None:
+    model = onnx.load(directory / name)
+    next(entry for entry in model.opset_import if entry.domain == "").version = 19
+    onnx.save(model, directory / name)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("model.onnx", other_weights, "on the sample rows its outputs differ by"),
+        ("model.raw.onnx", other_weights, "its outputs on raw sample rows differ by"),
+        ("model.onnx", other_opset, r"is written in opset 19; signature\.json says 20"),
+        ("model.onnx", lambda d, n: (d / n).write_bytes(b"no model"), "is written in opset|cannot load it"),
+    ],
+)
+def test_another_model_behind_a_right_digest_is_found(
+    name: str, change: Callable[[Path, str], None], message: str, copy: Path
+) -> None:
+    """The same happens where this machine computes otherwise than the one that exported."""
+    change(copy, name)
+    reseal(copy, name)
+    with pytest.raises(NotWhole, match=message):
+        check(copy)
+
+
+def test_opsets_are_read_as_onnx_reads_them(model: Path) -> None:
+    for path in model.glob("*.onnx"):
+        expected = {(entry.domain, entry.version) for entry in onnx.load(path).opset_import}
+        assert set(opsets(path.read_bytes())) == expected
+
+
+# Signing
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return write_keys(tmp_path_factory.mktemp("keys"))
+
+
+def write_keys(directory: Path) -> tuple[Path, Path]:
+    """A fresh private key, and its public one."""
+    private = ed25519.Ed25519PrivateKey.generate()
+    return write_private(directory / "private.pem", private), write_public(directory / "public.pem", private)
+
+
+def write_private(path: Path, key: ed25519.Ed25519PrivateKey | x25519.X25519PrivateKey) -> Path:
+    plain = serialization.NoEncryption()
+    path.write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain))
+    return path
+
+
+def write_public(path: Path, key: ed25519.Ed25519PrivateKey | x25519.X25519PrivateKey) -> Path:
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    path.write_bytes(key.public_key().public_bytes(serialization.Encoding.PEM, form))
+    return path
+
+
+def test_a_signature_is_checked_with_its_key(copy: Path, keys: tuple[Path, Path], tmp_path: Path) -> None:
+    private, public = keys
+    with pytest.raises(NotWhole, match="the model is not signed"):
+        check(copy, public)
+    sign(copy, private)
+    assert f"signature  of {public}" in check(copy, public)
+    with pytest.raises(NotWhole, match=r"signed, but no key was given; check it with --key"):
+        check(copy)
+    (tmp_path / "other").mkdir()
+    with pytest.raises(NotWhole, match="did not sign this model"):
+        check(copy, write_keys(tmp_path / "other")[1])
+    signature = (copy / SIGNATURE).read_bytes()
+    (copy / SIGNATURE).write_bytes(signature[:-1] + bytes([signature[-1] ^ 1]))
+    with pytest.raises(NotWhole, match="did not sign this model, or the model was changed since"):
+        check(copy, public)
+
+
+def test_a_forged_model_does_not_pass_for_a_signed_one(copy: Path, keys: tuple[Path, Path]) -> None:
+    private, public = keys
+    sign(copy, private)
+    (copy / "MODEL_CARD.md").write_text("trust me")
+    reseal(copy, "MODEL_CARD.md")
+    with pytest.raises(NotWhole, match="did not sign this model"):
+        check(copy, public)
+
+
+def test_keys_that_are_none(copy: Path, keys: tuple[Path, Path], tmp_path: Path) -> None:
+    sign(copy, keys[0])
+    other = x25519.X25519PrivateKey.generate()
+    write_private(tmp_path / "other.pem", other)
+    (tmp_path / "text.pem").write_text("no key")
+    for key, message in (
+        (tmp_path / "none.pem", "No such file"),
+        (tmp_path / "text.pem", "no public key; expected an Ed25519 public key"),
+        (write_public(tmp_path / "x.pem", other), "is no Ed25519 key"),
+    ):
+        with pytest.raises(NotWhole, match=message):
+            check(copy, key)
+    for key, message in (
+        (tmp_path / "none.pem", "No such file"),
+        (tmp_path / "text.pem", "no private key without a password"),
+        (tmp_path / "other.pem", "holds another kind of key"),
+    ):
+        with pytest.raises(UserError, match=message):
+            sign(copy, key)
+
+
+def test_what_is_not_whole_is_not_signed(copy: Path, keys: tuple[Path, Path]) -> None:
+    (copy / "MODEL_CARD.md").write_text("other")
+    with pytest.raises(UserError, match="what is not whole is not signed"):
+        sign(copy, keys[0])
+    assert not (copy / SIGNATURE).exists()
+
+
+def test_tokens_are_drawn_with_padding(tmp_path: Path) -> None:
+    """A document's ids stay below the number of buckets, and end in padding."""
+    from tasks.export.package.samples import draw_tensors
+
+    signature = Signature((TensorSpec("tokens", "int32", (2, 9)),), "classification", "y", ("a", "b"), buckets=50)
+    tokens = draw_tensors(signature)["tokens"]
+    assert tokens.dtype == np.int32 and tokens.min() >= 0 and tokens.max() < 50
+    ended = np.cumsum(tokens == 0, axis=2) > 0
+    assert (tokens[ended] == 0).all() and (tokens == 0).any() and (tokens != 0).any()

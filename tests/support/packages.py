@@ -1,0 +1,18 @@
+"""Exported models, made by the real export from small models in a moment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tasks.artifacts.prepared import PreparedData
+from tasks.export import engine
+from tasks.export.config import ExportConfig
+from tests.support.toys import trained_on
+
+
+def package(directory: Path, data: PreparedData, steps: int = 150, **settings: Any) -> Path:
+    """A model trained for ``steps`` on ``data`` and exported to ``directory``, which is returned."""
+    made_by = {"prepared": data.artifact.fingerprint, "trained": "b" * 64, "code": "c" * 16}
+    engine.export(directory, trained_on(data, steps), data, ExportConfig(seconds=0.5, **settings), made_by)
+    return directory

@@ -1,0 +1,64 @@
+"""A table with every type of column, prepared for real, and Arrow rows as a raw model takes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from tasks.export.package.raw_columns import TEXT, RawColumns
+from tasks.preprocess.columns import value_types
+from tasks.preprocess.config import DataConfig
+from tasks.preprocess.engine import prepare
+
+ARROW = {
+    "number": pa.float64(),
+    "integer": pa.int64(),
+    "boolean": pa.bool_(),
+    "time": pa.timestamp("us", tz="UTC"),
+    "text": pa.string(),
+}
+
+
+def mixed_frame(rows: int, task: str, seed: int = 0) -> pd.DataFrame:
+    """Numbers (one heavy-tailed, one with gaps), whole numbers, booleans, times and texts, and a target ``y``."""
+    rng = np.random.default_rng(seed)
+    age = rng.normal(40, 10, rows)
+    income = np.exp(rng.normal(8, 3, rows)) * rng.choice([-1, 1], rows)
+    start = np.datetime64("2021-03-01T00:00:00", "s").astype(np.int64)
+    seconds = start + rng.integers(0, 700 * 86_400, rows)
+    city = rng.choice(["Oslo", "Rome", "Lima", "São Paulo"], rows)
+    score = (age - 40) / 10 + np.sign(income) + (city == "Oslo") + rng.normal(0, 0.3, rows)
+    return pd.DataFrame(
+        {
+            "age": np.where(rng.random(rows) < 0.1, np.nan, age),
+            "income": income,
+            "visits": rng.integers(0, 50, rows),
+            "member": rng.random(rows) < 0.5,
+            "when": pd.to_datetime(seconds, unit="s", utc=True),
+            "city": np.where(rng.random(rows) < 0.05, None, city),
+            "plan": rng.choice(["free", "paid"], rows),
+            "y": np.where(score > 0.5, "yes", "no") if task == "classification" else 100 + 10 * score,
+        }
+    )
+
+
+def mixed_table(directory: Path, task: str, seed: int = 0, rows: int = 1500, **settings: Any) -> Path:
+    """:func:`mixed_frame` prepared into ``directory``, which is returned."""
+    prepare(directory, mixed_frame(rows, task, seed), "y", DataConfig(**settings), {})
+    return directory
+
+
+def as_raw(rows: pa.RecordBatch, columns: RawColumns) -> dict[str, np.ndarray]:
+    """The columns of some rows as inputs of a raw model, by the names of the columns."""
+    feed = {}
+    for name, kind in columns.types.items():
+        if kind == TEXT:
+            texts = [columns.mark if text is None else text.strip() for text in rows.column(name).to_pylist()]
+            feed[name] = np.array(texts, object)[:, None]
+        else:
+            feed[name] = value_types.as_numbers(rows.column(name))[:, None]
+    return feed
