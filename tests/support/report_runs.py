@@ -229,7 +229,8 @@ def results(
     """A whole run, for as many classes as named (none: a regression), opened from the artifacts it wrote."""
     signature = signature_of(classes, target)
     metric = metrics.HEADLINE[signature.task][0]
-    exported = {"export.json": export(metric), "model.fp32.onnx": b"fp32 weights", "model.int8.onnx": INT8}
+    models = {"model.fp32.onnx": b"fp32 weights", "model.int8.onnx": INT8, "model.onnx": INT8}
+    exported = {"export.json": export(metric), **models}
     return Results.open(
         prepared(directory / "prepare", signature, bad or [], warnings or []),
         write(directory / "train", "train", {"history.json": history(metric), "attempt.json": {"ledger": LEDGER}}),
