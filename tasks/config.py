@@ -10,6 +10,7 @@ from dataclasses import field
 
 from tasks.collectives.config import CollectivesConfig
 from tasks.export.config import ExportConfig
+from tasks.export.registry.config import PromotionConfig
 from tasks.models.config import ModelConfig
 from tasks.preprocess.config import DataConfig
 from tasks.settings import Settings, schema_of, settings
@@ -24,6 +25,7 @@ class RunConfig(Settings):
     model: ModelConfig = field(default_factory=ModelConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     export: ExportConfig = field(default_factory=ExportConfig)
+    promotion: PromotionConfig = field(default_factory=PromotionConfig)
     collectives: CollectivesConfig = field(default_factory=CollectivesConfig)
 
 

@@ -1,18 +1,19 @@
-"""The main job, raw data to a quantised, measured, deployable model; and its first and its last part alone."""
+"""The main job, raw data to a quantised, measured, deployable model, and into service; and its parts alone."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from flytekit import StructuredDataset, map_task, workflow
+from flytekit import StructuredDataset, conditional, map_task, workflow
 
 from tasks.collectives.task import benchmark_collectives
 from tasks.config import RunConfig
 from tasks.evaluate.task import evaluate
+from tasks.export.registry.task import judge, leave_in_service, open_registry, put_in_service
 from tasks.export.task import describe_machine, export, open_inputs
 from tasks.preprocess.task import address_of, prepare_data
-from tasks.report.summary import DataSummary, ExportSummary, RunSummary
-from tasks.report.task import report, report_data, report_export
+from tasks.report.summary import DataSummary, ExportSummary, PromotionSummary, RunSummary
+from tasks.report.task import report, report_data, report_export, report_promotion
 from tasks.task import read_config
 from tasks.train.task import train
 from workflows.command_line import prepare_pyflyte
@@ -56,6 +57,30 @@ def run_stages(data: str, target: str, config: RunConfig) -> dict[str, Any]:
         "data": data,
         "target": target,
     }
+
+
+@workflow
+def train_and_promote(
+    registry: str,
+    data: str = "",
+    target: str = "",
+    config: RunConfig = RunConfig(),  # noqa: B008
+) -> PromotionSummary:
+    """:func:`train_and_export`, and its model goes into service in ``registry`` (a directory, or a store's address) if
+    it is shown not to be worse than the one that is there; otherwise the report says why."""
+    found = open_registry(registry=registry, config=config)
+    stages = run_stages(data, target, config)
+    summary = report(**stages, cron="", kickoff=None)
+    model = {"exported": stages["exported"], "prepared": stages["prepared"], "registry": found, "config": config}
+    judged = judge(**model)
+    promotion = (
+        conditional("promotion")
+        .if_(judged.passed.is_true())
+        .then(put_in_service(**model, verdict=judged.verdict))
+        .else_()
+        .then(leave_in_service(registry=found, verdict=judged.verdict))
+    )
+    return report_promotion(summary=summary, promotion=promotion)
 
 
 @workflow

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
+from html import escape
 from pathlib import Path
 
 from flytekit import Deck, FlyteContextManager, current_context, task
 
+from tasks.artifacts.promotion import Promotion
 from tasks.config import RunConfig
 from tasks.flyte.metadata import WITH_DECK, on
 from tasks.flyte.stage import (
@@ -19,7 +21,7 @@ from tasks.flyte.stage import (
     rows_path,
     runs_locally,
 )
-from tasks.report.summary import DataSummary, ExportSummary, RunSummary
+from tasks.report.summary import DataSummary, ExportSummary, PromotionSummary, RunSummary
 from tasks.settings import to_dict
 
 RUNS = Path("runs")
@@ -95,6 +97,15 @@ def report_export(exported: ArtifactDirectory, stages: list[StageRun]) -> Export
     summary = build_export(runs, local_path(exported), figures)
     Deck("Export", Path(summary.directory, summary.report).read_text(encoding="utf-8"))
     return summary if local else replace(summary, directory=uploaded(summary.directory))
+
+
+@task(**WITH_DECK, **on("report"))
+@map_errors
+def report_promotion(summary: RunSummary, promotion: Promotion) -> PromotionSummary:
+    """The report of a run whose model was to go into service: whether it did, and why."""
+    found = PromotionSummary(summary, promotion)
+    Deck("Promotion", f"<pre>{escape(str(found))}</pre>")
+    return found
 
 
 def uploaded(directory: str) -> str:

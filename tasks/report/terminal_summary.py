@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from tasks.artifacts.promotion import Promotion
 from tasks.report import formatting as fmt
 from tasks.report.figures import (
     DataFigures,
@@ -47,6 +48,13 @@ def of_export(summary: ExportFigures) -> str:
         places({"Report": summary.report, "Model": summary.model_file}, summary.directory),
     )
     return framed(f"export → {summary.target}", sections)
+
+
+def of_promotion(run: RunFigures, promotion: Promotion) -> str:
+    """What a run says whose model was to go into service: the summary of the run, and below it what became of that."""
+    done = f"version {promotion.version} is in service" if promotion.promoted else "no: the promoted model stays"
+    lines = (*labelled("Promoted", done), *labelled("", promotion.why), *labelled("Registry", promotion.registry))
+    return "\n".join((of_run(run), *lines, "─" * WIDTH))
 
 
 def of_data(summary: DataRunFigures) -> str:

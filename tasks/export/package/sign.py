@@ -7,28 +7,38 @@ An Ed25519 signature (RFC 8032) of the manifest's bytes, and by the digests in i
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from tasks.errors import UserError
 from tasks.export.check import MANIFEST, SIGNATURE, NotWhole, check_files, read_manifest
 
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-def sign(directory: Path, key: Path) -> Path:
-    """Write the signature beside the manifest, after every file was compared with it. Raises ``UserError``."""
+
+def private_key(path: Path) -> Ed25519PrivateKey:
+    """The Ed25519 private key in a PEM file. Raises ``UserError``."""
     try:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
     except ModuleNotFoundError:
         raise UserError("signing needs cryptography; install Slipstream with the extra [sign]") from None
     try:
-        private = load_pem_private_key(key.read_bytes(), None)
+        key = load_pem_private_key(path.read_bytes(), None)
     except OSError as error:
-        raise UserError(f"{key}: cannot be read ({error.strerror}); expected an Ed25519 private key (PEM)") from None
+        raise UserError(f"{path}: cannot be read ({error.strerror}); expected an Ed25519 private key (PEM)") from None
     except (ValueError, TypeError):
-        raise UserError(f"{key}: no private key without a password; expected an Ed25519 private key (PEM)") from None
-    if not isinstance(private, Ed25519PrivateKey):
-        raise UserError(f"{key}: holds another kind of key; make one with: openssl genpkey -algorithm ed25519")
+        raise UserError(f"{path}: no private key without a password; expected an Ed25519 private key (PEM)") from None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise UserError(f"{path}: holds another kind of key; make one with: openssl genpkey -algorithm ed25519")
+    return key
+
+
+def sign(directory: Path, key: Path) -> Path:
+    """Write the signature beside the manifest, after every file was compared with it. Raises ``UserError``."""
+    private = private_key(key)
     try:
         check_files(directory, read_manifest(directory)["files"])
     except NotWhole as error:

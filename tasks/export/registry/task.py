@@ -1,0 +1,76 @@
+"""The Flyte tasks of promotion. None is cached: what is in service changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from flytekit import task
+
+from tasks.artifacts.promotion import Promotion, Verdict
+from tasks.config import RunConfig
+from tasks.flyte.metadata import on
+from tasks.flyte.stage import ArtifactDirectory, local_path, map_errors, rows_path
+
+
+@task(**on("report"))
+@map_errors
+def open_registry(registry: str, config: RunConfig) -> str:
+    """Read what is in service, so that a registry or a key that cannot be used is found before the training."""
+    from tasks.export.package.sign import private_key
+    from tasks.export.registry.store import Registry
+
+    Registry(registry).promoted()
+    if config.promotion.signing_key:
+        private_key(Path(config.promotion.signing_key))
+    return registry
+
+
+class Judged(NamedTuple):
+    """The verdict, and its answer by itself: Flyte branches on plain values only."""
+
+    passed: bool
+    verdict: Verdict
+
+
+@task(**on("report"))
+@map_errors
+def judge(
+    exported: ArtifactDirectory,
+    prepared: ArtifactDirectory,
+    registry: str,
+    config: RunConfig,
+) -> Judged:
+    """Compare an exported model with the one in service, on the same test rows."""
+    from tasks.artifacts.streamed import open_prepared
+    from tasks.export.registry import promote
+    from tasks.export.registry.store import Registry
+
+    data = open_prepared(rows_path(prepared))
+    verdict = promote.judge(local_path(exported), Registry(registry), data, config.promotion)
+    return Judged(verdict.passed, verdict)
+
+
+@task(**on("report"))
+@map_errors
+def put_in_service(
+    exported: ArtifactDirectory,
+    prepared: ArtifactDirectory,
+    registry: str,
+    config: RunConfig,
+    verdict: Verdict,
+) -> Promotion:
+    """Store a model that has passed in the registry, and promote it."""
+    from tasks.artifacts.streamed import open_prepared
+    from tasks.export.registry import promote
+    from tasks.export.registry.store import Registry
+
+    data = open_prepared(rows_path(prepared))
+    return promote.promote(local_path(exported), Registry(registry), data, config.promotion, verdict)
+
+
+@task(**on("report"))
+@map_errors
+def leave_in_service(registry: str, verdict: Verdict) -> Promotion:
+    """Say why the promoted model stays."""
+    return Promotion(False, registry, "", verdict.why)

@@ -1,0 +1,64 @@
+"""``pyflyte run … train_and_promote``: the first model goes into service, and a worse one does not, with the reason."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.export.check import check
+from tasks.export.registry.store import Registry
+from tests.support.command_line import run_in
+from tests.support.tables import table_text
+
+
+def config(epochs: int, rate: float) -> str:
+    quick = {
+        "training": {"epochs": epochs, "batch_size": 64, "learning_rate": rate},
+        "collectives": {"largest": 4096, "budget": 0.01},
+    }
+    return json.dumps({**quick, "promotion": {"max_loss": 10}})
+
+
+@pytest.mark.parametrize(
+    ("registry", "promotion", "message"),
+    [
+        ("", {}, "registry: is empty; expected a directory or a store's address"),
+        ("ftp://models", {}, "ftp:// is not supported; expected a path"),
+        ("registry", {"signing_key": "none.pem"}, "none.pem: cannot be read (No such file or directory)"),
+        (
+            "registry",
+            {"max_loss": 200},
+            "promotion.max_loss: 200 is not allowed; expected at least -100 and at most 100",
+        ),
+    ],
+)
+def test_a_registry_that_cannot_be_used_is_found_first(
+    registry: str, promotion: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    settings = json.dumps({"promotion": promotion})
+    ended = run_in(tmp_path, "--registry", registry, "--config", settings, workflow="train_and_promote")
+    assert ended.returncode == 1 and message in ended.stdout
+    assert not (tmp_path / ".slipstream").exists() and not (tmp_path / "registry").exists()
+
+
+def test_a_model_is_promoted_and_a_worse_one_is_not(tmp_path: Path) -> None:
+    (tmp_path / "table.csv").write_text(table_text(900))
+    arguments = ("--registry", "registry", "--data", "table.csv", "--target", "y", "--config")
+
+    def run(epochs: int, rate: float) -> str:
+        ended = run_in(tmp_path, *arguments, config(epochs, rate), workflow="train_and_promote")
+        assert ended.returncode == 0, ended.stdout
+        return " ".join(ended.stdout.split())
+
+    first = run(30, 0.005)
+    registry = Registry(str(tmp_path / "registry"))
+    (pointer,) = registry.history()
+    assert f"Promoted version {pointer.version} is in service it is the first in this registry" in first
+    check(registry.fetch(pointer, tmp_path / "served"))
+    check(next((tmp_path / "runs").iterdir()) / "model")
+    worse = run(1, 1e-7)
+    assert f"Promoted no: the promoted model stays against version {pointer.version}: " in worse
+    assert registry.history() == [pointer]
