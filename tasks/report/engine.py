@@ -54,7 +54,7 @@ def build_export(runs: Path, exported: Path, stages: Sequence[StageFigures]) -> 
     summary = export_summary(export, artifact.read_json(SIGNATURE)["target"], stages, directory="")
 
     def fill(directory: Path, now: datetime) -> None:
-        copy_model(artifact, export, directory)
+        copy_model(artifact, directory)
         (directory / SUMMARY).write_bytes(canonical_json(to_json(summary)))
         drawn = {"variants": charts.quality_against_latency(export)}
         page = render("export.html", summary=summary, export=export, metric=summary.metric, charts=drawn, made=now)
