@@ -140,7 +140,6 @@ def test_a_variant_that_could_not_be_made_says_why(tmp_path: Path) -> None:
     summary = build(tmp_path / "runs", found, STAGES, {})
     page = Path(summary.directory, summary.report).read_text(encoding="utf-8")
     assert "not made: could not be made: &lt;odd&gt;" in " ".join(re.sub(r"</?b>", "", page).replace(",", ":").split())
-    assert Path(summary.directory, summary.model_file).read_bytes() == b"fp32 weights"
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: the width of a page is what a browser makes of it")
