@@ -73,22 +73,23 @@ def predictions(new: Package, old: Package, data: PreparedData) -> Paired:
     check_unseen(new.signature["holdout"], old.signature["holdout"])
     records = held_out_rows(data)
     if new.encoding == old.encoding:
-        both = (on_tensors(package, data, records) for package in (new, old))
-        return Paired(records[TARGET].astype(np.float64), *(numbered(each, data) for each in both), left_out=0)
-    here, there = columns_of(new, old)
-    kept = records[~undecided(here, there, records)]
-    if not len(kept):
-        raise Incomparable("every test row holds a text that only the promoted model may know")
-    both = (on_tensors(new, data, kept), on_raw(old, there, decode(here, kept)))
-    found = (numbered(each, data) for each in both)
-    return Paired(kept[TARGET].astype(np.float64), *found, left_out=len(records) - len(kept))
+        kept, theirs = records, on_tensors(old, data, records)
+    else:
+        here, there = columns_of(new, old)
+        kept = records[~undecided(here, there, records)]
+        if not len(kept):
+            raise Incomparable("every test row holds a text that only the promoted model may know")
+        theirs = on_raw(old, there, decode(here, kept))
+    ours = on_tensors(new, data, kept)
+    truth = kept[TARGET].astype(np.float64)
+    return Paired(truth, numbered(ours, data), numbered(theirs, data), len(records) - len(kept))
 
 
 def check_same_question(new: DeployedSignature, old: DeployedSignature) -> None:
     for name in ("target", "task"):
-        if new[name] != old[name]:  # type: ignore[literal-required]
+        if new[name] != old[name]:
             raise Incomparable(
-                f"the promoted model has the {name} {old[name]!r}, this one {new[name]!r}; "  # type: ignore[literal-required]
+                f"the promoted model has the {name} {old[name]!r}, this one {new[name]!r}; "
                 "promote it in a registry of its own"
             )
     if set(new["classes"]) != set(old["classes"]):
