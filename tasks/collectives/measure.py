@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from tasks.artifacts.network_profile import Measurement, NetworkProfile
+from tasks.artifacts.network_figures import Measurement, NetworkProfile
 from tasks.collectives.config import CollectivesConfig
 from tasks.collectives.operations import CASES, Case, bus_factor
 from tasks.distributed.agreement import same_error_on_all_ranks

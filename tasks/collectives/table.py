@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tasks.artifacts.network_profile import NetworkProfile
+from tasks.artifacts.network_figures import NetworkProfile
 
 
 def table(profile: NetworkProfile) -> str:

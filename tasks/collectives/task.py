@@ -19,7 +19,7 @@ def benchmark_collectives(workspace: Workspace, config: CollectivesConfig) -> Ma
     """Measure the interconnect in the same kind of process group that training uses."""
 
     def body() -> None:
-        from tasks.artifacts.network_profile import write_profile
+        from tasks.artifacts.network_figures import write_profile
         from tasks.collectives.measure import measure
         from tasks.distributed.process_group import process_group
 
@@ -38,7 +38,7 @@ def tabulate(network: MadeByElement) -> str:
     """The measurements as a table of plain text, which is also the task's deck."""
     from html import escape
 
-    from tasks.artifacts.network_profile import read_profile
+    from tasks.artifacts.network_figures import read_profile
     from tasks.collectives.table import table
 
     text = table(read_profile(local_path(network.artifact)))

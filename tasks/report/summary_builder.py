@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from tasks.artifacts import exported
 from tasks.artifacts.evaluation import Evaluation
-from tasks.artifacts.network_profile import NetworkProfile
+from tasks.artifacts.network_figures import NetworkProfile
 from tasks.artifacts.prepared import PreparedData, Signature
 from tasks.report.figures import (
     DataFigures,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.artifacts.network_profile import read_profile
+from tasks.artifacts.network_figures import read_profile
 from tasks.collectives.config import CollectivesConfig
 from tasks.collectives.table import table
 from tasks.flyte.stage import local_path
