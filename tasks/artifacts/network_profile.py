@@ -20,6 +20,8 @@ from tasks.errors import UserError
 
 KIND = "collectives"
 FILE = "profile.json"
+#: Forms of it to read, which the benchmark leaves beside it: in the columns of nccl-tests, and for a spreadsheet.
+TABLE, CSV = "profile.txt", "profile.csv"
 #: The version of the way of measuring: profiles of different versions are not compared.
 METHOD = 2
 #: A percentile is quoted only with this many iterations beyond it.
@@ -47,6 +49,8 @@ class Launch:
     seconds: tuple[float, ...]
     #: True if the interval of the median became narrow, False if the time was over before.
     narrow: bool = True
+    #: Seconds of each rank's own iterations, their median, by rank: one that arrives late waits less than the others.
+    by_rank: tuple[float, ...] = ()
 
     @property
     def median(self) -> float:
@@ -165,8 +169,10 @@ class Host:
     cpu: str
     cores: int
     numa_nodes: int
-    #: GPUs and how they are linked ("NVLink", "PCIe", "xGMI"), one line each.
+    #: What each of its ranks computes on.
     devices: tuple[str, ...] = ()
+    #: How its GPUs are linked ("NVLink (NV18): 28 pairs"), one line for each kind.
+    links: tuple[str, ...] = ()
     #: Network interfaces, RDMA and EFA devices, one line each.
     interfaces: tuple[str, ...] = ()
     rdma: tuple[str, ...] = ()
@@ -195,6 +201,10 @@ class NetworkProfile:
     #: One pair of ranks at a time, the others idle: measurements of send_recv with ``ranks``.
     pairs: tuple[Measurement, ...] = ()
     overlaps: tuple[Overlap, ...] = ()
+    #: For each launch the seconds of the same matrix product on each rank, all at once: who is short of its processor.
+    products: tuple[tuple[float, ...], ...] = ()
+    #: What other benchmarks that are installed say of the same, one line each.
+    beside: tuple[str, ...] = ()
     #: What was asked for but not measured, and why.
     left_out: tuple[str, ...] = ()
     #: The settings it was measured with: the configuration's section "collectives".
@@ -256,6 +266,7 @@ def merged(profiles: Sequence[NetworkProfile]) -> NetworkProfile:
         measurements=by_case(m for profile in profiles for m in profile.measurements),
         pairs=by_case(m for profile in profiles for m in profile.pairs),
         overlaps=tuple(replace(case, turns=found) for case, found in turns.items()),
+        products=tuple(product for profile in profiles for product in profile.products),
     )
 
 
@@ -268,10 +279,14 @@ def by_case(measurements: Iterable[Measurement]) -> tuple[Measurement, ...]:
     return tuple(replace(case, launches=found) for case, found in launches.items())
 
 
-def write_profile(directory: Path, profile: NetworkProfile, made_by: Mapping[str, Any]) -> Artifact:
-    """Write the artifact into the fresh ``directory``."""
+def write_profile(
+    directory: Path, profile: NetworkProfile, made_by: Mapping[str, Any], texts: Mapping[str, str] | None = None
+) -> Artifact:
+    """Write the artifact into the fresh ``directory``, and beside the profile ``texts`` by their names."""
     writer = ArtifactWriter(directory)
     writer.write_json(FILE, to_json(profile))
+    for name, text in (texts or {}).items():
+        writer.write_bytes(name, text.encode())
     return writer.finish(KIND, made_by)
 
 

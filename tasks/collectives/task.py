@@ -4,43 +4,42 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flytekit import Deck, task
+from flytekit import task
 
-from tasks.artifacts.versions import code_version
 from tasks.collectives.config import CollectivesConfig
 from tasks.flyte.elastic import Workspace, distributed
-from tasks.flyte.metadata import WITH_DECK, on
-from tasks.flyte.stage import MadeByElement, local_path, map_errors
-from tasks.settings import to_dict
+from tasks.flyte.metadata import on
+from tasks.flyte.stage import MadeByElement
 
 
 @task(task_config=distributed("collectives", returns=MadeByElement.of), **on("collectives"))
 def benchmark_collectives(workspace: Workspace, config: CollectivesConfig) -> MadeByElement:
-    """Measure the interconnect in the same kind of process group that training uses."""
+    """The interconnect in the same kind of process group that training uses: a profile of the same hardware that is
+    younger than ``collectives.reuse_days``, or a new one."""
+    return work(workspace, config, reuse=True)
+
+
+@task(task_config=distributed("collectives", returns=MadeByElement.of), **on("collectives"))
+def measure_collectives(workspace: Workspace, config: CollectivesConfig) -> MadeByElement:
+    """:func:`benchmark_collectives`, measured now in any case."""
+    return work(workspace, config, reuse=False)
+
+
+def work(workspace: Workspace, config: CollectivesConfig, *, reuse: bool) -> MadeByElement:
+    """A worker's part. It joins no process group itself: its children do, in each launch another."""
 
     def body() -> None:
-        from tasks.artifacts.network_figures import write_profile
-        from tasks.collectives.measure import measure
-        from tasks.distributed.process_group import process_group
+        import os
 
-        with process_group() as group:
-            profile = measure(config, group.device)
-            if profile:
-                made_by = {"config": to_dict(config), "code": code_version("collectives")}
-                write_profile(Path(workspace.directory), profile, made_by)
+        from tasks.artifacts.network_profile import CSV, TABLE, write_profile
+        from tasks.collectives.engine import benchmark, made_by
+        from tasks.collectives.launch.crew import Crew
+        from tasks.collectives.output import csv_text, table
+
+        measured = benchmark(Crew.from_environment(os.environ, config.timeout), config, reuse=reuse)
+        if measured:
+            profile, reused = measured
+            texts = {TABLE: table(profile), CSV: csv_text(profile)}
+            write_profile(Path(workspace.directory), profile, {**made_by(config), "reused": reused}, texts)
 
     return workspace.work(body)
-
-
-@task(**WITH_DECK, **on("report"))
-@map_errors
-def tabulate(network: MadeByElement) -> str:
-    """The measurements as a table of plain text, which is also the task's deck."""
-    from html import escape
-
-    from tasks.artifacts.network_figures import read_profile
-    from tasks.collectives.table import table
-
-    text = table(read_profile(local_path(network.artifact)))
-    Deck("Network", f"<pre>{escape(text)}</pre>")
-    return text

@@ -14,7 +14,7 @@ from tasks.artifacts.evaluation import Evaluation, read_evaluation
 from tasks.artifacts.exported import KIND as EXPORTED
 from tasks.artifacts.exported import ExportReport, read_export
 from tasks.artifacts.format import Artifact
-from tasks.artifacts.network_figures import NetworkProfile, read_profile
+from tasks.artifacts.network_profile import NetworkProfile, read_profile
 from tasks.artifacts.prepared import PreparedData, Signature
 from tasks.artifacts.training_record import Goodput, History, read_attempt, read_history
 from tasks.report.figures import Quarantined

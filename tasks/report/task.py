@@ -19,7 +19,7 @@ from tasks.flyte.stage import (
     rows_path,
     runs_locally,
 )
-from tasks.report.summary import DataSummary, RunSummary
+from tasks.report.summary import DataSummary, NetworkSummary, RunSummary
 from tasks.settings import to_dict
 
 RUNS = Path("runs")
@@ -79,6 +79,19 @@ def report_data(prepared: ArtifactDirectory, stages: list[StageRun]) -> DataSumm
     address = "" if local else str(prepared.remote_source)
     summary = build_data(runs, PreparedData.open(rows_path(prepared)), figures, address)
     Deck("Data", Path(summary.directory, summary.card).read_text(encoding="utf-8"))
+    return summary if local else replace(summary, directory=uploaded(summary.directory))
+
+
+@task(**WITH_DECK, **on("report"))
+@map_errors
+def report_network(network: MadeByElement) -> NetworkSummary:
+    """Put a network profile and its page into a directory of this run. Never cached, as :func:`report`."""
+    from tasks.report.network_engine import build_network
+
+    local = runs_locally()
+    runs = RUNS if local else Path(current_context().working_directory) / RUNS
+    summary = build_network(runs, local_path(network.artifact))
+    Deck("Network", Path(summary.directory, summary.page).read_text(encoding="utf-8"))
     return summary if local else replace(summary, directory=uploaded(summary.directory))
 
 

@@ -39,10 +39,12 @@ STAGES = {
     "tasks.evaluate.task.evaluate": "evaluate",
     "tasks.export.task.export": "export",
     "tasks.collectives.task.benchmark_collectives": "collectives",
+    "tasks.collectives.task.measure_collectives": "collectives",
     "tasks.report.task.report": "report",
     "tasks.report.task.report_data": "report",
+    "tasks.report.task.report_network": "report",
 }
-CACHED = {"prepare", "train", "evaluate", "export", "collectives"}
+CACHED = {"prepare", "train", "evaluate", "export"}
 DISTRIBUTED = {"train", "collectives"}
 WORKFLOW = "workflows.training.train_and_export"
 #: By the numbers of Flyte's ResourceName.
