@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
@@ -22,6 +22,8 @@ KIND = "collectives"
 FILE = "profile.json"
 #: Forms of it to read, which the benchmark leaves beside it: in the columns of nccl-tests, and for a spreadsheet.
 TABLE, CSV = "profile.txt", "profile.csv"
+#: And what earlier profiles of the same fingerprint say of the largest all_reduce: a list of :class:`Point`.
+COURSE = "course.json"
 #: The version of the way of measuring: profiles of different versions are not compared.
 METHOD = 2
 #: A percentile is quoted only with this many iterations beyond it.
@@ -187,6 +189,17 @@ class Topology:
     transports: tuple[str, ...] = ()
     #: What somebody should look at, such as a fall-back to sockets.
     findings: tuple[str, ...] = ()
+
+
+class Point(TypedDict):
+    """The largest all_reduce of a profile: when it was measured, and the bus bandwidth (1e9 bytes a second) at the
+    median and at the ends of its interval; None for fewer than 3 launches."""
+
+    measured_at: float
+    bytes: int
+    busbw: float
+    low: float | None
+    high: float | None
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.artifacts.format import MANIFEST, DamagedArtifact
-from tasks.artifacts.network_profile import FILE, Fingerprint, NetworkProfile, read_profile, write_profile
+from tasks.artifacts.network_profile import FILE, Fingerprint, NetworkProfile, Point, read_profile, write_profile
 from tasks.errors import UserError
 from tasks.logs import logger
 from tasks.storage import storage_for
@@ -45,14 +45,31 @@ class History:
             raise DamagedArtifact(f"{self.address}/{name}: a profile of other hardware, versions or world")
         return profile
 
-    def profiles(self) -> list[NetworkProfile]:
-        """All that can be read, the oldest first; a warning names the others."""
+    def profiles(self, most: int | None = None) -> list[NetworkProfile]:
+        """All that can be read, or of the youngest so many; the oldest first. A warning names those that cannot."""
         found = []
-        for name in self.names():
+        for name in self.names()[-(most or 0) :]:
             try:
                 found.append(self.read(name))
             except UserError as error:
                 LOG.warning("passed over: %s", error.message)
+        return found
+
+    def course(self, most: int = 30) -> list[Point]:
+        """The largest all_reduce of the youngest profiles that have one, the oldest first."""
+        found = []
+        for profile in self.profiles(most):
+            for m in profile.of("all_reduce")[-1:]:
+                low, high = m.interval() or (None, None)
+                found.append(
+                    Point(
+                        measured_at=profile.measured_at,
+                        bytes=m.bytes,
+                        busbw=m.busbw(),
+                        low=None if high is None else m.busbw(high),
+                        high=None if low is None else m.busbw(low),
+                    )
+                )
         return found
 
     def latest(self) -> NetworkProfile | None:

@@ -29,17 +29,20 @@ def work(workspace: Workspace, config: CollectivesConfig, *, reuse: bool) -> Mad
     """A worker's part. It joins no process group itself: its children do, in each launch another."""
 
     def body() -> None:
+        import json
         import os
 
-        from tasks.artifacts.network_profile import CSV, TABLE, write_profile
+        from tasks.artifacts.network_profile import COURSE, CSV, TABLE, write_profile
         from tasks.collectives.engine import benchmark, made_by
+        from tasks.collectives.history import History
         from tasks.collectives.launch.crew import Crew
         from tasks.collectives.output import csv_text, table
 
         measured = benchmark(Crew.from_environment(os.environ, config.timeout), config, reuse=reuse)
         if measured:
             profile, reused = measured
-            texts = {TABLE: table(profile), CSV: csv_text(profile)}
+            course = History(config.history, profile.fingerprint).course()
+            texts = {TABLE: table(profile), CSV: csv_text(profile), COURSE: json.dumps(course)}
             write_profile(Path(workspace.directory), profile, {**made_by(config), "reused": reused}, texts)
 
     return workspace.work(body)

@@ -59,7 +59,7 @@ def test_under_torchrun_it_is_one_table(tmp_path: Path) -> None:
     ("settings", "environment", "said"),
     [
         (
-            ", dtypes: [int32], reductions: [avg]",
+            "dtypes: [int32], reductions: [avg]",
             {},
             "Error: collectives.reductions: all_reduce by avg in int32 cannot",
         ),

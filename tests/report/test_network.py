@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tasks.artifacts.network_profile import CSV, TABLE, NetworkProfile, read_profile, write_profile
+from tasks.artifacts.network_profile import COURSE, CSV, TABLE, NetworkProfile, Point, read_profile, write_profile
 from tasks.report import formatting as fmt
 from tasks.report.pages.inline_svg import SERIES
 from tasks.report.pages.network_charts import LINES, drawn
@@ -78,7 +78,7 @@ def test_the_page_of_a_measurement_holds_charts_table_and_findings(tmp_path: Pat
     profile = network_profile(4)
     topology = replace(profile.topology, findings=("rank 2 is slow",))
     profile = replace(profile, topology=topology)
-    write_profile(tmp_path / "in", profile, {}, {TABLE: "# all <of> it", CSV: "operation\n"})
+    write_profile(tmp_path / "in", profile, {}, {TABLE: "# all <of> it", CSV: "operation\n", COURSE: "[]"})
     summary = build_network(tmp_path / "runs", tmp_path / "in")
     directory = Path(summary.directory)
     assert {path.name for path in directory.iterdir()} == {"network.html", "profile.json", "profile.csv"}
@@ -90,10 +90,22 @@ def test_the_page_of_a_measurement_holds_charts_table_and_findings(tmp_path: Pat
     assert read_profile(tmp_path / "in") == profile
 
 
-def test_how_old_a_profile_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_course_of_the_history_is_drawn_by_day() -> None:
+    days = [Point(measured_at=d * 86400.0, bytes=1, busbw=1.0 + d, low=0.9 + d, high=None) for d in (10, 11, 20)]
+    for day in days:
+        day["high"] = day["busbw"] + 0.1
+    course = drawn(network_profile(), days)["course"]
+    assert course is not None
+    (x0, _), (x1, _), (x2, _) = points(course)
+    assert (x1 - x0) * 9 == pytest.approx(x2 - x1, rel=0.01)
+    assert "1970-01-21 UTC: 21.0 GB/s" in course
+    assert drawn(network_profile(), days[:1])["course"] is None
+
+
+def test_how_old_a_profile_is() -> None:
     from datetime import UTC, datetime
 
     now = datetime.now(UTC).timestamp()
     assert fmt.age(now - 60) == ""
     assert fmt.age(now - 3 * 3600) == "3.0 hours"
-    assert fmt.age(now - 3.25 * 86400) == "3.2 days"
+    assert fmt.age(now - 3.2 * 86400) == "3.2 days"

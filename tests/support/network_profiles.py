@@ -43,7 +43,7 @@ def network_profile(
         measured(operation, size, world, [seconds * (1 + 0.01 * turn) for turn in (-1, 0, 1)])
         for index, operation in enumerate(operations)
         for size in SIZES
-        for seconds in [(300 - 60 * index) * 1e-6 + size / (1.2e9 + 4e8 * index)]
+        for seconds in [300e-6 / (1 + 0.25 * index) + size / (1.2e9 + 4e8 * index)]
     )
     pairs = tuple(
         measured("send_recv", 1 << 20, 2, [(pair_seconds or {}).get(pair, 0.002)] * 3, ranks=pair)

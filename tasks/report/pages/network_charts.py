@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator, NullLocator
 
-from tasks.artifacts.network_profile import Measurement, NetworkProfile
+from tasks.artifacts.network_profile import Measurement, NetworkProfile, Point
 from tasks.report import formatting as fmt
 from tasks.report.pages.charts import DARK, figure_of, plot_point
 from tasks.report.pages.inline_svg import CARD, INK, PIXELS_PER_INCH, SERIES, WIDTH, inline_svg, tooltip
@@ -23,14 +23,15 @@ MOST_RANKS_DRAWN = 32
 LEGEND_LINE = 20
 
 
-def drawn(profile: NetworkProfile) -> dict[str, Markup | None]:
-    """Every chart by name; None where the profile does not have it."""
+def drawn(profile: NetworkProfile, course: Sequence[Point] = ()) -> dict[str, Markup | None]:
+    """Every chart by name; None where there is nothing to draw. ``course`` is that of the history, if it is known."""
     series = {m.operation: found for m in profile.measurements if (found := moving(profile.of(m.operation)))}
     ranks = profile.fingerprint.world
     return {
         "bandwidth": bus_bandwidth(series),
         "time": call_time(series),
         "pairs": pairs(profile.pairs, ranks) if profile.pairs and 2 < ranks <= MOST_RANKS_DRAWN else None,
+        "course": over_time(course) if len(course) > 1 else None,
     }
 
 
@@ -116,6 +117,21 @@ def duration(microseconds: float, _: float = 0) -> str:
     names = (("s", 1e6), ("ms", 1e3), ("µs", 1.0))
     name, unit = next((found for found in names if microseconds >= found[1]), names[-1])
     return f"{microseconds / unit:g} {name}"
+
+
+@inline_svg
+def over_time(axes: Axes, course: Sequence[Point]) -> str:
+    """Bus bandwidth of the largest all_reduce over the days of its profiles, with intervals over launches."""
+    days = [(point["measured_at"] - course[-1]["measured_at"]) / 86_400 for point in course]
+    axes.plot(days, [point["busbw"] for point in course])
+    for day, point in zip(days, course, strict=True):
+        if point["low"] is not None:
+            axes.plot([day, day], [point["low"], point["high"]], color=SERIES[0], linewidth=1)
+        said = f"{fmt.moment(point['measured_at'])} UTC: {fmt.bandwidth(point['busbw'])}"
+        plot_point(axes, day, point["busbw"], SERIES[0], said)
+    axes.set_ylim(bottom=0)
+    axes.set(xlabel="days before this profile", ylabel="GB/s")
+    return "Bus bandwidth of the largest all_reduce over time"
 
 
 @inline_svg
