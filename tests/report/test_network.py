@@ -12,9 +12,9 @@ import pytest
 
 from tasks.artifacts.network_profile import COURSE, CSV, TABLE, NetworkProfile, Point, read_profile, write_profile
 from tasks.report import formatting as fmt
+from tasks.report.network_engine import build_network
 from tasks.report.pages.inline_svg import SERIES
 from tasks.report.pages.network_charts import LINES, drawn
-from tasks.report.network_engine import build_network
 from tests.support.network_profiles import network_profile
 
 
