@@ -77,9 +77,8 @@ def rivals(backend: str, world: int, config: CollectivesConfig) -> list[Rival]:
             if operation in config.operations and (path := shutil.which(name))
         ]
     launcher = shutil.which("mpirun")
-    sizes = ("-m", f"{first}:{last}")
     return [
-        Rival("OSU", operation, (launcher, "-np", str(world), path, *sizes), read_osu)
+        Rival("OSU", operation, (launcher, "-np", str(world), path, "-m", f"{first}:{last}"), read_osu)
         for operation, name in OSU.items()
         if launcher and operation in config.operations and (path := shutil.which(name))
     ]

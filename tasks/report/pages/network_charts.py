@@ -125,8 +125,9 @@ def over_time(axes: Axes, course: Sequence[Point]) -> str:
     days = [(point["measured_at"] - course[-1]["measured_at"]) / 86_400 for point in course]
     axes.plot(days, [point["busbw"] for point in course])
     for day, point in zip(days, course, strict=True):
-        if point["low"] is not None:
-            axes.plot([day, day], [point["low"], point["high"]], color=SERIES[0], linewidth=1)
+        low, high = point["low"], point["high"]
+        if low is not None and high is not None:
+            axes.plot([day, day], [low, high], color=SERIES[0], linewidth=1)
         said = f"{fmt.moment(point['measured_at'])} UTC: {fmt.bandwidth(point['busbw'])}"
         plot_point(axes, day, point["busbw"], SERIES[0], said)
     axes.set_ylim(bottom=0)
