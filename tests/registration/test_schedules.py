@@ -160,7 +160,7 @@ def test_the_list_says_when_and_what(mine: Path) -> None:
         "    trains on s3://bucket/churn/, target churned, exports and reports",
         '    with {"training": {"epochs": 3}}',
         "    tells ml@example.com if it failed",
-        "    measures all_reduce, all_gather, reduce_scatter, broadcast from 1,024 to 4,096 bytes",
+        "    measures 11 collectives from 1,024 to 4,096 bytes",
         "    when it is started: pyflyte run remote-launchplan by_hand",
     ):
         assert line in ended.output.splitlines(), ended.output
