@@ -114,7 +114,7 @@ def test_a_fault_in_each_operation_and_type_is_found_and_named() -> None:
     for kind, message in said.items():
         assert " is wrong on rank " in message and " element " in message, (kind, message)
         assert message.startswith(kind.removesuffix(" in place")), (kind, message)
-    one = said["all_reduce by sum in float32"]
+    one = said["all_reduce by sum in float32 in place"]
     assert one.startswith("all_reduce by sum in float32 of 4000 bytes is wrong on rank 1: element 997 is ")
 
 

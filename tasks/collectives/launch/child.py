@@ -21,6 +21,8 @@ from typing import Any
 from tasks.collectives.launch.outcome import Outcome
 from tasks.errors import UserError
 
+# c10d warns at length of peers that went away, which is what the parents say in one line. Read when torch is imported.
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 FRESH = multiprocessing.get_context("forkserver")
 FRESH.set_forkserver_preload(["torch", "torch.distributed", "numpy", "tasks.collectives.launch.one_launch"])
 
