@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from tasks.artifacts.network_profile import Measurement, NetworkProfile, to_json
+from tasks.collectives.model.report import lines as model_lines
+from tasks.collectives.normal import grade
 from tasks.collectives.operations.cases import ROOT
 from tasks.collectives.operations.data import DTYPES
 
@@ -73,7 +75,7 @@ def heading(profile: NetworkProfile) -> Iterator[str]:
 
 
 def remarks(profile: NetworkProfile) -> Iterator[str]:
-    """What is not a line of the table: overlap, pairs, findings, what was left out."""
+    """What is not a line of the table: overlap, pairs, the model and the grade, findings, what was left out."""
     for overlap in profile.overlaps:
         yield (
             f"{100 * overlap.hidden:.0f} % of {overlap.operation} at {overlap.bytes} bytes is hidden by a matrix "
@@ -83,6 +85,8 @@ def remarks(profile: NetworkProfile) -> Iterator[str]:
         slowest, fastest = max(profile.pairs, key=lambda p: p.p50), min(profile.pairs, key=lambda p: p.p50)
         for word, pair in (("fastest", fastest), ("slowest", slowest)):
             yield f"{word} pair: ranks {pair.ranks[0]} and {pair.ranks[1]}, {pair.busbw():.3f} GB/s each way"
+    yield from model_lines(profile)
+    yield from grade(profile)
     yield from (f"FINDING: {line}" for line in profile.topology.findings)
     yield from (f"beside: {line}" for line in profile.beside)
     yield from (f"left out: {line}" for line in profile.left_out)

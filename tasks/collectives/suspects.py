@@ -9,8 +9,6 @@ from collections import Counter
 from collections.abc import Sequence
 from statistics import median
 
-import numpy as np
-
 from tasks.artifacts.network_profile import Measurement, NetworkProfile
 
 FACTOR = 2.0
@@ -39,17 +37,17 @@ def suspects(profile: NetworkProfile) -> tuple[str, ...]:
 def slow_pairs(pairs: Sequence[Measurement]) -> dict[tuple[int, int], float]:
     """Pairs that take ``FACTOR`` times as long as the fastest half of all pairs in every launch, and how many times.
 
-    Compared is the lower quartile of a pair's iterations, which other processes of the machine disturb least, with the
-    median of the faster half, as one slow rank of four makes half of all pairs slow.
+    Compared is a pair's fastest iteration: over a slow link none is fast, while a process that is held back runs at
+    full speed in between. Half of the pairs, because one slow rank of four makes half of all pairs slow.
     """
     if len(pairs) < 3:
         return {}
     found: dict[tuple[int, int], list[float]] = {}
     for launches in zip(*(pair.launches for pair in pairs), strict=False):
-        quartiles = [float(np.percentile(launch.seconds, 25)) for launch in launches]
-        usual = median(sorted(quartiles)[: (len(quartiles) + 1) // 2])
-        for pair, quartile in zip(pairs, quartiles, strict=True):
-            found.setdefault((pair.ranks[0], pair.ranks[1]), []).append(quartile / usual)
+        fastest = [min(launch.seconds) for launch in launches]
+        usual = median(sorted(fastest)[: (len(fastest) + 1) // 2])
+        for pair, seconds in zip(pairs, fastest, strict=True):
+            found.setdefault((pair.ranks[0], pair.ranks[1]), []).append(seconds / usual)
     return {pair: min(factors) for pair, factors in found.items() if min(factors) >= FACTOR}
 
 

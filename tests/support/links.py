@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import pickle
 import shutil
 import subprocess
 import tempfile
@@ -77,8 +78,10 @@ class Links:
             found: dict[Connection, int] = {}
             for rank in range(world or len(self.ranks)):
                 theirs, ours = FORK.Pipe(duplex=False)[::-1]
-                what = (rank, world or len(self.ranks), self.ranks[rank], scratch, theirs, function, arguments)
-                process = FORK.Process(target=rank_main, args=what, daemon=True)
+                what = (rank, world or len(self.ranks), self.ranks[rank], scratch, theirs)
+                # Pickled apart, because a module that is imported with it may start threads, see enter_namespaces().
+                work = pickle.dumps((function, arguments))
+                process = FORK.Process(target=rank_main, args=(*what, work), daemon=True)
                 process.start()
                 theirs.close()
                 running.callback(process.join)
@@ -152,9 +155,7 @@ def address(rank: int) -> str:
     return f"10.77.0.{rank + 1}"
 
 
-def rank_main(
-    rank: int, world: int, keeper: int, scratch: str, end: Connection, function: Callable[..., Any], arguments: Any
-) -> None:
+def rank_main(rank: int, world: int, keeper: int, scratch: str, end: Connection, work: bytes) -> None:
     """One rank, in the namespaces of its keeper."""
     try:
         enter_namespaces(keeper)
@@ -162,6 +163,7 @@ def rank_main(
         import torch
         import torch.distributed as dist
 
+        function, arguments = pickle.loads(work)
         torch.set_num_threads(1)
         store, timeout = f"file://{scratch}/store", timedelta(seconds=60)
         dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world, timeout=timeout)

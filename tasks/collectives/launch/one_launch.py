@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,7 +19,7 @@ from tasks.collectives.launch.timing import FEWEST, slowest, timed
 from tasks.collectives.operations.cases import Kind, prepare
 from tasks.collectives.operations.support import possible, refuse_too_large
 from tasks.collectives.seen.fingerprint import fingerprint_of
-from tasks.collectives.seen.topology import free_memory_of, topology_of
+from tasks.collectives.seen.topology import free_memory_of, gathered, topology_of
 
 #: The size of what a pair of ranks exchanges, unless the largest is smaller.
 PAIR_BYTES = 1 << 20
@@ -153,15 +154,19 @@ def overlap(work: Work, config: CollectivesConfig) -> Overlap:
 
 
 def products_of(work: Work) -> tuple[float, ...]:
-    """Seconds that the same product takes on each rank, all at the same time: who is short of its processor."""
+    """Seconds that the same product takes on each rank: who is short of its processor. The ranks of a host take turns,
+    as they may share cores. The mean, because a process that is held back may run at full speed in between."""
     work.at("the same matrix product on each rank")
     product = Product(work.device)
-    product.times = 50
-    dist.barrier()
-    mine = float(np.median([product.seconds() for _ in range(2 * FEWEST)]))
-    found: list[float] = [0.0] * dist.get_world_size()
-    dist.all_gather_object(found, round(mine, 9))
-    return tuple(found)
+    product.times = 20
+    mine = []
+    rank = int(os.environ.get("LOCAL_RANK", dist.get_rank()))
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
+    for turn in range(3 * FEWEST * ranks):
+        dist.barrier()
+        if turn % ranks == rank:
+            mine.append(product.seconds())
+    return tuple(round(seconds, 9) for seconds in gathered(float(np.mean(mine))))
 
 
 def synchronise(device: torch.device) -> None:
