@@ -26,8 +26,8 @@ OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 DataType = Literal["float32", "bfloat16", "float16", "int32", "int64"]
 Reduction = Literal["sum", "avg", "max"]
 Mode = Literal["loop", "barrier"]
-#: Settings that say where a profile is kept and for how long it is believed, but not what it holds.
-KEEPING = ("history", "reuse_days", "timeout")
+#: Settings that say what becomes of a profile, but not what it holds.
+KEEPING = ("history", "reuse_days", "timeout", "compare_seconds", "tune_seconds", "numbers")
 
 
 @settings
@@ -69,6 +69,12 @@ class CollectivesConfig(Settings):
     """The main job takes a profile of the same hardware from the history if it is younger; 0: it always measures."""
     timeout: Annotated[float, Field(gt=0)] = 60
     """Seconds after which a rank that has not arrived, or does not go on, is given up and named."""
+    compare_seconds: Annotated[float, Field(gt=0)] = 120
+    """Seconds after which compare adds no more launches, even if nothing can be told yet."""
+    tune_seconds: Annotated[float, Field(gt=0)] = 300
+    """Seconds that the tuner shares among all settings that it tries."""
+    numbers: Literal["keep", "may_change"] = "keep"
+    """may_change: the tuner may take settings that change the numbers of a training, such as compressed gradients."""
 
     def check(self) -> None:
         if self.largest < self.smallest:
