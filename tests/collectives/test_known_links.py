@@ -118,6 +118,7 @@ def held_back_profile(config: CollectivesConfig, rank: int) -> NetworkProfile:
         return profile_of_this_launch(config)
 
 
+@pytest.mark.prove
 def test_a_process_that_is_held_back_is_a_straggler_and_not_a_slow_link() -> None:
     with linked(4) as links:
         named = suspects(merged([links.in_world(held_back_profile, PAIRS, 1)[0] for _ in range(2)]))
