@@ -43,11 +43,7 @@ def benchmark(
     not come, died or does not answer.
     """
     with crew.until_all_are_done(), tempfile.TemporaryDirectory(prefix="nccl-") as logs:
-        crew.meet({"torch": version("torch"), "Python": platform.python_version(), "way of measuring": str(METHOD)})
-        refused = crew.from_all("refused", dict.fromkeys(crew.ranks, refusal()), crew.timeout)
-        for rank, message in refused.items():
-            if message:
-                raise UserError(f"rank {rank}: {message}")
+        meet(crew)
         environment = nccl_log.environment(logs, os.environ)
         empty = crew.launch(look, config, environment=environment)
         found: list[NetworkProfile] = []
@@ -67,6 +63,16 @@ def benchmark(
     address = History(config.history, profile.fingerprint).publish(profile, made_by(config))
     LOG.info("kept as %s", address)
     return profile, False
+
+
+def meet(crew: Crew) -> None:
+    """Wait for all ranks. Raises the same on all: ``Interrupted`` naming those that did not come, ``UserError`` naming
+    one of other versions, or one that cannot measure."""
+    crew.meet({"torch": version("torch"), "Python": platform.python_version(), "way of measuring": str(METHOD)})
+    refused = crew.from_all("refused", dict.fromkeys(crew.ranks, refusal()), crew.timeout)
+    for rank, message in refused.items():
+        if message:
+            raise UserError(f"rank {rank}: {message}")
 
 
 def refusal() -> str:

@@ -14,6 +14,7 @@ from functools import partial
 from tasks.artifacts.network_profile import NetworkProfile
 from tasks.artifacts.network_tuning import DdpSettings, Trial, Tuning, Verdict
 from tasks.collectives.config import CollectivesConfig
+from tasks.collectives.engine import meet
 from tasks.collectives.history import History
 from tasks.collectives.launch.crew import Crew
 from tasks.collectives.launch.one_launch import look
@@ -35,6 +36,7 @@ def tune(crew: Crew, config: CollectivesConfig, model: Model) -> Tuning | None:
     ``UserError``; ``Interrupted`` naming a rank that did not come or died.
     """
     with crew.until_all_are_done():
+        meet(crew)
         empty = crew.launch(look, config)
         compute = crew.launch(compute_of, model)
         listed = crew.from_leader("tune/candidates", lambda: [asdict(each) for each in what_to_try(empty, compute)])
