@@ -87,8 +87,8 @@ def over_loopback(profile: NetworkProfile) -> bool:
 
 
 def logs(measurement: Measurement) -> np.ndarray:
-    """Of each launch's lower quartile, which other processes of a machine disturb least; float64 ``[launches]``."""
-    return np.log([float(np.percentile(launch.seconds, 25)) for launch in measurement.launches])
+    """Of each launch's 10th percentile, which other processes of a machine disturb least; float64 ``[launches]``."""
+    return np.log([float(np.percentile(launch.seconds, 10)) for launch in measurement.launches])
 
 
 def change(new: Measurement, earlier: Sequence[Measurement], drift: float, level: float) -> Change:

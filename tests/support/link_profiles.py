@@ -11,7 +11,7 @@ import torch
 from tasks.artifacts.network_profile import NetworkProfile, merged
 from tasks.collectives.config import CollectivesConfig
 from tasks.collectives.launch.child import Work
-from tasks.collectives.launch.one_launch import launch, look
+from tasks.collectives.launch.one_launch import launch
 from tests.support.links import Links
 
 
@@ -23,7 +23,7 @@ def profile_over(links: Links, config: CollectivesConfig, world: int = 0) -> Net
 
 def profile_of_this_launch(config: CollectivesConfig) -> NetworkProfile:
     with child() as work:
-        return launch(work, config, look(work, config))
+        return launch(work, config)
 
 
 @contextmanager
