@@ -3,9 +3,11 @@
     python benchmarks/collectives.py [--quick] [--json FILE]
 
 In each of several launches of a process group (figures differ more between launches than within one), and for each
-operation and size in turn: a bare loop over the collective with one clock around it, as one would write it first, then
-our measurement, then a copy of as many bytes by one process. Reported is the median over the launches of p10, p50 and
-the loop's mean. ``ours/loop`` below 1 says how much of the loop's mean is the tail that a median leaves out;
+operation and size in turn: our measurement, then a bare loop of as many iterations with one clock around it, as one
+would write it first, then a copy of as many bytes by one process. Reported is the median over the launches of p10, p50
+and the loop's mean. ``p50/loop`` below 1 says how much of the loop's mean is the tail that a median leaves out;
+``PARAM`` is what PARAM's averaging (github.com/facebookresearch/param, comms: a rank's mean over its iterations, of
+which it quotes percentiles over ranks) makes of the same raw times: it has the tail in it, and its "p50" cannot tell.
 ``of memcpy`` is algbw over the bandwidth of the copy, the bound of anything that moves data through memory.
 """
 
@@ -15,6 +17,7 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -23,25 +26,30 @@ from harness.processes import on_ranks
 from harness.table import Column, Table
 from harness.turns import Figures, medians
 from tasks.collectives.config import OPERATIONS
-from tasks.collectives.measure import durations_us, measure_one, prepare
+from tasks.collectives.launch.timing import run, slowest, timed
+from tasks.collectives.operations.cases import ALWAYS_IN_PLACE, REDUCING, Kind, prepare
 
 WORLD = 2
 SIZES = (1 << 10, 256 << 10, 4 << 20, 64 << 20)
 CPU = torch.device("cpu")
 BUDGET = 0.5
+KINDS = tuple(
+    Kind(operation, reduction="sum" if operation in REDUCING else "", in_place=operation in ALWAYS_IN_PLACE)
+    for operation in OPERATIONS
+    if operation != "barrier"
+)
 
 
-def bare_loop_us(operation: str, size: int, iterations: int) -> float:
-    """The mean of a loop without resets, checks or percentiles: the longest over the ranks."""
-    case = prepare(operation, size, CPU)
-    case.reset()
-    case.run()
+def bare_loop_us(kind: Kind, size: int, iterations: int) -> float:
+    """The mean of a loop without checks or percentiles: the longest over the ranks."""
+    case = prepare(kind, size, CPU)
+    case.clear()
+    run([case])
     started = time.perf_counter()
     for _ in range(iterations):
-        case.run()
-    mean = torch.tensor([(time.perf_counter() - started) / iterations * 1e6])
-    dist.all_reduce(mean, dist.ReduceOp.MAX)
-    return float(mean)
+        run([case])
+    mean = (time.perf_counter() - started) / iterations * 1e6
+    return float(slowest(np.array([mean]), CPU)[0])
 
 
 def memcpy_us(size: int) -> float:
@@ -58,14 +66,16 @@ def memcpy_us(size: int) -> float:
 def launch(sizes: Sequence[int], budget: float) -> dict[str, Figures]:
     """Every operation at every size in one launch, on each of its ranks."""
     rows = {}
-    for operation in OPERATIONS:
+    for kind in KINDS:
         for size in sizes:
-            durations = durations_us(prepare(operation, size, CPU), 5, CPU)
-            iterations = max(5, int(budget * 1e6 / float(durations.mean())))
-            loop = bare_loop_us(operation, size, iterations)
-            ours = measure_one(operation, size, budget, CPU)
-            rows[f"{operation} {ours['bytes']}"] = {
-                **{key: ours[key] for key in ("bytes", "p10_us", "p50_us")},
+            case = prepare(kind, size, CPU)
+            ours = np.array(timed([case], "loop", budget, CPU).seconds) * 1e6
+            loop = bare_loop_us(kind, size, len(ours))
+            rows[f"{kind.operation} {case.bytes}"] = {
+                "bytes": case.bytes,
+                "p10_us": float(np.percentile(ours, 10)),
+                "p50_us": float(np.median(ours)),
+                "mean_us": float(ours.mean()),
                 "loop_us": loop,
                 "memcpy_us": memcpy_us(size) if dist.get_rank() == 0 else 0.0,
             }
@@ -81,6 +91,7 @@ def summary(launches: Sequence[Figures]) -> Figures:
         **row,
         "algbw_gbps": row["bytes"] / row["p50_us"] / 1e3,
         "ours_over_loop": row["p50_us"] / row["loop_us"],
+        "mean_over_p50": row["mean_us"] / row["p50_us"],
         "of_memcpy": row["memcpy_us"] / row["p50_us"],
         "p50_us_least": min(p50),
         "p50_us_most": max(p50),
@@ -91,7 +102,9 @@ COLUMNS = (
     Column("p10 us", "p10_us", "{:.0f}"),
     Column("p50 us", "p50_us", "{:.0f}"),
     Column("loop us", "loop_us", "{:.0f}"),
-    Column("ours/loop", "ours_over_loop", "{:.2f}"),
+    Column("p50/loop", "ours_over_loop", "{:.2f}"),
+    Column("PARAM", "mean_us", "{:.0f}"),
+    Column("PARAM/p50", "mean_over_p50", "{:.2f}"),
     Column("GB/s", "algbw_gbps", "{:.3f}"),
     Column("of memcpy", "of_memcpy", "{:.3f}"),
     Column("least p50", "p50_us_least", "{:.0f}"),

@@ -28,7 +28,14 @@ ALLOWED: dict[str, set[str]] = {
     **dict.fromkeys(("report", "doctor"), SHARED | {"cron"}),
 }
 #: The configuration of a run names the settings of every stage; these name it, as it comes to them whole.
-CONFIG = {"train/__main__.py", "preprocess/task.py", "report/task.py", "export/registry/task.py"}
+CONFIG = {
+    "train/__main__.py",
+    "collectives/__main__.py",
+    "collectives/task.py",
+    "export/registry/task.py",
+    "preprocess/task.py",
+    "report/task.py",
+}
 
 
 def module_of(path: Path) -> str:

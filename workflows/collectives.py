@@ -5,13 +5,30 @@ from __future__ import annotations
 from flytekit import workflow
 
 from tasks.collectives.config import CollectivesConfig
-from tasks.collectives.task import benchmark_collectives, tabulate
+from tasks.collectives.task import compare_collectives, measure_collectives, tabulate_tuning, tune_collectives
+from tasks.config import RunConfig
+from tasks.preprocess.task import prepare_data
+from tasks.report.summary import NetworkSummary
+from tasks.report.task import report_network
 from workflows.command_line import prepare_pyflyte
 
 prepare_pyflyte()
 
 
 @workflow
-def measure_collectives(config: CollectivesConfig = CollectivesConfig()) -> str:  # noqa: B008
-    """Measure the collectives in the process group that the profile gives training; the result is a table to read."""
-    return tabulate(network=benchmark_collectives(config=config))
+def benchmark(config: CollectivesConfig = CollectivesConfig()) -> NetworkSummary:  # noqa: B008
+    """Measure the collectives in the process group that the profile gives training, and keep the network profile."""
+    return report_network(network=measure_collectives(config=config))
+
+
+@workflow
+def compare(config: CollectivesConfig = CollectivesConfig()) -> NetworkSummary:  # noqa: B008
+    """:func:`benchmark`, until it is clear whether the network is slower than the history says it was."""
+    return report_network(network=compare_collectives(config=config))
+
+
+@workflow
+def tune(data: str = "", target: str = "", config: RunConfig = RunConfig()) -> str:  # noqa: B008
+    """Find settings with which the training of :func:`workflows.training.train_and_export` takes faster steps."""
+    prepared = prepare_data(data=data, target=target, config=config)
+    return tabulate_tuning(tuned=tune_collectives(prepared=prepared.artifact, config=config))

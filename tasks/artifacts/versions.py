@@ -43,7 +43,7 @@ CODE = {
         ("tasks.export.engine",),
         ("torch", "numpy", "safetensors", "scipy", "onnx", "onnxruntime", "onnxscript"),
     ),
-    "collectives": Code(("tasks.collectives.measure",), ("torch",)),
+    "collectives": Code(("tasks.collectives.engine",), ("torch",)),
 }
 
 

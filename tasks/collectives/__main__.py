@@ -1,24 +1,99 @@
-"""Measure the interconnect without Flyte: ``torchrun --nproc-per-node 2 -m tasks.collectives ['{"budget": 1}']``."""
+"""Measure the interconnect without Flyte: ``python -m tasks.collectives [compare|tune] [--processes N]``.
+
+Alone it starts processes of its own on this machine; under torchrun (``torchrun --nproc-per-node 8 -m
+tasks.collectives``) the processes are torchrun's, on any number of machines, and rank 0 speaks for all.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import sys
+from pathlib import Path
+
 import click
 
-from tasks.collectives.config import CollectivesConfig
-from tasks.collectives.measure import measure
-from tasks.collectives.table import table
-from tasks.distributed.process_group import process_group
+from tasks.artifacts.network_tuning import to_json as tuning_json
+from tasks.artifacts.streamed import open_prepared
+from tasks.collectives.compare import compare_with_history
+from tasks.collectives.engine import benchmark
+from tasks.collectives.launch.crew import Crew, NoLeader
+from tasks.collectives.output import csv_text, json_text, table
+from tasks.collectives.tune.steps import Model, StandIn, UsersModel
+from tasks.collectives.tune.tuner import tune
+from tasks.config import RunConfig
+from tasks.errors import Interrupted, UserError
+from tasks.hardware.gpus import visible_gpus
+
+#: Some of what torchrun sets.
+LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR")
+OUTPUT = click.Path(path_type=Path, dir_okay=False)
 
 
 @click.command()
-@click.argument("settings", default="{}")
-def main(settings: str) -> None:
-    """Measure with SETTINGS, the configuration's section "collectives" as JSON."""
-    config = CollectivesConfig.from_json(settings)
-    with process_group() as group:
-        profile = measure(config, group.device)
-    if profile:
-        click.echo(table(profile))
+@click.argument("what", type=click.Choice(["benchmark", "compare", "tune"]), default="benchmark")
+@click.option("--processes", type=click.IntRange(1), help="How many to start: by default one for each GPU, or 2.")
+@click.option("--config", "file", type=click.Path(path_type=Path), help="The YAML or JSON file of a run's settings.")
+@click.option("--json", "json_file", type=OUTPUT, help="Also write the profile with all raw times to this file.")
+@click.option("--csv", "csv_file", type=OUTPUT, help="Also write a line for each case to this file.")
+@click.option("--prepared", type=click.Path(path_type=Path), help="For tune: prepared data, to train the real model.")
+def main(
+    what: str,
+    processes: int | None,
+    file: Path | None,
+    json_file: Path | None,
+    csv_file: Path | None,
+    prepared: Path | None,
+) -> None:
+    """Measure the collectives between processes, say what is slow, and keep the profile in the history. "compare" also
+    says whether the network is slower than it was; "tune" finds settings with which training steps are faster."""
+    run = RunConfig.from_file(file) if file else RunConfig()
+    config = run.collectives
+    if not any(name in os.environ for name in LAUNCHED):
+        crew = Crew.here(processes or visible_gpus() or 2, config.timeout)
+    elif processes:
+        raise UserError("--processes: torchrun has started the processes already; leave it out")
+    else:
+        crew = Crew.from_environment(os.environ, config.timeout)
+    if what == "tune":
+        tuning = tune(crew, config, model_of(run, prepared, crew.world))
+        if tuning:
+            click.echo(tuning)
+            if json_file:
+                json_file.write_text(json.dumps(tuning_json(tuning)) + "\n", encoding="utf-8")
+        return
+    measured = compare_with_history(crew, config) if what == "compare" else benchmark(crew, config, reuse=False)
+    if measured is None:
+        return
+    profile, answer = measured
+    click.echo(f"{answer}\n\n{table(profile)}" if what == "compare" else table(profile))
+    for path, text in ((json_file, json_text), (csv_file, csv_text)):
+        if path:
+            path.write_text(text(profile), encoding="utf-8")
 
 
-main()
+def model_of(run: RunConfig, prepared: Path | None, world: int) -> Model:
+    if prepared is None:
+        return StandIn()
+    signature = open_prepared(prepared).signature
+    return UsersModel(run.model, signature, max(1, run.training.batch_size // world), run.training.seed)
+
+
+def speak_once() -> int:
+    """Run the command. Of torchrun's ranks only rank 0 says what is wrong, as all fail for the same reason; unless it
+    is rank 0 that is missing."""
+    speaks = os.environ.get("RANK", "0") == "0"
+    try:
+        return main.main(standalone_mode=False) or 0
+    except click.ClickException as error:
+        if speaks:
+            error.show()
+        return error.exit_code
+    except Interrupted as error:
+        if speaks or isinstance(error, NoLeader):
+            click.echo(f"Error: {error}", err=True)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(speak_once())

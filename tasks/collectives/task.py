@@ -3,44 +3,123 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flytekit import Deck, task
 
-from tasks.artifacts.versions import code_version
 from tasks.collectives.config import CollectivesConfig
+from tasks.config import RunConfig
 from tasks.flyte.elastic import Workspace, distributed
 from tasks.flyte.metadata import WITH_DECK, on
-from tasks.flyte.stage import MadeByElement, local_path, map_errors
-from tasks.settings import to_dict
+from tasks.flyte.stage import ArtifactDirectory, MadeByElement, local_path, map_errors
+
+if TYPE_CHECKING:
+    from tasks.artifacts.network_profile import NetworkProfile
 
 
 @task(task_config=distributed("collectives", returns=MadeByElement.of), **on("collectives"))
 def benchmark_collectives(workspace: Workspace, config: CollectivesConfig) -> MadeByElement:
-    """Measure the interconnect in the same kind of process group that training uses."""
+    """The interconnect in the same kind of process group that training uses: a profile of the same hardware that is
+    younger than ``collectives.reuse_days``, or a new one."""
+    return work(workspace, config, reuse=True)
+
+
+@task(task_config=distributed("collectives", returns=MadeByElement.of), **on("collectives"))
+def measure_collectives(workspace: Workspace, config: CollectivesConfig) -> MadeByElement:
+    """:func:`benchmark_collectives`, measured now in any case."""
+    return work(workspace, config, reuse=False)
+
+
+@task(task_config=distributed("collectives", returns=MadeByElement.of), **on("collectives"))
+def compare_collectives(workspace: Workspace, config: CollectivesConfig) -> MadeByElement:
+    """:func:`measure_collectives` with the launches that it takes to tell whether the network is slower than it was;
+    the answer stands above the table."""
 
     def body() -> None:
-        from tasks.artifacts.network_profile import write_profile
-        from tasks.collectives.measure import measure
-        from tasks.distributed.process_group import process_group
+        import os
 
-        with process_group() as group:
-            profile = measure(config, group.device)
-            if profile:
-                made_by = {"config": to_dict(config), "code": code_version("collectives")}
-                write_profile(Path(workspace.directory), profile, made_by)
+        from tasks.collectives.compare import compare_with_history
+        from tasks.collectives.launch.crew import Crew
+
+        compared = compare_with_history(Crew.from_environment(os.environ, config.timeout), config)
+        if compared:
+            profile, answer = compared
+            keep(workspace, config, profile, reused=False, above=f"{answer}\n\n")
+
+    return workspace.work(body)
+
+
+@task(task_config=distributed("collectives", returns=MadeByElement.of), **on("collectives"))
+def tune_collectives(workspace: Workspace, prepared: ArtifactDirectory, config: RunConfig) -> MadeByElement:
+    """Settings with which training steps of the configured model on the prepared data are faster."""
+
+    def body() -> None:
+        import os
+
+        from tasks.artifacts.format import ArtifactWriter
+        from tasks.artifacts.network_profile import KIND
+        from tasks.artifacts.network_tuning import FILE, to_json
+        from tasks.artifacts.streamed import open_prepared
+        from tasks.collectives.engine import made_by
+        from tasks.collectives.launch.crew import Crew
+        from tasks.collectives.tune.steps import UsersModel
+        from tasks.collectives.tune.tuner import tune
+
+        crew = Crew.from_environment(os.environ, config.collectives.timeout)
+        signature = open_prepared(Path(prepared.path)).signature
+        rows = max(1, config.training.batch_size // crew.world)
+        tuning = tune(crew, config.collectives, UsersModel(config.model, signature, rows, config.training.seed))
+        if tuning:
+            writer = ArtifactWriter(Path(workspace.directory))
+            writer.write_json(FILE, to_json(tuning))
+            writer.finish(KIND, {**made_by(config.collectives), "reused": False})
 
     return workspace.work(body)
 
 
 @task(**WITH_DECK, **on("report"))
 @map_errors
-def tabulate(network: MadeByElement) -> str:
-    """The measurements as a table of plain text, which is also the task's deck."""
+def tabulate_tuning(tuned: MadeByElement) -> str:
+    """The recommendation and what was tried, as text, which is also the task's deck."""
     from html import escape
 
-    from tasks.artifacts.network_profile import read_profile
-    from tasks.collectives.table import table
+    from tasks.artifacts.format import Artifact
+    from tasks.artifacts.network_profile import KIND
+    from tasks.artifacts.network_tuning import FILE, from_json
 
-    text = table(read_profile(local_path(network.artifact)))
-    Deck("Network", f"<pre>{escape(text)}</pre>")
+    artifact = Artifact.open(local_path(tuned.artifact), KIND)
+    text = str(from_json(artifact.read_json(FILE), str(artifact.path(FILE))))
+    Deck("Tuning", f"<pre>{escape(text)}</pre>")
     return text
+
+
+def work(workspace: Workspace, config: CollectivesConfig, *, reuse: bool) -> MadeByElement:
+    """A worker's part. It joins no process group itself: its children do, in each launch another."""
+
+    def body() -> None:
+        import os
+
+        from tasks.collectives.engine import benchmark
+        from tasks.collectives.launch.crew import Crew
+
+        measured = benchmark(Crew.from_environment(os.environ, config.timeout), config, reuse=reuse)
+        if measured:
+            keep(workspace, config, measured[0], reused=measured[1])
+
+    return workspace.work(body)
+
+
+def keep(
+    workspace: Workspace, config: CollectivesConfig, profile: NetworkProfile, *, reused: bool, above: str = ""
+) -> None:
+    """Leave the profile in the workspace, with its table below the text ``above``, its CSV and its history."""
+    import json
+
+    from tasks.artifacts.network_profile import COURSE, CSV, TABLE, write_profile
+    from tasks.collectives.engine import made_by
+    from tasks.collectives.history import History
+    from tasks.collectives.output import csv_text, table
+
+    course = History(config.history, profile.fingerprint).course()
+    texts = {TABLE: above + table(profile), CSV: csv_text(profile), COURSE: json.dumps(course)}
+    write_profile(Path(workspace.directory), profile, {**made_by(config), "reused": reused}, texts)

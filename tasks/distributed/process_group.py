@@ -28,14 +28,22 @@ class Group:
 
 
 @contextmanager
-def process_group(timeout: timedelta = timedelta(minutes=10)) -> Iterator[Group]:
-    """Initialise the process group: NCCL (RCCL on AMD) with a GPU per process, gloo on CPUs."""
+def process_group(timeout: timedelta = timedelta(minutes=10), store: dist.Store | None = None) -> Iterator[Group]:
+    """Initialise the process group: NCCL (RCCL on AMD) with a GPU per process, gloo on CPUs. The processes meet in
+    ``store``, or without one in that of the environment."""
     gpus = torch.cuda.device_count()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpus else torch.device("cpu")
     if gpus:
         torch.cuda.set_device(device)
     backend = "nccl" if gpus else "gloo"
-    dist.init_process_group(backend, timeout=timeout, device_id=device if gpus else None)
+    dist.init_process_group(
+        backend,
+        timeout=timeout,
+        device_id=device if gpus else None,
+        store=store,
+        rank=-1 if store is None else int(os.environ["RANK"]),
+        world_size=-1 if store is None else int(os.environ["WORLD_SIZE"]),
+    )
     try:
         yield Group(dist.get_rank(), dist.get_world_size(), device, backend)
     finally:

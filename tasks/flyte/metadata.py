@@ -19,6 +19,10 @@ from tasks.hardware.profile import RESOLVED, Profile, current_profile
 
 #: Stages whose results are measured times: those of other hardware are not theirs.
 MEASURED = ("collectives", "export")
+#: Stages that look by themselves for what an earlier run made, because only in the running group they know the hardware
+#: that a result belongs to: neither Flyte nor the local store keeps theirs. Of a result that was there already, the
+#: manifest says in ``made_by`` that it was ``reused``.
+AFRESH = ("collectives",)
 #: adlfs does not take the metadata that flytekit attaches to what it uploads: every task fails whose outputs are on
 #: Azure.
 FLYTEKIT = {"FLYTE_PERSISTENCE_ATTACH_EXECUTION_METADATA": "false"}
@@ -41,7 +45,7 @@ def on(stage: str, besides: tuple[str, ...] = (), *, cached: bool = True) -> dic
         "environment": environment(profile, place),
         **pod_of(place),
     }
-    if cached and stage in CODE:
+    if cached and stage in CODE and stage not in AFRESH:
         # Serialised: of two executions that want the same result at once, the second waits for the first's.
         metadata["cache"] = Cache(version=cache_version(stage), serialize=True, ignored_inputs=besides)
     if place.accelerator:

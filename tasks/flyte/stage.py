@@ -21,7 +21,7 @@ from flytekit.types.directory import FlyteDirectory
 from tasks.artifacts.format import Artifact, DamagedArtifact
 from tasks.artifacts.store import Store, content_key
 from tasks.errors import UserError
-from tasks.flyte.metadata import MEASURED, cache_version
+from tasks.flyte.metadata import AFRESH, MEASURED, cache_version
 from tasks.hardware.machine import measuring_machine
 from tasks.logs import logger
 from tasks.settings import Settings, to_dict
@@ -176,6 +176,12 @@ def run_stage(stage: str, inputs: dict[str, Any], make: Callable[[Path, str], ob
         directory = Path(current_context().working_directory) / stage
         make(directory, key)
         return result_of(directory, stage, started, reused=False)
+    if stage in AFRESH:
+        directory = fresh_directory(stage)
+        make(directory, key)
+        was_there = bool(Artifact.open(directory, stage).made_by["reused"])
+        print(f"{stage:<12} {'reused  ' if was_there else took(started)} {directory}", flush=True)
+        return result_of(directory, stage, started, reused=was_there)
     store = Store(STORE)
     if reused := look_up(store, stage, key):
         return result_of(reused.directory, stage, started, reused=True)
@@ -185,8 +191,12 @@ def run_stage(stage: str, inputs: dict[str, Any], make: Callable[[Path, str], ob
         with store.workspace(stage) as directory:
             make(directory, key)
             artifact = store.publish(directory, stage, key)
-    print(f"{stage:<12} {time.perf_counter() - started:6.1f} s  {artifact.directory}", flush=True)
+    print(f"{stage:<12} {took(started)} {artifact.directory}", flush=True)
     return result_of(artifact.directory, stage, started, reused=False)
+
+
+def took(started: float) -> str:
+    return f"{time.perf_counter() - started:6.1f} s "
 
 
 def look_up(store: Store, stage: str, key: str) -> Artifact | None:

@@ -92,6 +92,10 @@ class NetworkFigures:
     #: Bus bandwidth in 1e9 bytes a second at the largest size, which is given in bytes. 0 for one process.
     all_reduce_busbw_gbps: float | None
     all_reduce_busbw_bytes: int | None
+    #: Seconds since 1970, UTC: it may be the profile of an earlier run on the same hardware.
+    measured_at: float
+    #: What is slow, and other things that somebody should look at.
+    findings: list[str]
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ def count(number: int) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """1 thread, 2,000 threads, 2 processes"""
-    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    """1 thread, 2,000 threads, 2 processes, 3 launches"""
+    plural = f"{noun}es" if noun.endswith(("s", "ch")) else f"{noun}s"
     return f"{count(number)} {noun if number == 1 else plural}"
 
 
@@ -62,6 +62,14 @@ def moment(seconds: float) -> str:
 def days(seconds: float) -> str:
     """A span of time in days: 12.3 days"""
     return f"{significant(seconds / 86_400)} days"
+
+
+def age(measured_at: float) -> str:
+    """How long ago, if that is more than half an hour: 0.5 hours, 3.2 days"""
+    hours = (datetime.now(UTC).timestamp() - measured_at) / 3600
+    if hours < 0.5:
+        return ""
+    return f"{hours:.1f} hours" if hours < 24 else f"{hours / 24:.1f} days"
 
 
 def column_figure(column: Mapping[str, Any], name: str) -> str:

@@ -42,3 +42,19 @@ class PromotionSummary:
 
     def __str__(self) -> str:
         return terminal_summary.of_promotion(self.run, self.promotion)
+
+
+@dataclass(frozen=True)
+class NetworkSummary:
+    """A measurement of the interconnect alone. ``str`` gives the table for the terminal."""
+
+    #: Where page and profile are: ``runs/<timestamp>``, or a URI if the run was on a cluster.
+    directory: str
+    #: Paths within ``directory``.
+    page: str
+    profile: str
+    #: All measurements in the columns of nccl-tests.
+    table: str
+
+    def __str__(self) -> str:
+        return f"{self.table}\n\nReport      {self.directory}/{self.page}\nProfile     {self.directory}/{self.profile}"

@@ -158,14 +158,17 @@ def export_summary(
 
 
 def network_figures(profile: NetworkProfile) -> NetworkFigures:
-    sizes = [m["bytes"] for m in profile["measurements"] if m["operation"] == "all_reduce"]
+    its, all_reduces = profile.fingerprint, profile.of("all_reduce")
+    first, last = (all_reduces[0], all_reduces[-1]) if all_reduces else (None, None)
     return NetworkFigures(
-        world=profile["world"],
-        nodes=profile["nodes"],
-        backend=profile["backend"],
-        device=profile["device"],
-        all_reduce_latency_us=profile["summary"]["all_reduce_latency_us"],
-        all_reduce_latency_bytes=min(sizes, default=None),
-        all_reduce_busbw_gbps=profile["summary"]["all_reduce_busbw_gbps"],
-        all_reduce_busbw_bytes=max(sizes, default=None),
+        world=its.world,
+        nodes=its.nodes,
+        backend=its.backend,
+        device=profile.topology.hosts[0].devices[0],
+        all_reduce_latency_us=first.p50 * 1e6 if first else None,
+        all_reduce_latency_bytes=first.bytes if first else None,
+        all_reduce_busbw_gbps=last.busbw() if last else None,
+        all_reduce_busbw_bytes=last.bytes if last else None,
+        measured_at=profile.measured_at,
+        findings=list(profile.topology.findings),
     )

@@ -21,7 +21,7 @@ from tasks.flyte.stage import (
     rows_path,
     runs_locally,
 )
-from tasks.report.summary import DataSummary, ExportSummary, PromotionSummary, RunSummary
+from tasks.report.summary import DataSummary, ExportSummary, NetworkSummary, PromotionSummary, RunSummary
 from tasks.settings import to_dict
 
 RUNS = Path("runs")
@@ -106,6 +106,19 @@ def report_promotion(summary: RunSummary, promotion: Promotion) -> PromotionSumm
     found = PromotionSummary(summary, promotion)
     Deck("Promotion", f"<pre>{escape(str(found))}</pre>")
     return found
+
+
+@task(**WITH_DECK, **on("report"))
+@map_errors
+def report_network(network: MadeByElement) -> NetworkSummary:
+    """Put a network profile and its page into a directory of this run. Never cached, as :func:`report`."""
+    from tasks.report.network_engine import build_network
+
+    local = runs_locally()
+    runs = RUNS if local else Path(current_context().working_directory) / RUNS
+    summary = build_network(runs, local_path(network.artifact))
+    Deck("Network", Path(summary.directory, summary.page).read_text(encoding="utf-8"))
+    return summary if local else replace(summary, directory=uploaded(summary.directory))
 
 
 def uploaded(directory: str) -> str:

@@ -166,6 +166,11 @@ def network(summary: RunFigures) -> Iterator[str]:
     if n.world == 1:
         busbw = "no bandwidth, as one process has no link"
     yield from labelled("Network", f"all-reduce {latency}, {busbw} ({where}, {n.backend}, {n.device})")
+    age = fmt.age(n.measured_at)
+    if age:
+        yield from labelled("", f"measured {age} ago on the same hardware")
+    for finding in n.findings:
+        yield from labelled("", finding)
 
 
 def time(stages: Sequence[StageFigures]) -> Iterator[str]:

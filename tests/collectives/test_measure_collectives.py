@@ -1,22 +1,49 @@
-"""The workflow that measures the interconnect alone."""
+"""The workflow that measures the interconnect alone, and its task: a real Elastic process group on this machine."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
+import pytest
 from flytekit.clis.sdk_in_container.pyflyte import main as pyflyte
 
+from tasks.artifacts.network_profile import read_profile
+from tasks.collectives.config import CollectivesConfig
+from tasks.flyte.stage import local_path
+from tasks.hardware.profile import current_profile
 from tests.support import REPOSITORY
 from tests.support.command_line import invoke
 
-SMALL = '{"operations": ["all_reduce"], "smallest": 1024, "largest": 4096, "budget": 0.001}'
+SMALL = {"operations": ["all_reduce"], "smallest": 1024, "largest": 4096, "budget": 0.001, "launches": 1}
 
 
-def test_its_result_is_a_table_to_read(tmp_path: Path) -> None:
+def test_its_result_is_a_table_to_read_and_a_page(tmp_path: Path) -> None:
     workflow = REPOSITORY / "workflows/collectives.py"
-    ended = invoke(pyflyte, tmp_path, ["run", str(workflow), "measure_collectives", "--config", SMALL], {})
+    ended = invoke(pyflyte, tmp_path, ["run", str(workflow), "benchmark", "--config", json.dumps(SMALL)], {})
     assert ended.returncode == 0, ended.stdout
     lines = ended.stdout.splitlines()
-    assert any(line.startswith("2 processes, gloo, cpu, torch ") for line in lines)
-    assert [re.split(r"\s+", line)[1] for line in lines if line.startswith("all_reduce ")] == ["1024", "4096"]
+    assert any("2 processes, gloo, torch " in line for line in lines)
+    assert [re.split(r"\s+", line)[1] for line in lines if re.match(r" +\d+ +\d+ +float32", line)] == [
+        *("1024", "4096")
+    ]
+    (page,) = tmp_path.glob("runs/*/network.html")
+    assert "<svg" in page.read_text() and f"Report      runs/{page.parent.name}/network.html" in ended.stdout
+
+
+def test_the_main_job_reuses_a_young_profile_of_the_same_hardware(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tasks.collectives.task import benchmark_collectives
+
+    monkeypatch.chdir(tmp_path)
+    config = CollectivesConfig(**SMALL)  # type: ignore[arg-type]
+    made = benchmark_collectives(config=config)
+    profile = read_profile(local_path(made.artifact))
+    assert profile.fingerprint.world == current_profile().placement("collectives").world_size
+    assert [(m.operation, m.bytes) for m in profile.of("all_reduce")] == [("all_reduce", 1024), ("all_reduce", 4096)]
+    assert not made.run.reused
+
+    again = benchmark_collectives(config=config)
+    assert again.run.reused and read_profile(local_path(again.artifact)) == profile

@@ -39,10 +39,15 @@ STAGES = {
     "tasks.evaluate.task.evaluate": "evaluate",
     "tasks.export.task.export": "export",
     "tasks.collectives.task.benchmark_collectives": "collectives",
+    "tasks.collectives.task.measure_collectives": "collectives",
+    "tasks.collectives.task.compare_collectives": "collectives",
+    "tasks.collectives.task.tune_collectives": "collectives",
+    "tasks.collectives.task.tabulate_tuning": "report",
     "tasks.report.task.report": "report",
     "tasks.report.task.report_data": "report",
+    "tasks.report.task.report_network": "report",
 }
-CACHED = {"prepare", "train", "evaluate", "export", "collectives"}
+CACHED = {"prepare", "train", "evaluate", "export"}
 DISTRIBUTED = {"train", "collectives"}
 WORKFLOW = "workflows.training.train_and_export"
 #: By the numbers of Flyte's ResourceName.

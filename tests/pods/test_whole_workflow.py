@@ -56,7 +56,7 @@ def test_every_cached_node_hits_the_second_time(local: Rehearsal) -> None:
     acts = Acts(local, inputs_of(local), print)
     acts.undisturbed()
     again = acts.again()
-    assert set(again.record.hits.values()) == {"prepare", "train", "evaluate", "export", "benchmark_collectives"}
+    assert set(again.record.hits.values()) == {"prepare", "train", "evaluate", "export"}
 
 
 @pytest.mark.prove

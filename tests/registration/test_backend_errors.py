@@ -27,7 +27,7 @@ COLLECTIVES = REPOSITORY / "workflows/collectives.py"
 
 def run_remote(directory: Path, endpoint: str, *, verbose: bool = False, **admin: Any) -> Ended:
     config = write_config(directory / "flyte.config.yaml", endpoint, **admin)
-    words = ["--config", str(config), "run", "--remote", "--image", "a:b", str(COLLECTIVES), "measure_collectives"]
+    words = ["--config", str(config), "run", "--remote", "--image", "a:b", str(COLLECTIVES), "benchmark"]
     return invoke(pyflyte, directory, ["-v", *words] if verbose else words, {})
 
 

@@ -82,9 +82,9 @@ def site(server: FaultyS3, tmp_path: Path) -> Iterator[Site]:
 
 
 def edit(site: Site) -> None:
-    """Change the code of one task: what ``tabulate`` says."""
-    table = site.project / "tasks/collectives/table.py"
-    table.write_text(table.read_text().replace('head = f"', 'head = f"EDITED '))
+    """Change the code of one task: what ``measure_collectives`` says."""
+    output = site.project / "tasks/collectives/output.py"
+    output.write_text(output.read_text().replace('yield f"{its.world} process', 'yield f"EDITED {its.world} process'))
 
 
 def test_registered_twice_it_is_the_same_and_changed_it_is_a_new_version(site: Site) -> None:
@@ -171,18 +171,18 @@ def test_the_registered_command_runs_as_uid_1000_in_the_image(site: Site, tmp_pa
         edit(site)
         if command == "run":
             words = COMMANDS["run"][: COMMANDS["run"].index("workflows/training.py")]
-            more = ("workflows/collectives.py", "measure_collectives", "--config", small)
+            more = ("workflows/collectives.py", "benchmark", "--config", small)
             ended = run_pyflyte(site.project, *words, *more, SLIPSTREAM_PROFILE="local")
             assert ended.returncode == 0, ended.stdout
             inputs = next(iter(site.admin.executions.values())).inputs
         else:
             site.run("register")
             plans = {key[2]: plan for key, plan in site.admin.launch_plans.items()}
-            default = plans["workflows.collectives.measure_collectives"].default_inputs.parameters["config"].default
+            default = plans["workflows.collectives.benchmark"].default_inputs.parameters["config"].default
             inputs = LiteralMap(literals={"config": default})
-        _, measured = pod(site, image, "tasks.collectives.task.benchmark_collectives", inputs)
+        _, measured = pod(site, image, "tasks.collectives.task.measure_collectives", inputs)
         network = LiteralMap(literals={"network": measured.literals["o0"]})
-        _, told = pod(site, image, "tasks.collectives.task.tabulate", network)
-        assert told.literals["o0"].scalar.primitive.string_value.startswith("EDITED 2 processes, gloo, cpu")
-        owner: Any = image.start(["stat", "--format=%u", "/root/tasks/collectives/table.py"]).stdout.strip()
+        _, told = pod(site, image, "tasks.report.task.report_network", network)
+        assert "EDITED 2 processes, gloo, " in str(told.literals["o0"])
+        owner: Any = image.start(["stat", "--format=%u", "/root/tasks/collectives/output.py"]).stdout.strip()
         assert owner == "1000"

@@ -63,9 +63,8 @@ def test_each_schedule_is_one_launch_plan(mine: Path, tmp_path: Path) -> None:
     assert set(nightly.default_inputs.parameters) == {"kickoff"}
 
     links = made["links"]
-    assert links.workflow_id.name == "workflows.collectives.measure_collectives"
+    assert links.workflow_id.name == "workflows.collectives.benchmark"
     assert set(links.fixed_inputs.literals) == {"config"} and not links.default_inputs.parameters
-    assert links.overwrite_cache and not nightly.overwrite_cache  # what is measured weekly is measured, not looked up
     assert all(made[name].concurrency_policy.max == 1 for name in ("nightly_training", "other_training", "links"))
 
     by_hand = made["by_hand"]
@@ -161,7 +160,7 @@ def test_the_list_says_when_and_what(mine: Path) -> None:
         "    trains on s3://bucket/churn/, target churned, exports and reports",
         '    with {"training": {"epochs": 3}}',
         "    tells ml@example.com if it failed",
-        "    measures all_reduce, all_gather, reduce_scatter, broadcast from 1,024 to 4,096 bytes",
+        "    measures 11 collectives from 1,024 to 4,096 bytes",
         "    when it is started: pyflyte run remote-launchplan by_hand",
     ):
         assert line in ended.output.splitlines(), ended.output

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 import warnings
-from itertools import pairwise
 from xml.etree import ElementTree
 
 import matplotlib
@@ -14,8 +13,8 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 
 from tasks.report.pages import charts
-from tasks.report.pages.inline_svg import SERIES, inline_svg, tooltip
-from tests.support.report_runs import history, profile
+from tasks.report.pages.inline_svg import inline_svg, tooltip
+from tests.support.report_runs import history
 
 
 @inline_svg
@@ -89,23 +88,6 @@ def test_the_best_evaluation_is_marked() -> None:
     assert re.findall("<title>(.*?)</title>", drawn) == ["best: 88.98 % at step 1,210"]
 
 
-def test_sizes_are_at_equal_distances_and_times_at_powers_of_ten() -> None:
-    drawn = charts.call_time(profile())
-    xs = [x for x, _ in points(drawn)]
-    steps = [b - a for a, b in pairwise(xs)]
-    assert len(xs) >= 8 and steps[:7] == pytest.approx([steps[0]] * 7, abs=0.02)
-    said = {text.text for text in ElementTree.fromstring(drawn).iter("text")}
-    assert {"1 KiB", "100 µs", "1 ms"} <= said
-
-
-@pytest.mark.parametrize("draw", [charts.bus_bandwidth, charts.call_time])
-def test_a_network_that_was_not_measured_has_empty_axes(draw: object) -> None:
-    assert callable(draw)
-    assert "<svg" in draw({"measurements": []})
-    one = profile()["measurements"][:1]
-    assert "nan" not in draw({"measurements": one})
-
-
 def test_a_confusion_matrix_shades_by_the_share_of_the_class() -> None:
     root = ElementTree.fromstring(charts.confusion_matrix([[3, 1], [0, 4]], ["no", "yes"]))
     cells = {group.findtext("title"): group.find("path") for group in root.iter("g") if group.find("title") is not None}
@@ -116,8 +98,3 @@ def test_a_confusion_matrix_shades_by_the_share_of_the_class() -> None:
         "yes predicted as no: 0 rows (0.00 %)": "fill:var(--c0);opacity:0.04",
         "yes predicted as yes: 4 rows (100.00 %)": "fill:var(--c0)",
     }
-
-
-def test_each_series_has_its_colour() -> None:
-    drawn = charts.bus_bandwidth(profile())
-    assert all(f"stroke:var(--c{number})" in drawn for number in range(3)) and len(SERIES) == 4

@@ -14,6 +14,7 @@ FORK.set_forkserver_preload(
         "torch",
         "torch._dynamo",
         "tasks.train.run",
+        "tasks.collectives.launch.one_launch",
         "tests.support.training_runs",
         "tests.support.package",
         "tests.support.job_pods",

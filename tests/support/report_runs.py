@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tasks.artifacts.format import ArtifactWriter
+from tasks.artifacts.network_profile import FILE, to_json
 from tasks.artifacts.prepared import Signature, TensorSpec
 from tasks.evaluate.engine import plot_data
 from tasks.models import metrics
@@ -15,6 +16,7 @@ from tasks.preprocess import quarantine
 from tasks.preprocess.quarantine import BadRow
 from tasks.report.figures import StageFigures
 from tasks.report.stage_results import Results
+from tests.support.network_profiles import network_profile
 
 ROWS = 600
 STAGES = [
@@ -201,22 +203,6 @@ def export(metric: str) -> dict[str, Any]:
     }
 
 
-def profile(world: int = 2) -> dict[str, Any]:
-    factors = {"all_reduce": 2 * (world - 1) / world, "all_gather": (world - 1) / world, "broadcast": 1.0}
-    measurements = []
-    for index, (operation, factor) in enumerate(factors.items()):
-        for size in (1024 * 4**power for power in range(8)):
-            p50 = 300 - 60 * index + size / (1200 + 400 * index)
-            algbw = size / p50 / 1e3
-            times = {"iterations": 100, "p10_us": 0.8 * p50, "p50_us": p50, "p99_us": 4 * p50, "correct": True}
-            bandwidths = {"algbw_gbps": algbw, "busbw_gbps": algbw * factor}
-            measurements.append({"operation": operation, "bytes": size, **times, **bandwidths})
-    first, last = measurements[0], measurements[7]
-    summary = {"all_reduce_latency_us": first["p50_us"], "all_reduce_busbw_gbps": last["busbw_gbps"]}
-    group = {"world": world, "nodes": 1, "backend": "gloo", "device": "cpu", "torch": "2.13.0"}
-    return {**group, "measurements": measurements, "summary": summary}
-
-
 def results(
     directory: Path,
     classes: list[str],
@@ -236,5 +222,5 @@ def results(
         write(directory / "train", "train", {"history.json": history(metric), "attempt.json": {"ledger": LEDGER}}),
         write(directory / "evaluate", "evaluate", {"evaluation.json": evaluation(signature)}),
         write(directory / "export", "export", exported),
-        write(directory / "collectives", "collectives", {"profile.json": profile(world)}),
+        write(directory / "collectives", "collectives", {FILE: to_json(network_profile(world))}),
     )

@@ -48,8 +48,8 @@ def described(name: str, schedule: TrainingSchedule | CollectivesSchedule, now: 
         yield f"trains on {schedule.data or 'the handwritten digits of scikit-learn'}{target}, exports and reports"
     else:
         sizes = schedule.config.sizes
-        operations = ", ".join(schedule.config.operations)
-        yield f"measures {operations} from {sizes[0]:,} to {sizes[-1]:,} bytes"
+        count = len(schedule.config.operations)
+        yield f"measures {count} collective{'s' if count > 1 else ''} from {sizes[0]:,} to {sizes[-1]:,} bytes"
     if changed := changes(schedule.config):
         yield f"with {json.dumps(changed)}"
     if addresses := [*schedule.notify.email, *schedule.notify.slack]:

@@ -19,7 +19,7 @@ from flytekit.models.core.execution import WorkflowExecutionPhase
 from tasks.config import RunConfig
 from tasks.report.summary import RunSummary
 from tasks.report.task import report
-from workflows.collectives import measure_collectives
+from workflows.collectives import benchmark
 from workflows.schedules.settings import CHOICE, DEFAULT, CollectivesSchedule, Notify, TrainingSchedule, read_schedules
 from workflows.training import run_stages, train_and_export
 
@@ -42,27 +42,23 @@ def launch_plan(name: str, schedule: TrainingSchedule | CollectivesSchedule) -> 
     """A scheduled run that is still going is not overtaken by the next. Without a cron expression a run starts when
     somebody starts it, who may give other inputs."""
     of_training = isinstance(schedule, TrainingSchedule)
-    # A measurement that the cache answers is none.
-    measured_afresh = None if of_training else True
     inputs: dict[str, Any] = {"config": schedule.config}
     if isinstance(schedule, TrainingSchedule):
         inputs |= {"data": schedule.data, "target": schedule.target}
     if not schedule.cron:
         return LaunchPlan.get_or_create(
-            train_and_export if of_training else measure_collectives,
+            train_and_export if of_training else benchmark,
             name=name,
             default_inputs=inputs,
             notifications=notifications(schedule.notify),
-            overwrite_cache=measured_afresh,
         )
     return LaunchPlan.get_or_create(
-        train_on_schedule if of_training else measure_collectives,
+        train_on_schedule if of_training else benchmark,
         name=name,
         fixed_inputs={**inputs, "cron": schedule.cron} if of_training else inputs,
         schedule=CronSchedule(schedule=schedule.cron, kickoff_time_input_arg=KICKOFF if of_training else None),
         notifications=notifications(schedule.notify),
         concurrency=ConcurrencyPolicy(max_concurrency=1, behavior=ConcurrencyLimitBehavior.SKIP),
-        overwrite_cache=measured_afresh,
         auto_activate=False,
     )
 

@@ -53,14 +53,26 @@ def loss_of(task: str, truth: np.ndarray, fp32: np.ndarray, variant: np.ndarray,
 
     ``judged`` variants share the rows: by Bonferroni's correction each may err with ``ERROR / judged``.
     """
+    return paired_loss(task, truth, answers_of(task, fp32), answers_of(task, variant), most, judged)
+
+
+def answers_of(task: str, outputs: np.ndarray) -> np.ndarray:
+    """The class numbers or values ``[rows]`` of outputs ``[rows, outputs]``."""
+    return outputs.argmax(axis=1) if task == "classification" else outputs[:, 0].astype(np.float64)
+
+
+def paired_loss(
+    task: str, truth: np.ndarray, before: np.ndarray, after: np.ndarray, most: float, judged: int = 1
+) -> Loss:
+    """The loss of ``after`` against ``before``: class numbers or values ``[rows]``, as ``truth``."""
     error, rows = ERROR / judged, len(truth)
     if task == "classification":
-        right, still = (outputs.argmax(axis=1) == truth for outputs in (fp32, variant))
+        right, still = before == truth, after == truth
         b, c = int(np.sum(right & ~still)), int(np.sum(still & ~right))
         low, high = float(lower_limit(b, c, rows, error)), float(upper_limit(b, c, rows, error))
         enough = rows_enough(b, c, rows, most / 100, error) if most else None
         return Loss(100 * (b - c) / rows, 100 * low, 100 * high, 1 - error, rows, enough)
-    squares = [(outputs[:, 0].astype(np.float64) - truth) ** 2 for outputs in (fp32, variant)]
+    squares = [(answers - truth) ** 2 for answers in (before, after)]
     value = float(np.sqrt(squares[1].sum() / max(squares[0].sum(), 1e-300)) - 1)
     low, high = rmse.limits(squares[0], squares[1], error)
     return Loss(100 * value, 100 * low, 100 * high, 1 - error, rows, None)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-import numpy as np
-
 from tasks.artifacts.prepared import PreparedData
 from tasks.artifacts.promotion import Promotion, Verdict
-from tasks.export.gate.quality import in_words, loss_of
+from tasks.export.gate.quality import in_words, paired_loss
 from tasks.export.registry.comparison import Incomparable, Package, Paired, predictions
 from tasks.export.registry.config import PromotionConfig
 from tasks.export.registry.store import Pointer, Registry, manifest_digest, version_of
@@ -36,7 +34,7 @@ def judge(package: Path, registry: Registry, data: PreparedData, config: Promoti
 
 
 def verdict(paired: Paired, task: str, served: Pointer, config: PromotionConfig) -> Verdict:
-    loss = loss_of(task, paired.truth, *(as_outputs(each, task) for each in (paired.old, paired.new)), config.max_loss)
+    loss = paired_loss(task, paired.truth, paired.old, paired.new, config.max_loss)
     answer = loss.answer(config.max_loss)
     passed = answer == "passed" or (answer == "can't tell" and config.when_in_doubt == "take")
     why = f"against version {served.version}: {in_words(loss, task, config.max_loss, 'test')}"
@@ -45,13 +43,6 @@ def verdict(paired: Paired, task: str, served: Pointer, config: PromotionConfig)
     if passed and answer != "passed":
         why += " (taken all the same: promotion.when_in_doubt)"
     return Verdict(passed, served.number + 1, why)
-
-
-def as_outputs(predicted: np.ndarray, task: str) -> np.ndarray:
-    """Values as ``[rows, 1]``; class numbers as ``[rows, classes]`` with a 1 for the class."""
-    if task == "regression":
-        return predicted[:, None]
-    return np.eye(int(predicted.max()) + 1)[predicted.astype(int)]
 
 
 def promote(

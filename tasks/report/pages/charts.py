@@ -9,7 +9,6 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import LogLocator, NullLocator
 
 from tasks.artifacts.evaluation import RocCurve, Scatter
 from tasks.artifacts.exported import ExportReport
@@ -176,71 +175,6 @@ def quality_against_latency(axes: Axes, export: ExportReport) -> str:
     return "Quality against latency of the variants"
 
 
-@inline_svg
-def bus_bandwidth(axes: Axes, profile: Mapping[str, Any]) -> str:
-    """Bus bandwidth over the message size, one line per collective."""
-    for colour, (name, found) in zip(SERIES, by_operation(profile).items(), strict=False):
-        axes.plot([m["bytes"] for m in found], [m["busbw_gbps"] for m in found], color=colour, label=name)
-        for m in found:
-            times = f"{fmt.microseconds(m['p50_us'])} (p99 {fmt.microseconds(m['p99_us'])})"
-            words = f"{name}, {fmt.message_size(m['bytes'])}: {fmt.bandwidth(m['busbw_gbps'])}, {times}"
-            plot_point(axes, m["bytes"], m["busbw_gbps"], colour, words)
-    size_axis(axes, profile)
-    axes.set_ylim(bottom=0)
-    axes.set_ylabel("GB/s")
-    axes.yaxis.set_major_formatter(number)
-    legend(axes)
-    return "Bus bandwidth by message size"
-
-
-@inline_svg
-def call_time(axes: Axes, profile: Mapping[str, Any]) -> str:
-    """Median time of a call over the message size; the band is p10 to p99 of the first collective."""
-    for colour, (name, found) in zip(SERIES, by_operation(profile).items(), strict=False):
-        sizes = [m["bytes"] for m in found]
-        axes.plot(sizes, [m["p50_us"] for m in found], color=colour, label=name)
-        if colour == SERIES[0]:
-            low, high = [m["p10_us"] for m in found], [m["p99_us"] for m in found]
-            axes.fill_between(sizes, low, high, color=colour, alpha=0.13, linewidth=0)
-    size_axis(axes, profile)
-    times_axis(axes, profile)
-    legend(axes)
-    return "Time of a call by message size"
-
-
-def by_operation(profile: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    found: dict[str, list[dict[str, Any]]] = {}
-    for measurement in profile["measurements"]:
-        found.setdefault(measurement["operation"], []).append(measurement)
-    return found
-
-
-def size_axis(axes: Axes, profile: Mapping[str, Any]) -> None:
-    """Message sizes on a logarithmic scale, with at most seven of those that were measured as ticks."""
-    axes.set_xlabel("message size")
-    sizes = sorted({m["bytes"] for m in profile["measurements"]})
-    if not sizes:
-        return
-    axes.set_xscale("log", base=2)
-    shown = sizes[:: -(-len(sizes) // 7)]
-    axes.set_xticks(shown, [fmt.message_size(size) for size in shown])
-    axes.xaxis.set_minor_locator(NullLocator())
-    if len(sizes) > 1:
-        axes.set_xlim(sizes[0], sizes[-1])
-
-
-def times_axis(axes: Axes, profile: Mapping[str, Any]) -> None:
-    """Microseconds on a logarithmic scale from a power of ten to another."""
-    found = [time for m in profile["measurements"] for time in (m["p10_us"], m["p50_us"], m["p99_us"]) if time > 0]
-    if found:
-        first = math.floor(math.log10(min(found)))
-        axes.set_yscale("log")
-        axes.set_ylim(10.0**first, 10.0 ** max(math.ceil(math.log10(max(found))), first + 1))
-        axes.yaxis.set_major_locator(LogLocator(numticks=8))
-        axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(duration)
-
-
 def unit_square(axes: Axes) -> None:
     """Both axes from 0 to 100 %."""
     axes.set(xlim=(0, 1), ylim=(0, 1))
@@ -268,13 +202,6 @@ def figure_of(axes: Axes) -> Figure:
 def number(value: float, _: float = 0) -> str:
     """A tick label: as short as it can be."""
     return f"{value:,.10g}" if value == 0 or 1e-4 <= abs(value) < 1e9 else f"{value:.4g}"
-
-
-def duration(microseconds: float, _: float = 0) -> str:
-    """A tick label at a power of ten."""
-    names = (("s", 1e6), ("ms", 1e3), ("µs", 1.0))
-    name, unit = next((found for found in names if microseconds >= found[1]), names[-1])
-    return f"{microseconds / unit:g} {name}"
 
 
 def percent(share: float, _: float = 0) -> str:

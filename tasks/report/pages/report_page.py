@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from tasks.report import formatting as fmt
 from tasks.report.figures import QualityFigures
-from tasks.report.pages import charts
+from tasks.report.pages import charts, network_charts
 from tasks.report.pages.rendering import render
 from tasks.report.stage_results import Results
 from tasks.report.summary import RunSummary
@@ -72,8 +72,7 @@ def drawn_charts(results: Results) -> dict[str, Markup | None]:
         "loss": charts.loss(history),
         "metric": charts.validation_metric(history, evaluation["metric"]["name"]),
         "variants": charts.quality_against_latency(results.export),
-        "bandwidth": charts.bus_bandwidth(network) if network else None,
-        "time": charts.call_time(network) if network else None,
+        **(network_charts.drawn(network) if network else {}),
     }
 
 

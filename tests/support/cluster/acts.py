@@ -15,7 +15,7 @@ from tests.support.cluster.rehearsal import WORKFLOW, Rehearsal, model_of
 Say = Callable[[str], None]
 Inputs = Mapping[str, Literal]
 #: The tasks whose pods look out for signals: what they make of one is their own decision.
-DISTRIBUTED = {"train", "benchmark_collectives"}
+DISTRIBUTED = {"train", "benchmark_collectives", "measure_collectives", "compare_collectives", "tune_collectives"}
 
 
 @dataclass

@@ -38,7 +38,7 @@ CONFIG = RunConfig(
     model=ModelConfig(arguments={"hidden": [16]}),
     training=TrainingConfig(epochs=3, batch_size=32, patience=0, checkpoint_every=4),
     export=ExportConfig(calibration_rows=32, seconds=2.0),
-    collectives=CollectivesConfig(operations=["all_reduce"], smallest=1024, largest=4096, budget=0.01),
+    collectives=CollectivesConfig(operations=["all_reduce"], smallest=1024, largest=4096, budget=0.01, launches=1),
 )
 
 

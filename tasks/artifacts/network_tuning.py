@@ -1,0 +1,103 @@
+"""What the tuner recommends for a network and a model, and everything that it tried (``tuning.json``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from tasks.artifacts.network_profile import Fingerprint
+from tasks.errors import UserError
+
+FILE = "tuning.json"
+Verdict = Literal["taken", "no change", "may change numbers", "failed", "not tried"]
+
+
+@dataclass(frozen=True)
+class DdpSettings:
+    """How gradients are exchanged by ``DistributedDataParallel``; the defaults are torch's."""
+
+    #: Megabytes (1 << 20 bytes) of gradients that are reduced at once; None for torch's own, whose first is smaller.
+    bucket_cap_mb: int | None = None
+    gradient_as_bucket_view: bool = False
+    static_graph: bool = False
+    #: "fp16": gradients travel in half the bytes.
+    hook: Literal["", "fp16"] = ""
+
+    def __str__(self) -> str:
+        changed = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) != f.default]
+        return ", ".join(changed) or "torch's defaults"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One setting beside the best that was known then."""
+
+    setting: str
+    verdict: Verdict
+    #: Seconds of a training step in use over those with the setting, and the interval; 0 if it could not be measured.
+    gain: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+    turns: int = 0
+    #: A smaller gain may have gone unseen.
+    unseen: float = 0.0
+    #: Why it failed or was not tried.
+    why: str = ""
+
+    def __str__(self) -> str:
+        if self.verdict in ("failed", "not tried"):
+            return f"{self.setting}: {self.verdict}: {self.why}"
+        measured = f"{self.gain:.2f} times as fast ({self.low:.2f} to {self.high:.2f}, {self.turns} turns)"
+        if self.verdict == "may change numbers":
+            return f"{self.setting}: {measured}, but it may change numbers: set collectives.numbers to may_change"
+        seen = f"; a gain of less than {self.unseen:.0%} would not be seen" if self.verdict == "no change" else ""
+        return f"{self.setting}: {self.verdict}: {measured}{seen}"
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The contents of ``tuning.json``."""
+
+    fingerprint: Fingerprint
+    #: What was trained while it was measured.
+    model: str
+    ddp: DdpSettings
+    #: Environment variables that the libraries read at their start.
+    environment: dict[str, str] = field(default_factory=dict)
+    trials: tuple[Trial, ...] = ()
+    #: Steps between more ranks, as the network's model predicts them; a line each.
+    expected: tuple[str, ...] = ()
+
+    @property
+    def changes(self) -> bool:
+        return self.ddp != DdpSettings() or bool(self.environment)
+
+    def __str__(self) -> str:
+        """The recommendation, with lines to paste, and the trials."""
+        lines = [f"Steps of {self.model} between {self.fingerprint.world} processes over {self.fingerprint.backend}"]
+        if not self.changes:
+            lines.append("no change: nothing that was tried is faster by 3 % or more")
+        if self.ddp != DdpSettings():
+            lines.append(f"DistributedDataParallel: {self.ddp}")
+        lines += [f"export {name}={value}" for name, value in self.environment.items()]
+        return "\n".join([*lines, *(f"  {trial}" for trial in self.trials), *self.expected])
+
+
+TUNING = TypeAdapter(Tuning)
+
+
+def to_json(tuning: Tuning) -> dict[str, Any]:
+    return TUNING.dump_python(tuning, mode="json")
+
+
+def from_json(value: Mapping[str, Any], where: str) -> Tuning:
+    """Raises ``UserError`` naming ``where`` it came from unless it is a tuning of this version."""
+    try:
+        return TUNING.validate_python(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        at = ".".join(str(step) for step in first["loc"])
+        raise UserError(f"{where}: not a tuning of this version ({at}: {first['msg']}); tune again") from None

@@ -1,0 +1,101 @@
+"""The benchmark: look at the group, take a profile from the history or measure one in fresh process groups."""
+
+from __future__ import annotations
+
+import os
+import platform
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.metadata import version
+from typing import Any
+
+from tasks.artifacts.network_profile import METHOD, NetworkProfile, merged
+from tasks.artifacts.versions import code_version
+from tasks.collectives.config import CollectivesConfig
+from tasks.collectives.history import History, age_in_days
+from tasks.collectives.installed import beside
+from tasks.collectives.launch.crew import Crew
+from tasks.collectives.launch.one_launch import launch, look
+from tasks.collectives.seen import nccl_log
+from tasks.collectives.seen.fingerprint import refuse_unknown_interfaces
+from tasks.collectives.suspects import suspects
+from tasks.errors import UserError
+from tasks.logs import logger
+from tasks.settings import to_dict
+
+LOG = logger("collectives")
+
+
+def always(profile: NetworkProfile) -> bool:
+    return True
+
+
+def benchmark(
+    crew: Crew, config: CollectivesConfig, *, reuse: bool, enough: Callable[[NetworkProfile], bool] = always
+) -> tuple[NetworkProfile, bool] | None:
+    """Measure the interconnect between the ranks of ``crew``; all its processes call this.
+
+    Returns the profile and whether it was taken from the history, in the process of rank 0, and None in the others.
+    With ``reuse`` a profile of the same fingerprint that is younger than ``collectives.reuse_days`` and was measured
+    with the same settings is taken. After ``collectives.launches`` there are more until ``enough`` says so of what has
+    been measured. Raises the same on all ranks: ``UserError``; ``Interrupted`` naming a rank that did
+    not come, died or does not answer.
+    """
+    with crew.until_all_are_done(), tempfile.TemporaryDirectory(prefix="nccl-") as logs:
+        meet(crew)
+        environment = nccl_log.environment(logs, os.environ)
+        empty = crew.launch(look, config, environment=environment)
+        found: list[NetworkProfile] = []
+        if crew.from_leader("reused", lambda: find_profile(empty, config, found, reuse=reuse)):
+            return (found[0], True) if found else None
+        launches: list[NetworkProfile] = []
+        while len(launches) < config.launches or not crew.from_leader(
+            f"enough/{len(launches)}", lambda: enough(merged(launches))
+        ):
+            LOG.info("launch %d of %d", len(launches) + 1, config.launches)
+            launches.append(crew.launch(launch, config, environment=environment))
+    if not crew.leads:
+        return None
+    profile = merged(launches)
+    topology = replace(profile.topology, findings=(*profile.topology.findings, *suspects(profile)))
+    profile = replace(profile, topology=topology, beside=beside(profile, config))
+    address = History(config.history, profile.fingerprint).publish(profile, made_by(config))
+    LOG.info("kept as %s", address)
+    return profile, False
+
+
+def meet(crew: Crew) -> None:
+    """Wait for all ranks. Raises the same on all: ``Interrupted`` naming those that did not come, ``UserError`` naming
+    one of other versions, or one that cannot measure."""
+    crew.meet({"torch": version("torch"), "Python": platform.python_version(), "way of measuring": str(METHOD)})
+    refused = crew.from_all("refused", dict.fromkeys(crew.ranks, refusal()), crew.timeout)
+    for rank, message in refused.items():
+        if message:
+            raise UserError(f"rank {rank}: {message}")
+
+
+def refusal() -> str:
+    """What this process can tell to be wrong before it starts anything; empty if there is nothing."""
+    try:
+        refuse_unknown_interfaces(os.environ)
+    except UserError as error:
+        return error.message
+    return ""
+
+
+def find_profile(empty: NetworkProfile, config: CollectivesConfig, found: list[NetworkProfile], *, reuse: bool) -> bool:
+    """Whether a profile was ``found`` to take instead of measuring; otherwise that one could be kept. Raises
+    ``UserError``."""
+    history = History(config.history, empty.fingerprint)
+    profile = history.latest() if reuse and config.reuse_days else None
+    if profile and age_in_days(profile) < config.reuse_days and profile.settings == empty.settings:
+        LOG.info("the network profile of %.1f days ago is reused, from %s", age_in_days(profile), history.address)
+        found.append(profile)
+        return True
+    history.check_writable()
+    return False
+
+
+def made_by(config: CollectivesConfig) -> dict[str, Any]:
+    return {"config": to_dict(config), "code": code_version("collectives")}

@@ -1,0 +1,120 @@
+"""How long a message takes by its size: a latency and a time per byte (Hockney 1994), in pieces, with error bars.
+
+One latency and one bandwidth fit badly over many sizes, because caches and protocols change with the size. So the time
+per byte may change at measured sizes; how often is decided by how well left-out sizes are predicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+
+import numpy as np
+from scipy.optimize import nnls
+from scipy.stats import t as student
+
+#: Another piece is tried while the error on left-out sizes is above this, and has to make it smaller by this factor.
+GOOD_ENOUGH, WORTH_A_PIECE = 0.02, 0.8
+MOST_BREAKS = 2
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds, and the 95 % interval in which the median of another launch is expected."""
+
+    seconds: float
+    low: float
+    high: float
+
+    def times(self, factor: float) -> Estimate:
+        return Estimate(self.seconds * factor, self.low * factor, self.high * factor)
+
+    @property
+    def milliseconds(self) -> str:
+        return f"{self.seconds * 1e3:.3g} ms ({self.low * 1e3:.3g} to {self.high * 1e3:.3g})"
+
+    def contains(self, seconds: float) -> bool:
+        return self.low <= seconds <= self.high
+
+
+@dataclass(frozen=True)
+class Hockney:
+    """A latency, and a time per byte in each piece, for each launch that was fitted."""
+
+    #: Bytes at which the time per byte changes, ascending; none for a single piece.
+    breaks: tuple[float, ...]
+    #: By launch: the latency in seconds, then the seconds per byte in each piece.
+    launches: tuple[tuple[float, ...], ...]
+    #: The relative error of sizes that were left out of the fit: root mean square.
+    error: float
+    #: The smallest and the largest size that was fitted.
+    sizes: tuple[float, float]
+
+    @property
+    def latency(self) -> float:
+        """Seconds for no bytes: the median over launches."""
+        return float(np.median([launch[0] for launch in self.launches]))
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes a second for the last bytes of large messages: the median over launches."""
+        return 1 / max(float(np.median([launch[-1] for launch in self.launches])), 1e-18)
+
+    def seconds(self, size: float) -> Estimate:
+        """The interval comes from the spread between launches and from the error on left-out sizes."""
+        row = basis([size], self.breaks)[0]
+        logs = np.log([max(float(row @ launch), 1e-12) for launch in self.launches])
+        count = len(logs)
+        spread = float(logs.std(ddof=1)) if count > 1 else 0.0
+        half = student.ppf((1 + CONFIDENCE) / 2, max(1, count - 1)) * spread * (1 + 1 / count) ** 0.5
+        half = float(np.hypot(half, 2 * self.error))
+        middle = float(logs.mean())
+        return Estimate(float(np.exp(middle)), float(np.exp(middle - half)), float(np.exp(middle + half)))
+
+
+def basis(sizes: Sequence[float], breaks: Sequence[float]) -> np.ndarray:
+    """For each size 1, and the bytes of it that lie in each piece; float64 ``[sizes, 2 + breaks]``."""
+    x = np.asarray(sizes, dtype=np.float64)[:, None]
+    starts, ends = np.array([0.0, *breaks]), np.array([*breaks, np.inf])
+    return np.hstack([np.ones_like(x), np.clip(np.minimum(x, ends) - starts, 0, None)])
+
+
+def least_squares(sizes: Sequence[float], seconds: Sequence[float], breaks: Sequence[float]) -> np.ndarray:
+    """Latency and seconds per byte, none below 0, of the least sum of squared relative errors."""
+    return nnls(basis(sizes, breaks) / np.asarray(seconds)[:, None], np.ones(len(sizes)))[0]
+
+
+def left_out_error(sizes: Sequence[float], seconds: Sequence[float], breaks: Sequence[float]) -> float:
+    """The relative error of each size when it is left out of the fit: root mean square."""
+    errors = []
+    for out in range(len(sizes)):
+        rest = [i for i in range(len(sizes)) if i != out]
+        fitted = least_squares([sizes[i] for i in rest], [seconds[i] for i in rest], breaks)
+        errors.append(float(basis([sizes[out]], breaks)[0] @ fitted) / seconds[out] - 1)
+    return float(np.sqrt(np.mean(np.square(errors))))
+
+
+def fit(points: Mapping[float, Sequence[float]]) -> Hockney:
+    """Fit to the seconds of each launch by size; launches are matched across sizes by their order.
+
+    Raises ``ValueError`` for fewer than 3 sizes, or no launch.
+    """
+    sizes = sorted(points)
+    count = min((len(points[size]) for size in sizes), default=0)
+    if len(sizes) < 3 or count < 1:
+        raise ValueError(f"a latency and a bandwidth are fitted to 3 sizes or more, not to {len(sizes)}")
+    typical = [float(np.exp(np.mean(np.log(points[size])))) for size in sizes]
+    best: tuple[float, ...] = ()
+    error = left_out_error(sizes, typical, best)
+    for pieces in range(1, MOST_BREAKS + 1):
+        # A piece needs two sizes of its own, or its bandwidth would be that of a single point.
+        inner = range(1, len(sizes) - 2)
+        allowed = [c for c in combinations(inner, pieces) if all(b - a >= 2 for a, b in pairwise(c))]
+        found = [(left_out_error(sizes, typical, [sizes[i] for i in c]), c) for c in allowed]
+        if found and error > GOOD_ENOUGH and min(found)[0] < WORTH_A_PIECE * error:
+            error, chosen = min(found)
+            best = tuple(sizes[i] for i in chosen)
+    launches = [least_squares(sizes, [points[size][launch] for size in sizes], best) for launch in range(count)]
+    return Hockney(best, tuple(tuple(map(float, each)) for each in launches), error, (sizes[0], sizes[-1]))

@@ -1,0 +1,77 @@
+"""What NCCL or RCCL really uses, by its own log (``NCCL_DEBUG=INFO``): nothing else says it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+#: NCCL replaces %h and %p by the host and the process.
+FILE = "NCCL_DEBUG_FILE"
+#: "NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM", "[send] via NET/AWS Libfabric/0/GDRDMA",
+#: "NCCL INFO Channel 00 : 1[53d000] -> 0[50000] [receive] via NET/Socket/0"
+CHANNEL = re.compile(r"NCCL INFO Channel \S+(?: :)? .*?\bvia (?P<via>.+?)\s*$")
+#: "NCCL INFO Using network Socket", "NCCL INFO Using network AWS Libfabric"
+NETWORK = re.compile(r"NCCL INFO (?:\S+ )?Using network (?P<network>.+?)\s*$")
+#: "NCCL INFO NET/Socket : Using [0]eth0:10.0.0.7<0>", "NET/IB : Using [0]mlx5_0:1/RoCE [RO]; OOB eth0:10.0.0.7<0>"
+DEVICES = re.compile(r"NCCL INFO NET/(?P<net>\w+) ?: Using (?P<devices>\[0\].+?)\s*$")
+#: "NCCL INFO NET/OFI Selected Provider is efa (found 4 nics)"
+PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is (?P<provider>[\w;-]+)")
+BETWEEN_HOSTS = "NET/"
+
+
+def environment(directory: str, present: Mapping[str, str]) -> dict[str, str]:
+    """Variables with which NCCL writes its log into ``directory``; what the user chose stays."""
+    chosen = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,GRAPH", FILE: f"{directory}/nccl-%h-%p.log"}
+    return {name: value for name, value in chosen.items() if name not in present}
+
+
+def seen(rdma: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The transports of this process, and what somebody should look at."""
+    pattern = os.environ.get(FILE, "")
+    if "%p" not in pattern:
+        return (), ()
+    path = Path(pattern)
+    logs = path.parent.glob(path.name.replace("%h", "*").replace("%p", str(os.getpid())))
+    transports = parse("\n".join(log.read_text(errors="replace") for log in logs))
+    return transports, fallbacks(transports, rdma)
+
+
+def parse(log: str) -> tuple[str, ...]:
+    """What is used between GPUs and between hosts, one line each, as NCCL calls it."""
+    found: list[str] = []
+    for line in log.splitlines():
+        if match := CHANNEL.search(line):
+            # NET/Socket/0 and NET/Socket/1 are channels of the same; GDRDMA is worth keeping.
+            found.append(re.sub(r"/\d+(?=/|$)", "", match["via"]).removesuffix("/Shared"))
+        elif match := NETWORK.search(line):
+            found.append(f"network {match['network']}")
+        elif match := DEVICES.search(line):
+            found.append(f"NET/{match['net']} on {match['devices']}")
+        elif match := PROVIDER.search(line):
+            found.append(f"libfabric provider {match['provider']}")
+    return tuple(dict.fromkeys(found))
+
+
+def fallbacks(transports: Sequence[str], rdma: Sequence[str]) -> tuple[str, ...]:
+    """Findings: sockets although there is EFA, InfiniBand or RoCE; RDMA through the host's memory."""
+    findings = []
+    devices = ", ".join(rdma)
+    sockets = "network Socket" in transports or any(line.startswith("NET/Socket") for line in transports)
+    if sockets and any("EFA" in line for line in rdma):
+        findings.append(
+            f"NCCL FELL BACK TO SOCKETS although there is EFA ({devices}): the aws-ofi-nccl plugin or libfabric is "
+            "missing in the image, or the pod was given no vpc.amazonaws.com/efa"
+        )
+    elif sockets and rdma:
+        findings.append(
+            f"NCCL FELL BACK TO SOCKETS although there is RDMA ({devices}): look at NCCL_IB_DISABLE, NCCL_IB_HCA, the "
+            "pod's RDMA resource and its locked memory"
+        )
+    if any("libfabric provider" in line and "efa" not in line for line in transports) and "EFA" in devices:
+        findings.append("libfabric did not choose the provider efa: look at FI_PROVIDER and the EFA installer")
+    remote = [line for line in transports if line.startswith(BETWEEN_HOSTS) and " on " not in line]
+    if remote and not sockets and not any("GDRDMA" in line for line in remote):
+        findings.append("RDMA goes through the host's memory (no GDRDMA): is nvidia-peermem loaded, and DMA-BUF there?")
+    return tuple(findings)

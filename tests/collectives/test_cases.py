@@ -1,0 +1,143 @@
+"""Each operation gives the right result on each type, and one wrong element is found wherever it is."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tasks.collectives.config import OPERATIONS
+from tasks.collectives.launch.child import Work
+from tasks.collectives.launch.timing import check
+from tasks.collectives.operations.cases import ALWAYS_IN_PLACE, BUILDERS, IN_AND_OUT_OF_PLACE, REDUCING, Kind, prepare
+from tasks.collectives.operations.data import DTYPES
+from tasks.collectives.operations.support import lacks
+from tasks.distributed.agreement import AgreedUserError
+from tests.support.crews import in_group
+
+CPU = torch.device("cpu")
+MOVING = [operation for operation in OPERATIONS if operation != "barrier"]
+
+
+def kinds(dtypes: list[str]) -> list[Kind]:
+    found = []
+    for operation, dtype in product(MOVING, dtypes):
+        for reduction in ("sum", "avg", "max") if operation in REDUCING else ("",):
+            places = (False, True) if operation in IN_AND_OUT_OF_PLACE else (operation in ALWAYS_IN_PLACE,)
+            found += [Kind(operation, dtype, reduction, place) for place in places]
+    return found
+
+
+def check_all(work: Work) -> list[str]:
+    """What is wrong, in this group, of all that the backend has."""
+    said = []
+    for kind in kinds(list(DTYPES)):
+        if lacks("gloo", kind):
+            continue
+        for size in (64, 3000, 40_000):
+            try:
+                check([prepare(kind, size, CPU)])
+            except AgreedUserError as wrong:
+                said.append(wrong.message)
+    return said
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_all_of_them_are_right_on_gloo(world: int) -> None:
+    assert in_group(world, check_all) == []
+
+
+def sizes_of(work: Work) -> dict[str, int]:
+    return {kind.operation: prepare(kind, 48_000, CPU).bytes for kind in kinds(["float32"])}
+
+
+def test_sizes_follow_nccl_tests() -> None:
+    found = in_group(3, sizes_of)
+    # 48000 bytes are 12000 floats, 4000 for each of three; all_to_allv sends 1, 2 and 3 units of 2000 each.
+    assert found == dict.fromkeys(MOVING, 48_000)
+
+
+def attempt(work: Work, kind: Kind) -> str:
+    """What a fresh group says of one run of ``kind``, and then of an all_reduce after it."""
+    try:
+        check([prepare(kind, 4000, CPU)])
+    except AgreedUserError:
+        return "wrong"
+    except Exception as error:
+        return type(error).__name__
+    check([prepare(Kind("all_reduce", reduction="sum", in_place=True), 4000, CPU)])
+    return "right"
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+@pytest.mark.parametrize("operation", REDUCING)
+def test_what_the_table_says_gloo_lacks_fails_in_a_fresh_group(operation: str, dtype: str) -> None:
+    kind = Kind(operation, dtype, "avg", operation in ALWAYS_IN_PLACE)
+    assert lacks("gloo", kind)
+    try:
+        found = in_group(2, attempt, kind)
+    except Exception as error:
+        found = type(error).__name__
+    assert found != "right", "this torch can do it: take it out of the table"
+
+
+def faults(work: Work) -> dict[str, str]:
+    """For each operation and type what is said when one element of one rank's output is changed on the way."""
+    said = {}
+    for kind in [k for k in kinds(list(DTYPES)) if k.reduction in ("", "sum") and not lacks("gloo", k)]:
+        case = prepare(kind, 4000, CPU)
+        victim = 0 if kind.operation in ("reduce", "gather") else 1
+        finish = case.start
+
+        def start(case: Any = case, finish: Any = finish, victim: int = victim) -> list[Any]:
+            for each in finish():
+                each.wait()
+            if dist.get_rank() == victim:
+                case.target[case.target.numel() - 3] += 1
+            return []
+
+        broken = type(case)(**{**vars(case), "start": start})
+        try:
+            check([broken])
+            said[str(kind), kind.in_place] = "nothing"
+        except AgreedUserError as wrong:
+            said[str(kind), kind.in_place] = wrong.message
+    return {f"{name}{' in place' * place}": message for (name, place), message in said.items()}
+
+
+def test_a_fault_in_each_operation_and_type_is_found_and_named() -> None:
+    said = in_group(2, faults)
+    assert len(said) == len(DTYPES) * (len(MOVING) + 2)
+    for kind, message in said.items():
+        assert " is wrong on rank " in message and " element " in message, (kind, message)
+        assert message.startswith(kind.removesuffix(" in place")), (kind, message)
+    one = said["all_reduce by sum in float32 in place"]
+    assert one.startswith("all_reduce by sum in float32 of 4000 bytes is wrong on rank 1: element 997 is ")
+
+
+def swapped(work: Work) -> str:
+    """The shares of two ranks change places on the way."""
+    case = prepare(Kind("all_gather"), 4000, CPU)
+
+    def start() -> list[Any]:
+        for each in case.start():
+            each.wait()
+        case.target.copy_(case.target.roll(500))
+        return []
+
+    try:
+        check([type(case)(**{**vars(case), "start": start})])
+    except AgreedUserError as wrong:
+        return wrong.message
+    return "nothing"
+
+
+def test_data_that_went_to_the_wrong_place_is_found() -> None:
+    assert "all_gather in float32 of 4000 bytes is wrong on rank 0: element 0 is" in in_group(2, swapped)
+
+
+def test_every_operation_of_the_configuration_exists() -> None:
+    assert tuple(BUILDERS) == OPERATIONS

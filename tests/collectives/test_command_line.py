@@ -1,0 +1,117 @@
+"""``python -m tasks.collectives``, alone and under torchrun: one line for a mistake, and rank 0 alone speaks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support import REPOSITORY
+from tests.support.command_line import Ended, run_process
+
+ALONE = [sys.executable, "-m", "tasks.collectives"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "tasks.collectives"]
+SMALL = "{{operations: [all_reduce, barrier], smallest: 1024, largest: 4096, budget: 0.001, {}}}"
+
+
+def start(directory: Path, command: list[str], settings: str = "launches: 2", *more: str, **environment: str) -> Ended:
+    (directory / "run.yaml").write_text(f"collectives: {SMALL.format(settings)}\n")
+    words = [*command, "--config", "run.yaml", *more]
+    return run_process(words, directory, {"PYTHONPATH": str(REPOSITORY), **environment})
+
+
+def measured(output: str) -> list[str]:
+    """Operation and size of each line of the table."""
+    found, operation = [], ""
+    for line in output.splitlines():
+        if line.startswith("# ") and len(line.split()) == 2:
+            operation = line.split()[1]
+        elif line.strip()[:1].isdigit():
+            found.append(f"{operation} {line.split()[0]}")
+    return found
+
+
+def test_it_starts_its_own_processes_and_keeps_the_profile(tmp_path: Path) -> None:
+    ended = start(tmp_path, ALONE, "launches: 2", "--processes", "4", "--json", "profile.json", "--csv", "profile.csv")
+    assert ended.returncode == 0, ended.stdout
+    assert "# 4 processes, gloo, torch " in ended.stdout and ", 2 launches" in ended.stdout
+    assert measured(ended.stdout) == [f"all_reduce {n}" for n in (1024, 4096)] + ["barrier 0"]
+    profile = json.loads((tmp_path / "profile.json").read_text())
+    assert len(profile["pairs"]) == 6 and len(profile["overlaps"]) == 1 and len(profile["products"]) == 2
+    assert all(len(m["launches"]) == 2 for m in profile["measurements"])
+    assert len((tmp_path / "profile.csv").read_text().splitlines()) == 1 + 3 + 6
+    (kept,) = (tmp_path / ".slipstream/history").glob("*/*/profile.json")
+    assert json.loads(kept.read_text()) == profile
+
+
+def test_under_torchrun_it_is_one_table(tmp_path: Path) -> None:
+    ended = start(tmp_path, TORCHRUN)
+    assert ended.returncode == 0, ended.stdout
+    assert len(measured(ended.stdout)) == 3 and ended.stdout.count("# 2 processes, gloo") == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "environment", "said"),
+    [
+        (
+            "dtypes: [int32], reductions: [avg]",
+            {},
+            "Error: collectives.reductions: all_reduce by avg in int32 cannot",
+        ),
+        ("", {"GLOO_SOCKET_IFNAME": "nowhere0"}, "Error: rank 0: GLOO_SOCKET_IFNAME=nowhere0: this machine has no"),
+        ("history: run.yaml/x", {}, "Error: run.yaml/x/"),
+        ("dtypes: [gossip]", {}, "Error: "),
+        ("", {"RANK": "0"}, "Error: WORLD_SIZE and LOCAL_RANK and MASTER_ADDR and MASTER_PORT: not in the environment"),
+    ],
+)
+def test_a_mistake_is_one_line(tmp_path: Path, settings: str, environment: dict[str, str], said: str) -> None:
+    ended = start(tmp_path, ALONE, settings, **environment)
+    assert ended.returncode == 1
+    (line,) = ended.stdout.strip().splitlines()
+    assert line.startswith(said)
+
+
+def test_of_torchruns_ranks_only_the_first_speaks(tmp_path: Path) -> None:
+    ended = start(tmp_path, TORCHRUN, GLOO_SOCKET_IFNAME="nowhere0")
+    assert ended.returncode != 0
+    assert ended.stdout.count("this machine has no interface 'nowhere0'") == 1, ended.stdout
+    # torchrun adds its own account; none of ours is a traceback.
+    assert "tasks/collectives" not in ended.stdout
+
+
+@pytest.mark.prove
+def test_a_rank_that_is_killed_is_named_and_nobody_is_left(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("collectives: {budget: 5, largest: 65536, timeout: 5}\n")
+    command = [*ALONE, "--config", "run.yaml", "--processes", "3"]
+    process = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(REPOSITORY), "PATH": "/usr/bin:/bin"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    parent, victim, deadline = psutil.Process(process.pid), None, time.monotonic() + 60
+    while victim is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+        # Children of the fork server that have used their processor for a while: they measure.
+        found = [child for child in parent.children(recursive=True) if child.ppid() != process.pid]
+        victim = next((child for child in found if child.cpu_times().user > 0.3), None)
+    assert victim is not None
+    victim.kill()
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    last = said.strip().splitlines()[-1]
+    assert last.startswith("Error: rank ") and " died (SIGKILL" in last and "during " in last
+    assert not psutil.pid_exists(victim.pid) or victim.status() == psutil.STATUS_ZOMBIE
+
+
+def test_one_process_measures_what_still_makes_sense(tmp_path: Path) -> None:
+    ended = start(tmp_path, ALONE, "launches: 1", "--processes", "1")
+    assert ended.returncode == 0, ended.stdout
+    assert len(measured(ended.stdout)) == 3 and "# left out: pairs: a single process has no link" in ended.stdout

@@ -1,0 +1,126 @@
+"""Fresh process groups out of one: who died, hangs or never came is named in time, and nobody is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch.distributed as dist
+
+from tasks.collectives.launch.child import Work
+from tasks.collectives.launch.crew import Crew, NoLeader
+from tasks.collectives.launch.outcome import Outcome, raise_if_failed
+from tasks.errors import Interrupted, UserError
+
+
+def who(work: Work) -> dict[str, object]:
+    ranks: list[object] = [None] * dist.get_world_size()
+    dist.all_gather_object(ranks, (dist.get_rank(), os.getpid(), os.environ.get("KNOB", "")))
+    return {"ranks": ranks}
+
+
+def test_each_launch_is_a_fresh_group_with_its_environment() -> None:
+    crew = Crew.here(2, 20)
+    first = crew.launch(who)["ranks"]
+    second = crew.launch(who, environment={"KNOB": "4"})["ranks"]
+    assert [rank for rank, *_ in first] == [rank for rank, *_ in second] == [0, 1]
+    assert not {pid for _, pid, _ in first} & {pid for _, pid, _ in second}
+    assert [knob for *_, knob in first + second] == ["", "", "4", "4"]
+
+
+def trouble(work: Work, kind: str, rank: int) -> None:
+    work.at("the part that fails")
+    if dist.get_rank() == rank:
+        if kind == "refuse":
+            raise UserError("largest: too much")
+        if kind == "bug":
+            raise KeyError("no such thing")
+        if kind == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if kind == "hang":
+            os.kill(os.getpid(), signal.SIGSTOP)
+    for _ in range(1000):
+        dist.barrier()
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "said"),
+    [
+        ("refuse", UserError, "^largest: too much$"),
+        ("bug", RuntimeError, "rank 2 failed during the part that fails: .*KeyError"),
+        ("die", Interrupted, "^rank 2 died .SIGKILL.* during the part that fails$"),
+        ("hang", Interrupted, "^rank 2 did not go on within 2 s, during the part that fails$"),
+    ],
+)
+def test_the_rank_to_blame_is_named_in_time(kind: str, error: type[Exception], said: str) -> None:
+    started = time.monotonic()
+    crew = Crew.here(3, 2)
+    with pytest.raises(error, match=f"(?s){said}"):
+        crew.launch(trouble, kind, 2)
+    assert time.monotonic() - started < 2 + 25
+    left = [child for child in psutil.Process().children(recursive=True) if child.status() == psutil.STATUS_STOPPED]
+    assert not left
+    # And the crew goes on.
+    assert len(crew.launch(who)["ranks"]) == 3
+
+
+def parents(world: int, ranks: list[int], versions: list[str], timeout: float) -> dict[int, str]:
+    """What each of several parents of one rank says of their meeting."""
+    leader = Crew.here(world, timeout)
+    said: dict[int, str] = {}
+
+    def meet(rank: int) -> None:
+        store = leader.store if rank == 0 else dist.TCPStore("127.0.0.1", leader.port, is_master=False)
+        try:
+            Crew(store, "127.0.0.1", leader.port, world, (rank,), world, timeout).meet({"torch": versions[rank]})
+            said[rank] = "met"
+        except (Interrupted, UserError) as error:
+            said[rank] = str(error)
+
+    threads = [threading.Thread(target=meet, args=(rank,)) for rank in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return said
+
+
+def test_a_rank_that_never_arrives_is_named() -> None:
+    said = parents(3, [0, 2], ["2.13"] * 3, 1.0)
+    assert said == dict.fromkeys((0, 2), "rank 1 of 3 did not arrive within 1 s")
+    assert parents(2, [0, 1], ["2.13"] * 2, 5.0) == {0: "met", 1: "met"}
+
+
+def test_ranks_of_different_versions_are_refused() -> None:
+    said = parents(2, [0, 1], ["2.13", "2.12"], 5.0)
+    assert set(said.values()) == {"rank 1 has torch 2.12, rank 0 has 2.13; all ranks have to run the same versions"}
+
+
+def test_without_the_rest_of_the_environment_it_is_one_line() -> None:
+    with pytest.raises(UserError, match=r"^WORLD_SIZE and LOCAL_RANK and MASTER_PORT: not in the environment"):
+        Crew.from_environment({"RANK": "0", "MASTER_ADDR": "localhost"}, 1)
+
+
+def test_a_leader_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
+    from tests.support.processes import free_port
+
+    place = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1"}
+    with pytest.raises(NoLeader, match=r"^rank 1: rank 0 at 127.0.0.1:.* cannot be reached within 1 s$"):
+        Crew.from_environment({**place, "MASTER_PORT": str(free_port())}, 1)
+
+
+def test_the_worst_outcome_explains_the_others() -> None:
+    lost = Outcome("lost", "Connection closed by peer", "all_reduce")
+    raise_if_failed({0: Outcome("done"), 1: Outcome("done")}, 5)
+    with pytest.raises(Interrupted, match=r"^rank 1 died"):
+        raise_if_failed({0: lost, 1: Outcome("died", "SIGKILL", "all_reduce"), 2: Outcome("silent")}, 5)
+    with pytest.raises(Interrupted, match=r"^ranks 1, 2 did not go on within 5 s, during all_reduce$"):
+        raise_if_failed({0: lost, 1: Outcome("silent", "", "all_reduce"), 2: Outcome("silent")}, 5)
+    with pytest.raises(Interrupted, match=r"^rank 0 lost the connection during all_reduce: Connection closed"):
+        raise_if_failed({0: lost}, 5)

@@ -1,0 +1,139 @@
+"""The model of message sizes and the schemes of operations, on times whose truth is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tasks.artifacts.network_profile import Fingerprint, Host, Launch, Measurement, NetworkProfile, Topology
+from tasks.collectives.model.hockney import fit
+from tasks.collectives.model.report import lines, step_lines
+from tasks.collectives.model.schemes import SCHEMES, Scheme, judge, message_model
+from tasks.collectives.model.step_time import Compute
+
+SIZES = [1 << n for n in range(10, 21, 2)]
+RING, TREE = SCHEMES["all_reduce"]
+
+
+def noisy(true: float, rng: np.random.Generator, noise: float) -> float:
+    return true * float(np.exp(rng.normal(0, noise)))
+
+
+def measured(operation: str, world: int, size: int, seconds: list[float]) -> Measurement:
+    launches = tuple(Launch((each,)) for each in seconds)
+    return Measurement(operation, "float32", "sum", size, world, "loop", True, launches)
+
+
+def test_latency_and_bandwidth_are_found_and_extrapolated() -> None:
+    rng = np.random.default_rng(0)
+    truth = lambda size: 200e-6 + size / 25e6  # noqa: E731
+    model = fit({size: [noisy(truth(size), rng, 0.01) for _ in range(3)] for size in SIZES})
+    assert model.breaks == ()
+    assert model.latency == pytest.approx(200e-6, rel=0.1)
+    assert model.bandwidth == pytest.approx(25e6, rel=0.03)
+    assert model.seconds(4 << 20).seconds == pytest.approx(truth(4 << 20), rel=0.05)
+
+
+def test_a_cache_that_ends_is_another_piece() -> None:
+    truth = lambda size: 100e-6 + min(size, 65536) / 2e9 + max(0, size - 65536) / 0.4e9  # noqa: E731
+    model = fit({size: [truth(size)] * 3 for size in SIZES})
+    assert model.breaks == (65536,)
+    assert model.bandwidth == pytest.approx(0.4e9, rel=0.01)
+
+
+def test_the_interval_holds_the_next_launch_about_19_times_of_20() -> None:
+    rng, held = np.random.default_rng(1), 0
+    for _ in range(200):
+        truth = lambda size, pace: (200e-6 + size / 25e6) * pace  # noqa: E731
+        paces = np.exp(rng.normal(0, 0.05, 4))
+        model = fit({size: [noisy(truth(size, pace), rng, 0.01) for pace in paces[:3]] for size in SIZES})
+        held += model.seconds(4 << 20).contains(truth(4 << 20, paces[3]))
+    assert 180 <= held <= 200
+
+
+def test_no_time_is_negative_or_infinite() -> None:
+    falling = {size: [1e-3 / (1 + index)] for index, size in enumerate(SIZES)}
+    estimate = fit(falling).seconds(1 << 30)
+    assert 0 < estimate.low <= estimate.seconds <= estimate.high < np.inf
+
+
+def test_too_few_sizes_are_refused() -> None:
+    with pytest.raises(ValueError, match="3 sizes or more, not to 2"):
+        fit({1024: [1e-3], 2048: [1e-3]})
+
+
+def times(scheme: Scheme, operation: str, world: int, sizes: list[int], factor: float = 1.0) -> list[Measurement]:
+    message = lambda size: 150e-6 + size / 24e6  # noqa: E731
+    seconds = {size: factor * scheme.rounds(world) * message(size * scheme.share(world)) for size in sizes}
+    return [measured(operation, world, size, [seconds[size]] * 3) for size in sizes]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES["all_reduce"], ids=lambda scheme: scheme.name)
+def test_the_scheme_is_recognised_at_other_worlds(scheme: Scheme) -> None:
+    held_out = [m for world in (3, 4, 8) for m in times(scheme, "all_reduce", world, [4 << 20])]
+    verdicts = []
+    for assumed in (RING, TREE):
+        message = message_model(assumed, times(scheme, "all_reduce", 2, SIZES))
+        verdict = judge("all_reduce", message, held_out)
+        verdicts.append(verdict.scheme)
+    assert verdicts[(RING, TREE).index(scheme)] == scheme
+
+
+def test_an_operation_that_takes_twice_as_long_follows_none() -> None:
+    message = message_model(RING, times(RING, "all_reduce", 2, SIZES))
+    ring = SCHEMES["reduce_scatter"][0]
+    slow = judge("reduce_scatter", message, times(ring, "reduce_scatter", 4, [4 << 20], factor=2.0))
+    assert slow.scheme is None
+    assert str(slow) == "reduce_scatter follows none of the known schemes (ring -50%): no prediction"
+    assert judge("reduce_scatter", message, times(ring, "reduce_scatter", 4, [4 << 20])).scheme == ring
+
+
+def test_an_operation_without_a_scheme_is_not_predicted() -> None:
+    message = message_model(RING, times(RING, "all_reduce", 2, SIZES))
+    assert judge("all_to_allv", message, [measured("all_to_allv", 2, 1 << 20, [1e-3])]).scheme is None
+
+
+COMPUTE = Compute(0.1, 0.2, 0.05, (4 << 20,) * 4)
+LOOPBACK = ("lo (127.0.0.1)",)
+
+
+def profile(transports: tuple[str, ...], cores: int) -> NetworkProfile:
+    measurements = [
+        *times(RING, "all_reduce", 4, [size * 4 for size in SIZES]),
+        *times(SCHEMES["broadcast"][0], "broadcast", 4, SIZES),
+        *times(SCHEMES["reduce_scatter"][0], "reduce_scatter", 4, SIZES, factor=2.0),
+    ]
+    fingerprint = Fingerprint(4, 1, "gloo", ("cpu",) * 4, (), "", {"torch": "2.13"})
+    topology = Topology((Host((0, 1, 2, 3), "cpu", cores, 1),), transports)
+    return NetworkProfile(fingerprint, 0.0, tuple(measurements), topology)
+
+
+def test_the_report_says_what_is_followed_and_what_to_expect() -> None:
+    said = list(lines(profile(("eth0 (10.0.0.1)",), 2)))
+    assert said[0].startswith("a message takes 150 us and its bytes at 0.024 GB/s, if all_reduce is a ring")
+    assert said[1].startswith("broadcast follows the tree")
+    assert said[2].startswith("reduce_scatter follows none of the known schemes (ring -50%): no prediction")
+    assert said[3].startswith("all_reduce of 4194304 bytes between 8 ranks: 308 ms (")
+
+
+def test_ranks_that_share_cores_over_loopback_are_not_predicted() -> None:
+    assert list(lines(profile(LOOPBACK, 2))) == ["4 ranks share 2 cores over loopback: no prediction"]
+    assert list(lines(profile(LOOPBACK, 8)))[-2].startswith("all_reduce of 4194304 bytes between 8 ranks: 308 ms (")
+    assert list(lines(profile(LOOPBACK, 8)))[-1] == "16 ranks share 8 cores over loopback: no prediction"
+    assert list(step_lines(profile(LOOPBACK, 2), COMPUTE)) == ["4 ranks share 2 cores over loopback: no prediction"]
+
+
+def test_what_a_latency_and_a_bandwidth_do_not_explain_is_not_predicted() -> None:
+    good = profile(("eth0 (10.0.0.1)",), 8)
+    wild = [measured("all_reduce", 4, size, [1e-3 * (1 + 9 * (at % 2))]) for at, size in enumerate(SIZES)]
+    bad = replace(good, measurements=tuple(wild))
+    assert [line for line in lines(bad) if "do not explain" in line and "no prediction" in line] == list(lines(bad))
+    assert list(step_lines(bad, COMPUTE)) == []
+
+
+def test_steps_of_a_model_between_more_ranks() -> None:
+    said = list(step_lines(profile(("eth0 (10.0.0.1)",), 2), COMPUTE))
+    assert [line.partition(":")[0] for line in said] == [f"a step between {world} ranks" for world in (4, 8, 16)]
+    assert "of which computation is" in said[0]

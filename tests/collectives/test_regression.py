@@ -1,0 +1,87 @@
+"""Slower, as before, or can't tell: on simulated launches, whose truth is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tasks.artifacts.network_profile import Fingerprint, Host, Launch, Measurement, NetworkProfile, Topology
+from tasks.collectives.regression import compare, overall
+
+LINK, LOOPBACK = ("eth0 (10.0.0.1)", "eth0 (10.0.0.2)"), ("lo (127.0.0.1)",)
+OPERATIONS = ("all_reduce", "all_gather", "broadcast")
+
+
+def profile(
+    rng: np.random.Generator, pace: float, spread: float, transports: tuple[str, ...], launches: int = 3
+) -> NetworkProfile:
+    """A network ``pace`` times as slow as another, whose launches differ by ``spread``."""
+    measurements = []
+    for operation in OPERATIONS:
+        for size in (1 << 10, 4 << 20):
+            middle = pace * size / 25e6 * np.exp(rng.normal(0, spread, launches))
+            seconds = [tuple(float(s) for s in m * np.exp(rng.normal(0, 0.02, 30))) for m in middle]
+            found = tuple(map(Launch, seconds))
+            measurements.append(Measurement(operation, "float32", "", size, 2, "loop", True, found))
+    fingerprint = Fingerprint(2, 1, "gloo", ("cpu",), ("eth0",), "", {"torch": "2.13"})
+    return NetworkProfile(fingerprint, 0.0, tuple(measurements), Topology((Host((0, 1), "cpu", 2, 1),), transports))
+
+
+@pytest.mark.parametrize("history", [1, 2, 5])
+def test_a_link_of_154_instead_of_200_is_found_and_nothing_else_is(history: int) -> None:
+    found = false = before = 0
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        earlier = [profile(rng, 1.0, 0.01, LINK) for _ in range(history)]
+        found += overall(compare(earlier, profile(rng, 200 / 154, 0.01, LINK))) == "slower"
+        again = overall(compare(earlier, profile(rng, 1.0, 0.01, LINK)))
+        false, before = false + (again == "slower"), before + (again == "as before")
+    assert found == 30
+    assert false <= 1
+    assert before >= 27
+
+
+@pytest.mark.parametrize("history", [1, 3, 6])
+@pytest.mark.parametrize("spread", [0.05, 0.2, 0.5])
+def test_on_a_loopback_whose_load_changes_there_is_no_false_alarm_and_no_false_comfort(
+    history: int, spread: float
+) -> None:
+    false = comfort = 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        load = lambda: float(np.exp(rng.normal(0, 0.2)))  # noqa: B023, E731
+        earlier = [profile(rng, load(), spread, LOOPBACK) for _ in range(history)]
+        false += overall(compare(earlier, profile(rng, load(), spread, LOOPBACK))) == "slower"
+        comfort += overall(compare(earlier, profile(rng, 1.3 * load(), spread, LOOPBACK))) == "as before"
+    assert false <= 1
+    assert comfort == 0
+
+
+def test_noisy_launches_leave_it_open_and_more_launches_decide() -> None:
+    rng = np.random.default_rng(0)
+    earlier = [profile(rng, 1.0, 0.1, LINK, launches=10) for _ in range(4)]
+    few, many = (profile(rng, 1.0, 0.1, LINK, launches=n) for n in (2, 60))
+    undecided = [change for change in compare(earlier, few) if change.answer == "can't tell"]
+    assert undecided
+    assert "can't tell (a slow-down of less than" in str(undecided[0])
+    assert overall(compare(earlier, many)) == "as before"
+
+
+def test_one_operation_that_became_slower_is_named() -> None:
+    rng = np.random.default_rng(0)
+    earlier, new, slow = (profile(rng, pace, 0.01, LINK) for pace in (1.0, 1.0, 1.5))
+    mixed = NetworkProfile(new.fingerprint, 0.0, (*new.measurements[:-1], slow.measurements[-1]), new.topology)
+    changes = compare([earlier], mixed)
+    assert [(c.operation, c.bytes) for c in changes if c.answer == "slower"] == [("broadcast", 4 << 20)]
+    assert overall(changes) == "slower"
+    assert str(changes[-1]).startswith("broadcast of 4194304 bytes: slower: 1.")
+
+
+def test_a_single_launch_decides_nothing() -> None:
+    rng = np.random.default_rng(0)
+    one, other = (profile(rng, pace, 0.01, LINK, launches=1) for pace in (1.0, 3.0))
+    assert overall(compare([one], other)) == "can't tell"
+
+
+def test_without_earlier_profiles_there_is_nothing_to_say() -> None:
+    assert compare([], profile(np.random.default_rng(0), 1.0, 0.01, LINK)) == ()

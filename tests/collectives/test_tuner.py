@@ -1,0 +1,140 @@
+"""The tuner: what it tries, and what it decides where the truth is known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.artifacts.network_tuning import DdpSettings, Trial, Tuning, from_json, to_json
+from tasks.collectives.config import CollectivesConfig
+from tasks.collectives.launch.crew import Crew
+from tasks.collectives.tune import tuner
+from tasks.collectives.tune.candidates import Candidate, candidates
+from tasks.collectives.tune.decision import Decision, decide
+from tasks.collectives.tune.steps import StandIn, in_turns
+from tasks.errors import UserError
+from tests.support.link_profiles import child
+from tests.support.links import linked
+
+MB = 1 << 20
+HALF = DdpSettings(hook="fp16")
+
+
+def named(backend: str = "gloo", world: int = 2, gradients: Any = (40 * MB, 40 * MB), used: Any = ("eth0",)) -> Any:
+    return {c.name: c for c in candidates(backend, world, gradients, ["eth0", "ib0"], used)}
+
+
+def test_buckets_that_are_the_same_are_one_candidate() -> None:
+    buckets = [name for name in named() if name.startswith("bucket_cap_mb")]
+    # 50 MB and 100 MB make one bucket of both gradients, all smaller ones one for each, as torch's default does.
+    assert buckets == ["bucket_cap_mb=50"]
+    assert not [name for name in named(gradients=(1000,)) if name.startswith("bucket_cap_mb")]
+
+
+def test_what_can_change_numbers_depends_on_the_ranks() -> None:
+    two = [name for name, each in named(world=2).items() if each.may_change_numbers]
+    three = [name for name, each in named(world=3).items() if each.may_change_numbers]
+    assert two == ["fp16 compression hook"]
+    assert three == ["bucket_cap_mb=50", "static_graph", "fp16 compression hook"]
+    assert named("nccl", 3)["NCCL_ALGO=Tree"].may_change_numbers
+    assert not named("nccl", 3)["NCCL_BUFFSIZE=8388608"].may_change_numbers
+
+
+def test_other_interfaces_need_fresh_processes_and_nccl_is_never_forced_to_ll128() -> None:
+    assert named()["GLOO_SOCKET_IFNAME=ib0"].environment == {"GLOO_SOCKET_IFNAME": "ib0"}
+    assert "GLOO_SOCKET_IFNAME=eth0" not in named()
+    nccl = named("nccl")
+    assert nccl["NCCL_MIN_CTAS=8, NCCL_MAX_CTAS=8"].environment == {"NCCL_MIN_CTAS": "8", "NCCL_MAX_CTAS": "8"}
+    assert not any("LL128" in name or "GLOO" in name for name in nccl)
+
+
+def turns_of_this_rank(other: DdpSettings, megabytes: int, seconds: float) -> tuple[list[float], list[float]]:
+    with child() as work:
+        return in_turns(work, StandIn(megabytes), DdpSettings(), other, seconds)
+
+
+def decision(links: Any, other: DdpSettings, megabytes: int, seconds: float) -> Decision:
+    return decide(*links.in_world(turns_of_this_rank, other, megabytes, seconds)[0], tried=8)
+
+
+def test_over_a_slow_link_half_the_bytes_are_faster() -> None:
+    with linked(2, 100) as links:
+        found = decision(links, HALF, megabytes=2, seconds=3)
+    assert found.change
+    assert found.gain > 1.3
+
+
+@pytest.mark.prove
+def test_at_200_mbit_the_hook_is_worth_1_7_and_buckets_are_worth_nothing() -> None:
+    with linked(2, 200) as links:
+        half = decision(links, HALF, megabytes=48, seconds=60)
+        buckets = decision(links, DdpSettings(bucket_cap_mb=10), megabytes=48, seconds=60)
+    assert half.change
+    assert half.gain >= 1.7
+    assert not buckets.change
+    assert buckets.unseen < 0.1
+
+
+def same_turns_of_this_rank(decisions: int, seconds: float) -> list[tuple[list[float], list[float]]]:
+    with child() as work:
+        return [in_turns(work, StandIn(1), DdpSettings(), DdpSettings(), seconds) for _ in range(decisions)]
+
+
+@pytest.mark.prove
+def test_identical_settings_are_no_change_in_95_of_100_real_decisions() -> None:
+    with linked(2) as links:
+        found = [turns for _ in range(20) for turns in links.in_world(same_turns_of_this_rank, 5, 1.0)[0]]
+    changed = [str(each) for each in (decide(*turns, tried=1) for turns in found) if each.change]
+    assert len(changed) <= 5, changed
+
+
+def test_on_loopback_nothing_is_claimed_for_compression_and_what_cannot_work_is_dropped(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tried = (
+        Candidate("fp16 compression hook", {"hook": "fp16"}, may_change_numbers=True),
+        Candidate("GLOO_SOCKET_IFNAME=none0", {}, {"GLOO_SOCKET_IFNAME": "none0"}),
+    )
+    monkeypatch.setattr(tuner, "what_to_try", lambda *_: tried)
+    monkeypatch.setattr(tuner, "share_of_time", lambda *_: 4.0)
+    config = CollectivesConfig(numbers="may_change", history=str(tmp_path))
+    tuning = tuner.tune(Crew.here(2, timeout=60), config, StandIn(1))
+    assert tuning is not None
+    hook, impossible = tuning.trials
+    assert (impossible.verdict, hook.verdict, tuning.changes) == ("failed", "no change", False)
+    assert "none0" in impossible.why
+    assert from_json(to_json(tuning), "here") == tuning
+
+
+@pytest.mark.prove
+def test_the_whole_tuner_on_loopback_claims_nothing_for_compression(tmp_path: Path) -> None:
+    config = CollectivesConfig(tune_seconds=60, numbers="may_change", history=str(tmp_path))
+    tuning = tuner.tune(Crew.here(2, timeout=60), config, StandIn(4))
+    assert tuning is not None
+    verdicts = {trial.setting: trial.verdict for trial in tuning.trials}
+    assert verdicts["fp16 compression hook"] == "no change"
+
+
+def test_what_is_recommended_can_be_pasted() -> None:
+    fingerprint = tuning_of(DdpSettings(), {}).fingerprint
+    tuning = Tuning(fingerprint, "a model", HALF, {"NCCL_ALGO": "Tree"}, (Trial("x", "taken", 1.9, 1.8, 2.0, 20),))
+    assert str(tuning).splitlines()[1:] == [
+        "DistributedDataParallel: hook=fp16",
+        "export NCCL_ALGO=Tree",
+        "  x: taken: 1.90 times as fast (1.80 to 2.00, 20 turns)",
+    ]
+    assert "no change: nothing that was tried is faster" in str(tuning_of(DdpSettings(), {}))
+
+
+def tuning_of(ddp: DdpSettings, environment: dict[str, str]) -> Tuning:
+    from tasks.artifacts.network_profile import Fingerprint
+
+    return Tuning(Fingerprint(2, 1, "gloo", ("cpu",), (), "", {}), "a model", ddp, environment)
+
+
+def test_a_damaged_tuning_is_one_line() -> None:
+    broken = {**to_json(tuning_of(DdpSettings(), {})), "ddp": {"bucket_cap_mb": "many"}}
+    with pytest.raises(UserError, match=r"^tuning\.json: .* \(ddp\.bucket_cap_mb: .*tune again$"):
+        from_json(broken, "tuning.json")

@@ -1,0 +1,111 @@
+"""The charts of a network profile and the page of a measurement: where points lie and what is said."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tasks.artifacts.network_profile import COURSE, CSV, TABLE, NetworkProfile, Point, read_profile, write_profile
+from tasks.report import formatting as fmt
+from tasks.report.network_engine import build_network
+from tasks.report.pages.inline_svg import SERIES
+from tasks.report.pages.network_charts import LINES, drawn
+from tests.support.network_profiles import network_profile
+
+
+def points(drawing: str) -> list[tuple[float, float]]:
+    """The vertices of the first series."""
+    for path in ElementTree.fromstring(drawing).iter("path"):
+        if "var(--c0)" in path.get("style", ""):
+            numbers = [float(word) for word in re.findall(r"-?[\d.]+", path.attrib["d"])]
+            return list(zip(numbers[::2], numbers[1::2], strict=True))
+    raise AssertionError("no series")
+
+
+def chart(profile: NetworkProfile, name: str) -> str:
+    found = drawn(profile)[name]
+    assert found is not None
+    return str(found)
+
+
+def test_sizes_are_at_equal_distances_and_times_at_powers_of_ten() -> None:
+    time = chart(network_profile(), "time")
+    xs = [x for x, _ in points(time)]
+    steps = [b - a for a, b in pairwise(xs)]
+    assert len(xs) >= 8 and steps[:7] == pytest.approx([steps[0]] * 7, abs=0.02)
+    said = {text.text for text in ElementTree.fromstring(time).iter("text")}
+    assert {"1 KiB", "100 µs", "1 ms"} <= said
+
+
+def test_every_operation_has_a_line_of_its_own() -> None:
+    names = tuple(f"operation_{number}" for number in range(11))
+    bandwidth = chart(network_profile(operations=names), "bandwidth")
+    assert len(set(LINES[:11])) == 11 and len(SERIES) == 4
+    said = {text.text for text in ElementTree.fromstring(bandwidth).iter("text")}
+    assert set(names) <= said
+    assert "operation_3, 1 KiB: " in bandwidth
+
+
+def test_pairs_are_a_heat_map_darker_where_they_are_slow() -> None:
+    pairs = chart(network_profile(4, pair_seconds={(0, 2): 0.08}), "pairs")
+    root = ElementTree.fromstring(pairs)
+    shades = {
+        group.findtext("title"): path.get("style")
+        for group in root.iter("g")
+        if group.find("title") is not None and (path := group.find("path")) is not None
+    }
+    assert len(shades) == 6
+    (slow,) = (style for title, style in shades.items() if title and title.startswith("ranks 0 and 2: "))
+    assert slow == "fill:var(--c0)", "the slowest is full"
+    assert drawn(network_profile(2))["pairs"] is None, "a single pair is no map"
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_network_of_which_nothing_was_measured_has_empty_axes(world: int) -> None:
+    empty = replace(network_profile(world), measurements=(), pairs=())
+    for name in ("bandwidth", "time"):
+        assert "<svg" in chart(empty, name) and "nan" not in chart(empty, name)
+        one = replace(empty, measurements=network_profile(world).measurements[:1])
+        assert "nan" not in chart(one, name)
+
+
+def test_the_page_of_a_measurement_holds_charts_table_and_findings(tmp_path: Path) -> None:
+    profile = network_profile(4)
+    topology = replace(profile.topology, findings=("rank 2 is slow",))
+    profile = replace(profile, topology=topology)
+    write_profile(tmp_path / "in", profile, {}, {TABLE: "# all <of> it", CSV: "operation\n", COURSE: "[]"})
+    summary = build_network(tmp_path / "runs", tmp_path / "in")
+    directory = Path(summary.directory)
+    assert {path.name for path in directory.iterdir()} == {"network.html", "profile.json", "profile.csv"}
+    page = (directory / "network.html").read_text()
+    assert page.count("<svg") == 3 and "rank 2 is slow" in page and "# all &lt;of&gt; it" in page
+    assert "4 processes, gloo," in page and "3 launches" in page
+    assert str(summary).startswith("# all <of> it\n\nReport      ")
+    assert (directory / "profile.json").read_bytes() == (tmp_path / "in/profile.json").read_bytes()
+    assert read_profile(tmp_path / "in") == profile
+
+
+def test_the_course_of_the_history_is_drawn_by_day() -> None:
+    days = [Point(measured_at=d * 86400.0, bytes=1, busbw=1.0 + d, low=0.9 + d, high=None) for d in (10, 11, 20)]
+    for day in days:
+        day["high"] = day["busbw"] + 0.1
+    course = drawn(network_profile(), days)["course"]
+    assert course is not None
+    (x0, _), (x1, _), (x2, _) = points(course)
+    assert (x1 - x0) * 9 == pytest.approx(x2 - x1, rel=0.01)
+    assert "1970-01-21 UTC: 21.0 GB/s" in course
+    assert drawn(network_profile(), days[:1])["course"] is None
+
+
+def test_how_old_a_profile_is() -> None:
+    from datetime import UTC, datetime
+
+    now = datetime.now(UTC).timestamp()
+    assert fmt.age(now - 60) == ""
+    assert fmt.age(now - 3 * 3600) == "3.0 hours"
+    assert fmt.age(now - 3.2 * 86400) == "3.2 days"

@@ -1,0 +1,34 @@
+"""Network profiles of links of known rate, measured by the project's own launches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import Pipe
+
+import torch
+
+from tasks.artifacts.network_profile import NetworkProfile, merged
+from tasks.collectives.config import CollectivesConfig
+from tasks.collectives.launch.child import Work
+from tasks.collectives.launch.one_launch import launch
+from tests.support.links import Links
+
+
+def profile_over(links: Links, config: CollectivesConfig, world: int = 0) -> NetworkProfile:
+    """``config.launches`` launches between the ranks of ``links``, or the first ``world`` of them."""
+    launches = [links.in_world(profile_of_this_launch, config, world=world)[0] for _ in range(config.launches)]
+    return merged(launches)
+
+
+def profile_of_this_launch(config: CollectivesConfig) -> NetworkProfile:
+    with child() as work:
+        return launch(work, config)
+
+
+@contextmanager
+def child() -> Iterator[Work]:
+    """What a child of a launch works with, for a rank that a test has started."""
+    heard, said = Pipe()
+    with heard, said:
+        yield Work(torch.device("cpu"), said)
