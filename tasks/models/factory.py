@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from tasks.artifacts.prepared import Signature
 from tasks.errors import UserError
 from tasks.models.config import ModelConfig
+from tasks.models.footprint import ResultBytes
 from tasks.models.mlp import MLP
 from tasks.models.resnet import ResNet
 from tasks.models.source_code import import_from_working_directory
@@ -27,6 +28,8 @@ class Predictor(nn.Module):
 
     image_mean: Tensor
     image_std: Tensor
+    #: Bytes of the results of all operations of a forward pass, for each row; measured by :func:`build`.
+    row_bytes: int = 0
 
     def __init__(self, signature: Signature, network: nn.Module) -> None:
         super().__init__()
@@ -69,7 +72,7 @@ def build(config: ModelConfig, signature: Signature, seed: int) -> Predictor:
     predictor = Predictor(signature, network)
     was_training = predictor.training
     try:
-        with torch.no_grad():
+        with torch.no_grad(), ResultBytes() as results:
             output = predictor.eval()(*zeros(signature, 2))
     except Exception as error:
         takes = ", ".join(f"{spec.name} {spec.dtype} [batch, {str(spec.shape)[1:-1]}]" for spec in signature.inputs)
@@ -79,6 +82,7 @@ def build(config: ModelConfig, signature: Signature, seed: int) -> Predictor:
     if getattr(output, "shape", None) != (2, signature.outputs):
         shape = list(getattr(output, "shape", ())) or type(output).__name__
         raise UserError(f"model.name: {name} gave {shape} for a batch of 2; expected [2, {signature.outputs}]")
+    predictor.row_bytes = results.total // 2
     return predictor.train(was_training)
 
 

@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 from tasks.artifacts.prepared import PreparedData
 from tasks.artifacts.streamed import open_prepared
@@ -25,14 +24,18 @@ from tasks.models.config import ModelConfig
 from tasks.models.factory import build
 from tasks.models.trained import write_trained
 from tasks.settings import to_dict
-from tasks.train.checkpoint import Checkpoints
+from tasks.train.checkpoint import Checkpoints, Restored, Retention
 from tasks.train.checkpoint.random_state import seed_generators
 from tasks.train.config import TrainingConfig
 from tasks.train.data.order import ORDER_VERSION
-from tasks.train.loop.precision import resolve_precision, scaler
+from tasks.train.device_clock import clock_of
+from tasks.train.loop.ema import AveragedWeights
+from tasks.train.loop.precision import LossScaler, kernels, resolve_precision
+from tasks.train.loop.probe import probe
+from tasks.train.loop.replicas import replicate
 from tasks.train.loop.state import Progress, TrainingState, weights_of
-from tasks.train.loop.step import make_optimizer, warm_up_ddp_buckets
-from tasks.train.loop.train_loop import apply_restored, checkpoint_state, train_loop
+from tasks.train.loop.step import make_optimizer
+from tasks.train.loop.train_loop import train_loop
 from tasks.train.survival.checkpoint_interval import Interval
 from tasks.train.survival.goodput import RESTORE, GoodputRecorder
 from tasks.train.survival.guard import Guard
@@ -75,35 +78,47 @@ def run(request: TrainingRequest) -> None:
     started = time.perf_counter()
     end_with_torch_elastic()
     model, training = request.model, request.training
-    with Watcher(metadata_servers(request.notices), grace_s=request.grace_s) as watcher, process_group() as group:
+    with (
+        Watcher(metadata_servers(request.notices), grace_s=request.grace_s) as watcher,
+        kernels(training),
+        process_group() as group,
+    ):
         with same_error_on_all_ranks():
             data = open_prepared(request.prepared)
             check_rows(data)
-            predictor = build(model, data.signature, training.seed)
+            predictor = build(model, data.signature, training.seed).to(group.device)
             precision = resolve_precision(training.precision, group.device)
-        predictor.to(group.device)
+            traits = probe(predictor, group.device)
+        averaged = AveragedWeights(predictor, training.ema) if training.ema else None
         state = TrainingState(
             model=predictor,
             optimizer=make_optimizer(predictor, training),
-            scaler=scaler(precision, group.device),
+            scaler=LossScaler(group.device, enabled=precision == "fp16"),
             best_weights=weights_of(predictor),
             progress=Progress(),
+            traits=traits,
+            averaged=averaged,
             conditions=conditions(training, group),
+            losses=torch.zeros(2, dtype=torch.float64, device=group.device),
         )
         # From here on only dropout and the like draw random numbers, different ones on each rank. A user's model may
         # also draw from Python's and NumPy's generators, so these are seeded too.
         seed_generators(training.seed * 1_000_003 + group.rank + 1)
-        ddp = DistributedDataParallel(predictor, device_ids=[group.device] if group.device.type == "cuda" else None)
-        warm_up_ddp_buckets(ddp, state, group)
+        ddp = replicate(predictor, traits, group)
+        clock = clock_of(group.device)
+        every = interval(training, data)
         checkpoints = Checkpoints(
             training.checkpoint_uri or request.checkpoints_home,
             previous=request.previous_checkpoints,
             model=predictor,
             optimizer=state.optimizer,
-            parts={"scaler": state.scaler},
+            parts={"scaler": state.scaler} | ({"ema": averaged} if averaged else {}),
             identity=identity(data, model, training),
+            defaults={"model": to_dict(ModelConfig()), "training": to_dict(TrainingConfig())},
             run=request.execution,
             resume=training.resume,
+            retention=Retention(regular=every.steps),
+            clock=clock,
         )
         recorder = GoodputRecorder(
             checkpoints.home,
@@ -116,17 +131,25 @@ def run(request: TrainingRequest) -> None:
         with recorder.time(RESTORE):
             restored = checkpoints.restore()
         if restored:
-            apply_restored(restored, state, group)
+            state.apply(restored, group)
             if group.rank == 0:
                 LOG.info("goes on from step %d (%s)", restored.step, restored.source)
+                if not all(settings["fused"] for settings in state.optimizer.param_groups):
+                    LOG.info("goes on with the optimiser of this checkpoint, which is slower than the fused one")
                 if changes := describe_changes(restored.progress.get("conditions", {}), state.conditions, predictor):
                     LOG.warning("%s", changes)
-        checkpoints.prepare(checkpoint_state(state))
-        guard = Guard(checkpoints, interval(training, data), watcher, recorder)
+        checkpoints.prepare(state.to_save())
+        guard = Guard(checkpoints, every, watcher, recorder, clock)
+
+        def restore(least: int, most: int) -> Restored | None:
+            # A checkpoint that a notice brought about is none to go back to: another run would not have it.
+            regular = every.steps or 1
+            return checkpoints.restore(lambda name: least <= name.step <= most and name.step % regular == 0)
+
         first_step = state.progress.step
         guard.begin(first_step)
         try:
-            train_loop(ddp, state, data, training, group, precision, guard, recorder)
+            train_loop(ddp, state, data, training, group, precision, guard, recorder, restore)
             checkpoints.finish()
         except Preempted:
             raise
@@ -142,7 +165,7 @@ def run(request: TrainingRequest) -> None:
                 config=model,
                 signature=data.signature,
                 best=state.best_weights,
-                last=state.model.state_dict(),
+                last=state.weights(),
                 history=history(state, group, precision),
                 attempt={
                     "steps": state.progress.step - first_step,
@@ -168,7 +191,7 @@ def identity(data: PreparedData, model: ModelConfig, training: TrainingConfig) -
     divided into micro-batches and how often checkpoints are saved."""
     free = {
         *("accumulation", "checkpoint_every", "checkpoint_seconds", "mean_time_between_failures"),
-        *("checkpoint_uri", "resume"),
+        *("checkpoint_uri", "resume", "skip_nonfinite"),
     }
     settings = {name: value for name, value in to_dict(training).items() if name not in free}
     return {
@@ -207,4 +230,6 @@ def history(state: TrainingState, group: Group, precision: str) -> History:
             "precision": precision,
             "threads": torch.get_num_threads(),
         },
+        "skipped": progress.skipped,
+        "left_out": progress.left_out,
     }

@@ -60,10 +60,12 @@ from tasks.train.checkpoint.restore import Candidate, ResumePolicy, SkippedCheck
 from tasks.train.checkpoint.shards import ShardReader, read_index
 from tasks.train.checkpoint.staging import Buffers, TensorKey, assign_writers, changed_by_optimizer, tensor_keys
 from tasks.train.checkpoint.state_json import join, split
+from tasks.train.device_clock import DeviceClock, Mark
 
 #: Saves in a row that may fail before training stops, since a full disk or an unavailable store may recover.
 TOLERATED_FAILURES = 2
-
+#: The names of the optimiser's state and of the averaged weights, which change in or after its step only.
+CHANGED_BY_STEP = ("optimizer/", "parts/ema/")
 
 LOG = logger("checkpoint")
 T = TypeVar("T")
@@ -75,6 +77,20 @@ class Stateful(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
+
+
+@dataclass(frozen=True)
+class StepWait:
+    """The host waited from ``started`` to ``ended`` (on the clock of ``time.perf_counter``) before it gave the
+    optimiser's step to the device, which ``reached`` that place."""
+
+    reached: Mark
+    started: float
+    ended: float
+
+    def stall(self) -> float:
+        """Seconds that the device stood still; waits until it has come there."""
+        return max(0.0, self.ended - max(self.started, self.reached.wait()))
 
 
 @dataclass(frozen=True)
@@ -100,8 +116,9 @@ class Checkpoints:
     ``home`` and ``previous`` are directories or prefixes of a store that all ranks can access. Checkpoints are written
     to ``home``; those of ``previous`` (Flyte's prefix of the attempt before; may be empty or not exist) are only read.
     ``identity`` holds what must equal the checkpoint's to resume it (model, data, seed, …), as nested mappings of JSON
-    values. With ``resume="never"`` only checkpoints of the same ``run`` (an execution's id) are used, so that retries
-    resume while older checkpoints are ignored. Raises ``UserError`` if ``home`` cannot be written.
+    values; what one of them lacks counts as what ``defaults`` has. With ``resume="never"`` only checkpoints of the same
+    ``run`` (an execution's id) are used, so that retries resume while older checkpoints are ignored. ``clock`` is the
+    device's, for :meth:`pop_step_wait`. Raises ``UserError`` if ``home`` cannot be written.
     """
 
     def __init__(
@@ -112,16 +129,18 @@ class Checkpoints:
         optimizer: torch.optim.Optimizer,
         parts: Mapping[str, Stateful] | None = None,
         identity: Mapping[str, Any],
+        defaults: Mapping[str, Any] | None = None,
         previous: str = "",
         run: str = "",
         resume: str = "auto",
         retention: Retention | None = None,
+        clock: DeviceClock | None = None,
         timeout: timedelta = timedelta(minutes=10),
     ) -> None:
         self._model = model
         self._optimizer = optimizer
         self._parts = dict(parts or {})
-        self._policy = ResumePolicy(identity, run, resume)
+        self._clock = clock or DeviceClock()
         self._peers = Peers.connect(timeout)
         self.home = storage_for(home)
         other = previous and previous.rstrip("/") != home.rstrip("/")
@@ -131,13 +150,14 @@ class Checkpoints:
         attempt, present = self._on_rank_0(lambda: begin_attempt(self._sources))
         made_by = {"identity": identity, "run": run}
         self._publisher = Publisher(self.home, self._peers, attempt, made_by, retention or Retention(), present)
+        self._policy = ResumePolicy(identity, run, resume, attempt, defaults or {})
         remove_stale_staging(self._publisher)
         self._tensor_keys: list[TensorKey] = []
         self._buffers: Buffers | None = None
         self._pending: Future[Name] | None = None
         self._copied = threading.Event()
         self._copied.set()
-        self._step_wait = 0.0
+        self._step_wait: StepWait | None = None
         optimizer.register_step_pre_hook(self._wait_for_copy)
         self._failures = 0
         #: Seconds from snapshot to publication of the last successful save; equal on all ranks.
@@ -199,7 +219,7 @@ class Checkpoints:
             self._plan(tensors)
         assert self._buffers is not None
         parameters = (parameter for group in self._optimizer.param_groups for parameter in group["params"])
-        complete = self._buffers.stage(tensors, changed_by_optimizer(tensors, parameters, "optimizer/"))
+        complete = self._buffers.stage(tensors, changed_by_optimizer(tensors, parameters, CHANGED_BY_STEP))
         own = {"random": capture_random_state(), "own": own}
         self._copied.clear()
         self._pending = Future()
@@ -213,14 +233,14 @@ class Checkpoints:
     def _wait_for_copy(self, *_: Any) -> None:
         """Delay the optimiser's step until the snapshot has copied what the step changes."""
         if not self._copied.is_set():
-            started = time.perf_counter()
+            reached, started = self._clock.mark(), time.perf_counter()
             self._copied.wait()
-            self._step_wait += time.perf_counter() - started
+            self._step_wait = StepWait(reached, started, time.perf_counter())
 
-    def pop_step_wait(self) -> float:
-        """The seconds that optimiser steps have waited for snapshots since the last call."""
-        seconds, self._step_wait = self._step_wait, 0.0
-        return seconds
+    def pop_step_wait(self) -> StepWait | None:
+        """The wait of the optimiser's last step for a snapshot, if it had to wait and this was not asked before."""
+        wait, self._step_wait = self._step_wait, None
+        return wait
 
     def _publish(self, take: Callable[[], Snapshot], outcome: Future[Name]) -> None:
         started = time.perf_counter()
@@ -268,16 +288,19 @@ class Checkpoints:
 
     # Restoring
 
-    def restore(self) -> Restored | None:
-        """Restore the newest checkpoint that is intact on every rank; None if there is none.
+    def restore(self, accept: Callable[[Name], bool] = lambda name: True) -> Restored | None:
+        """Restore the newest checkpoint that ``accept`` takes and that is intact on every rank; None if there is none.
 
         Checkpoints of the home are tried before those of ``previous``. All ranks skip damaged ones, which are logged
         and listed in the result. One from ``previous`` is copied to ``home`` before this returns, because Flyte offers
         only the prefix of the attempt before and this attempt may die before its first save. Raises ``UserError`` with
         the first difference if the newest checkpoint has another identity, ``StorageUnavailable`` if the store is away.
         """
+        self._wait_for_pending(tolerated=TOLERATED_FAILURES)
         refused: list[str] = []
         for index, name in self._on_rank_0(lambda: candidates(self._sources)):
+            if not accept(name):
+                continue
             candidate = Candidate(self._sources[index], name)
             try:
                 with verified(candidate, self._peers, self._policy) as artifact:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NotRequired, TypedDict
 
 import torch
@@ -14,6 +14,7 @@ from torch.nn import functional
 from tasks.artifacts.prepared import Signature
 from tasks.models.factory import Predictor
 from tasks.train.data.loader import Batch
+from tasks.train.loop.precision import autocast
 
 
 class SplitMetrics(TypedDict):
@@ -53,16 +54,25 @@ def correct_sum(signature: Signature, outputs: Tensor, target: Tensor) -> Tensor
 
 
 @torch.no_grad()
-def evaluate_split(model: Predictor, batches: Iterable[Batch], device: torch.device) -> SplitMetrics:
-    """Mean loss and accuracy (or RMSE) over the batches of all ranks; equal on every rank."""
+def evaluate_split(
+    model: Predictor,
+    forward: Callable[..., Tensor],
+    batches: Iterable[Batch],
+    device: torch.device,
+    precision: str = "fp32",
+) -> SplitMetrics:
+    """Mean loss and accuracy (or RMSE) of ``forward``, the model or what stands for it in evaluation mode, over the
+    batches of all ranks; equal on every rank."""
     was_training = model.training
     model.eval()
     sums = torch.zeros(3, dtype=torch.float64, device=device)
     for batch in batches:
-        outputs = model(*batch.inputs).float()
-        sums[0] += loss_sum(model.signature, outputs, batch.target)
-        sums[1] += correct_sum(model.signature, outputs, batch.target)
-        sums[2] += len(batch.target)
+        with autocast(precision, device):
+            outputs = forward(*batch.inputs)
+        outputs, target = outputs[: batch.rows].float(), batch.target[: batch.rows]
+        sums[0] += loss_sum(model.signature, outputs, target)
+        sums[1] += correct_sum(model.signature, outputs, target)
+        sums[2] += batch.rows
     model.train(was_training)
     dist.all_reduce(sums)
     loss, correct, rows = sums.tolist()
