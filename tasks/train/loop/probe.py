@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from tasks.distributed.explained import explained
 from tasks.errors import UserError
 from tasks.models.factory import Predictor, zeros
 from tasks.train.checkpoint.random_state import capture_random_state, restore_random_state
@@ -38,10 +39,8 @@ def probe(model: Predictor, device: torch.device) -> Traits:
         before = {name: (buffer._version, buffer.clone()) for name, buffer in model.named_buffers()}
         try:
             model(*(x.to(device) for x in zeros(model.signature, ROWS))).sum().backward()
-        except torch.OutOfMemoryError:
-            raise
         except Exception as error:
-            raise UserError(
+            raise explained(error) or UserError(
                 f"model.name: cannot be trained on this data: {type(error).__name__}: {error}; it was given {ROWS} rows"
             ) from error
         unused = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
