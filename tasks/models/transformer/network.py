@@ -159,9 +159,10 @@ class Transformer(nn.Module):
             if config.query_key_norm:
                 of_block |= dict.fromkeys(("self_attn.q_norm", "self_attn.k_norm"), "head norm")
             styles |= {f"model.layers.{number}.{name}": style for name, style in of_block.items()}
+        present = dict(self.named_modules())
         return Plan(
             blocks=tuple(f"model.layers.{number}" for number in self.model.layers),
-            tensor=styles,
+            tensor={name: style for name, style in styles.items() if name in present},
             divisible={
                 "num_attention_heads": config.num_attention_heads,
                 "num_key_value_heads": config.key_value_heads,

@@ -24,7 +24,7 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
@@ -98,8 +98,8 @@ class Restored:
     """A restored checkpoint. ``source`` is its URI; ``refused`` describes the damaged checkpoints that were skipped.
 
     ``owns`` holds the ``own`` argument of :meth:`Checkpoints.save` of every rank that wrote it, in rank order. If the
-    number of ranks is the same now (``same_world``), the random generators were restored and the run continues bit for
-    bit; otherwise only the samples and their order are the same.
+    number and the layout of the ranks are the same now (``same_world``), the random generators were restored and the
+    run continues bit for bit; otherwise only the samples and their order are the same.
     """
 
     step: int
@@ -117,8 +117,10 @@ class Checkpoints:
     to ``home``; those of ``previous`` (Flyte's prefix of the attempt before; may be empty or not exist) are only read.
     ``identity`` holds what must equal the checkpoint's to resume it (model, data, seed, …), as nested mappings of JSON
     values; what one of them lacks counts as what ``defaults`` has. With ``resume="never"`` only checkpoints of the same
-    ``run`` (an execution's id) are used, so that retries resume while older checkpoints are ignored. ``clock`` is the
-    device's, for :meth:`pop_step_wait`. Raises ``UserError`` if ``home`` cannot be written.
+    ``run`` (an execution's id) are used, so that retries resume while older checkpoints are ignored. ``layout`` says
+    how the ranks divide the work; numbers continue bit for bit under the same one only. Ranks may hold different parts
+    of the model. ``clock`` is the device's, for :meth:`pop_step_wait`. Raises ``UserError`` if ``home`` cannot be
+    written.
     """
 
     def __init__(
@@ -135,6 +137,7 @@ class Checkpoints:
         resume: str = "auto",
         retention: Retention | None = None,
         clock: DeviceClock | None = None,
+        layout: Sequence[int] = (),
         timeout: timedelta = timedelta(minutes=10),
     ) -> None:
         self._model = model
@@ -148,11 +151,13 @@ class Checkpoints:
         self._sources = [self.home, self.previous] if self.previous else [self.home]
         # Writes the mark of this attempt, which fails here rather than at the first save if ``home`` is not writable.
         attempt, present = self._on_rank_0(lambda: begin_attempt(self._sources))
-        made_by = {"identity": identity, "run": run}
+        made_by = {"identity": identity, "run": run} | ({"layout": list(layout)} if layout else {})
+        self._layout = list(layout)
         self._publisher = Publisher(self.home, self._peers, attempt, made_by, retention or Retention(), present)
         self._policy = ResumePolicy(identity, run, resume, attempt, defaults or {})
         remove_stale_staging(self._publisher)
         self._tensor_keys: list[TensorKey] = []
+        self._parts_differ = False
         self._buffers: Buffers | None = None
         self._pending: Future[Name] | None = None
         self._copied = threading.Event()
@@ -196,7 +201,9 @@ class Checkpoints:
 
     def _plan(self, tensors: Mapping[str, Tensor]) -> Buffers:
         self._tensor_keys = tensor_keys(tensors)
-        chosen = assign_writers(self._peers.gather(self._tensor_keys))
+        everyones = self._peers.gather(self._tensor_keys)
+        self._parts_differ = len({tuple(name for name, *_ in keys) for keys in everyones}) > 1
+        chosen = assign_writers(everyones)
         self._buffers = Buffers(tensors, chosen, self._peers.rank)
         return self._buffers
 
@@ -225,7 +232,7 @@ class Checkpoints:
         self._pending = Future()
 
         def publish(outcome: Future[Name]) -> None:
-            self._publish(lambda: Snapshot(step, best, complete(), tree, own), outcome)
+            self._publish(lambda: Snapshot(step, best, complete(), tree, own, self._parts_differ), outcome)
 
         threading.Thread(target=publish, args=(self._pending,), name="checkpoint", daemon=True).start()
         return time.perf_counter() - started
@@ -320,10 +327,16 @@ class Checkpoints:
     def _load(self, candidate: Candidate, artifact: Artifact, refused: tuple[str, ...]) -> Restored:
         index = read_index(artifact.directory)
         _, live = self._tree(None)
-        run_and_gather(self._peers, lambda: check_tensors(candidate, index, live))
+        sizes: dict[str, tuple[int, ...]] = {}
+        for of_rank in self._peers.gather({name: tuple(tensor.shape) for name, tensor in live.items()}):
+            sizes |= of_rank
+        check_tensors(candidate, index, sizes)
+        # What only other ranks hold is theirs to read; what none holds yet is read by all.
+        others = sizes.keys() - live.keys()
         tensors = {
             name: live[name] if name in live else torch.empty(entry["size"], dtype=getattr(torch, entry["dtype"]))
             for name, entry in index.items()
+            if name not in others
         }
         dcp.load(
             tensors,
@@ -338,7 +351,7 @@ class Checkpoints:
         for name, part in self._parts.items():
             part.load_state_dict(tree["parts"][name])
         ranks = [json.loads(artifact.path(rank_file(rank)).read_bytes()) for rank in range(artifact.made_by["world"])]
-        same = len(ranks) == self._peers.world
+        same = len(ranks) == self._peers.world and artifact.made_by.get("layout", []) == self._layout
         if same:
             restore_random_state(ranks[self._peers.rank]["random"])
         owns = tuple(rank["own"] for rank in ranks)
@@ -373,10 +386,11 @@ def remove_stale_staging(publisher: Publisher) -> None:
                 shutil.rmtree(directory)
 
 
-def check_tensors(candidate: Candidate, index: Mapping[str, Any], live: Mapping[str, Tensor]) -> None:
-    """Raise ``UserError`` unless the model's and the optimiser's tensors are the checkpoint's, in name and size."""
+def check_tensors(candidate: Candidate, index: Mapping[str, Any], live: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise ``UserError`` unless the model's and the optimiser's tensors (``live``, of all ranks) are the checkpoint's,
+    in name and size."""
     then = {n: tuple(e["size"]) for n, e in index.items() if n.startswith(("model/", "optimizer/"))}
-    now = {n: tuple(t.shape) for n, t in live.items() if n.startswith(("model/", "optimizer/"))}
+    now = {n: size for n, size in live.items() if n.startswith(("model/", "optimizer/"))}
     for name in sorted({*then, *now}):
         if then.get(name) != now.get(name):
             raise UserError(
