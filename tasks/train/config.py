@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from tasks.settings import Settings, settings
+from tasks.train.parallel.config import ParallelConfig
 
 
 @settings
@@ -59,7 +61,12 @@ class TrainingConfig(Settings):
     resume: Literal["auto", "never"] = "auto"
     """Whether to go on from an older checkpoint: "never" leaves them alone."""
 
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    """How the model is divided among the processes."""
+
     def check(self) -> None:
+        if self.parallel.divides and self.ema:
+            raise self.reject("ema", "0 with training.parallel: averages of divided weights are not built")
         ways = ("checkpoint_every", "checkpoint_seconds", "mean_time_between_failures")
         chosen = [name for name in ways if getattr(self, name)]
         if len(chosen) > 1:

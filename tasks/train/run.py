@@ -21,21 +21,24 @@ from tasks.distributed.process_group import Group, process_group
 from tasks.errors import Preempted, UserError
 from tasks.logs import logger
 from tasks.models.config import ModelConfig
-from tasks.models.factory import build
+from tasks.models.factory import Predictor, build
 from tasks.models.trained import write_trained
 from tasks.settings import to_dict
 from tasks.train.checkpoint import Checkpoints, Restored, Retention
 from tasks.train.checkpoint.random_state import seed_generators
 from tasks.train.config import TrainingConfig
-from tasks.train.data.order import ORDER_VERSION
+from tasks.train.data.loader import layout as layout_of
+from tasks.train.data.order import ORDER_VERSION, GlobalOrder
 from tasks.train.device_clock import clock_of
 from tasks.train.loop.ema import AveragedWeights
 from tasks.train.loop.precision import LossScaler, kernels, resolve_precision
-from tasks.train.loop.probe import probe
+from tasks.train.loop.probe import Traits, probe
 from tasks.train.loop.replicas import replicate
 from tasks.train.loop.state import Progress, TrainingState, weights_of
-from tasks.train.loop.step import make_optimizer
+from tasks.train.loop.step import make_optimizer, micro_batches, padded_rows
 from tasks.train.loop.train_loop import train_loop
+from tasks.train.parallel.divide import DividedModel, divide
+from tasks.train.parallel.layout import Layout
 from tasks.train.survival.checkpoint_interval import Interval
 from tasks.train.survival.goodput import RESTORE, GoodputRecorder
 from tasks.train.survival.guard import Guard
@@ -43,6 +46,7 @@ from tasks.train.survival.notices import Watcher, metadata_servers
 from tasks.train.survival.reproducibility import conditions, describe_changes
 
 LOG = logger("train")
+META = torch.device("meta")
 
 
 @dataclass(frozen=True)
@@ -86,9 +90,16 @@ def run(request: TrainingRequest) -> None:
         with same_error_on_all_ranks():
             data = open_prepared(request.prepared)
             check_rows(data)
-            predictor = build(model, data.signature, training.seed).to(group.device)
+            predictor = build(model, data.signature, training.seed, empty=training.parallel.divides)
             precision = resolve_precision(training.precision, group.device)
-            traits = probe(predictor, group.device)
+            empty = any(parameter.is_meta for parameter in predictor.parameters())
+            traits = probe(predictor if empty else predictor.to(group.device), META if empty else group.device)
+            check_divisible(training, traits, precision)
+        with same_error_on_all_ranks():
+            layout = Layout.connect(training.parallel, group.rank, group.world, group.device)
+            divided = divide_model(predictor, data, training, layout, group) if training.parallel.divides else None
+        if divided:
+            predictor = divided.model
         averaged = AveragedWeights(predictor, training.ema) if training.ema else None
         state = TrainingState(
             model=predictor,
@@ -98,13 +109,14 @@ def run(request: TrainingRequest) -> None:
             progress=Progress(),
             traits=traits,
             averaged=averaged,
+            divided=divided,
             conditions=conditions(training, group),
             losses=torch.zeros(2, dtype=torch.float64, device=group.device),
         )
         # From here on only dropout and the like draw random numbers, different ones on each rank. A user's model may
         # also draw from Python's and NumPy's generators, so these are seeded too.
-        seed_generators(training.seed * 1_000_003 + group.rank + 1)
-        ddp = replicate(predictor, traits, group)
+        seed_generators(training.seed * 1_000_003 + layout.data_rank + 1)
+        ddp = predictor if divided else replicate(predictor, traits, group)
         clock = clock_of(group.device)
         every = interval(training, data)
         checkpoints = Checkpoints(
@@ -118,6 +130,7 @@ def run(request: TrainingRequest) -> None:
             run=request.execution,
             resume=training.resume,
             retention=Retention(regular=every.steps),
+            layout=layout.sizes if divided else (),
             clock=clock,
         )
         recorder = GoodputRecorder(
@@ -129,7 +142,7 @@ def run(request: TrainingRequest) -> None:
             previous=checkpoints.previous,
         )
         with recorder.time(RESTORE):
-            restored = checkpoints.restore()
+            restored = checkpoints.restore(into=state.to_save())
         if restored:
             state.apply(restored, group)
             if group.rank == 0:
@@ -144,7 +157,9 @@ def run(request: TrainingRequest) -> None:
         def restore(least: int, most: int) -> Restored | None:
             # A checkpoint that a notice brought about is none to go back to: another run would not have it.
             regular = every.steps or 1
-            return checkpoints.restore(lambda name: least <= name.step <= most and name.step % regular == 0)
+            return checkpoints.restore(
+                lambda name: least <= name.step <= most and name.step % regular == 0, into=state.to_save()
+            )
 
         first_step = state.progress.step
         guard.begin(first_step)
@@ -159,13 +174,16 @@ def run(request: TrainingRequest) -> None:
         guard.close()
         goodput = recorder.summary()
         checkpoints.close()
+        best, last = state.best_weights, state.weights()
+        if divided:
+            best, last = divided.whole(best), divided.whole(last)
         if group.rank == 0:
             write_trained(
                 request.directory,
                 config=model,
                 signature=data.signature,
-                best=state.best_weights,
-                last=state.weights(),
+                best=best,
+                last=last,
                 history=history(state, group, precision),
                 attempt={
                     "steps": state.progress.step - first_step,
@@ -177,6 +195,30 @@ def run(request: TrainingRequest) -> None:
             )
             LOG.info("%s", goodput)
         dist.barrier()
+
+
+def divide_model(
+    predictor: Predictor, data: PreparedData, training: TrainingConfig, layout: Layout, group: Group
+) -> DividedModel:
+    """Divide the model for micro-batches of the size that this training has."""
+    largest = GlobalOrder(layout_of(data, "train"), training.batch_size, training.seed).largest
+    padded = padded_rows(-(-largest // layout.data_size), training.accumulation)
+    pieces = len(micro_batches(padded, training.accumulation))
+    return divide(predictor, layout, group.device, training.seed, micro_batches=pieces, rows=padded // pieces)
+
+
+def check_divisible(training: TrainingConfig, traits: Traits, precision: str) -> None:
+    """Raise ``UserError`` for models and types of numbers that no layout divides."""
+    if training.parallel.divides and traits.couples_rows:
+        raise UserError(
+            "training.parallel: this model has batch normalisation or buffers that change, which cannot be divided; "
+            "expected no shard, pipeline or tensor, or layer or group normalisation instead"
+        )
+    if training.parallel.divides and precision == "fp16":
+        raise UserError(
+            "training.precision: fp16 is not allowed with training.parallel, where its loss scaling was never tried; "
+            "expected bf16 or fp32"
+        )
 
 
 def check_rows(data: PreparedData) -> None:
@@ -191,7 +233,7 @@ def identity(data: PreparedData, model: ModelConfig, training: TrainingConfig) -
     divided into micro-batches and how often checkpoints are saved."""
     free = {
         *("accumulation", "checkpoint_every", "checkpoint_seconds", "mean_time_between_failures"),
-        *("checkpoint_uri", "resume", "skip_nonfinite"),
+        *("checkpoint_uri", "resume", "skip_nonfinite", "parallel"),
     }
     settings = {name: value for name, value in to_dict(training).items() if name not in free}
     return {

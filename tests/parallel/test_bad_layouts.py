@@ -9,9 +9,12 @@ import torch
 
 from tasks.artifacts.prepared import Signature, TensorSpec
 from tasks.errors import UserError
+from tasks.hardware.profile import load
 from tasks.models.config import ModelConfig
 from tasks.models.factory import build
 from tasks.models.plan import blocks_of, plan_of
+from tasks.train.config import TrainingConfig
+from tasks.train.loop.probe import Traits
 from tasks.train.parallel.config import ParallelConfig
 from tasks.train.parallel.layout import Layout, check_plan
 from tests.support.layout_runs import SIGNATURE, SIZES
@@ -85,6 +88,31 @@ def test_a_model_without_a_plan_is_only_sharded() -> None:
             check_plan(ParallelConfig(**{setting: 2}), plan_of(resnet), 4)
     check_plan(ParallelConfig(shard="weights"), plan_of(resnet), 1)
     assert blocks_of(resnet) == tuple(f"blocks.{number}" for number in range(6))
+
+
+def test_a_layout_that_does_not_fit_the_profile_ends_before_any_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tasks.config import RunConfig
+    from tasks.task import read_config
+
+    monkeypatch.setattr("tasks.task.current_profile", lambda: load("a100-spot"))
+    fits = RunConfig(training=TrainingConfig(parallel=ParallelConfig(shard="weights", tensor=8)))
+    assert read_config.task_function(config=fits).training.parallel.tensor == 8
+    wrong = RunConfig(training=TrainingConfig(parallel=ParallelConfig(tensor=3)))
+    with pytest.raises(Exception, match=r"training.parallel: pipeline 1 x tensor 3 does not divide the 16 processes"):
+        read_config.task_function(config=wrong)
+
+
+def test_what_no_layout_can_divide() -> None:
+    from tasks.train.run import check_divisible
+
+    sharded = TrainingConfig(parallel=ParallelConfig(shard="weights"))
+    with pytest.raises(UserError, match=r"training.parallel: this model has batch normalisation"):
+        check_divisible(sharded, Traits(couples_rows=True), "fp32")
+    with pytest.raises(UserError, match=r"training.precision: fp16 is not allowed with training.parallel"):
+        check_divisible(sharded, Traits(), "fp16")
+    with pytest.raises(UserError, match=r"training.ema: 0.9 is not allowed; expected 0 with training.parallel"):
+        TrainingConfig(parallel=ParallelConfig(shard="weights"), ema=0.9)
+    check_divisible(TrainingConfig(), Traits(couples_rows=True), "fp16")
 
 
 def test_places_cover_the_mesh_and_neighbours_divide_tensors() -> None:

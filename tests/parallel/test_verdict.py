@@ -41,7 +41,7 @@ def spoil(parallel: dict[str, Any]) -> tuple[float, float, bool]:
     return right, norm.item(), any(not torch.equal(after[name], before[name]) for name in before)
 
 
-@pytest.mark.parametrize("parallel", [{"shard": "weights"}, {"tensor": 2}, {"pipeline": 2}], ids=str)
+@pytest.mark.parametrize("parallel", [{"shard": "weights"}, {"pipeline": 2}], ids=str)
 def test_all_ranks_see_what_one_has(parallel: dict[str, Any], tmp_path: Path) -> None:
     for right, norm, changed in on_ranks(2, partial(spoil, parallel), tmp_path):
         assert 0 < right < float("inf") and norm == float("inf") and not changed

@@ -56,7 +56,15 @@ from tasks.train.checkpoint.publish import (
     staging_prefix,
 )
 from tasks.train.checkpoint.random_state import capture_random_state, restore_random_state
-from tasks.train.checkpoint.restore import Candidate, ResumePolicy, SkippedCheckpoint, candidates, damage, verified
+from tasks.train.checkpoint.restore import (
+    Candidate,
+    ResumePolicy,
+    SkippedCheckpoint,
+    candidates,
+    check_tensors,
+    damage,
+    verified,
+)
 from tasks.train.checkpoint.shards import ShardReader, read_index
 from tasks.train.checkpoint.staging import Buffers, TensorKey, assign_writers, changed_by_optimizer, tensor_keys
 from tasks.train.checkpoint.state_json import join, split
@@ -295,8 +303,10 @@ class Checkpoints:
 
     # Restoring
 
-    def restore(self, accept: Callable[[Name], bool] = lambda name: True) -> Restored | None:
+    def restore(self, accept: Callable[[Name], bool] = lambda name: True, into: Any = None) -> Restored | None:
         """Restore the newest checkpoint that ``accept`` takes and that is intact on every rank; None if there is none.
+
+        The tensors of ``into``, a progress as :meth:`save` takes it, are overwritten and become those of the result's.
 
         Checkpoints of the home are tried before those of ``previous``. All ranks skip damaged ones, which are logged
         and listed in the result. One from ``previous`` is copied to ``home`` before this returns, because Flyte offers
@@ -311,7 +321,7 @@ class Checkpoints:
             candidate = Candidate(self._sources[index], name)
             try:
                 with verified(candidate, self._peers, self._policy) as artifact:
-                    restored = self._load(candidate, artifact, tuple(refused))
+                    restored = self._load(candidate, artifact, into, tuple(refused))
                     if index > 0:
                         self.published = self._publisher.adopt(artifact)
             except SkippedCheckpoint:
@@ -324,9 +334,9 @@ class Checkpoints:
             return restored
         return None
 
-    def _load(self, candidate: Candidate, artifact: Artifact, refused: tuple[str, ...]) -> Restored:
+    def _load(self, candidate: Candidate, artifact: Artifact, into: Any, refused: tuple[str, ...]) -> Restored:
         index = read_index(artifact.directory)
-        _, live = self._tree(None)
+        _, live = self._tree(into)
         sizes: dict[str, tuple[int, ...]] = {}
         for of_rank in self._peers.gather({name: tuple(tensor.shape) for name, tensor in live.items()}):
             sizes |= of_rank
@@ -384,16 +394,3 @@ def remove_stale_staging(publisher: Publisher) -> None:
         if number.isdigit() and int(number) < publisher.attempt:
             with contextlib.suppress(OSError):
                 shutil.rmtree(directory)
-
-
-def check_tensors(candidate: Candidate, index: Mapping[str, Any], live: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise ``UserError`` unless the model's and the optimiser's tensors (``live``, of all ranks) are the checkpoint's,
-    in name and size."""
-    then = {n: tuple(e["size"]) for n, e in index.items() if n.startswith(("model/", "optimizer/"))}
-    now = {n: size for n, size in live.items() if n.startswith(("model/", "optimizer/"))}
-    for name in sorted({*then, *now}):
-        if then.get(name) != now.get(name):
-            raise UserError(
-                f"{candidate.uri}: holds another model: {name} is {then.get(name, 'absent')} there and "
-                f"{now.get(name, 'absent')} here; go on with the same model or start afresh with training.resume=never"
-            )

@@ -146,3 +146,16 @@ def open_verified(peers: Peers, directory: Path) -> Artifact:
 
 def damage(candidate: Candidate, error: DamagedArtifact | MissingObject) -> str:
     return f"{candidate.uri} is damaged ({error.message})"
+
+
+def check_tensors(candidate: Candidate, index: Mapping[str, Any], live: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise ``UserError`` unless the model's and the optimiser's tensors (``live``, of all ranks) are the checkpoint's,
+    in name and size."""
+    then = {n: tuple(e["size"]) for n, e in index.items() if n.startswith(("model/", "optimizer/"))}
+    now = {n: size for n, size in live.items() if n.startswith(("model/", "optimizer/"))}
+    for name in sorted({*then, *now}):
+        if then.get(name) != now.get(name):
+            raise UserError(
+                f"{candidate.uri}: holds another model: {name} is {then.get(name, 'absent')} there and "
+                f"{now.get(name, 'absent')} here; go on with the same model or start afresh with training.resume=never"
+            )

@@ -25,7 +25,10 @@ class Verdict(NamedTuple):
 
 def judge(parameters: Iterable[Tensor]) -> Verdict:
     """The norm of the gradients of ``parameters``, which all ranks hold alike, and whether it can be used."""
-    norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
+    return verdict_of(get_total_norm([p.grad for p in parameters if p.grad is not None]))
+
+
+def verdict_of(norm: Tensor) -> Verdict:
     return Verdict(norm, torch.isfinite(norm).logical_not().to(torch.float32))
 
 

@@ -16,6 +16,7 @@ from tasks.train.checkpoint import Restored
 from tasks.train.loop.ema import AveragedWeights
 from tasks.train.loop.precision import LossScaler
 from tasks.train.loop.probe import Traits
+from tasks.train.parallel.divide import DividedModel
 
 
 @dataclass
@@ -47,6 +48,8 @@ class TrainingState:
     progress: Progress
     traits: Traits = field(default_factory=Traits)
     averaged: AveragedWeights | None = None
+    #: What the model is divided into, if it is; then ``model`` holds this rank's parts.
+    divided: DividedModel | None = None
     #: The conditions of bitwise reproducibility, see :mod:`tasks.train.survival.reproducibility`.
     conditions: dict[str, Any] = field(default_factory=dict)
     #: This rank's sum of losses since the last point of the history, and the number of its rows: float64 ``[2]``, on

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from tasks.distributed.process_group import Group
 from tasks.models.factory import zeros
 from tasks.train.config import TrainingConfig
 from tasks.train.data.loader import Batch
-from tasks.train.loop.gradients import clip, judge, update
+from tasks.train.loop.gradients import clip, judge, update, verdict_of
 from tasks.train.loop.objective import loss_sum
 from tasks.train.loop.precision import autocast
 from tasks.train.loop.probe import ROWS
@@ -85,16 +86,29 @@ def train_step(
     losses = torch.zeros((), dtype=torch.float64, device=group.device)
     divide = coupled_micro_batches if state.traits.couples_rows else micro_batches
     pieces = divide(len(batch.target), config.accumulation)
-    for index, piece in enumerate(pieces):
-        last = index == len(pieces) - 1
-        with nullcontext() if last or not isinstance(model, DistributedDataParallel) else model.no_sync():
-            loss = micro_batch_loss(model, state, config, group, precision, batch, piece)
-            # A loss that is no number makes the gradient none, on all ranks, though its own derivative may be finite.
-            (loss * (group.world / batch.size)).backward(loss.detach() * 0 + state.scaler.scale)
-        losses += loss.detach()
+
+    def divided_loss(outputs: Tensor, first: int) -> Tensor:
+        loss = rows_loss(state, config, batch, outputs, slice(first, first + len(outputs)))
+        losses.add_(loss.detach())
+        return loss * (group.world / batch.size) * (loss.detach() * 0 + state.scaler.scale)
+
+    if state.divided:
+        forward = partial(autocast, precision, group.device)
+        state.divided.accumulate(batch.inputs, pieces, divided_loss, forward)
+    else:
+        for index, piece in enumerate(pieces):
+            last = index == len(pieces) - 1
+            with nullcontext() if last or not isinstance(model, DistributedDataParallel) else model.no_sync():
+                loss = micro_batch_loss(model, state, config, group, precision, batch, piece)
+                # A loss that is no number makes the gradient none, on all ranks, though its own derivative may be
+                # finite.
+                (loss * (group.world / batch.size)).backward(loss.detach() * 0 + state.scaler.scale)
+            losses += loss.detach()
     state.scaler.unscale(parameters)
-    verdict = judge(parameters)
-    if config.clip_norm:
+    verdict = verdict_of(state.divided.norm()) if state.divided else judge(parameters)
+    if config.clip_norm and state.divided:
+        state.divided.clip(verdict.norm, config.clip_norm)
+    elif config.clip_norm:
         clip(parameters, verdict, config.clip_norm)
     update(state.optimizer, verdict)
     state.optimizer.zero_grad(set_to_none=True)
@@ -105,7 +119,8 @@ def train_step(
         broadcast_buffers(changing)
     if state.averaged:
         state.averaged.update(state.progress.step)
-    state.losses += torch.where(skip, 0.0, torch.stack([losses, torch.full_like(losses, batch.rows)]))
+    if state.divided is None or state.divided.counts_losses:
+        state.losses += torch.where(skip, 0.0, torch.stack([losses, torch.full_like(losses, batch.rows)]))
     result = torch.stack([losses, (verdict.skip * (state.scaler.scale <= 1)).double()])
     state.scaler.update(verdict)
     return result
@@ -125,13 +140,18 @@ def micro_batch_loss(
         # A rank may have no rows of a short last batch; it still takes part in the all-reduce of the gradient.
         with running_statistics(state.model):
             return model(*(x.to(group.device) for x in zeros(state.model.signature, ROWS))).float().sum() * 0
+    alone = state.traits.couples_rows and piece.stop - piece.start < ROWS
+    with autocast(precision, group.device), running_statistics(state.model) if alone else nullcontext():
+        outputs = model(*(x[piece] for x in batch.inputs))
+    return rows_loss(state, config, batch, outputs, piece)
+
+
+def rows_loss(state: TrainingState, config: TrainingConfig, batch: Batch, outputs: Tensor, piece: slice) -> Tensor:
+    """The sum of the losses of some rows with these outputs, padding left out."""
     weight = None if batch.weight is None else batch.weight[piece]
     if piece.stop > batch.rows:
         real = torch.arange(piece.start, piece.stop, device=batch.target.device) < batch.rows
         weight = real.float() if weight is None else weight * real
-    alone = state.traits.couples_rows and piece.stop - piece.start < ROWS
-    with autocast(precision, group.device), running_statistics(state.model) if alone else nullcontext():
-        outputs = model(*(x[piece] for x in batch.inputs))
     return loss_sum(state.model.signature, outputs.float(), batch.target[piece], config.label_smoothing, weight)
 
 

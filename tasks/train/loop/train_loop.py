@@ -104,6 +104,8 @@ class TrainLoop:
         self._data = data
         self._config = config
         self._group = group
+        #: The place among the ranks that divide the rows among themselves.
+        self._rows_of = state.divided.sharing_rows(group) if state.divided else group
         self._precision = precision
         self._guard = guard
         self._recorder = recorder
@@ -172,7 +174,7 @@ class TrainLoop:
         return f" (rows {', '.join(map(str, rows))} of the training split by themselves)" if rows else ""
 
     def _batches(self) -> Any:
-        order, group = self._order, self._group
+        order, group = self._order, self._rows_of
         coupled = self._state.traits.couples_rows
         return training_batches(
             *(self._data, order, group.rank, group.world, group.device, order.consumed(self._state.progress.step)),
@@ -194,14 +196,14 @@ class TrainLoop:
         state = self._state
         epoch = self._epoch(state.progress.step)
         with self._recorder.time(EVALUATION):
-            record_evaluation(state, self._data, self._config, self._group, self._precision, epoch, self._guard)
+            record_evaluation(state, self._data, self._config, self._rows_of, self._precision, epoch, self._guard)
         self.report.evaluated(state.progress.step, state.progress.evaluations[-1])
 
     def _give_step(self, batch: Batch) -> None:
         """Give the device the next step."""
         state, progress = self._state, self._state.progress
         with self._guard.step(batch.wait):
-            result = train_step(self._model, state, self._config, self._group, self._precision, batch, self._total)
+            result = train_step(self._model, state, self._config, self._rows_of, self._precision, batch, self._total)
             progress.step += 1
             given = GivenStep(progress.step, on_host(result))
         self._given.append(given)
@@ -225,8 +227,11 @@ class TrainLoop:
 
     def _skipped(self, step: int) -> None:
         state, order = self._state, self._order
+        # One rank cannot try rows alone on a model that is divided.
         state.progress.skipped.append(
-            name_rows(step, state.model, self._data, order, self._config, self._precision, self._group)
+            {"step": step, "rows": []}
+            if state.divided
+            else name_rows(step, state.model, self._data, order, self._config, self._precision, self._group)
         )
         if self._group.rank == 0:
             LOG.warning("skips step %d: its loss or gradient is no number%s", step, self._rows())

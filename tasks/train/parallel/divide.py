@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import torch
@@ -46,21 +47,32 @@ class DividedModel:
         """This process's place among those that divide a batch's rows among themselves."""
         return replace(group, rank=self._layout.data_rank, world=self._layout.data_size)
 
-    def accumulate(self, inputs: Sequence[Tensor], pieces: Sequence[slice], loss_of: LossOf) -> None:
-        """Add the gradients of all micro-batches ``pieces`` of the batch ``inputs``.
+    def accumulate(
+        self,
+        inputs: Sequence[Tensor],
+        pieces: Sequence[slice],
+        loss_of: LossOf,
+        forward: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        """Add the gradients of all micro-batches ``pieces`` of the batch ``inputs``, whose forward passes run in the
+        context ``forward()``.
 
         ``loss_of(outputs, first row)`` gives the loss of a micro-batch, scaled so that the mean of the gradients of all
         data-parallel processes is that of the batch. It is called where the outputs are: on the last stage. The
         gradients are whole, and alike on all processes that hold the same part.
         """
         if self._pipeline:
-            self._pipeline.step(inputs[0], loss_of)
+            # Forward and backward passes alternate, so both run in it.
+            with forward():
+                self._pipeline.step(inputs[0], loss_of)
         else:
             (model,) = self._parts
             for piece in pieces:
                 if self._layout.config.shard != "none":
                     switch(model, self._layout.config, last=piece == pieces[-1])
-                loss_of(model(*(x[piece] for x in inputs)), piece.start).backward()
+                with forward():
+                    outputs = model(*(x[piece] for x in inputs))
+                loss_of(outputs, piece.start).backward()
         settle(self.parameters(), self._layout)
 
     @torch.no_grad()
@@ -99,6 +111,7 @@ class JoinedParts(Predictor):
 
     def __init__(self, parts: list[Predictor]) -> None:
         super().__init__(parts[0].signature, nn.Module())
+        self.row_bytes = parts[0].row_bytes
         self._stages = tuple(parts)  # in a tuple, where torch does not find them
         for part in parts:
             for prefix, module in part.network.named_modules():
