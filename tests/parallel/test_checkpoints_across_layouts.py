@@ -15,7 +15,6 @@ from tests.support.layout_runs import Case, Outcome, divided
 
 SAVED_AT, STEPS = 4, 9
 LAYOUTS = {
-    "weights 1": Case(1, {"shard": "weights"}),
     "weights 2": Case(2, {"shard": "weights"}),
     "weights 3": Case(3, {"shard": "weights"}),
     "hybrid 4": Case(4, {"shard": "weights", "replicas": 2}),

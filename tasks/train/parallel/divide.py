@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -96,6 +97,8 @@ class DividedModel:
     @torch.no_grad()
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The whole tensors of which these are this process's parts, on rank 0's host. All ranks must call this."""
+        # Torch warns that a tensor that is divided twice takes two gathers.
+        logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
         mine = {name: x.full_tensor() if isinstance(x, DTensor) else x for name, x in tensors.items()}
         mine = {name: tensor.cpu() for name, tensor in mine.items()}
         if self._pipeline is None:
