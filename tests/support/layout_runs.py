@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial
 from torch.nn import functional
 
 from tasks.artifacts.prepared import Signature, TensorSpec
@@ -196,10 +196,9 @@ def break_something(fault: str) -> None:
 
         divide.total_norm = stage_norm  # type: ignore[assignment]
     elif fault == "tensor gradient not summed":
-        from torch.distributed.tensor import DTensor
 
         def relabel(parameters: Any, layout: Any) -> None:
-            for p in parameters:
+            for p in (p for p in parameters if Partial() in p.grad.placements):
                 p.grad = DTensor.from_local(p.grad.to_local(), p.device_mesh, p.placements, run_check=False)
 
         divide.settle = relabel  # type: ignore[assignment]
