@@ -104,9 +104,13 @@ def ours(trainer: Trainer, place: Path) -> Way:
     )
     checkpoints.prepare({})
 
+    def stall() -> float:
+        wait = checkpoints.pop_step_wait()
+        return wait.stall() if wait else 0.0
+
     def save(round_: int) -> Save:
         checkpoints.save(round_ + 1, {})
-        return Save(checkpoints.finish, checkpoints.busy, checkpoints.pop_step_wait)
+        return Save(checkpoints.finish, checkpoints.busy, stall)
 
     return save
 

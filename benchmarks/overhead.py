@@ -24,14 +24,12 @@ import click
 import numpy as np
 import torch
 import torch.distributed as dist
-from scipy.stats import binom
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from harness.command import benchmark
 from harness.processes import on_ranks
 from harness.table import Column, Table
-from harness.turns import Figures, medians
+from harness.turns import Figures, interval_of_median, medians
 from tasks.artifacts.prepared import PreparedData
 from tasks.distributed.process_group import Group
 from tasks.models.factory import Predictor
@@ -39,9 +37,11 @@ from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import prepare
 from tasks.train.checkpoint import Checkpoints, Retention
 from tasks.train.config import TrainingConfig
+from tasks.train.loop.precision import LossScaler
+from tasks.train.loop.replicas import replicate
 from tasks.train.loop.state import Progress, TrainingState, weights_of
-from tasks.train.loop.step import make_optimizer, warm_up_ddp_buckets
-from tasks.train.loop.train_loop import checkpoint_state, train_loop
+from tasks.train.loop.step import make_optimizer
+from tasks.train.loop.train_loop import train_loop
 from tasks.train.survival.checkpoint_interval import Interval
 from tasks.train.survival.goodput import STALL, GoodputRecorder
 from tasks.train.survival.guard import Guard
@@ -116,8 +116,11 @@ class NoGuard(Guard):
         pass
 
     @contextmanager
-    def step(self) -> Iterator[None]:
+    def step(self, waited: float = 0.0) -> Iterator[None]:
         yield
+
+    def finished(self, step: int) -> None:
+        pass
 
     def after_step(self, step: int, capture: Any) -> None:
         pass
@@ -143,16 +146,15 @@ class Bench:
         self.state = TrainingState(
             predictor,
             make_optimizer(predictor, self.training),
-            torch.amp.GradScaler("cpu", enabled=False),
+            LossScaler(self.group.device, enabled=False),
             weights_of(predictor),
             Progress(),
         )
-        self.ddp = DistributedDataParallel(predictor)
-        warm_up_ddp_buckets(self.ddp, self.state, self.group)
+        self.ddp = replicate(predictor, self.state.traits, self.group)
         self.checkpoints = Checkpoints(
             home, model=predictor, optimizer=self.state.optimizer, identity={}, retention=Retention(last=1)
         )
-        self.checkpoints.prepare(checkpoint_state(self.state))
+        self.checkpoints.prepare(self.state.to_save())
         self.turns = 0
 
     def turn(self, guarded: bool, watcher: Watcher) -> tuple[float, float]:
@@ -171,7 +173,7 @@ class Bench:
         training = replace(self.training, epochs=self.turns)
         dist.barrier()
         begun = time.perf_counter()
-        train_loop(self.ddp, self.state, self.data, training, self.group, "fp32", guard, ledger)
+        train_loop(self.ddp, self.state, self.data, training, self.group, "fp32", guard, ledger, lambda *_: None)
         seconds = time.perf_counter() - begun
         stall = ledger.record.seconds[STALL] if guarded else 0.0
         if guarded:
@@ -199,14 +201,13 @@ def measure(scratch: str, rounds: int, steps: int) -> dict[str, list[Figures]]:
 
 def summary(rounds: list[Figures]) -> Figures:
     """The median of a step's time over that without, and an interval that holds it in 95 of 100 cases."""
-    ratios = sorted(round_["ratio"] for round_ in rounds)
-    outside = int(binom.ppf(0.025, len(ratios), 0.5))
+    ratio, low, high = interval_of_median([round_["ratio"] for round_ in rounds])
     rest = medians(rounds)
     return {
         "step_ms": 1e3 * rest["step"],
-        "ratio": rest["ratio"],
-        "ratio_low": ratios[max(0, outside - 1)],
-        "ratio_high": ratios[min(len(ratios) - 1, len(ratios) - outside)],
+        "ratio": ratio,
+        "ratio_low": low,
+        "ratio_high": high,
         "stall": rest["stall"],
     }
 

@@ -11,6 +11,7 @@ from tasks.config import RunConfig
 from tasks.export.config import ExportConfig
 from tasks.flyte.metadata import on
 from tasks.flyte.stage import BY_VALUE, map_errors
+from tasks.hardware.profile import current_profile
 from tasks.models.config import ModelConfig
 from tasks.train.config import TrainingConfig
 
@@ -28,8 +29,14 @@ class Sections(NamedTuple):
 @task(**on("fingerprint"))
 @map_errors
 def read_config(config: RunConfig) -> Sections:
-    """Hand the sections on. Never cached: edited model code is new work."""
+    """Hand the sections on. Never cached: edited model code is new work.
+
+    Raises ``UserError`` before anything else runs if the layout of the training does not fit its processes.
+    """
     from tasks.models.source_code import fingerprint_model
 
+    place = current_profile().placement("train")
+    if place.processes:  # else as many as the machine has
+        config.training.parallel.sizes(place.nodes * place.processes, place.nodes)
     code = fingerprint_model(config.model)
     return Sections(config.model, config.training, config.export, config.collectives, code)

@@ -23,7 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "hardware": BASE,
     "artifacts": BASE | {"storage"},
     "models": BASE | {"artifacts"},
-    "flyte": BASE | {"logs", "artifacts", "storage", "hardware"},
+    "flyte": BASE | {"logs", "artifacts", "storage", "distributed", "hardware"},
     **dict.fromkeys(("preprocess", "train", "evaluate", "export", "collectives"), SHARED),
     **dict.fromkeys(("report", "doctor"), SHARED | {"cron"}),
 }

@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
+from scipy.stats import binom
+
 Figures = dict[str, float]
 
 
@@ -25,3 +27,11 @@ def medians(runs: Sequence[Mapping[str, float]]) -> Figures:
 def settled(runs: Sequence[Mapping[str, float]]) -> Figures:
     """The medians without the first turn, which warms caches, where there are others."""
     return medians(runs[1:] or runs)
+
+
+def interval_of_median(values: Sequence[float]) -> tuple[float, float, float]:
+    """The median, and the ends of an interval that holds it in 95 of 100 cases, whatever the distribution."""
+    ordered = sorted(values)
+    outside = int(binom.ppf(0.025, len(ordered), 0.5))
+    low, high = ordered[max(0, outside - 1)], ordered[min(len(ordered) - 1, len(ordered) - outside)]
+    return statistics.median(ordered), low, high

@@ -50,7 +50,7 @@ def segment_number(name: str) -> int:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One input of the model: ``[batch, *shape]`` of ``dtype`` (float32, int32 or uint8)."""
+    """One input of the model: ``[batch, *shape]`` of ``dtype`` (float32, int32, int64 or uint8)."""
 
     name: str
     dtype: str
@@ -67,10 +67,13 @@ class Signature:
     ``image`` (uint8 ``[batch, channels, height, width]``; the model itself standardises with ``image_mean`` and
     ``image_std``, per channel, in units of the stored values). A classifier returns logits ``[batch, classes]``; a
     regressor returns ``[batch, 1]``, in units of the target.
+
+    Rows of token ids have the input ``tokens`` (int64 ``[batch, length]``, below ``buckets``) and the task "next
+    token": a model returns logits ``[batch, length, buckets]``, and the target is the row shifted by one.
     """
 
     inputs: tuple[TensorSpec, ...]
-    task: str  # "classification" or "regression"
+    task: str  # "classification", "regression" or "next token"
     target: str
     classes: tuple[str, ...] = ()
     cardinalities: tuple[int, ...] = ()
@@ -86,17 +89,39 @@ class Signature:
 
     @property
     def outputs(self) -> int:
-        return len(self.classes) if self.task == "classification" else 1
+        """The size of a model's output for one row, or for one token."""
+        return {"classification": len(self.classes), "next token": self.buckets}.get(self.task, 1)
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """The shape of a model's output for one row."""
+        return (*self.inputs[0].shape, self.outputs) if self.task == "next token" else (self.outputs,)
 
     @property
     def labels(self) -> tuple[TensorSpec, ...]:
         """The fields of a stored row besides the inputs: the target and, if rows are weighted, the weight."""
+        if self.task == "next token":
+            return (TensorSpec(TARGET, self.inputs[0].dtype, self.inputs[0].shape),)
         target = TensorSpec(TARGET, "int32" if self.task == "classification" else "float32", ())
         return (target, TensorSpec(WEIGHT, "float32", ())) if self.weight else (target,)
 
     @property
     def record(self) -> np.dtype:
-        """The dtype of one stored row: every field aligned to four bytes, the inputs first and then the labels."""
+        """The dtype of one stored row: every field aligned to four bytes, the inputs first and then the labels.
+
+        A row of tokens is stored once, with one token more than its length: input and target overlap.
+        """
+        if self.task == "next token":
+            token, (length,) = np.dtype(self.inputs[0].dtype).newbyteorder("<"), self.inputs[0].shape
+            places = {self.inputs[0].name: 0, TARGET: token.itemsize}
+            return np.dtype(
+                {
+                    "names": list(places),
+                    "formats": [(token, (length,))] * 2,
+                    "offsets": list(places.values()),
+                    "itemsize": token.itemsize * (length + 1),
+                }
+            )
         names, formats, offsets, offset = [], [], [], 0
         for spec in (*self.inputs, *self.labels):
             scalar = np.dtype(spec.dtype).newbyteorder("<")

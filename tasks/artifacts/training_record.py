@@ -36,6 +36,22 @@ class ValidationPoint(TypedDict):
     train_loss: NotRequired[float]
 
 
+class SkippedStep(TypedDict):
+    """A step whose update was skipped, as its loss or its gradient was no number."""
+
+    step: int
+    #: Rows of the training split, counted through its files, that give such a loss or gradient by themselves; at most
+    #: eight of each process, and none where it takes several rows.
+    rows: list[int]
+
+
+class LeftOut(TypedDict):
+    """Training went back to the checkpoint of step ``after`` and on with step ``through`` + 1."""
+
+    after: int
+    through: int
+
+
 class ProcessGroupFigures(TypedDict):
     """The process group that finished the run."""
 
@@ -56,6 +72,8 @@ class History(TypedDict):
     stopped_early: bool
     parameters: int
     world: ProcessGroupFigures
+    skipped: NotRequired[list[SkippedStep]]
+    left_out: NotRequired[list[LeftOut]]
 
 
 class Goodput(TypedDict):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import signal
 
-import torch
 from flytekit.exceptions.user import FlyteRecoverableException, FlyteUserRuntimeException
 from flytekit.extend import IgnoreOutputs
 from torch.distributed import DistError
@@ -18,6 +17,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError
 
+from tasks.distributed.explained import explained
 from tasks.errors import Interrupted, UserError
 from tasks.flyte.reports import Outcome, Report
 from tasks.storage import StorageUnavailable
@@ -84,8 +84,8 @@ def lost_worker(error: Exception) -> str:
 def as_seen_by_flyte(error: Exception) -> Exception:
     """The error that a worker raises instead of ``error``: an ``Interrupted`` if another attempt can help, a
     ``UserError`` if a setting can, else the same."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return UserError(f"training.accumulation: out of memory ({error}); raise it, or lower training.batch_size")
+    if mendable := explained(error):
+        return mendable
     if isinstance(error, (StorageUnavailable, DistError)) or lost_peer(error):
         return Interrupted(f"{type(error).__name__}: {error}")
     return error

@@ -14,8 +14,9 @@ class ModelConfig(Settings):
     section = "model"
 
     name: str = "auto"
-    """The network: "auto" takes the MLP for tables and the ResNet for images; otherwise "mlp", "resnet", or your own as
-    "package.module:factory", called with the Signature and the arguments."""
+    """The network: "auto" takes the MLP for tables, the ResNet for images and the transformer for rows of tokens;
+    otherwise "mlp", "resnet", "transformer", or your own as "package.module:factory", called with the Signature and
+    the arguments."""
     # A bare dict: flytekit warns of pickles at every start if it finds an Any in a type.
     arguments: dict = field(default_factory=dict)
     """Keyword arguments of the factory."""
@@ -23,7 +24,7 @@ class ModelConfig(Settings):
     def check(self) -> None:
         if odd := next((name for name in self.arguments if not isinstance(name, str)), None):
             raise self.reject("arguments", f"names of keyword arguments, not {odd!r}")
-        builtin = ("auto", "mlp", "resnet")
+        builtin = ("auto", "mlp", "resnet", "transformer")
         module, colon, factory = self.name.partition(":")
         if self.name not in builtin and not (module and colon and factory.isidentifier()):
             raise self.reject("name", f"one of {', '.join(builtin)}, or your own as 'package.module:factory'")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -12,21 +13,26 @@ from torch import Tensor, nn
 from tasks.artifacts.prepared import Signature
 from tasks.errors import UserError
 from tasks.models.config import ModelConfig
+from tasks.models.footprint import ResultBytes
+from tasks.models.initial import fill
 from tasks.models.mlp import MLP
 from tasks.models.resnet import ResNet
 from tasks.models.source_code import import_from_working_directory
+from tasks.models.transformer import Transformer
 
 
 class Predictor(nn.Module):
     """A network together with the scaling of its inputs and outputs.
 
     ``forward(*inputs)`` takes tensors with the dtypes and values of the stored records, in the order of the signature.
-    It returns logits ``[batch, classes]`` or, for a regression, values ``[batch, 1]`` in units of the target. The same
-    module is trained, evaluated and exported.
+    It returns logits ``[batch, classes]``, or ``[batch, length, tokens]`` for rows of tokens, or, for a regression,
+    values ``[batch, 1]`` in units of the target. The same module is trained, evaluated and exported.
     """
 
     image_mean: Tensor
     image_std: Tensor
+    #: Bytes of the results of all operations of a forward pass, for each row; measured by :func:`build`.
+    row_bytes: int = 0
 
     def __init__(self, signature: Signature, network: nn.Module) -> None:
         super().__init__()
@@ -48,20 +54,30 @@ def resolve(config: ModelConfig, signature: Signature) -> str:
     """The name of the network, with "auto" resolved."""
     if config.name != "auto":
         return config.name
+    if signature.task == "next token":
+        return "transformer"
     return "resnet" if signature.image_mean else "mlp"
 
 
-def build(config: ModelConfig, signature: Signature, seed: int) -> Predictor:
+def build(config: ModelConfig, signature: Signature, seed: int, *, empty: bool = False) -> Predictor:
     """Build the network with initial weights from ``seed``, and run it on a batch of zeros.
 
-    Raises ``UserError`` if the factory is missing or raises, or if its network does not fit the data.
+    A network that states the standard deviations of its parameters (``initial_std``, see
+    :mod:`tasks.models.initial`) is built and tried on the meta device, and filled afterwards; if ``empty``, it stays
+    there, so that each device can fill its own part. Raises ``UserError`` if the factory is missing or raises, or if
+    its network does not fit the data.
     """
     name = resolve(config, signature)
-    factory: Callable[..., Any] = {"mlp": MLP, "resnet": ResNet}.get(name) or imported(name)
+    built_in: dict[str, Callable[..., Any]] = {"mlp": MLP, "resnet": ResNet, "transformer": Transformer}
+    factory = built_in.get(name) or imported(name)
     torch.manual_seed(seed)
     arguments = {key: tuple(value) if isinstance(value, list) else value for key, value in config.arguments.items()}
+    device = torch.device("meta" if hasattr(factory, "initial_std") else "cpu")
     try:
-        network = factory(signature, **arguments)
+        with device if device.type == "meta" else nullcontext():
+            network = factory(signature, **arguments)
+    except UserError:
+        raise
     except Exception as error:
         raise UserError(f"model.name: {name}({arguments or ''}) raised {type(error).__name__}: {error}") from error
     if not isinstance(network, nn.Module):
@@ -69,16 +85,20 @@ def build(config: ModelConfig, signature: Signature, seed: int) -> Predictor:
     predictor = Predictor(signature, network)
     was_training = predictor.training
     try:
-        with torch.no_grad():
-            output = predictor.eval()(*zeros(signature, 2))
+        with torch.no_grad(), ResultBytes() as results:
+            output = predictor.eval()(*(x.to(device) for x in zeros(signature, 2)))
     except Exception as error:
         takes = ", ".join(f"{spec.name} {spec.dtype} [batch, {str(spec.shape)[1:-1]}]" for spec in signature.inputs)
         raise UserError(
             f"model.name: {name} cannot run on this data: {type(error).__name__}: {error}; it is given {takes}"
         ) from error
-    if getattr(output, "shape", None) != (2, signature.outputs):
+    if getattr(output, "shape", None) != (2, *signature.output_shape):
         shape = list(getattr(output, "shape", ())) or type(output).__name__
-        raise UserError(f"model.name: {name} gave {shape} for a batch of 2; expected [2, {signature.outputs}]")
+        expected = [2, *signature.output_shape]
+        raise UserError(f"model.name: {name} gave {shape} for a batch of 2; expected {expected}")
+    if device.type == "meta" and not empty:
+        fill(network.to_empty(device="cpu"), seed)
+    predictor.row_bytes = results.total // 2
     return predictor.train(was_training)
 
 

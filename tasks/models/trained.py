@@ -39,8 +39,10 @@ class TrainedModel:
 
     def load(self, which: str = "best") -> Predictor:
         """The network with its ``best`` or ``last`` weights, in evaluation mode, on the CPU."""
-        predictor = build(self.config, self.signature, seed=0)
-        predictor.load_state_dict(load(self.artifact.read_bytes(f"{which}.safetensors")))
+        predictor = build(self.config, self.signature, seed=0, empty=True)
+        # Parameters without memory become the tensors of the file.
+        unfilled = any(parameter.is_meta for parameter in predictor.parameters())
+        predictor.load_state_dict(load(self.artifact.read_bytes(f"{which}.safetensors")), assign=unfilled)
         return predictor.eval()
 
     @property

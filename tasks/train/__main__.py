@@ -18,6 +18,7 @@ import click
 from tasks.artifacts.format import MANIFEST
 from tasks.artifacts.streamed import make_stub
 from tasks.config import RunConfig
+from tasks.distributed.explained import explained
 from tasks.errors import UserError
 from tasks.hardware.profile import current_profile
 from tasks.storage import STORES
@@ -60,7 +61,12 @@ def main(prepared: str, output: Path, config: Path | None) -> None:
             execution=os.environ.get("TORCHELASTIC_RUN_ID", "").removeprefix("none"),
             made_by={"command": "tasks.train"},
         )
-        run(request)
+        try:
+            run(request)
+        except Exception as error:
+            if mendable := explained(error):
+                raise mendable from None
+            raise
 
 
 if __name__ == "__main__":

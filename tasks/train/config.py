@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from tasks.settings import Settings, settings
+from tasks.train.parallel.config import ParallelConfig
 
 
 @settings
@@ -35,6 +37,15 @@ class TrainingConfig(Settings):
     """The share of each label that is spread over all classes."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """The type that is computed in: "auto" takes bf16 where the GPU has it, else fp16 on a GPU, else fp32."""
+    tf32: bool = False
+    """Whether GPUs may round the factors of fp32 matrix products and convolutions to 10 bits: faster, less exact."""
+    deterministic: bool = True
+    """Whether only kernels are used that give the same bits every time; GPUs have faster ones for some operations."""
+    ema: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Decay per step of an exponential moving average of the weights, which is then what is evaluated and kept as the
+    trained model; 0 switches it off."""
+    skip_nonfinite: Annotated[int, Field(ge=0)] = 3
+    """Steps in a row that are skipped as their loss or gradient is no number; one more goes back to a checkpoint."""
     evaluate_every: Annotated[int, Field(ge=0)] = 0
     """Steps between evaluations; 0 means once an epoch."""
     patience: Annotated[int, Field(ge=0)] = 5
@@ -50,7 +61,12 @@ class TrainingConfig(Settings):
     resume: Literal["auto", "never"] = "auto"
     """Whether to go on from an older checkpoint: "never" leaves them alone."""
 
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    """How the model is divided among the processes."""
+
     def check(self) -> None:
+        if self.parallel.divides and self.ema:
+            raise self.reject("ema", "0 with training.parallel: averages of divided weights are not built")
         ways = ("checkpoint_every", "checkpoint_seconds", "mean_time_between_failures")
         chosen = [name for name in ways if getattr(self, name)]
         if len(chosen) > 1:

@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 from tasks.artifacts.prepared import PreparedData
 from tasks.artifacts.streamed import open_prepared
@@ -22,17 +21,24 @@ from tasks.distributed.process_group import Group, process_group
 from tasks.errors import Preempted, UserError
 from tasks.logs import logger
 from tasks.models.config import ModelConfig
-from tasks.models.factory import build
+from tasks.models.factory import Predictor, build
 from tasks.models.trained import write_trained
 from tasks.settings import to_dict
-from tasks.train.checkpoint import Checkpoints
+from tasks.train.checkpoint import Checkpoints, Restored, Retention
 from tasks.train.checkpoint.random_state import seed_generators
 from tasks.train.config import TrainingConfig
-from tasks.train.data.order import ORDER_VERSION
-from tasks.train.loop.precision import resolve_precision, scaler
+from tasks.train.data.loader import layout as layout_of
+from tasks.train.data.order import ORDER_VERSION, GlobalOrder
+from tasks.train.device_clock import clock_of
+from tasks.train.loop.ema import AveragedWeights
+from tasks.train.loop.precision import LossScaler, kernels, resolve_precision
+from tasks.train.loop.probe import Traits, probe
+from tasks.train.loop.replicas import replicate
 from tasks.train.loop.state import Progress, TrainingState, weights_of
-from tasks.train.loop.step import make_optimizer, warm_up_ddp_buckets
-from tasks.train.loop.train_loop import apply_restored, checkpoint_state, train_loop
+from tasks.train.loop.step import make_optimizer, micro_batches, padded_rows
+from tasks.train.loop.train_loop import train_loop
+from tasks.train.parallel.divide import DividedModel, divide
+from tasks.train.parallel.layout import Layout
 from tasks.train.survival.checkpoint_interval import Interval
 from tasks.train.survival.goodput import RESTORE, GoodputRecorder
 from tasks.train.survival.guard import Guard
@@ -40,6 +46,7 @@ from tasks.train.survival.notices import Watcher, metadata_servers
 from tasks.train.survival.reproducibility import conditions, describe_changes
 
 LOG = logger("train")
+META = torch.device("meta")
 
 
 @dataclass(frozen=True)
@@ -75,35 +82,56 @@ def run(request: TrainingRequest) -> None:
     started = time.perf_counter()
     end_with_torch_elastic()
     model, training = request.model, request.training
-    with Watcher(metadata_servers(request.notices), grace_s=request.grace_s) as watcher, process_group() as group:
+    with (
+        Watcher(metadata_servers(request.notices), grace_s=request.grace_s) as watcher,
+        kernels(training),
+        process_group() as group,
+    ):
         with same_error_on_all_ranks():
             data = open_prepared(request.prepared)
             check_rows(data)
-            predictor = build(model, data.signature, training.seed)
+            predictor = build(model, data.signature, training.seed, empty=training.parallel.divides)
             precision = resolve_precision(training.precision, group.device)
-        predictor.to(group.device)
+            empty = any(parameter.is_meta for parameter in predictor.parameters())
+            traits = probe(predictor if empty else predictor.to(group.device), META if empty else group.device)
+            check_divisible(training, traits, precision)
+        with same_error_on_all_ranks():
+            layout = Layout.connect(training.parallel, group.rank, group.world, group.device)
+            divided = divide_model(predictor, data, training, layout, group) if training.parallel.divides else None
+        if divided:
+            predictor = divided.model
+        averaged = AveragedWeights(predictor, training.ema) if training.ema else None
         state = TrainingState(
             model=predictor,
             optimizer=make_optimizer(predictor, training),
-            scaler=scaler(precision, group.device),
+            scaler=LossScaler(group.device, enabled=precision == "fp16"),
             best_weights=weights_of(predictor),
             progress=Progress(),
+            traits=traits,
+            averaged=averaged,
+            divided=divided,
             conditions=conditions(training, group),
+            losses=torch.zeros(2, dtype=torch.float64, device=group.device),
         )
         # From here on only dropout and the like draw random numbers, different ones on each rank. A user's model may
         # also draw from Python's and NumPy's generators, so these are seeded too.
-        seed_generators(training.seed * 1_000_003 + group.rank + 1)
-        ddp = DistributedDataParallel(predictor, device_ids=[group.device] if group.device.type == "cuda" else None)
-        warm_up_ddp_buckets(ddp, state, group)
+        seed_generators(training.seed * 1_000_003 + layout.data_rank + 1)
+        ddp = predictor if divided else replicate(predictor, traits, group)
+        clock = clock_of(group.device)
+        every = interval(training, data)
         checkpoints = Checkpoints(
             training.checkpoint_uri or request.checkpoints_home,
             previous=request.previous_checkpoints,
             model=predictor,
             optimizer=state.optimizer,
-            parts={"scaler": state.scaler},
+            parts={"scaler": state.scaler} | ({"ema": averaged} if averaged else {}),
             identity=identity(data, model, training),
+            defaults={"model": to_dict(ModelConfig()), "training": to_dict(TrainingConfig())},
             run=request.execution,
             resume=training.resume,
+            retention=Retention(regular=every.steps),
+            layout=layout.sizes if divided else (),
+            clock=clock,
         )
         recorder = GoodputRecorder(
             checkpoints.home,
@@ -114,19 +142,29 @@ def run(request: TrainingRequest) -> None:
             previous=checkpoints.previous,
         )
         with recorder.time(RESTORE):
-            restored = checkpoints.restore()
+            restored = checkpoints.restore(into=state.to_save())
         if restored:
-            apply_restored(restored, state, group)
+            state.apply(restored, group)
             if group.rank == 0:
                 LOG.info("goes on from step %d (%s)", restored.step, restored.source)
+                if not all(settings["fused"] for settings in state.optimizer.param_groups):
+                    LOG.info("goes on with the optimiser of this checkpoint, which is slower than the fused one")
                 if changes := describe_changes(restored.progress.get("conditions", {}), state.conditions, predictor):
                     LOG.warning("%s", changes)
-        checkpoints.prepare(checkpoint_state(state))
-        guard = Guard(checkpoints, interval(training, data), watcher, recorder)
+        checkpoints.prepare(state.to_save())
+        guard = Guard(checkpoints, every, watcher, recorder, clock)
+
+        def restore(least: int, most: int) -> Restored | None:
+            # A checkpoint that a notice brought about is none to go back to: another run would not have it.
+            regular = every.steps or 1
+            return checkpoints.restore(
+                lambda name: least <= name.step <= most and name.step % regular == 0, into=state.to_save()
+            )
+
         first_step = state.progress.step
         guard.begin(first_step)
         try:
-            train_loop(ddp, state, data, training, group, precision, guard, recorder)
+            train_loop(ddp, state, data, training, group, precision, guard, recorder, restore)
             checkpoints.finish()
         except Preempted:
             raise
@@ -136,13 +174,16 @@ def run(request: TrainingRequest) -> None:
         guard.close()
         goodput = recorder.summary()
         checkpoints.close()
+        best, last = state.best_weights, state.weights()
+        if divided:
+            best, last = divided.whole(best), divided.whole(last)
         if group.rank == 0:
             write_trained(
                 request.directory,
                 config=model,
                 signature=data.signature,
-                best=state.best_weights,
-                last=state.model.state_dict(),
+                best=best,
+                last=last,
                 history=history(state, group, precision),
                 attempt={
                     "steps": state.progress.step - first_step,
@@ -154,6 +195,30 @@ def run(request: TrainingRequest) -> None:
             )
             LOG.info("%s", goodput)
         dist.barrier()
+
+
+def divide_model(
+    predictor: Predictor, data: PreparedData, training: TrainingConfig, layout: Layout, group: Group
+) -> DividedModel:
+    """Divide the model for micro-batches of the size that this training has."""
+    largest = GlobalOrder(layout_of(data, "train"), training.batch_size, training.seed).largest
+    padded = padded_rows(-(-largest // layout.data_size), training.accumulation)
+    pieces = len(micro_batches(padded, training.accumulation))
+    return divide(predictor, layout, group.device, training.seed, micro_batches=pieces, rows=padded // pieces)
+
+
+def check_divisible(training: TrainingConfig, traits: Traits, precision: str) -> None:
+    """Raise ``UserError`` for models and types of numbers that no layout divides."""
+    if training.parallel.divides and traits.couples_rows:
+        raise UserError(
+            "training.parallel: this model has batch normalisation or buffers that change, which cannot be divided; "
+            "expected no shard, pipeline or tensor, or layer or group normalisation instead"
+        )
+    if training.parallel.divides and precision == "fp16":
+        raise UserError(
+            "training.precision: fp16 is not allowed with training.parallel, where its loss scaling was never tried; "
+            "expected bf16 or fp32"
+        )
 
 
 def check_rows(data: PreparedData) -> None:
@@ -168,7 +233,7 @@ def identity(data: PreparedData, model: ModelConfig, training: TrainingConfig) -
     divided into micro-batches and how often checkpoints are saved."""
     free = {
         *("accumulation", "checkpoint_every", "checkpoint_seconds", "mean_time_between_failures"),
-        *("checkpoint_uri", "resume"),
+        *("checkpoint_uri", "resume", "skip_nonfinite", "parallel"),
     }
     settings = {name: value for name, value in to_dict(training).items() if name not in free}
     return {
@@ -207,4 +272,6 @@ def history(state: TrainingState, group: Group, precision: str) -> History:
             "precision": precision,
             "threads": torch.get_num_threads(),
         },
+        "skipped": progress.skipped,
+        "left_out": progress.left_out,
     }

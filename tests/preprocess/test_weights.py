@@ -20,6 +20,7 @@ from tasks.train.config import TrainingConfig
 from tasks.train.data.loader import layout as layout_of
 from tasks.train.data.loader import training_batches
 from tasks.train.data.order import GlobalOrder
+from tasks.train.loop.precision import LossScaler
 from tasks.train.loop.state import Progress, TrainingState
 from tasks.train.loop.step import train_step
 from tests.support.tables import Prepare
@@ -82,7 +83,7 @@ def after_one_step(prepared: Prepare, table: pa.Table, **settings: object) -> li
     batch = batch._replace(inputs=(batch.inputs[0] * fitted["std"] + fitted["mean"],))
     signature = replace(data.signature, target_mean=0.0, target_std=1.0)
     model = build(ModelConfig(arguments={"hidden": [8], "frequencies": 0}), signature, seed=0)
-    optimizer, scaler = torch.optim.SGD(model.parameters()), torch.amp.GradScaler(enabled=False)
+    optimizer, scaler = torch.optim.SGD(model.parameters()), LossScaler(torch.device("cpu"), enabled=False)
     state = TrainingState(model, optimizer, scaler, {}, Progress())
     config = TrainingConfig(learning_rate=1.0, warmup=0, clip_norm=0, accumulation=1)
     train_step(model, state, config, Group(0, 1, torch.device("cpu"), "gloo"), "fp32", batch, 2)

@@ -46,7 +46,7 @@ from tasks.train.config import TrainingConfig
         ('{"data": {"split": {"sed": 1}}}', "data.split.sed: unknown setting; did you mean 'seed'?"),
         ('{"data": {"header": 1}}', "data.header: 1 is not allowed; expected true or false"),
         ('{"export": {"decide_at_batch": 2}}', "export.decide_at_batch: 2 is not allowed; expected one of 1, 32, 256"),
-        ('{"model": {"name": "transformer"}}', "model.name"),
+        ('{"model": {"name": "perceptron"}}', "model.name"),
         ('{"collectives": {"operations": ["gossip"]}}', "collectives.operations"),
         ('{"collectives": {"smallest": 4096, "largest": 1024}}', "collectives.largest: 1024"),
         ('{"export": 5}', "export: 5 is not allowed; expected a mapping"),

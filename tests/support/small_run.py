@@ -18,10 +18,17 @@ IDENTITY = {"training": {"seed": 0}, "data": "abc"}
 class Run:
     """A small model that trains, and its checkpoints."""
 
-    def __init__(self, home: Path, width: int = 8, identity: dict[str, Any] = IDENTITY, **settings: Any) -> None:
+    def __init__(
+        self,
+        home: Path,
+        width: int = 8,
+        identity: dict[str, Any] = IDENTITY,
+        fused: bool | None = None,
+        **settings: Any,
+    ) -> None:
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(4, width), nn.Dropout(0.3), nn.BatchNorm1d(width), nn.Linear(width, 2))
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01, fused=fused)
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 20)
         self.checkpoints = Checkpoints(
             str(home),

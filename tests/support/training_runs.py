@@ -51,6 +51,11 @@ class Job:
     checkpoint_every: int = 3
     accumulation: int = 1
     dropout: float = 0.2
+    ema: float = 0.0
+    #: A factory, instead of the built-in network.
+    factory: str = ""
+    #: Steps (from 1) whose inputs become no numbers.
+    poisoned: tuple[int, ...] = ()
     #: A peer that does not answer is given up after this long.
     patience_s: int = 8
     #: What SIGTERM leaves.
@@ -69,6 +74,7 @@ def run_rank(job: Job, rank: int, port: int, faults: tuple[Fault, ...], fired: P
     """The body of one process of the fork server."""
     import torch
 
+    from tasks.models import footprint
     from tasks.models.config import ModelConfig
     from tasks.train import run as engine
     from tasks.train.checkpoint import Checkpoints
@@ -88,19 +94,22 @@ def run_rank(job: Job, rank: int, port: int, faults: tuple[Fault, ...], fired: P
     # Points of the history lie between checkpoints, so that a sum that is not kept shows.
     train_loop.HISTORY_POINTS = max(1, job.steps // 7)
     # Several batches to an evaluation, of three ranks not equally many for each.
-    train_loop.EVALUATION_BATCH = 13
+    footprint.MOST_ROWS = 13
     if job.watched:
         note_rows(train_loop, job.place / f"rows-{job.watched}-{rank}")
+    poison(train_loop, job.poisoned)
     for fault in faults:
         if fault.rank in (rank, ALL):
             install(fault, fired)
+    network = ModelConfig("mlp", {"hidden": [48, 32, 24], "dropout": job.dropout})
     request = engine.TrainingRequest(
         prepared=job.prepared,
-        model=ModelConfig("mlp", {"hidden": [48, 32, 24], "dropout": job.dropout}),
+        model=ModelConfig(job.factory) if job.factory else network,
         training=TrainingConfig(
             epochs=max(1, job.steps // 8),
             batch_size=75,
             accumulation=job.accumulation,
+            ema=job.ema,
             checkpoint_every=job.checkpoint_every,
             evaluate_every=5,
             patience=0,
@@ -120,7 +129,19 @@ def note_rows(loop: Any, path: Path) -> None:
 
     def wrapped(ddp: Any, state: Any, config: Any, group: Any, precision: str, batch: Any, total: int) -> Any:
         with path.open("a") as file:
-            file.write(json.dumps([state.progress.step, batch.inputs[0][:, 0].tolist()]) + "\n")
+            file.write(json.dumps([state.progress.step, batch.inputs[0][: batch.rows, 0].tolist()]) + "\n")
+        return original(ddp, state, config, group, precision, batch, total)
+
+    loop.train_step = wrapped
+
+
+def poison(loop: Any, steps: tuple[int, ...]) -> None:
+    """Make the first input of these steps no number, whenever they are taken."""
+    original = loop.train_step
+
+    def wrapped(ddp: Any, state: Any, config: Any, group: Any, precision: str, batch: Any, total: int) -> Any:
+        if state.progress.step + 1 in steps:
+            batch = batch._replace(inputs=(batch.inputs[0] * float("nan"), *batch.inputs[1:]))
         return original(ddp, state, config, group, precision, batch, total)
 
     loop.train_step = wrapped
@@ -133,7 +154,7 @@ def install(fault: Fault, fired: Path) -> None:
     from tasks.storage.s3 import S3Storage
     from tasks.train.checkpoint import shards
     from tasks.train.data import loader
-    from tasks.train.loop import train_loop
+    from tasks.train.loop import evaluation, train_loop
 
     def strike(*_: Any) -> None:
         if fault.where == "data":
@@ -172,7 +193,7 @@ def install(fault: Fault, fired: Path) -> None:
     elif fault.where == "data":
         before(loader.StoredRows, "gather")
     elif fault.where == "evaluation":
-        before(train_loop, "evaluate_split")
+        before(evaluation, "evaluate_split")
     elif fault.where == "write":
         before(shards.FileWriter, "write", lambda _self, name, *_: name.startswith("tensors"))
     elif fault.where == "mid-write":

@@ -254,3 +254,28 @@ def test_ranks_write_about_the_same_amount_and_every_tensor_once() -> None:
     load = [sum(size for i, size in enumerate(sizes) if chosen[f"t{i}"] == rank) for rank in range(3)]
     # Graham (1969): largest first is never worse than four thirds of the best division.
     assert max(load) <= sum(sizes) / 3 * 4 / 3
+
+
+def test_a_setting_that_an_older_checkpoint_does_not_know_counts_as_its_default(tmp_path: Path) -> None:
+    older = Run(tmp_path, identity={"training": {"seed": 0}})
+    older.steps(1)
+    older.save(1)
+    defaults = {"training": {"seed": 0, "ema": 0.0}, "model": {"name": "auto"}}
+    newer = Run(tmp_path, identity=defaults, defaults=defaults)
+    assert newer.checkpoints.restore() is not None
+    other = Run(tmp_path, identity={**defaults, "training": {"seed": 0, "ema": 0.9}}, defaults=defaults)
+    with pytest.raises(UserError, match=r"was made with training\.ema 0\.0, this run has 0\.9"):
+        other.checkpoints.restore()
+
+
+def test_it_goes_back_to_the_newest_checkpoint_that_is_accepted(tmp_path: Path) -> None:
+    # Its own are accepted though older ones are to be left alone.
+    run = Run(tmp_path, resume="never", retention=Retention(last=1, regular=2))
+    for step in (1, 2, 3):
+        run.steps(1)
+        run.save(step)
+    assert names(tmp_path) == ["step-000000000002.a0001", "step-000000000003.a0001"], "2 is the last regular one"
+    restored = run.checkpoints.restore(lambda name: name.step < 3)
+    assert restored is not None and restored.step == 2
+    assert run.checkpoints.restore(lambda name: name.step < 2) is None
+    assert Run(tmp_path, resume="never").checkpoints.restore() is None

@@ -29,6 +29,7 @@ def train(run: Run, guard: Guard, steps: int, each_s: float = 0.0) -> None:
         with guard.step():
             run.steps(1)
             time.sleep(each_s)
+        guard.finished(step)
         guard.after_step(step, lambda step=step: ({"step": step}, None))  # type: ignore[misc]
 
 

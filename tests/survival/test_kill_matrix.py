@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,6 +35,17 @@ def test_killed_at_any_step_it_ends_the_same(
         assert killed.fired == 1 and not killed.finished
     assert attempt(job).finished
     assert outcome(job) == undisturbed(world)
+
+
+@pytest.mark.parametrize(
+    "more", [{"factory": "tests.support.nets:batch_norm"}, {"ema": 0.9}], ids=["batch_norm", "ema"]
+)
+def test_batch_statistics_and_averaged_weights_resume_too(more: dict[str, Any], prepared: Path, tmp_path: Path) -> None:
+    whole, killed = (dataclasses.replace(job_of(prepared, tmp_path / name, 2), **more) for name in ("whole", "killed"))
+    assert attempt(whole).finished
+    assert attempt(killed, Fault("step", rank=0, at=8)).fired == 1
+    assert attempt(killed).finished
+    assert outcome(killed) == outcome(whole)
 
 
 @pytest.mark.parametrize("fault", [*MOMENTS, *RESUMING], ids=name_of)

@@ -14,65 +14,18 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from tasks.artifacts.format import ArtifactWriter
-from tasks.artifacts.prepared import TARGET, Signature, TensorSpec
 from tasks.artifacts.training_record import read_attempt
-from tasks.models.config import ModelConfig
 from tasks.train.config import TrainingConfig
 from tasks.train.loop.schedule import learning_rate
 from tests.support.processes import FORK, free_port
+from tests.support.training import refusal, table_of_numbers, trained
 
 ROWS = 257  # with a batch of 64 an epoch's tail is a single row: of two ranks one has none
 
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("data") / "prepared"
-    signature = Signature((TensorSpec("numeric", "float32", (5,)),), "classification", "y", ("a", "b", "c"))
-    writer = ArtifactWriter(directory)
-    for seed, (split, rows) in enumerate({"train": ROWS, "validation": 90, "test": 30}.items()):
-        generator = np.random.default_rng(seed)
-        records = np.zeros(rows, signature.record)
-        records[TARGET] = generator.integers(0, 3, rows)
-        records["numeric"] = generator.normal(size=(rows, 5)) + records[TARGET][:, None]
-        with writer.create(f"{split}-00000.rows", 64 * signature.record.itemsize) as file:
-            file.write(records.tobytes())
-    writer.write_json("signature.json", signature.to_json())
-    writer.finish("prepare", {})
-    return directory
-
-
-def rank_body(rank: int, world: int, port: int, settings: dict[str, Any]) -> None:
-    from tasks.errors import UserError
-    from tasks.train.run import TrainingRequest, run
-
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in place.items()})
-    try:
-        run(TrainingRequest(**settings))
-    except UserError as refusal:
-        Path(f"{settings['directory']}.refused{rank}").write_text(refusal.message)
-
-
-def trained(prepared: Path, place: Path, world: int, training: TrainingConfig) -> Path:
-    settings = {
-        "prepared": prepared,
-        "model": ModelConfig(arguments={"hidden": [16]}),
-        "training": training,
-        "directory": place / "model",
-        "checkpoints_home": str(place / "checkpoints"),
-        "made_by": {},
-    }
-    place.mkdir(exist_ok=True)
-    port = free_port()
-    # Daemons: one that hangs fails its test, and ends with the tests instead of being waited for.
-    ranks = [FORK.Process(target=rank_body, args=(rank, world, port, settings), daemon=True) for rank in range(world)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(timeout=120)
-    assert [process.exitcode for process in ranks] == [0] * world
-    return place / "model"
+    return table_of_numbers(tmp_path_factory.mktemp("data") / "prepared", ROWS)
 
 
 def history(model: Path) -> dict[str, Any]:
@@ -122,8 +75,8 @@ def test_early_stopping_goes_by_evaluations_and_keeps_the_best_weights(prepared:
 def test_a_loss_that_is_no_number_is_refused_by_every_rank_with_what_to_change(prepared: Path, tmp_path: Path) -> None:
     config = TrainingConfig(epochs=5, batch_size=64, learning_rate=1e30, clip_norm=0.0, warmup=0.0)
     trained(prepared, tmp_path / "x", 2, config)
-    refusals = [(tmp_path / f"x/model.refused{rank}").read_text() for rank in range(2)]
-    assert refusals[0] == refusals[1] and refusals[0].startswith("training.learning_rate: the loss became")
+    refusals = [refusal(tmp_path / "x", rank) for rank in range(2)]
+    assert refusals[0] == refusals[1] and refusals[0].startswith("training.learning_rate: the loss or its gradient")
     assert not (tmp_path / "x/model/manifest.json").exists()
 
 

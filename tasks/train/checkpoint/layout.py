@@ -38,17 +38,20 @@ class Name:
 
 @dataclass(frozen=True)
 class Retention:
-    """The checkpoints to retain: the newest ``last``, the newest marked best, and those of every ``every``-th step (0:
-    none)."""
+    """The checkpoints to retain: the newest ``last``, the newest marked best, those of every ``every``-th step, and the
+    newest of a ``regular``-th step (0: none)."""
 
     last: int = 2
     every: int = 0
+    regular: int = 0
 
     def expired(self, names: Iterable[Name]) -> list[Name]:
         """Those of ``names`` to delete, newest first."""
         newest_first = sorted(names, reverse=True)
         retained = set(newest_first[: self.last])
         retained.update([name for name in newest_first if name.best][:1])
+        if self.regular:
+            retained.update([name for name in newest_first if name.step % self.regular == 0][:1])
         if self.every:
             retained.update(name for name in newest_first if name.step % self.every == 0)
         return [name for name in newest_first if name not in retained]

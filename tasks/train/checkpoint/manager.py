@@ -24,7 +24,7 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
@@ -56,14 +56,24 @@ from tasks.train.checkpoint.publish import (
     staging_prefix,
 )
 from tasks.train.checkpoint.random_state import capture_random_state, restore_random_state
-from tasks.train.checkpoint.restore import Candidate, ResumePolicy, SkippedCheckpoint, candidates, damage, verified
+from tasks.train.checkpoint.restore import (
+    Candidate,
+    ResumePolicy,
+    SkippedCheckpoint,
+    candidates,
+    check_tensors,
+    damage,
+    verified,
+)
 from tasks.train.checkpoint.shards import ShardReader, read_index
 from tasks.train.checkpoint.staging import Buffers, TensorKey, assign_writers, changed_by_optimizer, tensor_keys
 from tasks.train.checkpoint.state_json import join, split
+from tasks.train.device_clock import DeviceClock, Mark
 
 #: Saves in a row that may fail before training stops, since a full disk or an unavailable store may recover.
 TOLERATED_FAILURES = 2
-
+#: The names of the optimiser's state and of the averaged weights, which change in or after its step only.
+CHANGED_BY_STEP = ("optimizer/", "parts/ema/")
 
 LOG = logger("checkpoint")
 T = TypeVar("T")
@@ -78,12 +88,26 @@ class Stateful(Protocol):
 
 
 @dataclass(frozen=True)
+class StepWait:
+    """The host waited from ``started`` to ``ended`` (on the clock of ``time.perf_counter``) before it gave the
+    optimiser's step to the device, which ``reached`` that place."""
+
+    reached: Mark
+    started: float
+    ended: float
+
+    def stall(self) -> float:
+        """Seconds that the device stood still; waits until it has come there."""
+        return max(0.0, self.ended - max(self.started, self.reached.wait()))
+
+
+@dataclass(frozen=True)
 class Restored:
     """A restored checkpoint. ``source`` is its URI; ``refused`` describes the damaged checkpoints that were skipped.
 
     ``owns`` holds the ``own`` argument of :meth:`Checkpoints.save` of every rank that wrote it, in rank order. If the
-    number of ranks is the same now (``same_world``), the random generators were restored and the run continues bit for
-    bit; otherwise only the samples and their order are the same.
+    number and the layout of the ranks are the same now (``same_world``), the random generators were restored and the
+    run continues bit for bit; otherwise only the samples and their order are the same.
     """
 
     step: int
@@ -100,8 +124,11 @@ class Checkpoints:
     ``home`` and ``previous`` are directories or prefixes of a store that all ranks can access. Checkpoints are written
     to ``home``; those of ``previous`` (Flyte's prefix of the attempt before; may be empty or not exist) are only read.
     ``identity`` holds what must equal the checkpoint's to resume it (model, data, seed, …), as nested mappings of JSON
-    values. With ``resume="never"`` only checkpoints of the same ``run`` (an execution's id) are used, so that retries
-    resume while older checkpoints are ignored. Raises ``UserError`` if ``home`` cannot be written.
+    values; what one of them lacks counts as what ``defaults`` has. With ``resume="never"`` only checkpoints of the same
+    ``run`` (an execution's id) are used, so that retries resume while older checkpoints are ignored. ``layout`` says
+    how the ranks divide the work; numbers continue bit for bit under the same one only. Ranks may hold different parts
+    of the model. ``clock`` is the device's, for :meth:`pop_step_wait`. Raises ``UserError`` if ``home`` cannot be
+    written.
     """
 
     def __init__(
@@ -112,16 +139,19 @@ class Checkpoints:
         optimizer: torch.optim.Optimizer,
         parts: Mapping[str, Stateful] | None = None,
         identity: Mapping[str, Any],
+        defaults: Mapping[str, Any] | None = None,
         previous: str = "",
         run: str = "",
         resume: str = "auto",
         retention: Retention | None = None,
+        clock: DeviceClock | None = None,
+        layout: Sequence[int] = (),
         timeout: timedelta = timedelta(minutes=10),
     ) -> None:
         self._model = model
         self._optimizer = optimizer
         self._parts = dict(parts or {})
-        self._policy = ResumePolicy(identity, run, resume)
+        self._clock = clock or DeviceClock()
         self._peers = Peers.connect(timeout)
         self.home = storage_for(home)
         other = previous and previous.rstrip("/") != home.rstrip("/")
@@ -129,15 +159,18 @@ class Checkpoints:
         self._sources = [self.home, self.previous] if self.previous else [self.home]
         # Writes the mark of this attempt, which fails here rather than at the first save if ``home`` is not writable.
         attempt, present = self._on_rank_0(lambda: begin_attempt(self._sources))
-        made_by = {"identity": identity, "run": run}
+        made_by = {"identity": identity, "run": run} | ({"layout": list(layout)} if layout else {})
+        self._layout = list(layout)
         self._publisher = Publisher(self.home, self._peers, attempt, made_by, retention or Retention(), present)
+        self._policy = ResumePolicy(identity, run, resume, attempt, defaults or {})
         remove_stale_staging(self._publisher)
         self._tensor_keys: list[TensorKey] = []
+        self._parts_differ = False
         self._buffers: Buffers | None = None
         self._pending: Future[Name] | None = None
         self._copied = threading.Event()
         self._copied.set()
-        self._step_wait = 0.0
+        self._step_wait: StepWait | None = None
         optimizer.register_step_pre_hook(self._wait_for_copy)
         self._failures = 0
         #: Seconds from snapshot to publication of the last successful save; equal on all ranks.
@@ -176,7 +209,9 @@ class Checkpoints:
 
     def _plan(self, tensors: Mapping[str, Tensor]) -> Buffers:
         self._tensor_keys = tensor_keys(tensors)
-        chosen = assign_writers(self._peers.gather(self._tensor_keys))
+        everyones = self._peers.gather(self._tensor_keys)
+        self._parts_differ = len({tuple(name for name, *_ in keys) for keys in everyones}) > 1
+        chosen = assign_writers(everyones)
         self._buffers = Buffers(tensors, chosen, self._peers.rank)
         return self._buffers
 
@@ -199,13 +234,13 @@ class Checkpoints:
             self._plan(tensors)
         assert self._buffers is not None
         parameters = (parameter for group in self._optimizer.param_groups for parameter in group["params"])
-        complete = self._buffers.stage(tensors, changed_by_optimizer(tensors, parameters, "optimizer/"))
+        complete = self._buffers.stage(tensors, changed_by_optimizer(tensors, parameters, CHANGED_BY_STEP))
         own = {"random": capture_random_state(), "own": own}
         self._copied.clear()
         self._pending = Future()
 
         def publish(outcome: Future[Name]) -> None:
-            self._publish(lambda: Snapshot(step, best, complete(), tree, own), outcome)
+            self._publish(lambda: Snapshot(step, best, complete(), tree, own, self._parts_differ), outcome)
 
         threading.Thread(target=publish, args=(self._pending,), name="checkpoint", daemon=True).start()
         return time.perf_counter() - started
@@ -213,14 +248,14 @@ class Checkpoints:
     def _wait_for_copy(self, *_: Any) -> None:
         """Delay the optimiser's step until the snapshot has copied what the step changes."""
         if not self._copied.is_set():
-            started = time.perf_counter()
+            reached, started = self._clock.mark(), time.perf_counter()
             self._copied.wait()
-            self._step_wait += time.perf_counter() - started
+            self._step_wait = StepWait(reached, started, time.perf_counter())
 
-    def pop_step_wait(self) -> float:
-        """The seconds that optimiser steps have waited for snapshots since the last call."""
-        seconds, self._step_wait = self._step_wait, 0.0
-        return seconds
+    def pop_step_wait(self) -> StepWait | None:
+        """The wait of the optimiser's last step for a snapshot, if it had to wait and this was not asked before."""
+        wait, self._step_wait = self._step_wait, None
+        return wait
 
     def _publish(self, take: Callable[[], Snapshot], outcome: Future[Name]) -> None:
         started = time.perf_counter()
@@ -268,20 +303,25 @@ class Checkpoints:
 
     # Restoring
 
-    def restore(self) -> Restored | None:
-        """Restore the newest checkpoint that is intact on every rank; None if there is none.
+    def restore(self, accept: Callable[[Name], bool] = lambda name: True, into: Any = None) -> Restored | None:
+        """Restore the newest checkpoint that ``accept`` takes and that is intact on every rank; None if there is none.
+
+        The tensors of ``into``, a progress as :meth:`save` takes it, are overwritten and become those of the result's.
 
         Checkpoints of the home are tried before those of ``previous``. All ranks skip damaged ones, which are logged
         and listed in the result. One from ``previous`` is copied to ``home`` before this returns, because Flyte offers
         only the prefix of the attempt before and this attempt may die before its first save. Raises ``UserError`` with
         the first difference if the newest checkpoint has another identity, ``StorageUnavailable`` if the store is away.
         """
+        self._wait_for_pending(tolerated=TOLERATED_FAILURES)
         refused: list[str] = []
         for index, name in self._on_rank_0(lambda: candidates(self._sources)):
+            if not accept(name):
+                continue
             candidate = Candidate(self._sources[index], name)
             try:
                 with verified(candidate, self._peers, self._policy) as artifact:
-                    restored = self._load(candidate, artifact, tuple(refused))
+                    restored = self._load(candidate, artifact, into, tuple(refused))
                     if index > 0:
                         self.published = self._publisher.adopt(artifact)
             except SkippedCheckpoint:
@@ -294,13 +334,19 @@ class Checkpoints:
             return restored
         return None
 
-    def _load(self, candidate: Candidate, artifact: Artifact, refused: tuple[str, ...]) -> Restored:
+    def _load(self, candidate: Candidate, artifact: Artifact, into: Any, refused: tuple[str, ...]) -> Restored:
         index = read_index(artifact.directory)
-        _, live = self._tree(None)
-        run_and_gather(self._peers, lambda: check_tensors(candidate, index, live))
+        _, live = self._tree(into)
+        sizes: dict[str, tuple[int, ...]] = {}
+        for of_rank in self._peers.gather({name: tuple(tensor.shape) for name, tensor in live.items()}):
+            sizes |= of_rank
+        check_tensors(candidate, index, sizes)
+        # What only other ranks hold is theirs to read; what none holds yet is read by all.
+        others = sizes.keys() - live.keys()
         tensors = {
             name: live[name] if name in live else torch.empty(entry["size"], dtype=getattr(torch, entry["dtype"]))
             for name, entry in index.items()
+            if name not in others
         }
         dcp.load(
             tensors,
@@ -315,7 +361,7 @@ class Checkpoints:
         for name, part in self._parts.items():
             part.load_state_dict(tree["parts"][name])
         ranks = [json.loads(artifact.path(rank_file(rank)).read_bytes()) for rank in range(artifact.made_by["world"])]
-        same = len(ranks) == self._peers.world
+        same = len(ranks) == self._peers.world and artifact.made_by.get("layout", []) == self._layout
         if same:
             restore_random_state(ranks[self._peers.rank]["random"])
         owns = tuple(rank["own"] for rank in ranks)
@@ -348,15 +394,3 @@ def remove_stale_staging(publisher: Publisher) -> None:
         if number.isdigit() and int(number) < publisher.attempt:
             with contextlib.suppress(OSError):
                 shutil.rmtree(directory)
-
-
-def check_tensors(candidate: Candidate, index: Mapping[str, Any], live: Mapping[str, Tensor]) -> None:
-    """Raise ``UserError`` unless the model's and the optimiser's tensors are the checkpoint's, in name and size."""
-    then = {n: tuple(e["size"]) for n, e in index.items() if n.startswith(("model/", "optimizer/"))}
-    now = {n: tuple(t.shape) for n, t in live.items() if n.startswith(("model/", "optimizer/"))}
-    for name in sorted({*then, *now}):
-        if then.get(name) != now.get(name):
-            raise UserError(
-                f"{candidate.uri}: holds another model: {name} is {then.get(name, 'absent')} there and "
-                f"{now.get(name, 'absent')} here; go on with the same model or start afresh with training.resume=never"
-            )

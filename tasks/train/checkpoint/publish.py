@@ -7,7 +7,8 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +23,7 @@ from tasks.errors import UserError
 from tasks.storage import Storage, StorageUnavailable, cannot_write
 from tasks.train.checkpoint.layout import ATTEMPTS, LATEST, Name, Retention, newest_attempt
 from tasks.train.checkpoint.shards import FileWriter, ShardWriter
+from tasks.train.checkpoint.state_json import merge
 
 KIND = "checkpoint"
 #: Version of what a checkpoint holds; a newer one is refused.
@@ -42,10 +44,12 @@ class Snapshot:
     step: int
     best: bool
     tensors: Mapping[str, Tensor]
-    #: The contents of ``state.json``; equal on all ranks, written by rank 0.
+    #: The contents of ``state.json``, written by rank 0. Equal on all ranks, unless these hold different ``parts`` of
+    #: the model; then those of all ranks are merged.
     state: Any
     #: The contents of ``rank-<rank>.json``: this rank's random generators and other state of this rank only.
     own: Any
+    parts: bool = False
 
 
 def run_and_gather(peers: Peers, work: Callable[[], T]) -> list[T]:
@@ -102,6 +106,8 @@ class Publisher:
         try:
             files = FileWriter(directory, {})
             self.write_tensors(files, snapshot)
+            if snapshot.parts:
+                snapshot = replace(snapshot, state=reduce(merge, self.peers.gather(snapshot.state)))
             stored = run_and_gather(self.peers, lambda: self.store(name, files, snapshot))
             records = {file: record for of_rank in stored for file, record in of_rank.items()}
             self.write_manifests(name, self.peers.world, records)

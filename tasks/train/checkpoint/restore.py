@@ -6,7 +6,7 @@ import json
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,24 +41,37 @@ class ResumePolicy:
     identity: Mapping[str, Any]
     run: str
     resume: str
+    attempt: int = 0
+    #: What a setting that is absent from an identity is: older checkpoints do not know newer settings.
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def check(self, candidate: Candidate, manifest: Mapping[str, Any]) -> None:
         """Raise ``UserError`` if its identity or format is another, ``SkippedCheckpoint`` if it is to be ignored."""
         made_by = manifest["made_by"]
-        if self.resume == "never" and not (self.run and made_by.get("run") == self.run):
+        ours = candidate.name.attempt == self.attempt or (self.run and made_by.get("run") == self.run)
+        if self.resume == "never" and not ours:
             raise SkippedCheckpoint
         if manifest["format"] > FORMAT or made_by.get("content", 0) > CONTENT:
             raise UserError(
                 f"{candidate.uri}: written by a newer version of this project (content {made_by.get('content')}, we "
                 f"know {CONTENT}); update, or start afresh with training.resume=never"
             )
-        difference = first_difference(made_by.get("identity", {}), self.identity)
+        difference = first_difference(
+            filled(self.defaults, made_by.get("identity", {})), filled(self.defaults, self.identity)
+        )
         if difference:
             name, then, now = difference
             raise UserError(
                 f"{candidate.uri}: was made with {name} {abbreviated(then)}, this run has {abbreviated(now)}; go "
                 f"on with the same {name}, choose another checkpoint home, or start afresh with training.resume=never"
             )
+
+
+def filled(defaults: Any, value: Any) -> Any:
+    """``value`` with what is absent from its nested mappings taken from ``defaults``."""
+    if not (isinstance(defaults, Mapping) and isinstance(value, Mapping)):
+        return value
+    return {**defaults, **{key: filled(defaults.get(key), item) for key, item in value.items()}}
 
 
 def first_difference(then: Any, now: Any, path: str = "") -> tuple[str, Any, Any] | None:
@@ -133,3 +146,16 @@ def open_verified(peers: Peers, directory: Path) -> Artifact:
 
 def damage(candidate: Candidate, error: DamagedArtifact | MissingObject) -> str:
     return f"{candidate.uri} is damaged ({error.message})"
+
+
+def check_tensors(candidate: Candidate, index: Mapping[str, Any], live: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise ``UserError`` unless the model's and the optimiser's tensors (``live``, of all ranks) are the checkpoint's,
+    in name and size."""
+    then = {n: tuple(e["size"]) for n, e in index.items() if n.startswith(("model/", "optimizer/"))}
+    now = {n: size for n, size in live.items() if n.startswith(("model/", "optimizer/"))}
+    for name in sorted({*then, *now}):
+        if then.get(name) != now.get(name):
+            raise UserError(
+                f"{candidate.uri}: holds another model: {name} is {then.get(name, 'absent')} there and "
+                f"{now.get(name, 'absent')} here; go on with the same model or start afresh with training.resume=never"
+            )

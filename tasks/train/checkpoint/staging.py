@@ -91,14 +91,16 @@ class Buffers:
             self._buffers[name].copy_(tensor, non_blocking=True)
 
 
-def changed_by_optimizer(tensors: Mapping[str, Tensor], parameters: Iterable[Tensor], state_prefix: str) -> set[str]:
-    """The names of the ``tensors`` that only the optimiser's step changes: its ``parameters``, and its state, of which
-    the names begin with ``state_prefix``."""
+def changed_by_optimizer(
+    tensors: Mapping[str, Tensor], parameters: Iterable[Tensor], prefixes: tuple[str, ...]
+) -> set[str]:
+    """The names of the ``tensors`` that only the optimiser's step changes: its ``parameters``, and what has one of the
+    ``prefixes``, such as its state."""
     memory = {local(parameter).untyped_storage().data_ptr() for parameter in parameters}
     return {
         name
         for name, tensor in tensors.items()
-        if name.startswith(state_prefix) or local(tensor).untyped_storage().data_ptr() in memory
+        if name.startswith(prefixes) or local(tensor).untyped_storage().data_ptr() in memory
     }
 
 

@@ -40,8 +40,18 @@ def encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     raise TypeError(f"{path}: a {type(value).__name__} cannot be kept in a checkpoint; use tensors, numbers and text")
 
 
+def merge(first: Any, second: Any) -> Any:
+    """One tree of the trees of two ranks that hold different parts of a model: mappings and lists are united (each rank
+    has parameter groups of its own), all else is alike in both."""
+    if isinstance(first, dict) and isinstance(second, dict):
+        return {key: merge(first.get(key, item), second.get(key, item)) for key, item in {**first, **second}.items()}
+    if isinstance(first, list) and isinstance(second, list) and first != second:
+        return first + [item for item in second if item not in first]
+    return first
+
+
 def join(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The inverse of :func:`split`."""
+    """The inverse of :func:`split`. What ``tensors`` lacks is left out of its mapping: it is another rank's."""
     if isinstance(tree, list):
         return [join(item, tensors) for item in tree]
     if not isinstance(tree, dict):
@@ -54,7 +64,11 @@ def join(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
         return tuple(join(item, tensors) for item in tree["$tuple"])
     if "$items" in tree:
         return {join(key, tensors): join(item, tensors) for key, item in tree["$items"]}
-    return {key: join(item, tensors) for key, item in tree.items()}
+    return {key: join(item, tensors) for key, item in tree.items() if not is_absent(item, tensors)}
+
+
+def is_absent(item: Any, tensors: Mapping[str, Tensor]) -> bool:
+    return isinstance(item, dict) and "$tensor" in item and item["$tensor"] not in tensors
 
 
 def child_path(path: str, key: Any) -> str:

@@ -34,13 +34,15 @@ class Batch(NamedTuple):
     if rows are weighted, ``weight`` ``[share]`` (float32, mean 1).
 
     The tensors are views of one reused buffer of whole records, so their row stride is a record's size. They are valid
-    until the next batch is requested; on a GPU, for all work that the current stream has been given by then. ``size``
-    is the number of rows of the global batch, ``consumed`` the number of samples that the run has consumed after it;
-    ``wait`` is the time in seconds that the consumer waited for it.
+    until the next batch is requested; on a GPU, for all work that the current stream has been given by then. The first
+    ``rows`` rows are the share, any others are padding. ``size`` is the number of rows of the global batch,
+    ``consumed`` the number of samples that the run has consumed after it; ``wait`` is the time in seconds that the
+    consumer waited for it.
     """
 
     inputs: tuple[Tensor, ...]
     target: Tensor
+    rows: int
     size: int
     consumed: int
     wait: float
@@ -56,18 +58,19 @@ def training_batches(
     start: int = 0,
     stop: int | None = None,
     *,
+    padded: int = 0,
     waiting: Callable[[], None] | None = None,
 ) -> Generator[Batch, None, None]:
     """The shares of ``rank`` of ``world`` of the training split's batches, from ``start`` consumed samples on.
 
-    Without ``stop`` the iterator has no end. ``waiting`` is called about every second while a batch is not ready; an
-    exception that it raises ends the wait. Raises ``DamagedArtifact`` if a block's digest is wrong. The reading thread
-    ends when the iterator is exhausted, closed or garbage-collected.
+    Shares of fewer than ``padded`` rows are padded to that number: with copies of their first row, or with zeros if
+    they have none. Without ``stop`` the iterator has no end. ``waiting`` is called about every second while a batch is
+    not ready; an exception that it raises ends the wait. Raises ``DamagedArtifact`` if a block's digest is wrong. The
+    reading thread ends when the iterator is exhausted, closed or garbage-collected.
     """
-    buffers = make_buffers(-(-order.largest // world), prepared.signature, device)
-    return prefetch(
-        order.plans(rank, world, start, stop), StoredRows(prepared, "train", order.layout), buffers, waiting
-    )
+    buffers = make_buffers(max(padded, -(-order.largest // world)), prepared.signature, device)
+    stored = StoredRows(prepared, "train", order.layout)
+    return prefetch(order.plans(rank, world, start, stop), stored, buffers, waiting, padded)
 
 
 def evaluation_batches(
@@ -78,16 +81,20 @@ def evaluation_batches(
     world: int,
     device: torch.device,
     *,
+    padded: int = 0,
+    rounds: int = 0,
     waiting: Callable[[], None] | None = None,
 ) -> Iterator[Batch]:
     """One pass over the contiguous share of ``split`` that belongs to ``rank`` of ``world``, in stored order.
 
-    Otherwise as :func:`training_batches`. Ranks may have different numbers of batches, and ``size`` is the number of
-    rows of this rank's batch.
+    Otherwise as :func:`training_batches`. Ranks may have different numbers of batches, if not ``rounds`` says how many
+    each has: those that are missing have no rows. ``size`` is the number of rows of this rank's batch.
     """
     order = StoredOrder(layout(prepared, split), batch_size)
-    buffers = make_buffers(order.largest, prepared.signature, device)
-    return prefetch(order.plans(rank, world), StoredRows(prepared, split, order.layout), buffers, waiting)
+    buffers = make_buffers(max(padded, order.largest), prepared.signature, device)
+    return prefetch(
+        order.plans(rank, world, rounds), StoredRows(prepared, split, order.layout), buffers, waiting, padded
+    )
 
 
 def layout(prepared: PreparedData, split: str) -> Layout:
@@ -96,14 +103,20 @@ def layout(prepared: PreparedData, split: str) -> Layout:
 
 
 def prefetch(
-    plans: Iterator[BatchPlan], stored: StoredRows, buffers: list[HostBuffer], waiting: Callable[[], None] | None
+    plans: Iterator[BatchPlan],
+    stored: StoredRows,
+    buffers: list[HostBuffer],
+    waiting: Callable[[], None] | None,
+    padded: int = 0,
 ) -> Generator[Batch, None, None]:
     """The planned batches, which a thread reads into ``buffers``; an error of the thread is raised here."""
     ready: SimpleQueue[Any] = SimpleQueue()
     free: SimpleQueue[HostBuffer | None] = SimpleQueue()
     for buffer in buffers:
         free.put(buffer)
-    thread = threading.Thread(target=read_batches, args=(plans, stored, free, ready), name="loader", daemon=True)
+    thread = threading.Thread(
+        target=read_batches, args=(plans, stored, free, ready, padded), name="loader", daemon=True
+    )
     thread.start()
     try:
         while True:
@@ -115,8 +128,8 @@ def prefetch(
             if isinstance(item, BaseException):
                 raise item
             buffer, rows, size, consumed = item
-            inputs, target, weight = buffer.tensors(rows)
-            yield Batch(inputs, target, size, consumed, wait, weight)
+            inputs, target, weight = buffer.tensors(max(rows, padded))
+            yield Batch(inputs, target, rows, size, consumed, wait, weight)
             buffer.release()
             free.put(buffer)
     finally:
@@ -136,7 +149,7 @@ def next_ready(ready: SimpleQueue[Any], waiting: Callable[[], None] | None) -> A
 
 
 def read_batches(
-    plans: Iterator[BatchPlan], stored: StoredRows, free: SimpleQueue[Any], ready: SimpleQueue[Any]
+    plans: Iterator[BatchPlan], stored: StoredRows, free: SimpleQueue[Any], ready: SimpleQueue[Any], padded: int
 ) -> None:
     """The reading thread: fill free buffers by the plans, until the last plan or until ``None`` comes for a buffer."""
     try:
@@ -146,7 +159,10 @@ def read_batches(
                 return
             rows = len(plan.rows)
             stored.gather(plan, buffer.records[:rows])
-            buffer.send(rows)
+            if rows < padded:
+                # What a model makes of a real row is finite; what it makes of zeros need not be.
+                buffer.records[rows:padded] = buffer.records[0] if rows else 0
+            buffer.send(max(rows, padded))
             ready.put((buffer, rows, plan.size, plan.consumed))
         ready.put(None)
     except BaseException as error:

@@ -279,13 +279,17 @@ class StoredOrder:
         """The rows of the largest batch."""
         return min(self.batch_size, self.layout.rows)
 
-    def plans(self, rank: int, world: int) -> Iterator[BatchPlan]:
-        """What ``rank`` of ``world`` reads for each batch; ``consumed`` is the number of the row that follows."""
+    def plans(self, rank: int, world: int, rounds: int = 0) -> Iterator[BatchPlan]:
+        """What ``rank`` of ``world`` reads for each batch; ``consumed`` is the number of the row that follows. At least
+        ``rounds`` plans, the last of which may have no rows."""
         mine, read = share(rank, world, self.layout.rows), -1
-        for start in range(mine.start, mine.stop, self.batch_size):
+        starts = range(mine.start, mine.stop, self.batch_size)
+        for start in starts:
             stop = min(start + self.batch_size, mine.stop)
             of_start, of_last = (self.layout.block_of(row) for row in (start, stop - 1))
             yield BatchPlan(
                 np.arange(start, stop), list(range(max(of_start, read + 1), of_last + 1)), stop - start, stop
             )
             read = of_last
+        for _ in range(len(starts), rounds):
+            yield BatchPlan(NO_ROWS, [], 0, mine.stop)

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from tasks.artifacts.training_record import LossPoint, ValidationPoint
+from tasks.artifacts.training_record import LeftOut, LossPoint, SkippedStep, ValidationPoint
+from tasks.distributed.process_group import Group
 from tasks.models.factory import Predictor
+from tasks.train.checkpoint import Restored
+from tasks.train.loop.ema import AveragedWeights
+from tasks.train.loop.precision import LossScaler
+from tasks.train.loop.probe import Traits
+from tasks.train.parallel.divide import DividedModel
 
 
 @dataclass
 class Progress:
-    """The progress of training. ``step`` counts finished optimiser steps; nothing here depends on the clock."""
+    """The progress of training; nothing here depends on the clock. ``step`` counts the optimiser steps whose batches
+    were used, skipped or left out."""
 
     step: int = 0
     #: Evaluations since the last improvement, for early stopping.
@@ -23,31 +31,70 @@ class Progress:
     best: dict[str, Any] = field(default_factory=dict)
     steps: list[LossPoint] = field(default_factory=list)
     evaluations: list[ValidationPoint] = field(default_factory=list)
-    #: This rank's sum of losses since the last point of the history, and the number of its rows.
-    loss_sum: float = 0.0
-    loss_rows: int = 0
+    #: The steps whose update was skipped, and the ranges of steps without which training went on from a checkpoint.
+    skipped: list[SkippedStep] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
     stopped_early: bool = False
 
 
 @dataclass
 class TrainingState:
-    """Model, optimiser, gradient scaler, the best weights so far, and the progress."""
+    """Model, optimiser, loss scaler, averaged weights, the best weights so far (on the host), and the progress."""
 
     model: Predictor
     optimizer: torch.optim.Optimizer
-    scaler: torch.amp.GradScaler
+    scaler: LossScaler
     best_weights: dict[str, Tensor]
     progress: Progress
+    traits: Traits = field(default_factory=Traits)
+    averaged: AveragedWeights | None = None
+    #: What the model is divided into, if it is; then ``model`` holds this rank's parts.
+    divided: DividedModel | None = None
     #: The conditions of bitwise reproducibility, see :mod:`tasks.train.survival.reproducibility`.
     conditions: dict[str, Any] = field(default_factory=dict)
+    #: This rank's sum of losses since the last point of the history, and the number of its rows: float64 ``[2]``, on
+    #: the device.
+    losses: Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64))
+    #: The model's, listed once.
+    parameters: list[nn.Parameter] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.parameters = list(self.model.parameters())
+
+    def to_save(self) -> dict[str, Any]:
+        """What a checkpoint holds besides model, optimiser, scaler, averaged weights and random generators."""
+        return {
+            "progress": asdict(self.progress),
+            "best_weights": self.best_weights,
+            "conditions": self.conditions,
+        }
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """The weights that are evaluated and are the trained model: averaged, if they are."""
+        weights = self.model.state_dict()
+        return {**weights, **self.averaged.weights} if self.averaged else weights
+
+    def keep_best(self) -> None:
+        """These weights are the best so far. They are copied to the host, where they take no memory of a GPU."""
+        for name, tensor in self.weights().items():
+            self.best_weights[name].copy_(tensor)
+
+    def own(self) -> list[float]:
+        """The part that differs between ranks. Waits for the device."""
+        return self.losses.tolist()
+
+    def apply(self, restored: Restored, group: Group) -> None:
+        """Continue from a restored checkpoint. If the number of ranks changed, rank 0 gets the sum of all losses."""
+        known = {one.name for one in fields(Progress)}
+        progress: Mapping[str, Any] = restored.progress["progress"]
+        # An older checkpoint lacks what is new here, and has what is gone.
+        self.progress = Progress(**{name: value for name, value in progress.items() if name in known})
+        self.best_weights = restored.progress["best_weights"]
+        losses = [restored.owns[group.rank]] if restored.same_world else restored.owns if group.rank == 0 else []
+        sums = [sum(loss[0] for loss in losses), sum(loss[1] for loss in losses)]
+        self.losses.copy_(torch.tensor(sums, dtype=torch.float64))
 
 
 def weights_of(model: Predictor) -> dict[str, Tensor]:
-    """A copy of the model's weights."""
-    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-
-
-def copy_weights(model: Predictor, into: dict[str, Tensor]) -> None:
-    """Overwrite the copy ``into`` with the model's current weights."""
-    for name, tensor in model.state_dict().items():
-        into[name].copy_(tensor)
+    """A copy of the model's weights on the host."""
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in model.state_dict().items()}

@@ -1,38 +1,67 @@
-"""The training loop: steps, evaluations, checkpoints and early stopping. All ranks run it in parallel."""
+"""The training loop: steps, evaluations, checkpoints and early stopping. All ranks run it in parallel.
+
+The host gives the device its steps ahead of time and reads their results later, so the device never waits for it. A
+step whose loss or gradient is no number changes nothing (:mod:`tasks.train.loop.step`). After too many of them in a row
+training goes back to the last checkpoint from before them and on without the batches since: replayed, the same batches
+would lead to the same weights. If there is no checkpoint since the last time, it ends.
+"""
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict
+from collections import deque
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor, nn
 
 from tasks.artifacts.prepared import PreparedData
-from tasks.artifacts.training_record import ValidationPoint
 from tasks.distributed.agreement import AgreedUserError
 from tasks.distributed.process_group import Group
+from tasks.logs import logger
 from tasks.train.checkpoint import Restored
-from tasks.train.checkpoint.random_state import capture_random_state, restore_random_state
 from tasks.train.config import TrainingConfig
-from tasks.train.data.loader import evaluation_batches, layout, training_batches
+from tasks.train.data.loader import Batch, layout, training_batches
 from tasks.train.data.order import GlobalOrder
-from tasks.train.loop.objective import evaluate_split
+from tasks.train.loop.evaluation import record_evaluation
+from tasks.train.loop.nonfinite import name_rows
 from tasks.train.loop.progress import ProgressReport
 from tasks.train.loop.schedule import learning_rate
-from tasks.train.loop.state import Progress, TrainingState, copy_weights
-from tasks.train.loop.step import train_step
-from tasks.train.survival.goodput import DATA_WAIT, EVALUATION, GoodputRecorder
+from tasks.train.loop.state import TrainingState
+from tasks.train.loop.step import padded_rows, train_step
+from tasks.train.survival.goodput import EVALUATION, GoodputRecorder
 from tasks.train.survival.guard import Guard
 
 HISTORY_POINTS = 200
-#: Rows per rank and batch. During an evaluation a preemption notice waits for one batch at most.
-EVALUATION_BATCH = 1024
+#: Steps that the device has at most been given before the host waits for the oldest. The same on all devices and at
+#: all times, because all ranks have to read the same results between the same steps.
+AHEAD = 2
+
+LOG = logger("train")
+#: Restores the newest checkpoint of a step from ``least`` to ``most``, if there is one.
+Restore = Callable[[int, int], Restored | None]
+
+
+class GivenStep(NamedTuple):
+    """A step that the device was given, and what it leaves on the host once it is finished."""
+
+    step: int
+    #: What :func:`~tasks.train.loop.step.train_step` returns.
+    result: Tensor
+
+
+class TooManySkipped(Exception):
+    """More steps in a row were skipped than may be; the last of them is ``step``."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(step)
+        self.step = step
 
 
 def train_loop(
-    ddp: DistributedDataParallel,
+    model: nn.Module,
     state: TrainingState,
     data: PreparedData,
     config: TrainingConfig,
@@ -40,116 +69,203 @@ def train_loop(
     precision: str,
     guard: Guard,
     recorder: GoodputRecorder,
+    restore: Restore,
 ) -> None:
     """Train from ``state.progress.step`` to the end of the last epoch or to early stopping.
 
-    Raises ``AgreedUserError`` on all ranks if the loss is not finite, and ``Preempted`` when a machine is preempted.
+    ``model`` is what forward passes go through, such as the DDP of ``state.model``. Raises ``AgreedUserError`` on all
+    ranks if losses or gradients stay no numbers, and ``Preempted`` when a machine is preempted.
     """
-    progress = state.progress
-    order = GlobalOrder(layout(data, "train"), config.batch_size, config.seed)
-    total = order.steps_per_epoch * config.epochs
-    evaluate_every = config.evaluate_every or order.steps_per_epoch
-    log_every = max(1, total // HISTORY_POINTS)
-    report = ProgressReport(total, progress.step, shown=group.rank == 0)
-    start = order.consumed(progress.step)
-    batches = training_batches(data, order, group.rank, group.world, group.device, start, waiting=guard.waiting)
+    loop = TrainLoop(model, state, data, config, group, precision, guard, recorder)
+    while not loop.over():
+        try:
+            loop.go_on()
+        except TooManySkipped as found:
+            loop.go_back(found.step, restore)
+    loop.report.close()
 
-    def evaluation_due() -> bool:
+
+class TrainLoop:
+    """The loop's variables; see :func:`train_loop`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        state: TrainingState,
+        data: PreparedData,
+        config: TrainingConfig,
+        group: Group,
+        precision: str,
+        guard: Guard,
+        recorder: GoodputRecorder,
+    ) -> None:
+        self._model = model
+        self._state = state
+        self._data = data
+        self._config = config
+        self._group = group
+        #: The place among the ranks that divide the rows among themselves.
+        self._rows_of = state.divided.sharing_rows(group) if state.divided else group
+        self._precision = precision
+        self._guard = guard
+        self._recorder = recorder
+        self._order = GlobalOrder(layout(data, "train"), config.batch_size, config.seed)
+        self._total = self._order.steps_per_epoch * config.epochs
+        self._log_every = max(1, self._total // HISTORY_POINTS)
+        self._given: deque[GivenStep] = deque()
+        #: Points of the history that are not in it yet: the step, and ``losses`` of the state there.
+        self._points: list[tuple[int, Tensor]] = []
+        #: Steps in a row that were skipped, up to the last that is finished.
+        self._streak = 0
+        self.report = ProgressReport(self._total, state.progress.step, shown=group.rank == 0)
+
+    def over(self) -> bool:
+        progress = self._state.progress
+        return progress.stopped_early or (progress.step >= self._total and not self._evaluation_due())
+
+    def go_on(self) -> None:
+        """Train to the end. Raises :class:`TooManySkipped` on all ranks."""
+        progress = self._state.progress
+        with closing(self._batches()) as batches:
+            while not self.over():
+                if not self._evaluation_due():
+                    self._give_step(next(batches))
+                    self._finish(leave=AHEAD)
+                if self._evaluation_due():
+                    self._settle()
+                    self._evaluate()
+                if not self.over():
+                    self._guard.after_step(progress.step, self._capture)
+                self.report.step(progress.step)
+            self._settle()
+
+    def go_back(self, step: int, restore: Restore) -> None:
+        """Go back to the last checkpoint from before the steps that were skipped, up to ``step``, and go on with the
+        next one. Raises ``AgreedUserError`` if there is none since this last happened."""
+        while self._given:
+            self._guard.finished(self._given.popleft().step)
+        self._points.clear()
+        progress = self._state.progress
+        least = progress.left_out[-1]["through"] + 1 if progress.left_out else 0
+        restored = restore(least, step - self._streak)
+        if restored is None:
+            raise AgreedUserError(self._cause(step))
+        skipped = progress.skipped
+        self._state.apply(restored, self._group)
+        progress = self._state.progress
+        after = progress.step
+        progress.skipped += [one for one in skipped if one["step"] > after]
+        progress.left_out.append({"after": after, "through": step})
+        progress.step, self._streak = step, 0
+        if self._group.rank == 0:
+            LOG.warning("goes back to step %d, and on without steps %d to %d", after, after + 1, step)
+
+    def _cause(self, step: int) -> str:
+        steps = "step" if self._streak == 1 else f"{self._streak} steps in a row, the last"
+        return (
+            f"training.learning_rate: the loss or its gradient became no number in {steps} {step}{self._rows()}, and "
+            f"there is no checkpoint to go back to; try less than {self._config.learning_rate:g}, a longer "
+            "training.warmup, or training.clip_norm above 0"
+        )
+
+    def _rows(self) -> str:
+        """The rows that the last skipped step was skipped for, as part of a sentence."""
+        rows = self._state.progress.skipped[-1]["rows"]
+        return f" (rows {', '.join(map(str, rows))} of the training split by themselves)" if rows else ""
+
+    def _batches(self) -> Any:
+        order, group = self._order, self._rows_of
+        coupled = self._state.traits.couples_rows
+        return training_batches(
+            *(self._data, order, group.rank, group.world, group.device, order.consumed(self._state.progress.step)),
+            padded=0 if coupled else padded_rows(-(-order.largest // group.world), self._config.accumulation),
+            waiting=self._guard.waiting,
+        )
+
+    def _epoch(self, step: int) -> float:
+        return step / self._order.steps_per_epoch
+
+    def _evaluation_due(self) -> bool:
         """Whether the last step still needs its evaluation, which the previous attempt may have interrupted."""
-        due = progress.step > 0 and (progress.step % evaluate_every == 0 or progress.step == total)
+        progress = self._state.progress
+        every = self._config.evaluate_every or self._order.steps_per_epoch
+        due = progress.step > 0 and (progress.step % every == 0 or progress.step == self._total)
         return due and (not progress.evaluations or progress.evaluations[-1]["step"] < progress.step)
 
-    while not progress.stopped_early and (progress.step < total or evaluation_due()):
-        if not evaluation_due():
-            batch = next(batches)
-            recorder.add(DATA_WAIT, batch.wait)
-            with guard.step():
-                loss = train_step(ddp, state, config, group, precision, batch, total).item()
+    def _evaluate(self) -> None:
+        state = self._state
+        epoch = self._epoch(state.progress.step)
+        with self._recorder.time(EVALUATION):
+            record_evaluation(state, self._data, self._config, self._rows_of, self._precision, epoch, self._guard)
+        self.report.evaluated(state.progress.step, state.progress.evaluations[-1])
+
+    def _give_step(self, batch: Batch) -> None:
+        """Give the device the next step."""
+        state, progress = self._state, self._state.progress
+        with self._guard.step(batch.wait):
+            result = train_step(self._model, state, self._config, self._rows_of, self._precision, batch, self._total)
             progress.step += 1
-            progress.loss_sum += loss
-            progress.loss_rows += len(batch.target)
-            if progress.step % log_every == 0 or progress.step == total:
-                record_loss(state, config, group, progress.step / order.steps_per_epoch, total)
-        if evaluation_due():
-            with recorder.time(EVALUATION):
-                record_evaluation(state, data, config, group, progress.step / order.steps_per_epoch, guard)
-            report.evaluated(progress.step, progress.evaluations[-1])
-        if progress.step == total or progress.stopped_early:
-            recorder.step(progress.step)
-        else:
-            guard.after_step(progress.step, lambda: (checkpoint_state(state), local_loss(state)))
-        report.step(progress.step)
-    batches.close()
-    report.close()
+            given = GivenStep(progress.step, on_host(result))
+        self._given.append(given)
+        if progress.step % self._log_every == 0 or progress.step == self._total:
+            self._points.append((progress.step, state.losses.clone()))
+            state.losses.zero_()
 
+    def _settle(self) -> None:
+        """Finish all steps, and complete the history."""
+        self._finish()
+        self._add_points()
 
-def record_loss(state: TrainingState, config: TrainingConfig, group: Group, epoch: float, total: int) -> None:
-    """Add the mean loss since the last point to the history. Raises ``AgreedUserError`` if it is not finite."""
-    progress = state.progress
-    sums = torch.tensor([progress.loss_sum, progress.loss_rows], dtype=torch.float64, device=group.device)
-    dist.all_reduce(sums)
-    progress.loss_sum, progress.loss_rows = 0.0, 0
-    loss = (sums[0] / sums[1]).item()
-    if not math.isfinite(loss):
-        raise AgreedUserError(
-            f"training.learning_rate: the loss became {loss} by step {progress.step}; "
-            f"try less than {config.learning_rate:g}, a longer training.warmup, or training.clip_norm above 0"
+    def _finish(self, leave: int = 0) -> None:
+        """Wait until the device has finished all steps but ``leave``, and take in their results."""
+        while len(self._given) > leave:
+            given = self._given.popleft()
+            self._guard.finished(given.step)
+            self._streak = self._streak + 1 if given.result[1].item() else 0
+            if self._streak:
+                self._skipped(given.step)
+
+    def _skipped(self, step: int) -> None:
+        state, order = self._state, self._order
+        # One rank cannot try rows alone on a model that is divided.
+        state.progress.skipped.append(
+            {"step": step, "rows": []}
+            if state.divided
+            else name_rows(step, state.model, self._data, order, self._config, self._precision, self._group)
         )
-    rate = learning_rate(progress.step - 1, total, config.learning_rate, config.warmup)
-    progress.steps.append({"step": progress.step, "epoch": epoch, "loss": loss, "learning_rate": rate})
+        if self._group.rank == 0:
+            LOG.warning("skips step %d: its loss or gradient is no number%s", step, self._rows())
+        if self._streak > self._config.skip_nonfinite:
+            raise TooManySkipped(step)
+
+    def _add_points(self) -> None:
+        """Add the pending points to the history: mean losses since the point before, unless all steps were skipped.
+
+        The ranks exchange many points at once, as one takes as long as a small step, and add them up in rank order, so
+        that the sums do not depend on which points came together.
+        """
+        if not self._points:
+            return
+        mine = torch.stack([losses for _, losses in self._points])
+        everyones = [torch.empty_like(mine) for _ in range(self._group.world)]
+        dist.all_gather(everyones, mine)
+        sums = sum(everyones[1:], everyones[0]).tolist()
+        for (step, _), (loss, rows) in zip(self._points, sums, strict=True):
+            rate = learning_rate(step - 1, self._total, self._config.learning_rate, self._config.warmup)
+            if rows:
+                self._state.progress.steps.append(
+                    {"step": step, "epoch": self._epoch(step), "loss": loss / rows, "learning_rate": rate}
+                )
+        self._points.clear()
+
+    def _capture(self) -> tuple[dict[str, Any], list[float]] | None:
+        """What a checkpoint holds; None amid skipped steps, as the weights may be their cause."""
+        self._settle()
+        return None if self._streak else (self._state.to_save(), self._state.own())
 
 
-def record_evaluation(
-    state: TrainingState, data: PreparedData, config: TrainingConfig, group: Group, epoch: float, guard: Guard
-) -> None:
-    """Evaluate on the validation split, copy the best weights, and stop early when ``patience`` is exceeded.
-
-    Raises ``Preempted`` on all ranks when a machine is preempted meanwhile; the saved state is the one before.
-    """
-    progress = state.progress
-    random = capture_random_state()
-
-    def state_before() -> tuple[object, list[float]]:
-        # A user's model may draw random numbers in evaluation too; the next attempt repeats the whole evaluation.
-        restore_random_state(random)
-        return checkpoint_state(state), local_loss(state)
-
-    batches = evaluation_batches(
-        data, "validation", EVALUATION_BATCH, group.rank, group.world, group.device, waiting=guard.waiting
-    )
-    rounds = math.ceil(math.ceil(sum(data.segment_rows("validation")) / group.world) / EVALUATION_BATCH)
-    guarded = guard.evaluating(batches, rounds, progress.step, state_before)
-    metrics = evaluate_split(state.model, guarded, group.device)
-    evaluation: ValidationPoint = {"step": progress.step, "epoch": epoch, **metrics}
-    if progress.steps:
-        evaluation["train_loss"] = progress.steps[-1]["loss"]
-    progress.evaluations.append(evaluation)
-    if not progress.best or evaluation["loss"] < progress.best["loss"]:
-        progress.best, progress.stale = dict(evaluation), 0
-        copy_weights(state.model, state.best_weights)
-    else:
-        progress.stale += 1
-        progress.stopped_early = 0 < config.patience <= progress.stale
-
-
-def local_loss(state: TrainingState) -> list[float]:
-    """The part of the state that differs between ranks: the loss since the last point of the history."""
-    return [state.progress.loss_sum, state.progress.loss_rows]
-
-
-def apply_restored(restored: Restored, state: TrainingState, group: Group) -> None:
-    """Continue from a restored checkpoint. If the number of ranks changed, rank 0 gets the sum of all ranks' losses."""
-    state.progress = Progress(**restored.progress["progress"])
-    state.best_weights = restored.progress["best_weights"]
-    losses = [restored.owns[group.rank]] if restored.same_world else restored.owns if group.rank == 0 else []
-    state.progress.loss_sum = sum(loss[0] for loss in losses)
-    state.progress.loss_rows = sum(loss[1] for loss in losses)
-
-
-def checkpoint_state(state: TrainingState) -> dict[str, object]:
-    """What a checkpoint holds besides model, optimiser, scaler and random generators."""
-    return {
-        "progress": asdict(state.progress),
-        "best_weights": state.best_weights,
-        "conditions": state.conditions,
-    }
+def on_host(tensor: Tensor) -> Tensor:
+    """A copy that is on the host once the device has come here."""
+    if not tensor.is_cuda:
+        return tensor
+    return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)

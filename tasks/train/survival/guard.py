@@ -19,35 +19,63 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
 from tasks.errors import Preempted
 from tasks.train.checkpoint import Checkpoints
+from tasks.train.checkpoint.manager import StepWait
+from tasks.train.device_clock import DeviceClock, Mark
 from tasks.train.survival.checkpoint_interval import Interval
 from tasks.train.survival.consensus import Consensus, ExchangeSchedule, GroupState, Stop
-from tasks.train.survival.goodput import STALL, STEPS, GoodputRecorder
+from tasks.train.survival.goodput import DATA_WAIT, STALL, STEPS, GoodputRecorder
 from tasks.train.survival.notices import Watcher
 
 #: The stall of a save is the median of so many, so that one save on a busy machine does not count.
 STALLS = 5
-#: Returns the arguments of :meth:`~tasks.train.checkpoint.Checkpoints.save`: the progress, and this rank's own state.
-Capture = Callable[[], tuple[Any, Any]]
+#: Returns the arguments of :meth:`~tasks.train.checkpoint.Checkpoints.save`, the progress and this rank's own state, or
+#: None if what there is now is not to be kept. It has to call :meth:`Guard.finished` for all steps first.
+Capture = Callable[[], tuple[Any, Any] | None]
 T = TypeVar("T")
 
 
+@dataclass(frozen=True)
+class GivenStep:
+    """A step that the device has been given: places in its work, and waits of the host."""
+
+    began: Mark
+    ended: Mark
+    #: When the host had the batch, and the seconds for which it had waited for it.
+    ready: float
+    waited: float
+    snapshot: StepWait | None
+
+
 class Guard:
-    """Between two steps: exchange notices, save, or stop."""
+    """Between two steps: exchange notices, save, or stop.
+
+    The host runs ahead of the device: it gives it steps (:meth:`step`) before earlier ones are :meth:`finished`. What
+    is recorded is the device's time: a wait of the host counts only where the device had nothing to do meanwhile.
+    """
 
     def __init__(
-        self, checkpoints: Checkpoints, interval: Interval, watcher: Watcher, recorder: GoodputRecorder
+        self,
+        checkpoints: Checkpoints,
+        interval: Interval,
+        watcher: Watcher,
+        recorder: GoodputRecorder,
+        clock: DeviceClock | None = None,
     ) -> None:
         self._checkpoints = checkpoints
+        self._clock = clock or DeviceClock()
+        self._given: deque[GivenStep] = deque()
+        self._idle_since = 0.0
         self._interval = interval
         self._consensus = Consensus(watcher)
         self._schedule = ExchangeSchedule()
         self._recorder = recorder
         self._group_state: GroupState | None = None
-        self._first = self._saved = 0
+        self._finished = self._saved = 0
         self._stalls: deque[float] = deque(maxlen=STALLS)
         self._advised = False
 
@@ -55,22 +83,35 @@ class Guard:
         """Training begins at ``step``, which needs no checkpoint. Raises :class:`Preempted` on all ranks if a machine
         already has a notice."""
         self._recorder.begin(step)
-        self._first = self._saved = step
+        self._saved = step
         stop = self._exchange(0.0).stop
         if stop:
             self._exit(f"left before its first step ({stop.why})")
 
     @contextmanager
-    def step(self) -> Iterator[None]:
-        """Measures one optimiser step, without waiting for data and without evaluation."""
-        with self._recorder.time(STEPS):
-            yield
-            self._add_stall(self._checkpoints.pop_step_wait())
+    def step(self, waited: float = 0.0) -> Iterator[None]:
+        """The block gives the device one optimiser step, for whose batch the host has ``waited`` seconds."""
+        ready, began = time.perf_counter(), self._clock.mark()
+        yield
+        self._given.append(GivenStep(began, self._clock.mark(), ready, waited, self._checkpoints.pop_step_wait()))
+
+    def finished(self, step: int) -> None:
+        """Wait until the device has finished the oldest step that it was given, the ``step``-th of the run, and record
+        its times."""
+        given = self._given.popleft()
+        began, ended = given.began.wait(), given.ended.wait()
+        stall = given.snapshot.stall() if given.snapshot else 0.0
+        self._recorder.add(STEPS, ended - began - stall)
+        idle_from = max(self._idle_since, given.ready - given.waited)
+        self._recorder.add(DATA_WAIT, max(0.0, min(began, given.ready) - idle_from))
+        self._add_stall(stall)
+        self._recorder.step(step)
+        self._idle_since = ended
+        self._finished += 1
 
     def after_step(self, step: int, capture: Capture) -> None:
-        """``step`` steps are finished. Raises :class:`Preempted` on all ranks when a machine has a notice, after saving
-        a checkpoint if there is time for it."""
-        self._recorder.step(step)
+        """The device was given ``step`` steps. Raises :class:`Preempted` on all ranks when a machine has a notice,
+        after saving a checkpoint if there is time for it."""
         if self._schedule.due(step):
             self._exchange_after(step, capture)
         if self._checkpoint_due(step):
@@ -79,7 +120,6 @@ class Guard:
     def evaluating(self, batches: Iterator[T], rounds: int, step: int, capture: Capture) -> Iterator[T]:
         """Pass on this rank's batches of the evaluation after ``step``. No rank has more than ``rounds`` batches; one
         that has fewer takes part in the exchanges all the same. Raises as :meth:`after_step` does."""
-        self._recorder.step(step)
         schedule, started = ExchangeSchedule(), time.perf_counter()
         for finished in range(rounds):
             if schedule.due(finished):
@@ -106,7 +146,7 @@ class Guard:
         )
 
     def _exchange_after(self, step: int, capture: Capture) -> None:
-        state = self._exchange(self._recorder.record.seconds[STEPS] / max(1, step - self._first))
+        state = self._exchange(self._recorder.record.seconds[STEPS] / max(1, self._finished))
         self._group_state = state
         self._schedule.exchanged(step, state.step_s)
         if state.stop:
@@ -126,8 +166,12 @@ class Guard:
             step_s=state.step_s, stall_s=state.stall_s, publish_s=state.publish_s
         )
 
-    def _save(self, step: int, capture: Capture) -> None:
-        progress, own = capture()
+    def _save(self, step: int, capture: Capture) -> bool:
+        """Save a checkpoint, if there is something to keep; return whether there was."""
+        captured = capture()
+        if captured is None:
+            return False
+        progress, own = captured
         stall = self._checkpoints.save(step, progress, own=own)
         self._stalls.append(0.0)
         self._add_stall(stall)
@@ -136,6 +180,7 @@ class Guard:
         self._saved = step
         # Exchange the measured stall at once: before the first save the interval is based on a guess.
         self._schedule.exchange_by(step + 1)
+        return True
 
     def _add_stall(self, seconds: float) -> None:
         """Add to the stall that the last save has caused in the step loop."""
@@ -147,8 +192,7 @@ class Guard:
         """Save if the checkpoint can be finished before the deadline, and exit."""
         saved = self._saved == step
         if not saved and stop.time_to_save(self._checkpoints.publish_seconds):
-            self._save(step, capture)
-            saved = True
+            saved = self._save(step, capture)
         if saved:
             with self._recorder.time(STALL):
                 self._checkpoints.finish()

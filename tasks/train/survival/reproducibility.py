@@ -17,9 +17,10 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from tasks.distributed.process_group import Group
 from tasks.train.config import TrainingConfig
+from tasks.train.parallel.config import ParallelConfig
 
 #: The conditions that say how a global batch is divided into micro-batches.
-PARTITIONING = ("processes", "accumulation")
+PARTITIONING = ("processes", "accumulation", "layout")
 
 
 def conditions(training: TrainingConfig, group: Group) -> dict[str, Any]:
@@ -28,10 +29,17 @@ def conditions(training: TrainingConfig, group: Group) -> dict[str, Any]:
     return {
         "processes": group.world,
         "accumulation": training.accumulation,
+        "layout": describe(training.parallel),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name(group.device) if gpu else torch.backends.cpu.get_cpu_capability(),
     }
+
+
+def describe(parallel: ParallelConfig) -> str:
+    """The layout's settings that are not the defaults."""
+    changed = {name: value for name, value in vars(parallel).items() if value != getattr(ParallelConfig(), name)}
+    return " ".join(f"{name} {value}" for name, value in changed.items()) or "none"
 
 
 def describe_changes(then: Mapping[str, Any], now: Mapping[str, Any], model: nn.Module) -> str:

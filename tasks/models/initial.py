@@ -1,0 +1,62 @@
+"""Initial weights as a pure function of seed and parameter name, so that any part of a parameter can be made alone.
+
+Every device fills the part that it holds; the values do not depend on how parameters are divided, and none is ever held
+whole. Element ``i`` of a parameter is the normal quantile of the ``i``-th draw of a counter-based generator (Philox:
+Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) whose key is a digest of seed and name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+#: Elements that are drawn at once.
+CHUNK = 1 << 18
+#: Philox draws four numbers for each value of its counter.
+LANES = 4
+
+
+@torch.no_grad()
+def fill(network: nn.Module, seed: int) -> None:
+    """Fill all parameters of a network that states their standard deviations (``initial_std``)."""
+    for name, parameter in network.named_parameters():
+        fill_part(parameter, name, network, seed, parameter.shape, (0,) * parameter.ndim)
+
+
+@torch.no_grad()
+def fill_part(
+    part: Tensor, name: str, network: nn.Module, seed: int, size: Sequence[int], offsets: Sequence[int]
+) -> None:
+    """Fill ``part``, which is the part of the parameter ``name`` of ``size`` that begins at ``offsets``, in place.
+
+    ``network.initial_std(name)`` is the standard deviation; None stands for ones. Parameters have one or two
+    dimensions.
+    """
+    std = network.initial_std(name)  # type: ignore[operator]
+    if std is None:
+        part.fill_(1.0)
+    elif not std:
+        part.zero_()
+    elif part.numel():
+        width = size[-1] if len(size) == 2 else 1
+        first, columns = offsets[0], slice(offsets[-1], offsets[-1] + part.shape[-1]) if len(size) == 2 else slice(1)
+        rows = max(1, CHUNK // width)
+        for start in range(0, len(part), rows):
+            target = part[start : start + rows]
+            drawn = normal(seed, name, (first + start) * width, len(target) * width).reshape(len(target), width)
+            target.copy_(torch.from_numpy(drawn[:, columns] * std).reshape(target.shape))
+
+
+def normal(seed: int, name: str, start: int, count: int) -> np.ndarray:
+    """Elements ``start`` to ``start + count`` of the standard normal sequence of ``(seed, name)``; float64."""
+    from scipy.special import ndtri
+
+    key = np.frombuffer(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=16).digest(), np.uint64)
+    counter, skipped = divmod(start, LANES)
+    raw = np.random.Philox(key=key, counter=[counter, 0, 0, 0]).random_raw(skipped + count)[skipped:]
+    # The middles of 2**53 equal intervals of (0, 1): never 0, never 1.
+    return ndtri(((raw >> np.uint64(11)) + 0.5) * 2.0**-53)

@@ -1,0 +1,70 @@
+"""The evaluation on the validation split: metrics, the best weights, early stopping."""
+
+from __future__ import annotations
+
+import math
+
+from tasks.artifacts.prepared import PreparedData
+from tasks.artifacts.training_record import ValidationPoint
+from tasks.distributed.agreement import AgreedUserError
+from tasks.distributed.process_group import Group
+from tasks.models.footprint import batch_rows
+from tasks.train.checkpoint.random_state import capture_random_state, restore_random_state
+from tasks.train.config import TrainingConfig
+from tasks.train.data.loader import evaluation_batches
+from tasks.train.loop.objective import evaluate_split
+from tasks.train.loop.state import TrainingState
+from tasks.train.survival.guard import Guard
+
+
+def record_evaluation(
+    state: TrainingState,
+    data: PreparedData,
+    config: TrainingConfig,
+    group: Group,
+    precision: str,
+    epoch: float,
+    guard: Guard,
+) -> None:
+    """Evaluate, copy the best weights, and stop early when ``patience`` is exceeded.
+
+    Raises ``Preempted`` on all ranks when a machine is preempted meanwhile; the saved state is the one before. Raises
+    ``AgreedUserError`` on all ranks if the loss is not finite.
+    """
+    progress, model = state.progress, state.model
+    random = capture_random_state()
+
+    def state_before() -> tuple[object, list[float]]:
+        # A user's model may draw random numbers in evaluation too; the next attempt repeats the whole evaluation.
+        restore_random_state(random)
+        return state.to_save(), state.own()
+
+    largest = math.ceil(sum(data.segment_rows("validation")) / group.world)
+    rounds = math.ceil(largest / batch_rows(model.row_bytes))
+    rows = math.ceil(largest / rounds)
+    if state.divided and state.divided.batch_rows:
+        rows, rounds = state.divided.batch_rows, math.ceil(largest / state.divided.batch_rows)
+    batches = evaluation_batches(
+        *(data, "validation", rows, group.rank, group.world, group.device),
+        padded=rows,
+        rounds=rounds,
+        waiting=guard.waiting,
+    )
+    guarded = guard.evaluating(batches, rounds, progress.step, state_before)
+    forward = state.averaged.forward if state.averaged else state.divided.forward if state.divided else model
+    metrics = evaluate_split(model, forward, guarded, group.device, precision)
+    if not math.isfinite(metrics["loss"]):
+        raise AgreedUserError(
+            f"training.learning_rate: the validation loss became {metrics['loss']} by step {progress.step}; "
+            f"try less than {config.learning_rate:g}, a longer training.warmup, or training.clip_norm above 0"
+        )
+    evaluation: ValidationPoint = {"step": progress.step, "epoch": epoch, **metrics}
+    if progress.steps:
+        evaluation["train_loss"] = progress.steps[-1]["loss"]
+    progress.evaluations.append(evaluation)
+    if not progress.best or evaluation["loss"] < progress.best["loss"]:
+        progress.best, progress.stale = dict(evaluation), 0
+        state.keep_best()
+    else:
+        progress.stale += 1
+        progress.stopped_early = 0 < config.patience <= progress.stale

@@ -1,0 +1,69 @@
+"""Which rows give a loss or a gradient that is no number."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from tasks.artifacts.prepared import PreparedData
+from tasks.artifacts.training_record import SkippedStep
+from tasks.distributed.process_group import Group
+from tasks.models.factory import Predictor
+from tasks.train.config import TrainingConfig
+from tasks.train.data.loader import Batch, training_batches
+from tasks.train.data.order import GlobalOrder
+from tasks.train.loop.objective import loss_sum
+from tasks.train.loop.precision import autocast
+from tasks.train.loop.probe import undone
+from tasks.train.loop.step import running_statistics
+
+#: Rows that one rank looks for and names.
+NAMED = 8
+
+
+def name_rows(
+    step: int,
+    model: Predictor,
+    data: PreparedData,
+    order: GlobalOrder,
+    config: TrainingConfig,
+    precision: str,
+    group: Group,
+) -> SkippedStep:
+    """Find the rows of the ``step``-th step (from 1) that give such a loss or gradient by themselves; equal on all
+    ranks, which all call this. The weights are those of now."""
+    start, stop = order.consumed(step - 1), order.consumed(step)
+    rows = next(order.plans(group.rank, group.world, start, stop)).rows
+    batches = training_batches(data, order, group.rank, group.world, group.device, start, stop)
+    found = bad_rows(model, next(batches), config, precision, group.device) if len(rows) else []
+    batches.close()
+    everyones: list[list[int]] = [[] for _ in range(group.world)]
+    dist.all_gather_object(everyones, rows[found].tolist())
+    return {"step": step, "rows": [row for one in everyones for row in one]}
+
+
+def bad_rows(model: Predictor, batch: Batch, config: TrainingConfig, precision: str, device: torch.device) -> list[int]:
+    """The places in ``batch`` of the first :data:`NAMED` such rows, by bisection; the model is left as it was."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+
+    def finite(rows: slice) -> bool:
+        with autocast(precision, device):
+            outputs = model(*(x[rows] for x in batch.inputs)).float()
+        weight = None if batch.weight is None else batch.weight[rows]
+        loss = loss_sum(model.signature, outputs, batch.target[rows], config.label_smoothing, weight)
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+        return all(bool(x.isfinite().all()) for x in (loss, *gradients) if x is not None)
+
+    found: list[int] = []
+    parts = [slice(0, batch.rows)]
+    with undone(model), running_statistics(model):
+        while parts and len(found) < NAMED:
+            part = parts.pop()
+            if finite(part):
+                continue
+            if part.stop - part.start == 1:
+                found.append(part.start)
+            else:
+                middle = (part.start + part.stop) // 2
+                parts += [slice(middle, part.stop), slice(part.start, middle)]
+    return found

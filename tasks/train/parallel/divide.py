@@ -1,0 +1,172 @@
+"""A model divided by a layout: its parts on this process, and the passes over the micro-batches of a step."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from tasks.distributed.process_group import Group
+from tasks.models.factory import Predictor
+from tasks.models.initial import fill_part
+from tasks.models.plan import plan_of
+from tasks.train.parallel.gradients import clip, local, settle, total_norm
+from tasks.train.parallel.layout import DATA, Layout, check_plan
+from tasks.train.parallel.pipeline import LossOf, Pipeline, cut_stages, stated_plan
+from tasks.train.parallel.shard import shard, switch
+from tasks.train.parallel.tensor import divide_tensors
+
+
+class DividedModel:
+    """What this process holds of a model, and the passes through it.
+
+    ``model`` has the names of the whole model and the parameters that this process holds. ``batch_rows`` is the only
+    number of rows that a pipeline takes at once; 0 without one. ``counts_losses`` says whether this process is the
+    first of those that compute the losses of the same rows.
+    """
+
+    def __init__(self, parts: list[Predictor], layout: Layout, pipeline: Pipeline | None) -> None:
+        self._parts = parts
+        self._layout = layout
+        self._pipeline = pipeline
+        self.model = parts[0] if len(parts) == 1 else JoinedParts(parts)
+        self.batch_rows = pipeline.rows if pipeline else 0
+        self.counts_losses = layout.has_losses and layout.place("tensor") == 0
+
+    def parameters(self) -> list[nn.Parameter]:
+        return list(self.model.parameters())
+
+    def sharing_rows(self, group: Group) -> Group:
+        """This process's place among those that divide a batch's rows among themselves."""
+        return replace(group, rank=self._layout.data_rank, world=self._layout.data_size)
+
+    def accumulate(
+        self,
+        inputs: Sequence[Tensor],
+        pieces: Sequence[slice],
+        loss_of: LossOf,
+        forward: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        """Add the gradients of all micro-batches ``pieces`` of the batch ``inputs``, whose forward passes run in the
+        context ``forward()``.
+
+        ``loss_of(outputs, first row)`` gives the loss of a micro-batch, scaled so that the mean of the gradients of all
+        data-parallel processes is that of the batch. It is called where the outputs are: on the last stage. The
+        gradients are whole, and alike on all processes that hold the same part.
+        """
+        if self._pipeline:
+            # Forward and backward passes alternate, so both run in it.
+            with forward():
+                self._pipeline.step(inputs[0], loss_of)
+        else:
+            (model,) = self._parts
+            for piece in pieces:
+                if self._layout.config.shard != "none":
+                    switch(model, self._layout.config, last=piece == pieces[-1])
+                with forward():
+                    outputs = model(*(x[piece] for x in inputs))
+                loss_of(outputs, piece.start).backward()
+        settle(self.parameters(), self._layout)
+
+    @torch.no_grad()
+    def forward(self, *inputs: Tensor) -> Tensor | None:
+        """The outputs of a batch, on the last stage; None on the others. All ranks must call this equally often."""
+        outputs = self._pipeline.outputs(inputs[0]) if self._pipeline else self._parts[0](*inputs)
+        # Without a backward pass FSDP would leave some weights gathered.
+        for module in (module for part in self._parts for module in part.modules()):
+            if isinstance(module, FSDPModule):
+                module.reshard()
+        return outputs
+
+    def norm(self) -> Tensor:
+        """The norm of the gradient of the whole model, see :func:`~tasks.train.parallel.gradients.total_norm`."""
+        shared = self._pipeline.counted_elsewhere if self._pipeline else []
+        return total_norm(self.parameters(), self._layout, shared)
+
+    def clip(self, norm: Tensor, largest: float) -> None:
+        clip(self.parameters(), norm, largest)
+
+    @torch.no_grad()
+    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The whole tensors of which these are this process's parts, on rank 0's host. All ranks must call this."""
+        # Torch warns that a tensor that is divided twice takes two gathers.
+        logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+        mine = {name: x.full_tensor() if isinstance(x, DTensor) else x for name, x in tensors.items()}
+        mine = {name: tensor.cpu() for name, tensor in mine.items()}
+        if self._pipeline is None:
+            return mine
+        first = all(self._layout.place(name) == 0 for name in (*DATA, "tensor"))
+        everyones: list[dict[str, Tensor]] = [{} for _ in range(self._layout.world)]
+        dist.gather_object(mine if first else {}, everyones if self._layout.rank == 0 else None)
+        return {name: tensor for one in everyones for name, tensor in one.items()}
+
+
+class JoinedParts(Predictor):
+    """The parameters of several stages under the names of the whole model; it has no forward pass."""
+
+    def __init__(self, parts: list[Predictor]) -> None:
+        super().__init__(parts[0].signature, nn.Module())
+        self.row_bytes = parts[0].row_bytes
+        self._stages = tuple(parts)  # in a tuple, where torch does not find them
+        for part in parts:
+            for prefix, module in part.network.named_modules():
+                holder = self.network
+                for step in prefix.split(".") if prefix else ():
+                    if step not in holder._modules:
+                        holder.add_module(step, nn.Module())
+                    holder = holder.get_submodule(step)
+                holder._parameters.update(module._parameters)
+                holder._buffers.update(module._buffers)
+                holder._non_persistent_buffers_set |= module._non_persistent_buffers_set
+
+    def train(self, mode: bool = True) -> JoinedParts:
+        for stage in self._stages if hasattr(self, "_stages") else ():
+            stage.train(mode)
+        return super().train(mode)
+
+
+def divide(
+    model: Predictor, layout: Layout, device: torch.device, seed: int, *, micro_batches: int, rows: int
+) -> DividedModel:
+    """Divide ``model`` by ``layout``. All ranks must call this.
+
+    A model on the meta device gets its initial weights here, each process only those of its part. ``micro_batches`` of
+    ``rows`` rows each are the share of the largest batch; a pipeline takes no other batches. Raises ``UserError`` if
+    the model cannot be divided so.
+    """
+    assert layout.mesh is not None
+    config = layout.config
+    check_plan(config, plan_of(model.network), micro_batches)
+    parts = cut_stages(model, layout) if config.pipeline > 1 else [model]
+    for part in parts:
+        if config.tensor > 1:
+            divide_tensors(part.network, stated_plan(part), layout.mesh["tensor"], sequence=config.sequence)
+        if config.shard != "none":
+            shard(part, layout.mesh[DATA] if layout.size("replicate") > 1 else layout.mesh["shard"], config)
+        fill(part, torch.device("cpu") if config.offload else device, seed)
+    pipeline = Pipeline(parts, layout, device, micro_batches, rows) if config.pipeline > 1 else None
+    return DividedModel(parts, layout, pipeline)
+
+
+@torch.no_grad()
+def fill(part: Predictor, device: torch.device, seed: int) -> None:
+    """Give a part on the meta device its memory and its initial weights; do nothing for any other."""
+    network = part.network
+    if not any(parameter.is_meta for parameter in network.parameters()):
+        return
+    network.to_empty(device=device)
+    for name, parameter in network.named_parameters():
+        offsets: tuple[int, ...] = (0,) * parameter.ndim
+        if isinstance(parameter, DTensor):
+            _, offsets = compute_local_shape_and_global_offset(
+                parameter.shape, parameter.device_mesh, parameter.placements
+            )
+        fill_part(local(parameter), name, network, seed, parameter.shape, offsets)

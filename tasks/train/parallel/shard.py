@@ -1,0 +1,51 @@
+"""ZeRO (Rajbhandari et al. 2020) by the switches of PyTorch's FSDP2.
+
+For one optimiser step of M micro-batches and P parameter groups (blocks, and one for the rest):
+
+===========  ===================================  ===========  ================
+what         held in whole on a device            all-gathers  reduce-scatters
+===========  ===================================  ===========  ================
+optimizer    weights and gradients, during steps  P            P
+gradients    weights, during a micro-batch        M P          M P
+weights      the weights of one block             2 M P        M P
+===========  ===================================  ===========  ================
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+
+from tasks.models.factory import Predictor
+from tasks.models.plan import blocks_of
+from tasks.train.parallel.config import ParallelConfig
+
+
+def shard(model: Predictor, mesh: DeviceMesh, config: ParallelConfig) -> None:
+    """Divide the parameters among the data-parallel processes of ``mesh`` (``[shard]``, or ``[replicate, shard]``), in
+    place: each block is one group, all else another."""
+    # FSDP warns of outputs that are views: nothing here changes an output in place.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+    offload = CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if config.offload else OffloadPolicy()
+    settings: Any = {
+        "mesh": mesh,
+        "reshard_after_forward": config.shard == "weights",
+        "offload_policy": offload,
+    }
+    for name in blocks_of(model.network):
+        fully_shard(model.network.get_submodule(name), **settings)
+    fully_shard(model, **settings)
+
+
+def switch(model: nn.Module, config: ParallelConfig, *, last: bool) -> None:
+    """Prepare the forward and backward pass of a micro-batch, the ``last`` of its step or another."""
+    sharded = cast(FSDPModule, model)
+    each = config.shard != "optimizer"
+    sharded.set_is_last_backward(last or each)
+    sharded.set_requires_gradient_sync(last or each)
+    sharded.set_reshard_after_backward(last or each)

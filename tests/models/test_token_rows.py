@@ -1,0 +1,44 @@
+"""Token rows are stored once: a row's target is the row itself, one token later."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tasks.artifacts.token_rows import write_token_rows
+from tasks.errors import UserError
+from tasks.train.data.loader import layout, training_batches
+from tasks.train.data.order import GlobalOrder
+
+
+def test_a_batch_has_rows_and_their_next_tokens(tmp_path: Path) -> None:
+    rows = np.arange(50 * 9, dtype=np.int32).reshape(50, 9)
+    data = write_token_rows(tmp_path, {"train": rows, "validation": rows[:3]}, vocabulary=450)
+    assert data.segment_rows("train") == (50,) and data.signature.record.itemsize == 9 * 8
+    order = GlobalOrder(layout(data, "train"), 20, seed=0)
+    seen = []
+    for batch in training_batches(data, order, 0, 1, torch.device("cpu"), stop=50):
+        (tokens,) = batch.inputs
+        assert tokens.dtype == batch.target.dtype == torch.int64 and tokens.shape[1] == 8
+        assert torch.equal(batch.target, tokens + 1)
+        seen += (tokens[:, 0] // 9).tolist()
+    assert sorted(seen) == list(range(50)) and seen != sorted(seen)
+
+
+@pytest.mark.parametrize(
+    ("splits", "message"),
+    [
+        ({"train": np.zeros((2, 5), int), "validation": np.zeros((2, 4), int)}, "expected one length"),
+        ({"train": np.zeros((2, 1), int)}, "expected one length of at least 2 tokens"),
+        ({"train": np.zeros((2, 5))}, "the train split holds float64; expected integers"),
+        ({"train": np.full((2, 5), 9)}, "the train split has ids from 9 to 9; expected 0 to 8"),
+        ({"training": np.zeros((2, 5), int)}, "'training' is no split"),
+    ],
+)
+def test_other_arrays_are_one_line(splits: dict[str, np.ndarray], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        write_token_rows(tmp_path / "prepared", splits, vocabulary=9)
+    assert not (tmp_path / "prepared").exists()

@@ -1,0 +1,154 @@
+"""The transformer computes what Hugging Face's implementation computes with the same weights, and its initial weights
+are a pure function of seed and name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from click.testing import CliRunner
+
+from tasks.artifacts.prepared import Signature, TensorSpec
+from tasks.errors import UserError
+from tasks.models.config import ModelConfig
+from tasks.models.factory import build
+from tasks.models.initial import fill_part, normal
+from tasks.models.trained import write_trained
+from tasks.models.transformer import Transformer
+from tasks.models.transformer.__main__ import main
+
+LENGTH, VOCABULARY = 48, 96
+SIGNATURE = Signature((TensorSpec("tokens", "int64", (LENGTH,)),), "next token", "next token", buckets=VOCABULARY)
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 56,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 64,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "llama with scaled positions": {"rope_scaling": LLAMA3, "rope_theta": 500_000.0},
+    "llama with shared keys": {"num_key_value_heads": 2},
+    "llama with tied embeddings": {"tie_word_embeddings": True},
+    "llama with biases": {"attention_bias": True, "mlp_bias": True},
+    "llama with another head size": {"head_dim": 12},
+    "mistral": {"model_type": "mistral", "num_key_value_heads": 2, "sliding_window": None},
+    "mistral with a window of a row": {"model_type": "mistral", "sliding_window": LENGTH},
+    "qwen2": {"model_type": "qwen2", "num_key_value_heads": 2},
+    "qwen3": {"model_type": "qwen3", "num_key_value_heads": 1, "head_dim": 16},
+}
+
+
+def peer(changes: dict[str, Any]) -> torch.nn.Module:
+    """Hugging Face's network with random weights; biases and normalisations, too, since ones and zeros hide errors."""
+    settings = {**SIZES, "model_type": "llama", **changes}
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
+    network = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    return network
+
+
+def tokens() -> torch.Tensor:
+    return torch.randint(0, VOCABULARY, (3, LENGTH), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_same_logits_as_transformers_and_back(family: str, tmp_path: Path) -> None:
+    theirs = peer(FAMILIES[family])
+    theirs.config.save_pretrained(tmp_path)
+    model = ModelConfig("transformer", {"config": str(tmp_path / "config.json")})
+    predictor = build(model, SIGNATURE, seed=0).eval()
+    weights = theirs.state_dict()
+    if theirs.config.tie_word_embeddings:
+        del weights["lm_head.weight"]
+    predictor.network.load_state_dict(weights)
+    with torch.no_grad():
+        expected, found = theirs(tokens()).logits, predictor(tokens())
+    assert expected.std() > 0.5
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+    write_trained(
+        tmp_path / "trained",
+        config=model,
+        signature=SIGNATURE,
+        best=predictor.state_dict(),
+        last=predictor.state_dict(),
+        history={},  # type: ignore[typeddict-item]
+        attempt={},  # type: ignore[typeddict-item]
+        made_by={},
+    )
+    written = CliRunner().invoke(main, [str(tmp_path / "trained"), str(tmp_path / "back")], catch_exceptions=False)
+    assert written.exit_code == 0, written.output
+    back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back", dtype=torch.float32).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(back(tokens()).logits, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"model_type": "gpt2"}, "model_type: 'gpt2'"),
+        ({"hidden_act": "gelu"}, "hidden_act: 'gelu'"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, "rope_scaling"),
+        ({"sliding_window": LENGTH - 1}, f"sliding_window: {LENGTH - 1}"),
+        ({"num_key_value_heads": 3}, "model.arguments.num_key_value_heads: 3"),
+        ({"vocab_size": VOCABULARY + 1}, f"model.arguments.vocab_size: {VOCABULARY + 1}"),
+        ({"max_position_embeddings": LENGTH - 1}, "model.arguments.max_position_embeddings"),
+    ],
+)
+def test_what_the_network_cannot_do_is_one_line(changes: dict[str, Any], named: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**SIZES, "model_type": "llama", **changes}))
+    with pytest.raises(UserError) as error:
+        build(ModelConfig("transformer", {"config": str(tmp_path / "config.json")}), SIGNATURE, seed=0)
+    assert named in error.value.message and "\n" not in error.value.message
+
+
+def test_other_data_than_token_rows_is_refused() -> None:
+    table = Signature((TensorSpec("numeric", "float32", (3,)),), "classification", "y", ("a", "b"))
+    with pytest.raises(UserError, match=r"model.name: transformer takes rows of tokens.*this data has numeric"):
+        build(ModelConfig("transformer"), table, seed=0)
+
+
+def test_parts_of_the_initial_weights_are_those_of_the_whole() -> None:
+    network = build(ModelConfig("transformer", SIZES), SIGNATURE, seed=7).network
+    for name, whole in network.named_parameters():
+        for begin, end in ((0, 1), (1, 3), (len(whole) // 3, len(whole))):
+            columns = slice(5, 11) if whole.ndim == 2 else slice(None)
+            part = torch.full_like(whole[begin:end][:, columns] if whole.ndim == 2 else whole[begin:end], torch.nan)
+            offsets = (begin, 5) if whole.ndim == 2 else (begin,)
+            fill_part(part, name, network, 7, whole.shape, offsets)
+            torch.testing.assert_close(part, whole[begin:end, columns] if whole.ndim == 2 else part, rtol=0, atol=0)
+
+
+def test_initial_weights_are_independent_normal_numbers() -> None:
+    of = {(seed, name): normal(seed, name, 0, 200_000) for seed in (0, 1) for name in ("a", "b")}
+    for drawn in of.values():
+        assert abs(drawn.mean()) < 0.01 and abs(drawn.std() - 1) < 0.01
+        assert abs(np.mean(np.abs(drawn) < 1) - 0.6827) < 0.005
+    assert np.abs(np.corrcoef(list(of.values())) - np.eye(4)).max() < 0.01
+
+
+def test_another_seed_gives_other_weights_and_the_same_seed_the_same() -> None:
+    first, same, other = (build(ModelConfig("transformer", SIZES), SIGNATURE, seed=seed) for seed in (1, 1, 2))
+    name = "network.lm_head.weight"
+    assert torch.equal(first.state_dict()[name], same.state_dict()[name])
+    assert not torch.equal(first.state_dict()[name], other.state_dict()[name])
+    assert isinstance(first.network, Transformer)

@@ -1,0 +1,64 @@
+"""What the levels of ZeRO cost: the collectives of one step, counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.support.layout_runs import LENGTH, SEED, Case, model_of, on_ranks, row_losses, token_rows
+
+MICRO_BATCHES = 3
+
+
+class Collectives(TorchDispatchMode):
+    """Counts the collectives of the block, by kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if operator.namespace.startswith(("c10d", "_c10d")):
+            self.counts[operator._schema.name.partition("::")[2]] += 1
+        return operator(*args, **(kwargs or {}))
+
+
+def count(shard: str) -> dict[str, int]:
+    """The collectives of the second step under this sharding, by kind."""
+    from tasks.train.parallel.config import ParallelConfig
+    from tasks.train.parallel.divide import divide
+    from tasks.train.parallel.layout import Layout
+
+    device = torch.device("cpu")
+    layout = Layout.connect(ParallelConfig(shard=shard), dist.get_rank(), 2, device)  # type: ignore[arg-type]
+    model = divide(model_of(Case(2, {}), empty=True), layout, device, SEED, micro_batches=MICRO_BATCHES, rows=2)
+    rows = token_rows(2 * MICRO_BATCHES)
+    pieces = [slice(start, start + 2) for start in range(0, len(rows), 2)]
+
+    def loss_of(outputs: Tensor, first: int) -> Tensor:
+        return row_losses(outputs, rows[first : first + 2]).sum()
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        with Collectives() as collectives:
+            model.accumulate((rows[:, :LENGTH],), pieces, loss_of)
+            optimizer.step()
+            optimizer.zero_grad()
+    return dict(collectives.counts)
+
+
+@pytest.mark.parametrize(
+    ("shard", "gathers", "reductions"), [("optimizer", 5, 5), ("gradients", 15, 15), ("weights", 30, 15)]
+)
+def test_collectives_of_a_step(shard: str, gathers: int, reductions: int, tmp_path: Path) -> None:
+    """Four blocks and the rest are five groups of parameters; a step has three micro-batches."""
+    for counted in on_ranks(2, partial(count, shard), tmp_path):
+        assert counted == {"_allgather_base_": gathers, "_reduce_scatter_base_": reductions}

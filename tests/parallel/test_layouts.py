@@ -1,0 +1,100 @@
+"""Every layout computes what one process computes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.layout_runs import CLIP, Case, Outcome, by_hand, divided
+
+QUICK = {
+    "weights 2": Case(2, {"shard": "weights"}, steps=10),
+    "tensor 2": Case(2, {"tensor": 2}, {"model_type": "qwen3"}, steps=10),
+    "1f1b 2, tied": Case(2, {"pipeline": 2}, {"tie_word_embeddings": True}, steps=10),
+    "weights 2 x tensor 2": Case(4, {"shard": "weights", "tensor": 2}, steps=5),
+}
+LONG = {
+    **{name: replace(case, steps=40) for name, case in QUICK.items()},
+    "optimizer 2": Case(2, {"shard": "optimizer"}),
+    "gradients 2": Case(2, {"shard": "gradients"}),
+    "weights 3": Case(3, {"shard": "weights"}),
+    "weights 4, offloaded": Case(4, {"shard": "weights", "offload": True}),
+    "hybrid 4": Case(4, {"shard": "weights", "replicas": 2}),
+    "tensor 2, whole sequence": Case(2, {"tensor": 2, "sequence": False}, {"model_type": "qwen2"}),
+    "tensor 2, biases, tied": Case(
+        2, {"tensor": 2}, {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}
+    ),
+    "tensor 2, whole sequence, tied": Case(2, {"tensor": 2, "sequence": False}, {"tie_word_embeddings": True}),
+    "1f1b 4": Case(4, {"pipeline": 4}, accumulation=4),
+    "interleaved 2": Case(2, {"pipeline": 2, "schedule": "interleaved", "stages_per_rank": 2}, accumulation=4),
+    "interleaved 2, tied": Case(
+        2,
+        {"pipeline": 2, "schedule": "interleaved", "stages_per_rank": 2},
+        {"tie_word_embeddings": True},
+        accumulation=4,
+    ),
+    "1f1b 2 x weights 2": Case(4, {"pipeline": 2, "shard": "weights"}),
+    "1f1b 2 x optimizer 2": Case(4, {"pipeline": 2, "shard": "optimizer"}),
+    "1f1b 2 x tensor 2": Case(4, {"pipeline": 2, "tensor": 2}),
+    "hybrid 4 x tensor 2": Case(8, {"shard": "weights", "replicas": 2, "tensor": 2}),
+    "2 x 2 x 2": Case(8, {"pipeline": 2, "shard": "weights", "tensor": 2}),
+    "2 x 2 x 2, tied, qwen3": Case(
+        8, {"pipeline": 2, "shard": "weights", "tensor": 2}, {"tie_word_embeddings": True, "model_type": "qwen3"}
+    ),
+}
+
+
+@lru_cache
+def expected(model: tuple[tuple[str, Any], ...], steps: int, double: bool) -> Outcome:
+    return by_hand(Case(1, {}, dict(model), steps=steps, double=double))
+
+
+def distance(found: Outcome, case: Case) -> float:
+    """The largest difference of losses, norms and weights from one process's."""
+    one = expected(tuple(case.model.items()), case.steps, case.double)
+    assert found.weights.keys() == one.weights.keys()
+    weights = max((found.weights[name] - one.weights[name]).abs().max().item() for name in one.weights)
+    numbers = zip(found.losses + found.norms, one.losses + one.norms, strict=True)
+    return max(weights, *(abs(a - b) for a, b in numbers))
+
+
+def check(case: Case, place: Path) -> None:
+    outcomes = divided(case, place)
+    one = expected(tuple(case.model.items()), case.steps, case.double)
+    assert one.losses[-1] < one.losses[0] and max(one.norms) > CLIP, "it trains, and is clipped"
+    for outcome in outcomes:
+        assert distance(outcome, case) < 1e-12
+        for name, tensor in outcomes[0].weights.items():
+            assert torch.equal(outcome.weights[name], tensor), f"{name} differs between ranks"
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_layout_agrees_with_one_process(name: str, tmp_path: Path) -> None:
+    check(QUICK[name], tmp_path)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("name", LONG)
+def test_every_layout_agrees_with_one_process(name: str, tmp_path: Path) -> None:
+    check(LONG[name], tmp_path)
+
+
+FAULTY = {
+    "clip by stage": Case(2, {"pipeline": 2}, steps=6),
+    "lost factor": Case(2, {"shard": "weights"}, steps=6),
+    "tensor gradient not summed": Case(2, {"tensor": 2}, steps=6),
+    "tied gradient not summed": Case(2, {"pipeline": 2}, {"tie_word_embeddings": True}, steps=6),
+}
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("fault", FAULTY)
+def test_the_comparison_finds_what_is_wrong(fault: str, tmp_path: Path) -> None:
+    case = FAULTY[fault]
+    assert distance(divided(replace(case, fault=fault), tmp_path / "wrong")[0], case) > 1e-6
+    assert distance(divided(case, tmp_path / "right")[0], case) < 1e-12

@@ -1,0 +1,267 @@
+"""Short trainings of a small transformer under a layout, on real processes, and by hand on one."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import functools
+import inspect
+import math
+import os
+import pickle
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Partial
+from torch.nn import functional
+
+from tasks.artifacts.prepared import Signature, TensorSpec
+from tasks.models.config import ModelConfig
+from tasks.models.factory import build
+from tests.support.processes import FORK, free_port
+
+LENGTH = 16
+SIGNATURE = Signature((TensorSpec("tokens", "int64", (LENGTH,)),), "next token", "next token", buckets=256)
+SIZES = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+BATCH, SHORT_BATCH, CLIP, RATE, SEED = 12, 7, 0.5, 3e-3, 3
+MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+PATIENCE_S = 60
+PATIENCE = timedelta(seconds=PATIENCE_S)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layout of ``world`` processes, and what is trained under it."""
+
+    world: int
+    parallel: dict[str, Any]
+    model: dict[str, Any] = field(default_factory=dict)
+    accumulation: int = 3
+    steps: int = 40
+    double: bool = True
+    fault: str = ""
+    #: Where checkpoints are, the step after which one is saved, and whether to begin with the newest.
+    home: str = ""
+    save_at: int = 0
+    resume: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The mean loss and the norm of the gradient of every step, and the weights afterwards, whole.
+
+    ``restored`` is what a checkpoint gave: the weights and the optimiser's moments.
+    """
+
+    losses: list[float]
+    norms: list[float]
+    weights: dict[str, Tensor]
+    restored: dict[str, Tensor] = field(default_factory=dict)
+
+
+def token_rows(rows: int) -> Tensor:
+    """Rows of ``LENGTH + 1`` bytes of Python's own sources: int64."""
+    text = b"".join(inspect.getsource(module).encode() for module in (argparse, ast))
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8)[: rows * (LENGTH + 1)].view(rows, -1).long()
+
+
+def batches(steps: int) -> Iterator[Tensor]:
+    """The global batches; every fifth is short."""
+    rows, start = token_rows(600), 0
+    for step in range(steps):
+        size = SHORT_BATCH if step % 5 == 4 else BATCH
+        yield rows[start : start + size]
+        start += size
+
+
+def row_losses(outputs: Tensor, rows: Tensor) -> Tensor:
+    """The mean loss of each row's tokens: ``[rows]``."""
+    return functional.cross_entropy(outputs.transpose(1, 2), rows[:, 1:], reduction="none").mean(dim=1)
+
+
+def model_of(case: Case, *, empty: bool) -> Any:
+    predictor = build(ModelConfig("transformer", {**SIZES, **case.model}), SIGNATURE, SEED, empty=empty)
+    return predictor.double() if case.double else predictor
+
+
+def by_hand(case: Case) -> Outcome:
+    """What one process computes without any layout."""
+    torch.set_num_threads(1)
+    # Filled in the type that is computed in, as a layout does.
+    from tasks.train.parallel.divide import fill
+
+    model = model_of(case, empty=True)
+    fill(model, torch.device("cpu"), SEED)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)
+    losses, norms = [], []
+    for batch in batches(case.steps):
+        loss = row_losses(model(batch[:, :-1]), batch).mean()
+        loss.backward()
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP).item())
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return Outcome(losses, norms, {name: p.detach().clone() for name, p in model.named_parameters()})
+
+
+def train_divided(case: Case) -> Outcome:
+    """One rank's part of the same training under the case's layout."""
+    from tasks.train.checkpoint import Checkpoints
+    from tasks.train.parallel.config import ParallelConfig
+    from tasks.train.parallel.divide import divide
+    from tasks.train.parallel.layout import Layout
+
+    device = torch.device("cpu")
+    layout = Layout.connect(ParallelConfig(**case.parallel), dist.get_rank(), dist.get_world_size(), device)
+    rows = math.ceil(math.ceil(BATCH / layout.data_size) / case.accumulation)
+    model = divide(model_of(case, empty=True), layout, device, SEED, micro_batches=case.accumulation, rows=rows)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)
+    losses, norms = [], []
+    start, restored, checkpoints = 0, {}, None
+    if case.home:
+        checkpoints = Checkpoints(
+            case.home, model=model.model, optimizer=optimizer, identity={}, layout=layout.sizes, timeout=PATIENCE
+        )
+    if case.resume and checkpoints:
+        found = checkpoints.restore()
+        assert found is not None
+        start, restored = found.step, whole_state(model, optimizer)
+    for step, batch in list(enumerate(batches(case.steps)))[start:]:
+        size, (place, places) = len(batch), (layout.data_rank, layout.data_size)
+        mine = batch[place * size // places : (place + 1) * size // places]
+        padded = torch.cat([mine, torch.zeros(case.accumulation * rows - len(mine), LENGTH + 1, dtype=torch.long)])
+        pieces = [slice(start, start + rows) for start in range(0, len(padded), rows)]
+        total = torch.zeros((), dtype=torch.float64)
+
+        def loss_of(outputs: Tensor, first: int) -> Tensor:
+            of_rows = slice(first, first + len(outputs))
+            real = torch.arange(len(padded))[of_rows] < len(mine)  # noqa: B023  # called within this step
+            loss = (row_losses(outputs, padded[of_rows]) * real).sum()  # noqa: B023
+            total.add_(loss.detach())  # noqa: B023
+            return loss * (1 if case.fault == "lost factor" else places / size)  # noqa: B023
+
+        model.accumulate((padded[:, :-1],), pieces, loss_of)
+        norm = model.norm()
+        model.clip(norm, CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+        summed = total * model.counts_losses
+        dist.all_reduce(summed)
+        losses.append(summed.item() / size)
+        norms.append(norm.item())
+        if checkpoints and step + 1 == case.save_at:
+            checkpoints.save(step + 1, {})
+            checkpoints.finish()
+            restored = whole_state(model, optimizer)
+    return Outcome(losses, norms, whole(dict(model.model.named_parameters())), restored)
+
+
+def whole_state(model: Any, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """All weights and moments, gathered on every rank."""
+    mine = dict(model.model.named_parameters())
+    moments = {f"{name}.{moment}": optimizer.state[p][moment] for name, p in mine.items() for moment in MOMENTS}
+    return whole({**mine, **moments})
+
+
+def whole(mine: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The whole tensors of all ranks, gathered on every rank."""
+    gathered = {name: x.full_tensor() if isinstance(x, DTensor) else x.detach().clone() for name, x in mine.items()}
+    everyones: list[dict[str, Tensor]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(everyones, gathered)
+    return {name: tensor for one in everyones for name, tensor in one.items()}
+
+
+def break_something(fault: str) -> None:
+    """Put in an error that the comparison has to find."""
+    from tasks.train.parallel import divide, gradients
+
+    if fault == "clip by stage":
+
+        def stage_norm(parameters: Any, layout: Any, counted_elsewhere: Any = ()) -> Tensor:
+            return torch.nn.utils.get_total_norm([gradients.local(p.grad) for p in parameters])
+
+        divide.total_norm = stage_norm  # type: ignore[assignment]
+    elif fault == "tensor gradient not summed":
+
+        def relabel(parameters: Any, layout: Any) -> None:
+            for p in (p for p in parameters if Partial() in p.grad.placements):
+                p.grad = DTensor.from_local(p.grad.to_local(), p.device_mesh, p.placements, run_check=False)
+
+        divide.settle = relabel  # type: ignore[assignment]
+    elif fault == "tied gradient not summed":
+        from tasks.train.parallel.pipeline import Pipeline
+
+        Pipeline._add_shared = lambda self: None  # type: ignore[method-assign]
+
+
+def run_rank(
+    function: Callable[[], Any], rank: int, world: int, port: int, joined: bool, fault: str, out: Path
+) -> None:
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in place.items()})
+    torch.set_num_threads(1)
+    try:
+        if joined:
+            dist.init_process_group("gloo", timeout=PATIENCE)
+        break_something(fault)
+        result: Any = function()
+        if joined:
+            dist.barrier()
+    except BaseException:
+        result = traceback.format_exc()
+    (out / f"{rank}.pickle").write_bytes(pickle.dumps(result))
+    # Without the destructors of groups, which may wait for a peer that has failed.
+    os._exit(0)
+
+
+def on_ranks(
+    world: int,
+    function: Callable[[], Any],
+    out: Path,
+    fault: str = "",
+    *,
+    joined: bool = True,
+    killed: bool = False,
+) -> list[Any]:
+    """What ``function`` returns on each rank of a gloo group of new processes, which it joins itself unless ``joined``.
+    Raises if one of them did, unless ``killed``, when at least one has to kill itself."""
+    out.mkdir(parents=True, exist_ok=True)
+    port = free_port()
+    arguments = [(function, rank, world, port, joined, fault, out) for rank in range(world)]
+    ranks = [FORK.Process(target=run_rank, args=a) for a in arguments]
+    for process in ranks:
+        process.start()
+    try:
+        for process in ranks:
+            process.join(4 * PATIENCE_S)
+    finally:
+        for process in ranks:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+    if killed:
+        assert any(process.exitcode for process in ranks), "at least one was killed"
+        return []
+    results = [pickle.loads((out / f"{rank}.pickle").read_bytes()) for rank in range(world)]
+    failed = [result for result in results if isinstance(result, str)]
+    if failed:
+        raise RuntimeError(f"{len(failed)} of {world} ranks failed:\n{failed[0]}")
+    return results
+
+
+def divided(case: Case, out: Path) -> list[Outcome]:
+    """The outcome on every rank of the case's layout."""
+    return on_ranks(case.world, functools.partial(train_divided, case), out, case.fault)

@@ -1,0 +1,154 @@
+"""The host runs ahead of the device, and what is recorded is still the device's time.
+
+A stand-in for a GPU: work that it is given ends later, one after the other, and its marks come when it does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.train.device_clock import DeviceClock, Mark
+from tests.support.processes import FORK, free_port
+from tests.support.training import table_of_numbers
+
+STEPS, STEP_S = 24, 0.04
+
+
+class StandIn(DeviceClock):
+    """Ends its work later."""
+
+    def __init__(self) -> None:
+        self.free_at = 0.0
+
+    def work(self, seconds: float) -> float:
+        """Take in work; returns when it will be done."""
+        self.free_at = max(self.free_at, time.perf_counter()) + seconds
+        return self.free_at
+
+    def mark(self) -> Mark:
+        return Later(max(self.free_at, time.perf_counter()))
+
+
+@dataclass(frozen=True)
+class Later:
+    at: float
+
+    def wait(self) -> float:
+        time.sleep(max(0.0, self.at - time.perf_counter()))
+        return self.at
+
+
+def body(prepared: Path, place: Path, port: int, batch_s: float) -> None:
+    """Train with a stand-in for the device, on which each step takes STEP_S, and batches that take ``batch_s``."""
+    import torch
+
+    from tasks.artifacts.prepared import PreparedData
+    from tasks.distributed.process_group import process_group
+    from tasks.models.config import ModelConfig
+    from tasks.models.factory import build
+    from tasks.train.checkpoint import Checkpoints, Retention
+    from tasks.train.config import TrainingConfig
+    from tasks.train.data import loader
+    from tasks.train.loop import train_loop
+    from tasks.train.loop.precision import LossScaler
+    from tasks.train.loop.state import Progress, TrainingState, weights_of
+    from tasks.train.loop.step import make_optimizer
+    from tasks.train.survival.checkpoint_interval import Interval
+    from tasks.train.survival.goodput import GoodputRecorder
+    from tasks.train.survival.guard import Guard
+    from tasks.train.survival.notices import Watcher
+
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    clock, ends, ahead, ledger_ahead = StandIn(), list[float](), list[int](), list[int]()
+    gather = loader.StoredRows.gather
+
+    def slow_gather(*arguments: Any) -> None:
+        time.sleep(batch_s)
+        gather(*arguments)
+
+    loader.StoredRows.gather = slow_gather  # type: ignore[method-assign]
+    with process_group() as group, Watcher([], grace_s=None) as watcher:
+        data = PreparedData.open(prepared)
+        config = TrainingConfig(epochs=STEPS, batch_size=128, patience=0, evaluate_every=STEPS)
+        model = build(ModelConfig(arguments={"hidden": [4]}), data.signature, 0)
+        state = TrainingState(
+            model,
+            make_optimizer(model, config),
+            LossScaler(group.device, enabled=False),
+            weights_of(model),
+            Progress(),
+        )
+        checkpoints = Checkpoints(
+            str(place / "home"),
+            model=model,
+            optimizer=state.optimizer,
+            identity={},
+            retention=Retention(last=100),
+            clock=clock,
+        )
+        recorder = GoodputRecorder(checkpoints.home, 1, 1, writes=False, started=time.perf_counter())
+
+        def given(*_: Any) -> torch.Tensor:
+            now = time.perf_counter()
+            ahead.append(sum(end > now for end in ends))
+            ledger_ahead.append(recorder.record.last_step - sum(end <= now for end in ends))
+            state.losses += 1
+            ends.append(clock.work(STEP_S))
+            return torch.zeros(2, dtype=torch.float64)
+
+        train_loop.train_step = given  # type: ignore[assignment]
+        guard = Guard(checkpoints, Interval(seconds=6.5 * STEP_S), watcher, recorder, clock)
+        guard.begin(0)
+        began = time.perf_counter()
+        train_loop.train_loop(
+            *(model, state, data, config, group, "fp32", guard, recorder), lambda *_: pytest.fail("it went back")
+        )
+        wall = time.perf_counter() - began
+        checkpoints.finish()
+        guard.close()
+        saved = sorted(int(path.name[5:17]) for path in (place / "home").glob("step-*"))
+        found = {
+            "ahead": ahead,
+            "ledger_ahead": max(ledger_ahead),
+            "wall": wall,
+            "saved": saved,
+            **recorder.record.seconds,
+        }
+        (place / "found.json").write_text(json.dumps(found))
+
+
+def recorded(place: Path, batch_s: float) -> dict[str, Any]:
+    prepared = table_of_numbers(place / "prepared", 128)
+    process = FORK.Process(target=body, args=(prepared, place, free_port(), batch_s), daemon=True)
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    return json.loads((place / "found.json").read_text())
+
+
+def test_the_host_is_two_steps_ahead_at_most_and_the_record_tells_the_devices_time(tmp_path: Path) -> None:
+    found = recorded(tmp_path, batch_s=0.7 * STEP_S)
+    # Given the next step, the device has at most two to do, and mostly has some.
+    assert max(found["ahead"]) <= 2 and sum(found["ahead"]) > STEPS / 2
+    assert found["ledger_ahead"] <= 0, "no step is counted before it is finished"
+    assert found["steps"] == pytest.approx(STEPS * STEP_S, rel=0.05)
+    # The host waits for every batch, the device for the first alone.
+    assert found["data_wait"] < 3 * STEP_S
+    # A checkpoint every six or seven steps, by the device's time for a step; by the host's it would be every thousand.
+    assert len(found["saved"]) >= 2
+    assert all(4 <= later - earlier <= 9 for earlier, later in pairwise(found["saved"][1:]))
+
+
+def test_a_device_that_waits_for_data_is_recorded_as_such(tmp_path: Path) -> None:
+    found = recorded(tmp_path, batch_s=2 * STEP_S)
+    assert found["steps"] == pytest.approx(STEPS * STEP_S, rel=0.05)
+    # Each batch takes a step's time longer than the step; a few were read ahead.
+    assert 0.7 * STEPS * STEP_S < found["data_wait"] < found["wall"] - found["steps"]

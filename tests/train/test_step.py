@@ -1,0 +1,230 @@
+"""One optimiser step: no synchronisation, one verdict, loss scaling, averaged weights, chosen arithmetic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tasks.artifacts.prepared import Signature, TensorSpec
+from tasks.distributed.process_group import Group
+from tasks.models.factory import Predictor
+from tasks.train.config import TrainingConfig
+from tasks.train.data.loader import Batch
+from tasks.train.loop.ema import AveragedWeights
+from tasks.train.loop.gradients import Verdict, clip, judge, update
+from tasks.train.loop.objective import evaluate_split
+from tasks.train.loop.precision import FIRST_SCALE, LossScaler, kernels
+from tasks.train.loop.probe import probe
+from tasks.train.loop.schedule import learning_rate
+from tasks.train.loop.state import Progress, TrainingState, weights_of
+from tasks.train.loop.step import make_optimizer, train_step
+from tests.support import nets
+from tests.support.small_run import Run
+
+CPU = torch.device("cpu")
+SIGNATURE = Signature((TensorSpec("numeric", "float32", (5,)),), "classification", "y", ("a", "b", "c"))
+ALONE = Group(0, 1, CPU, "gloo")
+
+
+class Synchronising(TorchDispatchMode):
+    """Raises where the host would have to wait for the device."""
+
+    WAITS = ("_local_scalar_dense", "item", "nonzero", "is_nonzero", "equal", "_unique2", "masked_select")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func).split(".")[1]
+        assert name not in self.WAITS, f"{func} makes the host wait"
+        return func(*args, **(kwargs or {}))
+
+
+def batch_of(rows: int, padding: int = 0, spoilt: bool = False) -> Batch:
+    torch.manual_seed(5)
+    numeric = torch.randn(rows + padding, 5)
+    if spoilt:
+        numeric[2, 1] = float("nan")
+    target = torch.arange(rows + padding, dtype=torch.int32) % 3
+    return Batch((numeric,), target, rows, rows, rows, 0.0)
+
+
+def state_of(network: nn.Module, config: TrainingConfig, fp16: bool = False) -> TrainingState:
+    model = Predictor(SIGNATURE, network)
+    return TrainingState(
+        model,
+        make_optimizer(model, config),
+        LossScaler(CPU, enabled=fp16),
+        weights_of(model),
+        Progress(),
+        probe(model, CPU),
+        AveragedWeights(model, config.ema) if config.ema else None,
+    )
+
+
+def everything(state: TrainingState) -> list[torch.Tensor]:
+    moments = [tensor for of in state.optimizer.state.values() for tensor in of.values()]
+    return [tensor.clone() for tensor in (*state.model.state_dict().values(), *moments)]
+
+
+@pytest.mark.parametrize("fp16", [False, True])
+@pytest.mark.parametrize("spoilt", [False, True])
+def test_a_step_never_makes_the_host_wait_and_a_spoilt_one_changes_nothing(fp16: bool, spoilt: bool) -> None:
+    config = TrainingConfig(accumulation=2, ema=0.9)
+    state = state_of(nets.batch_norm(SIGNATURE), config, fp16)
+    precision = "fp16" if fp16 else "fp32"
+    train_step(state.model, state, config, ALONE, precision, batch_of(12), 10)
+    before, losses = everything(state), state.losses.clone()
+    with Synchronising():
+        result = train_step(state.model, state, config, ALONE, precision, batch_of(12, spoilt=spoilt), 10)
+    same = [torch.equal(a, b) for a, b in zip(before, everything(state), strict=True)]
+    assert all(same) == any(same) == spoilt
+    assert torch.equal(losses, state.losses) == spoilt
+    # With a large loss scale it may have been that; only the scale changes.
+    assert result[1].item() == (spoilt and not fp16)
+    if fp16:
+        assert state.scaler.scale.item() == (FIRST_SCALE / 2 if spoilt else FIRST_SCALE)
+
+
+def test_padding_has_no_part_in_the_gradient() -> None:
+    configs = [TrainingConfig(accumulation=pieces, clip_norm=0) for pieces in (1, 3)]
+    plain, padded = (state_of(nets.with_unused(SIGNATURE), config) for config in configs)
+    padded.model.load_state_dict(plain.model.state_dict())
+    whole = batch_of(8, padding=4)
+    alone = Batch((whole.inputs[0][:8],), whole.target[:8], 8, 8, 8, 0.0)
+    results = [
+        train_step(state.model, state, config, ALONE, "fp32", batch, 10)
+        for state, config, batch in zip((plain, padded), configs, (alone, whole), strict=True)
+    ]
+    torch.testing.assert_close(results[0], results[1])
+    assert plain.losses[1] == padded.losses[1] == 8
+    for a, b in zip(everything(plain), everything(padded), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_the_norm_is_torchs_and_one_verdict_decides_for_every_kind_of_optimiser() -> None:
+    torch.manual_seed(0)
+    parameters = [nn.Parameter(torch.randn(4, 3)), nn.Parameter(torch.randn(7)), nn.Parameter(torch.randn(2))]
+    for p in parameters[:2]:
+        p.grad = torch.randn_like(p)
+    grads = [p.grad.clone() for p in parameters[:2] if p.grad is not None]
+    verdict = judge(parameters)
+    assert verdict.norm.item() == pytest.approx(sum((g**2).sum().item() for g in grads) ** 0.5) and not verdict.skip
+    clip(parameters, verdict, 0.5)
+    expected = [nn.Parameter(torch.zeros_like(g)) for g in grads]
+    for p, g in zip(expected, grads, strict=True):
+        p.grad = g
+    nn.utils.clip_grad_norm_(expected, 0.5)
+    assert all(torch.equal(p.grad, q.grad) for p, q in zip(parameters, expected, strict=False))  # type: ignore[arg-type]
+    for fused in (True, False):
+        optimizer = torch.optim.AdamW(parameters, lr=0.1, fused=fused)
+        before = [p.detach().clone() for p in parameters]
+        update(optimizer, Verdict(verdict.norm, torch.ones(())))
+        assert all(torch.equal(p, old) for p, old in zip(parameters, before, strict=True))
+        update(optimizer, verdict)
+        assert not torch.equal(parameters[0], before[0]) and torch.equal(parameters[2], before[2])
+        assert not hasattr(optimizer, "found_inf")
+
+
+def test_the_loss_scale_follows_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.train.loop.precision.STEPS_TO_GROW", 3)
+    ours = LossScaler(CPU, enabled=True)
+    theirs = torch.amp.GradScaler("cpu", growth_interval=3)
+    p, q = (nn.Parameter(torch.ones(3)) for _ in range(2))
+    optimizer = torch.optim.SGD([q], lr=0.0)
+    for spoilt in (False, True, False, False, False, False, True, False):
+        factor = float("inf") if spoilt else 1.0
+        (p.sum() * factor).backward(ours.scale)
+        ours.unscale([p])
+        theirs.scale(q.sum() * factor).backward()
+        theirs.unscale_(optimizer)
+        assert spoilt or torch.equal(p.grad, q.grad)  # type: ignore[arg-type]
+        theirs.step(optimizer)
+        theirs.update()
+        ours.update(judge([p]))
+        p.grad = q.grad = None
+        assert ours.scale.item() == theirs.get_scale()
+    known = theirs.state_dict()
+    assert ours.state_dict() == {name: known[name] for name in ("scale", "_growth_tracker")}
+    resumed = LossScaler(CPU, enabled=True)
+    resumed.load_state_dict(known)
+    assert resumed.state_dict() == ours.state_dict()
+    assert LossScaler(CPU, enabled=False).state_dict() == {} == torch.amp.GradScaler("cpu", enabled=False).state_dict()
+
+
+def test_averaged_weights_are_those_of_the_formula_and_what_is_evaluated() -> None:
+    config = TrainingConfig(ema=0.5, learning_rate=0.1)
+    state = state_of(nets.with_unused(SIGNATURE), config)
+    averaged = state.averaged
+    assert averaged is not None
+    name = "network.layers.0.weight"
+    expected = state.model.state_dict()[name].double().clone()
+    for step in range(6):
+        train_step(state.model, state, config, ALONE, "fp32", batch_of(12), 100)
+        decay = min(0.5, (1 + step) / (10 + step))
+        expected = decay * expected + (1 - decay) * state.model.state_dict()[name].double()
+        state.progress.step += 1
+    torch.testing.assert_close(averaged.weights[name].double(), expected, rtol=1e-5, atol=1e-6)
+    inputs = batch_of(4).inputs
+    own, mean = state.model(*inputs), averaged.forward(*inputs)
+    state.keep_best()
+    state.model.load_state_dict(state.best_weights)
+    assert torch.equal(state.model(*inputs), mean) and not torch.equal(own, mean)
+
+
+def test_an_older_checkpoint_goes_on_with_its_kind_of_adamw(tmp_path: Path) -> None:
+    older = Run(tmp_path)
+    older.steps(2)
+    older.save(2)
+    older.steps(3)
+    newer = Run(tmp_path, fused=True)
+    assert newer.optimizer.param_groups[0]["fused"]
+    newer.checkpoints.restore()
+    assert not newer.optimizer.param_groups[0]["fused"]
+    newer.steps(3)
+    assert all(torch.equal(a, b) for a, b in zip(older.model.parameters(), newer.model.parameters(), strict=True))
+
+
+def test_tf32_is_for_both_kinds_of_products_or_for_neither_and_determinism_is_the_default() -> None:
+    was = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    for tf32 in (False, True):
+        with kernels(TrainingConfig(tf32=tf32)):
+            assert torch.backends.cuda.matmul.allow_tf32 == torch.backends.cudnn.allow_tf32 == tf32
+            assert torch.are_deterministic_algorithms_enabled() and not torch.backends.cudnn.benchmark
+    assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == was
+    assert not torch.are_deterministic_algorithms_enabled()
+    with kernels(TrainingConfig(deterministic=False)):
+        assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_best_weights_take_no_memory_of_the_device() -> None:
+    # "meta" stands for a device: what is on it has no data, so that nothing but a real copy can be on the host.
+    model = nn.Linear(2, 2)
+    kept = weights_of(model)  # type: ignore[arg-type]
+    assert all(tensor.device == CPU and tensor.data_ptr() != model.weight.data_ptr() for tensor in kept.values())
+    with pytest.raises(NotImplementedError, match="meta"):
+        weights_of(nn.Linear(2, 2, device="meta"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_an_evaluation_computes_in_the_precision_of_training(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.distributed.all_reduce", lambda _: None)
+    model = Predictor(SIGNATURE, nets.with_unused(SIGNATURE))
+    seen: list[torch.dtype] = []
+    model.network.layers[0].register_forward_hook(lambda *given: seen.append(given[2].dtype))  # type: ignore[index,union-attr]
+    batch = batch_of(6, padding=3)
+    found = evaluate_split(model, model, [batch], CPU, precision)
+    assert seen == [torch.bfloat16 if precision == "bf16" else torch.float32]
+    with torch.no_grad():
+        expected = nn.functional.cross_entropy(model(batch.inputs[0][:6]), batch.target[:6].long()).item()
+    assert found["loss"] == pytest.approx(expected, rel=1e-6 if precision == "fp32" else 1e-2)
+
+
+def test_the_learning_rate_of_a_step_is_the_schedules() -> None:
+    config = TrainingConfig()
+    state = state_of(nets.with_unused(SIGNATURE), config)
+    state.progress.step = 3
+    train_step(state.model, state, config, ALONE, "fp32", batch_of(12), 10)
+    assert {group["lr"] for group in state.optimizer.param_groups} == {learning_rate(3, 10, 2e-3, 0.05)}
