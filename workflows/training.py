@@ -71,14 +71,13 @@ def train_and_promote(
     found = open_registry(registry=registry, config=config)
     stages = run_stages(data, target, config)
     summary = report(**stages, cron="", kickoff=None)
-    model = {"exported": stages["exported"], "prepared": stages["prepared"], "registry": found, "config": config}
-    judged = judge(**model)
+    judged = judge(exported=stages["exported"], prepared=stages["prepared"], registry=found, config=config)
     promotion = (
         conditional("promotion")
         .if_(judged.passed.is_true())
-        .then(put_in_service(**model, verdict=judged.verdict))
+        .then(put_in_service(contest=judged.contest, config=config, verdict=judged.verdict))
         .else_()
-        .then(leave_in_service(registry=found, verdict=judged.verdict))
+        .then(leave_in_service(contest=judged.contest, verdict=judged.verdict))
     )
     return report_promotion(summary=summary, promotion=promotion)
 

@@ -6,6 +6,15 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
+class Contest:
+    """The addresses of an exported model, of the data that it was exported with, and of the registry."""
+
+    exported: str
+    prepared: str
+    registry: str
+
+
+@dataclass(frozen=True)
 class Verdict:
     """A model against the one in service: whether it may take its place, and why. ``number`` is that of the promotion
     that it would be, if nobody promotes another one before."""

@@ -46,7 +46,7 @@ def fingerprint_of(directory: FlyteDirectory) -> str:
     path = Path(directory.path)
     manifest = path / "manifest.json"
     if not manifest.exists():
-        return str(directory.remote_source or directory.path)
+        return uri_of(directory)
     return hashlib.sha256(manifest.read_bytes()).hexdigest()
 
 
@@ -114,12 +114,17 @@ def map_errors(work: Work) -> Work:
     return cast(Work, mapped)
 
 
+def uri_of(directory: FlyteDirectory) -> str:
+    """Where the artifact lies: an address in a store, or a path on this machine."""
+    return str(directory.remote_source or directory.path)
+
+
 def local_path(directory: FlyteDirectory) -> Path:
     """Where the artifact lies on this machine; downloaded first if it is elsewhere.
 
     From a store by our own client, which retries for as long as everywhere else. Raises ``StorageUnavailable``.
     """
-    uri = str(directory.remote_source or directory.path)
+    uri = uri_of(directory)
     if not uri.startswith(STORES):
         return Path(directory.download())
     return download_all(uri, fresh_directory("input"))
@@ -128,7 +133,7 @@ def local_path(directory: FlyteDirectory) -> Path:
 def rows_path(prepared: FlyteDirectory) -> Path:
     """Where ``open_prepared`` finds the prepared data: on this machine, or in a stub that fetches only rows that are
     read."""
-    uri = str(prepared.remote_source or prepared.path)
+    uri = uri_of(prepared)
     if not uri.startswith(STORES):
         return local_path(prepared)
     from tasks.artifacts.streamed import make_stub

@@ -10,7 +10,7 @@ from flytekit.types.directory import FlyteDirectory
 from tasks.artifacts.versions import code_version
 from tasks.flyte.elastic import Workspace, distributed
 from tasks.flyte.metadata import on
-from tasks.flyte.stage import ArtifactDirectory, Made, fingerprint_of, local_path
+from tasks.flyte.stage import ArtifactDirectory, Made, fingerprint_of, local_path, uri_of
 from tasks.hardware.placement import Placement
 from tasks.hardware.profile import current_profile
 from tasks.logs import logger
@@ -28,7 +28,7 @@ def fetch_prepared(directory: FlyteDirectory, place: Placement, fresh: Path) -> 
     """Download prepared data from a store if it fits the profile's cache; otherwise make a stub that streams it."""
     from tasks.artifacts.streamed import make_stub, size_of
 
-    uri, room = str(directory.remote_source or directory.path), int(place.data_cache_gib * 2**30)
+    uri, room = uri_of(directory), int(place.data_cache_gib * 2**30)
     if not uri.startswith(STORES) or size_of(uri) <= room:
         return local_path(directory)
     LOG.info("streams %s: it is larger than profile.data_cache_gib, %g", uri, place.data_cache_gib)

@@ -15,13 +15,12 @@ from tasks.flyte.stage import local_path
 from tasks.hardware.profile import current_profile
 from tests.support import REPOSITORY
 from tests.support.command_line import invoke
-
-SMALL = {"operations": ["all_reduce"], "smallest": 1024, "largest": 4096, "budget": 0.001, "launches": 1}
+from tests.support.quick_config import NETWORK
 
 
 def test_its_result_is_a_table_to_read_and_a_page(tmp_path: Path) -> None:
     workflow = REPOSITORY / "workflows/collectives.py"
-    ended = invoke(pyflyte, tmp_path, ["run", str(workflow), "benchmark", "--config", json.dumps(SMALL)], {})
+    ended = invoke(pyflyte, tmp_path, ["run", str(workflow), "benchmark", "--config", json.dumps(NETWORK)], {})
     assert ended.returncode == 0, ended.stdout
     lines = ended.stdout.splitlines()
     assert any("2 processes, gloo, torch " in line for line in lines)
@@ -38,7 +37,7 @@ def test_the_main_job_reuses_a_young_profile_of_the_same_hardware(
     from tasks.collectives.task import benchmark_collectives
 
     monkeypatch.chdir(tmp_path)
-    config = CollectivesConfig(**SMALL)  # type: ignore[arg-type]
+    config = CollectivesConfig(**NETWORK)  # type: ignore[arg-type]
     made = benchmark_collectives(config=config)
     profile = read_profile(local_path(made.artifact))
     assert profile.fingerprint.world == current_profile().placement("collectives").world_size

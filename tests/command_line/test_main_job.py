@@ -16,9 +16,10 @@ import pandas as pd
 import pytest
 
 from tests.support.command_line import PYFLYTE, TRAINING, Run, start_in
+from tests.support.quick_config import EXPORT, NETWORK
 
 STAGES = ("prepare", "train", "evaluate", "export", "collectives")
-QUICK = {"training": {"epochs": 3}, "export": {"seconds": 3}, "collectives": {"largest": 4096, "budget": 0.01}}
+QUICK = {"training": {"epochs": 3}, "export": EXPORT, "collectives": NETWORK}
 
 
 def made(output: str) -> dict[str, str]:
@@ -59,7 +60,7 @@ def test_made_then_reused_then_mended_then_changed(pyflyte_run: Run, tmp_path: P
     data[1000] ^= 1
     rows.write_bytes(data)
     shutil.rmtree(next(tmp_path.glob(".slipstream/evaluate/*")))
-    third = pyflyte_run("--config", json.dumps({**QUICK, "export": {"opset": 21, "seconds": 3}}))
+    third = pyflyte_run("--config", json.dumps({**QUICK, "export": {**EXPORT, "opset": 21}}))
     assert third.returncode == 0, third.stdout
     assert made(third.stdout) == {
         "prepare": "damaged then made",

@@ -11,13 +11,15 @@ import pytest
 from tasks.export.check import check
 from tasks.export.registry.store import Registry
 from tests.support.command_line import run_in
+from tests.support.quick_config import EXPORT, NETWORK
 from tests.support.tables import table_text
 
 
 def config(epochs: int, rate: float) -> str:
     quick = {
         "training": {"epochs": epochs, "batch_size": 64, "learning_rate": rate},
-        "collectives": {"largest": 4096, "budget": 0.01},
+        "export": EXPORT,
+        "collectives": NETWORK,
     }
     return json.dumps({**quick, "promotion": {"max_loss": 10}})
 

@@ -44,7 +44,16 @@ TASKS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
     "export": lambda: (export, {**inputs("trained", "prepared"), "config": ExportConfig()}),
     "report": lambda: (
         report,
-        {**inputs(*ALL), "networks": [], "stages": [], "config": RunConfig(), "data": "", "target": ""},
+        {
+            **inputs(*ALL),
+            "networks": [],
+            "stages": [],
+            "config": RunConfig(),
+            "data": "",
+            "target": "",
+            "cron": "",
+            "kickoff": None,
+        },
     ),
     "report_data": lambda: (report_data, {**inputs("prepared"), "stages": []}),
 }

@@ -164,7 +164,7 @@ def pod(site: Site, image: ImageRoot, task: str, inputs: LiteralMap) -> tuple[En
 def test_the_registered_command_runs_as_uid_1000_in_the_image(site: Site, tmp_path: Path, command: str) -> None:
     """The image has the code of before the change: all of it is there, and what was registered is what runs."""
     (tmp_path / "image").mkdir()
-    small = '{"operations": ["all_reduce"], "smallest": 1024, "largest": 4096, "budget": 0.001}'
+    small = '{"operations": ["all_reduce"], "smallest": 1024, "largest": 4096, "budget": 0.001, "launches": 1}'
     with image_root(tmp_path / "image", REPOSITORY) as image:
         image.build(instructions(REPOSITORY / "images/cpu.Dockerfile"))
         assert image.user == "1000" and image.start(["id", "--user"]).stdout.strip() == "1000"

@@ -16,10 +16,11 @@ from tests.support import REPOSITORY
 from tests.support.command_line import Ended, invoke, one_message, run_in, run_process
 from tests.support.faulty_s3 import CREDENTIALS, FaultyS3
 from tests.support.processes import free_port
+from tests.support.quick_config import EXPORT, NETWORK
 
 TRAINING = {"epochs": 2, "batch_size": 64, "checkpoint_every": 1, "checkpoint_uri": "kept"}
 ROWS = "".join(f"{i % 7},{(i * 37) % 101},{'yes' if i % 3 else 'no'}\n" for i in range(400))
-QUICK = {"export": {"seconds": 2}, "collectives": {"largest": 4096, "budget": 0.01}}
+QUICK = {"export": EXPORT, "collectives": NETWORK}
 
 
 class Directory:

@@ -16,12 +16,13 @@ from tests.support import REPOSITORY
 from tests.support.command_line import PYFLYTE
 from tests.support.fault_schedule import newest
 from tests.support.processes import workers_of
+from tests.support.quick_config import EXPORT, NETWORK
 
 CONFIG = {
     "model": {"arguments": {"hidden": [48, 32], "dropout": 0.2}},
     "training": {"epochs": 240, "batch_size": 64, "checkpoint_every": 10, "evaluate_every": 100, "patience": 0},
-    "export": {"seconds": 2},
-    "collectives": {"largest": 4096, "budget": 0.01},
+    "export": EXPORT,
+    "collectives": NETWORK,
 }
 #: One process group of two; started again twice by its agent.
 PROFILE = "[stages.train]\nprocesses = 2\nrestarts = 2\n[stages.collectives]\nprocesses = 2\n"

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from flytekit import task
+from flytekit.types.directory import FlyteDirectory
 
-from tasks.artifacts.promotion import Promotion, Verdict
+from tasks.artifacts.promotion import Contest, Promotion, Verdict
 from tasks.config import RunConfig
 from tasks.flyte.metadata import on
-from tasks.flyte.stage import ArtifactDirectory, local_path, map_errors, rows_path
+from tasks.flyte.stage import ArtifactDirectory, local_path, map_errors, rows_path, uri_of
 
 
 @task(**on("report"))
@@ -27,10 +28,15 @@ def open_registry(registry: str, config: RunConfig) -> str:
 
 
 class Judged(NamedTuple):
-    """The verdict, and its answer by itself: Flyte branches on plain values only."""
+    """The verdict, and its answer by itself: Flyte branches on plain values only.
+
+    A branch also gets from here what was judged: of inputs from several nodes flytekit writes the nodes down in random
+    order, and Flyte refuses the second registration of the same code.
+    """
 
     passed: bool
     verdict: Verdict
+    contest: Contest
 
 
 @task(**on("report"))
@@ -48,29 +54,24 @@ def judge(
 
     data = open_prepared(rows_path(prepared))
     verdict = promote.judge(local_path(exported), Registry(registry), data, config.promotion)
-    return Judged(verdict.passed, verdict)
+    return Judged(verdict.passed, verdict, Contest(uri_of(exported), uri_of(prepared), registry))
 
 
 @task(**on("report"))
 @map_errors
-def put_in_service(
-    exported: ArtifactDirectory,
-    prepared: ArtifactDirectory,
-    registry: str,
-    config: RunConfig,
-    verdict: Verdict,
-) -> Promotion:
+def put_in_service(contest: Contest, config: RunConfig, verdict: Verdict) -> Promotion:
     """Store a model that has passed in the registry, and promote it."""
     from tasks.artifacts.streamed import open_prepared
     from tasks.export.registry import promote
     from tasks.export.registry.store import Registry
 
-    data = open_prepared(rows_path(prepared))
-    return promote.promote(local_path(exported), Registry(registry), data, config.promotion, verdict)
+    data = open_prepared(rows_path(FlyteDirectory(contest.prepared)))
+    package = local_path(FlyteDirectory(contest.exported))
+    return promote.promote(package, Registry(contest.registry), data, config.promotion, verdict)
 
 
 @task(**on("report"))
 @map_errors
-def leave_in_service(registry: str, verdict: Verdict) -> Promotion:
+def leave_in_service(contest: Contest, verdict: Verdict) -> Promotion:
     """Say why the promoted model stays."""
-    return Promotion(False, registry, "", verdict.why)
+    return Promotion(False, contest.registry, "", verdict.why)

@@ -92,6 +92,7 @@ def resumable_scratch(root: Path, workers: Workers, *, lasting: bool = True) -> 
         yield ResumableScratch(root, workers)
     except BaseException as error:
         if not lasting or not worth_going_on(error):
+            workers.close()  # one that is at work still would leave its files in what is being removed
             shutil.rmtree(root, ignore_errors=True)
         raise
     shutil.rmtree(root)
