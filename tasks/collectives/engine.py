@@ -53,7 +53,8 @@ def benchmark(
         while len(launches) < config.launches or not crew.from_leader(
             f"enough/{len(launches)}", lambda: enough(merged(launches))
         ):
-            LOG.info("launch %d of %d", len(launches) + 1, config.launches)
+            if crew.leads:
+                LOG.info("launch %d of %d", len(launches) + 1, config.launches)
             launches.append(crew.launch(launch, config, environment=environment))
     if not crew.leads:
         return None

@@ -185,7 +185,7 @@ def run_stage(stage: str, inputs: dict[str, Any], make: Callable[[Path, str], ob
         directory = fresh_directory(stage)
         make(directory, key)
         was_there = bool(Artifact.open(directory, stage).made_by["reused"])
-        print(f"{stage:<12} {'reused  ' if was_there else took(started)} {directory}", flush=True)
+        print(f"{stage:<12} {'reused  ' if was_there else took(started)}", flush=True)
         return result_of(directory, stage, started, reused=was_there)
     store = Store(STORE)
     if reused := look_up(store, stage, key):

@@ -159,7 +159,7 @@ def all_gather(kind: Kind, rank: int, world: int, size: int, device: torch.devic
     share = max(1, elements(kind, size) // world)
     target = empty(kind, share * world, device)
     source = target[rank * share : (rank + 1) * share] if kind.in_place else empty(kind, share, device)
-    start = lambda: [dist.all_gather_into_tensor(target, source, async_op=True)]  # noqa: E731
+    start = lambda: [dist.all_gather_single(target, source, async_op=True)]  # noqa: E731
     after = [Span(peer * share, share, peer, 0) for peer in range(world)]
     return case(kind, target.nbytes, start, source, target, [Span(0, share, rank, 0)], after, world)
 
@@ -168,7 +168,7 @@ def reduce_scatter(kind: Kind, rank: int, world: int, size: int, device: torch.d
     share = max(1, elements(kind, size) // world)
     source, op = empty(kind, share * world, device), REDUCTIONS[kind.reduction]
     target = source[rank * share : (rank + 1) * share] if kind.in_place else empty(kind, share, device)
-    start = lambda: [dist.reduce_scatter_tensor(target, source, op, async_op=True)]  # noqa: E731
+    start = lambda: [dist.reduce_scatter_single(target, source, op, async_op=True)]  # noqa: E731
     before, after = [Span(0, share * world, rank, 0)], [Span(0, share, None, rank * share)]
     return case(kind, source.nbytes, start, source, target, before, after, world)
 
