@@ -32,6 +32,7 @@ def command(directory: Path, *words: str) -> Ended:
     return run_process(start, directory, {"PYTHONPATH": str(REPOSITORY)})
 
 
+@pytest.mark.prove
 def test_compare_has_nothing_to_say_at_first_and_an_answer_of_three_then(tmp_path: Path) -> None:
     first, second = command(tmp_path, "compare"), command(tmp_path, "compare")
     assert (first.returncode, second.returncode) == (0, 0), first.stdout + second.stdout

@@ -90,6 +90,7 @@ def test_identical_settings_are_no_change_in_95_of_100_real_decisions() -> None:
     assert len(changed) <= 5, changed
 
 
+@pytest.mark.prove
 def test_on_loopback_nothing_is_claimed_for_compression_and_what_cannot_work_is_dropped(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
