@@ -10,7 +10,7 @@ import math
 import multiprocessing
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -24,9 +24,13 @@ from tasks.hardware.memory import memory_allowed
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
-#: For Arrow's allocator, which reads it when it is loaded. By default it returns what a batch took to the system, which
-#: clears the same pages for the next batch: in the kernel, a sixth of the whole work of a prepare.
-KEEP_FREED_MEMORY = ("MIMALLOC_PURGE_DELAY", "-1")
+#: For Arrow's allocator and glibc's (NumPy's), which read them when they start. By default they return what a batch
+#: took to the system, which clears the same pages for the next batch: half of all page faults of a prepare are glibc's.
+KEEP_FREED_MEMORY = {
+    "MIMALLOC_PURGE_DELAY": "-1",
+    "MALLOC_MMAP_THRESHOLD_": str(256 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(512 << 20),
+}
 
 
 class WorkerLost(UserError):
@@ -40,16 +44,15 @@ def begin(parent: int, module: str) -> None:
 
 
 @contextmanager
-def variable_for_children(name: str, value: str) -> Iterator[None]:
-    """Set an environment variable for the processes that are started meanwhile, unless the user has set it."""
-    if name in os.environ:
-        yield
-        return
-    os.environ[name] = value
+def variables_for_children(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for the processes that are started meanwhile, but none that the user has set."""
+    unset = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(unset)
     try:
         yield
     finally:
-        del os.environ[name]
+        for name in unset:
+            del os.environ[name]
 
 
 class Workers:
@@ -65,7 +68,7 @@ class Workers:
             # Spawned, not forked: PyArrow and torch keep threads and locks that a fork would tear.
             spawned = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(count, spawned, begin, (os.getpid(), module))
-            with variable_for_children(*KEEP_FREED_MEMORY):
+            with variables_for_children(KEEP_FREED_MEMORY):
                 for _ in range(count):
                     # So that all of them start now, while this process looks at the data.
                     self._pool.submit(os.getpid)
