@@ -41,7 +41,7 @@ from tasks.train.loop.precision import LossScaler
 from tasks.train.loop.replicas import replicate
 from tasks.train.loop.state import Progress, TrainingState, weights_of
 from tasks.train.loop.step import make_optimizer
-from tasks.train.loop.train_loop import train_loop
+from tasks.train.loop.train_loop import TrainLoop
 from tasks.train.survival.checkpoint_interval import Interval
 from tasks.train.survival.goodput import STALL, GoodputRecorder
 from tasks.train.survival.guard import Guard
@@ -173,7 +173,8 @@ class Bench:
         training = replace(self.training, epochs=self.turns)
         dist.barrier()
         begun = time.perf_counter()
-        train_loop(self.ddp, self.state, self.data, training, self.group, "fp32", guard, ledger, lambda *_: None)
+        loop = TrainLoop(self.ddp, self.state, self.data, training, self.group, "fp32", guard, ledger)
+        loop.run(lambda *_: None)
         seconds = time.perf_counter() - begun
         stall = ledger.record.seconds[STALL] if guarded else 0.0
         if guarded:

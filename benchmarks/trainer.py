@@ -19,6 +19,7 @@ import os
 import tempfile
 import time
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from dataclasses import replace
@@ -54,7 +55,7 @@ from tasks.train.loop.replicas import replicate
 from tasks.train.loop.schedule import learning_rate
 from tasks.train.loop.state import Progress, TrainingState, weights_of
 from tasks.train.loop.step import make_optimizer
-from tasks.train.loop.train_loop import train_loop
+from tasks.train.loop.train_loop import TrainLoop
 from tasks.train.survival.checkpoint_interval import Interval
 from tasks.train.survival.goodput import GoodputRecorder
 from tasks.train.survival.guard import Guard
@@ -84,7 +85,7 @@ def make(directory: Path, rows: int) -> None:
     writer.finish(KIND, {})
 
 
-class Contender:
+class Contender(ABC):
     """Trains a model of its own from turn to turn; a turn is ``epochs`` epochs more."""
 
     def __init__(self, data: PreparedData, epochs: int) -> None:
@@ -99,11 +100,13 @@ class Contender:
         """Steps until the end of the next turn, by which the learning rate goes."""
         return (self.done + self.epochs) * self.order.steps_per_epoch
 
+    @abstractmethod
     def prepare(self) -> None:
         """What is not timed, before a turn."""
 
+    @abstractmethod
     def run(self) -> None:
-        raise NotImplementedError
+        """What is timed: ``epochs`` epochs."""
 
     def turn(self) -> Figures:
         """Wall seconds of a turn, and CPU seconds of all processes."""
@@ -151,10 +154,8 @@ class Ours(Contender):
     def run(self) -> None:
         config = replace(self.config, epochs=self.done + self.epochs)
         with kernels(config):
-            train_loop(
-                *(self.ddp, self.state, self.data, config, self.group, "fp32", self.guard, self.recorder),
-                lambda *_: None,
-            )
+            loop = TrainLoop(self.ddp, self.state, self.data, config, self.group, "fp32", self.guard, self.recorder)
+            loop.run(lambda *_: None)
 
 
 class HandWritten(Contender):
@@ -209,6 +210,9 @@ class Usual(Contender):
 
     def backward(self, loss: Tensor) -> None:
         loss.backward()
+
+    def prepare(self) -> None:
+        """As people write it, all of it is part of the loop."""
 
     def run(self) -> None:
         for epoch in range(self.done, self.done + self.epochs):

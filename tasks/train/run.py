@@ -36,7 +36,7 @@ from tasks.train.loop.probe import Traits, probe
 from tasks.train.loop.replicas import replicate
 from tasks.train.loop.state import Progress, TrainingState, weights_of
 from tasks.train.loop.step import make_optimizer, micro_batches, padded_rows
-from tasks.train.loop.train_loop import train_loop
+from tasks.train.loop.train_loop import TrainLoop
 from tasks.train.parallel.divide import DividedModel, divide
 from tasks.train.parallel.layout import Layout
 from tasks.train.survival.checkpoint_interval import Interval
@@ -164,7 +164,7 @@ def run(request: TrainingRequest) -> None:
         first_step = state.progress.step
         guard.begin(first_step)
         try:
-            train_loop(ddp, state, data, training, group, precision, guard, recorder, restore)
+            TrainLoop(ddp, state, data, training, group, precision, guard, recorder).run(restore)
             checkpoints.finish()
         except Preempted:
             raise

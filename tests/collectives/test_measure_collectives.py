@@ -37,7 +37,7 @@ def test_the_main_job_reuses_a_young_profile_of_the_same_hardware(
     from tasks.collectives.task import benchmark_collectives
 
     monkeypatch.chdir(tmp_path)
-    config = CollectivesConfig(**NETWORK)  # type: ignore[arg-type]
+    config = CollectivesConfig.from_dict(NETWORK)
     made = benchmark_collectives(config=config)
     profile = read_profile(local_path(made.artifact))
     assert profile.fingerprint.world == current_profile().placement("collectives").world_size

@@ -9,8 +9,9 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from tasks.export.package.raw_columns import TEXT, RawColumns
+from tasks.export.package.raw_columns import TEXT, RawColumns, read_columns
 from tasks.preprocess.columns import value_types
+from tasks.preprocess.columns.transform import Transform
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import prepare
 
@@ -62,3 +63,17 @@ def as_raw(rows: pa.RecordBatch, columns: RawColumns) -> dict[str, np.ndarray]:
         else:
             feed[name] = value_types.as_numbers(rows.column(name))[:, None]
     return feed
+
+
+def columns_of(transform: Transform) -> RawColumns:
+    """The raw columns that a transform takes, all of which ONNX can express."""
+    columns = read_columns(transform.to_json())
+    assert isinstance(columns, RawColumns)
+    return columns
+
+
+def encoded(transform: Transform, rows: pa.RecordBatch) -> np.ndarray:
+    """The records that a transform makes of rows."""
+    out = np.zeros(rows.num_rows, transform.signature.record)
+    transform.encode(rows, out)
+    return out

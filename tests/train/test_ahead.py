@@ -108,9 +108,8 @@ def body(prepared: Path, place: Path, port: int, batch_s: float) -> None:
         guard = Guard(checkpoints, Interval(seconds=6.5 * STEP_S), watcher, recorder, clock)
         guard.begin(0)
         began = time.perf_counter()
-        train_loop.train_loop(
-            *(model, state, data, config, group, "fp32", guard, recorder), lambda *_: pytest.fail("it went back")
-        )
+        loop = train_loop.TrainLoop(model, state, data, config, group, "fp32", guard, recorder)
+        loop.run(lambda *_: pytest.fail("it went back"))
         wall = time.perf_counter() - began
         checkpoints.finish()
         guard.close()

@@ -60,33 +60,11 @@ class TooManySkipped(Exception):
         self.step = step
 
 
-def train_loop(
-    model: nn.Module,
-    state: TrainingState,
-    data: PreparedData,
-    config: TrainingConfig,
-    group: Group,
-    precision: str,
-    guard: Guard,
-    recorder: GoodputRecorder,
-    restore: Restore,
-) -> None:
-    """Train from ``state.progress.step`` to the end of the last epoch or to early stopping.
-
-    ``model`` is what forward passes go through, such as the DDP of ``state.model``. Raises ``AgreedUserError`` on all
-    ranks if losses or gradients stay no numbers, and ``Preempted`` when a machine is preempted.
-    """
-    loop = TrainLoop(model, state, data, config, group, precision, guard, recorder)
-    while not loop.over():
-        try:
-            loop.go_on()
-        except TooManySkipped as found:
-            loop.go_back(found.step, restore)
-    loop.report.close()
-
-
 class TrainLoop:
-    """The loop's variables; see :func:`train_loop`."""
+    """The steps from ``state.progress.step`` to the end of the last epoch or to early stopping.
+
+    ``model`` is what forward passes go through, such as the DDP of ``state.model``.
+    """
 
     def __init__(
         self,
@@ -118,6 +96,16 @@ class TrainLoop:
         #: Steps in a row that were skipped, up to the last that is finished.
         self._streak = 0
         self.report = ProgressReport(self._total, state.progress.step, shown=group.rank == 0)
+
+    def run(self, restore: Restore) -> None:
+        """Train to the end. Raises ``AgreedUserError`` on all ranks if losses or gradients stay no numbers, and
+        ``Preempted`` when a machine is preempted."""
+        while not self.over():
+            try:
+                self.go_on()
+            except TooManySkipped as found:
+                self.go_back(found.step, restore)
+        self.report.close()
 
     def over(self) -> bool:
         progress = self._state.progress

@@ -19,7 +19,7 @@ from tasks.export.package.raw_columns import TEXT, RawColumns, read_columns
 from tasks.export.package.raw_model import encoder, raw_model
 from tasks.preprocess.columns import value_types
 from tasks.preprocess.columns.transform import CategoricalColumn, NumericColumn, Transform
-from tests.support.raw_tables import ARROW, as_raw, mixed_table
+from tests.support.raw_tables import ARROW, as_raw, columns_of, encoded, mixed_table
 from tests.support.toys import trained_on
 
 MARKS = ["", "?", "NA"]
@@ -74,18 +74,6 @@ def transforms_and_rows(draw: st.DrawFn) -> tuple[Transform, pa.RecordBatch]:
             values = st.none() | values
         columns[name] = pa.array(draw(st.lists(values, min_size=rows, max_size=rows)), ARROW[kind])
     return transform, pa.RecordBatch.from_pydict(columns)
-
-
-def columns_of(transform: Transform) -> RawColumns:
-    columns = read_columns(transform.to_json())
-    assert isinstance(columns, RawColumns)
-    return columns
-
-
-def encoded(transform: Transform, rows: pa.RecordBatch) -> np.ndarray:
-    out = np.zeros(rows.num_rows, transform.signature.record)
-    transform.encode(rows, out)
-    return out
 
 
 @settings(max_examples=250, deadline=None)

@@ -7,22 +7,10 @@ import pyarrow as pa
 import pytest
 
 from tasks.artifacts.prepared import PreparedData
-from tasks.export.package.raw_columns import RawColumns, read_columns
+from tasks.export.package.raw_columns import RawColumns
 from tasks.export.registry.decode import LOST, decode, undecided
 from tasks.preprocess.columns.transform import CategoricalColumn, NumericColumn, Transform
-from tests.support.raw_tables import ARROW, mixed_frame, mixed_table
-
-
-def columns_of(transform: Transform) -> RawColumns:
-    columns = read_columns(transform.to_json())
-    assert isinstance(columns, RawColumns)
-    return columns
-
-
-def encoded(transform: Transform, rows: pa.RecordBatch) -> np.ndarray:
-    out = np.zeros(rows.num_rows, transform.signature.record)
-    transform.encode(rows, out)
-    return out
+from tests.support.raw_tables import ARROW, columns_of, encoded, mixed_frame, mixed_table
 
 
 def as_batch(values: dict[str, np.ndarray], types: dict[str, str]) -> pa.RecordBatch:
