@@ -25,6 +25,7 @@ def seconds_of_a_bare_loop(iterations: int) -> float:
     return statistics.median(taken)
 
 
+@pytest.mark.prove
 def test_an_all_reduce_moves_what_a_limited_link_lets_through() -> None:
     with linked(2, mbit=200) as links:
         seconds = max(links.in_world(seconds_of_a_bare_loop, 7))
@@ -32,6 +33,7 @@ def test_an_all_reduce_moves_what_a_limited_link_lets_through() -> None:
     assert SIZE * 8 / seconds == pytest.approx(PAYLOAD * 200e6, rel=0.05)
 
 
+@pytest.mark.prove
 def test_ranks_that_are_not_limited_are_fast_beside_one_that_is() -> None:
     with linked(3) as links:
         links.limit_rank(2, 50)

@@ -59,6 +59,7 @@ def decision(links: Any, other: DdpSettings, megabytes: int, seconds: float) -> 
     return decide(*links.in_world(turns_of_this_rank, other, megabytes, seconds)[0], tried=8)
 
 
+@pytest.mark.prove
 def test_over_a_slow_link_half_the_bytes_are_faster() -> None:
     with linked(2, 100) as links:
         found = decision(links, HALF, megabytes=2, seconds=3)

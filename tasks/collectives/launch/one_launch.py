@@ -15,7 +15,7 @@ import torch.distributed as dist
 from tasks.artifacts.network_profile import Measurement, Mode, NetworkProfile, Overlap
 from tasks.collectives.config import CollectivesConfig
 from tasks.collectives.launch.child import Work
-from tasks.collectives.launch.timing import FEWEST, slowest, timed
+from tasks.collectives.launch.timing import FEWEST, settle, slowest, timed
 from tasks.collectives.operations.cases import Kind, prepare
 from tasks.collectives.operations.support import possible, refuse_too_large
 from tasks.collectives.seen.fingerprint import fingerprint_of
@@ -26,6 +26,7 @@ PAIR_BYTES = 1 << 20
 #: Of the product that is measured beside a collective: float32 matrices of this order, multiplied again and again.
 ORDER = 192
 TURNS = 5
+ALL_REDUCE = Kind("all_reduce", reduction="sum", in_place=True)
 
 
 def look(work: Work, config: CollectivesConfig) -> NetworkProfile:
@@ -42,6 +43,7 @@ def look(work: Work, config: CollectivesConfig) -> NetworkProfile:
 def launch(work: Work, config: CollectivesConfig) -> NetworkProfile:
     """What this launch measures."""
     several = dist.get_world_size() > 1
+    settle(prepare(ALL_REDUCE, config.smallest, work.device), work.device)
     measurements = tuple(measurements_of(work, config))
     overlaps = (overlap(work, config),) if several and config.overlap else ()
     pairs = tuple(pairs_of(work, config)) if several and config.pairs else ()
@@ -125,7 +127,7 @@ class Product:
 def overlap(work: Work, config: CollectivesConfig) -> Overlap:
     """An all_reduce of the largest size alone, a product that takes as long, and both at once, in turns."""
     work.at(f"all_reduce of {config.largest} bytes beside a matrix product")
-    case = prepare(Kind("all_reduce", reduction="sum", in_place=True), config.largest, work.device)
+    case = prepare(ALL_REDUCE, config.largest, work.device)
     case.clear()
     product = Product(work.device)
 

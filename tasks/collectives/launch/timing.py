@@ -23,8 +23,12 @@ from tasks.collectives.operations.cases import Case
 from tasks.distributed.agreement import same_error_on_all_ranks
 from tasks.errors import UserError
 
-#: Runs before the measurement: the first call of an operation opens connections and may take 50,000 times as long.
+#: Runs before the measurement of a case: the first call of an operation opens connections and may take 50,000 times as
+#: long.
 WARM_UP = 3
+#: Seconds that fresh processes run something before anything is measured. Their first few hundred iterations take
+#: up to three times as long: the processor's clock, the allocator and the sockets' buffers adapt.
+SETTLE_S = 0.3
 #: Half of the median's 95 % interval, as a share of the median.
 NARROW = 0.02
 #: Iterations from which that interval is believed; iterations in any case, and at most.
@@ -60,6 +64,16 @@ def timed(cases: Sequence[Case], mode: Mode, budget: float, device: torch.device
     medians: list[float] = [0.0] * dist.get_world_size()
     dist.all_gather_object(medians, round(float(np.median(own)), 9))
     return Launch(tuple(round(float(seconds), 9) for seconds in longest), narrow, tuple(medians))
+
+
+def settle(case: Case, device: torch.device) -> None:
+    """Run ``case`` until ``SETTLE_S`` seconds have passed on the slowest rank. All ranks call it."""
+    case.clear()
+    spent, count = 0.0, FEWEST
+    while spent < SETTLE_S:
+        block = slowest(np.array(time_block([case], "loop", count, device)), device)
+        spent += float(block.sum())
+        count = int(np.clip(SETTLE_S / 10 / float(np.median(block)), 1, MOST))
 
 
 def run(cases: Sequence[Case]) -> None:
