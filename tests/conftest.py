@@ -12,6 +12,13 @@ from tasks.storage import retry, s3
 from tests.support.faulty_s3 import CREDENTIALS, FaultyS3, faulty_s3
 from tests.support.faulty_stores import REMOTE, Remote, azurite, connection_string, faulty_azure, faulty_google
 
+#: The directories whose files take minutes. They come first, so that in the end no process waits long for another.
+LONGEST = ("command_line", "registration", "pods", "survival", "benchmarks", "train", "collectives", "export")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.relative_to(Path(__file__).parent).parts[0] not in LONGEST)
+
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[FaultyS3]:

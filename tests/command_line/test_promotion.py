@@ -46,6 +46,7 @@ def test_a_registry_that_cannot_be_used_is_found_first(
     assert not (tmp_path / ".slipstream").exists() and not (tmp_path / "registry").exists()
 
 
+@pytest.mark.prove
 def test_a_model_is_promoted_and_a_worse_one_is_not(tmp_path: Path) -> None:
     (tmp_path / "table.csv").write_text(table_text(900))
     arguments = ("--registry", "registry", "--data", "table.csv", "--target", "y", "--config")

@@ -70,6 +70,7 @@ def out_of_memory(cluster: Cluster, name: str, tmp_path: Path, rank: int, draw: 
     assert cluster.verdict(name) == verdict, said(pods)
 
 
+@pytest.mark.prove
 def test_out_of_memory_in_the_pod_without_rank_0_is_final(cluster: Cluster, tmp_path: Path) -> None:
     out_of_memory(cluster, "memory", tmp_path, 3, random.Random(3))
 

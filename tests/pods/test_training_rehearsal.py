@@ -67,6 +67,7 @@ def test_one_of_two_pods_is_killed_and_the_second_attempt_ends_the_same(
     same_model(world, resumed)
 
 
+@pytest.mark.prove
 def test_the_second_attempt_goes_on_where_the_first_was_killed(cluster: Cluster, tmp_path: Path) -> None:
     whole = cluster.pod(1, "whole")
     output = whole.finish()

@@ -87,6 +87,7 @@ def edit(site: Site) -> None:
     output.write_text(output.read_text().replace('yield f"{its.world} process', 'yield f"EDITED {its.world} process'))
 
 
+@pytest.mark.prove
 def test_registered_twice_it_is_the_same_and_changed_it_is_a_new_version(site: Site) -> None:
     site.run("register")
     first = site.registered()

@@ -24,7 +24,7 @@ def name_of(fault: Fault) -> str:
     return f"{fault.where}-{fault.what}-{'all' if fault.rank == ALL else fault.rank}-{fault.at}"
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("world", [2, *(pytest.param(world, marks=pytest.mark.prove) for world in (3, 4))])
 def test_killed_at_any_step_it_ends_the_same(
     world: int, prepared: Path, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
