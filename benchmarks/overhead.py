@@ -38,10 +38,11 @@ from tasks.preprocess.engine import prepare
 from tasks.train.checkpoint import Checkpoints, Retention
 from tasks.train.config import TrainingConfig
 from tasks.train.loop.precision import LossScaler
-from tasks.train.loop.replicas import replicate
+from tasks.train.loop.probe import Traits
 from tasks.train.loop.state import Progress, TrainingState, weights_of
 from tasks.train.loop.step import make_optimizer
 from tasks.train.loop.train_loop import TrainLoop
+from tasks.train.parallel.replicas import replicate
 from tasks.train.survival.checkpoint_interval import Interval
 from tasks.train.survival.goodput import STALL, GoodputRecorder
 from tasks.train.survival.guard import Guard
@@ -144,13 +145,12 @@ class Bench:
         pixels = int(np.prod(data.signature.inputs[0].shape))
         predictor = Predictor(data.signature, Steady(pixels, data.signature.outputs, work))
         self.state = TrainingState(
-            predictor,
+            replicate(predictor, Traits(), self.group),
             make_optimizer(predictor, self.training),
             LossScaler(self.group.device, enabled=False),
             weights_of(predictor),
             Progress(),
         )
-        self.ddp = replicate(predictor, self.state.traits, self.group)
         self.checkpoints = Checkpoints(
             home, model=predictor, optimizer=self.state.optimizer, identity={}, retention=Retention(last=1)
         )
@@ -173,7 +173,7 @@ class Bench:
         training = replace(self.training, epochs=self.turns)
         dist.barrier()
         begun = time.perf_counter()
-        loop = TrainLoop(self.ddp, self.state, self.data, training, self.group, "fp32", guard, ledger)
+        loop = TrainLoop(self.state, self.data, training, self.group, "fp32", guard, ledger)
         loop.run(lambda *_: None)
         seconds = time.perf_counter() - begun
         stall = ledger.record.seconds[STALL] if guarded else 0.0

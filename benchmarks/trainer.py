@@ -51,11 +51,11 @@ from tasks.train.data.loader import layout
 from tasks.train.data.order import GlobalOrder, share
 from tasks.train.loop.precision import LossScaler, kernels
 from tasks.train.loop.probe import probe
-from tasks.train.loop.replicas import replicate
 from tasks.train.loop.schedule import learning_rate
 from tasks.train.loop.state import Progress, TrainingState, weights_of
 from tasks.train.loop.step import make_optimizer
 from tasks.train.loop.train_loop import TrainLoop
+from tasks.train.parallel.replicas import replicate
 from tasks.train.survival.checkpoint_interval import Interval
 from tasks.train.survival.goodput import GoodputRecorder
 from tasks.train.survival.guard import Guard
@@ -130,14 +130,13 @@ class Ours(Contender):
         self.group = Group(self.rank, WORLD, torch.device("cpu"), "gloo")
         traits = probe(self.model, self.group.device)
         self.state = TrainingState(
-            self.model,
+            replicate(self.model, traits, self.group),
             make_optimizer(self.model, self.config),
             LossScaler(self.group.device, enabled=False),
             weights_of(self.model),
             Progress(),
             traits,
         )
-        self.ddp = replicate(self.model, traits, self.group)
         self.checkpoints = Checkpoints(home, model=self.model, optimizer=self.state.optimizer, identity={})
         self.checkpoints.prepare(self.state.to_save())
         store, started = self.checkpoints.home, time.perf_counter()
@@ -154,7 +153,7 @@ class Ours(Contender):
     def run(self) -> None:
         config = replace(self.config, epochs=self.done + self.epochs)
         with kernels(config):
-            loop = TrainLoop(self.ddp, self.state, self.data, config, self.group, "fp32", self.guard, self.recorder)
+            loop = TrainLoop(self.state, self.data, config, self.group, "fp32", self.guard, self.recorder)
             loop.run(lambda *_: None)
 
 

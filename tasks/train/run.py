@@ -33,12 +33,13 @@ from tasks.train.device_clock import clock_of
 from tasks.train.loop.ema import AveragedWeights
 from tasks.train.loop.precision import LossScaler, kernels, resolve_precision
 from tasks.train.loop.probe import Traits, probe
-from tasks.train.loop.replicas import replicate
 from tasks.train.loop.state import Progress, TrainingState, weights_of
 from tasks.train.loop.step import make_optimizer, micro_batches, padded_rows
 from tasks.train.loop.train_loop import TrainLoop
 from tasks.train.parallel.divide import DividedModel, divide
 from tasks.train.parallel.layout import Layout
+from tasks.train.parallel.model import ParallelModel
+from tasks.train.parallel.replicas import replicate
 from tasks.train.survival.checkpoint_interval import Interval
 from tasks.train.survival.goodput import RESTORE, GoodputRecorder
 from tasks.train.survival.guard import Guard
@@ -97,26 +98,27 @@ def run(request: TrainingRequest) -> None:
             check_divisible(training, traits, precision)
         with same_error_on_all_ranks():
             layout = Layout.connect(training.parallel, group.rank, group.world, group.device)
-            divided = divide_model(predictor, data, training, layout, group) if training.parallel.divides else None
-        if divided:
-            predictor = divided.model
+            parallel: ParallelModel = (
+                divide_model(predictor, data, training, layout, group)
+                if training.parallel.divides
+                else replicate(predictor, traits, group)
+            )
+        predictor = parallel.model
         averaged = AveragedWeights(predictor, training.ema) if training.ema else None
         state = TrainingState(
-            model=predictor,
+            parallel=parallel,
             optimizer=make_optimizer(predictor, training),
             scaler=LossScaler(group.device, enabled=precision == "fp16"),
             best_weights=weights_of(predictor),
             progress=Progress(),
             traits=traits,
             averaged=averaged,
-            divided=divided,
             conditions=conditions(training, group),
             losses=torch.zeros(2, dtype=torch.float64, device=group.device),
         )
         # From here on only dropout and the like draw random numbers, different ones on each rank. A user's model may
         # also draw from Python's and NumPy's generators, so these are seeded too.
         seed_generators(training.seed * 1_000_003 + layout.data_rank + 1)
-        ddp = predictor if divided else replicate(predictor, traits, group)
         clock = clock_of(group.device)
         every = interval(training, data)
         checkpoints = Checkpoints(
@@ -130,7 +132,7 @@ def run(request: TrainingRequest) -> None:
             run=request.execution,
             resume=training.resume,
             retention=Retention(regular=every.steps),
-            layout=layout.sizes if divided else (),
+            layout=layout.sizes if training.parallel.divides else (),
             clock=clock,
         )
         recorder = GoodputRecorder(
@@ -164,7 +166,7 @@ def run(request: TrainingRequest) -> None:
         first_step = state.progress.step
         guard.begin(first_step)
         try:
-            TrainLoop(ddp, state, data, training, group, precision, guard, recorder).run(restore)
+            TrainLoop(state, data, training, group, precision, guard, recorder).run(restore)
             checkpoints.finish()
         except Preempted:
             raise
@@ -174,9 +176,7 @@ def run(request: TrainingRequest) -> None:
         guard.close()
         goodput = recorder.summary()
         checkpoints.close()
-        best, last = state.best_weights, state.weights()
-        if divided:
-            best, last = divided.whole(best), divided.whole(last)
+        best, last = parallel.whole(state.best_weights), parallel.whole(state.weights())
         if group.rank == 0:
             write_trained(
                 request.directory,

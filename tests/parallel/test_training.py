@@ -58,10 +58,10 @@ def train(run: Run, prepared: Path, place: Path, home: str, killed: bool) -> Non
 
     original = train_loop.train_step
 
-    def step(model: Any, state: Any, *rest: Any) -> Any:
+    def step(state: Any, *rest: Any) -> Any:
         if killed and state.progress.step == KILLED_AT:
             os.kill(os.getpid(), signal.SIGKILL)
-        return original(model, state, *rest)
+        return original(state, *rest)
 
     train_loop.train_step = step
     engine.run(

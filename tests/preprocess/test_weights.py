@@ -23,6 +23,7 @@ from tasks.train.data.order import GlobalOrder
 from tasks.train.loop.precision import LossScaler
 from tasks.train.loop.state import Progress, TrainingState
 from tasks.train.loop.step import train_step
+from tasks.train.parallel.replicas import ReplicatedModel
 from tests.support.tables import Prepare
 
 ROWS = 400
@@ -84,9 +85,9 @@ def after_one_step(prepared: Prepare, table: pa.Table, **settings: object) -> li
     signature = replace(data.signature, target_mean=0.0, target_std=1.0)
     model = build(ModelConfig(arguments={"hidden": [8], "frequencies": 0}), signature, seed=0)
     optimizer, scaler = torch.optim.SGD(model.parameters()), LossScaler(torch.device("cpu"), enabled=False)
-    state = TrainingState(model, optimizer, scaler, {}, Progress())
+    state = TrainingState(ReplicatedModel(model), optimizer, scaler, {}, Progress())
     config = TrainingConfig(learning_rate=1.0, warmup=0, clip_norm=0, accumulation=1)
-    train_step(model, state, config, Group(0, 1, torch.device("cpu"), "gloo"), "fp32", batch, 2)
+    train_step(state, config, Group(0, 1, torch.device("cpu"), "gloo"), "fp32", batch, 2)
     return [p.detach().numpy() for p in model.parameters()]
 
 

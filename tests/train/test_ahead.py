@@ -61,6 +61,7 @@ def body(prepared: Path, place: Path, port: int, batch_s: float) -> None:
     from tasks.train.loop.precision import LossScaler
     from tasks.train.loop.state import Progress, TrainingState, weights_of
     from tasks.train.loop.step import make_optimizer
+    from tasks.train.parallel.replicas import ReplicatedModel
     from tasks.train.survival.checkpoint_interval import Interval
     from tasks.train.survival.goodput import GoodputRecorder
     from tasks.train.survival.guard import Guard
@@ -80,7 +81,7 @@ def body(prepared: Path, place: Path, port: int, batch_s: float) -> None:
         config = TrainingConfig(epochs=STEPS, batch_size=128, patience=0, evaluate_every=STEPS)
         model = build(ModelConfig(arguments={"hidden": [4]}), data.signature, 0)
         state = TrainingState(
-            model,
+            ReplicatedModel(model),
             make_optimizer(model, config),
             LossScaler(group.device, enabled=False),
             weights_of(model),
@@ -108,7 +109,7 @@ def body(prepared: Path, place: Path, port: int, batch_s: float) -> None:
         guard = Guard(checkpoints, Interval(seconds=6.5 * STEP_S), watcher, recorder, clock)
         guard.begin(0)
         began = time.perf_counter()
-        loop = train_loop.TrainLoop(model, state, data, config, group, "fp32", guard, recorder)
+        loop = train_loop.TrainLoop(state, data, config, group, "fp32", guard, recorder)
         loop.run(lambda *_: pytest.fail("it went back"))
         wall = time.perf_counter() - began
         checkpoints.finish()

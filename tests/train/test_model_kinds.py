@@ -17,9 +17,10 @@ from tasks.models.factory import Predictor, build
 from tasks.models.footprint import BATCH_BYTES, batch_rows
 from tasks.models.mlp import MLP
 from tasks.train.config import TrainingConfig
+from tasks.train.loop.coupled_rows import coupled_micro_batches
 from tasks.train.loop.probe import probe
 from tasks.train.loop.state import weights_of
-from tasks.train.loop.step import coupled_micro_batches, micro_batches, padded_rows
+from tasks.train.loop.step import micro_batches, padded_rows
 from tests.support import nets
 from tests.support.processes import FORK, free_port
 from tests.support.training import refusal, table_of_numbers, trained
@@ -113,15 +114,15 @@ def test_a_probe_finds_what_a_model_needs_and_leaves_it_as_it_was() -> None:
 
 def buffers_body(port: int) -> None:
     from tasks.distributed.process_group import process_group
-    from tasks.train.loop.replicas import replicate
+    from tasks.train.parallel.replicas import replicate
 
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     signature = numbers_signature()
     with process_group() as group:
         for network in (MLP(signature), nets.batch_norm(signature), nets.with_unused(signature)):
             model = Predictor(signature, network)
-            ddp = replicate(model, probe(model, CPU), group)
-            assert [*ddp.buffers()] and not ddp.will_sync_module_buffers()
+            ddp = replicate(model, probe(model, CPU), group).ddp
+            assert ddp and [*ddp.buffers()] and not ddp.will_sync_module_buffers()
 
 
 def test_no_buffer_is_broadcast_before_every_forward_pass() -> None:

@@ -16,13 +16,14 @@ from tasks.models.factory import Predictor
 from tasks.train.config import TrainingConfig
 from tasks.train.data.loader import Batch
 from tasks.train.loop.ema import AveragedWeights
-from tasks.train.loop.gradients import Verdict, clip, judge, update
+from tasks.train.loop.gradients import Verdict, judge, update
 from tasks.train.loop.objective import evaluate_split
 from tasks.train.loop.precision import FIRST_SCALE, LossScaler, kernels
 from tasks.train.loop.probe import probe
 from tasks.train.loop.schedule import learning_rate
 from tasks.train.loop.state import Progress, TrainingState, weights_of
 from tasks.train.loop.step import make_optimizer, train_step
+from tasks.train.parallel.replicas import ReplicatedModel
 from tests.support import nets
 from tests.support.small_run import Run
 
@@ -53,13 +54,14 @@ def batch_of(rows: int, padding: int = 0, spoilt: bool = False) -> Batch:
 
 def state_of(network: nn.Module, config: TrainingConfig, fp16: bool = False) -> TrainingState:
     model = Predictor(SIGNATURE, network)
+    traits = probe(model, CPU)
     return TrainingState(
-        model,
+        ReplicatedModel(model, traits),
         make_optimizer(model, config),
         LossScaler(CPU, enabled=fp16),
         weights_of(model),
         Progress(),
-        probe(model, CPU),
+        traits,
         AveragedWeights(model, config.ema) if config.ema else None,
     )
 
@@ -75,10 +77,10 @@ def test_a_step_never_makes_the_host_wait_and_a_spoilt_one_changes_nothing(fp16:
     config = TrainingConfig(accumulation=2, ema=0.9)
     state = state_of(nets.batch_norm(SIGNATURE), config, fp16)
     precision = "fp16" if fp16 else "fp32"
-    train_step(state.model, state, config, ALONE, precision, batch_of(12), 10)
+    train_step(state, config, ALONE, precision, batch_of(12), 10)
     before, losses = everything(state), state.losses.clone()
     with Synchronising():
-        result = train_step(state.model, state, config, ALONE, precision, batch_of(12, spoilt=spoilt), 10)
+        result = train_step(state, config, ALONE, precision, batch_of(12, spoilt=spoilt), 10)
     same = [torch.equal(a, b) for a, b in zip(before, everything(state), strict=True)]
     assert all(same) == any(same) == spoilt
     assert torch.equal(losses, state.losses) == spoilt
@@ -95,7 +97,7 @@ def test_padding_has_no_part_in_the_gradient() -> None:
     whole = batch_of(8, padding=4)
     alone = Batch((whole.inputs[0][:8],), whole.target[:8], 8, 8, 8, 0.0)
     results = [
-        train_step(state.model, state, config, ALONE, "fp32", batch, 10)
+        train_step(state, config, ALONE, "fp32", batch, 10)
         for state, config, batch in zip((plain, padded), configs, (alone, whole), strict=True)
     ]
     torch.testing.assert_close(results[0], results[1])
@@ -110,9 +112,10 @@ def test_the_norm_is_torchs_and_one_verdict_decides_for_every_kind_of_optimiser(
     for p in parameters[:2]:
         p.grad = torch.randn_like(p)
     grads = [p.grad.clone() for p in parameters[:2] if p.grad is not None]
-    verdict = judge(parameters)
+    model = ReplicatedModel(nn.ParameterList(parameters))  # type: ignore[arg-type]  # only its parameters count
+    verdict = judge(model.norm())
     assert verdict.norm.item() == pytest.approx(sum((g**2).sum().item() for g in grads) ** 0.5) and not verdict.skip
-    clip(parameters, verdict, 0.5)
+    model.clip(verdict.norm, 0.5)
     expected = [nn.Parameter(torch.zeros_like(g)) for g in grads]
     for p, g in zip(expected, grads, strict=True):
         p.grad = g
@@ -143,7 +146,7 @@ def test_the_loss_scale_follows_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
         assert spoilt or torch.equal(p.grad, q.grad)  # type: ignore[arg-type]
         theirs.step(optimizer)
         theirs.update()
-        ours.update(judge([p]))
+        ours.update(judge(p.grad.norm()))  # type: ignore[union-attr]
         p.grad = q.grad = None
         assert ours.scale.item() == theirs.get_scale()
     known = theirs.state_dict()
@@ -162,7 +165,7 @@ def test_averaged_weights_are_those_of_the_formula_and_what_is_evaluated() -> No
     name = "network.layers.0.weight"
     expected = state.model.state_dict()[name].double().clone()
     for step in range(6):
-        train_step(state.model, state, config, ALONE, "fp32", batch_of(12), 100)
+        train_step(state, config, ALONE, "fp32", batch_of(12), 100)
         decay = min(0.5, (1 + step) / (10 + step))
         expected = decay * expected + (1 - decay) * state.model.state_dict()[name].double()
         state.progress.step += 1
@@ -226,5 +229,5 @@ def test_the_learning_rate_of_a_step_is_the_schedules() -> None:
     config = TrainingConfig()
     state = state_of(nets.with_unused(SIGNATURE), config)
     state.progress.step = 3
-    train_step(state.model, state, config, ALONE, "fp32", batch_of(12), 10)
+    train_step(state, config, ALONE, "fp32", batch_of(12), 10)
     assert {group["lr"] for group in state.optimizer.param_groups} == {learning_rate(3, 10, 2e-3, 0.05)}

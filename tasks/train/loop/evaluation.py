@@ -42,8 +42,8 @@ def record_evaluation(
     largest = math.ceil(sum(data.segment_rows("validation")) / group.world)
     rounds = math.ceil(largest / batch_rows(model.row_bytes))
     rows = math.ceil(largest / rounds)
-    if state.divided and state.divided.batch_rows:
-        rows, rounds = state.divided.batch_rows, math.ceil(largest / state.divided.batch_rows)
+    if state.parallel.batch_rows:
+        rows, rounds = state.parallel.batch_rows, math.ceil(largest / state.parallel.batch_rows)
     batches = evaluation_batches(
         *(data, "validation", rows, group.rank, group.world, group.device),
         padded=rows,
@@ -51,7 +51,7 @@ def record_evaluation(
         waiting=guard.waiting,
     )
     guarded = guard.evaluating(batches, rounds, progress.step, state_before)
-    forward = state.averaged.forward if state.averaged else state.divided.forward if state.divided else model
+    forward = state.averaged.forward if state.averaged else state.parallel.forward
     metrics = evaluate_split(model, forward, guarded, group.device, precision)
     if not math.isfinite(metrics["loss"]):
         raise AgreedUserError(

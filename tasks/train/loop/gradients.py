@@ -7,12 +7,10 @@ own, and stays on the device.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 
 class Verdict(NamedTuple):
@@ -23,18 +21,9 @@ class Verdict(NamedTuple):
     skip: Tensor
 
 
-def judge(parameters: Iterable[Tensor]) -> Verdict:
-    """The norm of the gradients of ``parameters``, which all ranks hold alike, and whether it can be used."""
-    return verdict_of(get_total_norm([p.grad for p in parameters if p.grad is not None]))
-
-
-def verdict_of(norm: Tensor) -> Verdict:
+def judge(norm: Tensor) -> Verdict:
+    """Whether the gradient of this norm can be used."""
     return Verdict(norm, torch.isfinite(norm).logical_not().to(torch.float32))
-
-
-def clip(parameters: Iterable[Tensor], verdict: Verdict, largest: float) -> None:
-    """Scale the gradients down to the norm ``largest`` if theirs is larger."""
-    clip_grads_with_norm_(parameters, largest, verdict.norm)
 
 
 def update(optimizer: torch.optim.Optimizer, verdict: Verdict) -> None:

@@ -12,10 +12,10 @@ from tasks.models.factory import Predictor
 from tasks.train.config import TrainingConfig
 from tasks.train.data.loader import Batch, training_batches
 from tasks.train.data.order import GlobalOrder
+from tasks.train.loop.coupled_rows import running_statistics
 from tasks.train.loop.objective import loss_sum
 from tasks.train.loop.precision import autocast
 from tasks.train.loop.probe import undone
-from tasks.train.loop.step import running_statistics
 
 #: Rows that one rank looks for and names.
 NAMED = 8

@@ -13,9 +13,7 @@ from tasks.distributed.explained import explained
 from tasks.errors import UserError
 from tasks.models.factory import Predictor, zeros
 from tasks.train.checkpoint.random_state import capture_random_state, restore_random_state
-
-#: Batch normalisation needs two rows for a variance.
-ROWS = 2
+from tasks.train.loop.coupled_rows import ROWS
 
 
 @dataclass(frozen=True)

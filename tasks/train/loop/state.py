@@ -16,7 +16,7 @@ from tasks.train.checkpoint import Restored
 from tasks.train.loop.ema import AveragedWeights
 from tasks.train.loop.precision import LossScaler
 from tasks.train.loop.probe import Traits
-from tasks.train.parallel.divide import DividedModel
+from tasks.train.parallel.model import ParallelModel
 
 
 @dataclass
@@ -41,15 +41,13 @@ class Progress:
 class TrainingState:
     """Model, optimiser, loss scaler, averaged weights, the best weights so far (on the host), and the progress."""
 
-    model: Predictor
+    parallel: ParallelModel
     optimizer: torch.optim.Optimizer
     scaler: LossScaler
     best_weights: dict[str, Tensor]
     progress: Progress
     traits: Traits = field(default_factory=Traits)
     averaged: AveragedWeights | None = None
-    #: What the model is divided into, if it is; then ``model`` holds this rank's parts.
-    divided: DividedModel | None = None
     #: The conditions of bitwise reproducibility, see :mod:`tasks.train.survival.reproducibility`.
     conditions: dict[str, Any] = field(default_factory=dict)
     #: This rank's sum of losses since the last point of the history, and the number of its rows: float64 ``[2]``, on
@@ -60,6 +58,11 @@ class TrainingState:
 
     def __post_init__(self) -> None:
         self.parameters = list(self.model.parameters())
+
+    @property
+    def model(self) -> Predictor:
+        """What this rank holds of the model."""
+        return self.parallel.model
 
     def to_save(self) -> dict[str, Any]:
         """What a checkpoint holds besides model, optimiser, scaler, averaged weights and random generators."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from tasks.artifacts.prepared import PreparedData
 from tasks.distributed.agreement import AgreedUserError
@@ -61,14 +61,10 @@ class TooManySkipped(Exception):
 
 
 class TrainLoop:
-    """The steps from ``state.progress.step`` to the end of the last epoch or to early stopping.
-
-    ``model`` is what forward passes go through, such as the DDP of ``state.model``.
-    """
+    """The steps from ``state.progress.step`` to the end of the last epoch or to early stopping."""
 
     def __init__(
         self,
-        model: nn.Module,
         state: TrainingState,
         data: PreparedData,
         config: TrainingConfig,
@@ -77,13 +73,12 @@ class TrainLoop:
         guard: Guard,
         recorder: GoodputRecorder,
     ) -> None:
-        self._model = model
         self._state = state
         self._data = data
         self._config = config
         self._group = group
         #: The place among the ranks that divide the rows among themselves.
-        self._rows_of = state.divided.sharing_rows(group) if state.divided else group
+        self._rows_of = state.parallel.sharing_rows(group)
         self._precision = precision
         self._guard = guard
         self._recorder = recorder
@@ -191,7 +186,7 @@ class TrainLoop:
         """Give the device the next step."""
         state, progress = self._state, self._state.progress
         with self._guard.step(batch.wait):
-            result = train_step(self._model, state, self._config, self._rows_of, self._precision, batch, self._total)
+            result = train_step(state, self._config, self._rows_of, self._precision, batch, self._total)
             progress.step += 1
             given = GivenStep(progress.step, on_host(result))
         self._given.append(given)
@@ -215,11 +210,10 @@ class TrainLoop:
 
     def _skipped(self, step: int) -> None:
         state, order = self._state, self._order
-        # One rank cannot try rows alone on a model that is divided.
         state.progress.skipped.append(
-            {"step": step, "rows": []}
-            if state.divided
-            else name_rows(step, state.model, self._data, order, self._config, self._precision, self._group)
+            name_rows(step, state.model, self._data, order, self._config, self._precision, self._group)
+            if state.parallel.is_whole
+            else {"step": step, "rows": []}
         )
         if self._group.rank == 0:
             LOG.warning("skips step %d: its loss or gradient is no number%s", step, self._rows())

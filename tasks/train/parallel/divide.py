@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
@@ -20,18 +20,14 @@ from tasks.models.initial import fill_part
 from tasks.models.plan import plan_of
 from tasks.train.parallel.gradients import clip, local, settle, total_norm
 from tasks.train.parallel.layout import DATA, Layout, check_plan
-from tasks.train.parallel.pipeline import LossOf, Pipeline, cut_stages, stated_plan
+from tasks.train.parallel.model import Forward, LossOf, ParallelModel
+from tasks.train.parallel.pipeline import Pipeline, cut_stages, stated_plan
 from tasks.train.parallel.shard import shard, switch
 from tasks.train.parallel.tensor import divide_tensors
 
 
-class DividedModel:
-    """What this process holds of a model, and the passes through it.
-
-    ``model`` has the names of the whole model and the parameters that this process holds. ``batch_rows`` is the only
-    number of rows that a pipeline takes at once; 0 without one. ``counts_losses`` says whether this process is the
-    first of those that compute the losses of the same rows.
-    """
+class DividedModel(ParallelModel):
+    """The parts of a model that this process holds by a layout."""
 
     def __init__(self, parts: list[Predictor], layout: Layout, pipeline: Pipeline | None) -> None:
         self._parts = parts
@@ -45,23 +41,11 @@ class DividedModel:
         return list(self.model.parameters())
 
     def sharing_rows(self, group: Group) -> Group:
-        """This process's place among those that divide a batch's rows among themselves."""
         return replace(group, rank=self._layout.data_rank, world=self._layout.data_size)
 
     def accumulate(
-        self,
-        inputs: Sequence[Tensor],
-        pieces: Sequence[slice],
-        loss_of: LossOf,
-        forward: Callable[[], AbstractContextManager[object]] = nullcontext,
+        self, inputs: Sequence[Tensor], pieces: Sequence[slice], loss_of: LossOf, forward: Forward = nullcontext
     ) -> None:
-        """Add the gradients of all micro-batches ``pieces`` of the batch ``inputs``, whose forward passes run in the
-        context ``forward()``.
-
-        ``loss_of(outputs, first row)`` gives the loss of a micro-batch, scaled so that the mean of the gradients of all
-        data-parallel processes is that of the batch. It is called where the outputs are: on the last stage. The
-        gradients are whole, and alike on all processes that hold the same part.
-        """
         if self._pipeline:
             # Forward and backward passes alternate, so both run in it.
             with forward():
@@ -78,7 +62,6 @@ class DividedModel:
 
     @torch.no_grad()
     def forward(self, *inputs: Tensor) -> Tensor | None:
-        """The outputs of a batch, on the last stage; None on the others. All ranks must call this equally often."""
         outputs = self._pipeline.outputs(inputs[0]) if self._pipeline else self._parts[0](*inputs)
         # Without a backward pass FSDP would leave some weights gathered.
         for module in (module for part in self._parts for module in part.modules()):
@@ -87,7 +70,6 @@ class DividedModel:
         return outputs
 
     def norm(self) -> Tensor:
-        """The norm of the gradient of the whole model, see :func:`~tasks.train.parallel.gradients.total_norm`."""
         shared = self._pipeline.counted_elsewhere if self._pipeline else []
         return total_norm(self.parameters(), self._layout, shared)
 
@@ -96,7 +78,6 @@ class DividedModel:
 
     @torch.no_grad()
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The whole tensors of which these are this process's parts, on rank 0's host. All ranks must call this."""
         # Torch warns that a tensor that is divided twice takes two gathers.
         logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
         mine = {name: x.full_tensor() if isinstance(x, DTensor) else x for name, x in tensors.items()}

@@ -18,9 +18,7 @@ from tasks.models.factory import Predictor
 from tasks.models.plan import Plan, plan_of
 from tasks.train.parallel.gradients import local
 from tasks.train.parallel.layout import Layout
-
-#: The loss of a micro-batch's outputs, given the place of its first row in the batch.
-LossOf = Callable[[Tensor, int], Tensor]
+from tasks.train.parallel.model import LossOf
 
 
 def cut_stages(model: Predictor, layout: Layout) -> list[Predictor]:
