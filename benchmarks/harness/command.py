@@ -18,7 +18,7 @@ from tasks.hardware.cpus import usable_cores
 from tasks.hardware.machine import this_machine
 
 #: Whose versions are told beside the figures.
-LIBRARIES = ("torch", "numpy", "pyarrow", "onnxruntime", "polars", "datasets", "grain", "litdata")
+LIBRARIES = ("torch", "numpy", "pyarrow", "onnxruntime", "nncf", "polars", "datasets", "grain", "litdata")
 
 
 def benchmark(measure: Callable[..., Iterator[Table]]) -> click.Command:

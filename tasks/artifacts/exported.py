@@ -62,8 +62,9 @@ class QualityFigures(TypedDict):
 
 
 class VariantFigures(TypedDict):
-    """One variant. One that could not be made has only the fields that are required; ``file`` and ``bytes`` are then
-    None. ``file`` is also None for what is not part of the artifact: torch, and variants that were left out early."""
+    """One variant. One that was not timed has only the fields that are required; ``file`` and ``bytes`` are then
+    None, unless it was made for other devices. ``file`` is also None for what is not part of the artifact: torch, and
+    variants that were left out early."""
 
     name: str
     file: str | None
@@ -101,6 +102,8 @@ class MachineFigures(TypedDict):
     """The CPU, the threads per call and the library versions with which the variants were measured."""
 
     cpu: str
+    #: On which they ran, if ``export.provider`` was cuda; else "".
+    gpu: str
     architecture: str
     #: Instruction set extensions that matter for INT8.
     flags: list[str]

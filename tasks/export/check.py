@@ -168,12 +168,20 @@ def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
             place += 8 if tag & 7 == 1 else 4
 
 
+def providers() -> list[str]:
+    """A GPU if this ONNX Runtime knows one, else the CPU."""
+    import onnxruntime
+
+    there = onnxruntime.get_available_providers()
+    return [name for name in ("CUDAExecutionProvider", "CPUExecutionProvider") if name in there]
+
+
 def session_of(path: Path) -> Any:
     import onnxruntime
 
     onnxruntime.set_default_logger_severity(3)
     try:
-        return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(path, providers=providers())
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise NotWhole(f"{path}: ONNX Runtime {onnxruntime.__version__} cannot load it: {reason}") from None

@@ -43,6 +43,10 @@ class ExportConfig(Settings):
     """The largest file, in 1e6 bytes; 0 sets no limit."""
     price_per_hour: Annotated[float, Field(ge=0)] = 0.0
     """What an hour of the measured threads costs, for the price per million predictions; 0: no price is told."""
+    provider: Literal["cpu", "cuda"] = "cpu"
+    """Where variants run and are timed: on a GPU ("cuda", which needs the extra ``[gpu]``) FP16 and BF16 are tried."""
+    half: bool = False
+    """Also write FP16 and BF16 files for GPUs, which a run on a CPU checks and does not time."""
     tensorrt: bool = False
     """Also write an INT8 file for TensorRT (symmetric, not timed) and the ``trtexec`` line that builds its engine."""
     seconds: Annotated[float, Field(gt=0)] = 20.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,22 +17,21 @@ from tasks.artifacts.exported import (
     ExportReport,
     MachineFigures,
     ModelSignature,
-    VariantFigures,
 )
 from tasks.artifacts.format import Artifact, ArtifactWriter
 from tasks.artifacts.prepared import PreparedData, Signature
 from tasks.artifacts.versions import installed
-from tasks.export.candidates.quantise import Quantiser
-from tasks.export.candidates.search import BATCHES, calibration, search
-from tasks.export.candidates.tensorrt import COMMAND, FILE, trtexec, write_tensorrt
+from tasks.export.candidates.search import BATCHES, search
 from tasks.export.card import model_card
 from tasks.export.config import ExportConfig
 from tasks.export.convert import PARITY_BATCHES, output_name
 from tasks.export.gate.choose import Contender, Verdict, decide
 from tasks.export.gate.quality import Loss, loss_of
+from tasks.export.gpu_files import gpu_files
 from tasks.export.package.assemble import assemble, finish
 from tasks.export.package.metadata import Origin
 from tasks.export.profile import profile
+from tasks.export.session import check_provider
 from tasks.export.timing.measure import affordable, measure
 from tasks.export.variants import (
     FP32,
@@ -42,6 +40,7 @@ from tasks.export.variants import (
     Variant,
     figures,
     fp32_variant,
+    left_out,
     onnx_variant,
     torch_variants,
 )
@@ -73,16 +72,15 @@ def export(
     writer, machine, signature = ArtifactWriter(directory), this_machine(), trained.signature
     if config.target == "vnni" and machine.saturates:
         raise config.reject("target", f"portable, as {machine.cpu} has no VNNI to measure such files with")
+    check_provider(config.provider)
     test, model = held_out_rows(data), trained.load()
     torch = torch_variants(model, signature, test, machine)
     fp32 = fp32_variant(directory, model, torch[0].load(), data, test, config)
-    if config.tensorrt:
-        add_tensorrt(directory, fp32, data, config)
-        writer.write_bytes(COMMAND, f"{trtexec(signature)}\n".encode())
+    for_gpus = gpu_files(writer, directory / str(fp32.file), data, config)
     started = time.perf_counter()
     deciding_first = sorted(BATCHES, key=lambda batch: batch != config.decide_at_batch)
     batches = affordable(fp32.load(), signature, test, config.threads, TIMING * config.seconds, deciding_first)
-    profiled = profile(directory / str(fp32.file), signature, test, config.threads, batches)
+    profiled = profile(directory / str(fp32.file), signature, test, config, batches)
     found = search(directory, directory / str(fp32.file), data, config, started, batches)
     finalists = [onnx_variant(each.name, each.path, signature, test, config) for each in found.finalists]
     left = max(TIMING * config.seconds, config.seconds - (time.perf_counter() - started))
@@ -106,7 +104,7 @@ def export(
             variant["quality"] = losses[name].figures(config.max_loss, config.evidence)
     report: ExportReport = {
         "task": signature.task,
-        "variants": [*variants, *(left_out(name, verdict) for name, verdict in found.others.items())],
+        "variants": [*variants, *for_gpus, *(left_out(name, verdict) for name, verdict in found.others.items())],
         "chosen": decision.chosen,
         "why": decision.why,
         "decided_at_batch": config.decide_at_batch,
@@ -114,7 +112,7 @@ def export(
         "max_loss": config.max_loss,
         "weight_bits": 8 if config.target == "vnni" else 7,
         "profile": profiled,
-        "machine": describe(machine, config.threads),
+        "machine": describe(machine, config),
         "licence": config.licence,
     }
     chosen = next(variant for variant in timed_variants if variant.name == decision.chosen)
@@ -132,14 +130,6 @@ def export(
     return finish(writer, made_by)
 
 
-def add_tensorrt(directory: Path, fp32: Variant, data: PreparedData, config: ExportConfig) -> None:
-    """Write the file for TensorRT."""
-    inputs = calibration(data, config)
-    with TemporaryDirectory(dir=directory) as scratch:
-        quantiser = Quantiser(directory / str(fp32.file), inputs, Path(scratch), 8)
-        write_tensorrt(quantiser.prepared(smooth=False), directory / FILE, inputs)
-
-
 def judge(
     fp32: Variant, finalists: list[Variant], data: PreparedData, test: np.ndarray, config: ExportConfig
 ) -> dict[str, Loss]:
@@ -154,19 +144,6 @@ def judge(
 
     before, allowed, number = outputs(fp32), config.max_loss, len(finalists)
     return {each.name: loss_of(task, truth, before, outputs(each), allowed, number) for each in finalists}
-
-
-def left_out(name: str, verdict: Verdict) -> VariantFigures:
-    """The entry of a variant that was not timed."""
-    entry: VariantFigures = {
-        "name": name,
-        "file": None,
-        "bytes": None,
-        "chosen": False,
-        "verdict": verdict.short,
-        "reason": verdict.reason,
-    }
-    return entry
 
 
 def deployed_signature(signature: Signature, opset: int, file: str) -> ModelSignature:
@@ -194,14 +171,17 @@ def deployed_signature(signature: Signature, opset: int, file: str) -> ModelSign
     }
 
 
-def describe(machine: Machine, threads: int) -> MachineFigures:
+def describe(machine: Machine, config: ExportConfig) -> MachineFigures:
     """The machine, the threads per call and the library versions, as ``export.json`` holds them."""
+    import torch
+
     return {
         "cpu": machine.cpu,
+        "gpu": torch.cuda.get_device_name() if config.provider == "cuda" else "",
         "architecture": machine.architecture,
         "flags": list(machine.flags),
         "cores": usable_cores(),
-        "threads": threads,
+        "threads": config.threads,
         "onnxruntime": installed("onnxruntime"),
         "onnx": installed("onnx"),
         "torch": installed("torch"),

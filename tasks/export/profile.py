@@ -12,7 +12,8 @@ import numpy as np
 
 from tasks.artifacts.exported import ProfileFigures
 from tasks.artifacts.prepared import Signature
-from tasks.export.session import session_options
+from tasks.export.config import ExportConfig
+from tasks.export.session import session_on, session_options
 from tasks.models.predict import inputs_of
 
 #: Calls at each batch size; the first is not counted.
@@ -22,20 +23,18 @@ PRODUCTS = ("Conv", "Gemm", "MatMul")
 
 
 def profile(
-    path: Path, signature: Signature, records: np.ndarray, threads: int, batches: Sequence[int]
+    path: Path, signature: Signature, records: np.ndarray, config: ExportConfig, batches: Sequence[int]
 ) -> list[ProfileFigures]:
     """The shares of the time by operator at each batch size, from ONNX Runtime's own profiler."""
-    return [at_batch(path, signature, records, threads, rows) for rows in batches]
+    return [at_batch(path, signature, records, config, rows) for rows in batches]
 
 
-def at_batch(path: Path, signature: Signature, records: np.ndarray, threads: int, rows: int) -> ProfileFigures:
-    import onnxruntime
-
+def at_batch(path: Path, signature: Signature, records: np.ndarray, config: ExportConfig, rows: int) -> ProfileFigures:
     with tempfile.TemporaryDirectory() as directory:
-        options = session_options(threads)
+        options = session_options(config.threads)
         options.enable_profiling = True
         options.profile_file_prefix = str(Path(directory) / "profile")
-        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        session = session_on(path, options, config.provider)
         names = [value.name for value in session.get_inputs()]
         feed = dict(zip(names, inputs_of(signature, np.resize(records, rows)), strict=True))
         for _ in range(CALLS):

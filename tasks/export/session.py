@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tasks.errors import UserError
 from tasks.models.predict import Predictor
 
 if TYPE_CHECKING:
     import onnxruntime
 
 ERRORS_ONLY = 3
+#: ONNX Runtime's names, by those of ``export.provider``.
+PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
 
 @contextmanager
@@ -53,11 +56,34 @@ def session_options(threads: int) -> onnxruntime.SessionOptions:
     return options
 
 
-def onnx_predictor(path: Path, threads: int) -> Predictor:
-    """The model at ``path`` on the CPU with ``threads`` threads per call."""
+def check_provider(provider: str) -> None:
+    """Raise ``UserError`` unless the installed ONNX Runtime has the provider."""
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(path, session_options(threads), providers=["CPUExecutionProvider"])
+    available = onnxruntime.get_available_providers()
+    if PROVIDERS[provider] not in available:
+        raise UserError(
+            f'export.provider: "{provider}" is not there: this ONNX Runtime has {", ".join(available)}; install '
+            "onnxruntime-gpu in place of onnxruntime, or set it to cpu"
+        )
+
+
+def session_on(path: Path, options: onnxruntime.SessionOptions, provider: str) -> onnxruntime.InferenceSession:
+    """A session on the provider. Raises ``UserError`` if ONNX Runtime fell back to another."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, options, providers=[PROVIDERS[provider]])
+    if (first := session.get_providers()[0]) != PROVIDERS[provider]:
+        raise UserError(
+            f'export.provider: "{provider}" cannot be used here, ONNX Runtime fell back to {first}; check that there '
+            "is a GPU with its driver, or set it to cpu"
+        )
+    return session
+
+
+def onnx_predictor(path: Path, threads: int, provider: str = "cpu") -> Predictor:
+    """The model at ``path`` with ``threads`` threads per call."""
+    session = session_on(path, session_options(threads), provider)
     names = [value.name for value in session.get_inputs()]
     outputs = [session.get_outputs()[0].name]
 

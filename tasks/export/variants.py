@@ -14,6 +14,7 @@ from tasks.artifacts.exported import LatencyFigures, VariantFigures
 from tasks.artifacts.prepared import PreparedData, Signature
 from tasks.export.config import ExportConfig
 from tasks.export.convert import EXAMPLE_ROWS, check_parity, largest_difference, to_onnx
+from tasks.export.gate.choose import Verdict
 from tasks.export.session import onnx_predictor
 from tasks.export.timing.measure import Load
 from tasks.hardware.machine import Machine
@@ -71,13 +72,13 @@ def fp32_variant(
     """The exported model. Raises ``UserError`` if its outputs differ from torch's at any of the batch sizes tried."""
     path = directory / FP32_FILE
     to_onnx(model, data.signature, inputs_of(data.signature, np.resize(test, EXAMPLE_ROWS)), config.opset, path)
-    check_parity(torch, onnx_predictor(path, config.threads), inputs_of(data.signature, test[:32]))
+    check_parity(torch, onnx_predictor(path, config.threads, config.provider), inputs_of(data.signature, test[:32]))
     return onnx_variant(FP32, path, data.signature, test, config)
 
 
 def onnx_variant(name: str, path: Path, signature: Signature, test: np.ndarray, config: ExportConfig) -> Variant:
-    outputs = predict(onnx_predictor(path, config.threads), signature, test)
-    return Variant(name, path.name, path.stat().st_size, partial(onnx_predictor, path, config.threads), outputs)
+    load = partial(onnx_predictor, path, config.threads, config.provider)
+    return Variant(name, path.name, path.stat().st_size, load, predict(load(), signature, test))
 
 
 def figures(
@@ -108,3 +109,15 @@ def figures(
     if config.price_per_hour:
         found["cost_per_million"] = {rows: config.price_per_hour / 3600 / rate * 1e6 for rows, rate in rates.items()}
     return found
+
+
+def left_out(name: str, verdict: Verdict, file: Path | None = None) -> VariantFigures:
+    """The entry of a variant that was not timed, and of its file if that is part of the artifact."""
+    return {
+        "name": name,
+        "file": file.name if file else None,
+        "bytes": file.stat().st_size if file else None,
+        "chosen": False,
+        "verdict": verdict.short,
+        "reason": verdict.reason,
+    }

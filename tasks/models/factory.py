@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any
 
@@ -19,6 +20,7 @@ from tasks.models.mlp import MLP
 from tasks.models.resnet import ResNet
 from tasks.models.source_code import import_from_working_directory
 from tasks.models.transformer import Transformer
+from tasks.settings import unknown
 
 
 class Predictor(nn.Module):
@@ -64,12 +66,13 @@ def build(config: ModelConfig, signature: Signature, seed: int, *, empty: bool =
 
     A network that states the standard deviations of its parameters (``initial_std``, see
     :mod:`tasks.models.initial`) is built and tried on the meta device, and filled afterwards; if ``empty``, it stays
-    there, so that each device can fill its own part. Raises ``UserError`` if the factory is missing or raises, or if
-    its network does not fit the data.
+    there, so that each device can fill its own part. Raises ``UserError`` if the factory is missing, does not take the
+    arguments or raises, or if its network does not fit the data.
     """
     name = resolve(config, signature)
     built_in: dict[str, Callable[..., Any]] = {"mlp": MLP, "resnet": ResNet, "transformer": Transformer}
     factory = built_in.get(name) or imported(name)
+    check_arguments(name, factory, config.arguments)
     torch.manual_seed(seed)
     arguments = {key: tuple(value) if isinstance(value, list) else value for key, value in config.arguments.items()}
     device = torch.device("meta" if hasattr(factory, "initial_std") else "cpu")
@@ -79,7 +82,9 @@ def build(config: ModelConfig, signature: Signature, seed: int, *, empty: bool =
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"model.name: {name}({arguments or ''}) raised {type(error).__name__}: {error}") from error
+        setting = "arguments" if arguments else "name"
+        call = f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
+        raise UserError(f"model.{setting}: {call} raised {type(error).__name__}: {error}") from error
     if not isinstance(network, nn.Module):
         raise UserError(f"model.name: {name} returned {type(network).__name__}; expected a torch.nn.Module")
     predictor = Predictor(signature, network)
@@ -105,6 +110,22 @@ def build(config: ModelConfig, signature: Signature, seed: int, *, empty: bool =
 def zeros(signature: Signature, rows: int) -> list[Tensor]:
     """A batch of ``rows`` rows of zeros with the signature's dtypes and shapes."""
     return [torch.zeros(rows, *spec.shape, dtype=getattr(torch, spec.dtype)) for spec in signature.inputs]
+
+
+def check_arguments(name: str, factory: Callable[..., Any], given: Iterable[str]) -> None:
+    """Raise ``UserError`` with the argument that the factory does not take, or that it needs and is not given."""
+    try:
+        parameters = list(inspect.signature(factory).parameters.values())[1:]  # the first is the signature
+    except (TypeError, ValueError):  # a callable that does not tell
+        return
+    kinds = inspect.Parameter
+    named = {each.name: each for each in parameters if each.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)}
+    takes_any = any(each.kind == kinds.VAR_KEYWORD for each in parameters)
+    if odd := next((key for key in given if key not in named and not takes_any), None):
+        raise UserError(unknown("model.arguments", odd, list(named)))
+    needed = (key for key, each in named.items() if each.default is kinds.empty and key not in given)
+    if missing := next(needed, None):
+        raise UserError(f"model.arguments.{missing}: is missing; {name} takes no default for it")
 
 
 def imported(name: str) -> Callable[..., Any]:

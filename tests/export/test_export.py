@@ -18,9 +18,10 @@ from tasks.artifacts.prepared import PreparedData
 from tasks.errors import UserError
 from tasks.export import engine, variants
 from tasks.export.candidates import search as searching
+from tasks.export.candidates import speed as looking
+from tasks.export.candidates.candidate import Candidate
 from tasks.export.candidates.quantise import Quantiser
 from tasks.export.candidates.recipes import Recipe
-from tasks.export.candidates.search import Candidate
 from tasks.export.config import ExportConfig
 from tasks.hardware.machine import Machine
 from tasks.models.predict import inputs_of, targets_of
@@ -148,7 +149,7 @@ def test_what_was_measured_decides(
     data = table(tmp_path / "data", "classification")
     made = [Recipe("static", smooth=True), Recipe("dynamic")]
     monkeypatch.setattr(searching, "recipes_for", lambda model: made)
-    monkeypatch.setattr(searching, "CLEARLY_SLOWER", 0.0)
+    monkeypatch.setattr(looking, "CLEARLY_SLOWER", 0.0)
     monkeypatch.setattr(engine, "measure", fake_timing({recipe.name: speed for recipe in made}))
     config = ExportConfig(seconds=5.0, max_loss=0.5, when_in_doubt=doubt)
     artifact = engine.export(tmp_path / "out", trained_on(data), data, config, {})

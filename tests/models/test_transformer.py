@@ -21,6 +21,7 @@ from tasks.models.initial import fill_part, normal
 from tasks.models.trained import write_trained
 from tasks.models.transformer import Transformer
 from tasks.models.transformer.__main__ import main
+from tests.support.tokens import word_tokenizer
 
 LENGTH, VOCABULARY = 48, 96
 SIGNATURE = Signature((TensorSpec("tokens", "int64", (LENGTH,)),), "next token", "next token", buckets=VOCABULARY)
@@ -33,6 +34,7 @@ SIZES = {
     "num_key_value_heads": 4,
     "max_position_embeddings": 64,
 }
+MODEL = ModelConfig("transformer", {**SIZES, "max_position_embeddings": LENGTH})
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -100,6 +102,63 @@ def test_same_logits_as_transformers_and_back(family: str, tmp_path: Path) -> No
     back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back", dtype=torch.float32).eval()
     with torch.no_grad():
         torch.testing.assert_close(back(tokens()).logits, expected, rtol=0, atol=1e-5)
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    weights = build(MODEL, SIGNATURE, seed=0).state_dict()
+    named: Any = {"config": MODEL, "signature": SIGNATURE, "best": weights, "last": weights}
+    write_trained(tmp_path / "trained", **named, history={}, attempt={}, made_by={})
+    return tmp_path / "trained"
+
+
+def write(*arguments: str | Path) -> Any:
+    return CliRunner().invoke(main, [*map(str, arguments)])
+
+
+def test_the_directory_for_hugging_face_is_whole_or_not_there(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(network: Any) -> Any:
+        yield "config.json", b"{}"
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("tasks.models.transformer.__main__.files_of", broken)
+    assert isinstance(write(trained, tmp_path / "new" / "out").exception, OSError)
+    assert list((tmp_path / "new").iterdir()) == []
+    monkeypatch.undo()
+    assert write(trained, tmp_path / "new" / "out").exit_code == 0
+    assert {path.name for path in (tmp_path / "new" / "out").iterdir()} == {"config.json", "model.safetensors"}
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["out"]
+    again = write(trained, tmp_path / "new" / "out")
+    assert again.exit_code == 1 and again.output.endswith("exists already; choose a directory that is to be made\n")
+
+
+def test_a_tokenizer_comes_with_it(trained: Path, tmp_path: Path) -> None:
+    words = tmp_path / "words"
+    word_tokenizer(VOCABULARY).save_pretrained(words)
+    assert write(trained, tmp_path / "out", "--tokenizer", words).exit_code == 0
+    found = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert found("w3 w7 w95")["input_ids"] == [3, 7, 95]
+
+
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        (0, "holds no tokenizer; expected one of tokenizer.json, tokenizer.model"),
+        (VOCABULARY + 5, f"tokenizer.json: has the token id {VOCABULARY + 4}; the model knows 0 to {VOCABULARY - 1}"),
+        (-1, "tokenizer.json: no tokenizer of Hugging Face's tokenizers"),
+    ],
+)
+def test_what_is_no_tokenizer_of_the_model_is_one_line(size: int, message: str, trained: Path, tmp_path: Path) -> None:
+    words = tmp_path / "words"
+    words.mkdir()
+    if size > 0:
+        word_tokenizer(size).save_pretrained(words)
+    elif size < 0:
+        (words / "tokenizer.json").write_text('{"model": 3}')
+    ended = write(trained, tmp_path / "out", "--tokenizer", words)
+    assert ended.exit_code == 1 and message in ended.output and not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tasks.export.candidates.half import write_half
 from tasks.export.candidates.recipes import BETWEEN_CONVOLUTIONS, CONVOLUTIONS, PRODUCTS, Recipe, convolutional
 from tasks.export.candidates.smooth import smooth_first_product
 from tasks.export.convert import quiet, without_provenance
@@ -64,6 +65,9 @@ class Quantiser:
 
         prepared = self.prepared(recipe.smooth)
         makers = {"static": self._static, "dynamic": self._dynamic, "int4": self._int4}
+        if recipe.kind in ("fp16", "bf16"):
+            write_half(prepared, target, recipe.kind)
+            return
         try:
             with quiet(), default_threads(usable_cores()):
                 makers[recipe.kind](recipe, prepared, target, keep, only)

@@ -20,7 +20,7 @@ Operators = Literal["products", "between", "all"]
 class Recipe:
     """One way to quantise. Weights are signed; ranges are those of the calibration rows (MinMax)."""
 
-    kind: Literal["static", "dynamic", "int4"]
+    kind: Literal["static", "dynamic", "int4", "fp16", "bf16"]
     #: Of a static recipe: "u8" or "s8" activations, a scale for each channel of a weight or for all of it.
     activations: Literal["u8", "s8"] = "u8"
     per_channel: bool = True
@@ -33,7 +33,7 @@ class Recipe:
 
     @property
     def name(self) -> str:
-        """``u8s8``, ``s8s8-tensor-all-out8``, ``u8s8-smooth``, ``dynamic``, ``int4``: only what differs is named."""
+        """``u8s8``, ``s8s8-tensor-all-out8``, ``u8s8-smooth``, ``dynamic``, ``fp16``: only what differs is named."""
         if self.kind != "static":
             return self.kind
         parts = [f"{self.activations}s8", *["tensor"] * (not self.per_channel)]
@@ -45,8 +45,12 @@ def convolutional(model: onnx.ModelProto) -> bool:
     return any(node.op_type == "Conv" for node in model.graph.node)
 
 
+#: ONNX Runtime's kernels for GPUs compute in 16 bits; its INT8 kernels are those of CPUs.
+FOR_GPUS = [Recipe("fp16"), Recipe("bf16")]
+
+
 def recipes_for(model: onnx.ModelProto) -> list[Recipe]:
-    """All recipes for a network, the most promising first, so that little time finds a good one.
+    """All recipes of a network for CPUs, the most promising first, so that little time finds a good one.
 
     The order is that of the figures in ``benchmarks/export.py``: for convolutions the outputs stay in INT8; for tables
     the first product is smoothed; ONNX Runtime's own defaults (S8S8, per tensor, all operators) and dynamic

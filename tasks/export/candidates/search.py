@@ -5,10 +5,9 @@ The test split is not read here: it is looked at once, for the finalists (:mod:`
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,14 +15,15 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from tasks.artifacts.prepared import PreparedData
+from tasks.export.candidates.candidate import Candidate
 from tasks.export.candidates.quantise import Quantiser
-from tasks.export.candidates.recipes import Recipe, recipes_for
+from tasks.export.candidates.recipes import FOR_GPUS, recipes_for
 from tasks.export.candidates.sensitive import by_error
+from tasks.export.candidates.speed import Speeds, fastest_first
 from tasks.export.config import ExportConfig
 from tasks.export.gate.choose import Verdict
 from tasks.export.gate.quality import UNITS
 from tasks.export.session import onnx_predictor
-from tasks.export.timing.measure import glance
 from tasks.models.predict import inputs_of, predict, targets_of
 
 #: Points of accuracy or percent of RMSE that a file loses on the rows of the search.
@@ -33,28 +33,10 @@ MOST_FINALISTS = 3
 #: Rows of the validation split that a candidate is looked at on.
 FEWEST_ROWS, MOST_ROWS = 64, 5000
 #: Shares of the whole time: for looking at one candidate on these rows; until which files are made; until which
-#: sensitive layers are looked for.
-JUDGING, MAKING, MENDING = 0.01, 0.4, 0.55
-#: A variant is left out at a batch size if none of its turns came nearer to FP32's speed.
-CLEARLY_SLOWER = 0.9
+#: sensitive layers are looked for; until which the fastest are.
+JUDGING, MAKING, MENDING, RANKING = 0.01, 0.4, 0.5, 0.65
 #: A quantised file is smaller than this share of FP32's, or little of it was quantised.
 SHRUNK = 0.9
-FP32 = "onnx-fp32"
-
-
-@dataclass
-class Candidate:
-    """A quantised file, what it loses on the rows of the search, and its glanced-at speed by batch size."""
-
-    name: str
-    recipe: Recipe
-    path: Path
-    loss: float
-    speed: dict[int, float] = field(default_factory=dict)
-
-    @property
-    def bytes(self) -> int:
-        return self.path.stat().st_size
 
 
 @dataclass
@@ -73,9 +55,11 @@ def search(
     records, others = search_rows(fp32, data, config), dict[str, Verdict]()
     with TemporaryDirectory(dir=directory) as scratch:
         quantiser = Quantiser(fp32, calibration(data, config), Path(scratch), 8 if config.target == "vnni" else 7)
-        judge = partial(lost, data=data, records=records, expected=predicted(fp32, data, records))
+        expected = predicted(fp32, data, records, config)
+        judge = partial(lost, data=data, records=records, expected=expected, config=config)
         candidates = list(make_all(directory, quantiser, judge, config, started, others))
-        look(candidates, fp32, data, records, config, batches)
+        speeds = Speeds(fp32, data.signature, records, config, batches)
+        speeds.look(candidates)
         try:
             mended = mend(directory, quantiser, candidates, judge, config, started)
         except Exception as error:
@@ -84,8 +68,12 @@ def search(
                 path.unlink()
         else:
             candidates += mended
-            look(mended, fp32, data, records, config, batches)
-    finalists = choose_finalists(candidates, config)
+            speeds.look(mended)
+    good = [each for each in candidates if each.loss <= config.max_loss]
+    if config.optimise == "size":
+        finalists = sorted(good, key=lambda each: each.bytes)[:MOST_FINALISTS]
+    else:
+        finalists = choose_finalists(speeds.rank(good, started + RANKING * config.seconds), config)
     for candidate in candidates:
         if candidate not in finalists:
             others[candidate.name] = why_not(candidate, data.signature.task, config)
@@ -105,18 +93,18 @@ def search_rows(fp32: Path, data: PreparedData, config: ExportConfig) -> np.ndar
     if not len(found):
         found = data.sample("train", MOST_ROWS)
     started = time.perf_counter()
-    predicted(fp32, data, found[:FEWEST_ROWS])
+    predicted(fp32, data, found[:FEWEST_ROWS], config)
     taken = (time.perf_counter() - started) / len(found[:FEWEST_ROWS])
     return found[: max(FEWEST_ROWS, int(JUDGING * config.seconds / max(taken, 1e-9)))]
 
 
-def predicted(path: Path, data: PreparedData, records: np.ndarray) -> np.ndarray:
-    return predict(onnx_predictor(path, 1), data.signature, records)
+def predicted(path: Path, data: PreparedData, records: np.ndarray, config: ExportConfig) -> np.ndarray:
+    return predict(onnx_predictor(path, 1, config.provider), data.signature, records)
 
 
-def lost(path: Path, *, data: PreparedData, records: np.ndarray, expected: np.ndarray) -> float:
+def lost(path: Path, *, data: PreparedData, records: np.ndarray, expected: np.ndarray, config: ExportConfig) -> float:
     """Points of accuracy or percent of RMSE that a file loses on the rows of the search."""
-    outputs, truth = predicted(path, data, records), targets_of(records)
+    outputs, truth = predicted(path, data, records, config), targets_of(records)
     task = data.signature.task
     if task == "classification":
         right, still = (float(np.mean(each.argmax(axis=1) == truth)) for each in (expected, outputs))
@@ -137,7 +125,7 @@ def make_all(
     import onnx
 
     fp32_bytes, seen = quantiser.fp32.stat().st_size, dict[bytes, str]()
-    for recipe in recipes_for(onnx.load(quantiser.fp32)):
+    for recipe in FOR_GPUS if config.provider == "cuda" else recipes_for(onnx.load(quantiser.fp32)):
         if time.perf_counter() - started > MAKING * config.seconds:
             others[recipe.name] = Verdict("not tried", f"the time was over (export.seconds: {config.seconds:g})")
             continue
@@ -165,26 +153,6 @@ def not_made(error: Exception) -> Verdict:
     return Verdict("not made", f"could not be made: {reason[:300]}")
 
 
-def look(
-    candidates: Sequence[Candidate],
-    fp32: Path,
-    data: PreparedData,
-    records: np.ndarray,
-    config: ExportConfig,
-    batches: Sequence[int],
-) -> None:
-    """Glance at the speed of the candidates; what is clearly slower than FP32 at a batch size has none there."""
-    if not candidates:
-        return
-    runs = {FP32: onnx_predictor(fp32, config.threads)}
-    runs |= {candidate.name: onnx_predictor(candidate.path, config.threads) for candidate in candidates}
-    seen = glance(runs, FP32, data.signature, records, config.threads, batches)
-    for candidate in candidates:
-        for batch, ratios in seen[candidate.name].items():
-            if max(ratios) >= CLEARLY_SLOWER or config.optimise == "size":
-                candidate.speed[batch] = statistics.median(ratios)
-
-
 def mend(
     directory: Path,
     quantiser: Quantiser,
@@ -195,8 +163,8 @@ def mend(
 ) -> list[Candidate]:
     """If the fastest candidate loses too much: the same with its most sensitive layers in FP32, as few as help."""
     at = config.decide_at_batch
-    ranked = sorted((each for each in candidates if at in each.speed), key=lambda each: -each.speed[at])
-    if not ranked or ranked[0].loss <= config.max_loss or ranked[0].recipe.kind == "int4":
+    ranked = fastest_first(candidates, at)
+    if not ranked or ranked[0].loss <= config.max_loss or ranked[0].recipe.kind not in ("static", "dynamic"):
         return []
     fastest, deadline = ranked[0], started + MENDING * config.seconds
     layers = list(by_error(quantiser, fastest.recipe, deadline))
@@ -212,18 +180,11 @@ def mend(
     return []
 
 
-def choose_finalists(candidates: Sequence[Candidate], config: ExportConfig) -> list[Candidate]:
+def choose_finalists(ranked: Mapping[int, Sequence[Candidate]], config: ExportConfig) -> list[Candidate]:
     """The best at each batch size, the one that decides first, and then the next best there."""
-    good = [each for each in candidates if each.loss <= config.max_loss and each.speed]
-    if config.optimise == "size":
-        return sorted(good, key=lambda each: each.bytes)[:MOST_FINALISTS]
-
-    def ranking(batch: int) -> list[Candidate]:
-        return sorted((each for each in good if batch in each.speed), key=lambda each: -each.speed[batch])
-
-    batches = sorted(BATCHES, key=lambda batch: batch != config.decide_at_batch)
-    first = [ranking(batch)[0] for batch in batches if ranking(batch)]
-    ordered = {each.name: each for each in (*first, *ranking(config.decide_at_batch))}
+    batches = sorted(ranked, key=lambda batch: batch != config.decide_at_batch)
+    first = [ranked[batch][0] for batch in batches if ranked[batch]]
+    ordered = {each.name: each for each in (*first, *ranked[config.decide_at_batch])}
     return list(ordered.values())[:MOST_FINALISTS]
 
 
@@ -231,6 +192,8 @@ def why_not(candidate: Candidate, task: str, config: ExportConfig) -> Verdict:
     """Why a candidate is no finalist."""
     if candidate.loss > config.max_loss:
         return Verdict("failed", f"it lost {candidate.loss:.2f} {UNITS[task]} on the rows of the search")
+    if config.optimise == "size":
+        return Verdict("dropped", f"others are smaller than its {candidate.bytes:,} bytes")
     if not candidate.speed:
         return Verdict("dropped", "clearly slower than FP32 at every batch size, in its first turns")
     seen = ", ".join(f"{speed:.2f} at batch {batch}" for batch, speed in candidate.speed.items())

@@ -22,7 +22,7 @@ from tasks.artifacts.exported import (
 from tasks.artifacts.format import Artifact, ArtifactWriter
 from tasks.artifacts.prepared import PreparedData
 from tasks.errors import UserError
-from tasks.export.check import OUTPUT, RAW, TENSORS, column_of
+from tasks.export.check import OUTPUT, RAW, TENSORS, column_of, providers
 from tasks.export.package.metadata import Origin, entries, is_coarse, with_metadata
 from tasks.export.package.raw_columns import BOOLEAN, TEXT, TIME, RawColumns, read_columns
 from tasks.export.package.raw_model import encoder, raw_model
@@ -146,7 +146,7 @@ def run(model: onnx.ModelProto, feed: dict[str, np.ndarray]) -> list[np.ndarray]
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level, options.intra_op_num_threads = 3, 1
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=providers())
     return session.run(None, feed)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -77,22 +78,25 @@ def glance(
     signature: Signature,
     records: np.ndarray,
     threads: int,
-    batches: Sequence[int],
-) -> dict[str, dict[int, list[float]]]:
-    """How many times as fast as the reference each variant is in a few short turns, by variant and batch size.
+    batch: int,
+    rounds: int,
+    until: float = math.inf,
+) -> dict[str, list[float]]:
+    """How many times as fast as the reference each variant is in some rounds of short turns, at one batch size.
 
-    Enough to leave out what is clearly slower, and not to say what is faster.
+    There is one round, and no further one after ``until`` (``time.perf_counter``). Enough to leave out what is clearly
+    slower, and not to say what is faster.
     """
     order, names = np.random.default_rng(0), list(runs)
-    found: dict[str, dict[int, list[float]]] = {name: {rows: [] for rows in batches} for name in names}
+    inputs, found = inputs_of(signature, np.resize(records, batch)), {name: list[float]() for name in names}
     with torch_threads(threads):
-        for rows in batches:
-            inputs = inputs_of(signature, np.resize(records, rows))
-            for _ in range(GLANCES):
-                took = {}
-                for index in order.permutation(len(names)):
-                    call = partial(runs[names[index]], inputs)
-                    took[names[index]] = float(np.median(turn(call, GLANCE_CALLS, GLANCE_SECONDS)))
-                for name in names:
-                    found[name][rows].append(took[reference] / took[name])
+        while len(found[reference]) < rounds:
+            took = {}
+            for index in order.permutation(len(names)):
+                call = partial(runs[names[index]], inputs)
+                took[names[index]] = float(np.median(turn(call, GLANCE_CALLS, GLANCE_SECONDS)))
+            for name in names:
+                found[name].append(took[reference] / took[name])
+            if time.perf_counter() > until:
+                break
     return found

@@ -5,31 +5,42 @@
 
 from __future__ import annotations
 
-import json
+import shutil
+import tempfile
 from pathlib import Path
 
 import click
-from safetensors.torch import save_file
 
+from tasks.artifacts.tokenizer import tokenizer_files
 from tasks.errors import UserError
 from tasks.models.trained import TrainedModel
-from tasks.models.transformer.config import to_hugging_face
+from tasks.models.transformer.hugging_face import files_of
 from tasks.models.transformer.network import Transformer
+
+DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
 @click.command(help=__doc__)
-@click.argument("trained", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("trained", type=DIRECTORY)
 @click.argument("output", type=click.Path(path_type=Path))
 @click.option("--which", type=click.Choice(["best", "last"]), default="best", help="Which weights.")
-def main(trained: Path, output: Path, which: str) -> None:
+@click.option("--tokenizer", type=DIRECTORY, help="A directory whose tokenizer is copied beside them.")
+def main(trained: Path, output: Path, which: str, tokenizer: Path | None) -> None:
     network = TrainedModel.open(trained).load(which).network
     if not isinstance(network, Transformer):
         raise UserError(f"{trained}: holds a {type(network).__name__}; expected a model of model.name transformer")
     if output.exists():
         raise UserError(f"{output}: exists already; choose a directory that is to be made")
-    output.mkdir(parents=True)
-    save_file(network.state_dict(), output / "model.safetensors", metadata={"format": "pt"})
-    (output / "config.json").write_text(json.dumps(to_hugging_face(network.config), indent=2), encoding="utf-8")
+    more = tokenizer_files(tokenizer, network.config.vocab_size) if tokenizer else []
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}-") as scratch:
+        partial = Path(scratch, output.name)
+        partial.mkdir()
+        for name, content in files_of(network):
+            (partial / name).write_bytes(content)
+        for path in more:
+            shutil.copyfile(path, partial / path.name)
+        partial.rename(output)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,24 @@
+"""A quantised file that may become a finalist."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tasks.export.candidates.recipes import Recipe
+
+
+@dataclass
+class Candidate:
+    """A quantised file, what it loses on the rows of the search, and how many times as fast as FP32 it was in short
+    looks, by batch size."""
+
+    name: str
+    recipe: Recipe
+    path: Path
+    loss: float
+    speed: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        return self.path.stat().st_size

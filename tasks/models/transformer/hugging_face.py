@@ -1,0 +1,17 @@
+"""A trained transformer as Hugging Face's libraries read it: ``config.json`` and ``model.safetensors``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from safetensors.torch import save
+
+from tasks.models.transformer.config import to_hugging_face
+from tasks.models.transformer.network import Transformer
+
+
+def files_of(network: Transformer) -> Iterator[tuple[str, bytes]]:
+    """The names and contents of the files that ``AutoModelForCausalLM.from_pretrained`` reads."""
+    yield "config.json", json.dumps(to_hugging_face(network.config), indent=2).encode()
+    yield "model.safetensors", save(network.state_dict(), metadata={"format": "pt"})

@@ -1,0 +1,48 @@
+"""``model.arguments``: what a factory does not take, or needs, is named, and so is what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+from tasks.errors import UserError
+from tasks.models.config import ModelConfig
+from tasks.models.factory import build
+from tests.support.toys import images, table
+
+MINE = "tests.models.test_arguments:"
+
+
+def narrow(signature: Any, width: int, *, bias: bool = True) -> nn.Module:
+    return nn.Linear(signature.inputs[0].shape[0], width, bias=bias)
+
+
+def open_to_all(signature: Any, **arguments: Any) -> nn.Module:
+    raise KeyError(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("mlp", {"hiden": [8]}, "model.arguments.hiden: unknown setting; did you mean 'hidden'? allowed here: drop"),
+        ("auto", {"signature": 1}, "model.arguments.signature: unknown setting; allowed here: dropout, freq"),
+        (f"{MINE}narrow", {"with": 3, "width": 8}, "model.arguments.with: unknown setting; did you mean 'width'?"),
+        (f"{MINE}narrow", {}, "model.arguments.width: is missing; tests.models.test_arguments:narrow takes no default"),
+        (f"{MINE}open_to_all", {"any": 1}, "model.arguments: tests.models.test_arguments:open_to_all(any=1) raised"),
+        ("mlp", {"hidden": "wide"}, "model.arguments: mlp(hidden='wide') raised"),
+    ],
+)
+def test_the_argument_is_named_and_not_the_model(
+    name: str, arguments: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError) as refusal:
+        build(ModelConfig(name, arguments), table(tmp_path / "data", "classification").signature, seed=0)
+    assert refusal.value.message.startswith(message) and "\n" not in refusal.value.message
+
+
+def test_built_in_networks_and_factories_take_what_they_name(tmp_path: Path) -> None:
+    signature = images(tmp_path / "data").signature
+    assert build(ModelConfig("resnet", {"widths": [4, 8]}), signature, seed=0)
