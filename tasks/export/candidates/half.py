@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -52,7 +52,8 @@ def error_of(path: Path, fp32: Path, inputs: Sequence[np.ndarray]) -> float:
         model = onnx.load(file)
         feed = {value.name: rows[:TRIED_ROWS] for value, rows in zip(model.graph.input, inputs, strict=True)}
         with np.errstate(all="ignore"):
-            found.append(ReferenceEvaluator(model).run(None, feed)[0])
+            outputs: Any = ReferenceEvaluator(model).run(None, feed)
+        found.append(outputs[0])
     if not np.isfinite(found[1]).all():
         raise UserError(f"{path.name}: an output is not finite: the numbers are too large for 16 bits")
     return largest_difference(*found)
