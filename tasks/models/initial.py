@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -20,9 +21,17 @@ CHUNK = 1 << 18
 LANES = 4
 
 
+@runtime_checkable
+class StatesDeviations(Protocol):
+    """A network that knows from which distributions its parameters are drawn."""
+
+    def initial_std(self, name: str) -> float | None:
+        """The standard deviation of a parameter; None stands for ones instead."""
+
+
 @torch.no_grad()
 def fill(network: nn.Module, seed: int) -> None:
-    """Fill all parameters of a network that states their standard deviations (``initial_std``)."""
+    """Fill all parameters of a network that states their deviations."""
     for name, parameter in network.named_parameters():
         fill_part(parameter, name, network, seed, parameter.shape, (0,) * parameter.ndim)
 
@@ -33,10 +42,10 @@ def fill_part(
 ) -> None:
     """Fill ``part``, which is the part of the parameter ``name`` of ``size`` that begins at ``offsets``, in place.
 
-    ``network.initial_std(name)`` is the standard deviation; None stands for ones. Parameters have one or two
-    dimensions.
+    Parameters have one or two dimensions.
     """
-    std = network.initial_std(name)  # type: ignore[operator]
+    assert isinstance(network, StatesDeviations)
+    std = network.initial_std(name)
     if std is None:
         part.fill_(1.0)
     elif not std:
