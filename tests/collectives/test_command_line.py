@@ -76,6 +76,7 @@ def test_a_mistake_is_one_line(tmp_path: Path, settings: str, environment: dict[
     assert line.startswith(said)
 
 
+@pytest.mark.prove
 def test_of_torchruns_ranks_only_the_first_speaks(tmp_path: Path) -> None:
     ended = start(tmp_path, TORCHRUN, GLOO_SOCKET_IFNAME="nowhere0")
     assert ended.returncode != 0
@@ -111,6 +112,7 @@ def test_a_rank_that_is_killed_is_named_and_nobody_is_left(tmp_path: Path) -> No
     assert not psutil.pid_exists(victim.pid) or victim.status() == psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.prove
 def test_one_process_measures_what_still_makes_sense(tmp_path: Path) -> None:
     ended = start(tmp_path, ALONE, "launches: 1", "--processes", "1")
     assert ended.returncode == 0, ended.stdout

@@ -43,6 +43,7 @@ def test_compare_has_nothing_to_say_at_first_and_an_answer_of_three_then(tmp_pat
     assert "  all_reduce of 65536 bytes: " in second.stdout
 
 
+@pytest.mark.prove
 def test_tune_says_what_it_tried(tmp_path: Path) -> None:
     ended = command(tmp_path, "tune", "--json", "tuning.json")
     assert ended.returncode == 0, ended.stdout

@@ -31,6 +31,7 @@ def test_its_result_is_a_table_to_read_and_a_page(tmp_path: Path) -> None:
     assert "<svg" in page.read_text() and f"Report      runs/{page.parent.name}/network.html" in ended.stdout
 
 
+@pytest.mark.prove
 def test_the_main_job_reuses_a_young_profile_of_the_same_hardware(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -135,6 +135,7 @@ def test_without_copy_all_it_leaves_the_rest_behind(site: Site) -> None:
     assert "tasks/train/task.py" in sent and not {"nets.py", "tasks/report/pages/templates/report.html"} & sent
 
 
+@pytest.mark.prove
 def test_the_package_is_written_where_the_next_command_looks(site: Site) -> None:
     site.run("package")
     section = (REPOSITORY / "README.md").read_text().partition("flytectl register files ")[2]

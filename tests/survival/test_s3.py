@@ -49,6 +49,7 @@ def test_killed_while_it_uploads_it_ends_the_same(fault: Fault, job: Job, undist
     assert outcome(job) == undisturbed(2)
 
 
+@pytest.mark.prove
 def test_a_changed_byte_on_s3_is_passed_over(job: Job, undisturbed: Undisturbed, tmp_path: Path) -> None:
     assert attempt(job, Fault("step", rank=0, at=14)).fired == 1
     storage = storage_for(job.home)

@@ -18,6 +18,7 @@ from tests.support.training_runs import Fault, Job, attempt, outcome
 pytestmark = pytest.mark.parametrize("remote", ["gs", "abfs"], indirect=True)
 
 
+@pytest.mark.prove
 def test_a_killed_run_goes_on_from_the_store(
     remote: Remote, prepared: Path, tmp_path: Path, undisturbed: Callable[[int], dict[str, str]]
 ) -> None:
