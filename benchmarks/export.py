@@ -17,6 +17,7 @@ normalisation 2.4 times as fast as FP32.
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import tempfile

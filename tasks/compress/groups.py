@@ -75,15 +75,8 @@ def find_groups(model: Predictor) -> list[Group]:
     """
     traced = trace(model)
     shared = {id(p) for p, number in Counter(uses_of_parameters(model.network)).items() if number > 1}
-    taken: set[tuple[str, str]] = set()
-    found = []
-    for members in traced:
-        group = group_of(model.network, members, shared)
-        sides = {(member.name, member.side) for member in group.members} if group else set()
-        # A side that two groups meet in (a concatenation) is of both; only one of them may cut it.
-        if group and not sides & taken and exchangeable(model, group):
-            found.append(group)
-            taken |= sides
+    groups = (group_of(model.network, members, shared) for members in traced)
+    found = [group for group in groups if group and exchangeable(model, group)]
     if not found:
         raise UserError(
             "compression.method: this network has no units that can be removed; expected linear layers or convolutions "

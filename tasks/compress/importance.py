@@ -19,13 +19,13 @@ from tasks.compress.groups import Group
 from tasks.models.factory import Predictor
 from tasks.models.predict import inputs_of, targets_of
 
-#: Batches and rows of each, from the beginning of the training split, which is shuffled.
+#: Batches and rows of each, evenly spaced in the training split.
 BATCHES, ROWS = 32, 64
 
 
 def importance(model: Predictor, groups: Sequence[Group], data: PreparedData) -> list[Tensor]:
     """Of each group the units' estimates, float64 ``[units]``. ``model`` is in evaluation mode."""
-    records = data.split("train")[: BATCHES * ROWS]
+    records = data.sample("train", BATCHES * ROWS)
     found = [torch.zeros(group.units, dtype=torch.float64) for group in groups]
     for start in range(0, len(records), ROWS):
         add_batch(model, groups, records[start : start + ROWS], found)

@@ -59,7 +59,11 @@ def narrower(trained: ModelConfig) -> list[dict[str, Any]]:
 
 
 def parameters(config: ModelConfig, signature: Signature) -> int:
-    return sum(p.numel() for p in build(config, signature, seed=0, empty=True).parameters())
+    """Raises ``UserError`` if the network cannot be built."""
+    try:
+        return sum(p.numel() for p in build(config, signature, seed=0, empty=True).parameters())
+    except UserError as error:
+        raise UserError(f"compression.students: {error.message}") from error
 
 
 def described(arguments: Mapping[str, Any]) -> str:

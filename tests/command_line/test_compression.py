@@ -89,7 +89,7 @@ def test_the_main_job_goes_on_with_the_smaller_network(pyflyte_run: Run, tmp_pat
         ((0, 0), {}, "distil", "--data: "),
         ((0, 1), {"share": 1.5}, "prune", "compression.share: 1.5 is not allowed; expected at least 0 and less than 1"),
         ((0, 1), {"students": [{"hidden": [99]}]}, "distil", "compression.students: hidden 99 has"),
-        ((0, 1), {"students": [{"hiden": [4]}]}, "distil", "unexpected keyword argument 'hiden'"),
+        ((0, 1), {"students": [{"hiden": [4]}]}, "distil", "compression.students: model.arguments.hiden"),
     ],
 )
 def test_a_mistake_is_one_line(

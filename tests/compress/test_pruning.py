@@ -113,8 +113,8 @@ def test_removed_units_that_had_no_effect_change_no_output() -> None:
     rows["numeric"], rows[TARGET] = generator.normal(size=(200, 5)), generator.integers(0, 3, 200)
 
     class Data:
-        def split(self, _: str) -> np.ndarray:
-            return rows
+        def sample(self, _: str, most: int) -> np.ndarray:
+            return rows[:most]
 
     groups = find_groups(model)
     found = importance(model, groups, Data())  # type: ignore[arg-type]
