@@ -67,6 +67,7 @@ def train_here(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    os.environ["SLIPSTREAM_LOG"] = "warning"
     group = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "MASTER_PORT": port, "MASTER_ADDR": "127.0.0.1"}
     os.environ.update({name: str(value) for name, value in group.items()})
     made_by = {"command": "benchmarks"}

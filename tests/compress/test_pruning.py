@@ -174,7 +174,7 @@ def test_a_pruned_model_trains_on_is_pruned_again_and_exported(tmp_path: Path) -
         propose(start, work_on(whole, prepared, share=0.5), [], {})
         smaller = trained(prepared, tmp_path / name, 2, short, start=start, teacher=whole)
         layers = [module for module in TrainedModel.open(smaller).load().modules() if isinstance(module, nn.Linear)]
-        assert [layer.out_features for layer in layers] == [*widths, 3]
+        assert [layer.out_features for layer in layers] == [*widths, 2]
         assert all(after.in_features == before.out_features for before, after in pairwise(layers))
         whole = smaller
     model = TrainedModel.open(whole)
