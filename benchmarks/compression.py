@@ -112,7 +112,9 @@ class Bench:
 
 
 def pruned(bench: Bench) -> Table:
-    sizes, models, accuracies = bench.sizes, {}, {"teacher": [], "built": [], "pruned": [], "pruned, labels alone": []}
+    sizes, models = bench.sizes, dict[str, TrainedModel]()
+    names = ("teacher", "built", "pruned", "pruned, labels alone")
+    accuracies: dict[str, list[float]] = {name: [] for name in names}
     half = [width // 2 for width in sizes.hidden]
     altogether = sizes.epochs + sizes.pruned_epochs
     for seed in range(sizes.pruned_seeds):
