@@ -17,46 +17,44 @@ normalisation 2.4 times as fast as FP32.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import socket
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
 
 from harness.command import benchmark, part_option
+from harness.models import PLAIN_MLP, train, write_table
 from harness.table import Column, Table
 from harness.turns import Figures
 from tasks.artifacts.exported import Estimate, LatencyFigures, read_export
-from tasks.artifacts.prepared import PreparedData, Signature
+from tasks.artifacts.prepared import PreparedData
 from tasks.export import engine
 from tasks.export.candidates.quantise import Quantiser
 from tasks.export.candidates.recipes import Recipe, convolutional
 from tasks.export.candidates.search import BATCHES, calibration
 from tasks.export.config import ExportConfig
 from tasks.export.convert import quiet
-from tasks.export.gate.quality import loss_of
 from tasks.export.session import onnx_predictor
 from tasks.export.timing.measure import measure
 from tasks.export.variants import FP32, FP32_FILE
+from tasks.gate.quality import loss_of
 from tasks.hardware.machine import VNNI, this_machine
+from tasks.models.config import ModelConfig
 from tasks.models.predict import predict, targets_of
 from tasks.models.trained import TrainedModel
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import prepare
+from tasks.train.config import TrainingConfig
 
-HERE = Path(__file__).parent
 MAX_LOSS = 1.0
 #: Shares of the best peer's speed: the figure, and the lower end of its interval. Times the smallest peer's size.
 SPEED_BAR, LEAST_BAR, SIZE_BAR = 0.95, 0.90, 1.05
@@ -79,42 +77,10 @@ class Case:
 
 CASES = {
     "table": Case(False, {}, 4),
-    "plain-mlp": Case(False, {"name": "export:plain_mlp"}, 8),
+    "plain-mlp": Case(False, {"name": PLAIN_MLP}, 8),
     "resnet-group": Case(True, {"name": "resnet"}, 12),
     "resnet-batch": Case(True, {"name": "resnet", "arguments": {"norm": "batch"}}, 12),
 }
-
-
-class PlainMLP(nn.Module):
-    """Linear layers and ReLU, nothing else: what integers are best at."""
-
-    def __init__(self, features: int, outputs: int, hidden: Sequence[int]) -> None:
-        super().__init__()
-        widths = [features, *hidden]
-        steps = [(nn.Linear(before, after), nn.ReLU()) for before, after in pairwise(widths)]
-        self.layers = nn.Sequential(*chain.from_iterable(steps), nn.Linear(widths[-1], outputs))
-
-    def forward(self, numeric: Tensor) -> Tensor:
-        return self.layers(numeric)
-
-
-def plain_mlp(signature: Signature, hidden: Sequence[int] = (512, 256, 64)) -> nn.Module:
-    """The factory that ``model.name: export:plain_mlp`` names."""
-    return PlainMLP(signature.inputs[0].shape[0], signature.outputs, hidden)
-
-
-def write_table(path: Path, rows: int, features: int) -> None:
-    """A table whose label is a noisy function of products and thresholds of its columns."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(rows, features)).astype(np.float32)
-    hidden = np.maximum(x @ rng.normal(size=(features, 32)) / np.sqrt(features), 0)
-    score = hidden @ rng.normal(size=32) + 0.5 * rng.normal(size=rows)
-    columns = {f"x{number:03d}": x[:, number] for number in range(features)}
-    label = np.where(score > np.median(score), "yes", "no")
-    pq.write_table(pa.table({**columns, "label": label}), path)
 
 
 def write_digits(path: Path, side: int) -> None:
@@ -139,20 +105,8 @@ def prepared_data(case: Case, directory: Path, quick: bool) -> PreparedData:
 
 
 def trained_model(case: Case, data: PreparedData, directory: Path, quick: bool) -> TrainedModel:
-    """Trained by the trainer, in a process group of one."""
-    config, out = directory / "run.json", directory / "trained"
-    config.write_text(json.dumps({"model": case.model, "training": {"epochs": 1 if quick else case.epochs}}))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    group = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": port}
-    group |= {"MASTER_ADDR": "127.0.0.1", "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent)])}
-    command = [sys.executable, "-m", "tasks.train", str(data.artifact.directory), str(out), str(config)]
-    environment = {**os.environ, **{name: str(value) for name, value in group.items()}}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if ended.returncode:
-        raise SystemExit(ended.stdout + ended.stderr)
-    return TrainedModel.open(out)
+    training = TrainingConfig(epochs=1 if quick else case.epochs)
+    return train(data.artifact.directory, directory / "trained", ModelConfig.from_dict(case.model), training)
 
 
 def make_peers(fp32: Path, data: PreparedData, config: ExportConfig, directory: Path) -> dict[str, Path]:

@@ -9,6 +9,7 @@ import json
 from dataclasses import field
 
 from tasks.collectives.config import CollectivesConfig
+from tasks.compress.config import CompressionConfig
 from tasks.export.config import ExportConfig
 from tasks.export.registry.config import PromotionConfig
 from tasks.models.config import ModelConfig
@@ -24,6 +25,7 @@ class RunConfig(Settings):
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
+    compression: CompressionConfig = field(default_factory=CompressionConfig)
     export: ExportConfig = field(default_factory=ExportConfig)
     promotion: PromotionConfig = field(default_factory=PromotionConfig)
     collectives: CollectivesConfig = field(default_factory=CollectivesConfig)

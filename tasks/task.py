@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, NamedTuple
 
 from flytekit import task
 
 from tasks.collectives.config import CollectivesConfig
+from tasks.compress.config import CompressionConfig
 from tasks.config import RunConfig
+from tasks.errors import UserError
 from tasks.export.config import ExportConfig
 from tasks.flyte.metadata import on
 from tasks.flyte.stage import BY_VALUE, map_errors
 from tasks.hardware.profile import current_profile
-from tasks.models.config import ModelConfig
+from tasks.models.config import ModelConfig, TeachingConfig
 from tasks.train.config import TrainingConfig
 
 
@@ -24,19 +27,53 @@ class Sections(NamedTuple):
     export: Annotated[ExportConfig, BY_VALUE]
     collectives: Annotated[CollectivesConfig, BY_VALUE]
     model_code: str
+    compression: Annotated[CompressionConfig, BY_VALUE]
+    #: The same section's, for the trainer: how a smaller network is trained, and how much it learns from its teacher.
+    tuning: Annotated[TrainingConfig, BY_VALUE]
+    teaching: Annotated[TeachingConfig, BY_VALUE]
+    #: Of the weights that a smaller network begins with.
+    seed: int
+    #: How the trained network is made smaller, "none" if it is not, and whether the size is "given" or "searched".
+    method: str
+    size: str
 
 
 @task(**on("fingerprint"))
 @map_errors
-def read_config(config: RunConfig) -> Sections:
-    """Hand the sections on. Never cached: edited model code is new work.
+def read_config(config: RunConfig, method: str = "") -> Sections:
+    """Hand the sections on; ``method`` replaces that of the section ``compression``. Never cached: edited model code is
+    new work.
 
-    Raises ``UserError`` before anything else runs if the layout of the training does not fit its processes.
+    Raises ``UserError`` before anything else runs if the layout of the training does not fit its processes, or if a
+    network that is made smaller is to be divided among them.
     """
     from tasks.models.source_code import fingerprint_model
 
-    place = current_profile().placement("train")
+    place, training, compression = current_profile().placement("train"), config.training, config.compression
     if place.processes:  # else as many as the machine has
-        config.training.parallel.sizes(place.nodes * place.processes, place.nodes)
-    code = fingerprint_model(config.model)
-    return Sections(config.model, config.training, config.export, config.collectives, code)
+        training.parallel.sizes(place.nodes * place.processes, place.nodes)
+    method = method or compression.method
+    if method != "none" and training.parallel.divides:
+        raise UserError(
+            "training.parallel: a network that is compressed cannot be divided; expected no shard, pipeline or tensor, "
+            "or compression.method none"
+        )
+    tuning = replace(
+        training,
+        epochs=compression.epochs or training.epochs,
+        learning_rate=compression.learning_rate or training.learning_rate,
+        checkpoint_uri="",  # one home for the checkpoints of one training
+    )
+    return Sections(
+        config.model,
+        training,
+        config.export,
+        config.collectives,
+        fingerprint_model(config.model),
+        compression,
+        tuning,
+        compression.teaching,
+        training.seed,
+        method,
+        "searched" if compression.searches(method) else "given",
+    )

@@ -12,7 +12,7 @@ from tasks.artifacts.versions import ROOT, imported_names, project_imports
 #: What each room of ``tasks/`` may import besides itself: the layers below it. Rooms of stages share no engine.
 ERRORS = {"errors"}
 BASE = ERRORS | {"settings"}
-SHARED = BASE | {"logs", "artifacts", "storage", "distributed", "hardware", "models"}
+SHARED = BASE | {"logs", "artifacts", "storage", "distributed", "hardware", "models", "gate"}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "logs": set(),
@@ -22,9 +22,9 @@ ALLOWED: dict[str, set[str]] = {
     "distributed": ERRORS,
     "hardware": BASE,
     "artifacts": BASE | {"storage"},
-    "models": BASE | {"artifacts"},
+    **dict.fromkeys(("models", "gate"), BASE | {"artifacts"}),
     "flyte": BASE | {"logs", "artifacts", "storage", "distributed", "hardware"},
-    **dict.fromkeys(("preprocess", "train", "evaluate", "export", "collectives"), SHARED),
+    **dict.fromkeys(("preprocess", "train", "evaluate", "compress", "export", "collectives"), SHARED),
     **dict.fromkeys(("report", "doctor"), SHARED | {"cron"}),
 }
 #: The configuration of a run names the settings of every stage; these name it, as it comes to them whole.

@@ -12,18 +12,18 @@ from tasks.evaluate.task import evaluate
 from tasks.export.registry.task import judge, leave_in_service, open_registry, put_in_service
 from tasks.export.task import describe_machine, export, open_inputs
 from tasks.preprocess.task import address_of, prepare_data
-from tasks.report.summary import DataSummary, ExportSummary, PromotionSummary, RunSummary
-from tasks.report.task import report, report_data, report_export, report_promotion
+from tasks.report.summary import CompressionSummary, DataSummary, ExportSummary, PromotionSummary, RunSummary
+from tasks.report.task import report, report_compression, report_data, report_export, report_promotion
 from tasks.task import read_config
-from tasks.train.task import train
 from workflows.command_line import prepare_pyflyte
+from workflows.compression import compress, train_as_asked
 
 prepare_pyflyte()
 
 
 @workflow
 def train_and_export(data: str = "", target: str = "", config: RunConfig = RunConfig()) -> RunSummary:  # noqa: B008
-    """preprocess, train, evaluate, export, benchmark the interconnect, report.
+    """preprocess, train (and make the network smaller, if asked), evaluate, export, benchmark the interconnect, report.
 
     ``data`` is a file, a directory or a URI (empty: the handwritten digits that come with scikit-learn), ``target``
     the column to predict.
@@ -35,9 +35,7 @@ def run_stages(data: str, target: str, config: RunConfig) -> dict[str, Any]:
     """The nodes of all stages but the report, which takes what is returned. Called while a workflow is built."""
     sections = read_config(config=config)
     prepared = prepare_data(data=data, target=target, config=config)
-    trained = train(
-        prepared=prepared.artifact, model=sections.model, training=sections.training, code=sections.model_code
-    )
+    trained = train_as_asked(prepared.artifact, sections)
     evaluated = evaluate(trained=trained.artifact, prepared=prepared.artifact)
     exported = export(
         trained=trained.artifact, prepared=prepared.artifact, config=sections.export, machine=describe_machine()
@@ -105,6 +103,24 @@ def export_model(model: str, data: str, config: RunConfig = RunConfig()) -> Expo
         trained=given.trained, prepared=given.prepared, config=sections.export, machine=describe_machine()
     )
     return report_export(exported=exported.artifact, stages=[exported.run])
+
+
+@workflow
+def prune(model: str, data: str, config: RunConfig = RunConfig()) -> CompressionSummary:  # noqa: B008
+    """Remove units of a trained model and train it further with the unpruned one as its teacher.
+
+    ``model`` is what training made and ``data`` the prepared data: directories, here or in a store. Of ``config`` only
+    the sections ``compression`` and ``training`` count.
+    """
+    sections = read_config(config=config, method="prune")
+    return report_compression(compression=compress(open_inputs(model=model, data=data), sections))
+
+
+@workflow
+def distil(model: str, data: str, config: RunConfig = RunConfig()) -> CompressionSummary:  # noqa: B008
+    """Train a smaller network with a trained model as its teacher; the arguments are those of :func:`prune`."""
+    sections = read_config(config=config, method="distil")
+    return report_compression(compression=compress(open_inputs(model=model, data=data), sections))
 
 
 @workflow

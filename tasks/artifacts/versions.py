@@ -39,6 +39,7 @@ CODE = {
     ),
     "train": Code(("tasks.train.run",), ("torch", "numpy", "safetensors")),
     "evaluate": Code(("tasks.evaluate.engine",), ("torch", "numpy", "safetensors", "scikit-learn")),
+    "compress": Code(("tasks.compress.engine",), ("torch", "numpy", "safetensors", "scipy", "torch-pruning")),
     "export": Code(
         ("tasks.export.engine",),
         ("torch", "numpy", "safetensors", "scipy", "onnx", "onnxruntime", "onnxscript"),

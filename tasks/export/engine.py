@@ -23,10 +23,9 @@ from tasks.artifacts.prepared import PreparedData, Signature
 from tasks.artifacts.versions import installed
 from tasks.export.candidates.search import BATCHES, search
 from tasks.export.card import model_card
+from tasks.export.choose import Contender, Verdict, decide
 from tasks.export.config import ExportConfig
 from tasks.export.convert import PARITY_BATCHES, output_name
-from tasks.export.gate.choose import Contender, Verdict, decide
-from tasks.export.gate.quality import Loss, loss_of
 from tasks.export.gpu_files import gpu_files
 from tasks.export.package.assemble import assemble, finish
 from tasks.export.package.metadata import Origin
@@ -44,6 +43,7 @@ from tasks.export.variants import (
     onnx_variant,
     torch_variants,
 )
+from tasks.gate.quality import Loss, loss_of
 from tasks.hardware.cpus import usable_cores
 from tasks.hardware.machine import Machine, this_machine
 from tasks.models.predict import held_out_rows, predict, targets_of

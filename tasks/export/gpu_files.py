@@ -13,8 +13,8 @@ from tasks.export.candidates.half import TRIED_ROWS, Half, error_of, write_half
 from tasks.export.candidates.quantise import Quantiser
 from tasks.export.candidates.search import calibration, not_made
 from tasks.export.candidates.tensorrt import COMMAND, FILE, trtexec, write_tensorrt
+from tasks.export.choose import Verdict
 from tasks.export.config import ExportConfig
-from tasks.export.gate.choose import Verdict
 from tasks.export.variants import left_out
 
 VERDICT = "for GPUs"

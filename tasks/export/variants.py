@@ -12,9 +12,9 @@ import numpy as np
 
 from tasks.artifacts.exported import LatencyFigures, VariantFigures
 from tasks.artifacts.prepared import PreparedData, Signature
+from tasks.export.choose import Verdict
 from tasks.export.config import ExportConfig
 from tasks.export.convert import EXAMPLE_ROWS, check_parity, largest_difference, to_onnx
-from tasks.export.gate.choose import Verdict
 from tasks.export.session import onnx_predictor
 from tasks.export.timing.measure import Load
 from tasks.hardware.machine import Machine

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import field
+from typing import Annotated
+
+from pydantic import Field
 
 from tasks.settings import Settings, settings
 
@@ -28,3 +31,16 @@ class ModelConfig(Settings):
         module, colon, factory = self.name.partition(":")
         if self.name not in builtin and not (module and colon and factory.isidentifier()):
             raise self.reject("name", f"one of {', '.join(builtin)}, or your own as 'package.module:factory'")
+
+
+@settings
+class TeachingConfig(Settings):
+    """How much a network learns from a larger one, its teacher, instead of from the labels."""
+
+    section = "compression.teaching"
+
+    weight: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """The teacher's share of the loss; the rest is that of the labels. 0 leaves the teacher out."""
+    temperature: Annotated[float, Field(gt=0)] = 2.0
+    """What both networks' logits are divided by before they are compared: more shows more of what the teacher finds
+    unlikely. Not for regressions."""

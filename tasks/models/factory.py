@@ -16,6 +16,7 @@ from tasks.errors import UserError
 from tasks.models.config import ModelConfig
 from tasks.models.footprint import ResultBytes
 from tasks.models.initial import fill
+from tasks.models.kept import Kept, cut
 from tasks.models.mlp import MLP
 from tasks.models.resnet import ResNet
 from tasks.models.source_code import import_from_working_directory
@@ -61,13 +62,16 @@ def resolve(config: ModelConfig, signature: Signature) -> str:
     return "resnet" if signature.image_mean else "mlp"
 
 
-def build(config: ModelConfig, signature: Signature, seed: int, *, empty: bool = False) -> Predictor:
+def build(
+    config: ModelConfig, signature: Signature, seed: int, *, empty: bool = False, kept: Kept | None = None
+) -> Predictor:
     """Build the network with initial weights from ``seed``, and run it on a batch of zeros.
 
     A network that states the standard deviations of its parameters (``initial_std``, see
     :mod:`tasks.models.initial`) is built and tried on the meta device, and filled afterwards; if ``empty``, it stays
-    there, so that each device can fill its own part. Raises ``UserError`` if the factory is missing, does not take the
-    arguments or raises, or if its network does not fit the data.
+    there, so that each device can fill its own part. Only the units ``kept`` stay (:mod:`tasks.models.kept`). Raises
+    ``UserError`` if the factory is missing, does not take the arguments or raises, or if its network does not fit the
+    data or the kept units.
     """
     name = resolve(config, signature)
     built_in: dict[str, Callable[..., Any]] = {"mlp": MLP, "resnet": ResNet, "transformer": Transformer}
@@ -87,6 +91,10 @@ def build(config: ModelConfig, signature: Signature, seed: int, *, empty: bool =
         raise UserError(f"model.{setting}: {call} raised {type(error).__name__}: {error}") from error
     if not isinstance(network, nn.Module):
         raise UserError(f"model.name: {name} returned {type(network).__name__}; expected a torch.nn.Module")
+    try:
+        cut(network, kept or {})
+    except ValueError as error:
+        raise UserError(f"model.name: {name} is not the network that was pruned: {error}") from None
     predictor = Predictor(signature, network)
     was_training = predictor.training
     try:

@@ -1,13 +1,14 @@
 """The trained model, as training writes it and evaluation and export read it.
 
-The artifact holds ``best.safetensors`` and ``last.safetensors`` (weights), ``model.json`` (the network, its arguments
-and the signature), and ``history.json`` and ``attempt.json`` (:mod:`tasks.artifacts.training_record`).
+The artifact holds ``best.safetensors`` and ``last.safetensors`` (weights), ``model.json`` (the network, its arguments,
+the signature and, of a pruned network, the units that it kept), and ``history.json`` and ``attempt.json``
+(:mod:`tasks.artifacts.training_record`), which a network lacks that was not trained yet.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tasks.artifacts.prepared import Signature
 from tasks.artifacts.training_record import ATTEMPT, HISTORY, KIND, Attempt, History
 from tasks.models.config import ModelConfig
 from tasks.models.factory import Predictor, build, resolve
+from tasks.models.kept import Kept
 from tasks.settings import to_dict
 
 
@@ -29,17 +31,20 @@ class TrainedModel:
     artifact: Artifact
     config: ModelConfig
     signature: Signature
+    #: Of a pruned network the units that stay; empty if all do.
+    kept: Kept = field(default_factory=dict)
 
     @classmethod
     def open(cls, directory: Path) -> TrainedModel:
         """Raises ``DamagedArtifact`` if the directory does not hold a whole trained model."""
         artifact = Artifact.open(directory, KIND)
         model = artifact.read_json("model.json")
-        return cls(artifact, ModelConfig.from_dict(model["config"]), Signature.from_json(model["signature"]))
+        config, signature = ModelConfig.from_dict(model["config"]), Signature.from_json(model["signature"])
+        return cls(artifact, config, signature, model.get("kept", {}))
 
     def load(self, which: str = "best") -> Predictor:
         """The network with its ``best`` or ``last`` weights, in evaluation mode, on the CPU."""
-        predictor = build(self.config, self.signature, seed=0, empty=True)
+        predictor = build(self.config, self.signature, seed=0, empty=True, kept=self.kept)
         # Parameters without memory become the tensors of the file.
         unfilled = any(parameter.is_meta for parameter in predictor.parameters())
         predictor.load_state_dict(load(self.artifact.read_bytes(f"{which}.safetensors")), assign=unfilled)
@@ -57,9 +62,10 @@ def write_trained(
     signature: Signature,
     best: Mapping[str, Tensor],
     last: Mapping[str, Tensor],
-    history: History,
-    attempt: Attempt,
+    history: History | None = None,
+    attempt: Attempt | None = None,
     made_by: Mapping[str, Any],
+    kept: Kept | None = None,
 ) -> Artifact:
     """Write the artifact. ``best`` and ``last`` are state dicts of the :class:`Predictor`."""
     writer = ArtifactWriter(directory)
@@ -67,7 +73,9 @@ def write_trained(
         plain = {key: tensor.detach().cpu().contiguous() for key, tensor in weights.items()}
         writer.write_bytes(f"{name}.safetensors", save(plain))
     named = ModelConfig(resolve(config, signature), config.arguments)
-    writer.write_json("model.json", {"config": to_dict(named), "signature": signature.to_json()})
-    writer.write_json(HISTORY, history)
-    writer.write_json(ATTEMPT, attempt)
+    model = {"config": to_dict(named), "signature": signature.to_json()}
+    writer.write_json("model.json", model | ({"kept": kept} if kept else {}))
+    for name, record in ((HISTORY, history), (ATTEMPT, attempt)):
+        if record is not None:
+            writer.write_json(name, record)
     return writer.finish(KIND, made_by)

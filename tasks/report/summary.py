@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tasks.artifacts.compression import Compression
 from tasks.artifacts.promotion import Promotion
 from tasks.report import terminal_summary
 from tasks.report.figures import DataRunFigures, ExportFigures, RunFigures
@@ -42,6 +43,16 @@ class PromotionSummary:
 
     def __str__(self) -> str:
         return terminal_summary.of_promotion(self.run, self.promotion)
+
+
+@dataclass(frozen=True)
+class CompressionSummary:
+    """A trained network that was to become smaller. ``str`` gives the summary for the terminal."""
+
+    compression: Compression
+
+    def __str__(self) -> str:
+        return terminal_summary.of_compression(self.compression)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from flytekit import Deck, FlyteContextManager, current_context, task
 
+from tasks.artifacts.compression import Compression
 from tasks.artifacts.promotion import Promotion
 from tasks.config import RunConfig
 from tasks.flyte.metadata import WITH_DECK, on
@@ -21,7 +22,14 @@ from tasks.flyte.stage import (
     rows_path,
     runs_locally,
 )
-from tasks.report.summary import DataSummary, ExportSummary, NetworkSummary, PromotionSummary, RunSummary
+from tasks.report.summary import (
+    CompressionSummary,
+    DataSummary,
+    ExportSummary,
+    NetworkSummary,
+    PromotionSummary,
+    RunSummary,
+)
 from tasks.settings import to_dict
 
 RUNS = Path("runs")
@@ -105,6 +113,15 @@ def report_promotion(summary: RunSummary, promotion: Promotion) -> PromotionSumm
     """The report of a run whose model was to go into service: whether it did, and why."""
     found = PromotionSummary(summary, promotion)
     Deck("Promotion", f"<pre>{escape(str(found))}</pre>")
+    return found
+
+
+@task(**WITH_DECK, **on("report"))
+@map_errors
+def report_compression(compression: Compression) -> CompressionSummary:
+    """The report of a network that was to become smaller: what was tried, what was taken, and where it lies."""
+    found = CompressionSummary(compression)
+    Deck("Compression", f"<pre>{escape(str(found))}</pre>")
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from tasks.artifacts.compression import Compression
 from tasks.artifacts.promotion import Promotion
 from tasks.report import formatting as fmt
 from tasks.report.figures import (
@@ -55,6 +56,11 @@ def of_promotion(run: RunFigures, promotion: Promotion) -> str:
     done = f"version {promotion.version} is in service" if promotion.promoted else "no: the promoted model stays"
     lines = (*labelled("Promoted", done), *labelled("", promotion.why), *labelled("Registry", promotion.registry))
     return "\n".join((of_run(run), *lines, "─" * WIDTH))
+
+
+def of_compression(compression: Compression) -> str:
+    """What a run prints that was to make a trained network smaller."""
+    return framed(f"{compression.method} → {compression.taken or 'the trained network stays'}", [tried(compression)])
 
 
 def of_data(summary: DataRunFigures) -> str:
@@ -144,6 +150,23 @@ def variants(summary: RunFigures | ExportFigures, metric: str) -> Iterator[str]:
     yield from labelled("", f"{fmt.sentence(summary.why)}.")
     yield from labelled("", f"{summary.ceiling}.")
     yield from labelled("", f"Median latency on {summary.machine}, {fmt.counted(summary.threads, 'thread')}.")
+
+
+def tried(compression: Compression) -> Iterator[str]:
+    """A table of the networks that were tried, and below it what was taken and why."""
+    unit = "% of RMSE" if compression.metric == "rmse" else "points"
+    lines = [["network", "parameters", f"lost, {unit}", "validation rows say"]]
+    lines.append(["as trained", fmt.count(compression.parameters), "", ""])
+    for one in compression.tried:
+        lost = f"{one.loss:.2f} ({one.low:.2f} to {one.high:.2f})"
+        lines.append([one.name, fmt.count(one.parameters), lost, one.answer])
+    widths = [max(len(line[column]) for line in lines) for column in range(4)]
+    for index, line in enumerate(lines):
+        mark = "▸ " if index and line[0] == (compression.taken or "as trained") else "  "
+        cells = [f"{line[0]:<{widths[0]}}", *(f"{c:>{w}}" for c, w in zip(line[1:], widths[1:], strict=True))]
+        yield f"{'' if index else 'Tried':<{INDENT - 2}}{mark}{'  '.join(cells)}".rstrip()
+    yield from labelled("", f"{fmt.sentence(compression.why)}.")
+    yield f"{'Model':<{INDENT}}{compression.model}"
 
 
 def row(variant: VariantFigures, batches: list[str], metric: str) -> list[str]:

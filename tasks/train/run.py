@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,8 +20,8 @@ from tasks.distributed.parent_death import end_with_torch_elastic
 from tasks.distributed.process_group import Group, process_group
 from tasks.errors import Preempted, UserError
 from tasks.logs import logger
-from tasks.models.config import ModelConfig
-from tasks.models.factory import Predictor, build
+from tasks.models.config import ModelConfig, TeachingConfig
+from tasks.models.factory import Predictor
 from tasks.models.trained import write_trained
 from tasks.settings import to_dict
 from tasks.train.checkpoint import Checkpoints, Restored, Retention
@@ -30,6 +30,7 @@ from tasks.train.config import TrainingConfig
 from tasks.train.data.loader import layout as layout_of
 from tasks.train.data.order import ORDER_VERSION, GlobalOrder
 from tasks.train.device_clock import clock_of
+from tasks.train.lineage import Lineage
 from tasks.train.loop.ema import AveragedWeights
 from tasks.train.loop.precision import LossScaler, kernels, resolve_precision
 from tasks.train.loop.probe import Traits, probe
@@ -72,6 +73,11 @@ class TrainingRequest:
     notices: str = "none"
     #: Seconds that SIGTERM leaves to save and end.
     grace_s: float = 25.0
+    #: A trained model that training goes on from: its network and weights, instead of fresh ones of ``model``.
+    start: Path | None = None
+    #: A trained model to learn from, too, and how.
+    teacher: Path | None = None
+    teaching: TeachingConfig = field(default_factory=TeachingConfig)
 
 
 def run(request: TrainingRequest) -> None:
@@ -82,7 +88,7 @@ def run(request: TrainingRequest) -> None:
     """
     started = time.perf_counter()
     end_with_torch_elastic()
-    model, training = request.model, request.training
+    training = request.training
     with (
         Watcher(metadata_servers(request.notices), grace_s=request.grace_s) as watcher,
         kernels(training),
@@ -91,7 +97,9 @@ def run(request: TrainingRequest) -> None:
         with same_error_on_all_ranks():
             data = open_prepared(request.prepared)
             check_rows(data)
-            predictor = build(model, data.signature, training.seed, empty=training.parallel.divides)
+            lineage = Lineage.open(request.start, request.teacher, request.teaching, data, training.parallel.divides)
+            model = lineage.config(request.model)
+            predictor = lineage.begin(model, data, training)
             precision = resolve_precision(training.precision, group.device)
             empty = any(parameter.is_meta for parameter in predictor.parameters())
             traits = probe(predictor if empty else predictor.to(group.device), META if empty else group.device)
@@ -113,6 +121,7 @@ def run(request: TrainingRequest) -> None:
             progress=Progress(),
             traits=traits,
             averaged=averaged,
+            teacher=lineage.teacher_on(group.device, precision),
             conditions=conditions(training, group),
             losses=torch.zeros(2, dtype=torch.float64, device=group.device),
         )
@@ -127,7 +136,7 @@ def run(request: TrainingRequest) -> None:
             model=predictor,
             optimizer=state.optimizer,
             parts={"scaler": state.scaler} | ({"ema": averaged} if averaged else {}),
-            identity=identity(data, model, training),
+            identity=identity(data, model, training) | lineage.identity(),
             defaults={"model": to_dict(ModelConfig()), "training": to_dict(TrainingConfig())},
             run=request.execution,
             resume=training.resume,
@@ -192,6 +201,7 @@ def run(request: TrainingRequest) -> None:
                     "ledger": goodput.to_json(),
                 },
                 made_by=request.made_by,
+                kept=lineage.kept,
             )
             LOG.info("%s", goodput)
         dist.barrier()

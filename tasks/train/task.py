@@ -14,7 +14,7 @@ from tasks.flyte.stage import ArtifactDirectory, Made, fingerprint_of, local_pat
 from tasks.hardware.placement import Placement
 from tasks.hardware.profile import current_profile
 from tasks.logs import logger
-from tasks.models.config import ModelConfig
+from tasks.models.config import ModelConfig, TeachingConfig
 from tasks.settings import to_dict
 from tasks.storage import STORES
 from tasks.train.config import TrainingConfig
@@ -58,6 +58,52 @@ def train(
                 "code": code_version("train"),
                 "model": to_dict(model),
                 "model_code": code,
+                "prepared": fingerprint_of(prepared),
+                "training": to_dict(training),
+            },
+        )
+        run(request)
+
+    return workspace.work(body)
+
+
+def fetch_data_and_models(directory: FlyteDirectory, place: Placement, fresh: Path) -> Path:
+    """As :func:`fetch_prepared`, and models as a whole."""
+    return fetch_prepared(directory, place, fresh) if fresh.suffix == ".prepared" else local_path(directory)
+
+
+@task(task_config=distributed("train", fetch_data_and_models), **on("train"))
+def tune(
+    workspace: Workspace,
+    start: ArtifactDirectory,
+    teacher: ArtifactDirectory,
+    prepared: ArtifactDirectory,
+    training: TrainingConfig,
+    teaching: TeachingConfig,
+) -> Made:
+    """Train the network of ``start`` from its weights on, with another one as its teacher, in a process group."""
+
+    def body() -> None:
+        from tasks.train.run import TrainingRequest, run
+
+        request = TrainingRequest(
+            prepared=Path(prepared.path),
+            model=ModelConfig(),
+            training=training,
+            directory=Path(workspace.directory),
+            checkpoints_home=workspace.checkpoints,
+            previous_checkpoints=workspace.previous_checkpoints,
+            execution=workspace.execution,
+            notices=workspace.notices,
+            grace_s=current_profile().placement("train").grace_seconds - ENDING_S,
+            start=Path(start.path),
+            teacher=Path(teacher.path),
+            teaching=teaching,
+            made_by={
+                "code": code_version("train"),
+                "start": fingerprint_of(start),
+                "teacher": fingerprint_of(teacher),
+                "teaching": to_dict(teaching),
                 "prepared": fingerprint_of(prepared),
                 "training": to_dict(training),
             },

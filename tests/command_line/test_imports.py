@@ -9,7 +9,7 @@ import pytest
 
 HEAVY = ("torch._dynamo", "onnx", "onnxruntime", "onnxscript", "sklearn", "matplotlib", "jinja2", "polars", "moto")
 #: The tasks that need no process group, and with it no torch.
-PLAIN = ("preprocess", "evaluate", "export", "report")
+PLAIN = ("preprocess", "evaluate", "compress", "export", "report")
 
 
 def loaded_by(*modules: str) -> list[set[str]]:
@@ -35,7 +35,7 @@ def test_a_data_card_needs_no_charts() -> None:
     assert "jinja2" in loaded and not loaded & {"torch", "matplotlib"}
 
 
-@pytest.mark.parametrize("room", ["preprocess", "train", "evaluate", "export", "collectives", "report"])
+@pytest.mark.parametrize("room", ["preprocess", "train", "evaluate", "compress", "export", "collectives", "report"])
 def test_engines_know_nothing_of_flyte(room: str) -> None:
     from pathlib import Path
 

@@ -10,11 +10,11 @@ from scipy.stats import beta
 
 from tasks.artifacts.exported import LatencyFigures
 from tasks.errors import UserError
+from tasks.export.choose import Contender, Decision, decide
 from tasks.export.config import ExportConfig
-from tasks.export.gate.accuracy import lower_limit, rows_enough, upper_limit
-from tasks.export.gate.choose import Contender, Decision, decide
-from tasks.export.gate.quality import ERROR, Loss, in_words, loss_of
-from tasks.export.gate.rmse import limits
+from tasks.gate.accuracy import lower_limit, rows_enough, upper_limit
+from tasks.gate.quality import ERROR, Loss, in_words, loss_of
+from tasks.gate.rmse import limits
 
 DRAWS = 2000
 

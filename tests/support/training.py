@@ -66,8 +66,10 @@ def trained(
     training: TrainingConfig,
     model: ModelConfig = SMALL,
     environment: dict[str, str] | None = None,
+    **more: Any,
 ) -> Path:
-    """Train in ``world`` processes; return the directory of the model, if no rank refused (:func:`refusal`)."""
+    """Train in ``world`` processes; return the directory of the model, if no rank refused (:func:`refusal`). ``more``
+    goes into the request."""
     settings = {
         "prepared": prepared,
         "model": model,
@@ -75,6 +77,7 @@ def trained(
         "directory": place / "model",
         "checkpoints_home": str(place / "checkpoints"),
         "made_by": {},
+        **more,
     }
     place.mkdir(exist_ok=True)
     port = free_port()

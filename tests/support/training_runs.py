@@ -54,6 +54,8 @@ class Job:
     ema: float = 0.0
     #: A factory, instead of the built-in network.
     factory: str = ""
+    #: A trained model to learn from, too.
+    teacher: Path | None = None
     #: Steps (from 1) whose inputs become no numbers.
     poisoned: tuple[int, ...] = ()
     #: A peer that does not answer is given up after this long.
@@ -119,6 +121,7 @@ def run_rank(job: Job, rank: int, port: int, faults: tuple[Fault, ...], fired: P
         previous_checkpoints=job.previous,
         made_by={},
         grace_s=job.grace_s,
+        teacher=job.teacher,
     )
     engine.run(request)
 

@@ -20,10 +20,10 @@ from tasks.export.candidates.quantise import Quantiser
 from tasks.export.candidates.recipes import FOR_GPUS, recipes_for
 from tasks.export.candidates.sensitive import by_error
 from tasks.export.candidates.speed import Speeds, fastest_first
+from tasks.export.choose import Verdict
 from tasks.export.config import ExportConfig
-from tasks.export.gate.choose import Verdict
-from tasks.export.gate.quality import UNITS
 from tasks.export.session import onnx_predictor
+from tasks.gate.quality import UNITS
 from tasks.models.predict import inputs_of, predict, targets_of
 
 #: Points of accuracy or percent of RMSE that a file loses on the rows of the search.

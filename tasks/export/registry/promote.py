@@ -7,10 +7,10 @@ from pathlib import Path
 
 from tasks.artifacts.prepared import PreparedData
 from tasks.artifacts.promotion import Promotion, Verdict
-from tasks.export.gate.quality import in_words, paired_loss
 from tasks.export.registry.comparison import Incomparable, Package, Paired, predictions
 from tasks.export.registry.config import PromotionConfig
 from tasks.export.registry.store import Pointer, Registry, manifest_digest, version_of
+from tasks.gate.quality import in_words, paired_loss
 
 
 def judge(package: Path, registry: Registry, data: PreparedData, config: PromotionConfig) -> Verdict:

@@ -16,6 +16,7 @@ from tasks.train.checkpoint import Restored
 from tasks.train.loop.ema import AveragedWeights
 from tasks.train.loop.precision import LossScaler
 from tasks.train.loop.probe import Traits
+from tasks.train.loop.teacher import Teacher
 from tasks.train.parallel.model import ParallelModel
 
 
@@ -48,6 +49,8 @@ class TrainingState:
     progress: Progress
     traits: Traits = field(default_factory=Traits)
     averaged: AveragedWeights | None = None
+    #: The network that this one also learns from, if there is one.
+    teacher: Teacher | None = None
     #: The conditions of bitwise reproducibility, see :mod:`tasks.train.survival.reproducibility`.
     conditions: dict[str, Any] = field(default_factory=dict)
     #: This rank's sum of losses since the last point of the history, and the number of its rows: float64 ``[2]``, on

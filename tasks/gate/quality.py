@@ -8,8 +8,8 @@ from typing import Literal
 import numpy as np
 
 from tasks.artifacts.exported import QualityFigures
-from tasks.export.gate import rmse
-from tasks.export.gate.accuracy import lower_limit, rows_enough, upper_limit
+from tasks.gate import rmse
+from tasks.gate.accuracy import lower_limit, rows_enough, upper_limit
 
 Answer = Literal["passed", "failed", "can't tell"]
 #: The probability that a variant passes which truly loses ``max_loss``, over all variants that are judged on the rows.

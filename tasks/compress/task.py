@@ -1,0 +1,128 @@
+"""The Flyte tasks of compression: what is done before, between and after the trainings of smaller networks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from flytekit import task
+from flytekit.types.directory import FlyteDirectory
+
+from tasks.artifacts.compression import Compression, Tried
+from tasks.artifacts.versions import code_version
+from tasks.compress.config import CompressionConfig
+from tasks.flyte.metadata import on
+from tasks.flyte.stage import (
+    ArtifactDirectory,
+    StageRun,
+    fresh_directory,
+    local_path,
+    map_errors,
+    rows_path,
+    runs_locally,
+    uri_of,
+)
+from tasks.logs import logger
+
+if TYPE_CHECKING:
+    from tasks.compress.engine import Work
+
+LOG = logger("compress")
+
+
+class Proposal(NamedTuple):
+    """The network that is trained next, and what became of those before."""
+
+    start: ArtifactDirectory
+    tried: list[Tried]
+
+
+class Chosen(NamedTuple):
+    """The model to go on with, how long it took to make altogether, and why it was chosen."""
+
+    artifact: ArtifactDirectory
+    run: StageRun
+    compression: Compression
+
+
+def work_on(
+    trained: FlyteDirectory, prepared: FlyteDirectory, method: str, config: CompressionConfig, seed: int
+) -> Work:
+    from tasks.artifacts.streamed import open_prepared
+    from tasks.compress.engine import Work
+    from tasks.models.trained import TrainedModel
+
+    return Work(method, TrainedModel.open(local_path(trained)), open_prepared(rows_path(prepared)), config, seed)
+
+
+@task(**on("evaluate", cached=False))
+@map_errors
+def propose(
+    trained: ArtifactDirectory,
+    prepared: ArtifactDirectory,
+    tuned: list[ArtifactDirectory],
+    runs: list[StageRun],
+    tried: list[Tried],
+    method: str,
+    config: CompressionConfig,
+    seed: int,
+) -> Proposal:
+    """Judge the network that was trained last, if ``tuned`` holds one, and make the next: it is little beside its
+    training, which is cached, as the same network is made of the same bytes."""
+    from tasks.compress import engine
+    from tasks.models.source_code import fingerprint_model
+
+    work = work_on(trained, prepared, method, config, seed)
+    tried = judged(work, tuned, runs, tried)
+    directory = fresh_directory("start")
+    made_by = {
+        "code": code_version("compress"),
+        "trained": work.trained.artifact.fingerprint,
+        "prepared": work.data.artifact.fingerprint,
+        "model_code": fingerprint_model(work.trained.config),
+        "method": method,
+    }
+    engine.propose(directory, work, tried, made_by)
+    return Proposal(FlyteDirectory(str(directory.absolute())), tried)
+
+
+@task(**on("evaluate", cached=False))
+@map_errors
+def choose(
+    trained: ArtifactDirectory,
+    prepared: ArtifactDirectory,
+    tuned: list[ArtifactDirectory],
+    runs: list[StageRun],
+    tried: list[Tried],
+    method: str,
+    config: CompressionConfig,
+    seed: int,
+) -> Chosen:
+    """Judge the network that was trained last, the last of ``tuned``, and choose one of them or the trained one.
+
+    ``runs`` are those of all trainings; the first that of the trained network, if it was trained in this run.
+    """
+    from tasks.compress import engine
+    from tasks.models.trained import TrainedModel
+
+    work = work_on(trained, prepared, method, config, seed)
+    tried = judged(work, tuned[-1:], runs[-1:], tried)
+    models = [TrainedModel.open(local_path(each)) for each in tuned]
+    model, found = engine.choose(work, models, tried)
+    directories = [uri_of(each) for each in (trained, *tuned)]
+    place = directories[[work.trained, *models].index(model)]
+    LOG.info("%s: %s", found.taken or "the trained network stays", found.why)
+    run = StageRun("train", sum(each.seconds for each in runs), all(each.reused for each in runs))
+    # A pod hands its copy on, so that the cache goes by what it holds.
+    here = place if runs_locally() else str(model.artifact.directory)
+    return Chosen(FlyteDirectory(here), run, replace(found, model=place))
+
+
+def judged(work: Work, tuned: list[FlyteDirectory], runs: list[StageRun], tried: list[Tried]) -> list[Tried]:
+    from tasks.compress import engine
+    from tasks.models.trained import TrainedModel
+
+    for each, run in zip(tuned, runs, strict=True):
+        tried = engine.judge(work, TrainedModel.open(local_path(each)), run.seconds, tried)
+        LOG.info("%s: %s", tried[-1].name, tried[-1].answer)
+    return tried

@@ -1,0 +1,89 @@
+"""Networks of which units were removed: which of them stay, by module.
+
+A unit is one of a layer's outputs: a neuron or a channel. Removing it shrinks the tensors of its layer, of the
+normalisation after it, and of every layer that takes it as an input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+Side = Literal["out", "in"]
+#: By the name of a module in the network: the indices of its outputs and inputs that stay, in order. What is not named
+#: is whole.
+Kept = Mapping[str, Mapping[str, Sequence[int]]]
+
+#: The layers that can be cut, and the attributes that hold how many outputs and inputs they have.
+LAYERS: dict[type[nn.Module], dict[Side, str]] = {
+    nn.Linear: {"out": "out_features", "in": "in_features"},
+    nn.Conv1d: {"out": "out_channels", "in": "in_channels"},
+    nn.Conv2d: {"out": "out_channels", "in": "in_channels"},
+    nn.Conv3d: {"out": "out_channels", "in": "in_channels"},
+    nn.BatchNorm1d: {"out": "num_features"},
+    nn.BatchNorm2d: {"out": "num_features"},
+    nn.BatchNorm3d: {"out": "num_features"},
+    nn.GroupNorm: {"out": "num_channels"},
+    nn.LayerNorm: {"out": "normalized_shape"},
+}
+
+
+def can_be_cut(module: nn.Module) -> bool:
+    """Whether :func:`cut` knows the module: convolutions that are not grouped, and normalisation of one dimension."""
+    if type(module) not in LAYERS or getattr(module, "groups", 1) != 1:
+        return False
+    return not isinstance(module, nn.LayerNorm) or len(module.normalized_shape) == 1
+
+
+def units(module: nn.Module, side: Side) -> int:
+    """How many outputs or inputs a layer has that can be cut."""
+    size = getattr(module, LAYERS[type(module)][side])
+    return size[0] if isinstance(size, tuple) else size
+
+
+def cut(network: nn.Module, kept: Kept) -> None:
+    """Remove all but the kept units, in place. Works on the meta device, too.
+
+    Raises ``ValueError`` if the network lacks a module or a unit, or if a module cannot be cut.
+    """
+    for name, sides in kept.items():
+        try:
+            module = network.get_submodule(name)
+        except AttributeError:
+            raise ValueError(f"there is no module {name!r}") from None
+        if not can_be_cut(module):
+            raise ValueError(f"units of a {type(module).__name__} ({name}) cannot be removed")
+        for side, indices in sides.items():
+            if side not in ("out", "in") or side not in LAYERS[type(module)]:
+                raise ValueError(f"{name} has no side {side!r}")
+            if not indices or not 0 <= min(indices) <= max(indices) < units(module, side):
+                raise ValueError(f"{name} has {units(module, side)} units ({side}), not those that were kept")
+            keep_units(module, side, torch.tensor(indices))
+
+
+@torch.no_grad()
+def keep_units(module: nn.Module, side: Side, indices: Tensor) -> None:
+    """Keep the units ``indices`` (int64 ``[kept]``) of one module."""
+    for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+        # Weights are [out, in, ...]; biases and what belongs to normalisation are [out]; counters are scalars.
+        dim = 1 if side == "in" else 0
+        if tensor.ndim <= dim:
+            continue
+        smaller = tensor.index_select(dim, indices.to(tensor.device))
+        is_parameter = isinstance(tensor, nn.Parameter)
+        setattr(module, name, nn.Parameter(smaller, tensor.requires_grad) if is_parameter else smaller)
+    size = len(indices)
+    setattr(module, LAYERS[type(module)][side], (size,) if isinstance(module, nn.LayerNorm) else size)
+
+
+def compose(before: Kept, after: Kept) -> dict[str, dict[str, list[int]]]:
+    """What is kept of the whole network if ``after`` is kept of what ``before`` kept."""
+    found = {name: {side: list(indices) for side, indices in sides.items()} for name, sides in before.items()}
+    for name, sides in after.items():
+        for side, indices in sides.items():
+            first = found.setdefault(name, {}).get(side)
+            found[name][side] = [first[index] for index in indices] if first else list(indices)
+    return found

@@ -1,0 +1,84 @@
+"""The trained models that a training goes on from and learns from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tasks.artifacts.prepared import PreparedData
+from tasks.errors import UserError
+from tasks.models.config import ModelConfig, TeachingConfig
+from tasks.models.factory import Predictor, build
+from tasks.models.kept import Kept
+from tasks.models.trained import TrainedModel
+from tasks.settings import to_dict
+from tasks.train.config import TrainingConfig
+from tasks.train.loop.teacher import Teacher
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """``start`` gives the network and its first weights, without it both are fresh; ``teacher`` is learnt from beside
+    the labels."""
+
+    start: TrainedModel | None
+    teacher: TrainedModel | None
+    teaching: TeachingConfig
+
+    @classmethod
+    def open(
+        cls, start: Path | None, teacher: Path | None, teaching: TeachingConfig, data: PreparedData, divides: bool
+    ) -> Lineage:
+        """Raises ``UserError`` if one of the models is of data with other inputs or outputs, or if the network shall be
+        divided (``divides``)."""
+        if divides and (start or teacher):
+            raise UserError(
+                "training.parallel: a network that is compressed cannot be divided; expected no shard, pipeline or "
+                "tensor"
+            )
+        return cls(opened(start, data), opened(teacher, data), teaching)
+
+    def config(self, model: ModelConfig) -> ModelConfig:
+        """The network that is trained; ``model`` is that of a training from scratch."""
+        return self.start.config if self.start else model
+
+    @property
+    def kept(self) -> Kept:
+        """Of a pruned network the units that stay."""
+        return self.start.kept if self.start else {}
+
+    def begin(self, model: ModelConfig, data: PreparedData, training: TrainingConfig) -> Predictor:
+        """The network with the weights that training begins with, in training mode."""
+        if self.start:
+            return self.start.load().train()
+        return build(model, data.signature, training.seed, empty=training.parallel.divides)
+
+    def teacher_on(self, device: torch.device, precision: str) -> Teacher | None:
+        """The teacher that computes there. Loading it seeds torch's random generators."""
+        if self.teacher is None:
+            return None
+        return Teacher(self.teacher.load().to(device).requires_grad_(False), self.teaching, precision)
+
+    def identity(self) -> dict[str, Any]:
+        """What must equal the checkpoint's to resume it; empty for a training from scratch on labels alone."""
+        found: dict[str, Any] = {}
+        if self.start:
+            found["start"] = self.start.artifact.fingerprint
+        if self.teacher:
+            found |= {"teacher": self.teacher.artifact.fingerprint, "teaching": to_dict(self.teaching)}
+        return found
+
+
+def opened(directory: Path | None, data: PreparedData) -> TrainedModel | None:
+    if directory is None:
+        return None
+    model = TrainedModel.open(directory)
+    if model.signature != data.signature:
+        raise UserError(
+            f"{directory}: this model has other inputs or outputs than the prepared data; expected the data that it "
+            "was trained on, or data prepared alike (data.earlier)"
+        )
+    return model

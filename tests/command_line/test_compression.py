@@ -1,0 +1,105 @@
+"""``prune`` and ``distil``: a trained model is made smaller, twice, exported, and what cannot be is one line."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tasks.models.config import ModelConfig
+from tasks.models.factory import build
+from tasks.models.trained import TrainedModel, write_trained
+from tests.support.command_line import Run, one_message
+from tests.support.quick_config import EXPORT, NETWORK
+from tests.support.toys import table
+
+SHORT = {"training": {"epochs": 2, "batch_size": 64}, "export": {"seconds": 0.5}}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> tuple[str, str]:
+    """The directories of a trained model (of the weights that it starts with) and of its data."""
+    data = table(tmp_path / "data", "classification")
+    config = ModelConfig("mlp", {"hidden": [16, 8]})
+    weights = build(config, data.signature, seed=0).state_dict()
+    named = {"config": config, "signature": data.signature, "best": weights, "last": weights}
+    write_trained(tmp_path / "trained", **named, made_by={})  # type: ignore[arg-type]
+    return str(tmp_path / "trained"), str(tmp_path / "data")
+
+
+def arguments(model: tuple[str, str], **compression: object) -> tuple[str, ...]:
+    config = json.dumps({**SHORT, "compression": compression})
+    return ("--model", model[0], "--data", model[1], "--config", config)
+
+
+def result_of(stdout: str, tmp_path: Path) -> Path:
+    found = re.search(r"^Model +(\S+)$", stdout, re.MULTILINE)
+    assert found, stdout
+    return tmp_path / found[1]
+
+
+def test_units_are_removed_and_the_result_is_exported_as_any_other(
+    model: tuple[str, str], pyflyte_run: Run, tmp_path: Path
+) -> None:
+    given = arguments(model, share=0.5)
+    first = pyflyte_run(*given, workflow="prune")
+    assert first.returncode == 0, first.stdout
+    assert "Slipstream  prune → 50 % of the units removed" in first.stdout
+    smaller = TrainedModel.open(result_of(first.stdout, tmp_path))
+    assert smaller.kept["layers.0"].keys() == {"out"} and len(smaller.kept["layers.0"]["out"]) == 8
+    second = pyflyte_run(*given, workflow="prune")
+    assert second.returncode == 0 and "train        reused" in second.stdout, second.stdout
+    exported = pyflyte_run(
+        *("--model", str(smaller.artifact.directory), *given[2:]),
+        workflow="export_model",
+    )
+    assert exported.returncode == 0, exported.stdout
+
+
+def test_the_smallest_student_that_loses_little_enough_is_searched(
+    model: tuple[str, str], pyflyte_run: Run, tmp_path: Path
+) -> None:
+    # Nothing is lost against a network that never learnt anything.
+    students = [{"hidden": [8, 4]}, {"hidden": [4]}]
+    ended = pyflyte_run(*arguments(model, students=students, max_loss=30.0), workflow="distil")
+    assert ended.returncode == 0, ended.stdout
+    assert "Slipstream  distil → hidden 4" in ended.stdout and "hidden 8-4" in ended.stdout, ended.stdout
+    assert TrainedModel.open(result_of(ended.stdout, tmp_path)).config.arguments["hidden"] == [4]
+
+
+@pytest.mark.prove
+def test_the_main_job_goes_on_with_the_smaller_network(pyflyte_run: Run, tmp_path: Path) -> None:
+    config = {"training": {"epochs": 3}, "export": EXPORT, "collectives": NETWORK}
+    whole = pyflyte_run("--config", json.dumps(config))
+    assert whole.returncode == 0, whole.stdout
+    config["compression"] = {"method": "prune", "share": 0.5}
+    smaller = pyflyte_run("--config", json.dumps(config))
+    assert smaller.returncode == 0, smaller.stdout
+    assert "train        reused" in smaller.stdout, "the trained network is that of the run before"
+    sizes = sorted(path.stat().st_size for path in tmp_path.glob("runs/*/model/model.onnx"))
+    assert sizes[0] < 0.5 * sizes[1], sizes
+
+
+@pytest.mark.parametrize(
+    ("swapped", "settings", "workflow", "message"),
+    [
+        ((1, 1), {}, "prune", "--model: "),
+        ((0, 0), {}, "distil", "--data: "),
+        ((0, 1), {"share": 1.5}, "prune", "compression.share: 1.5 is not allowed; expected at least 0 and less than 1"),
+        ((0, 1), {"students": [{"hidden": [99]}]}, "distil", "compression.students: hidden 99 has"),
+        ((0, 1), {"students": [{"hiden": [4]}]}, "distil", "compression.students: model.arguments.hiden"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    *,
+    swapped: tuple[int, int],
+    settings: dict[str, object],
+    workflow: str,
+    message: str,
+    model: tuple[str, str],
+    pyflyte_run: Run,
+) -> None:
+    ended = pyflyte_run(*arguments((model[swapped[0]], model[swapped[1]]), **settings), workflow=workflow)
+    assert ended.returncode != 0 and message in one_message(ended.stdout), ended.stdout

@@ -1,0 +1,139 @@
+"""Distillation by the trainer: what the loss is, whatever the ranks; killed and resumed; what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from tasks.artifacts.prepared import Signature, TensorSpec
+from tasks.models.config import ModelConfig, TeachingConfig
+from tasks.models.factory import Predictor
+from tasks.models.trained import TrainedModel
+from tasks.train.config import TrainingConfig
+from tasks.train.loop.teacher import Teacher
+from tasks.train.parallel.config import ParallelConfig
+from tests.support.training import SMALL, log, refusal, table_of_numbers, trained
+from tests.support.training_runs import Fault, Job, attempt, outcome
+
+ROWS = 257  # with a batch of 64 an epoch's tail is a single row: of two ranks one has none
+SHORT = TrainingConfig(epochs=4, batch_size=64, patience=0)
+LARGE = ModelConfig(arguments={"hidden": [32, 16]})
+CLASSES = Signature((TensorSpec("numeric", "float32", (5,)),), "classification", "y", ("a", "b", "c"))
+VALUES = Signature((TensorSpec("numeric", "float32", (5,)),), "regression", "y", target_std=2.0)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return table_of_numbers(tmp_path_factory.mktemp("data") / "prepared", ROWS)
+
+
+@pytest.fixture(scope="module")
+def teacher(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(prepared, tmp_path_factory.mktemp("teacher") / "x", 1, SHORT, LARGE)
+
+
+def losses(model: Path) -> list[float]:
+    return [point["loss"] for point in json.loads((model / "history.json").read_text())["steps"]]
+
+
+def test_the_loss_is_hintons() -> None:
+    torch.manual_seed(0)
+    inputs, outputs, weight = torch.randn(7, 5), torch.randn(7, 3), torch.rand(7)
+    model = Predictor(CLASSES, torch.nn.Linear(5, 3)).eval()
+    labels = torch.tensor(4.0)
+    found = Teacher(model, TeachingConfig(weight=0.3, temperature=3.0), "fp32").blend(labels, outputs, [inputs], weight)
+    expected = 0.7 * 4.0
+    for row in range(7):
+        p, q = (np.exp(x[row].detach().double().numpy() / 3) for x in (model(inputs), outputs))
+        p, q = p / p.sum(), q / q.sum()
+        expected += 0.3 * float(weight[row]) * 9 * sum(p * np.log(p / q))
+    assert float(found) == pytest.approx(expected, rel=1e-5)
+
+
+def test_of_a_regression_it_is_the_squared_difference_in_units_of_the_variance() -> None:
+    torch.manual_seed(0)
+    inputs, outputs = torch.randn(7, 5), torch.randn(7, 1)
+    model = Predictor(VALUES, torch.nn.Linear(5, 1)).eval()
+    found = Teacher(model, TeachingConfig(weight=1.0), "fp32").blend(torch.tensor(9.0), outputs, [inputs], None)
+    assert float(found) == pytest.approx(float(((model(inputs) - outputs) ** 2).sum() / 4), rel=1e-5)
+
+
+@pytest.mark.parametrize(("world", "accumulation"), [(2, 1), (1, 3)])
+def test_ranks_and_pieces_change_nothing_but_rounding(
+    prepared: Path, teacher: Path, tmp_path: Path, world: int, accumulation: int
+) -> None:
+    plain = trained(prepared, tmp_path / "plain", 1, SHORT, teacher=teacher)
+    pieces = dataclasses.replace(SHORT, accumulation=accumulation)
+    other = trained(prepared, tmp_path / "other", world, pieces, teacher=teacher)
+    for ours, theirs in zip(losses(plain), losses(other), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-4)
+    left, right = (load_file(model / "last.safetensors") for model in (plain, other))
+    for name in left:
+        np.testing.assert_allclose(left[name], right[name], atol=2e-4)
+
+
+def test_a_teacher_without_weight_changes_no_bit_and_one_with_weight_does(
+    prepared: Path, teacher: Path, tmp_path: Path
+) -> None:
+    def weights(name: str, **more: object) -> bytes:
+        return (trained(prepared, tmp_path / name, 1, SHORT, **more) / "last.safetensors").read_bytes()
+
+    without = weights("without")
+    assert weights("silent", teacher=teacher, teaching=TeachingConfig(weight=0.0)) == without
+    assert weights("heard", teacher=teacher) != without
+
+
+def test_killed_and_resumed_it_ends_the_same(prepared: Path, teacher: Path, tmp_path: Path) -> None:
+    def job(name: str) -> Job:
+        return Job(prepared, tmp_path / name, 2, str(tmp_path / name / "home"), teacher=teacher)
+
+    whole, killed = job("whole"), job("killed")
+    assert attempt(whole).finished
+    for at in (8, 3):
+        assert attempt(killed, Fault("step", rank=1, at=at)).fired == 1
+    assert attempt(killed).finished
+    assert outcome(killed) == outcome(whole)
+    assert "goes on from step" in (killed.place / "log-0").read_text()
+
+
+def test_training_goes_on_from_a_models_weights_and_its_checkpoints_belong_to_it(
+    prepared: Path, teacher: Path, tmp_path: Path
+) -> None:
+    slow = dataclasses.replace(SHORT, learning_rate=1e-9)
+    further = trained(prepared, tmp_path / "x", 1, slow, start=teacher)
+    assert TrainedModel.open(further).config == TrainedModel.open(teacher).config != SMALL
+    before, after = (
+        load_file(model / f"{which}.safetensors") for model, which in ((teacher, "best"), (further, "last"))
+    )
+    for name in before:
+        np.testing.assert_allclose(after[name], before[name], atol=1e-6)
+    assert math.isclose(losses(further)[0], losses(further)[-1], rel_tol=0.5)
+    trained(prepared, tmp_path / "x", 1, slow, ModelConfig("mlp", LARGE.arguments))
+    assert "was made with start" in refusal(tmp_path / "x", 0), log(tmp_path / "x")
+
+
+def test_what_cannot_be_taught_is_refused_in_one_line(prepared: Path, teacher: Path, tmp_path: Path) -> None:
+    sharded = dataclasses.replace(SHORT, parallel=ParallelConfig(shard="weights"))
+    trained(prepared, tmp_path / "sharded", 2, sharded, teacher=teacher)
+    assert refusal(tmp_path / "sharded", 1).startswith("training.parallel: a network that is compressed")
+    signature = dataclasses.replace(TrainedModel.open(teacher).signature, classes=("a", "b", "d"))
+    other = other_model(tmp_path / "of-others", signature)
+    trained(prepared, tmp_path / "other", 1, SHORT, teacher=other)
+    assert "other inputs or outputs than the prepared data" in refusal(tmp_path / "other", 0)
+
+
+def other_model(directory: Path, signature: Signature) -> Path:
+    from tasks.models.factory import build
+    from tasks.models.trained import write_trained
+
+    weights = build(SMALL, signature, seed=0).state_dict()
+    named = {"config": SMALL, "signature": signature, "best": weights, "last": weights}
+    write_trained(directory, **named, made_by={})  # type: ignore[arg-type]
+    return directory

@@ -1,0 +1,85 @@
+"""The search for the smallest network: which is tried next, which students there are, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from tasks.artifacts.compression import Tried
+from tasks.artifacts.prepared import Signature, TensorSpec
+from tasks.compress.config import ROUNDS, CompressionConfig
+from tasks.compress.search import best, following, shares_of
+from tasks.compress.students import described, students_of
+from tasks.errors import UserError
+from tasks.models.config import ModelConfig
+
+NUMBERS = Signature((TensorSpec("numeric", "float32", (5,)),), "classification", "y", ("a", "b", "c"))
+
+
+def tried(candidate: int, answer: str, seconds: float = 1.0) -> Tried:
+    return Tried(candidate, str(candidate), 10, 0.0, 0.0, 0.0, 100, answer, seconds)
+
+
+@pytest.mark.parametrize("largest", range(-1, 15))
+def test_the_largest_share_that_passes_is_found_in_four_rounds(largest: int) -> None:
+    config, found = CompressionConfig(), []
+    assert len(shares_of(config)) == 15 and shares_of(config)[7] == 0.5
+    for _ in range(ROUNDS):
+        candidate = following(15, found, config)
+        if candidate not in [one.candidate for one in found]:
+            found.append(tried(candidate, "passed" if candidate <= largest else "failed"))
+    winner = best(found, config)
+    assert (winner.candidate if winner else -1) == largest
+
+
+def test_in_doubt_nothing_is_taken_unless_it_was_said() -> None:
+    found = [tried(7, "can't tell")]
+    assert best(found, CompressionConfig()) is None and following(15, found, CompressionConfig()) == 3
+    take = CompressionConfig(when_in_doubt="take")
+    assert best(found, take) == found[0] and following(15, found, take) == 11
+
+
+def test_when_the_time_is_over_no_other_network_is_proposed() -> None:
+    config = CompressionConfig(minutes=1)
+    assert following(15, [tried(7, "passed", 61)], config) == 7
+    assert following(15, [tried(7, "failed", 61)], config) == 7
+    assert following(15, [tried(7, "passed", 40), tried(11, "failed", 21)], config) == 7
+    assert following(15, [tried(7, "passed", 40), tried(11, "failed", 19)], config) == 9
+
+
+def test_students_are_narrower_the_largest_first() -> None:
+    narrower = students_of(ModelConfig("mlp", {"hidden": [64, 16]}), NUMBERS, CompressionConfig())
+    assert [student.arguments["hidden"] for student in narrower] == [
+        *([48, 16], [32, 8], [24, 8], [16, 8], [8, 8]),
+    ]
+    named = CompressionConfig(students=[{"hidden": [8]}, {"hidden": [32, 8]}])
+    found = students_of(ModelConfig("mlp", {"hidden": [64, 16], "dropout": 0.1}), NUMBERS, named)
+    assert [student.arguments for student in found] == [
+        {"hidden": [32, 8], "dropout": 0.1},
+        {"hidden": [8], "dropout": 0.1},
+    ]
+    assert described({"hidden": [96, 48], "dropout": 0.1}) == "hidden 96-48, dropout 0.1"
+
+
+def test_students_that_cannot_be_are_refused() -> None:
+    trained = ModelConfig("mlp", {"hidden": [64, 16]})
+    with pytest.raises(UserError, match=r"compression.students: hidden 64-16 has .* no fewer than the trained"):
+        students_of(trained, NUMBERS, CompressionConfig(students=[{"hidden": [64, 16]}]))
+    with pytest.raises(UserError, match=r"compression.students: how a.b:c is made smaller is not known"):
+        students_of(ModelConfig("a.b:c"), NUMBERS, CompressionConfig())
+    with pytest.raises(UserError, match="too small to be made narrower"):
+        students_of(ModelConfig("mlp", {"hidden": [8]}), NUMBERS, CompressionConfig())
+
+
+@pytest.mark.parametrize(
+    ("settings", "path"),
+    [
+        ({"share": 1.0}, "compression.share"),
+        ({"method": "shrink"}, "compression.method"),
+        ({"teaching": {"weight": 2}}, "compression.teaching.weight"),
+        ({"teaching": {"temperature": 0}}, "compression.teaching.temperature"),
+        ({"students": [3]}, r"compression.students\[0\]"),
+    ],
+)
+def test_wrong_settings_are_refused_by_their_path(settings: dict[str, object], path: str) -> None:
+    with pytest.raises(UserError, match=path):
+        CompressionConfig.from_dict(settings)
