@@ -39,4 +39,4 @@ def read_config(config: RunConfig) -> Sections:
     if place.processes:  # else as many as the machine has
         config.training.parallel.sizes(place.nodes * place.processes, place.nodes)
     code = fingerprint_model(config.model)
-    return Sections(config.model, config.training, config.export, config.collectives, code)
+    return Sections(config.model, config.for_training(), config.export, config.collectives, code)

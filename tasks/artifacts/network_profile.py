@@ -24,6 +24,8 @@ FILE = "profile.json"
 TABLE, CSV = "profile.txt", "profile.csv"
 #: And what earlier profiles of the same fingerprint say of the largest all_reduce: a list of :class:`Point`.
 COURSE = "course.json"
+#: And what the model says of all_reduce, by size: a list of :class:`Fitted`.
+MODEL = "model.json"
 #: The version of the way of measuring: profiles of different versions are not compared.
 METHOD = 2
 #: A percentile is quoted only with this many iterations beyond it.
@@ -200,6 +202,16 @@ class Point(TypedDict):
     busbw: float
     low: float | None
     high: float | None
+
+
+class Fitted(TypedDict):
+    """What the model says of all_reduce at one size: seconds, and the interval in which another launch's median is
+    expected."""
+
+    bytes: int
+    seconds: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True)

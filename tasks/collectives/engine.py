@@ -13,15 +13,15 @@ from typing import Any
 from tasks.artifacts.network_profile import METHOD, NetworkProfile, merged
 from tasks.artifacts.versions import code_version
 from tasks.collectives.config import CollectivesConfig
-from tasks.collectives.history import History, age_in_days
 from tasks.collectives.installed import beside
 from tasks.collectives.launch.crew import Crew
 from tasks.collectives.launch.one_launch import launch, look
-from tasks.collectives.seen import nccl_log
-from tasks.collectives.seen.fingerprint import refuse_unknown_interfaces
 from tasks.collectives.suspects import suspects
 from tasks.errors import UserError
 from tasks.logs import logger
+from tasks.network import nccl_log
+from tasks.network.fingerprint import refuse_unknown_interfaces
+from tasks.network.history import History, age_in_days
 from tasks.settings import to_dict
 
 LOG = logger("collectives")

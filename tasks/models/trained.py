@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load, save
+from safetensors.torch import load
 from torch import Tensor
 
 from tasks.artifacts.format import Artifact, ArtifactWriter
@@ -19,6 +19,7 @@ from tasks.artifacts.prepared import Signature
 from tasks.artifacts.training_record import ATTEMPT, HISTORY, KIND, Attempt, History
 from tasks.models.config import ModelConfig
 from tasks.models.factory import Predictor, build, resolve
+from tasks.models.weights_file import Weights
 from tasks.settings import to_dict
 
 
@@ -55,17 +56,18 @@ def write_trained(
     *,
     config: ModelConfig,
     signature: Signature,
-    best: Mapping[str, Tensor],
-    last: Mapping[str, Tensor],
+    best: Mapping[str, Tensor] | Weights,
+    last: Mapping[str, Tensor] | Weights,
     history: History,
     attempt: Attempt,
     made_by: Mapping[str, Any],
 ) -> Artifact:
-    """Write the artifact. ``best`` and ``last`` are state dicts of the :class:`Predictor`."""
+    """Write the artifact. ``best`` and ``last`` are state dicts of the :class:`Predictor`, at once or one by one."""
     writer = ArtifactWriter(directory)
     for name, weights in (("best", best), ("last", last)):
-        plain = {key: tensor.detach().cpu().contiguous() for key, tensor in weights.items()}
-        writer.write_bytes(f"{name}.safetensors", save(plain))
+        with writer.create(f"{name}.safetensors") as file:
+            for chunk in (weights if isinstance(weights, Weights) else Weights.of(weights)).chunks():
+                file.write(chunk)
     named = ModelConfig(resolve(config, signature), config.arguments)
     writer.write_json("model.json", {"config": to_dict(named), "signature": signature.to_json()})
     writer.write_json(HISTORY, history)
