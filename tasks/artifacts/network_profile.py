@@ -228,6 +228,8 @@ class NetworkProfile:
     overlaps: tuple[Overlap, ...] = ()
     #: For each launch the seconds of the same matrix product on each rank, all at once: who is short of its processor.
     products: tuple[tuple[float, ...], ...] = ()
+    #: For each turn the seconds of the largest all_reduce: (ranks as they are, each bound to a NUMA node).
+    numa: tuple[tuple[float, float], ...] = ()
     #: What other benchmarks that are installed say of the same, one line each.
     beside: tuple[str, ...] = ()
     #: What was asked for but not measured, and why.
