@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import field
+from dataclasses import field, replace
 
 from tasks.collectives.config import CollectivesConfig
 from tasks.compress.config import CompressionConfig
@@ -29,6 +29,19 @@ class RunConfig(Settings):
     export: ExportConfig = field(default_factory=ExportConfig)
     promotion: PromotionConfig = field(default_factory=PromotionConfig)
     collectives: CollectivesConfig = field(default_factory=CollectivesConfig)
+
+    def for_training(self) -> TrainingConfig:
+        """The section of training, with what it takes from ``collectives`` if it applies results of the tuner. What
+        is found there is no part of it, so that a new result makes nothing run again."""
+        training = self.training
+        if not training.network_profile:
+            return training
+        latest = training.network_profile == "latest"
+        return replace(
+            training,
+            network_profile=self.collectives.history if latest else training.network_profile,
+            network_numbers=training.network_numbers or self.collectives.numbers,
+        )
 
 
 if __name__ == "__main__":

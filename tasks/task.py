@@ -49,7 +49,7 @@ def read_config(config: RunConfig, method: str = "") -> Sections:
     """
     from tasks.models.source_code import fingerprint_model
 
-    place, training, compression = current_profile().placement("train"), config.training, config.compression
+    place, training, compression = current_profile().placement("train"), config.for_training(), config.compression
     if place.processes:  # else as many as the machine has
         training.parallel.sizes(place.nodes * place.processes, place.nodes)
     method = method or compression.method

@@ -24,6 +24,8 @@ FILE = "profile.json"
 TABLE, CSV = "profile.txt", "profile.csv"
 #: And what earlier profiles of the same fingerprint say of the largest all_reduce: a list of :class:`Point`.
 COURSE = "course.json"
+#: And what the model says of all_reduce, by size: a list of :class:`Fitted`.
+MODEL = "model.json"
 #: The version of the way of measuring: profiles of different versions are not compared.
 METHOD = 2
 #: A percentile is quoted only with this many iterations beyond it.
@@ -202,6 +204,16 @@ class Point(TypedDict):
     high: float | None
 
 
+class Fitted(TypedDict):
+    """What the model says of all_reduce at one size: seconds, and the interval in which another launch's median is
+    expected."""
+
+    bytes: int
+    seconds: float
+    low: float
+    high: float
+
+
 @dataclass(frozen=True)
 class NetworkProfile:
     """The contents of ``profile.json``."""
@@ -216,6 +228,8 @@ class NetworkProfile:
     overlaps: tuple[Overlap, ...] = ()
     #: For each launch the seconds of the same matrix product on each rank, all at once: who is short of its processor.
     products: tuple[tuple[float, ...], ...] = ()
+    #: For each turn the seconds of the largest all_reduce: (ranks as they are, each bound to a NUMA node).
+    numa: tuple[tuple[float, float], ...] = ()
     #: What other benchmarks that are installed say of the same, one line each.
     beside: tuple[str, ...] = ()
     #: What was asked for but not measured, and why.

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from tasks.artifacts.network_profile import Fingerprint
+from tasks.artifacts.format import Artifact, ArtifactWriter
+from tasks.artifacts.network_profile import KIND, Fingerprint
 from tasks.errors import UserError
 
 FILE = "tuning.json"
+#: What decides in which order gradients are added.
+ORDER = ("bucket_cap_mb", "static_graph", "NCCL_ALGO", "NCCL_PROTO", "NCCL_MIN_CTAS", "NCCL_MAX_CTAS")
 Verdict = Literal["taken", "no change", "may change numbers", "failed", "not tried"]
 
 
@@ -29,6 +33,12 @@ class DdpSettings:
     def __str__(self) -> str:
         changed = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) != f.default]
         return ", ".join(changed) or "torch's defaults"
+
+
+def changes_numbers(setting: str, world: int) -> bool:
+    """Whether a field of :class:`DdpSettings`, or an environment variable, can change the numbers of a training: a hook
+    rounds, and from three ranks on it matters in which order gradients are added."""
+    return setting == "hook" or (world > 2 and setting in ORDER)
 
 
 @dataclass(frozen=True)
@@ -101,3 +111,16 @@ def from_json(value: Mapping[str, Any], where: str) -> Tuning:
         first = error.errors(include_url=False)[0]
         at = ".".join(str(step) for step in first["loc"])
         raise UserError(f"{where}: not a tuning of this version ({at}: {first['msg']}); tune again") from None
+
+
+def write_tuning(directory: Path, tuning: Tuning, made_by: Mapping[str, Any]) -> Artifact:
+    """Write the artifact into the fresh ``directory``."""
+    writer = ArtifactWriter(directory)
+    writer.write_json(FILE, to_json(tuning))
+    return writer.finish(KIND, made_by)
+
+
+def read_tuning(directory: Path) -> Tuning:
+    """Raises ``UserError`` if the directory does not hold a whole tuning of this version."""
+    artifact = Artifact.open(directory, KIND)
+    return from_json(artifact.read_json(FILE), str(artifact.path(FILE)))

@@ -19,9 +19,11 @@ from tasks.collectives.compare import compare_with_history
 from tasks.collectives.engine import benchmark
 from tasks.collectives.launch.crew import Crew, NoLeader
 from tasks.collectives.output import csv_text, json_text, table
+from tasks.collectives.tune.plugin_csv import plugin_csv
 from tasks.collectives.tune.steps import Model, StandIn, UsersModel
 from tasks.collectives.tune.tuner import tune
 from tasks.config import RunConfig
+from tasks.distributed.devices import check_gpus
 from tasks.errors import Interrupted, UserError
 from tasks.hardware.gpus import visible_gpus
 
@@ -36,6 +38,7 @@ OUTPUT = click.Path(path_type=Path, dir_okay=False)
 @click.option("--config", "file", type=click.Path(path_type=Path), help="The YAML or JSON file of a run's settings.")
 @click.option("--json", "json_file", type=OUTPUT, help="Also write the profile with all raw times to this file.")
 @click.option("--csv", "csv_file", type=OUTPUT, help="Also write a line for each case to this file.")
+@click.option("--nccl-csv", type=OUTPUT, help="For tune: also write the table of NCCL's tuner plugin to this file.")
 @click.option("--prepared", type=click.Path(path_type=Path), help="For tune: prepared data, to train the real model.")
 def main(
     what: str,
@@ -43,6 +46,7 @@ def main(
     file: Path | None,
     json_file: Path | None,
     csv_file: Path | None,
+    nccl_csv: Path | None,
     prepared: Path | None,
 ) -> None:
     """Measure the collectives between processes, say what is slow, and keep the profile in the history. "compare" also
@@ -50,7 +54,9 @@ def main(
     run = RunConfig.from_file(file) if file else RunConfig()
     config = run.collectives
     if not any(name in os.environ for name in LAUNCHED):
-        crew = Crew.here(processes or visible_gpus() or 2, config.timeout)
+        gpus = visible_gpus()
+        check_gpus(processes or gpus, gpus)
+        crew = Crew.here(processes or gpus or 2, config.timeout)
     elif processes:
         raise UserError("--processes: torchrun has started the processes already; leave it out")
     else:
@@ -61,6 +67,8 @@ def main(
             click.echo(tuning)
             if json_file:
                 json_file.write_text(json.dumps(tuning_json(tuning)) + "\n", encoding="utf-8")
+            if nccl_csv:
+                nccl_csv.write_text(plugin_csv(tuning), encoding="utf-8")
         return
     measured = compare_with_history(crew, config) if what == "compare" else benchmark(crew, config, reuse=False)
     if measured is None:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from tasks.artifacts.network_profile import NetworkProfile
 from tasks.collectives.config import CollectivesConfig
 from tasks.collectives.engine import benchmark
-from tasks.collectives.history import History
 from tasks.collectives.launch.crew import Crew
 from tasks.collectives.regression import Change, compare, overall
+from tasks.network.history import History
 
 #: Earlier profiles that are read: the youngest.
 MOST = 30

@@ -13,15 +13,17 @@ from typing import Any
 from tasks.artifacts.network_profile import METHOD, NetworkProfile, merged
 from tasks.artifacts.versions import code_version
 from tasks.collectives.config import CollectivesConfig
-from tasks.collectives.history import History, age_in_days
 from tasks.collectives.installed import beside
 from tasks.collectives.launch.crew import Crew
+from tasks.collectives.launch.numa import NODES, all_reduce_bound, why_not
 from tasks.collectives.launch.one_launch import launch, look
-from tasks.collectives.seen import nccl_log
-from tasks.collectives.seen.fingerprint import refuse_unknown_interfaces
 from tasks.collectives.suspects import suspects
+from tasks.collectives.tune.decision import FEWEST_TURNS
 from tasks.errors import UserError
 from tasks.logs import logger
+from tasks.network import nccl_log
+from tasks.network.fingerprint import refuse_unknown_interfaces
+from tasks.network.history import History, age_in_days
 from tasks.settings import to_dict
 
 LOG = logger("collectives")
@@ -56,14 +58,29 @@ def benchmark(
             if crew.leads:
                 LOG.info("launch %d of %d", len(launches) + 1, config.launches)
             launches.append(crew.launch(launch, config, environment=environment))
+        bound = numa_turns(crew, config, empty)
     if not crew.leads:
         return None
     profile = merged(launches)
     topology = replace(profile.topology, findings=(*profile.topology.findings, *suspects(profile)))
-    profile = replace(profile, topology=topology, beside=beside(profile, config))
+    profile = replace(profile, topology=topology, beside=beside(profile, config), numa=tuple(bound))
+    if reason := why_not(empty):
+        profile = replace(profile, left_out=(*profile.left_out, reason))
     address = History(config.history, profile.fingerprint).publish(profile, made_by(config))
     LOG.info("kept as %s", address)
     return profile, False
+
+
+def numa_turns(crew: Crew, config: CollectivesConfig, empty: NetworkProfile) -> list[tuple[float, float]]:
+    """The largest all_reduce with ranks as they are and with each bound to a NUMA node, in turns between fresh
+    processes; in the process of rank 0, and nothing where there is one node."""
+    if crew.from_leader("numa", lambda: why_not(empty)):
+        return []
+    found: tuple[list[float], list[float]] = ([], [])
+    for turn in range(FEWEST_TURNS):
+        for bind in (False, True) if turn % 2 == 0 else (True, False):
+            found[bind].append(crew.launch(all_reduce_bound, config, bind, str(NODES)))
+    return list(zip(*found, strict=True)) if crew.leads else []
 
 
 def meet(crew: Crew) -> None:

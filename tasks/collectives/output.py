@@ -13,6 +13,7 @@ from tasks.collectives.model.report import lines as model_lines
 from tasks.collectives.normal import grade
 from tasks.collectives.operations.cases import ROOT
 from tasks.collectives.operations.data import DTYPES
+from tasks.collectives.tune.decision import decide
 
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 PERCENTILES = (10, 50, 90, 99)
@@ -85,6 +86,9 @@ def remarks(profile: NetworkProfile) -> Iterator[str]:
         slowest, fastest = max(profile.pairs, key=lambda p: p.p50), min(profile.pairs, key=lambda p: p.p50)
         for word, pair in (("fastest", fastest), ("slowest", slowest)):
             yield f"{word} pair: ranks {pair.ranks[0]} and {pair.ranks[1]}, {pair.busbw():.3f} GB/s each way"
+    if profile.numa:
+        free, bound = map(list, zip(*profile.numa, strict=True))
+        yield f"with each rank bound to a NUMA node, the largest all_reduce: {decide(free, bound, tried=1)}"
     yield from model_lines(profile)
     yield from grade(profile)
     yield from (f"FINDING: {line}" for line in profile.topology.findings)

@@ -56,9 +56,7 @@ def tune_collectives(workspace: Workspace, prepared: ArtifactDirectory, config: 
     def body() -> None:
         import os
 
-        from tasks.artifacts.format import ArtifactWriter
-        from tasks.artifacts.network_profile import KIND
-        from tasks.artifacts.network_tuning import FILE, to_json
+        from tasks.artifacts.network_tuning import write_tuning
         from tasks.artifacts.streamed import open_prepared
         from tasks.collectives.engine import made_by
         from tasks.collectives.launch.crew import Crew
@@ -70,9 +68,7 @@ def tune_collectives(workspace: Workspace, prepared: ArtifactDirectory, config: 
         rows = max(1, config.training.batch_size // crew.world)
         tuning = tune(crew, config.collectives, UsersModel(config.model, signature, rows, config.training.seed))
         if tuning:
-            writer = ArtifactWriter(Path(workspace.directory))
-            writer.write_json(FILE, to_json(tuning))
-            writer.finish(KIND, {**made_by(config.collectives), "reused": False})
+            write_tuning(Path(workspace.directory), tuning, {**made_by(config.collectives), "reused": False})
 
     return workspace.work(body)
 
@@ -83,12 +79,9 @@ def tabulate_tuning(tuned: MadeByElement) -> str:
     """The recommendation and what was tried, as text, which is also the task's deck."""
     from html import escape
 
-    from tasks.artifacts.format import Artifact
-    from tasks.artifacts.network_profile import KIND
-    from tasks.artifacts.network_tuning import FILE, from_json
+    from tasks.artifacts.network_tuning import read_tuning
 
-    artifact = Artifact.open(local_path(tuned.artifact), KIND)
-    text = str(from_json(artifact.read_json(FILE), str(artifact.path(FILE))))
+    text = str(read_tuning(local_path(tuned.artifact)))
     Deck("Tuning", f"<pre>{escape(text)}</pre>")
     return text
 
@@ -115,11 +108,13 @@ def keep(
     """Leave the profile in the workspace, with its table below the text ``above``, its CSV and its history."""
     import json
 
-    from tasks.artifacts.network_profile import COURSE, CSV, TABLE, write_profile
+    from tasks.artifacts.network_profile import COURSE, CSV, MODEL, TABLE, write_profile
     from tasks.collectives.engine import made_by
-    from tasks.collectives.history import History
+    from tasks.collectives.model.report import fitted
     from tasks.collectives.output import csv_text, table
+    from tasks.network.history import History
 
     course = History(config.history, profile.fingerprint).course()
     texts = {TABLE: above + table(profile), CSV: csv_text(profile), COURSE: json.dumps(course)}
+    texts[MODEL] = json.dumps(fitted(profile))
     write_profile(Path(workspace.directory), profile, {**made_by(config), "reused": reused}, texts)

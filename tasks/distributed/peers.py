@@ -47,8 +47,8 @@ class Peers:
         dist.broadcast_object_list(box, src=0, group=self.group)
         return box[0]
 
-    def leader(self) -> int:
-        """The lowest rank with the same temporary directory as this rank: one per machine or pod."""
+    def neighbours(self) -> list[int]:
+        """The ranks with the same temporary directory as this rank, itself included: those of its machine or pod."""
         status = Path(tempfile.gettempdir()).stat()
         places = self.gather((socket.gethostname(), status.st_dev, status.st_ino))
-        return places.index(places[self.rank])
+        return [rank for rank, place in enumerate(places) if place == places[self.rank]]

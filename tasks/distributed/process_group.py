@@ -11,6 +11,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from tasks.distributed.devices import backend_of, check_gpus
+
 #: References to destroyed groups, kept until the process ends. A group's destructor waits for its threads, and these
 #: may wait for the GIL to free a tensor. Python's reference releases the GIL first, DDP's reducer does not (torch
 #: 2.13): if the reducer dropped the last reference, both would wait for ever.
@@ -28,18 +30,24 @@ class Group:
 
 
 @contextmanager
-def process_group(timeout: timedelta = timedelta(minutes=10), store: dist.Store | None = None) -> Iterator[Group]:
-    """Initialise the process group: NCCL (RCCL on AMD) with a GPU per process, gloo on CPUs. The processes meet in
-    ``store``, or without one in that of the environment."""
+def process_group(
+    timeout: timedelta = timedelta(minutes=10), store: dist.Store | None = None, backend: str = "auto"
+) -> Iterator[Group]:
+    """Initialise the process group: NCCL (RCCL on AMD) with a GPU per process, gloo on CPUs, unless ``backend`` names
+    one. The processes meet in ``store``, or without one in that of the environment.
+
+    Raises ``UserError`` if there are more processes than GPUs on a machine that has some, or none for NCCL.
+    """
     gpus = torch.cuda.device_count()
+    check_gpus(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), gpus)
+    backend = backend_of(backend, gpus)
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpus else torch.device("cpu")
     if gpus:
         torch.cuda.set_device(device)
-    backend = "nccl" if gpus else "gloo"
     dist.init_process_group(
         backend,
         timeout=timeout,
-        device_id=device if gpus else None,
+        device_id=device if backend == "nccl" else None,
         store=store,
         rank=-1 if store is None else int(os.environ["RANK"]),
         world_size=-1 if store is None else int(os.environ["WORLD_SIZE"]),

@@ -30,6 +30,7 @@ from flytekitplugins.kfpytorch.task import PytorchElasticFunctionTask
 
 from tasks.artifacts.format import Artifact
 from tasks.artifacts.store import Store
+from tasks.distributed.devices import check_gpus
 from tasks.errors import Interrupted, UserError
 from tasks.flyte.departure import one_verdict, outlive_sigterm
 from tasks.flyte.failures import GROUP_ENDED, PodPreempted, as_seen_by_flyte, failure_of
@@ -37,6 +38,7 @@ from tasks.flyte.reports import Outcome, Report, clear_report, collect_reports, 
 from tasks.flyte.stage import STORE, Made, StageRun, local_path, map_errors, run_stage, runs_locally
 from tasks.flyte.verdict import OutputPrefix
 from tasks.hardware.cpus import usable_cores
+from tasks.hardware.gpus import visible_gpus
 from tasks.hardware.profile import CHOICE, Placement, Profile, current_profile
 
 
@@ -158,6 +160,7 @@ class DistributedTask(PytorchElasticFunctionTask):
         place = config.profile.placement(config.stage)
         local = runs_locally()
         refuse_other_shape(config.profile.name, place, os.environ, local=local)
+        check_gpus(place.processes, visible_gpus())
         # Workers that torch elastic starts again would share the old ones' store and read their stale addresses.
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // place.processes)))

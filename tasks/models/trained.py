@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load, save
+from safetensors.torch import load
 from torch import Tensor
 
 from tasks.artifacts.format import Artifact, ArtifactWriter
@@ -21,6 +21,7 @@ from tasks.artifacts.training_record import ATTEMPT, HISTORY, KIND, Attempt, His
 from tasks.models.config import ModelConfig
 from tasks.models.factory import Predictor, build, resolve
 from tasks.models.kept import Kept
+from tasks.models.weights_file import Weights
 from tasks.settings import to_dict
 
 
@@ -60,18 +61,19 @@ def write_trained(
     *,
     config: ModelConfig,
     signature: Signature,
-    best: Mapping[str, Tensor],
-    last: Mapping[str, Tensor],
+    best: Mapping[str, Tensor] | Weights,
+    last: Mapping[str, Tensor] | Weights,
     history: History | None = None,
     attempt: Attempt | None = None,
     made_by: Mapping[str, Any],
     kept: Kept | None = None,
 ) -> Artifact:
-    """Write the artifact. ``best`` and ``last`` are state dicts of the :class:`Predictor`."""
+    """Write the artifact. ``best`` and ``last`` are state dicts of the :class:`Predictor`, at once or one by one."""
     writer = ArtifactWriter(directory)
     for name, weights in (("best", best), ("last", last)):
-        plain = {key: tensor.detach().cpu().contiguous() for key, tensor in weights.items()}
-        writer.write_bytes(f"{name}.safetensors", save(plain))
+        with writer.create(f"{name}.safetensors") as file:
+            for chunk in (weights if isinstance(weights, Weights) else Weights.of(weights)).chunks():
+                file.write(chunk)
     named = ModelConfig(resolve(config, signature), config.arguments)
     model = {"config": to_dict(named), "signature": signature.to_json()}
     writer.write_json("model.json", model | ({"kept": kept} if kept else {}))

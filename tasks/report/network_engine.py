@@ -6,7 +6,7 @@ from datetime import datetime
 from pathlib import Path
 
 from tasks.artifacts.format import Artifact
-from tasks.artifacts.network_profile import COURSE, CSV, FILE, KIND, TABLE, from_json
+from tasks.artifacts.network_profile import COURSE, CSV, FILE, KIND, MODEL, TABLE, from_json
 from tasks.report.pages.network_charts import drawn
 from tasks.report.pages.rendering import render
 from tasks.report.run_directory import new_run
@@ -25,7 +25,7 @@ def build_network(runs: Path, network: Path) -> NetworkSummary:
     def fill(directory: Path, now: datetime) -> None:
         for name in (FILE, CSV):
             (directory / name).write_bytes(artifact.read_bytes(name))
-        charts = drawn(profile, artifact.read_json(COURSE))
+        charts = drawn(profile, artifact.read_json(COURSE), artifact.read_json(MODEL))
         page = render("network_page.html", profile=profile, charts=charts, table=table, made=now)
         (directory / PAGE).write_text(page, encoding="utf-8")
 

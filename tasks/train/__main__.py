@@ -54,7 +54,7 @@ def main(prepared: str, output: Path, config: Path | None) -> None:
         request = TrainingRequest(
             prepared=directory,
             model=settings.model,
-            training=settings.training,
+            training=settings.for_training(),
             directory=output,
             checkpoints_home=f"{output}.checkpoints",
             # The agent's run id, so that restarted workers belong to the same run; "none" if it has none.

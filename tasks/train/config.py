@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import field
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from tasks.settings import Settings, settings
-from tasks.train.parallel.config import ParallelConfig
+from tasks.train.parallel.config import GradientsConfig, ParallelConfig
 
 
 @settings
@@ -63,10 +64,29 @@ class TrainingConfig(Settings):
 
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     """How the model is divided among the processes."""
+    gradients: GradientsConfig = field(default_factory=GradientsConfig)
+    """How gradients are exchanged where the model is not divided."""
+    backend: Literal["auto", "nccl", "gloo"] = "auto"
+    """What processes talk by: "auto" takes NCCL (RCCL on AMD) with GPUs and gloo without. Over gloo, NVIDIA and AMD
+    GPUs can work in one job."""
+
+    network_profile: str = ""
+    """The address of a result of the tuner, or of a history of such, that is applied if it is of the same hardware;
+    "latest": the newest in collectives.history."""
+    network_numbers: Literal["", "keep", "may_change"] = ""
+    """Whether settings are applied that can change numbers; empty: as collectives.numbers says."""
 
     def check(self) -> None:
         if self.parallel.divides and self.ema:
             raise self.reject("ema", "0 with training.parallel: averages of divided weights are not built")
+        if self.parallel.divides and self.gradients != GradientsConfig():
+            name = next(n for n, value in vars(self.gradients).items() if value != getattr(GradientsConfig(), n))
+            default = getattr(GradientsConfig(), name)
+            raise self.gradients.reject(name, f"{json.dumps(default)} with training.parallel: only DDP has it")
+        if self.gradients.hook == "bf16" and self.backend == "gloo":
+            raise self.gradients.reject("hook", "fp16 or powersgd with training.backend gloo, which has no bf16 hook")
+        if self.gradients.hook == "powersgd" and self.precision == "fp16":
+            raise self.gradients.reject("hook", "another with training.precision fp16, whose loss scale changes")
         ways = ("checkpoint_every", "checkpoint_seconds", "mean_time_between_failures")
         chosen = [name for name in ways if getattr(self, name)]
         if len(chosen) > 1:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 import time
+from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,7 +27,8 @@ from tasks.models.config import ModelConfig, TeachingConfig
 from tasks.models.factory import Predictor
 from tasks.models.trained import write_trained
 from tasks.settings import to_dict
-from tasks.train.checkpoint import Checkpoints, Restored, Retention
+from tasks.storage import storage_for
+from tasks.train.checkpoint import Checkpoints, Restored, Retention, newest_identity
 from tasks.train.checkpoint.random_state import seed_generators
 from tasks.train.config import TrainingConfig
 from tasks.train.data.loader import layout as layout_of
@@ -37,10 +41,11 @@ from tasks.train.loop.probe import Traits, probe
 from tasks.train.loop.state import Progress, TrainingState, weights_of
 from tasks.train.loop.step import make_optimizer, micro_batches, padded_rows
 from tasks.train.loop.train_loop import TrainLoop
+from tasks.train.network import Applied, agreed
 from tasks.train.parallel.divide import DividedModel, divide
 from tasks.train.parallel.layout import Layout
 from tasks.train.parallel.model import ParallelModel
-from tasks.train.parallel.replicas import replicate
+from tasks.train.parallel.replicas import check_exchange, replicate
 from tasks.train.survival.checkpoint_interval import Interval
 from tasks.train.survival.goodput import RESTORE, GoodputRecorder
 from tasks.train.survival.guard import Guard
@@ -89,11 +94,22 @@ def run(request: TrainingRequest) -> None:
     started = time.perf_counter()
     end_with_torch_elastic()
     training = request.training
+    homes = [training.checkpoint_uri or request.checkpoints_home, request.previous_checkpoints]
+
+    def began() -> Mapping[str, Any] | None:
+        found = newest_identity([storage_for(home) for home in homes if home], request.execution, training.resume)
+        return None if found is None else found.get("network", {})
+
+    store, *_ = next(dist.rendezvous("env://"))
+    applied = agreed(training, began, store, os.environ)
+    exchange = applied.exchange(training.gradients)
     with (
         Watcher(metadata_servers(request.notices), grace_s=request.grace_s) as watcher,
         kernels(training),
-        process_group() as group,
+        process_group(store=dist.PrefixStore("training", store), backend=training.backend) as group,
     ):
+        if group.rank == 0 and group.backend == "gloo" and group.device.type == "cuda":
+            LOG.warning("gloo between GPUs lets NVIDIA's and AMD's work in one job; it was never measured here")
         with same_error_on_all_ranks():
             data = open_prepared(request.prepared)
             check_rows(data)
@@ -104,12 +120,13 @@ def run(request: TrainingRequest) -> None:
             empty = any(parameter.is_meta for parameter in predictor.parameters())
             traits = probe(predictor if empty else predictor.to(group.device), META if empty else group.device)
             check_divisible(training, traits, precision)
+            check_exchange(exchange, group, precision)
         with same_error_on_all_ranks():
             layout = Layout.connect(training.parallel, group.rank, group.world, group.device)
             parallel: ParallelModel = (
                 divide_model(predictor, data, training, layout, group)
                 if training.parallel.divides
-                else replicate(predictor, traits, group)
+                else replicate(predictor, traits, group, exchange, training.seed)
             )
         predictor = parallel.model
         averaged = AveragedWeights(predictor, training.ema) if training.ema else None
@@ -131,12 +148,12 @@ def run(request: TrainingRequest) -> None:
         clock = clock_of(group.device)
         every = interval(training, data)
         checkpoints = Checkpoints(
-            training.checkpoint_uri or request.checkpoints_home,
-            previous=request.previous_checkpoints,
+            homes[0],
+            previous=homes[1],
             model=predictor,
             optimizer=state.optimizer,
-            parts={"scaler": state.scaler} | ({"ema": averaged} if averaged else {}),
-            identity=identity(data, model, training) | lineage.identity(),
+            parts={"scaler": state.scaler, **({"ema": averaged} if averaged else {}), **parallel.parts},
+            identity=identity(data, model, training, applied) | lineage.identity(),
             defaults={"model": to_dict(ModelConfig()), "training": to_dict(TrainingConfig())},
             run=request.execution,
             resume=training.resume,
@@ -204,6 +221,8 @@ def run(request: TrainingRequest) -> None:
                 kept=lineage.kept,
             )
             LOG.info("%s", goodput)
+        else:
+            deque(chain(best.tensors(), last.tensors()), maxlen=0)
         dist.barrier()
 
 
@@ -238,12 +257,15 @@ def check_rows(data: PreparedData) -> None:
             raise UserError(f"data.split: no row fell into the {split} split; give more rows or larger shares")
 
 
-def identity(data: PreparedData, model: ModelConfig, training: TrainingConfig) -> dict[str, Any]:
+def identity(
+    data: PreparedData, model: ModelConfig, training: TrainingConfig, applied: Applied | None = None
+) -> dict[str, Any]:
     """What must equal the checkpoint's to resume it: everything that determines the result, but not how batches are
-    divided into micro-batches and how often checkpoints are saved."""
+    divided into micro-batches and how often checkpoints are saved; and what of the tuner's result is applied."""
     free = {
         *("accumulation", "checkpoint_every", "checkpoint_seconds", "mean_time_between_failures"),
-        *("checkpoint_uri", "resume", "skip_nonfinite", "parallel"),
+        *("checkpoint_uri", "resume", "skip_nonfinite", "parallel", "backend"),
+        *("network_profile", "network_numbers"),
     }
     settings = {name: value for name, value in to_dict(training).items() if name not in free}
     return {
@@ -251,6 +273,7 @@ def identity(data: PreparedData, model: ModelConfig, training: TrainingConfig) -
         "model": to_dict(model),
         "order": ORDER_VERSION,
         "training": settings,
+        **({"network": asdict(applied)} if applied else {}),
     }
 
 

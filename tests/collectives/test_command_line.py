@@ -76,6 +76,13 @@ def test_a_mistake_is_one_line(tmp_path: Path, settings: str, environment: dict[
     assert line.startswith(said)
 
 
+def test_more_processes_than_gpus_is_one_line(tmp_path: Path) -> None:
+    ended = start(tmp_path, ALONE, "launches: 2", "--processes", "3", CUDA_VISIBLE_DEVICES="0")
+    assert ended.returncode == 1
+    (line,) = ended.stdout.strip().splitlines()
+    assert line.startswith("Error: 3 processes for 1 GPU: each process needs one of its own")
+
+
 @pytest.mark.prove
 def test_of_torchruns_ranks_only_the_first_speaks(tmp_path: Path) -> None:
     ended = start(tmp_path, TORCHRUN, GLOO_SOCKET_IFNAME="nowhere0")

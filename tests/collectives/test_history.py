@@ -10,8 +10,8 @@ import pytest
 
 from tasks.artifacts.format import MANIFEST
 from tasks.artifacts.network_profile import FILE
-from tasks.collectives.history import History
 from tasks.errors import UserError
+from tasks.network.history import History
 from tests.support.network_profiles import network_profile
 
 PROFILE = network_profile()

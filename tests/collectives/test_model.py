@@ -9,7 +9,7 @@ import pytest
 
 from tasks.artifacts.network_profile import Fingerprint, Host, Launch, Measurement, NetworkProfile, Topology
 from tasks.collectives.model.hockney import fit
-from tasks.collectives.model.report import lines, step_lines
+from tasks.collectives.model.report import fitted, lines, step_lines
 from tasks.collectives.model.schemes import SCHEMES, Scheme, judge, message_model
 from tasks.collectives.model.step_time import Compute
 
@@ -116,6 +116,16 @@ def test_the_report_says_what_is_followed_and_what_to_expect() -> None:
     assert said[1].startswith("broadcast follows the tree")
     assert said[2].startswith("reduce_scatter follows none of the known schemes (ring -50%): no prediction")
     assert said[3].startswith("all_reduce of 4194304 bytes between 8 ranks: 308 ms (")
+
+
+def test_the_curve_goes_through_what_was_measured_and_is_none_where_nothing_is_explained() -> None:
+    curve = fitted(profile(("eth0 (10.0.0.1)",), 2))
+    measured_ = profile((), 2).of("all_reduce")
+    assert (curve[0]["bytes"], curve[-1]["bytes"]) == (measured_[0].bytes, measured_[-1].bytes)
+    for point, m in ((curve[0], measured_[0]), (curve[-1], measured_[-1])):
+        assert point["low"] <= m.p50 * 1.0001 and m.p50 <= point["high"] * 1.0001
+        assert point["seconds"] == pytest.approx(m.p50, rel=0.02)
+    assert fitted(profile(LOOPBACK, 2)) == []
 
 
 def test_ranks_that_share_cores_over_loopback_are_not_predicted() -> None:

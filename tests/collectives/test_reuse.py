@@ -9,7 +9,7 @@ from pathlib import Path
 from tasks.artifacts.network_profile import NetworkProfile
 from tasks.collectives.config import CollectivesConfig
 from tasks.collectives.engine import find_profile
-from tasks.collectives.history import History
+from tasks.network.history import History
 from tests.support.network_profiles import network_profile
 
 DAY = 86_400

@@ -8,11 +8,11 @@ import pytest
 
 from tasks.collectives.launch.child import Work
 from tasks.collectives.launch.one_launch import launch
-from tasks.collectives.seen.fingerprint import refuse_unknown_interfaces
-from tasks.collectives.seen.gpu_links import amd_links, nvidia_links
-from tasks.collectives.seen.nccl_log import environment, fallbacks, parse
-from tasks.collectives.seen.topology import numa_nodes, rdma_devices
 from tasks.errors import UserError
+from tasks.network.fingerprint import refuse_unknown_interfaces
+from tasks.network.gpu_links import amd_links, nvidia_links
+from tasks.network.nccl_log import environment, fallbacks, parse
+from tasks.network.topology import numa_nodes, rdma_devices
 from tests.support.crews import in_group
 
 #: As NVIDIA's documentation and issues of NCCL print them.

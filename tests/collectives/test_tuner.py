@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tasks.collectives.launch.crew import Crew
 from tasks.collectives.tune import tuner
 from tasks.collectives.tune.candidates import Candidate, candidates
 from tasks.collectives.tune.decision import Decision, decide
+from tasks.collectives.tune.plugin_csv import plugin_csv
 from tasks.collectives.tune.steps import StandIn, in_turns
 from tasks.errors import UserError
 from tests.support.link_profiles import child
@@ -22,8 +24,8 @@ MB = 1 << 20
 HALF = DdpSettings(hook="fp16")
 
 
-def named(backend: str = "gloo", world: int = 2, gradients: Any = (40 * MB, 40 * MB), used: Any = ("eth0",)) -> Any:
-    return {c.name: c for c in candidates(backend, world, gradients, ["eth0", "ib0"], used)}
+def named(backend: str = "gloo", gradients: Any = (40 * MB, 40 * MB), used: Any = ("eth0",)) -> Any:
+    return {c.name: c for c in candidates(backend, gradients, ["eth0", "ib0"], used)}
 
 
 def test_buckets_that_are_the_same_are_one_candidate() -> None:
@@ -34,12 +36,11 @@ def test_buckets_that_are_the_same_are_one_candidate() -> None:
 
 
 def test_what_can_change_numbers_depends_on_the_ranks() -> None:
-    two = [name for name, each in named(world=2).items() if each.may_change_numbers]
-    three = [name for name, each in named(world=3).items() if each.may_change_numbers]
+    two, three = ([name for name, each in named().items() if each.may_change_numbers(world)] for world in (2, 3))
     assert two == ["fp16 compression hook"]
     assert three == ["bucket_cap_mb=50", "static_graph", "fp16 compression hook"]
-    assert named("nccl", 3)["NCCL_ALGO=Tree"].may_change_numbers
-    assert not named("nccl", 3)["NCCL_BUFFSIZE=8388608"].may_change_numbers
+    assert named("nccl")["NCCL_ALGO=Tree"].may_change_numbers(3)
+    assert not named("nccl")["NCCL_BUFFSIZE=8388608"].may_change_numbers(3)
 
 
 def test_other_interfaces_need_fresh_processes_and_nccl_is_never_forced_to_ll128() -> None:
@@ -96,7 +97,7 @@ def test_on_loopback_nothing_is_claimed_for_compression_and_what_cannot_work_is_
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     tried = (
-        Candidate("fp16 compression hook", {"hook": "fp16"}, may_change_numbers=True),
+        Candidate("fp16 compression hook", {"hook": "fp16"}),
         Candidate("GLOO_SOCKET_IFNAME=none0", {}, {"GLOO_SOCKET_IFNAME": "none0"}),
     )
     monkeypatch.setattr(tuner, "what_to_try", lambda *_: tried)
@@ -128,6 +129,25 @@ def test_what_is_recommended_can_be_pasted() -> None:
         "  x: taken: 1.90 times as fast (1.80 to 2.00, 20 turns)",
     ]
     assert "no change: nothing that was tried is faster" in str(tuning_of(DdpSettings(), {}))
+
+
+def test_the_plugins_table_covers_every_size_of_every_operation_with_its_channels() -> None:
+    nccl = replace(tuning_of(DdpSettings(), {}).fingerprint, backend="nccl", world=16, nodes=2)
+    chosen = {"NCCL_ALGO": "Tree", "NCCL_PROTO": "LL", "NCCL_MIN_CTAS": "8", "NCCL_MAX_CTAS": "8"}
+    header, *rows = plugin_csv(Tuning(nccl, "a model", DdpSettings(), chosen)).splitlines()
+    table = [dict(zip(header.split(","), row.split(","), strict=True)) for row in rows]
+    assert {row["collective_type"] for row in table} == {
+        *("allreduce", "broadcast", "reduce", "allgather", "reducescatter"),
+    }
+    for row in table:
+        assert row["min_bytes"] == "0" and int(row["max_bytes"]) > 1 << 40 and row["channels"] == "8"
+        assert (row["nNodes"], row["nRanks"]) == ("2", "16")
+        reduces = row["collective_type"] == "allreduce"
+        assert (row["algorithm"], row["protocol"]) == (("tree", "ll") if reduces else ("ring", "simple"))
+    with pytest.raises(UserError, match="found no better algorithm and channels than NCCL's own choice"):
+        plugin_csv(Tuning(nccl, "a model", DdpSettings(), {"NCCL_PROTO": "LL"}))
+    with pytest.raises(UserError, match="of no use over gloo"):
+        plugin_csv(tuning_of(DdpSettings(), chosen))
 
 
 def tuning_of(ddp: DdpSettings, environment: dict[str, str]) -> Tuning:

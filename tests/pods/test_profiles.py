@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
 from tasks.errors import UserError
-from tasks.flyte.elastic import refuse_other_shape
+from tasks.flyte.elastic import DistributedTask, distributed, refuse_other_shape
 from tasks.hardware.__main__ import main
 from tasks.hardware.gpus import visible_gpus
 from tasks.hardware.placement import Placement
@@ -201,6 +202,14 @@ def test_a_pod_of_another_shape_refuses(
 ) -> None:
     with pytest.raises(UserError, match=message):
         refuse_other_shape("p", place, environment, local=local)
+
+
+def test_the_agent_refuses_more_processes_than_gpus_before_it_starts_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    config = distributed("train")
+    config.profile = Profile("p", Placement(processes=2), {})
+    with pytest.raises(UserError, match="2 processes for 1 GPU: each process needs one of its own"):
+        DistributedTask._attempt(SimpleNamespace(task_config=config))
 
 
 def test_profiles_are_values() -> None:

@@ -10,7 +10,17 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tasks.artifacts.network_profile import COURSE, CSV, TABLE, NetworkProfile, Point, read_profile, write_profile
+from tasks.artifacts.network_profile import (
+    COURSE,
+    CSV,
+    MODEL,
+    TABLE,
+    Fitted,
+    NetworkProfile,
+    Point,
+    read_profile,
+    write_profile,
+)
 from tasks.report import formatting as fmt
 from tasks.report.network_engine import build_network
 from tasks.report.pages.inline_svg import SERIES
@@ -51,6 +61,24 @@ def test_every_operation_has_a_line_of_its_own() -> None:
     assert "operation_3, 1 KiB: " in bandwidth
 
 
+def test_the_model_is_a_line_within_a_band_behind_what_was_measured() -> None:
+    profile = network_profile()
+    ends = profile.of("all_reduce")[:: len(profile.of("all_reduce")) - 1]
+    model = [Fitted(bytes=m.bytes, seconds=m.p50, low=m.p50 * 0.9, high=m.p50 * 1.1) for m in ends]
+    for name in ("bandwidth", "time"):
+        assert "model of all_reduce" not in chart(profile, name)
+        found = str(drawn(profile, model=model)[name])
+        assert "model of all_reduce" in found
+        # The line ends where the first and the last size were measured.
+        line = next(
+            [(float(x), float(y)) for x, y in re.findall(r"([-.0-9]+) ([-.0-9]+)", path.attrib["d"])]
+            for path in ElementTree.fromstring(found).iter("path")
+            if "stroke:var(--ink)" in path.get("style", "") and path.get("d", "").count("L") == 1
+        )
+        measured = points(found)
+        assert line[0] == pytest.approx(measured[0], abs=0.5) and line[-1] == pytest.approx(measured[7], abs=0.5)
+
+
 def test_pairs_are_a_heat_map_darker_where_they_are_slow() -> None:
     pairs = chart(network_profile(4, pair_seconds={(0, 2): 0.08}), "pairs")
     root = ElementTree.fromstring(pairs)
@@ -78,7 +106,7 @@ def test_the_page_of_a_measurement_holds_charts_table_and_findings(tmp_path: Pat
     profile = network_profile(4)
     topology = replace(profile.topology, findings=("rank 2 is slow",))
     profile = replace(profile, topology=topology)
-    write_profile(tmp_path / "in", profile, {}, {TABLE: "# all <of> it", CSV: "operation\n", COURSE: "[]"})
+    write_profile(tmp_path / "in", profile, {}, {TABLE: "# all <of> it", CSV: "operation\n", COURSE: "[]", MODEL: "[]"})
     summary = build_network(tmp_path / "runs", tmp_path / "in")
     directory = Path(summary.directory)
     assert {path.name for path in directory.iterdir()} == {"network.html", "profile.json", "profile.csv"}

@@ -11,7 +11,7 @@ import math
 import os
 import pickle
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -120,21 +120,36 @@ def by_hand(case: Case) -> Outcome:
 
 def train_divided(case: Case) -> Outcome:
     """One rank's part of the same training under the case's layout."""
+    from tasks.distributed.process_group import Group
     from tasks.train.checkpoint import Checkpoints
+    from tasks.train.loop.probe import Traits
     from tasks.train.parallel.config import ParallelConfig
-    from tasks.train.parallel.divide import divide
+    from tasks.train.parallel.divide import divide, fill
     from tasks.train.parallel.layout import Layout
+    from tasks.train.parallel.model import ParallelModel
+    from tasks.train.parallel.replicas import replicate
 
     device = torch.device("cpu")
     layout = Layout.connect(ParallelConfig(**case.parallel), dist.get_rank(), dist.get_world_size(), device)
     rows = math.ceil(math.ceil(BATCH / layout.data_size) / case.accumulation)
-    model = divide(model_of(case, empty=True), layout, device, SEED, micro_batches=case.accumulation, rows=rows)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)
+    predictor = model_of(case, empty=True)
+    model: ParallelModel
+    if layout.config.divides:
+        model = divide(predictor, layout, device, SEED, micro_batches=case.accumulation, rows=rows)
+    else:
+        fill(predictor, device, SEED)
+        model = replicate(predictor, Traits(), Group(layout.rank, layout.world, device, "gloo"))
+    optimizer = torch.optim.AdamW(model.model.parameters(), lr=RATE, fused=True)
     losses, norms = [], []
     start, restored, checkpoints = 0, {}, None
     if case.home:
         checkpoints = Checkpoints(
-            case.home, model=model.model, optimizer=optimizer, identity={}, layout=layout.sizes, timeout=PATIENCE
+            case.home,
+            model=model.model,
+            optimizer=optimizer,
+            identity={},
+            layout=layout.sizes if layout.config.divides else (),
+            timeout=PATIENCE,
         )
     if case.resume and checkpoints:
         found = checkpoints.restore()
@@ -260,6 +275,11 @@ def on_ranks(
     if failed:
         raise RuntimeError(f"{len(failed)} of {world} ranks failed:\n{failed[0]}")
     return results
+
+
+def each_in_turn(cases: Sequence[Case]) -> list[Outcome]:
+    """One rank's part of several cases of the same number of processes."""
+    return [train_divided(case) for case in cases]
 
 
 def divided(case: Case, out: Path) -> list[Outcome]:

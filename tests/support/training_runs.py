@@ -52,6 +52,8 @@ class Job:
     accumulation: int = 1
     dropout: float = 0.2
     ema: float = 0.0
+    #: More of the section training.
+    training: dict[str, Any] = dataclasses.field(default_factory=dict)
     #: A factory, instead of the built-in network.
     factory: str = ""
     #: A trained model to learn from, too.
@@ -112,6 +114,7 @@ def run_rank(job: Job, rank: int, port: int, faults: tuple[Fault, ...], fired: P
             batch_size=75,
             accumulation=job.accumulation,
             ema=job.ema,
+            **job.training,
             checkpoint_every=job.checkpoint_every,
             evaluate_every=5,
             patience=0,

@@ -17,9 +17,9 @@ from tasks.collectives.config import CollectivesConfig
 from tasks.collectives.launch.child import Work
 from tasks.collectives.launch.timing import FEWEST, settle, slowest, timed
 from tasks.collectives.operations.cases import Kind, prepare
-from tasks.collectives.operations.support import possible, refuse_too_large
-from tasks.collectives.seen.fingerprint import fingerprint_of
-from tasks.collectives.seen.topology import free_memory_of, gathered, topology_of
+from tasks.collectives.operations.support import free_memory_of, possible, refuse_too_large
+from tasks.network.fingerprint import fingerprint_of
+from tasks.network.topology import gathered, topology_of
 
 #: The size of what a pair of ranks exchanges, unless the largest is smaller.
 PAIR_BYTES = 1 << 20

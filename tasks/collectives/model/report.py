@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from tasks.artifacts.network_profile import NetworkProfile
+import numpy as np
+
+from tasks.artifacts.network_profile import Fitted, NetworkProfile
 from tasks.collectives.model.hockney import Hockney
 from tasks.collectives.model.schemes import SCHEMES, TOLERATED, judge, message_model, shared_cores
 from tasks.collectives.model.step_time import Compute, predict
 
 FEWEST_SIZES = 3
+CURVE_POINTS = 60
 RING = SCHEMES["all_reduce"][0]
 
 
@@ -42,6 +45,17 @@ def lines(profile: NetworkProfile) -> Iterator[str]:
             return
         expected = RING.seconds(message, world, size)
         yield f"all_reduce of {size} bytes between {world} ranks: {expected.milliseconds} expected, on a like network"
+
+
+def fitted(profile: NetworkProfile) -> list[Fitted]:
+    """The model of all_reduce between its smallest and its largest size; empty where it explains nothing."""
+    message = message_of(profile)
+    if message is None or message.error > TOLERATED or shared_cores(profile, profile.fingerprint.world):
+        return []
+    measured, world = profile.of("all_reduce"), profile.fingerprint.world
+    sizes = np.geomspace(measured[0].bytes, measured[-1].bytes, CURVE_POINTS).round().astype(int).tolist()
+    estimates = [(size, RING.seconds(message, world, size)) for size in sizes]
+    return [Fitted(bytes=size, seconds=e.seconds, low=e.low, high=e.high) for size, e in estimates]
 
 
 def step_lines(profile: NetworkProfile, compute: Compute) -> Iterator[str]:

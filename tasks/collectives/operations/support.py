@@ -12,11 +12,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import torch
+
 from tasks.collectives.config import CollectivesConfig
 from tasks.collectives.operations.cases import ALWAYS_IN_PLACE, IN_AND_OUT_OF_PLACE, REDUCING, Kind
 from tasks.errors import UserError
 from tasks.hardware.cgroup import groups, read
 from tasks.hardware.memory import memory_allowed
+from tasks.network.topology import gathered
 
 
 def lacks(backend: str, kind: Kind) -> str:
@@ -86,6 +89,14 @@ def refuse_too_large(config: CollectivesConfig, asked: Sequence[Kind], places: M
 def largest_that_fits(largest: int, needed: int, room: int) -> int:
     """A power of two."""
     return 1 << max(6, int(largest * room / needed).bit_length() - 1)
+
+
+def free_memory_of(device: torch.device) -> dict[int, tuple[str, int]]:
+    """Where each rank's memory for buffers is, and how many bytes of it are free."""
+    if device.type == "cuda":
+        place = f"{torch.cuda.get_device_name(device)} of {socket.gethostname()}, {device}"
+        return dict(enumerate(gathered((place, torch.cuda.mem_get_info(device)[0]))))
+    return dict(enumerate(gathered(free_memory())))
 
 
 def free_memory() -> tuple[str, int]:

@@ -10,7 +10,7 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tasks.artifacts.network_tuning import DdpSettings
+from tasks.artifacts.network_tuning import DdpSettings, changes_numbers
 from tasks.collectives.model.step_time import buckets_of
 
 BUCKETS_MB = (5, 10, 50, 100, 250)
@@ -24,8 +24,6 @@ NCCL: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("NCCL_P2P_NET_CHUNKSIZE",), ("262144", "524288")),
     (("NCCL_IB_QPS_PER_CONNECTION",), ("2", "4", "8")),
 )
-#: On three ranks and more these change the order in which gradients are added.
-CHANGES_ORDER = ("NCCL_ALGO", "NCCL_PROTO", "NCCL_MIN_CTAS")
 
 
 @dataclass(frozen=True)
@@ -37,44 +35,42 @@ class Candidate:
     ddp: dict[str, Any] = field(default_factory=dict)
     #: Variables for fresh processes; empty for what a running process can change.
     environment: dict[str, str] = field(default_factory=dict)
-    may_change_numbers: bool = False
+
+    def may_change_numbers(self, world: int) -> bool:
+        return any(changes_numbers(name, world) for name in (*self.ddp, *self.environment))
 
     def applied(self, to: DdpSettings) -> DdpSettings:
         return replace(to, **self.ddp)
 
 
 def candidates(
-    backend: str, world: int, gradients: Sequence[int], interfaces: Iterable[str], used: Container[str]
+    backend: str, gradients: Sequence[int], interfaces: Iterable[str], used: Container[str]
 ) -> tuple[Candidate, ...]:
     """In the order in which they are tried. ``gradients`` are the bytes of each, ``interfaces`` those that all hosts
     have, ``used`` those that gloo uses by itself."""
-    several = world > 2
     found = [
-        *bucket_candidates(gradients, several),
+        *bucket_candidates(gradients),
         Candidate("gradient_as_bucket_view", {"gradient_as_bucket_view": True}),
-        Candidate("static_graph", {"static_graph": True}, may_change_numbers=several),
-        Candidate("fp16 compression hook", {"hook": "fp16"}, may_change_numbers=True),
+        Candidate("static_graph", {"static_graph": True}),
+        Candidate("fp16 compression hook", {"hook": "fp16"}),
     ]
     if backend == "gloo":
         others = [name for name in interfaces if name not in used]
         found += [Candidate(f"GLOO_SOCKET_IFNAME={name}", {}, {"GLOO_SOCKET_IFNAME": name}) for name in others]
     if backend == "nccl":
-        found += [nccl_candidate(names, value, several) for names, values in NCCL for value in values]
+        found += [nccl_candidate(names, value) for names, values in NCCL for value in values]
     return tuple(found)
 
 
-def bucket_candidates(gradients: Sequence[int], several: bool) -> list[Candidate]:
+def bucket_candidates(gradients: Sequence[int]) -> list[Candidate]:
     known, found = [buckets_of(gradients)], []
     for megabytes in BUCKETS_MB:
         buckets = buckets_of(gradients, megabytes << 20, megabytes << 20)
         if buckets not in known:
             known.append(buckets)
-            setting = {"bucket_cap_mb": megabytes}
-            found.append(Candidate(f"bucket_cap_mb={megabytes}", setting, may_change_numbers=several))
+            found.append(Candidate(f"bucket_cap_mb={megabytes}", {"bucket_cap_mb": megabytes}))
     return found
 
 
-def nccl_candidate(names: Sequence[str], value: str, several: bool) -> Candidate:
-    variables = dict.fromkeys(names, value)
-    name = ", ".join(f"{name}={value}" for name in names)
-    return Candidate(name, {}, variables, may_change_numbers=several and names[0] in CHANGES_ORDER)
+def nccl_candidate(names: Sequence[str], value: str) -> Candidate:
+    return Candidate(", ".join(f"{name}={value}" for name in names), {}, dict.fromkeys(names, value))

@@ -10,12 +10,12 @@ from __future__ import annotations
 import time
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from typing import Any
 
 from tasks.artifacts.network_profile import NetworkProfile
 from tasks.artifacts.network_tuning import DdpSettings, Trial, Tuning, Verdict
 from tasks.collectives.config import CollectivesConfig
-from tasks.collectives.engine import meet
-from tasks.collectives.history import History
+from tasks.collectives.engine import made_by, meet
 from tasks.collectives.launch.crew import Crew
 from tasks.collectives.launch.one_launch import look
 from tasks.collectives.model.report import step_lines
@@ -25,6 +25,7 @@ from tasks.collectives.tune.decision import FEWEST_TURNS, Decision, decide
 from tasks.collectives.tune.steps import Model, compute_of, in_one_launch, in_turns
 from tasks.errors import Interrupted, UserError
 from tasks.logs import logger
+from tasks.network.history import History, Tunings
 
 LOG = logger("collectives")
 
@@ -39,7 +40,12 @@ def tune(crew: Crew, config: CollectivesConfig, model: Model) -> Tuning | None:
         meet(crew)
         empty = crew.launch(look, config)
         compute = crew.launch(compute_of, model)
-        listed = crew.from_leader("tune/candidates", lambda: [asdict(each) for each in what_to_try(empty, compute)])
+
+        def begin() -> list[dict[str, Any]]:
+            Tunings(config.history, empty.fingerprint).check_writable()
+            return [asdict(each) for each in what_to_try(empty, compute)]
+
+        listed = crew.from_leader("tune/candidates", begin)
         tuner = Tuner(crew, model, len(listed), config.numbers == "may_change")
         ends = time.monotonic() + config.tune_seconds
         trials = []
@@ -55,7 +61,9 @@ def tune(crew: Crew, config: CollectivesConfig, model: Model) -> Tuning | None:
         return None
     latest = History(config.history, empty.fingerprint).latest()
     expected = tuple(step_lines(latest, compute)) if latest else ()
-    return Tuning(empty.fingerprint, str(model), tuner.ddp, tuner.environment, tuple(trials), expected)
+    tuning = Tuning(empty.fingerprint, str(model), tuner.ddp, tuner.environment, tuple(trials), expected)
+    LOG.info("kept as %s", Tunings(config.history, empty.fingerprint).publish(tuning, made_by(config)))
+    return tuning
 
 
 def share_of_time(ends: float, left: int) -> float:
@@ -68,7 +76,7 @@ def what_to_try(empty: NetworkProfile, compute: Compute) -> tuple[Candidate, ...
     names = [{line.partition(":")[0] for line in host.interfaces} for host in empty.topology.hosts]
     shared = sorted(set.intersection(*names)) if names else []
     used = {line.partition(" ")[0] for line in empty.topology.transports}
-    return candidates(empty.fingerprint.backend, empty.fingerprint.world, compute.gradients, shared, used)
+    return candidates(empty.fingerprint.backend, compute.gradients, shared, used)
 
 
 @dataclass
@@ -121,7 +129,7 @@ class Tuner:
         """All decisions have to be for it; the figures are those of the last, the training step."""
         verdict: Verdict = "no change"
         if all(decision.change for decision in decisions):
-            allowed = self.may_change_numbers or not candidate.may_change_numbers
+            allowed = self.may_change_numbers or not candidate.may_change_numbers(self.crew.world)
             verdict = "taken" if allowed else "may change numbers"
         step = decisions[-1]
         return Trial(candidate.name, verdict, step.gain, step.low, step.high, step.turns, step.unseen)

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator, NullLocator
 
-from tasks.artifacts.network_profile import Measurement, NetworkProfile, Point
+from tasks.artifacts.network_profile import Fitted, Measurement, NetworkProfile, Point, bus_factor
 from tasks.report import formatting as fmt
 from tasks.report.pages.charts import DARK, figure_of, plot_point
 from tasks.report.pages.inline_svg import CARD, INK, PIXELS_PER_INCH, SERIES, WIDTH, inline_svg, tooltip
@@ -23,13 +23,16 @@ MOST_RANKS_DRAWN = 32
 LEGEND_LINE = 20
 
 
-def drawn(profile: NetworkProfile, course: Sequence[Point] = ()) -> dict[str, Markup | None]:
-    """Every chart by name; None where there is nothing to draw. ``course`` is that of the history, if it is known."""
+def drawn(
+    profile: NetworkProfile, course: Sequence[Point] = (), model: Sequence[Fitted] = ()
+) -> dict[str, Markup | None]:
+    """Every chart by name; None where there is nothing to draw. ``course`` is that of the history, and ``model`` what
+    is fitted to all_reduce, if they are known."""
     series = {m.operation: found for m in profile.measurements if (found := moving(profile.of(m.operation)))}
     ranks = profile.fingerprint.world
     return {
-        "bandwidth": bus_bandwidth(series),
-        "time": call_time(series),
+        "bandwidth": bus_bandwidth(series, model, ranks),
+        "time": call_time(series, model),
         "pairs": pairs(profile.pairs, ranks) if profile.pairs and 2 < ranks <= MOST_RANKS_DRAWN else None,
         "course": over_time(course) if len(course) > 1 else None,
     }
@@ -41,20 +44,38 @@ def moving(found: Sequence[Measurement]) -> list[Measurement]:
 
 
 @inline_svg
-def bus_bandwidth(axes: Axes, series: Mapping[str, Sequence[Measurement]]) -> str:
-    """Bus bandwidth over the message size, one line per collective; bars are intervals over launches."""
+def bus_bandwidth(
+    axes: Axes, series: Mapping[str, Sequence[Measurement]], model: Sequence[Fitted] = (), ranks: int = 2
+) -> str:
+    """Bus bandwidth over the message size, one line per collective; bars are intervals over launches, and the band that
+    of the model."""
+    band(axes, model, lambda size, seconds: size / seconds / 1e9 * bus_factor("all_reduce", ranks))
     plot(axes, series, lambda m, seconds: m.busbw(seconds))
     powers_of_ten(axes, [m.busbw() for found in series.values() for m in found], "GB/s")
     return "Bus bandwidth by message size"
 
 
 @inline_svg
-def call_time(axes: Axes, series: Mapping[str, Sequence[Measurement]]) -> str:
-    """Median time of a call in microseconds over the message size; bars are intervals over launches."""
+def call_time(axes: Axes, series: Mapping[str, Sequence[Measurement]], model: Sequence[Fitted] = ()) -> str:
+    """Median time of a call in microseconds over the message size; bars are intervals over launches, and the band that
+    of the model."""
+    band(axes, model, lambda _, seconds: seconds * 1e6)
     plot(axes, series, lambda m, seconds: seconds * 1e6)
     powers_of_ten(axes, [m.p50 * 1e6 for found in series.values() for m in found], "")
     axes.yaxis.set_major_formatter(duration)
     return "Time of a call by message size"
+
+
+def band(axes: Axes, model: Sequence[Fitted], figure: Callable[[int, float], float]) -> None:
+    """The model of all_reduce behind what was measured: its line, and its interval as a band."""
+    if not model:
+        return
+    sizes = [point["bytes"] for point in model]
+    low = [figure(p["bytes"], p["low"]) for p in model]
+    middle = [figure(p["bytes"], p["seconds"]) for p in model]
+    high = [figure(p["bytes"], p["high"]) for p in model]
+    axes.fill_between(sizes, low, high, color=INK, alpha=0.12, linewidth=0, label="model of all_reduce")
+    axes.plot(sizes, middle, color=INK, linewidth=1, alpha=0.6)
 
 
 def plot(

@@ -341,12 +341,13 @@ class Checkpoints:
         for of_rank in self._peers.gather({name: tuple(tensor.shape) for name, tensor in live.items()}):
             sizes |= of_rank
         check_tensors(candidate, index, sizes)
-        # What only other ranks hold is theirs to read; what none holds yet is read by all.
-        others = sizes.keys() - live.keys()
+        # What only other ranks hold is theirs to read. What none holds is of no use, but for a progress that was not
+        # given, which all read.
+        unknown = {name for name in index.keys() - sizes.keys() if into is None and name.startswith("progress/")}
         tensors = {
             name: live[name] if name in live else torch.empty(entry["size"], dtype=getattr(torch, entry["dtype"]))
             for name, entry in index.items()
-            if name not in others
+            if name in live or name in unknown
         }
         dcp.load(
             tensors,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from tasks.artifacts.format import FORMAT, MANIFEST, Artifact, DamagedArtifact
 from tasks.distributed.peers import Peers
 from tasks.errors import UserError
-from tasks.storage import MissingObject, Storage
+from tasks.storage import MissingObject, Storage, StorageUnavailable
 from tasks.train.checkpoint.layout import Name, complete
 from tasks.train.checkpoint.publish import CONTENT, KIND, run_and_gather
 
@@ -45,11 +45,15 @@ class ResumePolicy:
     #: What a setting that is absent from an identity is: older checkpoints do not know newer settings.
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
+    def uses(self, name: Name, made_by: Mapping[str, Any]) -> bool:
+        """Whether it may be resumed from, if it is alike."""
+        ours = name.attempt == self.attempt or (self.run and made_by.get("run") == self.run)
+        return self.resume != "never" or bool(ours)
+
     def check(self, candidate: Candidate, manifest: Mapping[str, Any]) -> None:
         """Raise ``UserError`` if its identity or format is another, ``SkippedCheckpoint`` if it is to be ignored."""
         made_by = manifest["made_by"]
-        ours = candidate.name.attempt == self.attempt or (self.run and made_by.get("run") == self.run)
-        if self.resume == "never" and not ours:
+        if not self.uses(candidate.name, made_by):
             raise SkippedCheckpoint
         if manifest["format"] > FORMAT or made_by.get("content", 0) > CONTENT:
             raise UserError(
@@ -97,14 +101,28 @@ def candidates(storages: list[Storage]) -> list[tuple[int, Name]]:
     return [(index, name) for index, storage in enumerate(storages) for name in complete(storage.list("step-"))]
 
 
+def newest_identity(storages: list[Storage], run: str, resume: str) -> Mapping[str, Any] | None:
+    """The identity of the checkpoint that a run would go on from if it is intact; None if there is none. What is wrong
+    with it or with the storage is left to those who read it whole."""
+    policy = ResumePolicy({}, run, resume)
+    with tempfile.TemporaryDirectory(prefix="checkpoint-") as temporary, suppress(StorageUnavailable):
+        for index, name in candidates(storages):
+            with suppress(MissingObject, ValueError, KeyError, TypeError):
+                manifest = json.loads(storages[index].get(f"{name}/{MANIFEST}", Path(temporary)).read_bytes())
+                if policy.uses(name, manifest["made_by"]):
+                    return manifest["made_by"]["identity"]
+    return None
+
+
 @contextmanager
 def verified(candidate: Candidate, peers: Peers, policy: ResumePolicy) -> Iterator[Artifact]:
-    """The checkpoint on this machine, every byte verified on every rank.
+    """The checkpoint on this machine, every byte verified there: each rank of the machine verifies some of the files.
 
     All ranks raise the same: ``SkippedCheckpoint`` or ``UserError`` by the policy, ``DamagedArtifact`` or
     ``MissingObject`` if a rank found it damaged, ``StorageUnavailable``.
     """
-    leader = peers.leader()
+    neighbours = peers.neighbours()
+    leader = neighbours[0]
     with tempfile.TemporaryDirectory(prefix="checkpoint-", ignore_cleanup_errors=True) as temporary:
         directories = run_and_gather(
             peers, lambda: fetch(candidate, policy, temporary) if peers.rank == leader else None
@@ -112,7 +130,7 @@ def verified(candidate: Candidate, peers: Peers, policy: ResumePolicy) -> Iterat
         if directories[leader] == "":
             raise SkippedCheckpoint
         directory = Path(directories[leader] or "")
-        artifact = open_verified(peers, directory)
+        artifact = open_verified(peers, directory, neighbours)
         yield artifact
         # Wait for all ranks: the leader's temporary directory must exist until they have read it.
         run_and_gather(peers, lambda: None)
@@ -137,10 +155,17 @@ def fetch(candidate: Candidate, policy: ResumePolicy, temporary: str) -> str:
     return str(path.parent)
 
 
-def open_verified(peers: Peers, directory: Path) -> Artifact:
-    """Open the checkpoint and verify every byte. If a rank finds it damaged, all ranks raise."""
+def open_verified(peers: Peers, directory: Path, neighbours: Sequence[int]) -> Artifact:
+    """Open the checkpoint and verify every byte, each of the ``neighbours`` its share of the files. If a rank finds it
+    damaged, all ranks raise."""
     found: list[Artifact] = []
-    run_and_gather(peers, lambda: found.append(Artifact.open(directory, KIND).check_sha256()))
+
+    def check() -> None:
+        artifact = Artifact.open(directory, KIND)
+        mine = sorted(artifact.files)[neighbours.index(peers.rank) :: len(neighbours)]
+        found.append(artifact.check_sha256(mine))
+
+    run_and_gather(peers, check)
     return found[0]
 
 

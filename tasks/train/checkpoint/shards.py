@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -142,11 +142,8 @@ class ShardReader(StorageReader):
             entry = self._index[item.storage_index.fqn]
             piece = self._pieces[item.storage_index]
             sizes = next(c["sizes"] for c in entry["chunks"] if Piece(*c["piece"]) == piece)
-            source = read_tensor(self._directory, piece, entry["dtype"], sizes)
-            for dimension, (offset, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
-                source = source.narrow(dimension, offset, length)
             target = planner.resolve_tensor(item).detach()
-            target.copy_(source)
+            read_into(target, self._directory, piece, entry["dtype"], sizes, item.storage_offsets)
             planner.commit_tensor(item, target)
         done: Future[None] = Future()
         done.set_result(None)
@@ -161,6 +158,27 @@ def raw_bytes(tensor: Tensor) -> memoryview:
     """The bytes of a CPU tensor, without a copy if it is contiguous."""
     flat = tensor.detach().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
+
+
+def read_into(
+    target: Tensor, directory: Path, piece: Piece, dtype: str, sizes: Sequence[int], offsets: Sequence[int]
+) -> None:
+    """Fill ``target`` with the part of one piece, a tensor of ``sizes``, that begins at ``offsets``. No more is read
+    than its rows, and no more held at once than :data:`BLOCK_BYTES`, or one row."""
+    if not target.numel():
+        return
+    rows = sizes[0] if sizes else 1
+    row_bytes = piece.size // rows
+    wanted = target if sizes else target.reshape(1)
+    step = max(1, BLOCK_BYTES // row_bytes)
+    for start in range(0, len(wanted), step):
+        count = min(step, len(wanted) - start)
+        first = (offsets[0] if sizes else 0) + start
+        block = Piece(piece.file, piece.start + first * row_bytes, count * row_bytes)
+        part = read_tensor(directory, block, dtype, [count, *sizes[1:]])
+        for dimension in range(1, len(sizes)):
+            part = part.narrow(dimension, offsets[dimension], target.shape[dimension])
+        wanted.narrow(0, start, count).copy_(part)
 
 
 def read_tensor(directory: Path, piece: Piece, dtype: str, sizes: list[int]) -> Tensor:

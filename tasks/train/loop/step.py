@@ -87,6 +87,7 @@ def train_step(
     update(state.optimizer, verdict)
     state.optimizer.zero_grad(set_to_none=True)
     skip = verdict.skip.bool()
+    state.parallel.after_step(skip)
     for buffer, old in zip(changing, before, strict=True):
         buffer.copy_(torch.where(skip, old, buffer))
     if changing and group.world > 1:

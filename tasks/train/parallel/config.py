@@ -9,6 +9,9 @@ from pydantic import Field
 from tasks.errors import UserError
 from tasks.settings import Settings, settings
 
+#: Columns of PowerSGD's matrices if nothing else is said.
+GRADIENT_RANK = 2
+
 
 @settings
 class ParallelConfig(Settings):
@@ -80,3 +83,26 @@ class ParallelConfig(Settings):
                 "a divisor of that, or 0"
             )
         return self.pipeline, replicas, data // replicas, self.tensor
+
+
+@settings
+class GradientsConfig(Settings):
+    """How processes that each hold the whole model (DDP) exchange their gradients."""
+
+    section = "training.gradients"
+
+    hook: Literal["none", "fp16", "bf16", "powersgd"] = "none"
+    """How gradients travel: as they are, in half the bytes, or as products of thin matrices (PowerSGD); all but "none"
+    change the numbers."""
+    rank: Annotated[int, Field(ge=1)] = GRADIENT_RANK
+    """The most columns of PowerSGD's matrices: more are more exact, and more bytes."""
+    bucket_cap_mb: Annotated[int, Field(ge=0)] = 0
+    """Megabytes of gradients that are reduced at once; 0 leaves it to PyTorch: 25, and 1 for the first."""
+    gradient_as_bucket_view: bool = False
+    """Whether gradients lie where they are reduced, instead of being copied there."""
+    static_graph: bool = False
+    """Whether PyTorch may rely on the same parameters taking part in every batch."""
+
+    def check(self) -> None:
+        if self.rank != GRADIENT_RANK and self.hook != "powersgd":
+            raise self.reject("rank", f"{GRADIENT_RANK}, or training.gradients.hook powersgd")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -18,6 +18,7 @@ from tasks.distributed.process_group import Group
 from tasks.models.factory import Predictor
 from tasks.models.initial import fill_part
 from tasks.models.plan import plan_of
+from tasks.models.weights_file import Kind, Weights, in_file_order
 from tasks.train.parallel.gradients import clip, local, settle, total_norm
 from tasks.train.parallel.layout import DATA, Layout, check_plan
 from tasks.train.parallel.model import Forward, LossOf, ParallelModel
@@ -76,18 +77,38 @@ class DividedModel(ParallelModel):
     def clip(self, norm: Tensor, largest: float) -> None:
         clip(self.parameters(), norm, largest)
 
+    def after_step(self, skip: Tensor) -> None:
+        """Nothing is kept of gradients."""
+
+    def whole(self, tensors: Mapping[str, Tensor]) -> Weights:
+        mine = {name: Kind(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+        everyones: list[dict[str, Kind]] = [{} for _ in range(self._layout.world)]
+        dist.all_gather_object(everyones, mine)
+        kinds = {name: Kind(*kind) for one in everyones for name, kind in one.items()}
+        holders = {name: next(rank for rank, one in enumerate(everyones) if name in one) for name in kinds}
+        return Weights(kinds, lambda: self._one_by_one(tensors, kinds, holders))
+
     @torch.no_grad()
-    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _one_by_one(
+        self, tensors: Mapping[str, Tensor], kinds: Mapping[str, Kind], holders: Mapping[str, int]
+    ) -> Iterator[Tensor]:
+        """Put each tensor together on all processes that hold a part of it; the first of them sends it to rank 0."""
+        assert self._layout.mesh is not None
         # Torch warns that a tensor that is divided twice takes two gathers.
         logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
-        mine = {name: x.full_tensor() if isinstance(x, DTensor) else x for name, x in tensors.items()}
-        mine = {name: tensor.cpu() for name, tensor in mine.items()}
-        if self._pipeline is None:
-            return mine
-        first = all(self._layout.place(name) == 0 for name in (*DATA, "tensor"))
-        everyones: list[dict[str, Tensor]] = [{} for _ in range(self._layout.world)]
-        dist.gather_object(mine if first else {}, everyones if self._layout.rank == 0 else None)
-        return {name: tensor for one in everyones for name, tensor in one.items()}
+        device, rank = self._layout.mesh.device_type, self._layout.rank
+        for name in in_file_order(kinds):
+            whole = torch.empty(0)
+            if name in tensors:
+                part = tensors[name].to(device)
+                whole = part.full_tensor() if isinstance(part, DTensor) else part
+            if holders[name] and rank == holders[name]:
+                dist.send(whole, 0)
+            elif holders[name] and rank == 0:
+                whole = torch.empty(kinds[name].shape, dtype=kinds[name].dtype, device=device)
+                dist.recv(whole, holders[name])
+            if rank == 0:
+                yield whole
 
 
 class JoinedParts(Predictor):

@@ -5,11 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from types import MappingProxyType
 
 from torch import Tensor
 
 from tasks.distributed.process_group import Group
 from tasks.models.factory import Predictor
+from tasks.models.weights_file import Weights
+from tasks.train.checkpoint import Stateful
 
 #: The loss of a micro-batch's outputs, given the place of its first row in the batch.
 LossOf = Callable[[Tensor, int], Tensor]
@@ -28,6 +31,8 @@ class ParallelModel(ABC):
     counts_losses: bool = True
     #: Whether this process holds the whole model, and so can try rows without the others.
     is_whole: bool = False
+    #: What else a checkpoint has to hold, by name.
+    parts: Mapping[str, Stateful] = MappingProxyType({})
 
     @abstractmethod
     def sharing_rows(self, group: Group) -> Group:
@@ -59,5 +64,10 @@ class ParallelModel(ABC):
         """Scale the gradients down to the norm ``largest`` if that of the whole model, ``norm``, is larger."""
 
     @abstractmethod
-    def whole(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """The whole tensors of which these are this process's parts, on rank 0's host."""
+    def after_step(self, skip: Tensor) -> None:
+        """The step of this gradient is taken, or skipped: bool, a scalar on the device."""
+
+    @abstractmethod
+    def whole(self, tensors: Mapping[str, Tensor]) -> Weights:
+        """The whole tensors of which these are this process's parts, one at a time, on rank 0. All ranks must take
+        them, though the others get none."""

@@ -6,31 +6,41 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 
 from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from tasks.distributed.process_group import Group
 from tasks.logs import logger
 from tasks.models.factory import Predictor, zeros
+from tasks.models.weights_file import Weights
 from tasks.train.loop.coupled_rows import ROWS, running_statistics
 from tasks.train.loop.probe import Traits, undone
+from tasks.train.parallel.config import GradientsConfig
 from tasks.train.parallel.model import Forward, LossOf, ParallelModel
+from tasks.train.parallel.powersgd import PowerSGD
 
 LOG = logger("train")
 
 
 class ReplicatedModel(ParallelModel):
-    """A model of which every process holds a replica. ``ddp`` averages the gradients of all; without it the process
-    trains alone."""
+    """A model of which every process holds a replica. ``ddp`` averages the gradients of all, with ``powersgd`` if that
+    is its hook; without it the process trains alone."""
 
     is_whole = True
 
     def __init__(
-        self, model: Predictor, traits: Traits | None = None, ddp: DistributedDataParallel | None = None
+        self,
+        model: Predictor,
+        traits: Traits | None = None,
+        ddp: DistributedDataParallel | None = None,
+        powersgd: PowerSGD | None = None,
     ) -> None:
         self.model = model
         self._couples_rows = traits is not None and traits.couples_rows
         self.ddp = ddp
+        self._powersgd = powersgd
+        self.parts = {"gradients": powersgd} if powersgd else {}
         self._parameters = list(model.parameters())
 
     def sharing_rows(self, group: Group) -> Group:
@@ -61,12 +71,18 @@ class ReplicatedModel(ParallelModel):
     def clip(self, norm: Tensor, largest: float) -> None:
         clip_grads_with_norm_(self._parameters, largest, norm)
 
-    def whole(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        return tensors
+    def after_step(self, skip: Tensor) -> None:
+        if self._powersgd:
+            self._powersgd.after_step(skip)
+
+    def whole(self, tensors: Mapping[str, Tensor]) -> Weights:
+        return Weights.of(tensors)
 
 
-def replicate(model: Predictor, traits: Traits, group: Group) -> ReplicatedModel:
-    """Wrap the model so that backward passes average the gradient over all ranks.
+def replicate(
+    model: Predictor, traits: Traits, group: Group, settings: GradientsConfig | None = None, seed: int = 0
+) -> ReplicatedModel:
+    """Wrap the model so that backward passes average the gradient over all ranks, exchanged by ``settings``.
 
     DDP broadcasts all buffers before every forward pass, constant ones too, so that is switched off;
     :func:`~tasks.train.loop.coupled_rows.broadcast_buffers` does it for those that change. Two passes over zeros make
@@ -76,14 +92,37 @@ def replicate(model: Predictor, traits: Traits, group: Group) -> ReplicatedModel
     """
     if traits.unused and group.rank == 0:
         LOG.warning("%d parameters take no part in the loss: %s", len(traits.unused), ", ".join(traits.unused[:3]))
+    settings = settings or GradientsConfig()
     ddp = DistributedDataParallel(
         model,
         device_ids=[group.device] if group.device.type == "cuda" else None,
         forward_sync_buffers=False,
         find_unused_parameters=bool(traits.unused),
+        bucket_cap_mb=settings.bucket_cap_mb or None,
+        gradient_as_bucket_view=settings.gradient_as_bucket_view,
+        static_graph=settings.static_graph,
     )
-    with undone(model):
-        inputs = [x.to(group.device) for x in zeros(model.signature, ROWS)]
-        for _ in range(2):
+    powersgd = PowerSGD(settings.rank, seed, group) if settings.hook == "powersgd" else None
+    inputs = [x.to(group.device) for x in zeros(model.signature, ROWS)]
+
+    def pass_over_zeros() -> None:
+        with undone(model):
             (ddp(*inputs).sum() * 0).backward()
-    return ReplicatedModel(model, traits, ddp)
+
+    for _ in range(2):
+        pass_over_zeros()
+    if powersgd:
+        # Torch refuses annotations that are text, as they are here.
+        ddp.register_comm_hook(powersgd, lambda hook, bucket: hook(bucket))
+        pass_over_zeros()
+    elif settings.hook != "none":
+        ddp.register_comm_hook(None, fp16_compress_hook if settings.hook == "fp16" else bf16_compress_hook)
+    return ReplicatedModel(model, traits, ddp, powersgd)
+
+
+def check_exchange(settings: GradientsConfig, group: Group, precision: str) -> None:
+    """Raise ``UserError`` if gradients cannot be exchanged so between these processes."""
+    if settings.hook == "bf16" and group.backend != "nccl":
+        raise settings.reject("hook", f"fp16 or powersgd over {group.backend}: the bf16 hook is NCCL's alone")
+    if settings.hook == "powersgd" and precision == "fp16":
+        raise settings.reject("hook", "another, or training.precision bf16 or fp32: fp16's loss scale changes")

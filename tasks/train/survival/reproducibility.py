@@ -32,6 +32,7 @@ def conditions(training: TrainingConfig, group: Group) -> dict[str, Any]:
         "layout": describe(training.parallel),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
+        "backend": group.backend,
         "device": torch.cuda.get_device_name(group.device) if gpu else torch.backends.cpu.get_cpu_capability(),
     }
 

@@ -12,17 +12,18 @@ import torch
 import torch.distributed as dist
 
 from tasks.artifacts.network_profile import Fingerprint, Topology
-from tasks.collectives.seen.topology import gathered, interfaces
 from tasks.errors import UserError
 from tasks.hardware.cgroup import read
+from tasks.network.topology import gathered, interfaces
 
 #: By backend, the variable that chooses interfaces.
 CHOICES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
 
 
-def fingerprint_of(topology: Topology, device: torch.device) -> Fingerprint:
-    """The same on all ranks. Names and addresses of machines are no part of it."""
-    backend = dist.get_backend()
+def fingerprint_of(topology: Topology, device: torch.device, backend: str = "") -> Fingerprint:
+    """The same on all ranks, for work over ``backend`` (by default that of the group). Names and addresses of machines
+    are no part of it."""
+    backend = backend or dist.get_backend()
     used = interfaces(os.environ.get("GLOO_SOCKET_IFNAME", "") if backend == "gloo" else "")
     lines = {line for mine in gathered(used) for line in mine} | {
         line for host in topology.hosts for line in (*host.rdma, *host.links)

@@ -12,11 +12,10 @@ import torch
 import torch.distributed as dist
 
 from tasks.artifacts.network_profile import Host, Topology
-from tasks.collectives.operations.support import free_memory
-from tasks.collectives.seen import gloo_sockets, gpu_links, nccl_log
 from tasks.hardware.cgroup import read
 from tasks.hardware.cpus import usable_cores
 from tasks.hardware.machine import this_machine
+from tasks.network import gloo_sockets, gpu_links, nccl_log
 
 
 def gathered(mine: Any) -> list[Any]:
@@ -24,14 +23,6 @@ def gathered(mine: Any) -> list[Any]:
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, mine)
     return found
-
-
-def free_memory_of(device: torch.device) -> dict[int, tuple[str, int]]:
-    """Where each rank's memory for buffers is, and how many bytes of it are free."""
-    if device.type == "cuda":
-        place = f"{torch.cuda.get_device_name(device)} of {socket.gethostname()}, {device}"
-        return dict(enumerate(gathered((place, torch.cuda.mem_get_info(device)[0]))))
-    return dict(enumerate(gathered(free_memory())))
 
 
 def topology_of(device: torch.device) -> Topology:

@@ -1,0 +1,78 @@
+"""What NUMA binding is worth: where it is measured, and that ranks are really bound."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tasks.collectives import engine
+from tasks.collectives.config import CollectivesConfig
+from tasks.collectives.launch.crew import Crew
+from tasks.collectives.launch.numa import bind_threads, node_cpus, node_of, numbers, why_not
+from tasks.collectives.output import table
+from tests.support.network_profiles import network_profile
+from tests.support.processes import FORK
+
+CPU = torch.device("cpu")
+
+
+def nodes_of(place: Path) -> Path:
+    """Two nodes of one CPU each, of those that this process may use, and one of memory only."""
+    mine = sorted(os.sched_getaffinity(0))
+    for number, cpus in enumerate((f"{mine[0]}", f"{mine[-1]},9999", "")):
+        (place / f"node{number}").mkdir(parents=True)
+        (place / f"node{number}" / "cpulist").write_text(cpus + "\n")
+    return place
+
+
+def test_where_a_machine_has_one_node_it_is_left_out_with_the_reason() -> None:
+    profile = network_profile(2)
+    hosts = tuple(replace(host, numa_nodes=2) for host in profile.topology.hosts)
+    assert why_not(replace(profile, topology=replace(profile.topology, hosts=hosts))) == ""
+    one = (*hosts, replace(hosts[0], ranks=(7, 8), numa_nodes=1))
+    assert why_not(replace(profile, topology=replace(profile.topology, hosts=one))) == (
+        "NUMA binding: the machine of rank 7 has one NUMA node"
+    )
+    alone = replace(profile, fingerprint=replace(profile.fingerprint, world=1))
+    assert why_not(alone) == "NUMA binding: a single process has no link"
+
+
+def test_a_rank_gets_the_cpus_of_a_node_that_it_may_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert numbers("0-3,8,10-11") == {0, 1, 2, 3, 8, 10, 11} and numbers("") == set()
+    mine = sorted(os.sched_getaffinity(0))
+    nodes = node_cpus(nodes_of(tmp_path))
+    assert nodes == [{mine[0]}, {mine[-1]}]
+    for rank, node in ((0, 0), (1, 1), (2, 0)):
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        assert node_of(CPU, nodes) == nodes[node]
+
+
+def bound_body(cpu: int, out: Path) -> None:
+    torch.mm(torch.ones(500, 500), torch.ones(500, 500))  # with threads
+    bind_threads({cpu})
+    found = {frozenset(os.sched_getaffinity(int(task.name))) for task in Path("/proc/self/task").iterdir()}
+    out.write_text(str(sorted(map(sorted, found))))
+
+
+def test_all_threads_are_bound(tmp_path: Path) -> None:
+    cpu = max(os.sched_getaffinity(0))
+    process = FORK.Process(target=bound_body, args=(cpu, tmp_path / "found"), daemon=True)
+    process.start()
+    process.join(timeout=30)
+    assert (tmp_path / "found").read_text() == f"[[{cpu}]]"
+
+
+@pytest.mark.prove
+def test_it_is_measured_in_turns_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "NODES", nodes_of(tmp_path))
+    monkeypatch.setattr(engine, "why_not", lambda _: "")
+    crew = Crew.here(2, timeout=60)
+    turns = engine.numa_turns(crew, CollectivesConfig(largest=1 << 16), network_profile(2))
+    assert len(turns) == engine.FEWEST_TURNS and all(free > 0 and bound > 0 for free, bound in turns)
+    assert "with each rank bound to a NUMA node, the largest all_reduce: " in table(
+        replace(network_profile(2), numa=tuple(turns))
+    )

@@ -1,0 +1,153 @@
+"""``training.network_profile``: training applies the tuner's result, and a resumed run keeps what it began with."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tasks.artifacts.network_profile import Fingerprint
+from tasks.artifacts.network_tuning import DdpSettings, Tuning, write_tuning
+from tasks.artifacts.versions import code_version
+from tasks.collectives.config import CollectivesConfig
+from tasks.config import RunConfig
+from tasks.errors import UserError
+from tasks.flyte.stage import digest_of
+from tasks.network.history import Tunings, tuning_at
+from tasks.train.config import TrainingConfig
+from tasks.train.network import Applied, choose
+from tasks.train.parallel.config import GradientsConfig, ParallelConfig
+from tests.support.layout_runs import on_ranks
+from tests.support.network_profiles import network_profile
+from tests.support.toys import table
+from tests.support.training_runs import Fault, Job, attempt, outcome
+
+HERE = network_profile().fingerprint
+VARIABLES = {"NCCL_ALGO": "Ring", "NCCL_BUFFSIZE": "8388608"}
+FOUND = Tuning(HERE, "a model", DdpSettings(50, hook="fp16"), VARIABLES)
+
+
+def look() -> Fingerprint:
+    from tasks.network.fingerprint import fingerprint_of
+    from tasks.network.topology import topology_of
+
+    device = torch.device("cpu")
+    return fingerprint_of(topology_of(device), device)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("prepared") / "table"
+    table(directory, "classification")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def history(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Fingerprint]:
+    """A history in which the tuner's result for two processes here is the fp16 hook."""
+    place = tmp_path_factory.mktemp("history")
+    here = on_ranks(2, look, place / "ranks")[0]
+    Tunings(str(place), here).publish(Tuning(here, "a model", DdpSettings(hook="fp16")), {})
+    return place, here
+
+
+def job(prepared: Path, place: Path, **training: Any) -> Job:
+    return Job(prepared, place, 2, str(place / "home"), dropout=0, training=training)
+
+
+def test_training_applies_what_was_found_and_resumes_with_what_it_began_with(
+    prepared: Path, history: tuple[Path, Fingerprint], tmp_path: Path
+) -> None:
+    place, here = history
+    asked = functools.partial(job, prepared, gradients=GradientsConfig(hook="fp16"))
+    applies = {"network_profile": str(place), "network_numbers": "may_change"}
+    whole, killed = asked(tmp_path / "whole"), job(prepared, tmp_path / "killed", **applies)
+    assert attempt(whole).finished
+    assert not attempt(killed, Fault("step", at=11)).finished
+    assert "applies the tuner's result: hook=fp16" in (killed.place / "log-0").read_text()
+    # Something else is found meanwhile, and then the setting is removed: this run stays as it was.
+    Tunings(str(place), here).publish(Tuning(here, "a model", DdpSettings(), {"GLOO_SOCKET_IFNAME": "none"}), {})
+    assert not attempt(killed, Fault("step", at=5)).finished
+    assert attempt(job(prepared, tmp_path / "killed")).finished
+    assert weights(killed) == weights(whole)
+
+
+def weights(run: Job) -> dict[str, str]:
+    """The digests of what training made; a checkpoint also says what was applied."""
+    return {name: digest for name, digest in outcome(run).items() if not name.startswith("step-")}
+
+
+def test_without_permission_numbers_stay_as_they_are(
+    prepared: Path, history: tuple[Path, Fingerprint], tmp_path: Path
+) -> None:
+    place, here = history
+    Tunings(str(place), here).publish(Tuning(here, "a model", DdpSettings(hook="fp16")), {})
+    plain, careful = job(prepared, tmp_path / "plain"), job(prepared, tmp_path / "x", network_profile=str(place))
+    assert attempt(plain).finished and attempt(careful).finished
+    assert "not applied, as collectives.numbers does not say may_change: hook=fp16" in (
+        (careful.place / "log-0").read_text()
+    )
+    assert outcome(careful) == outcome(plain)
+
+
+@pytest.mark.parametrize(
+    ("training", "world", "gradients", "environment"),
+    [
+        ({}, 2, {"bucket_cap_mb": 50}, VARIABLES),
+        ({}, 3, {}, {"NCCL_BUFFSIZE": "8388608"}),
+        ({"network_numbers": "may_change"}, 3, {"bucket_cap_mb": 50, "hook": "fp16"}, VARIABLES),
+        ({"network_numbers": "may_change", "parallel": ParallelConfig(shard="weights")}, 3, {}, VARIABLES),
+    ],
+)
+def test_what_is_applied(
+    training: Mapping[str, Any], world: int, gradients: Mapping[str, Any], environment: Mapping[str, str]
+) -> None:
+    found = choose(FOUND, TrainingConfig(**training), replace(HERE, world=world))
+    assert (found.gradients, found.environment) == (gradients, environment)
+
+
+def test_what_the_user_sets_goes_before_what_was_found() -> None:
+    found = Applied({"bucket_cap_mb": 50, "hook": "fp16"})
+    assert found.exchange(GradientsConfig()) == GradientsConfig(hook="fp16", bucket_cap_mb=50)
+    asked = GradientsConfig(hook="powersgd", rank=4)
+    assert found.exchange(asked) == replace(asked, bucket_cap_mb=50)
+    assert not Applied() and Applied().exchange(asked) == asked
+
+
+def test_a_result_of_other_hardware_is_ignored_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_tuning(tmp_path / "one", FOUND, {})
+    assert tuning_at(str(tmp_path / "one"), HERE) == FOUND
+    with caplog.at_level(logging.WARNING):
+        assert tuning_at(str(tmp_path / "one"), replace(HERE, driver="another")) is None
+        assert "ignored, as it is of other hardware: its driver is" in caplog.text
+        assert tuning_at(str(tmp_path / "nothing"), HERE) is None
+        assert "holds no result of the tuner for this hardware" in caplog.text
+    Tunings(str(tmp_path), HERE).publish(FOUND, {})
+    assert tuning_at(str(tmp_path), HERE) == FOUND and tuning_at(str(tmp_path), replace(HERE, world=9)) is None
+
+
+def test_a_damaged_result_is_one_line(tmp_path: Path) -> None:
+    write_tuning(tmp_path, FOUND, {})
+    (tmp_path / "tuning.json").write_text("{}")
+    with pytest.raises(UserError, match=r"tuning\.json"):
+        tuning_at(str(tmp_path), HERE)
+
+
+def test_a_new_result_makes_nothing_run_again(tmp_path: Path) -> None:
+    config = RunConfig(
+        training=TrainingConfig(network_profile="latest"),
+        collectives=CollectivesConfig(history=str(tmp_path), numbers="may_change"),
+    )
+    section = config.for_training()
+    assert (section.network_profile, section.network_numbers) == (str(tmp_path), "may_change")
+    before = digest_of(section), code_version("train")
+    Tunings(str(tmp_path), HERE).publish(FOUND, {})
+    assert (digest_of(config.for_training()), code_version("train")) == before
+    # Who applies nothing trains the same whatever is said of the collectives.
+    assert RunConfig(collectives=config.collectives).for_training() == TrainingConfig()
