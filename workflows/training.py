@@ -16,7 +16,7 @@ from tasks.report.summary import CompressionSummary, DataSummary, ExportSummary,
 from tasks.report.task import report, report_compression, report_data, report_export, report_promotion
 from tasks.task import read_config
 from workflows.command_line import prepare_pyflyte
-from workflows.compression import compress, train_as_asked
+from workflows.compression import compress, how_to_compress, train_as_asked
 
 prepare_pyflyte()
 
@@ -35,7 +35,13 @@ def run_stages(data: str, target: str, config: RunConfig) -> dict[str, Any]:
     """The nodes of all stages but the report, which takes what is returned. Called while a workflow is built."""
     sections = read_config(config=config)
     prepared = prepare_data(data=data, target=target, config=config)
-    trained = train_as_asked(prepared.artifact, sections)
+    trained = train_as_asked(
+        prepared=prepared.artifact,
+        model=sections.model,
+        training=sections.training,
+        code=sections.model_code,
+        **how_to_compress(sections),
+    )
     evaluated = evaluate(trained=trained.artifact, prepared=prepared.artifact)
     exported = export(
         trained=trained.artifact, prepared=prepared.artifact, config=sections.export, machine=describe_machine()
@@ -112,15 +118,17 @@ def prune(model: str, data: str, config: RunConfig = RunConfig()) -> Compression
     ``model`` is what training made and ``data`` the prepared data: directories, here or in a store. Of ``config`` only
     the sections ``compression`` and ``training`` count.
     """
-    sections = read_config(config=config, method="prune")
-    return report_compression(compression=compress(open_inputs(model=model, data=data), sections))
+    given, sections = open_inputs(model=model, data=data), read_config(config=config, method="prune")
+    found = compress(trained=given.trained, prepared=given.prepared, **how_to_compress(sections))
+    return report_compression(compression=found)
 
 
 @workflow
 def distil(model: str, data: str, config: RunConfig = RunConfig()) -> CompressionSummary:  # noqa: B008
     """Train a smaller network with a trained model as its teacher; the arguments are those of :func:`prune`."""
-    sections = read_config(config=config, method="distil")
-    return report_compression(compression=compress(open_inputs(model=model, data=data), sections))
+    given, sections = open_inputs(model=model, data=data), read_config(config=config, method="distil")
+    found = compress(trained=given.trained, prepared=given.prepared, **how_to_compress(sections))
+    return report_compression(compression=found)
 
 
 @workflow

@@ -27,7 +27,7 @@ class CompressionConfig(Settings):
     network from scratch."""
     share: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """The share of the units of each layer that "prune" removes; 0 searches the largest that loses little enough."""
-    # Bare dicts: Flyte warns of pickles at every start if it finds an Any in a type.
+    # Bare dicts, as in tasks.models.config.
     students: Annotated[list[dict], Field(max_length=MOST_CANDIDATES)] = field(default_factory=list)
     """Arguments of the smaller networks for "distil", laid over those of the trained one, such as {"hidden": [96, 48]};
     of several the smallest that loses little enough is searched. Without any, the built-in networks are made narrower,

@@ -73,7 +73,7 @@ def test_the_closure_holds_every_module_that_importing_the_engine_loads(stage: s
 @pytest.mark.parametrize("stage", versions.CODE)
 def test_every_library_of_a_stage_is_imported_by_its_code(stage: str) -> None:
     code = versions.CODE[stage]
-    names = {"pillow": "PIL", "scikit-learn": "sklearn"}
+    names = {"pillow": "PIL", "scikit-learn": "sklearn", "torch-pruning": "torch_pruning"}
     # These are used by onnx's exporter and by scikit-learn themselves.
     indirect = {"onnxscript"}
     imported = {

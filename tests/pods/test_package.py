@@ -224,9 +224,8 @@ def test_the_two_distributed_stages_never_run_side_by_side(packaged: tuple[str, 
             waits_for(nodes[name], target, seen | upstream) for name in upstream if name in nodes
         )
 
-    inner = nodes_of(packaged[1].workflows[WORKFLOW])
-    (place,) = (path for path, node in inner if node.task_node.reference_id.name == "tasks.train.task.train")
-    train = nodes[place.split("/")[0]]
+    training = "workflows.compression.train_as_asked"
+    (train,) = (node for node in nodes.values() if node.workflow_node.sub_workflow_ref.name == training)
     (network,) = (node for name, node in by_task.items() if name.startswith("tasks.collectives.task.map_benchmark"))
     assert waits_for(network, train.id) or waits_for(train, network.id)
 
