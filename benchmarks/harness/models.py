@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 import socket
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -71,4 +73,5 @@ def train_here(
     group = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "MASTER_PORT": port, "MASTER_ADDR": "127.0.0.1"}
     os.environ.update({name: str(value) for name, value in group.items()})
     made_by = {"command": "benchmarks"}
-    run(TrainingRequest(prepared, model, training, directory, f"{directory}.checkpoints", made_by, **more))
+    with redirect_stdout(io.StringIO()):  # its progress
+        run(TrainingRequest(prepared, model, training, directory, f"{directory}.checkpoints", made_by, **more))
