@@ -16,10 +16,10 @@ from tasks.errors import UserError
 from tasks.export import engine
 from tasks.export.check import check
 from tasks.export.config import ExportConfig
-from tasks.gate.quality import ERROR, loss_of
-from tasks.gate.tokens import rows_enough, upper_limit
 from tasks.export.package.triton import write_repository
 from tasks.export.session import onnx_predictor
+from tasks.gate.quality import ERROR, loss_of
+from tasks.gate.tokens import rows_enough, upper_limit
 from tasks.models.metrics import scores
 from tasks.models.predict import graded, predict
 from tasks.models.trained import TrainedModel
