@@ -82,6 +82,8 @@ class Quantiser:
             with quiet(), default_threads(usable_cores()):
                 makers[recipe.kind](recipe, prepared, target, keep, only)
             model = without_provenance(onnx.load(target))
+            # The shapes between the nodes, which sessions work out for themselves: some percent of a small file.
+            model.graph.ClearField("value_info")
             onnx.helper.set_model_props(model, {WEIGHT_BITS: str(4 if recipe.kind == "int4" else self.bits)})
             onnx.save(model, target)
         except BaseException:
