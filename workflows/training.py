@@ -12,8 +12,8 @@ from tasks.evaluate.task import evaluate
 from tasks.export.registry.task import judge, leave_in_service, open_registry, put_in_service
 from tasks.export.task import describe_machine, export, open_inputs
 from tasks.preprocess.task import address_of, prepare_data
-from tasks.report.summary import CompressionSummary, DataSummary, ExportSummary, PromotionSummary, RunSummary
-from tasks.report.task import report, report_compression, report_data, report_export, report_promotion
+from tasks.report.summary import CompressionSummary, DataSummary, ExportSummary, RunSummary
+from tasks.report.task import report, report_compression, report_data, report_export
 from tasks.task import read_config
 from workflows.command_line import prepare_pyflyte
 from workflows.compression import compress, how_to_compress, train_as_asked
@@ -28,7 +28,7 @@ def train_and_export(data: str = "", target: str = "", config: RunConfig = RunCo
     ``data`` is a file, a directory or a URI (empty: the handwritten digits that come with scikit-learn), ``target``
     the column to predict.
     """
-    return report(**run_stages(data, target, config), cron="", kickoff=None)
+    return report(**run_stages(data, target, config), cron="", kickoff=None, promotion=None)
 
 
 def run_stages(data: str, target: str, config: RunConfig) -> dict[str, Any]:
@@ -69,12 +69,16 @@ def train_and_promote(
     data: str = "",
     target: str = "",
     config: RunConfig = RunConfig(),  # noqa: B008
-) -> PromotionSummary:
+) -> RunSummary:
     """:func:`train_and_export`, and its model goes into service in ``registry`` (a directory, or a store's address) if
     it is shown not to be worse than the one that is there; otherwise the report says why."""
+    return report(**promotion_stages(registry, data, target, config), cron="", kickoff=None)
+
+
+def promotion_stages(registry: str, data: str, target: str, config: RunConfig) -> dict[str, Any]:
+    """As :func:`run_stages`, and the nodes that put the model into service, or say why not."""
     found = open_registry(registry=registry, config=config)
     stages = run_stages(data, target, config)
-    summary = report(**stages, cron="", kickoff=None)
     judged = judge(exported=stages["exported"], prepared=stages["prepared"], registry=found, config=config)
     promotion = (
         conditional("promotion")
@@ -83,7 +87,7 @@ def train_and_promote(
         .else_()
         .then(leave_in_service(contest=judged.contest, verdict=judged.verdict))
     )
-    return report_promotion(summary=summary, promotion=promotion)
+    return {**stages, "promotion": promotion}
 
 
 @workflow

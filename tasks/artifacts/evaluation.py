@@ -13,7 +13,7 @@ FILE = "evaluation.json"
 
 
 class Scores(TypedDict, total=False):
-    """Metrics of one model. A classification has the first five, a regression the last three.
+    """Metrics of one model. A classification has the first five, tokens the first two, a regression the last three.
 
     ``log_loss`` is in nats; ``rmse`` and ``mae`` are in units of the target. ``roc_auc`` is there for two classes only;
     it is None if the test split has only one of them. ``r2`` is None if the targets do not vary.

@@ -9,16 +9,28 @@ import numpy as np
 
 from tasks.artifacts.format import BLOCK_BYTES, ArtifactWriter
 from tasks.artifacts.prepared import KIND, SPLITS, PreparedData, Signature, TensorSpec
+from tasks.artifacts.tokenizer import tokenizer_files
 from tasks.errors import UserError
 
+#: Where the tokenizer lies in the prepared data.
+TOKENIZER = "tokenizer"
 
-def write_token_rows(directory: Path, splits: Mapping[str, np.ndarray], vocabulary: int, seed: int = 0) -> PreparedData:
+
+def write_token_rows(
+    directory: Path,
+    splits: Mapping[str, np.ndarray],
+    vocabulary: int,
+    seed: int = 0,
+    tokenizer: Path | None = None,
+) -> PreparedData:
     """Write prepared data of token rows into ``directory``, each split shuffled by ``seed``.
 
     ``splits`` has integers ``[rows, length + 1]`` for "train" and "validation", and for "test" if there are such rows:
     a model is given the first ``length`` tokens of a row and predicts the last ``length``. All ids are below
-    ``vocabulary``. Raises ``UserError`` for arrays of other shapes or ids out of range.
+    ``vocabulary``. The files of the ``tokenizer`` in a directory are kept beside the rows, and exported with a model.
+    Raises ``UserError`` for arrays of other shapes, ids out of range, or if there is no tokenizer.
     """
+    more = tokenizer_files(tokenizer, vocabulary) if tokenizer else []
     widths = {name: rows.shape[1:] for name, rows in splits.items()}
     if unknown := sorted(set(splits) - set(SPLITS)):
         raise UserError(f"{unknown[0]!r} is no split; expected {', '.join(SPLITS)}")
@@ -40,6 +52,8 @@ def write_token_rows(directory: Path, splits: Mapping[str, np.ndarray], vocabula
         block = max(1, BLOCK_BYTES // record) * record
         with writer.create(f"{name}-00000.rows", block_bytes=block) as file:
             file.write(np.random.default_rng(seed).permutation(stored).view(np.uint8).reshape(-1))
+    for path in more:
+        writer.write_bytes(f"{TOKENIZER}/{path.name}", path.read_bytes())
     counts = {name: len(splits.get(name, ())) for name in SPLITS}
     writer.write_json("signature.json", signature.to_json())
     writer.write_json("schema.json", {"columns": []})

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from tasks.distributed.devices import backend_of, check_gpus
+from tasks.distributed.names import names_of_this_machine
 
 #: References to destroyed groups, kept until the process ends. A group's destructor waits for its threads, and these
 #: may wait for the GIL to free a tensor. Python's reference releases the GIL first, DDP's reducer does not (torch
@@ -44,14 +45,15 @@ def process_group(
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpus else torch.device("cpu")
     if gpus:
         torch.cuda.set_device(device)
-    dist.init_process_group(
-        backend,
-        timeout=timeout,
-        device_id=device if backend == "nccl" else None,
-        store=store,
-        rank=-1 if store is None else int(os.environ["RANK"]),
-        world_size=-1 if store is None else int(os.environ["WORLD_SIZE"]),
-    )
+    with names_of_this_machine(os.environ.get("MASTER_ADDR", "")):
+        dist.init_process_group(
+            backend,
+            timeout=timeout,
+            device_id=device if backend == "nccl" else None,
+            store=store,
+            rank=-1 if store is None else int(os.environ["RANK"]),
+            world_size=-1 if store is None else int(os.environ["WORLD_SIZE"]),
+        )
     try:
         yield Group(dist.get_rank(), dist.get_world_size(), device, backend)
     finally:

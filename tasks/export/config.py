@@ -20,8 +20,8 @@ class ExportConfig(Settings):
     target: Literal["portable", "vnni"] = "portable"
     """The CPUs that INT8 variants are for: with "portable" their weights have 7 bits and every CPU computes the same
     numbers; "vnni" takes 8 bits, which x86 CPUs without VNNI would compute wrongly."""
-    calibration_rows: Annotated[int, Field(ge=2)] = 200
-    """Rows of the training split that calibrate the INT8 variants."""
+    calibration_rows: Annotated[int, Field(ge=16)] = 200
+    """Rows of the training split that calibrate the INT8 variants; with fewer than 16 none is calibrated."""
     max_loss: Annotated[float, Field(ge=0)] = 1.0
     """Points of accuracy (or percent of RMSE) that a variant may lose: the one-sided 95 % limit has to lie below."""
     when_in_doubt: Literal["keep", "take"] = "keep"

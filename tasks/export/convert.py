@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,12 +21,14 @@ if TYPE_CHECKING:
 #: Rows of the example input. With one row torch.export fixes the batch size at 1 for some models (pytorch#157621).
 EXAMPLE_ROWS = 2
 PARITY_BATCHES = (1, 2, 5, 32)
+#: Rows that are tried together and one by one.
+MIXED_ROWS = 5
 #: Largest difference between ONNX Runtime and torch that rounding explains, as a share of the largest output.
 TOLERANCE = 1e-4
 
 
 def output_name(signature: Signature) -> str:
-    return "logits" if signature.task == "classification" else "value"
+    return "value" if signature.task == "regression" else "logits"
 
 
 @contextmanager
@@ -81,17 +84,25 @@ def to_onnx(model: nn.Module, signature: Signature, example: Sequence[np.ndarray
                 verbose=False,
             )
     except Exception as error:
-        reason = str(error.__cause__ or error).strip().splitlines() or [type(error).__name__]
-        raise UserError(
-            f"model.name: torch cannot export this model to ONNX: {reason[0]}; "
-            "use only operations that torch.export can trace, with any batch size"
-        ) from error
+        raise UserError(f"model.name: torch cannot export this model to ONNX: {reason_of(error)}") from error
     assert program is not None
     exported = without_provenance(program.model_proto)
     onnx.checker.check_model(exported)
     check_opset(exported, opset)
     check_dynamic_batch(exported)
     onnx.save(exported, path)
+
+
+def reason_of(error: BaseException) -> str:
+    """Why the exporter failed, and what to change: the first of its errors, which the others were raised from."""
+    while error.__cause__:
+        error = error.__cause__
+    text = str(error).strip() or type(error).__name__
+    if missing := re.search(r"No ONNX function found for <OpOverload\(op='([^']+)'", text):
+        return f"ONNX has no operator for torch's {missing[1]}; replace it by others"
+    if "data-dependent" in text:
+        return f"its forward branches on values of its inputs ({text.splitlines()[0]}); use torch.where"
+    return f"{text.splitlines()[0]}; use only operations that torch.export can trace, with any batch size"
 
 
 def without_provenance(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -147,6 +158,19 @@ def check_parity(reference: Predictor, candidate: Predictor, inputs: Sequence[np
                 f"export: at batch {rows} ONNX Runtime and torch differ by {difference:.3g}, more than the "
                 f"{allowed:.3g} that rounding explains; try another export.opset"
             )
+
+
+def check_rows(run: Predictor, inputs: Sequence[np.ndarray]) -> None:
+    """Raise ``UserError`` if a row's outputs depend on the others of its batch: servers batch what comes at once."""
+    rows = min(MIXED_ROWS, len(inputs[0]))
+    together = run([array[:rows] for array in inputs])
+    alone = np.concatenate([run([array[row : row + 1] for array in inputs]) for row in range(rows)])
+    difference = largest_difference(alone, together)
+    if not difference <= TOLERANCE * float(np.abs(alone).max()) + 1e-7:
+        raise UserError(
+            f"model.name: a row's outputs differ by {difference:.3g} with the other rows of its batch; "
+            "its forward must treat each row alone"
+        )
 
 
 def largest_difference(expected: np.ndarray, found: np.ndarray) -> float:

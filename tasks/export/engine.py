@@ -21,6 +21,7 @@ from tasks.artifacts.exported import (
 from tasks.artifacts.format import Artifact, ArtifactWriter
 from tasks.artifacts.prepared import PreparedData, Signature
 from tasks.artifacts.versions import installed
+from tasks.errors import UserError
 from tasks.export.candidates.search import BATCHES, search
 from tasks.export.card import model_card
 from tasks.export.choose import Contender, Verdict, decide
@@ -28,6 +29,7 @@ from tasks.export.config import ExportConfig
 from tasks.export.convert import PARITY_BATCHES, output_name
 from tasks.export.gpu_files import gpu_files
 from tasks.export.package.assemble import assemble, finish
+from tasks.export.package.hugging_face import write_hugging_face
 from tasks.export.package.metadata import Origin
 from tasks.export.profile import profile
 from tasks.export.session import check_provider
@@ -57,6 +59,8 @@ REFERENCES = {
     TORCH_BF16: Verdict("reference", "torch with products in bfloat16: no file to deploy, told for comparison"),
     FP32: Verdict("exact", f"gives what torch gives, at batches {', '.join(map(str, PARITY_BATCHES))}"),
 }
+#: Letters of a value in a message.
+LONGEST = 120
 #: The share of the time that is kept for the finalists, however long the search took.
 TIMING = 0.3
 
@@ -73,6 +77,7 @@ def export(
     if config.target == "vnni" and machine.saturates:
         raise config.reject("target", f"portable, as {machine.cpu} has no VNNI to measure such files with")
     check_provider(config.provider)
+    check_inputs(signature, data.signature)
     test, model = held_out_rows(data), trained.load()
     torch = torch_variants(model, signature, test, machine)
     fp32 = fp32_variant(directory, model, torch[0].load(), data, test, config)
@@ -126,8 +131,29 @@ def export(
     for name in PREPROCESSING:
         if name in data.artifact.files:
             writer.write_bytes(name, data.artifact.read_bytes(name))
+    write_hugging_face(writer, model, data)
     writer.write_bytes(MODEL_CARD, model_card(deployed, report, data.card["rows"]).encode())
     return finish(writer, made_by)
+
+
+def check_inputs(model: Signature, data: Signature) -> None:
+    """Raise ``UserError`` unless the rows are such as the model was trained on."""
+    for name in ("task", "target", "inputs", "classes", "cardinalities", "buckets", "image_mean", "image_std"):
+        takes, found = (getattr(each, name) for each in (model, data))
+        if takes != found:
+            if name == "inputs":
+                takes, found = (
+                    ", ".join(f"{i.name} {i.dtype} {list(i.shape)}" for i in each) for each in (takes, found)
+                )
+            raise UserError(
+                f"the prepared data is not the model's: {name} of {shortened(found)} instead of {shortened(takes)}; "
+                "expected the data that the model was trained on, or later rows prepared with data.earlier"
+            )
+
+
+def shortened(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 
 def judge(
@@ -148,7 +174,10 @@ def judge(
 
 def deployed_signature(signature: Signature, opset: int, file: str) -> ModelSignature:
     """How to call the model in ``file``."""
-    classification = signature.task == "classification"
+    units = {
+        "classification": "logits; softmax gives probabilities",
+        "next token": "logits of each next token; softmax gives probabilities",
+    }
     return {
         "format": 1,
         "task": signature.task,
@@ -161,8 +190,8 @@ def deployed_signature(signature: Signature, opset: int, file: str) -> ModelSign
             {
                 "name": output_name(signature),
                 "dtype": "float32",
-                "shape": ["batch", signature.outputs],
-                "units": "logits; softmax gives probabilities" if classification else f"units of {signature.target}",
+                "shape": ["batch", *signature.output_shape],
+                "units": units.get(signature.task, f"units of {signature.target}"),
             }
         ],
         "classes": list(signature.classes),

@@ -14,7 +14,7 @@ from tasks.artifacts.exported import LatencyFigures, VariantFigures
 from tasks.artifacts.prepared import PreparedData, Signature
 from tasks.export.choose import Verdict
 from tasks.export.config import ExportConfig
-from tasks.export.convert import EXAMPLE_ROWS, check_parity, largest_difference, to_onnx
+from tasks.export.convert import EXAMPLE_ROWS, check_parity, check_rows, largest_difference, to_onnx
 from tasks.export.session import onnx_predictor
 from tasks.export.timing.measure import Load
 from tasks.hardware.machine import Machine
@@ -72,7 +72,9 @@ def fp32_variant(
     """The exported model. Raises ``UserError`` if its outputs differ from torch's at any of the batch sizes tried."""
     path = directory / FP32_FILE
     to_onnx(model, data.signature, inputs_of(data.signature, np.resize(test, EXAMPLE_ROWS)), config.opset, path)
-    check_parity(torch, onnx_predictor(path, config.threads, config.provider), inputs_of(data.signature, test[:32]))
+    run, inputs = onnx_predictor(path, config.threads, config.provider), inputs_of(data.signature, test[:32])
+    check_parity(torch, run, inputs)
+    check_rows(run, inputs)
     return onnx_variant(FP32, path, data.signature, test, config)
 
 

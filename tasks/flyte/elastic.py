@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from flytekitplugins.kfpytorch.task import PytorchElasticFunctionTask
 from tasks.artifacts.format import Artifact
 from tasks.artifacts.store import Store
 from tasks.distributed.devices import check_gpus
+from tasks.distributed.names import names_of_this_machine
 from tasks.errors import Interrupted, UserError
 from tasks.flyte.departure import one_verdict, outlive_sigterm
 from tasks.flyte.failures import GROUP_ENDED, PodPreempted, as_seen_by_flyte, failure_of
@@ -187,7 +189,8 @@ class DistributedTask(PytorchElasticFunctionTask):
         """Run this machine's workers. Returns if they finished and rank 0 is among them."""
         outcome, ended = None, None
         try:
-            outcome = self._execute(workspace=workspace, **inputs)
+            with names_of_this_machine("localhost") if self.task_config.nnodes == 1 else nullcontext():
+                outcome = self._execute(workspace=workspace, **inputs)
         except GROUP_ENDED as error:
             ended = error
         finally:

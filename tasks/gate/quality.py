@@ -8,13 +8,17 @@ from typing import Literal
 import numpy as np
 
 from tasks.artifacts.exported import QualityFigures
-from tasks.gate import rmse
+from tasks.gate import rmse, tokens
 from tasks.gate.accuracy import lower_limit, rows_enough, upper_limit
 
 Answer = Literal["passed", "failed", "can't tell"]
 #: The probability that a variant passes which truly loses ``max_loss``, over all variants that are judged on the rows.
 ERROR = 0.05
-UNITS = {"classification": "points of accuracy", "regression": "% of RMSE"}
+UNITS = {
+    "classification": "points of accuracy",
+    "regression": "% of RMSE",
+    "next token": "points of accuracy over tokens",
+}
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,18 @@ def loss_of(task: str, truth: np.ndarray, fp32: np.ndarray, variant: np.ndarray,
 
     ``judged`` variants share the rows: by Bonferroni's correction each may err with ``ERROR / judged``.
     """
+    if task == "next token":
+        error = ERROR / judged
+        lost = tokens.lost_by_row(*(right_of(task, outputs, truth) for outputs in (fp32, variant)))
+        low, high = tokens.lower_limit(lost, error), tokens.upper_limit(lost, error)
+        enough = tokens.rows_enough(lost, most / 100, error) if most else None
+        return Loss(100 * float(lost.mean()), 100 * low, 100 * high, 1 - error, len(lost), enough)
     return paired_loss(task, truth, answers_of(task, fp32), answers_of(task, variant), most, judged)
+
+
+def right_of(task: str, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """Whether the answers are right: of classes ``[rows]``, of tokens ``[rows, length]``; bool."""
+    return outputs[..., 0] > 0 if task == "next token" else outputs.argmax(axis=1) == truth
 
 
 def answers_of(task: str, outputs: np.ndarray) -> np.ndarray:

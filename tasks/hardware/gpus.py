@@ -1,4 +1,4 @@
-"""How many GPUs this process may use, counted without loading torch."""
+"""How many GPUs this process may use, and what they are called, found without loading torch."""
 
 from __future__ import annotations
 
@@ -25,6 +25,21 @@ def nvidia_gpus() -> int:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError:
         return 0
+
+
+def gpu_names() -> list[str]:
+    """The names of this machine's NVIDIA GPUs; empty without any."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        try:
+            handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+            return [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return []
 
 
 def amd_gpus() -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.hardware.cpus import usable_cores
+from tasks.hardware.gpus import gpu_names
 
 CPUINFO = Path("/proc/cpuinfo")
 #: Instruction set extensions that decide how fast, and on x86 how exactly, INT8 products are summed.
@@ -50,6 +51,8 @@ def this_machine(cpuinfo: Path = CPUINFO) -> Machine:
 
 
 def measuring_machine() -> str:
-    """What a measured result depends on besides its inputs: the CPU, what it can do, and the cores of this process."""
+    """What a measured result depends on besides its inputs: the CPU, what it can do, the cores of this process, and the
+    GPUs."""
     machine = this_machine()
-    return f"{machine.cpu}, {machine.architecture}, {' '.join(machine.flags)}, {usable_cores()} cores"
+    cpu = f"{machine.cpu}, {machine.architecture}, {' '.join(machine.flags)}, {usable_cores()} cores"
+    return ", ".join([cpu, *gpu_names()])

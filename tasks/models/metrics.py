@@ -18,6 +18,7 @@ CURVE_POINTS = 200
 HEADLINE: dict[str, tuple[Literal["accuracy", "rmse"], bool]] = {
     "classification": ("accuracy", True),
     "regression": ("rmse", False),
+    "next token": ("accuracy", True),
 }
 #: Smaller probabilities are raised to this one, so that a single row cannot make the log loss infinite.
 SMALLEST_PROBABILITY = 1e-15
@@ -31,7 +32,11 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def scores(task: str, outputs: np.ndarray, targets: np.ndarray) -> Scores:
-    """The metrics of a model's raw ``outputs``: logits ``[rows, classes]``, or values ``[rows, 1]`` in target units."""
+    """The metrics of a model's raw ``outputs``: logits ``[rows, classes]``, or values ``[rows, 1]`` in target units; or
+    what :func:`tasks.models.predict.graded` gives, of which the means over all tokens are told."""
+    if task == "next token":
+        right, likelihood = outputs.reshape(-1, 2).mean(axis=0, dtype=np.float64)
+        return {"accuracy": float(right), "log_loss": float(-likelihood)}
     if task == "classification":
         return classification_scores(softmax(outputs), targets)
     return regression_scores(outputs[:, 0], targets)

@@ -10,6 +10,7 @@ from typing import Any
 
 from tasks.artifacts.exported import KIND, SIGNATURE, read_export
 from tasks.artifacts.format import Artifact, canonical_json
+from tasks.artifacts.promotion import Promotion
 from tasks.report.data_engine import write_card
 from tasks.report.figures import NightFigures, StageFigures, to_json
 from tasks.report.pages import charts
@@ -27,13 +28,15 @@ def build(
     stages: Sequence[StageFigures],
     config: Mapping[str, Any],
     night: NightFigures | None = None,
+    promotion: Promotion | None = None,
 ) -> RunSummary:
     """Write the directory of a whole run under ``runs`` and return what is in it.
 
     ``config`` is the whole configuration as nested dictionaries by section; ``night`` is given if a schedule started
-    the run. Raises ``DamagedArtifact`` if the exported model or the data card is not what was written.
+    the run, ``promotion`` if its model was to go into service. Raises ``DamagedArtifact`` if the exported model or the
+    data card is not what was written.
     """
-    summary = run_summary(results, stages, directory="", night=night)
+    summary = run_summary(results, stages, "", night, promotion)
 
     def fill(directory: Path, now: datetime) -> None:
         copy_model(results.exported, directory)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tasks.artifacts.promotion import Promotion
+
 
 @dataclass(frozen=True)
 class DataFigures:
@@ -143,6 +145,8 @@ class RunFigures:
     stages: list[StageFigures]
     #: None if no schedule started the run.
     night: NightFigures | None
+    #: None if the model was not to go into service.
+    promotion: Promotion | None
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tasks.artifacts.compression import Compression
-from tasks.artifacts.promotion import Promotion
 from tasks.report import terminal_summary
 from tasks.report.figures import DataRunFigures, ExportFigures, RunFigures
 
@@ -32,17 +31,6 @@ class ExportSummary(ExportFigures):
 
     def __str__(self) -> str:
         return terminal_summary.of_export(self)
-
-
-@dataclass(frozen=True)
-class PromotionSummary:
-    """A run whose model was to go into service. ``str`` gives the summary for the terminal."""
-
-    run: RunSummary
-    promotion: Promotion
-
-    def __str__(self) -> str:
-        return terminal_summary.of_promotion(self.run, self.promotion)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from tasks.artifacts import exported
 from tasks.artifacts.evaluation import Evaluation
 from tasks.artifacts.network_profile import NetworkProfile
 from tasks.artifacts.prepared import PreparedData, Signature
+from tasks.artifacts.promotion import Promotion
 from tasks.models.metrics import HEADLINE
 from tasks.report.figures import (
     DataFigures,
@@ -30,7 +31,11 @@ MODEL_FILE = f"{MODEL}/model.onnx"
 
 
 def run_summary(
-    results: Results, stages: Sequence[StageFigures], directory: str, night: NightFigures | None = None
+    results: Results,
+    stages: Sequence[StageFigures],
+    directory: str,
+    night: NightFigures | None = None,
+    promotion: Promotion | None = None,
 ) -> RunSummary:
     """The figures of a whole run, whose directory is ``directory``."""
     metric = results.evaluation["metric"]["name"]
@@ -45,11 +50,12 @@ def run_summary(
         chosen=results.export["chosen"],
         why=results.export["why"],
         ceiling=ceiling(results.export),
-        machine=results.export["machine"]["cpu"],
+        machine=device(results.export),
         threads=results.export["machine"]["threads"],
         network=network_figures(results.network) if results.network else None,
         stages=list(stages),
         night=night,
+        promotion=promotion,
     )
 
 
@@ -126,6 +132,11 @@ def variant_figures(variant: exported.VariantFigures, metric: str) -> VariantFig
     )
 
 
+def device(export: exported.ExportReport) -> str:
+    """What the variants ran on."""
+    return export["machine"]["gpu"] or export["machine"]["cpu"]
+
+
 def ceiling(export: exported.ExportReport) -> str:
     """What quantisation could gain at most at the batch size that decides, in words."""
     at = next(each for each in export["profile"] if each["batch"] == export["decided_at_batch"])
@@ -151,7 +162,7 @@ def export_summary(
         chosen=export["chosen"],
         why=export["why"],
         ceiling=ceiling(export),
-        machine=export["machine"]["cpu"],
+        machine=device(export),
         threads=export["machine"]["threads"],
         stages=list(stages),
     )

@@ -27,7 +27,6 @@ from tasks.report.summary import (
     DataSummary,
     ExportSummary,
     NetworkSummary,
-    PromotionSummary,
     RunSummary,
 )
 from tasks.settings import to_dict
@@ -49,11 +48,12 @@ def report(
     target: str,
     cron: str,
     kickoff: datetime | None,
+    promotion: Promotion | None,
 ) -> RunSummary:
     """Put the page, the figures and the model into a directory of this run. Never cached: every run has its own.
 
     ``networks`` holds one benchmark of the interconnect, ``None`` if it failed. The schedule ``cron`` started the run
-    for ``kickoff``; "" and ``None`` if none did.
+    for ``kickoff``; "" and ``None`` if none did. ``promotion`` is ``None`` if the model was not to go into service.
     """
     from tasks.report.engine import build
     from tasks.report.figures import StageFigures
@@ -70,7 +70,7 @@ def report(
     figures = [StageFigures(stage.name, stage.seconds, stage.reused) for stage in runs_of_stages]
     inputs = {"inputs": {"data": data, "target": target}, **to_dict(config)}
     night = night_figures(cron, kickoff, datetime.now(UTC)) if kickoff else None
-    summary = build(runs, results, figures, inputs, night)
+    summary = build(runs, results, figures, inputs, night, promotion)
     Deck("Report", Path(summary.directory, summary.report).read_text(encoding="utf-8"))
     return summary if local else replace(summary, directory=uploaded(summary.directory))
 
@@ -105,15 +105,6 @@ def report_export(exported: ArtifactDirectory, stages: list[StageRun]) -> Export
     summary = build_export(runs, local_path(exported), figures)
     Deck("Export", Path(summary.directory, summary.report).read_text(encoding="utf-8"))
     return summary if local else replace(summary, directory=uploaded(summary.directory))
-
-
-@task(**WITH_DECK, **on("report"))
-@map_errors
-def report_promotion(summary: RunSummary, promotion: Promotion) -> PromotionSummary:
-    """The report of a run whose model was to go into service: whether it did, and why."""
-    found = PromotionSummary(summary, promotion)
-    Deck("Promotion", f"<pre>{escape(str(found))}</pre>")
-    return found
 
 
 @task(**WITH_DECK, **on("report"))

@@ -36,6 +36,7 @@ def of_run(summary: RunFigures) -> str:
         network(summary),
         time(summary.stages),
         night(summary.night),
+        promotion(summary.promotion),
         places({"Report": summary.report, "Model": summary.model_file}, summary.directory),
     )
     return framed(f"{summary.data.source} → {summary.data.target}", sections)
@@ -49,13 +50,6 @@ def of_export(summary: ExportFigures) -> str:
         places({"Report": summary.report, "Model": summary.model_file}, summary.directory),
     )
     return framed(f"export → {summary.target}", sections)
-
-
-def of_promotion(run: RunFigures, promotion: Promotion) -> str:
-    """What a run says whose model was to go into service: the summary of the run, and below it what became of that."""
-    done = f"version {promotion.version} is in service" if promotion.promoted else "no: the promoted model stays"
-    lines = (*labelled("Promoted", done), *labelled("", promotion.why), *labelled("Registry", promotion.registry))
-    return "\n".join((of_run(run), *lines, "─" * WIDTH))
 
 
 def of_compression(compression: Compression) -> str:
@@ -218,6 +212,15 @@ def night(night: NightFigures | None) -> Iterator[str]:
     if night:
         yield from labelled("Scheduled", f"for {night.kickoff}, ended {night.ended} (UTC)")
         yield from labelled("Skipped", ", ".join(night.skipped) or "none: no other run was due before this one ended")
+
+
+def promotion(promotion: Promotion | None) -> Iterator[str]:
+    """Of a run whose model was to go into service, what became of that, and why."""
+    if promotion:
+        done = f"version {promotion.version} is in service" if promotion.promoted else "no: the promoted model stays"
+        yield from labelled("Promoted", done)
+        yield from labelled("", promotion.why)
+        yield f"{'Registry':<{INDENT}}{promotion.registry}"
 
 
 def places(files: Mapping[str, str], directory: str) -> Iterator[str]:

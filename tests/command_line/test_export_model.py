@@ -13,6 +13,7 @@ from tasks.models.factory import build
 from tasks.models.trained import write_trained
 from tests.support.command_line import Run, one_message
 from tests.support.report_pages import assert_is_inert
+from tests.support.tokens import VOCABULARY, token_data, untrained_transformer, word_tokenizer
 from tests.support.toys import table
 
 SHORT = json.dumps({"export": {"seconds": 1}})
@@ -42,6 +43,24 @@ def test_a_trained_model_is_exported_alone(model: tuple[str, str], pyflyte_run: 
 
     second = pyflyte_run(*arguments, workflow="export_model")
     assert second.returncode == 0 and "export       reused" in second.stdout, second.stdout
+
+
+def test_a_transformer_comes_with_a_directory_for_hugging_face(pyflyte_run: Run, tmp_path: Path) -> None:
+    word_tokenizer(VOCABULARY).save_pretrained(tmp_path / "words")
+    data = token_data(tmp_path / "data", tmp_path / "words")
+    untrained_transformer(tmp_path / "trained", data)
+    arguments = ("--model", str(tmp_path / "trained"), "--data", str(tmp_path / "data"), "--config", SHORT)
+    ended = pyflyte_run(*arguments, workflow="export_model")
+    assert ended.returncode == 0 and "▸" in ended.stdout, ended.stdout
+    (run,) = (tmp_path / "runs").iterdir()
+    made = {path.name for path in (run / "model" / "hugging-face").iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= made
+
+
+def test_a_provider_that_is_not_there_is_one_line(model: tuple[str, str], pyflyte_run: Run) -> None:
+    arguments = ("--model", model[0], "--data", model[1], "--config", '{"export": {"provider": "cuda"}}')
+    ended = pyflyte_run(*arguments, workflow="export_model")
+    assert ended.returncode == 1 and 'export.provider: "cuda" is not there: this ONNX' in one_message(ended.stdout)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,15 @@ def test_a_model_is_promoted_and_a_worse_one_is_not(tmp_path: Path) -> None:
     (pointer,) = registry.history()
     assert f"Promoted version {pointer.version} is in service it is the first in this registry" in first
     check(registry.fetch(pointer, tmp_path / "served"))
-    check(next((tmp_path / "runs").iterdir()) / "model")
+    (directory,) = (tmp_path / "runs").iterdir()
+    check(directory / "model")
+    page = " ".join((directory / "report.html").read_text().split())
+    assert f"In service as version <b>{pointer.version}</b>: it is the first in this registry." in page
     worse = run(1, 1e-7)
     assert f"Promoted no: the promoted model stays against version {pointer.version}: " in worse
     assert registry.history() == [pointer]
+    last = max((tmp_path / "runs").iterdir())
+    told = json.loads((last / "summary.json").read_text())["promotion"]
+    assert not told["promoted"] and pointer.version in told["why"]
+    page = unescape(" ".join((last / "report.html").read_text().split()))
+    assert f"Not in service, <b>the promoted model stays</b>: {told['why']}." in page

@@ -13,7 +13,7 @@ import torch
 from tasks.artifacts.prepared import Signature, TensorSpec
 from tasks.export.timing import turns as timing
 from tasks.export.timing.intervals import calls_needed, latency, percentile, ratio
-from tasks.export.timing.measure import affordable, measure
+from tasks.export.timing.measure import affordable, glance, measure
 from tasks.export.timing.turns import FEWEST_LOADS, LOADS, TURN_CALLS, Turns, take_turns, torch_threads, turn
 
 NUMERIC = Signature((TensorSpec("numeric", "float32", (3,)),), "regression", "y")
@@ -168,3 +168,24 @@ def test_threads_of_torch_are_restored() -> None:
         assert torch.get_num_threads() == before + 3
         raise RuntimeError
     assert torch.get_num_threads() == before
+
+
+def test_a_glance_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of candidates that take seconds a call there is one round, as many as there are."""
+    clock, called = 0.0, []
+
+    def slow(name: str) -> Callable[[Any], None]:
+        def run(inputs: Any) -> None:
+            nonlocal clock
+            clock += 1.0
+            called.append(name)
+
+        return run
+
+    monkeypatch.setattr(time, "perf_counter", lambda: clock)
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: int(clock * 1e9))
+    runs = {name: slow(name) for name in ("fp32", "a", "b")}
+    for until, rounds in ((0.0, 1), (1e9, 3)):
+        called.clear()
+        found = glance(runs, "fp32", NUMERIC, np.zeros(4, NUMERIC.record), 1, 1, 3, until)
+        assert found == dict.fromkeys(runs, [1.0] * rounds) and len(called) == 2 * 3 * rounds

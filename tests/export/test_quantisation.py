@@ -18,7 +18,7 @@ from tasks.artifacts.prepared import PreparedData
 from tasks.errors import UserError
 from tasks.export.candidates import quantise as quantisation
 from tasks.export.candidates.quantise import WEIGHT_BITS, Quantiser
-from tasks.export.candidates.recipes import Recipe, recipes_for
+from tasks.export.candidates.recipes import Recipe, narrow_convolutions, recipes_for
 from tasks.export.candidates.sensitive import by_error, products_of
 from tasks.export.candidates.smooth import smooth_first_product
 from tasks.export.candidates.tensorrt import check_symmetric, trtexec, write_tensorrt
@@ -144,6 +144,27 @@ def test_every_recipe_gives_a_file_that_runs_or_says_why(
             Quantiser(fp32, inputs, scratch, 7).make(recipe, target)
             found = onnx_predictor(target, 1)(inputs)
             assert found.shape == expected.shape and np.abs(found - expected).max() < np.ptp(expected), recipe.name
+
+
+def test_narrow_convolutions_stay_in_fp32_where_asked(
+    image_data: PreparedData, image_fp32: Path, table_fp32: Path, tmp_path: Path
+) -> None:
+    """The images are grey: the first of the two convolutions reads one channel, the other 16."""
+    recipe = Recipe("static", operators="between", fp32_outputs=False, wide=True)
+    assert recipe in recipes_for(onnx.load(image_fp32))
+    assert not any(each.wide for each in recipes_for(onnx.load(table_fp32)))
+    quantise(image_fp32, tmp_path / "int8.onnx", inputs_of(image_data.signature, image_data.split("train")), recipe)
+    graph = onnx.load(tmp_path / "int8.onnx").graph
+    dequantised = {node.output[0] for node in graph.node if node.op_type == "DequantizeLinear"}
+    assert [node.input[1] in dequantised for node in graph.node if node.op_type == "Conv"] == [False, True]
+    model = product_of("MatMul", np.ones((2, 3), np.float32))
+    for channels, groups, narrow in ((1, 1, True), (4, 1, True), (5, 1, False), (1, 8, False)):
+        convolution = onnx.helper.make_node("Conv", ["x", "w"], ["y"], name="convolution", group=groups)
+        weights = numpy_helper.from_array(np.ones((8, channels, 3, 3), np.float32), "w")
+        for part, content in (("node", [convolution]), ("initializer", [weights])):
+            model.graph.ClearField(part)
+            getattr(model.graph, part).extend(content)
+        assert narrow_convolutions(model) == (["convolution"] if narrow else [])
 
 
 def test_ranges_are_calibrated_once(

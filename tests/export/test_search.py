@@ -43,7 +43,7 @@ def found_in_twenty(speeds: Speeds, seconds: float) -> int:
     found = 0
     for _ in range(20):
         field = candidates()
-        speeds.look(field)
+        speeds.look(field, 0.0)
         ranked = speeds.rank(field, time.perf_counter() + seconds)
         assert sorted(ranked) == [1, 32] and all(len(each) == 16 for each in ranked.values())
         found += ranked[1][0].name == "c3"
@@ -58,7 +58,7 @@ def test_longer_looks_at_fewer_find_the_fastest(speeds: Speeds) -> None:
 def test_what_is_clearly_slower_has_no_rank(speeds: Speeds, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(looking, "glance", lambda runs, *_: {name: [0.5 if name == "c1" else 1.0] * 3 for name in runs})
     field = candidates()
-    speeds.look(field)
+    speeds.look(field, 0.0)
     ranked = speeds.rank(field, 0.0)
     assert field[1].speed == {} and len(ranked[1]) == 15 and FP32 not in ranked[1][0].name
 

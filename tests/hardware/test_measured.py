@@ -58,6 +58,8 @@ def test_another_machine_measures_anew(
     monkeypatch.setattr(machine, "usable_cores", lambda: 96)
     there = keys("local", "export")
     assert here[0] == there[0] and here[1] != there[1]
+    monkeypatch.setattr(machine, "gpu_names", lambda: ["NVIDIA L4"])
+    assert keys("local", "export")[1] not in (here[1], there[1])
 
 
 def test_the_instruction_set_belongs_to_what_was_timed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,8 @@ graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "graph", val
 model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
 onnxruntime.InferenceSession(model.SerializeToString())
 """
-#: torch's sockets ask for the name of the loopback address that a peer of the process group connected from.
+
+#: A look-up by torch's sockets that is left: of two in the whole job it is not known which connection they belong to.
 REVERSE_OF_LOOPBACK = re.compile(r"UDP \S+:53 .*127.in-addr.arpa", re.S)
 
 

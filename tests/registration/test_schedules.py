@@ -37,6 +37,16 @@ config = {largest = 4096}
 [by_hand]
 kind = "training"
 data = "s3://bucket/churn/"
+
+[into_service]
+kind = "training"
+cron = "0 4 * * *"
+data = "s3://bucket/churn/"
+registry = "s3://bucket/models"
+
+[into_service_by_hand]
+kind = "training"
+registry = "s3://bucket/models"
 """
 
 
@@ -49,7 +59,14 @@ def mine(tmp_path: Path) -> Path:
 
 def test_each_schedule_is_one_launch_plan(mine: Path, tmp_path: Path) -> None:
     made = package(tmp_path, "local", SLIPSTREAM_SCHEDULES=str(mine)).launch_plans
-    assert {name for name in made if "." not in name} == {"nightly_training", "other_training", "links", "by_hand"}
+    assert {name for name in made if "." not in name} == {
+        "nightly_training",
+        "other_training",
+        "links",
+        "by_hand",
+        "into_service",
+        "into_service_by_hand",
+    }
 
     nightly = made["nightly_training"]
     assert nightly.workflow_id.name == "workflows.schedules.launch_plans.train_on_schedule"
@@ -66,6 +83,12 @@ def test_each_schedule_is_one_launch_plan(mine: Path, tmp_path: Path) -> None:
     assert links.workflow_id.name == "workflows.collectives.benchmark"
     assert set(links.fixed_inputs.literals) == {"config"} and not links.default_inputs.parameters
     assert all(made[name].concurrency_policy.max == 1 for name in ("nightly_training", "other_training", "links"))
+
+    promoting = made["into_service"]
+    assert promoting.workflow_id.name == "workflows.schedules.launch_plans.promote_on_schedule"
+    assert promoting.fixed_inputs.literals["registry"].scalar.primitive.string_value == "s3://bucket/models"
+    assert set(promoting.default_inputs.parameters) == {"kickoff"} and promoting.concurrency_policy.max == 1
+    assert made["into_service_by_hand"].workflow_id.name == "workflows.training.train_and_promote"
 
     by_hand = made["by_hand"]
     assert by_hand.workflow_id.name == "workflows.training.train_and_export"
@@ -156,7 +179,8 @@ def test_the_list_says_when_and_what(mine: Path) -> None:
     ended = CliRunner().invoke(main, [str(mine)])
     assert ended.exit_code == 0
     for line in (
-        f"{mine}: 4 schedules, times in UTC",
+        f"{mine}: 6 schedules, times in UTC",
+        "    promotes the model in s3://bucket/models if it is shown not to be worse",
         "    trains on s3://bucket/churn/, target churned, exports and reports",
         '    with {"training": {"epochs": 3}}',
         "    tells ml@example.com if it failed",

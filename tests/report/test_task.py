@@ -46,7 +46,7 @@ def run_task(directory: Path, *, measured: bool = True, cron: str = "", kickoff:
     run = StageRun("collectives", 2.0, False)
     network = MadeByElement(FlyteDirectory(str(directory / "in/collectives")), run) if measured else None
     inputs = {"config": RunConfig(), "data": "", "target": "digit"}
-    return report(**artifacts, networks=[network], stages=stages, **inputs, cron=cron, kickoff=kickoff)
+    return report(**artifacts, networks=[network], stages=stages, **inputs, cron=cron, kickoff=kickoff, promotion=None)
 
 
 def test_the_task_writes_into_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -193,6 +193,7 @@ def export(metric: str) -> dict[str, Any]:
         ],
         "machine": {
             "cpu": "Example CPU 8000 @ 2.10GHz",
+            "gpu": "",
             "flags": ["avx512f", "avx512_vnni"],
             "cores": 2,
             "threads": 1,

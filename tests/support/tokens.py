@@ -1,11 +1,24 @@
-"""Small token rows and tokenizers."""
+"""Small token rows, tokenizers and transformers."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import transformers
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
+
+from tasks.artifacts.format import Artifact
+from tasks.artifacts.prepared import PreparedData
+from tasks.artifacts.token_rows import write_token_rows
+from tasks.models.config import ModelConfig
+from tasks.models.factory import build
+from tasks.models.trained import write_trained
+
+LENGTH, VOCABULARY = 16, 48
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 
 def word_tokenizer(size: int) -> transformers.PreTrainedTokenizerFast:
@@ -13,3 +26,31 @@ def word_tokenizer(size: int) -> transformers.PreTrainedTokenizerFast:
     tokenizer = Tokenizer(WordLevel({f"w{number}": number for number in range(size)}, unk_token="w0"))
     tokenizer.pre_tokenizer = Whitespace()
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0")
+
+
+def token_data(directory: Path, tokenizer: Path | None = None) -> PreparedData:
+    """Rows that count on from a random token, in steps of one, two or three."""
+    random = np.random.default_rng(0)
+
+    def rows(count: int) -> np.ndarray:
+        starts, steps = random.integers(0, VOCABULARY, (count, 1)), random.integers(1, 4, (count, 1))
+        return (starts + steps * np.arange(LENGTH + 1)) % VOCABULARY
+
+    splits = {"train": rows(400), "validation": rows(40), "test": rows(200)}
+    return write_token_rows(directory, splits, VOCABULARY, tokenizer=tokenizer)
+
+
+def untrained_transformer(directory: Path, data: PreparedData) -> Artifact:
+    """The artifact of a small transformer as it was initialised."""
+    config = ModelConfig("transformer", SIZES)
+    weights = build(config, data.signature, seed=0).state_dict()
+    return write_trained(
+        directory,
+        config=config,
+        signature=data.signature,
+        best=weights,
+        last=weights,
+        history={},
+        attempt={},
+        made_by={},
+    )

@@ -46,6 +46,8 @@ def described(name: str, schedule: TrainingSchedule | CollectivesSchedule, now: 
     if isinstance(schedule, TrainingSchedule):
         target = f", target {schedule.target}" if schedule.target else ""
         yield f"trains on {schedule.data or 'the handwritten digits of scikit-learn'}{target}, exports and reports"
+        if schedule.registry:
+            yield f"promotes the model in {schedule.registry} if it is shown not to be worse"
     else:
         sizes = schedule.config.sizes
         count = len(schedule.config.operations)

@@ -21,7 +21,7 @@ from tasks.report.summary import RunSummary
 from tasks.report.task import report
 from workflows.collectives import benchmark
 from workflows.schedules.settings import CHOICE, DEFAULT, CollectivesSchedule, Notify, TrainingSchedule, read_schedules
-from workflows.training import run_stages, train_and_export
+from workflows.training import promotion_stages, run_stages, train_and_export, train_and_promote
 
 KICKOFF = "kickoff"
 
@@ -29,7 +29,15 @@ KICKOFF = "kickoff"
 @workflow
 def train_on_schedule(data: str, target: str, config: RunConfig, cron: str, kickoff: datetime) -> RunSummary:
     """:func:`train_and_export` as the schedule ``cron`` starts it at ``kickoff``; the report names what it skipped."""
-    return report(**run_stages(data, target, config), cron=cron, kickoff=kickoff)
+    return report(**run_stages(data, target, config), cron=cron, kickoff=kickoff, promotion=None)
+
+
+@workflow
+def promote_on_schedule(
+    registry: str, data: str, target: str, config: RunConfig, cron: str, kickoff: datetime
+) -> RunSummary:
+    """:func:`train_and_promote` as the schedule ``cron`` starts it at ``kickoff``."""
+    return report(**promotion_stages(registry, data, target, config), cron=cron, kickoff=kickoff)
 
 
 def notifications(notify: Notify) -> list[Email | Slack]:
@@ -43,17 +51,22 @@ def launch_plan(name: str, schedule: TrainingSchedule | CollectivesSchedule) -> 
     somebody starts it, who may give other inputs."""
     of_training = isinstance(schedule, TrainingSchedule)
     inputs: dict[str, Any] = {"config": schedule.config}
+    by_hand, by_schedule = benchmark, benchmark
     if isinstance(schedule, TrainingSchedule):
         inputs |= {"data": schedule.data, "target": schedule.target}
+        by_hand, by_schedule = train_and_export, train_on_schedule
+        if schedule.registry:
+            inputs["registry"] = schedule.registry
+            by_hand, by_schedule = train_and_promote, promote_on_schedule
     if not schedule.cron:
         return LaunchPlan.get_or_create(
-            train_and_export if of_training else benchmark,
+            by_hand,
             name=name,
             default_inputs=inputs,
             notifications=notifications(schedule.notify),
         )
     return LaunchPlan.get_or_create(
-        train_on_schedule if of_training else benchmark,
+        by_schedule,
         name=name,
         fixed_inputs={**inputs, "cron": schedule.cron} if of_training else inputs,
         schedule=CronSchedule(schedule=schedule.cron, kickoff_time_input_arg=KICKOFF if of_training else None),

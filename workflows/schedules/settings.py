@@ -45,11 +45,13 @@ class Schedule(Settings):
 
 @settings
 class TrainingSchedule(Schedule):
-    """The main job: on what, and with which configuration."""
+    """The main job: on what, with which configuration, and the registry in which its model goes into service if it is
+    shown not to be worse than the one that is there (empty: it does not)."""
 
     kind: Literal["training"] = "training"
     data: str = ""
     target: str = ""
+    registry: str = ""
     config: RunConfig = field(default_factory=RunConfig)
 
 

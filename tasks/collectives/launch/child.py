@@ -157,12 +157,14 @@ def in_group(seat: Seat, pipe: Connection, work: Callable[..., Any], arguments: 
     import torch
     import torch.distributed as dist
 
+    from tasks.distributed.names import names_of_this_machine
     from tasks.distributed.process_group import process_group
     from tasks.hardware.cpus import usable_cores
 
     torch.set_num_threads(max(1, usable_cores() // seat.local_world))
     patience = timedelta(seconds=seat.timeout)
-    parents = dist.TCPStore(seat.host, seat.port, is_master=False, timeout=patience)
+    with names_of_this_machine(seat.host):
+        parents = dist.TCPStore(seat.host, seat.port, is_master=False, timeout=patience)
     with process_group(patience, dist.PrefixStore(seat.prefix, parents)) as group:
         result = work(Work(group.device, pipe), *arguments)
         dist.barrier()

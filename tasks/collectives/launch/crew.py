@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from tasks.collectives.launch.child import Running, Seat
 from tasks.collectives.launch.outcome import Outcome, named, raise_if_failed
+from tasks.distributed.names import names_of_this_machine
 from tasks.errors import Interrupted, UserError
 
 #: Seconds between two looks at the store, and those that a child gets to end once another rank's has failed.
@@ -53,7 +54,8 @@ class Crew:
     @classmethod
     def here(cls, processes: int, timeout: float) -> Crew:
         """All ranks on this machine, as children of this process."""
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        with names_of_this_machine("127.0.0.1"):
+            store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         return cls(store, "127.0.0.1", store.port, processes, tuple(range(processes)), processes, timeout)
 
     @classmethod
@@ -70,9 +72,10 @@ class Crew:
         host, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
         hosts_store = rank == 0 and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         try:
-            store = dist.TCPStore(
-                host, port, is_master=hosts_store, wait_for_workers=False, timeout=timedelta(seconds=timeout)
-            )
+            with names_of_this_machine(host):
+                store = dist.TCPStore(
+                    host, port, is_master=hosts_store, wait_for_workers=False, timeout=timedelta(seconds=timeout)
+                )
         except dist.DistError as error:
             raise NoLeader(f"rank {rank}: rank 0 at {host}:{port} cannot be reached within {timeout:g} s") from error
         local_world, local = int(environment.get("LOCAL_WORLD_SIZE", "1")), int(environment["LOCAL_RANK"])

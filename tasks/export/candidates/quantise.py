@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tasks.errors import UserError
 from tasks.export.candidates.half import write_half
-from tasks.export.candidates.recipes import BETWEEN_CONVOLUTIONS, CONVOLUTIONS, PRODUCTS, Recipe, convolutional
+from tasks.export.candidates.recipes import (
+    BETWEEN_CONVOLUTIONS,
+    CONVOLUTIONS,
+    PRODUCTS,
+    Recipe,
+    convolutional,
+    narrow_convolutions,
+)
 from tasks.export.candidates.smooth import smooth_first_product
 from tasks.export.convert import quiet, without_provenance
 from tasks.export.session import default_threads
@@ -20,6 +28,8 @@ if TYPE_CHECKING:
     import onnx
 
 CALIBRATION_BATCH = 50
+#: Ranges that were taken from fewer rows would cut off what the next rows hold.
+FEWEST_ROWS = 16
 #: The key of an INT8 file's metadata: 7 bits give the same numbers on every CPU, 8 need VNNI on x86.
 WEIGHT_BITS = "slipstream.weight_bits"
 INT4_BLOCK = 32
@@ -72,6 +82,8 @@ class Quantiser:
             with quiet(), default_threads(usable_cores()):
                 makers[recipe.kind](recipe, prepared, target, keep, only)
             model = without_provenance(onnx.load(target))
+            # The shapes between the nodes, which sessions work out for themselves: some percent of a small file.
+            model.graph.ClearField("value_info")
             onnx.helper.set_model_props(model, {WEIGHT_BITS: str(4 if recipe.kind == "int4" else self.bits)})
             onnx.save(model, target)
         except BaseException:
@@ -83,7 +95,8 @@ class Quantiser:
         from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
 
         model = onnx.load(prepared)
-        stacked = stacked_products(model) if recipe.per_channel else []
+        kept = [*keep, *(stacked_products(model) if recipe.per_channel else [])]
+        kept += narrow_convolutions(model) if recipe.wide else []
         options: dict[str, Any] = {}
         if recipe.fp32_outputs:
             options["OpTypesToExcludeOutputQuantization"] = list(CONVOLUTIONS)
@@ -99,7 +112,7 @@ class Quantiser:
             calibrate_method=CalibrationMethod.MinMax,
             op_types_to_quantize=operator_types(recipe, model),
             nodes_to_quantize=list(only),
-            nodes_to_exclude=[*stacked, *keep],
+            nodes_to_exclude=kept,
             extra_options=options,
             calibration_cache_path=self.scratch / f"{prepared.stem}-{recipe.operators}.json",
         )
@@ -146,7 +159,12 @@ def stacked_products(model: onnx.ModelProto) -> list[str]:
 
 
 def calibration_rows(names: Sequence[str], inputs: Sequence[np.ndarray]) -> Any:
-    """The rows as ONNX Runtime's tool reads them, batch after batch."""
+    """The rows as ONNX Runtime's tool reads them, batch after batch. Raises ``UserError`` if there are too few."""
+    if len(inputs[0]) < FEWEST_ROWS:
+        raise UserError(
+            f"export.calibration_rows: the training split has {len(inputs[0])} rows to take ranges from; expected at "
+            f"least {FEWEST_ROWS}"
+        )
     from onnxruntime.quantization import CalibrationDataReader
 
     class Rows(CalibrationDataReader):

@@ -23,7 +23,7 @@ from tasks.export.candidates.speed import Speeds, fastest_first
 from tasks.export.choose import Verdict
 from tasks.export.config import ExportConfig
 from tasks.export.session import onnx_predictor
-from tasks.gate.quality import UNITS
+from tasks.gate.quality import UNITS, right_of
 from tasks.models.predict import inputs_of, predict, targets_of
 
 #: Points of accuracy or percent of RMSE that a file loses on the rows of the search.
@@ -32,9 +32,9 @@ BATCHES = (1, 32, 256)
 MOST_FINALISTS = 3
 #: Rows of the validation split that a candidate is looked at on.
 FEWEST_ROWS, MOST_ROWS = 64, 5000
-#: Shares of the whole time: for looking at one candidate on these rows; until which files are made; until which
-#: sensitive layers are looked for; until which the fastest are.
-JUDGING, MAKING, MENDING, RANKING = 0.01, 0.4, 0.5, 0.65
+#: Shares of the whole time: for looking at one candidate on these rows; until which files are made, glanced at, mended,
+#: and the fastest of them looked for.
+JUDGING, MAKING, LOOKING, MENDING, RANKING = 0.01, 0.35, 0.5, 0.55, 0.65
 #: A quantised file is smaller than this share of FP32's, or little of it was quantised.
 SHRUNK = 0.9
 
@@ -59,7 +59,7 @@ def search(
         judge = partial(lost, data=data, records=records, expected=expected, config=config)
         candidates = list(make_all(directory, quantiser, judge, config, started, others))
         speeds = Speeds(fp32, data.signature, records, config, batches)
-        speeds.look(candidates)
+        speeds.look(candidates, started + LOOKING * config.seconds)
         try:
             mended = mend(directory, quantiser, candidates, judge, config, started)
         except Exception as error:
@@ -68,7 +68,7 @@ def search(
                 path.unlink()
         else:
             candidates += mended
-            speeds.look(mended)
+            speeds.look(mended, started + MENDING * config.seconds)
     good = [each for each in candidates if each.loss <= config.max_loss]
     if config.optimise == "size":
         finalists = sorted(good, key=lambda each: each.bytes)[:MOST_FINALISTS]
@@ -106,8 +106,8 @@ def lost(path: Path, *, data: PreparedData, records: np.ndarray, expected: np.nd
     """Points of accuracy or percent of RMSE that a file loses on the rows of the search."""
     outputs, truth = predicted(path, data, records, config), targets_of(records)
     task = data.signature.task
-    if task == "classification":
-        right, still = (float(np.mean(each.argmax(axis=1) == truth)) for each in (expected, outputs))
+    if task != "regression":
+        right, still = (float(np.mean(right_of(task, each, truth))) for each in (expected, outputs))
         return 100 * (right - still)
     before, after = (float(np.sqrt(np.mean((each[:, 0] - truth) ** 2))) for each in (expected, outputs))
     return 100 * (after / max(before, 1e-12) - 1)

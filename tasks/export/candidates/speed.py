@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,13 +32,14 @@ class Speeds:
     config: ExportConfig
     batches: Sequence[int]
 
-    def look(self, candidates: Sequence[Candidate]) -> None:
-        """Glance at the candidates; what is clearly slower than FP32 at a batch size has no speed there."""
+    def look(self, candidates: Sequence[Candidate], deadline: float) -> None:
+        """Glance at the candidates; what is clearly slower than FP32 at a batch size has no speed there. There is one
+        round of turns at each, and no further one after ``deadline`` (``time.perf_counter``)."""
         if not candidates:
             return
         runs = self.loaded(candidates)
-        for batch in self.batches:
-            seen = glance(runs, FP32, self.signature, self.records, self.config.threads, batch, GLANCES)
+        for batch, until in self.shares(deadline):
+            seen = glance(runs, FP32, self.signature, self.records, self.config.threads, batch, GLANCES, until)
             for candidate in candidates:
                 if max(seen[candidate.name]) >= CLEARLY_SLOWER:
                     candidate.speed[batch] = statistics.median(seen[candidate.name])
@@ -50,9 +51,7 @@ class Speeds:
         turns, and then the faster half of that, until one is left or ``deadline`` (``time.perf_counter``) is over.
         """
         runs, found = self.loaded(candidates), dict[int, list[Candidate]]()
-        for left, batch in zip(range(len(self.batches), 0, -1), sorted(self.batches), strict=True):
-            now = time.perf_counter()
-            until = now + (deadline - now) / left
+        for batch, until in self.shares(deadline):
             field, slower, rounds = fastest_first(candidates, batch), list[Candidate](), GLANCES
             while len(field) > 1 and time.perf_counter() < until:
                 rounds *= 2
@@ -65,6 +64,12 @@ class Speeds:
                 field, slower = field[:half], [*field[half:], *slower]
             found[batch] = [*field, *slower]
         return found
+
+    def shares(self, deadline: float) -> Iterator[tuple[int, float]]:
+        """The batch sizes, the smallest first, each with the end of its share of the time that is left."""
+        for left, batch in zip(range(len(self.batches), 0, -1), sorted(self.batches), strict=True):
+            now = time.perf_counter()
+            yield batch, now + (deadline - now) / left
 
     def loaded(self, candidates: Sequence[Candidate]) -> Mapping[str, Predictor]:
         paths = {FP32: self.fp32, **{candidate.name: candidate.path for candidate in candidates}}

@@ -27,6 +27,8 @@ def draw_tensors(signature: Signature) -> dict[str, np.ndarray]:
         values: np.ndarray
         if spec.name == "categorical":
             values = rng.integers(0, signature.cardinalities, shape)
+        elif signature.task == "next token":
+            values = rng.integers(0, signature.buckets, shape)
         elif spec.name == "tokens":
             values = rng.integers(1, signature.buckets, shape)
             # The rest of a text that is shorter than the input is padding, 0.

@@ -70,6 +70,8 @@ class Paired:
 def predictions(new: Package, old: Package, data: PreparedData) -> Paired:
     """Run both models on the test rows of ``data``, which ``new`` was exported with. Raises ``Incomparable``."""
     check_same_question(new.signature, old.signature)
+    if new.signature["task"] == "next token":
+        raise Incomparable("models of tokens are not compared; promote this one in a registry of its own")
     check_unseen(new.signature["holdout"], old.signature["holdout"])
     records = held_out_rows(data)
     if new.encoding == old.encoding:

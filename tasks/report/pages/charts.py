@@ -167,7 +167,7 @@ def quality_against_latency(axes: Axes, export: ExportReport) -> str:
             axes.plot([ms], [loss], linestyle="", marker="o", markersize=5, color=SERIES[0], zorder=4, label="chosen")
     axes.axhline(export["max_loss"], label="allowed", **REFERENCE_LINE)
     axes.margins(x=0.08, y=0.08)
-    unit = "points of accuracy" if export["task"] == "classification" else "% of RMSE"
+    unit = "% of RMSE" if export["task"] == "regression" else "points of accuracy"
     axes.set(xlabel=f"ms per call of batch {batch}", ylabel=f"{unit} lost")
     axes.xaxis.set_major_formatter(number)
     axes.yaxis.set_major_formatter(number)

@@ -1,0 +1,56 @@
+"""How much accuracy over tokens a variant loses against FP32, with confidence limits, from the same rows of tokens.
+
+The tokens of a row are no independent evidence, the rows are: each gives one figure, the share of its tokens that were
+lost. Student's distribution of their mean gives the limits (the cluster-robust interval; Cameron and Miller, "A
+Practitioner's Guide to Cluster-Robust Inference", 2015, section II), with Johnson's correction for rows that lose much
+more than most ("Modified t Tests and Confidence Intervals for Asymmetrical Populations", 1978). It does not reach far:
+where fewer than ``FEW`` rows lose anything, the limit is at least Clopper and Pearson's exact one of the share of such
+rows, times the most that one of them lost, or all of it if none was seen.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+FEW = 30
+
+
+def lost_by_row(before: np.ndarray, after: np.ndarray) -> np.ndarray:
+    """The share of each row's tokens that were right before and no more, less those gained; both are bool
+    ``[rows, length]``."""
+    return (before.astype(np.float64) - after).mean(axis=1)
+
+
+def upper_limit(lost: np.ndarray, error: float) -> float:
+    """The share of all tokens that the true loss does not exceed, with probability 1 - ``error``."""
+    from scipy.stats import beta, t
+
+    rows = len(lost)
+    if rows < 2:
+        return 1.0
+    quantile, spread = t.ppf(1 - error, rows - 1), lost.std(ddof=1)
+    limit = lost.mean() + quantile * spread / math.sqrt(rows)
+    if spread:
+        skewness = np.mean(((lost - lost.mean()) / spread) ** 3)
+        limit += max(skewness, 0.0) * spread * (1 + 2 * quantile**2) / (6 * rows)
+    worse = int(np.sum(lost > 0))
+    if worse < min(FEW, rows):
+        limit = max(limit, beta.ppf(1 - error, worse + 1, rows - worse) * (lost.max() if worse else 1.0))
+    return float(min(limit, 1.0))
+
+
+def lower_limit(lost: np.ndarray, error: float) -> float:
+    return -upper_limit(-lost, error)
+
+
+def rows_enough(lost: np.ndarray, most: float, error: float) -> int | None:
+    """About how many rows would show a loss below ``most``, if they are like these; None if it is not below it here."""
+    from scipy.stats import norm
+
+    if lost.mean() >= most:
+        return None
+    if not lost.any():
+        return math.ceil(math.log(error) / math.log(1 - most))
+    return math.ceil((norm.ppf(1 - error) * lost.std() / (most - lost.mean())) ** 2)

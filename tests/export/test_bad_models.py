@@ -1,0 +1,128 @@
+"""What cannot be exported, or not with these rows, is one line and leaves no artifact."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tasks.artifacts.format import MANIFEST
+from tasks.artifacts.prepared import PreparedData, Signature
+from tasks.errors import UserError
+from tasks.export import engine
+from tasks.export.config import ExportConfig
+from tasks.models.config import ModelConfig
+from tasks.models.factory import build
+from tests.support.toys import ToyTrained, images, table, trained_on, write_prepared
+
+SHORT = ExportConfig(seconds=1.0)
+
+
+class Network(nn.Module):
+    """A linear layer, and something that a subclass does to its outputs."""
+
+    def __init__(self, signature: Signature) -> None:
+        super().__init__()
+        self.layer = nn.Linear(signature.inputs[0].shape[0], signature.outputs)
+
+    def forward(self, numeric: torch.Tensor, categorical: torch.Tensor) -> Any:
+        return self.changed(self.layer(numeric), numeric)
+
+
+class NoSuchOperator(Network):
+    def changed(self, outputs: torch.Tensor, numeric: torch.Tensor) -> torch.Tensor:
+        return outputs * torch.linalg.svdvals(numeric).sum()
+
+
+class BranchesOnValues(Network):
+    def changed(self, outputs: torch.Tensor, numeric: torch.Tensor) -> torch.Tensor:
+        return outputs if numeric.sum() > 0 else -outputs
+
+
+class MixesRows(Network):
+    def changed(self, outputs: torch.Tensor, numeric: torch.Tensor) -> torch.Tensor:
+        return outputs - numeric.mean(dim=0).sum()
+
+
+class OtherAtTwoRows(Network):
+    def changed(self, outputs: torch.Tensor, numeric: torch.Tensor) -> torch.Tensor:
+        return outputs * (2 if len(numeric) == 2 else 3)
+
+
+class Several(Network):
+    def changed(self, outputs: torch.Tensor, numeric: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return outputs, numeric
+
+
+class NotANumber(Network):
+    def changed(self, outputs: torch.Tensor, numeric: torch.Tensor) -> torch.Tensor:
+        return outputs * float("nan")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> PreparedData:
+    return table(tmp_path_factory.mktemp("table") / "data", "classification")
+
+
+def refusal(directory: Path, trained: ToyTrained, data: PreparedData, config: ExportConfig = SHORT) -> str:
+    with pytest.raises(UserError) as refused:
+        engine.export(directory / "out", trained, data, config, {})
+    assert "\n" not in refused.value.message and not (directory / "out" / MANIFEST).exists()
+    return refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        (NoSuchOperator, "model.name: torch cannot export this model to ONNX: ONNX has no operator for torch's aten._"),
+        (BranchesOnValues, "model.name: torch cannot export this model to ONNX: its forward branches on values of"),
+        (OtherAtTwoRows, "export: numeric of the ONNX model leads with 2 instead of the batch; the model's forward"),
+        (MixesRows, "model.name: a row's outputs differ by "),
+        (NotANumber, "model: 300 of 300 rows get NaN or infinity instead of a finite number"),
+    ],
+)
+def test_a_model_that_cannot_be_exported(
+    network: type[Network], message: str, data: PreparedData, tmp_path: Path
+) -> None:
+    trained = ToyTrained(data.signature, network(data.signature))
+    assert refusal(tmp_path, trained, data).startswith(message)
+
+
+def test_several_outputs_are_refused_when_the_model_is_built(data: PreparedData) -> None:
+    with pytest.raises(UserError, match=r"model\.name: .*Several gave tuple for a batch of 2; expected \[2, 2\]"):
+        build(ModelConfig("tests.export.test_bad_models:Several"), data.signature, seed=0)
+
+
+def other(data: PreparedData, **changes: Any) -> PreparedData:
+    return dataclasses.replace(data, signature=dataclasses.replace(data.signature, **changes))
+
+
+def test_data_that_is_not_the_models(data: PreparedData, tmp_path: Path) -> None:
+    trained = trained_on(data, 1)
+    said = refusal(tmp_path / "1", trained, images(tmp_path / "images"))
+    assert said.startswith("the prepared data is not the model's: target of 'third' instead of 'answer'; exp")
+    said = refusal(tmp_path / "2", trained, other(data, cardinalities=(5, 9)))
+    assert "cardinalities of (5, 9) instead of (5, 7)" in said
+    said = refusal(tmp_path / "3", trained, other(data, inputs=data.signature.inputs[:1]))
+    assert "inputs of 'numeric float32 [6]' instead of 'numeric float32 [6], categorical int32 [2]'" in said
+    many = other(data, classes=tuple(f"class {number}" for number in range(1000)))
+    assert len(refusal(tmp_path / "4", trained, many)) < 500
+
+
+def test_too_few_rows_to_calibrate(data: PreparedData, tmp_path: Path) -> None:
+    """Variants with ranges are not made, and it is said why; the file for TensorRT, which was asked for, is refused."""
+    splits = {name: np.array(data.split(name)) for name in ("train", "validation", "test")}
+    few = write_prepared(tmp_path / "few", data.signature, {**splits, "train": splits["train"][:15]})
+    report = engine.export(tmp_path / "out", trained_on(data, 1), few, SHORT, {}).read_json("export.json")
+    reasons = {each["name"]: each["reason"] for each in report["variants"]}
+    why = "export.calibration_rows: the training split has 15 rows to take ranges from; expected at least 16"
+    assert reasons["u8s8-smooth"] == f"could not be made: {why}" and why not in reasons["dynamic"]
+    asked = ExportConfig(seconds=1.0, tensorrt=True)
+    assert refusal(tmp_path / "again", trained_on(data, 1), few, asked) == why
+    with pytest.raises(UserError, match=r"export\.calibration_rows: 8 is not allowed; expected at least 16"):
+        ExportConfig(calibration_rows=8)

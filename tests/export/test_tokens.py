@@ -1,0 +1,128 @@
+"""The export of a transformer: judged over tokens, with a directory that Hugging Face's library loads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from tasks.artifacts.prepared import PreparedData
+from tasks.errors import UserError
+from tasks.export import engine
+from tasks.export.check import check
+from tasks.export.config import ExportConfig
+from tasks.export.package.triton import write_repository
+from tasks.export.session import onnx_predictor
+from tasks.gate.quality import ERROR, loss_of
+from tasks.gate.tokens import rows_enough, upper_limit
+from tasks.models.metrics import scores
+from tasks.models.predict import graded, predict
+from tasks.models.trained import TrainedModel
+from tests.support.tokens import LENGTH, VOCABULARY, token_data, untrained_transformer, word_tokenizer
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> PreparedData:
+    directory = tmp_path_factory.mktemp("tokens")
+    word_tokenizer(VOCABULARY).save_pretrained(directory / "words")
+    return token_data(directory / "data", directory / "words")
+
+
+@pytest.fixture(scope="module")
+def exported(data: PreparedData, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("exported")
+    untrained_transformer(directory / "trained", data)
+    trained = TrainedModel.open(directory / "trained")
+    engine.export(directory / "out", trained, data, ExportConfig(seconds=2.0, half=True), {})
+    return directory / "out"
+
+
+def test_hugging_faces_library_gives_the_same_logits(exported: Path, data: PreparedData) -> None:
+    rows = np.array(data.split("test")["tokens"][:8])
+    network = transformers.AutoModelForCausalLM.from_pretrained(exported / "hugging-face", dtype=torch.float32).eval()
+    with torch.no_grad():
+        theirs = network(torch.from_numpy(rows)).logits.numpy()
+    signature = json.loads((exported / "signature.json").read_text())
+    assert signature["outputs"][0]["shape"] == ["batch", LENGTH, VOCABULARY]
+    ours = onnx_predictor(exported / "model.fp32.onnx", 1)([rows])
+    assert ours.std() > 0.05 and np.abs(ours - theirs).max() < 1e-4
+    tokenizer = transformers.AutoTokenizer.from_pretrained(exported / "hugging-face")
+    assert tokenizer("w1 w40")["input_ids"] == [1, 40]
+    check(exported)
+
+
+def test_the_report_is_of_tokens(exported: Path, data: PreparedData) -> None:
+    report = json.loads((exported / "export.json").read_text())
+    variants = {each["name"]: each for each in report["variants"]}
+    assert report["task"] == "next token" and set(variants["onnx-fp32"]["metrics"]) == {"accuracy", "log_loss"}
+    assert variants["onnx-fp32"]["metrics"]["log_loss"] == pytest.approx(np.log(VOCABULARY), rel=0.1)
+    judged = [each["quality"] for each in report["variants"] if "quality" in each]
+    assert judged and all(quality["rows"] == 200 for quality in judged)
+    assert variants["fp16"]["verdict"] == variants["bf16"]["verdict"] == "for GPUs"
+
+
+def test_triton_serves_it(exported: Path, tmp_path: Path) -> None:
+    (made,) = write_repository(exported, tmp_path / "repository")
+    config = (made / "config.pbtxt").read_text()
+    assert "TYPE_INT64" in config and made.name == "next_token"
+
+
+def test_a_token_is_graded_by_its_logits() -> None:
+    logits = np.log(np.float32([[[0.5, 0.25, 0.25], [0.1, 0.2, 0.7]]]))
+    found = graded(logits, np.array([[1, 2]]))
+    assert found[..., 0].tolist() == [[0, 1]]
+    assert np.exp(found[..., 1]) == pytest.approx(np.array([[0.25, 0.7]]), rel=1e-5)
+    assert scores("next token", found, np.array([])) == pytest.approx(
+        {"accuracy": 0.5, "log_loss": -np.log(0.25 * 0.7) / 2}
+    )
+
+
+def test_logits_of_many_rows_are_not_held_at_once(data: PreparedData, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def run(inputs: object) -> np.ndarray:
+        (rows,) = inputs  # type: ignore[attr-defined]
+        sizes.append(len(rows))
+        return np.zeros((len(rows), LENGTH, VOCABULARY), np.float32)
+
+    monkeypatch.setattr("tasks.models.predict.MOST_LOGITS", 7 * LENGTH * VOCABULARY)
+    assert predict(run, data.signature, data.split("test")).shape == (200, LENGTH, 2)
+    assert max(sizes) == 7 and sum(sizes) == 200
+    with pytest.raises(UserError, match=r"its outputs have the shape \(7, 16\); expected \(7, 16, 48\)"):
+        predict(lambda inputs: inputs[0], data.signature, data.split("test"))
+
+
+def losses(rows: int, spread: str, draws: int) -> Iterator[np.ndarray]:
+    """By row the share of 32 tokens that is lost, 2 % on average: by all rows alike, by rows of unequal difficulty, or
+    all at once by one row of fifty."""
+    random = np.random.default_rng(0)
+    for _ in range(draws):
+        if spread == "whole rows":
+            yield (random.random(rows) < 0.02).astype(float)
+        else:
+            shares = np.full(rows, 0.02) if spread == "alike" else random.gamma(0.5, 0.04, rows).clip(0, 1)
+            yield random.binomial(32, shares) / 32
+
+
+@pytest.mark.parametrize("spread", ["alike", "unequal", "whole rows"])
+@pytest.mark.parametrize("rows", [100, 265, 1000])
+def test_the_limit_is_below_the_true_loss_in_one_of_twenty(rows: int, spread: str) -> None:
+    """Two standard errors of 1,000 draws are 1.4 %."""
+    missed = np.mean([upper_limit(lost, ERROR) < 0.02 for lost in losses(rows, spread, 1000)])
+    assert missed <= 0.065
+
+
+def test_what_loses_nothing_passes_with_enough_rows() -> None:
+    right = np.random.default_rng(0).random((400, 32)) < 0.6
+    graded_rows = np.stack([right, np.zeros(right.shape)], axis=-1).astype(np.float32)
+    changed = graded_rows.copy()
+    changed[::20, :1, 0] = 1 - changed[::20, :1, 0]
+    loss = loss_of("next token", np.array([]), graded_rows, changed, 1.0)
+    assert loss.answer(1.0) == "passed" and loss.rows == 400 and loss.low < loss.value < loss.high
+    assert loss_of("next token", np.array([]), graded_rows[:20], changed[:20], 1.0).answer(1.0) == "can't tell"
+    assert rows_enough(np.zeros(20), 0.01, ERROR) == 299 and rows_enough(np.full(9, 0.02), 0.01, ERROR) is None
