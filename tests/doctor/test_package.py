@@ -17,7 +17,7 @@ from tasks.doctor.findings import Finding
 from tasks.doctor.limits import Limits
 from tasks.doctor.package import Save, check_package
 
-TRAIN = "tasks.train.task.train"
+TRAIN, EVALUATE = "tasks.train.task.train", "tasks.evaluate.task.evaluate"
 NIGHTLY = "nightly_training"
 MAIN = "workflows.training.train_and_export"
 UNITS = "tasks.preprocess.task.prepare_by_units"
@@ -100,7 +100,7 @@ def over_its_own_limit(package: Package) -> None:
 
 
 def overridden(package: Package) -> None:
-    resources = node(package, MAIN, TRAIN).task_node.overrides.resources
+    resources = node(package, MAIN, EVALUATE).task_node.overrides.resources
     resources.requests.add(name=Resources.CPU, value="97")
     resources.limits.add(name=Resources.CPU, value="97")
 
@@ -202,16 +202,16 @@ def promise(source: str, variable: str, *path: str | int) -> BindingData:
 
 
 def direct(package: Package) -> None:
-    node(package, MAIN, TRAIN).inputs[0].binding.CopyFrom(promise("", "config", "training"))
+    node(package, MAIN, EVALUATE).inputs[0].binding.CopyFrom(promise("", "config", "training"))
 
 
 def in_a_list(package: Package) -> None:
-    binding = node(package, MAIN, TRAIN).inputs[0].binding
+    binding = node(package, MAIN, EVALUATE).inputs[0].binding
     binding.collection.bindings.append(promise("", "config", "training"))
 
 
 def in_a_map(package: Package) -> None:
-    node(package, MAIN, TRAIN).inputs[0].binding.map.bindings["a"].CopyFrom(promise("", "config", "training"))
+    node(package, MAIN, EVALUATE).inputs[0].binding.map.bindings["a"].CopyFrom(promise("", "config", "training"))
 
 
 def in_a_branch(package: Package) -> None:
@@ -229,7 +229,7 @@ def below_a_list(package: Package) -> None:
     kind = package.workflows[MAIN].interface.inputs.variables["data"].type
     kind.Clear()
     kind.collection_type.simple = STRUCT
-    node(package, MAIN, TRAIN).inputs[0].binding.CopyFrom(promise("", "data", 0, "name"))
+    node(package, MAIN, EVALUATE).inputs[0].binding.CopyFrom(promise("", "data", 0, "name"))
 
 
 @pytest.mark.parametrize("harm", [direct, in_a_list, in_a_map, in_a_branch, in_an_array_node, below_a_list])
@@ -262,7 +262,7 @@ def test_an_element_of_a_list_is_no_structure(healthy: Package) -> None:
     kind = healthy.workflows[MAIN].interface.inputs.variables["data"].type
     kind.Clear()
     kind.collection_type.simple = INTEGER
-    node(healthy, MAIN, TRAIN).inputs[0].binding.CopyFrom(promise("", "data", 0))
+    node(healthy, MAIN, EVALUATE).inputs[0].binding.CopyFrom(promise("", "data", 0))
     assert not found(healthy)
 
 
