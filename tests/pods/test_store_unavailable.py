@@ -53,6 +53,7 @@ TASKS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
             "target": "",
             "cron": "",
             "kickoff": None,
+            "promotion": None,
         },
     ),
     "report_data": lambda: (report_data, {**inputs("prepared"), "stages": []}),
