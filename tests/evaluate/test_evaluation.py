@@ -71,7 +71,7 @@ def test_a_model_with_the_wrong_number_of_outputs_is_named(tmp_path: Path) -> No
         def forward(self, numeric: torch.Tensor, categorical: torch.Tensor) -> torch.Tensor:
             return numeric
 
-    with pytest.raises(UserError, match=r"\(300, 6\); expected \(300, 2\)"):
+    with pytest.raises(UserError, match=r"\(256, 6\); expected \(256, 2\)"):
         evaluate(tmp_path / "out", ToyTrained(data.signature, Wrong()), data, {})
 
 
