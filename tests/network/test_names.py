@@ -38,6 +38,7 @@ def test_torchs_sockets_ask_no_name_server(block: str, asks: str, tmp_path: Path
         assert sent == []
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("host", ["localhost", "a-name.invalid"])
 def test_other_names_are_looked_up_after_the_block_and_in_it_if_the_host_is_elsewhere(
     host: str, tmp_path: Path
