@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -45,7 +45,9 @@ def process_group(
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpus else torch.device("cpu")
     if gpus:
         torch.cuda.set_device(device)
-    with names_of_this_machine(os.environ.get("MASTER_ADDR", "")):
+    # Waiting for another machine may take minutes, in which the watcher for notices has to find its server by name.
+    all_here = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
+    with names_of_this_machine(os.environ.get("MASTER_ADDR", "")) if all_here else nullcontext():
         dist.init_process_group(
             backend,
             timeout=timeout,
