@@ -8,8 +8,10 @@ import pytest
 
 from tasks.collectives.config import OPERATIONS, CollectivesConfig
 from tasks.collectives.launch.one_launch import look
+from tasks.collectives.operations import support
 from tasks.collectives.operations.support import free_memory, kinds, memory_needed, possible, refuse_too_large
 from tasks.errors import UserError
+from tasks.hardware.memory import MEMORY
 from tests.support.crews import in_group
 
 
@@ -59,6 +61,15 @@ def test_nothing_is_allocated_before_it_is_refused() -> None:
 def test_what_is_free_is_what_the_kernel_says_at_most() -> None:
     lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     assert 0 < free_memory()[1] <= int(lines["MemTotal"].split()[0]) << 10
+
+
+def test_what_others_in_the_control_group_use_is_not_taken_from_the_placements_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(support, "memory_limit", lambda: None)
+    monkeypatch.setattr(support, "memory_used", lambda: 1 << 40)
+    monkeypatch.setenv(MEMORY, "64Mi")
+    assert free_memory()[1] == 64 << 20
 
 
 @pytest.mark.parametrize("operations", [[], ["all_reduce", "all_reduce"], ["gossip"]])

@@ -17,8 +17,9 @@ import torch
 from tasks.collectives.config import CollectivesConfig
 from tasks.collectives.operations.cases import ALWAYS_IN_PLACE, IN_AND_OUT_OF_PLACE, REDUCING, Kind
 from tasks.errors import UserError
-from tasks.hardware.cgroup import groups, read
-from tasks.hardware.memory import memory_allowed
+from tasks.hardware.cgroup import groups, memory_limit, read
+from tasks.hardware.memory import MEMORY
+from tasks.hardware.quantities import quantity_in_environment
 from tasks.network.topology import gathered
 
 
@@ -104,9 +105,11 @@ def free_memory() -> tuple[str, int]:
     available = next(
         (int(line.split()[1]) << 10 for line in read_meminfo() if line.startswith("MemAvailable:")), 1 << 62
     )
-    limit = memory_allowed()
-    if limit is not None:
+    if (limit := memory_limit()) is not None:
         available = min(available, max(0, int(limit) - memory_used()))
+    # What the placement gave the pod says nothing of a control group that holds more than the pod.
+    if (given := quantity_in_environment(MEMORY)) is not None:
+        available = min(available, int(given))
     return socket.gethostname(), available
 
 
