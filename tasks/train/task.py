@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from flytekit import task
 from flytekit.types.directory import FlyteDirectory
@@ -35,11 +36,15 @@ def fetch_prepared(directory: FlyteDirectory, place: Placement, fresh: Path) -> 
     return make_stub(uri, fresh, room // place.processes)
 
 
-@task(task_config=distributed("train", fetch_prepared), **on("train"))
-def train(
-    workspace: Workspace, prepared: ArtifactDirectory, model: ModelConfig, training: TrainingConfig, code: str
+def run_in(
+    workspace: Workspace,
+    prepared: FlyteDirectory,
+    model: ModelConfig,
+    training: TrainingConfig,
+    made_by: dict[str, Any],
+    **lineage: Any,
 ) -> Made:
-    """Train the model in a process group. ``code`` is an input so that edited model code invalidates the cache."""
+    """Train in a worker. ``lineage`` are the request's fields that say what training goes on from and learns from."""
 
     def body() -> None:
         from tasks.train.run import TrainingRequest, run
@@ -56,15 +61,23 @@ def train(
             grace_s=current_profile().placement("train").grace_seconds - ENDING_S,
             made_by={
                 "code": code_version("train"),
-                "model": to_dict(model),
-                "model_code": code,
                 "prepared": fingerprint_of(prepared),
                 "training": to_dict(training),
+                **made_by,
             },
+            **lineage,
         )
         run(request)
 
     return workspace.work(body)
+
+
+@task(task_config=distributed("train", fetch_prepared), **on("train"))
+def train(
+    workspace: Workspace, prepared: ArtifactDirectory, model: ModelConfig, training: TrainingConfig, code: str
+) -> Made:
+    """Train the model in a process group. ``code`` is an input so that edited model code invalidates the cache."""
+    return run_in(workspace, prepared, model, training, {"model": to_dict(model), "model_code": code})
 
 
 def fetch_data_and_models(directory: FlyteDirectory, place: Placement, fresh: Path) -> Path:
@@ -82,32 +95,10 @@ def tune(
     teaching: TeachingConfig,
 ) -> Made:
     """Train the network of ``start`` from its weights on, with another one as its teacher, in a process group."""
-
-    def body() -> None:
-        from tasks.train.run import TrainingRequest, run
-
-        request = TrainingRequest(
-            prepared=Path(prepared.path),
-            model=ModelConfig(),
-            training=training,
-            directory=Path(workspace.directory),
-            checkpoints_home=workspace.checkpoints,
-            previous_checkpoints=workspace.previous_checkpoints,
-            execution=workspace.execution,
-            notices=workspace.notices,
-            grace_s=current_profile().placement("train").grace_seconds - ENDING_S,
-            start=Path(start.path),
-            teacher=Path(teacher.path),
-            teaching=teaching,
-            made_by={
-                "code": code_version("train"),
-                "start": fingerprint_of(start),
-                "teacher": fingerprint_of(teacher),
-                "teaching": to_dict(teaching),
-                "prepared": fingerprint_of(prepared),
-                "training": to_dict(training),
-            },
-        )
-        run(request)
-
-    return workspace.work(body)
+    made_by = {
+        "start": fingerprint_of(start),
+        "teacher": fingerprint_of(teacher),
+        "teaching": to_dict(teaching),
+    }
+    lineage = {"start": Path(start.path), "teacher": Path(teacher.path), "teaching": teaching}
+    return run_in(workspace, prepared, ModelConfig(), training, made_by, **lineage)
