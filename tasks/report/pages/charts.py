@@ -169,6 +169,7 @@ def quality_against_latency(axes: Axes, export: ExportReport) -> str:
     axes.margins(x=0.08, y=0.08)
     unit = "% of RMSE" if export["task"] == "regression" else "points of accuracy"
     axes.set(xlabel=f"ms per call of batch {batch}", ylabel=f"{unit} lost")
+    axes.locator_params(axis="x", nbins=5)  # times within a few percent have long labels
     axes.xaxis.set_major_formatter(number)
     axes.yaxis.set_major_formatter(number)
     legend(axes)
