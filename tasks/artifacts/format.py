@@ -40,6 +40,10 @@ class FileRecord:
     block_bytes: int
     blocks: list[str]
 
+    def consistent(self) -> bool:
+        """Whether there are as many digests as blocks."""
+        return self.block_bytes > 0 and len(self.blocks) == -(-self.size // self.block_bytes)
+
 
 class HashingFile:
     """A file that computes its digests while it is written, so that it need not be read again."""
@@ -169,6 +173,8 @@ class Artifact:
             manifest = json.loads(raw)
             found = manifest["kind"], manifest["format"]
             files = {name: FileRecord(**record) for name, record in manifest["files"].items()}
+            if not all(record.consistent() for record in files.values()):
+                raise ValueError
             made_by = manifest["made_by"]
         except OSError as error:
             raise DamagedArtifact(f"{path}: {error.strerror}; this is not a finished artifact") from None

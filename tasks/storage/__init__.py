@@ -9,6 +9,7 @@ from tasks.storage.open import (
     open_listed,
     open_reader,
     read_range,
+    stat_object,
     storage_for,
 )
 
@@ -27,5 +28,6 @@ __all__ = [
     "open_listed",
     "open_reader",
     "read_range",
+    "stat_object",
     "storage_for",
 ]

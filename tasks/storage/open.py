@@ -74,6 +74,11 @@ def open_listed(source: ObjectInfo) -> BinaryIO:
     return store_of(source.uri).open_version(source)
 
 
+def stat_object(uri: str) -> ObjectInfo:
+    """A store's object as it is now, for :func:`read_range`. Raises ``MissingObject``, ``StorageUnavailable``."""
+    return store_of(uri).stat(uri)
+
+
 def read_range(source: ObjectInfo, start: int, end: int) -> bytes:
     """The bytes from ``start`` to ``end`` of a store's object as it was listed. Raises ``UserError`` if it was replaced
     since, ``StorageUnavailable``."""

@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tasks.artifacts import format as artifacts
-from tasks.artifacts.format import ArtifactWriter, DamagedArtifact
-from tasks.distributed.peers import Peers
+from tasks.artifacts.format import FileRecord
 from tasks.train.checkpoint import shards
-from tasks.train.checkpoint.publish import KIND
-from tasks.train.checkpoint.restore import open_verified
-from tasks.train.checkpoint.shards import Piece, read_into
+from tasks.train.checkpoint.fetch import blocks_of, share
+from tasks.train.checkpoint.shards import Piece, block_bytes, read_into
 
 BEFORE = 24
 WHOLE = torch.randn(37, 5, 3, generator=torch.Generator().manual_seed(0))
@@ -40,7 +39,7 @@ def test_a_part_of_a_tensor_is_read_by_its_rows_a_block_at_a_time(
         return original(directory, piece, dtype, sizes)
 
     monkeypatch.setattr(shards, "read_tensor", noted)
-    monkeypatch.setattr(shards, "BLOCK_BYTES", block_rows * ROW_BYTES + 7)
+    monkeypatch.setattr(shards, "READ_BYTES", block_rows * ROW_BYTES + 7)
     target = torch.zeros(shape)
     read_into(target, tmp_path, Piece("tensors", BEFORE, WHOLE.nbytes), "float32", [37, 5, 3], offsets)
     expected = WHOLE[tuple(slice(start, start + size) for start, size in zip(offsets, shape, strict=True))]
@@ -56,27 +55,23 @@ def test_numbers_and_empty_tensors_are_read_too(tmp_path: Path) -> None:
     read_into(torch.zeros(0, 3), tmp_path, Piece("tensors", 0, 0), "float32", [0, 3], [0, 0])
 
 
-def test_the_ranks_of_a_machine_verify_each_byte_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = ArtifactWriter(tmp_path / "checkpoint")
-    names = [f"tensors-{rank:05d}.bin" for rank in range(5)]
-    for name in names:
-        writer.write_bytes(name, name.encode() * 9)
-    directory = writer.finish(KIND, {}).directory
-    hashed: list[str] = []
-    original = artifacts.hash_file
+@given(st.data())
+def test_the_ranks_of_a_machine_bring_each_block_that_they_need_once(data: st.DataObject) -> None:
+    size, step = data.draw(st.integers(1, 400)), data.draw(st.integers(1, 60))
+    files = {name: FileRecord(size, "", step, []) for name in ("a.bin", "b.bin")}
+    starts = st.tuples(st.sampled_from(sorted(files)), st.integers(0, size - 1))
+    drawn = data.draw(st.lists(st.lists(starts, max_size=5), min_size=1, max_size=4))
+    pieces = [[Piece(file, start, data.draw(st.integers(0, size - start))) for file, start in of] for of in drawn]
+    needed = [blocks_of(of_rank, files) for of_rank in pieces]
+    brought = [share(needed, rank, len(needed)) for rank in range(len(needed))]
+    blocks = [(run.file, block) for of_rank in brought for run in of_rank for block in range(run.first, run.end)]
+    assert len(blocks) == len(set(blocks))
+    wanted = {(p.file, byte // step) for of in pieces for p in of for byte in range(p.start, p.start + p.size)}
+    assert set(blocks) == wanted
+    counts = [sum(run.end - run.first for run in of_rank) for of_rank in brought]
+    assert max(counts) - min(counts) <= 1
 
-    def noted(path: Path) -> artifacts.FileRecord:
-        hashed.append(path.name)
-        return original(path)
 
-    monkeypatch.setattr(artifacts, "hash_file", noted)
-    ranks = [Peers(rank, 1, None) for rank in (4, 5)]  # their group is another machine's, too
-    for peers in ranks:
-        open_verified(peers, directory, [4, 5])
-    assert sorted(hashed) == names
-    data = bytearray((directory / names[3]).read_bytes())
-    data[2] ^= 1
-    (directory / names[3]).write_bytes(data)
-    open_verified(ranks[0], directory, [4, 5])
-    with pytest.raises(DamagedArtifact, match=names[3]):
-        open_verified(ranks[1], directory, [4, 5])
+@pytest.mark.parametrize(("size", "blocks"), [(0, 0), (100, 1), (1 << 20, 64), (1 << 30, 4096), (40 << 30, 40960)])
+def test_a_file_has_blocks_enough_for_small_parts_and_digests_few_enough_for_a_manifest(size: int, blocks: int) -> None:
+    assert -(-size // block_bytes(size)) == blocks

@@ -34,14 +34,13 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
 
-from tasks.artifacts.format import Artifact, DamagedArtifact, canonical_json
+from tasks.artifacts.format import DamagedArtifact, canonical_json
 from tasks.distributed.peers import Peers
 from tasks.errors import UserError
 from tasks.logs import logger
@@ -58,14 +57,15 @@ from tasks.train.checkpoint.publish import (
 from tasks.train.checkpoint.random_state import capture_random_state, restore_random_state
 from tasks.train.checkpoint.restore import (
     Candidate,
+    OpenCheckpoint,
     ResumePolicy,
     SkippedCheckpoint,
     candidates,
     check_tensors,
     damage,
-    verified,
+    opened,
 )
-from tasks.train.checkpoint.shards import ShardReader, read_index
+from tasks.train.checkpoint.shards import ShardReader, load_planner, pieces_read, read_index
 from tasks.train.checkpoint.staging import Buffers, TensorKey, assign_writers, changed_by_optimizer, tensor_keys
 from tasks.train.checkpoint.state_json import join, split
 from tasks.train.device_clock import DeviceClock, Mark
@@ -320,10 +320,10 @@ class Checkpoints:
                 continue
             candidate = Candidate(self._sources[index], name)
             try:
-                with verified(candidate, self._peers, self._policy) as artifact:
-                    restored = self._load(candidate, artifact, into, tuple(refused))
+                with opened(candidate, self._peers, self._policy) as checkpoint:
+                    restored = self._load(candidate, checkpoint, into, tuple(refused))
                     if index > 0:
-                        self.published = self._publisher.adopt(artifact)
+                        self.published = self._publisher.adopt(candidate.storage, candidate.name, checkpoint.artifact)
             except SkippedCheckpoint:
                 continue
             except (DamagedArtifact, MissingObject) as error:
@@ -334,7 +334,8 @@ class Checkpoints:
             return restored
         return None
 
-    def _load(self, candidate: Candidate, artifact: Artifact, into: Any, refused: tuple[str, ...]) -> Restored:
+    def _load(self, candidate: Candidate, checkpoint: OpenCheckpoint, into: Any, refused: tuple[str, ...]) -> Restored:
+        artifact = checkpoint.artifact
         index = read_index(artifact.directory)
         _, live = self._tree(into)
         sizes: dict[str, tuple[int, ...]] = {}
@@ -349,10 +350,11 @@ class Checkpoints:
             for name, entry in index.items()
             if name in live or name in unknown
         }
+        checkpoint.bring(pieces_read(tensors, index))
         dcp.load(
             tensors,
             storage_reader=ShardReader(artifact.directory, index),
-            planner=DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
+            planner=load_planner(),
             process_group=self._peers.group,
             no_dist=self._peers.group is None,
         )

@@ -17,7 +17,15 @@ from torch import Tensor
 from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
-from tasks.artifacts.format import FORMAT, MANIFEST, Artifact, FileRecord, canonical_json
+from tasks.artifacts.format import (
+    FORMAT,
+    MANIFEST,
+    Artifact,
+    DamagedArtifact,
+    FileRecord,
+    canonical_json,
+    hash_file,
+)
 from tasks.distributed.peers import Peers
 from tasks.errors import UserError
 from tasks.storage import Storage, StorageUnavailable, cannot_write
@@ -115,23 +123,28 @@ class Publisher:
             shutil.rmtree(directory, ignore_errors=True)
         return name
 
-    def adopt(self, artifact: Artifact) -> Name:
-        """Copy a checkpoint of another home into this one. Raises as :meth:`publish` does."""
+    def adopt(self, source: Storage, found: Name, artifact: Artifact) -> Name:
+        """Copy the checkpoint ``found`` of another home into this one. ``artifact`` holds its manifest. Raises as
+        :meth:`publish` does, and ``DamagedArtifact`` and ``MissingObject``."""
         name = Name(self.attempt, artifact.made_by["step"])
         directory = self.staging_directory / str(name)
         try:
-            run_and_gather(self.peers, lambda: self.copy(name, artifact, directory))
+            run_and_gather(self.peers, lambda: self.copy(source, found, artifact, name, directory))
             self.write_manifests(name, artifact.made_by["world"], artifact.files)
         finally:
             shutil.rmtree(directory, ignore_errors=True)
         return name
 
-    def copy(self, name: Name, artifact: Artifact, directory: Path) -> None:
-        """Copy this rank's share of the files."""
+    def copy(self, source: Storage, found: Name, artifact: Artifact, name: Name, directory: Path) -> None:
+        """Copy this rank's share of the files, and verify them on the way."""
         try:
             directory.mkdir(parents=True, exist_ok=True)
             for file in sorted(artifact.files)[self.peers.rank :: self.peers.world]:
-                copied = Path(shutil.copyfile(artifact.path(file), directory / file))
+                path = source.get(f"{found}/{file}", directory)
+                # A local store gives the file itself.
+                copied = path if path.is_relative_to(directory) else Path(shutil.copyfile(path, directory / file))
+                if hash_file(copied).sha256 != artifact.files[file].sha256:
+                    raise DamagedArtifact(f"{source.base}/{found}/{file}: its SHA-256 is not the manifest's")
                 fsync(copied)
                 self.storage.put(f"{name}/{file}", copied)
         except OSError as error:

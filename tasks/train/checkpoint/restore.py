@@ -1,10 +1,10 @@
-"""Find the newest complete checkpoint that this run may resume from, and verify it on every rank."""
+"""Find the newest complete checkpoint that this run may resume from, and open it on every rank."""
 
 from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,9 +13,11 @@ from typing import Any
 from tasks.artifacts.format import FORMAT, MANIFEST, Artifact, DamagedArtifact
 from tasks.distributed.peers import Peers
 from tasks.errors import UserError
-from tasks.storage import MissingObject, Storage, StorageUnavailable
+from tasks.storage import STORES, MissingObject, Storage, StorageUnavailable
+from tasks.train.checkpoint.fetch import blocks_of, bring, make_room, share
 from tasks.train.checkpoint.layout import Name, complete
 from tasks.train.checkpoint.publish import CONTENT, KIND, run_and_gather
+from tasks.train.checkpoint.shards import Piece, holds_tensors
 
 
 @dataclass(frozen=True)
@@ -114,9 +116,28 @@ def newest_identity(storages: list[Storage], run: str, resume: str) -> Mapping[s
     return None
 
 
+@dataclass(frozen=True)
+class OpenCheckpoint:
+    """A checkpoint of which this machine has all files but those of tensors, verified. Those are brought as needed."""
+
+    uri: str
+    artifact: Artifact
+    peers: Peers
+    #: The ranks of this machine.
+    neighbours: Sequence[int]
+
+    def bring(self, pieces: Iterable[Piece]) -> None:
+        """Bring what this rank reads of the tensor files; all ranks must call this, and all raise the same:
+        ``DamagedArtifact``, ``MissingObject``, ``StorageUnavailable``."""
+        needed = self.peers.gather(blocks_of(pieces, self.artifact.files))
+        index, count = self.neighbours.index(self.peers.rank), len(self.neighbours)
+        mine = share([needed[rank] for rank in self.neighbours], index, count)
+        run_and_gather(self.peers, lambda: bring(self.uri, self.artifact, mine))
+
+
 @contextmanager
-def verified(candidate: Candidate, peers: Peers, policy: ResumePolicy) -> Iterator[Artifact]:
-    """The checkpoint on this machine, every byte verified there: each rank of the machine verifies some of the files.
+def opened(candidate: Candidate, peers: Peers, policy: ResumePolicy) -> Iterator[OpenCheckpoint]:
+    """The checkpoint, on this machine while the context lasts.
 
     All ranks raise the same: ``SkippedCheckpoint`` or ``UserError`` by the policy, ``DamagedArtifact`` or
     ``MissingObject`` if a rank found it damaged, ``StorageUnavailable``.
@@ -130,19 +151,19 @@ def verified(candidate: Candidate, peers: Peers, policy: ResumePolicy) -> Iterat
         if directories[leader] == "":
             raise SkippedCheckpoint
         directory = Path(directories[leader] or "")
-        artifact = open_verified(peers, directory, neighbours)
-        yield artifact
+        yield OpenCheckpoint(candidate.uri, open_verified(peers, directory), peers, neighbours)
         # Wait for all ranks: the leader's temporary directory must exist until they have read it.
         run_and_gather(peers, lambda: None)
 
 
 def fetch(candidate: Candidate, policy: ResumePolicy, temporary: str) -> str:
-    """Download the files, once per machine; return their directory, or "" if the policy skips the checkpoint."""
+    """Download the files, once per machine, those of tensors without their bytes; return their directory, or "" if the
+    policy skips the checkpoint."""
     storage, target = candidate.storage, Path(temporary)
     path = storage.get(f"{candidate.name}/{MANIFEST}", target)
     try:
         manifest = json.loads(path.read_bytes())
-        files = list(manifest["files"])
+        sizes = {file: int(record["size"]) for file, record in manifest["files"].items()}
         policy.check(candidate, manifest)
     except SkippedCheckpoint:
         return ""
@@ -150,20 +171,21 @@ def fetch(candidate: Candidate, policy: ResumePolicy, temporary: str) -> str:
         if isinstance(error, UserError):
             raise
         raise DamagedArtifact(f"{candidate.uri}/{MANIFEST}: not a manifest of this format") from None
-    for file in files:
-        storage.get(f"{candidate.name}/{file}", target)
+    for file, size in sizes.items():
+        if holds_tensors(file) and candidate.uri.startswith(STORES):
+            make_room(path.parent / file, size)
+        else:
+            storage.get(f"{candidate.name}/{file}", target)
     return str(path.parent)
 
 
-def open_verified(peers: Peers, directory: Path, neighbours: Sequence[int]) -> Artifact:
-    """Open the checkpoint and verify every byte, each of the ``neighbours`` its share of the files. If a rank finds it
-    damaged, all ranks raise."""
+def open_verified(peers: Peers, directory: Path) -> Artifact:
+    """Open the checkpoint and verify all files but those of tensors. If a rank finds it damaged, all ranks raise."""
     found: list[Artifact] = []
 
     def check() -> None:
         artifact = Artifact.open(directory, KIND)
-        mine = sorted(artifact.files)[neighbours.index(peers.rank) :: len(neighbours)]
-        found.append(artifact.check_sha256(mine))
+        found.append(artifact.check_sha256([file for file in artifact.files if not holds_tensors(file)]))
 
     run_and_gather(peers, check)
     return found[0]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ from torch.distributed.checkpoint import (
     StorageReader,
     StorageWriter,
 )
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -39,7 +40,11 @@ from torch.futures import Future
 from tasks.artifacts.format import FileRecord, HashingFile, canonical_json
 
 INDEX = "index.json"
-BLOCK_BYTES = 4 << 20
+#: The most bytes that are read at once.
+READ_BYTES = 4 << 20
+#: Tensor files are verified, and so brought, in blocks: at least so many of a file, within the limits of their size. A
+#: rank of another layout reads small parts of many tensors; the manifest holds 40 bytes per block.
+FEWEST_BLOCKS, SMALLEST_BLOCK, LARGEST_BLOCK = 4096, 16 << 10, 1 << 20
 
 
 class Piece(NamedTuple):
@@ -49,6 +54,15 @@ class Piece(NamedTuple):
     start: int
     size: int
 
+    def rows(self, sizes: Sequence[int], first: int, count: int) -> Piece:
+        """The range of ``count`` rows from row ``first`` of a tensor of ``sizes``; a number is one row."""
+        row_bytes = self.size // max(1, sizes[0] if sizes else 1)
+        return Piece(self.file, self.start + first * row_bytes, count * row_bytes)
+
+
+#: The chunks that tensors are stored in: the size of each and where it is.
+Chunks = dict[MetadataIndex, tuple[Sequence[int], Piece]]
+
 
 @dataclass(frozen=True)
 class FileWriter:
@@ -57,10 +71,10 @@ class FileWriter:
     directory: Path
     records: dict[str, FileRecord]
 
-    def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
+    def write(self, name: str, chunks: Sequence[bytes | memoryview]) -> None:
         """Write the chunks (bytes-like) into the new file ``name``."""
         with (self.directory / name).open("xb") as raw:
-            file = HashingFile(raw, BLOCK_BYTES)
+            file = HashingFile(raw, block_bytes(sum(len(chunk) for chunk in chunks)))
             for chunk in chunks:
                 file.write(chunk)
             raw.flush()
@@ -68,12 +82,26 @@ class FileWriter:
         self.records[name] = file.record()
 
 
+def block_bytes(size: int) -> int:
+    """The block size for a file of ``size`` bytes: a power of two."""
+    largest = min(LARGEST_BLOCK, max(SMALLEST_BLOCK, size // FEWEST_BLOCKS))
+    return 1 << largest.bit_length() - 1
+
+
+def tensor_file(rank: int) -> str:
+    return f"tensors-{rank:05d}.bin"
+
+
+def holds_tensors(file: str) -> bool:
+    return file.endswith(".bin")
+
+
 class ShardWriter(StorageWriter):
     """DCP's writer: writes this rank's tensors to ``tensors-<rank>.bin`` of a fresh directory."""
 
     def __init__(self, files: FileWriter, rank: int) -> None:
         self._files = files
-        self._name = f"tensors-{rank:05d}.bin"
+        self._name = tensor_file(rank)
 
     def reset(self, checkpoint_id: str | os.PathLike | None = None) -> None:
         """Nothing to do: a writer is made for one checkpoint."""
@@ -118,18 +146,18 @@ class ShardReader(StorageReader):
     def __init__(self, directory: Path, index: dict[str, Any]) -> None:
         self._directory = directory
         self._index = index
-        self._pieces: dict[MetadataIndex, Piece] = {}
+        self._chunks: Chunks = {}
 
     def reset(self, checkpoint_id: str | os.PathLike | None = None) -> None:
         """Nothing to do: a reader is made for one checkpoint."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        metadata, self._pieces = metadata_of(self._index)
+        metadata, self._chunks = metadata_of(self._index)
         return metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        # Only the coordinator calls read_metadata, but every rank needs the pieces.
-        self._pieces = metadata_of(self._index)[1]
+        # Only the coordinator calls read_metadata, but every rank needs the chunks.
+        self._chunks = metadata_of(self._index)[1]
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         return plan
@@ -139,11 +167,10 @@ class ShardReader(StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         for item in plan.items:
-            entry = self._index[item.storage_index.fqn]
-            piece = self._pieces[item.storage_index]
-            sizes = next(c["sizes"] for c in entry["chunks"] if Piece(*c["piece"]) == piece)
+            dtype = self._index[item.storage_index.fqn]["dtype"]
+            sizes, piece = self._chunks[item.storage_index]
             target = planner.resolve_tensor(item).detach()
-            read_into(target, self._directory, piece, entry["dtype"], sizes, item.storage_offsets)
+            read_into(target, self._directory, piece, dtype, sizes, item.storage_offsets)
             planner.commit_tensor(item, target)
         done: Future[None] = Future()
         done.set_result(None)
@@ -164,17 +191,14 @@ def read_into(
     target: Tensor, directory: Path, piece: Piece, dtype: str, sizes: Sequence[int], offsets: Sequence[int]
 ) -> None:
     """Fill ``target`` with the part of one piece, a tensor of ``sizes``, that begins at ``offsets``. No more is read
-    than its rows, and no more held at once than :data:`BLOCK_BYTES`, or one row."""
+    than its rows, and no more held at once than :data:`READ_BYTES`, or one row."""
     if not target.numel():
         return
-    rows = sizes[0] if sizes else 1
-    row_bytes = piece.size // rows
     wanted = target if sizes else target.reshape(1)
-    step = max(1, BLOCK_BYTES // row_bytes)
+    step = max(1, READ_BYTES // piece.rows(sizes, 0, 1).size)
     for start in range(0, len(wanted), step):
         count = min(step, len(wanted) - start)
-        first = (offsets[0] if sizes else 0) + start
-        block = Piece(piece.file, piece.start + first * row_bytes, count * row_bytes)
+        block = piece.rows(sizes, (offsets[0] if sizes else 0) + start, count)
         part = read_tensor(directory, block, dtype, [count, *sizes[1:]])
         for dimension in range(1, len(sizes)):
             part = part.narrow(dimension, offsets[dimension], target.shape[dimension])
@@ -207,17 +231,31 @@ def index_of(metadata: Metadata, pieces: dict[MetadataIndex, Piece]) -> dict[str
     return index
 
 
-def metadata_of(index: dict[str, Any]) -> tuple[Metadata, dict[MetadataIndex, Piece]]:
+def metadata_of(index: dict[str, Any]) -> tuple[Metadata, Chunks]:
     """The inverse of :func:`index_of`."""
     tensors: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
-    pieces: dict[MetadataIndex, Piece] = {}
+    places: Chunks = {}
     for name, entry in index.items():
         chunks = [ChunkStorageMetadata(torch.Size(c["offsets"]), torch.Size(c["sizes"])) for c in entry["chunks"]]
         properties = TensorProperties(dtype=getattr(torch, entry["dtype"]))
         tensors[name] = TensorStorageMetadata(properties, torch.Size(entry["size"]), chunks)
         for chunk in entry["chunks"]:
-            pieces[MetadataIndex(name, torch.Size(chunk["offsets"]))] = Piece(*chunk["piece"])
-    return Metadata(tensors), pieces
+            places[MetadataIndex(name, torch.Size(chunk["offsets"]))] = chunk["sizes"], Piece(*chunk["piece"])
+    return Metadata(tensors), places
+
+
+def load_planner() -> DefaultLoadPlanner:
+    return DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+
+
+def pieces_read(tensors: Mapping[str, Tensor], index: dict[str, Any]) -> Iterator[Piece]:
+    """What this rank reads of the files to fill ``tensors``: of each stored chunk the rows that it holds a part of."""
+    metadata, places = metadata_of(index)
+    planner = load_planner()
+    planner.set_up_planner(dict(tensors), metadata)
+    for item in planner.create_local_plan().items:
+        sizes, piece = places[item.storage_index]
+        yield piece.rows(sizes, item.storage_offsets[0], item.lengths[0]) if sizes else piece
 
 
 def read_index(directory: Path) -> dict[str, Any]:
