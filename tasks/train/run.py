@@ -140,7 +140,6 @@ def run(request: TrainingRequest) -> None:
             averaged=averaged,
             teacher=lineage.teacher_on(group.device, precision),
             conditions=conditions(training, group),
-            losses=torch.zeros(2, dtype=torch.float64, device=group.device),
         )
         # From here on only dropout and the like draw random numbers, different ones on each rank. A user's model may
         # also draw from Python's and NumPy's generators, so these are seeded too.

@@ -26,9 +26,15 @@ def judge(norm: Tensor) -> Verdict:
     return Verdict(norm, torch.isfinite(norm).logical_not().to(torch.float32))
 
 
+def known(verdict: Verdict) -> bool:
+    """Whether the host need not wait to know the verdict."""
+    return verdict.skip.device.type == "cpu"
+
+
 def update(optimizer: torch.optim.Optimizer, verdict: Verdict) -> None:
-    """Run the optimiser's step unless the verdict is to skip it; a fused optimiser decides that on the device."""
-    if all(group.get("fused") for group in optimizer.param_groups):
+    """Run the optimiser's step unless the verdict is to skip it; a fused optimiser decides that on the device, unless
+    the host knows already: counting the step back costs more than the decision."""
+    if not known(verdict) and all(group.get("fused") for group in optimizer.param_groups):
         optimizer.found_inf = verdict.skip  # type: ignore[attr-defined]  # as GradScaler hands it over
         try:
             optimizer.step()

@@ -16,6 +16,9 @@ from tasks.train.loop.gradients import Verdict
 #: As torch's GradScaler has them.
 FIRST_SCALE = 2.0**16
 STEPS_TO_GROW = 2000
+#: What became of a step: its update was made; it was skipped, perhaps because the loss scale was too large; it was
+#: skipped for another reason.
+USED, RESCALED, SKIPPED = 0, 1, 2
 
 
 @contextmanager
@@ -73,11 +76,22 @@ class LossScaler:
         self.scale = torch.full((), FIRST_SCALE if enabled else 1.0, device=device)
         self._steps = torch.zeros((), dtype=torch.int32, device=device)
 
+    def scaled(self, factor: float) -> Tensor | float:
+        """The factor times the scale."""
+        return self.scale * factor if self.enabled else factor
+
+    def outcome(self, verdict: Verdict) -> Tensor:
+        """What became of a step, float64: :data:`USED`, :data:`RESCALED` or :data:`SKIPPED`."""
+        final = RESCALED + (self.scale <= 1) if self.enabled else SKIPPED
+        return (verdict.skip * final).double()
+
     @torch.no_grad()
     def unscale(self, parameters: Iterable[Tensor]) -> None:
         """Divide the gradients by the scale."""
+        if not self.enabled:
+            return
         gradients = [p.grad for p in parameters if p.grad is not None]
-        if self.enabled and gradients:
+        if gradients:
             torch._foreach_mul_(gradients, self.scale.double().reciprocal().float())
 
     @torch.no_grad()

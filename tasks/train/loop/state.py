@@ -53,9 +53,8 @@ class TrainingState:
     teacher: Teacher | None = None
     #: The conditions of bitwise reproducibility, see :mod:`tasks.train.survival.reproducibility`.
     conditions: dict[str, Any] = field(default_factory=dict)
-    #: This rank's sum of losses since the last point of the history, and the number of its rows: float64 ``[2]``, on
-    #: the device.
-    losses: Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64))
+    #: This rank's sum of losses since the last point of the history, and the number of its rows.
+    losses: list[float] = field(default_factory=lambda: [0.0, 0.0])
     #: The model's, listed once.
     parameters: list[nn.Parameter] = field(init=False)
 
@@ -86,8 +85,8 @@ class TrainingState:
             self.best_weights[name].copy_(tensor)
 
     def own(self) -> list[float]:
-        """The part that differs between ranks. Waits for the device."""
-        return self.losses.tolist()
+        """The part that differs between ranks."""
+        return list(self.losses)
 
     def apply(self, restored: Restored, group: Group) -> None:
         """Continue from a restored checkpoint. If the number of ranks changed, rank 0 gets the sum of all losses."""
@@ -97,8 +96,7 @@ class TrainingState:
         self.progress = Progress(**{name: value for name, value in progress.items() if name in known})
         self.best_weights = restored.progress["best_weights"]
         losses = [restored.owns[group.rank]] if restored.same_world else restored.owns if group.rank == 0 else []
-        sums = [sum(loss[0] for loss in losses), sum(loss[1] for loss in losses)]
-        self.losses.copy_(torch.tensor(sums, dtype=torch.float64))
+        self.losses = [sum(loss[0] for loss in losses), sum(loss[1] for loss in losses)]
 
 
 def weights_of(model: Predictor) -> dict[str, Tensor]:

@@ -53,15 +53,14 @@ def train_step(
     batch: Batch,
     total_steps: int,
 ) -> Tensor:
-    """Run one step on this rank's share of a global batch, and add the share's losses to ``state.losses``.
+    """Run one step on this rank's share of a global batch.
 
     The gradient is that of the mean over the *global* batch of G rows, for any number of ranks: each rank's sum is
     scaled by W/G, since gradients are averaged over the W ranks. Row weights do not change this scale, as their mean is
     1: over an epoch a row of weight 2 counts like two rows of weight 1. Padding has weight 0.
 
     If a loss or the gradient is not finite, on any rank, nothing changes on any of them but the random generators.
-    Returns float64 ``[2]`` on the device: the sum of the share's losses, and 1 if the step was skipped for another
-    reason than that the loss scale is still too large, else 0.
+    Returns float64 ``[2]`` on the device: the sum of the share's losses, and :meth:`.LossScaler.outcome`.
     """
     rate = learning_rate(state.progress.step, total_steps, config.learning_rate, config.warmup)
     for settings in state.optimizer.param_groups:
@@ -72,12 +71,13 @@ def train_step(
     losses = torch.zeros((), dtype=torch.float64, device=group.device)
     divide = coupled_micro_batches if state.traits.couples_rows else micro_batches
     pieces = divide(len(batch.target), config.accumulation)
+    factor = state.scaler.scaled(group.world / batch.size)
 
     def loss_of(outputs: Tensor, first: int) -> Tensor:
         loss = rows_loss(state, config, batch, outputs, slice(first, first + len(outputs)))
         losses.add_(loss.detach())
         # A loss that is no number makes the gradient none, on all ranks, though its own derivative may be finite.
-        return loss * ((loss.detach() * 0 + state.scaler.scale) * (group.world / batch.size))
+        return loss * (loss.detach() * 0 + factor)
 
     state.parallel.accumulate(batch.inputs, pieces, loss_of, partial(autocast, precision, group.device))
     state.scaler.unscale(parameters)
@@ -86,17 +86,14 @@ def train_step(
         state.parallel.clip(verdict.norm, config.clip_norm)
     update(state.optimizer, verdict)
     state.optimizer.zero_grad(set_to_none=True)
-    skip = verdict.skip.bool()
-    state.parallel.after_step(skip)
+    state.parallel.after_step(verdict.skip)
     for buffer, old in zip(changing, before, strict=True):
-        buffer.copy_(torch.where(skip, old, buffer))
+        buffer.copy_(torch.where(verdict.skip.bool(), old, buffer))
     if changing and group.world > 1:
         broadcast_buffers(changing)
     if state.averaged:
         state.averaged.update(state.progress.step)
-    if state.parallel.counts_losses:
-        state.losses += torch.where(skip, 0.0, torch.stack([losses, torch.full_like(losses, batch.rows)]))
-    result = torch.stack([losses, (verdict.skip * (state.scaler.scale <= 1)).double()])
+    result = torch.stack([losses, state.scaler.outcome(verdict)])
     state.scaler.update(verdict)
     return result
 

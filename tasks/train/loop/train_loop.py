@@ -27,6 +27,7 @@ from tasks.train.data.loader import Batch, layout, training_batches
 from tasks.train.data.order import GlobalOrder
 from tasks.train.loop.evaluation import record_evaluation
 from tasks.train.loop.nonfinite import name_rows
+from tasks.train.loop.precision import SKIPPED, USED
 from tasks.train.loop.progress import ProgressReport
 from tasks.train.loop.schedule import learning_rate
 from tasks.train.loop.state import TrainingState
@@ -48,6 +49,8 @@ class GivenStep(NamedTuple):
     """A step that the device was given, and what it leaves on the host once it is finished."""
 
     step: int
+    #: The rows of this rank's share.
+    rows: int
     #: What :func:`~tasks.train.loop.step.train_step` returns.
     result: Tensor
 
@@ -87,7 +90,7 @@ class TrainLoop:
         self._log_every = max(1, self._total // HISTORY_POINTS)
         self._given: deque[GivenStep] = deque()
         #: Points of the history that are not in it yet: the step, and ``losses`` of the state there.
-        self._points: list[tuple[int, Tensor]] = []
+        self._points: list[tuple[int, list[float]]] = []
         #: Steps in a row that were skipped, up to the last that is finished.
         self._streak = 0
         self.report = ProgressReport(self._total, state.progress.step, shown=group.rank == 0)
@@ -188,11 +191,8 @@ class TrainLoop:
         with self._guard.step(batch.wait):
             result = train_step(state, self._config, self._rows_of, self._precision, batch, self._total)
             progress.step += 1
-            given = GivenStep(progress.step, on_host(result))
+            given = GivenStep(progress.step, batch.rows, on_host(result))
         self._given.append(given)
-        if progress.step % self._log_every == 0 or progress.step == self._total:
-            self._points.append((progress.step, state.losses.clone()))
-            state.losses.zero_()
 
     def _settle(self) -> None:
         """Finish all steps, and complete the history."""
@@ -204,7 +204,14 @@ class TrainLoop:
         while len(self._given) > leave:
             given = self._given.popleft()
             self._guard.finished(given.step)
-            self._streak = self._streak + 1 if given.result[1].item() else 0
+            loss, outcome = given.result.tolist()
+            if outcome == USED and self._state.parallel.counts_losses:
+                self._state.losses[0] += loss
+                self._state.losses[1] += given.rows
+            if given.step % self._log_every == 0 or given.step == self._total:
+                self._points.append((given.step, self._state.losses))
+                self._state.losses = [0.0, 0.0]
+            self._streak = self._streak + 1 if outcome == SKIPPED else 0
             if self._streak:
                 self._skipped(given.step)
 
@@ -228,7 +235,8 @@ class TrainLoop:
         """
         if not self._points:
             return
-        mine = torch.stack([losses for _, losses in self._points])
+        points = [losses for _, losses in self._points]
+        mine = torch.tensor(points, dtype=torch.float64, device=self._group.device)
         everyones = [torch.empty_like(mine) for _ in range(self._group.world)]
         dist.all_gather(everyones, mine)
         sums = sum(everyones[1:], everyones[0]).tolist()

@@ -73,7 +73,7 @@ class ReplicatedModel(ParallelModel):
 
     def after_step(self, skip: Tensor) -> None:
         if self._powersgd:
-            self._powersgd.after_step(skip)
+            self._powersgd.after_step(skip.bool())
 
     def whole(self, tensors: Mapping[str, Tensor]) -> Weights:
         return Weights.of(tensors)
