@@ -97,6 +97,23 @@ class Goodput(TypedDict):
     goodput: float
 
 
+class Throughput(TypedDict):
+    """How fast the attempt trained, without evaluations, over all processes."""
+
+    rows_per_s: float
+    #: Of rows of tokens.
+    tokens_per_s: NotRequired[float]
+    #: Floating-point operations of forward and backward pass; torch counts those of products and convolutions.
+    flops_per_row: float
+    #: What all devices together can do at most in a second, and where that is from.
+    peak_flops: float
+    peak_from: str
+    #: Model FLOPs utilisation: ``rows_per_s * flops_per_row / peak_flops``.
+    utilisation: float
+    #: The most that a process had at once, on its GPU, or on a CPU in all.
+    memory_bytes: int
+
+
 class Attempt(TypedDict):
     """The contents of ``attempt.json``: the attempt that finished the run, and the goodput over all attempts."""
 
@@ -107,6 +124,8 @@ class Attempt(TypedDict):
     #: From snapshot to publication of the last checkpoint that it saved; 0 if it saved none.
     save_seconds: NotRequired[float]
     ledger: Goodput
+    #: Absent if the attempt executed no step.
+    throughput: NotRequired[Throughput]
 
 
 def read_history(directory: Path) -> History:

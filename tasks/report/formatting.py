@@ -91,6 +91,11 @@ def message_size(number: int) -> str:
     return scaled(number, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
 
 
+def flops(number: float) -> str:
+    """Floating-point operations per second: 84.3 GFLOP/s."""
+    return scaled(number, 1000, ("FLOP/s", "kFLOP/s", "MFLOP/s", "GFLOP/s", "TFLOP/s", "PFLOP/s"))
+
+
 def scaled(number: float, step: int, names: tuple[str, ...]) -> str:
     power = 0
     while abs(number) >= step and power < len(names) - 1:

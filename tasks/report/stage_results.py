@@ -16,7 +16,7 @@ from tasks.artifacts.exported import ExportReport, read_export
 from tasks.artifacts.format import Artifact
 from tasks.artifacts.network_profile import NetworkProfile, read_profile
 from tasks.artifacts.prepared import PreparedData, Signature
-from tasks.artifacts.training_record import Goodput, History, read_attempt, read_history
+from tasks.artifacts.training_record import Goodput, History, Throughput, read_attempt, read_history
 from tasks.report.figures import Quarantined
 
 #: Quarantined rows that the data card lists; all of them are in quarantine.parquet.
@@ -33,6 +33,7 @@ class Results:
     history: History
     #: How the attempts at training went.
     goodput: Goodput
+    throughput: Throughput | None
     evaluation: Evaluation
     export: ExportReport
     #: None if the benchmark of the interconnect failed.
@@ -45,13 +46,14 @@ class Results:
         cls, prepared: Path, trained: Path, evaluated: Path, exported: Path, network: Path | None = None
     ) -> Results:
         """Raises ``DamagedArtifact`` naming the first artifact that is not whole."""
-        data = PreparedData.open(prepared)
+        data, attempt = PreparedData.open(prepared), read_attempt(trained)
         return cls(
             data.signature,
             data.card,
             quarantine_reasons(data.artifact),
             read_history(trained),
-            read_attempt(trained)["ledger"],
+            attempt["ledger"],
+            attempt.get("throughput"),
             read_evaluation(evaluated),
             read_export(exported),
             read_profile(network) if network else None,

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from tasks.artifacts.prepared import PreparedData
 from tasks.artifacts.streamed import open_prepared
-from tasks.artifacts.training_record import History, ValidationPoint
+from tasks.artifacts.training_record import Attempt, History, Throughput, ValidationPoint
 from tasks.distributed.agreement import same_error_on_all_ranks
 from tasks.distributed.parent_death import end_with_torch_elastic
 from tasks.distributed.process_group import Group, process_group
@@ -47,10 +47,11 @@ from tasks.train.parallel.layout import Layout
 from tasks.train.parallel.model import ParallelModel
 from tasks.train.parallel.replicas import check_exchange, replicate
 from tasks.train.survival.checkpoint_interval import Interval
-from tasks.train.survival.goodput import RESTORE, GoodputRecorder
+from tasks.train.survival.goodput import DATA_WAIT, RESTORE, STALL, STEPS, AttemptRecord, GoodputRecorder
 from tasks.train.survival.guard import Guard
 from tasks.train.survival.notices import Watcher, metadata_servers
 from tasks.train.survival.reproducibility import conditions, describe_changes
+from tasks.train.throughput import throughput
 
 LOG = logger("train")
 META = torch.device("meta")
@@ -201,7 +202,16 @@ def run(request: TrainingRequest) -> None:
         guard.close()
         goodput = recorder.summary()
         checkpoints.close()
+        speed = trained_speed(state, data, training, precision, group, first_step, recorder.record)
         best, last = parallel.whole(state.best_weights), parallel.whole(state.weights())
+        attempt = Attempt(
+            steps=state.progress.step - first_step,
+            resumed_from=restored.source if restored else "",
+            save_seconds=checkpoints.publish_seconds,
+            ledger=goodput.to_json(),
+        )
+        if speed:
+            attempt["throughput"] = speed
         if group.rank == 0:
             write_trained(
                 request.directory,
@@ -210,12 +220,7 @@ def run(request: TrainingRequest) -> None:
                 best=best,
                 last=last,
                 history=history(state, group, precision),
-                attempt={
-                    "steps": state.progress.step - first_step,
-                    "resumed_from": restored.source if restored else "",
-                    "save_seconds": checkpoints.publish_seconds,
-                    "ledger": goodput.to_json(),
-                },
+                attempt=attempt,
                 made_by=request.made_by,
                 kept=lineage.kept,
             )
@@ -285,6 +290,27 @@ def interval(training: TrainingConfig, data: PreparedData) -> Interval:
         )
     epoch = math.ceil(sum(data.segment_rows("train")) / training.batch_size)
     return Interval(steps=training.checkpoint_every or epoch)
+
+
+def trained_speed(
+    state: TrainingState,
+    data: PreparedData,
+    training: TrainingConfig,
+    precision: str,
+    group: Group,
+    first_step: int,
+    record: AttemptRecord,
+) -> Throughput | None:
+    """How fast this attempt's steps were, with all waits between them."""
+    order = GlobalOrder(layout_of(data, "train"), training.batch_size, training.seed)
+    return throughput(
+        rows=order.consumed(state.progress.step) - order.consumed(first_step),
+        seconds=sum(record.seconds[name] for name in (STEPS, DATA_WAIT, STALL)),
+        tokens_per_row=data.signature.inputs[0].shape[0] if data.signature.task == "next token" else 0,
+        flops_per_row=state.traits.flops_per_row,
+        kind="tf32" if training.tf32 and precision == "fp32" and group.device.type == "cuda" else precision,
+        group=group,
+    )
 
 
 def history(state: TrainingState, group: Group, precision: str) -> History:

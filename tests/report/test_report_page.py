@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -103,6 +104,15 @@ def test_what_was_lost_to_interruptions_is_said(tmp_path: Path) -> None:
     assert "2 attempts: 10 of 130 steps executed were lost; steps that were kept took 76 % of 12.6 s" in " ".join(
         page.split()
     )
+
+
+def test_the_speed_of_training_is_said_where_it_was_measured(tmp_path: Path) -> None:
+    page = " ".join(page_of(tmp_path / "a", next(iter(KINDS.values()))).split())
+    assert "12,346 rows a second: the model's products took 5.00 % of the 98.7 GFLOP/s that all processes" in page
+    assert "Largest memory of a process: 346 MB" in page
+    found = replace(results(tmp_path / "in", next(iter(KINDS.values()))), throughput=None)
+    summary = build(tmp_path / "runs", found, STAGES, {})
+    assert "rows a second" not in Path(summary.directory, summary.report).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("kind", KINDS)

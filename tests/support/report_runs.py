@@ -89,6 +89,15 @@ def prepared(directory: Path, signature: Signature, bad: list[BadRow], warnings:
 
 
 LEDGER = {"attempts": 2, "executed": 130, "kept": 120, "wall": 12.6, "goodput": 0.755}
+SPEED = {
+    "rows_per_s": 12_345.6,
+    "flops_per_row": 400_000.0,
+    "peak_flops": 98.7e9,
+    "peak_from": "measured",
+    "utilisation": 0.05003,
+    "memory_bytes": 345_678_901,
+}
+ATTEMPT = {"ledger": LEDGER, "throughput": SPEED}
 
 
 def history(metric: str) -> dict[str, Any]:
@@ -220,7 +229,11 @@ def results(
     exported = {"export.json": export(metric), **models}
     return Results.open(
         prepared(directory / "prepare", signature, bad or [], warnings or []),
-        write(directory / "train", "train", {"history.json": history(metric), "attempt.json": {"ledger": LEDGER}}),
+        write(
+            directory / "train",
+            "train",
+            {"history.json": history(metric), "attempt.json": ATTEMPT},
+        ),
         write(directory / "evaluate", "evaluate", {"evaluation.json": evaluation(signature)}),
         write(directory / "export", "export", exported),
         write(directory / "collectives", "collectives", {FILE: to_json(network_profile(world))}),

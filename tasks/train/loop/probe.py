@@ -14,6 +14,7 @@ from tasks.errors import UserError
 from tasks.models.factory import Predictor, zeros
 from tasks.train.checkpoint.random_state import capture_random_state, restore_random_state
 from tasks.train.loop.coupled_rows import ROWS
+from tasks.train.loop.flops import flop_counter
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class Traits:
     changing: tuple[str, ...] = ()
     #: Whether the rows of a micro-batch influence each other, as in batch normalisation; then none may be padding.
     couples_rows: bool = False
+    #: Floating-point operations of forward and backward pass over a row, see :mod:`.flops`.
+    flops_per_row: float = 0.0
 
 
 def probe(model: Predictor, device: torch.device) -> Traits:
@@ -35,8 +38,10 @@ def probe(model: Predictor, device: torch.device) -> Traits:
     """
     with undone(model):
         before = {name: (buffer._version, buffer.clone()) for name, buffer in model.named_buffers()}
+        counter = flop_counter()
         try:
-            model(*(x.to(device) for x in zeros(model.signature, ROWS))).sum().backward()
+            with counter:
+                model(*(x.to(device) for x in zeros(model.signature, ROWS))).sum().backward()
         except Exception as error:
             raise explained(error) or UserError(
                 f"model.name: cannot be trained on this data: {type(error).__name__}: {error}; it was given {ROWS} rows"
@@ -50,7 +55,8 @@ def probe(model: Predictor, device: torch.device) -> Traits:
         }
         changing = [name for name, _ in model.named_buffers() if name.rpartition(".")[0] in changed]
     normalised = any(isinstance(module, _BatchNorm) for module in model.modules())
-    return Traits(tuple(unused), tuple(changing), bool(changing) or normalised)
+    couples_rows = bool(changing) or normalised
+    return Traits(tuple(unused), tuple(changing), couples_rows, counter.get_total_flops() / ROWS)
 
 
 @contextmanager
