@@ -114,6 +114,14 @@ class Throughput(TypedDict):
     memory_bytes: int
 
 
+class CompiledPass(TypedDict):
+    """What ``torch.compile`` took, and a pass over a micro-batch with it and without, forward and backward: seconds."""
+
+    seconds: float
+    pass_s: float
+    plain_pass_s: float
+
+
 class Attempt(TypedDict):
     """The contents of ``attempt.json``: the attempt that finished the run, and the goodput over all attempts."""
 
@@ -126,6 +134,8 @@ class Attempt(TypedDict):
     ledger: Goodput
     #: Absent if the attempt executed no step.
     throughput: NotRequired[Throughput]
+    #: Absent if nothing was compiled.
+    compiled: NotRequired[CompiledPass]
 
 
 def read_history(directory: Path) -> History:

@@ -16,7 +16,7 @@ from tasks.artifacts.exported import ExportReport, read_export
 from tasks.artifacts.format import Artifact
 from tasks.artifacts.network_profile import NetworkProfile, read_profile
 from tasks.artifacts.prepared import PreparedData, Signature
-from tasks.artifacts.training_record import Goodput, History, Throughput, read_attempt, read_history
+from tasks.artifacts.training_record import CompiledPass, Goodput, History, Throughput, read_attempt, read_history
 from tasks.report.figures import Quarantined
 
 #: Quarantined rows that the data card lists; all of them are in quarantine.parquet.
@@ -34,6 +34,7 @@ class Results:
     #: How the attempts at training went.
     goodput: Goodput
     throughput: Throughput | None
+    compiled: CompiledPass | None
     evaluation: Evaluation
     export: ExportReport
     #: None if the benchmark of the interconnect failed.
@@ -54,6 +55,7 @@ class Results:
             read_history(trained),
             attempt["ledger"],
             attempt.get("throughput"),
+            attempt.get("compiled"),
             read_evaluation(evaluated),
             read_export(exported),
             read_profile(network) if network else None,

@@ -42,6 +42,9 @@ class TrainingConfig(Settings):
     """Whether GPUs may round the factors of fp32 matrix products and convolutions to 10 bits: faster, less exact."""
     deterministic: bool = True
     """Whether only kernels are used that give the same bits every time; GPUs have faster ones for some operations."""
+    compile: bool = False
+    """Whether torch.compile makes the model's pass in training faster, which takes it a minute or so at every start.
+    Small models gain nothing; the report says what it was worth."""
     ema: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Decay per step of an exponential moving average of the weights, which is then what is evaluated and kept as the
     trained model; 0 switches it off."""
@@ -77,6 +80,8 @@ class TrainingConfig(Settings):
     """Whether settings are applied that can change numbers; empty: as collectives.numbers says."""
 
     def check(self) -> None:
+        if self.parallel.divides and self.compile:
+            raise self.reject("compile", "false with training.parallel: divided models are not compiled")
         if self.parallel.divides and self.ema:
             raise self.reject("ema", "0 with training.parallel: averages of divided weights are not built")
         if self.parallel.divides and self.gradients != GradientsConfig():

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, cast
@@ -32,16 +33,18 @@ from tasks.train.checkpoint import Checkpoints, Restored, Retention, newest_iden
 from tasks.train.checkpoint.random_state import seed_generators
 from tasks.train.config import TrainingConfig
 from tasks.train.data.loader import layout as layout_of
+from tasks.train.data.loader import padding
 from tasks.train.data.order import ORDER_VERSION, GlobalOrder
 from tasks.train.device_clock import clock_of
 from tasks.train.lineage import Lineage
 from tasks.train.loop.ema import AveragedWeights
-from tasks.train.loop.precision import LossScaler, kernels, resolve_precision
+from tasks.train.loop.precision import LossScaler, autocast, kernels, resolve_precision
 from tasks.train.loop.probe import Traits, probe
 from tasks.train.loop.state import Progress, TrainingState, weights_of
 from tasks.train.loop.step import make_optimizer, micro_batches, padded_rows
 from tasks.train.loop.train_loop import TrainLoop
 from tasks.train.network import Applied, agreed
+from tasks.train.parallel.compiled import Compiled, compiled
 from tasks.train.parallel.divide import DividedModel, divide
 from tasks.train.parallel.layout import Layout
 from tasks.train.parallel.model import ParallelModel
@@ -122,12 +125,13 @@ def run(request: TrainingRequest) -> None:
             traits = probe(predictor if empty else predictor.to(group.device), META if empty else group.device)
             check_divisible(training, traits, precision)
             check_exchange(exchange, group, precision)
+            fast = compile_pass(predictor, data, training, precision, group) if training.compile else None
         with same_error_on_all_ranks():
             layout = Layout.connect(training.parallel, group.rank, group.world, group.device)
             parallel: ParallelModel = (
                 divide_model(predictor, data, training, layout, group)
                 if training.parallel.divides
-                else replicate(predictor, traits, group, exchange, training.seed)
+                else replicate(predictor, traits, group, exchange, training.seed, fast)
             )
         predictor = parallel.model
         averaged = AveragedWeights(predictor, training.ema) if training.ema else None
@@ -212,6 +216,8 @@ def run(request: TrainingRequest) -> None:
         )
         if speed:
             attempt["throughput"] = speed
+        if fast:
+            attempt["compiled"] = fast.figures
         if group.rank == 0:
             write_trained(
                 request.directory,
@@ -230,18 +236,40 @@ def run(request: TrainingRequest) -> None:
         dist.barrier()
 
 
+def pieces_of(data: PreparedData, training: TrainingConfig, shares: int) -> list[slice]:
+    """The micro-batches of a padded share of a batch."""
+    largest = GlobalOrder(layout_of(data, "train"), training.batch_size, training.seed).largest
+    return micro_batches(padded_rows(-(-largest // shares), training.accumulation), training.accumulation)
+
+
 def divide_model(
     predictor: Predictor, data: PreparedData, training: TrainingConfig, layout: Layout, group: Group
 ) -> DividedModel:
     """Divide the model for micro-batches of the size that this training has."""
-    largest = GlobalOrder(layout_of(data, "train"), training.batch_size, training.seed).largest
-    padded = padded_rows(-(-largest // layout.data_size), training.accumulation)
-    pieces = len(micro_batches(padded, training.accumulation))
-    return divide(predictor, layout, group.device, training.seed, micro_batches=pieces, rows=padded // pieces)
+    pieces = pieces_of(data, training, layout.data_size)
+    return divide(predictor, layout, group.device, training.seed, micro_batches=len(pieces), rows=pieces[0].stop)
+
+
+def compile_pass(
+    predictor: Predictor, data: PreparedData, training: TrainingConfig, precision: str, group: Group
+) -> Compiled:
+    """Compile the model's pass for micro-batches of the size and layout that this training has."""
+    pieces = pieces_of(data, training, group.world)
+    inputs = tuple(x[pieces[0]] for x in padding(pieces[-1].stop, data.signature, group.device))
+    found = compiled(predictor, inputs, partial(autocast, precision, group.device))
+    if group.rank == 0:
+        gain = found.figures["plain_pass_s"] / found.figures["pass_s"]
+        LOG.info("compiled in %.1f s; a pass is %.2f times as fast as without", found.figures["seconds"], gain)
+    return found
 
 
 def check_divisible(training: TrainingConfig, traits: Traits, precision: str) -> None:
-    """Raise ``UserError`` for models and types of numbers that no layout divides."""
+    """Raise ``UserError`` for models and types of numbers that no layout divides, and models that are not compiled."""
+    if training.compile and traits.couples_rows:
+        raise UserError(
+            "training.compile: false expected: this model has batch normalisation or buffers that change, so its "
+            "batches are not padded, and each size would be compiled for itself"
+        )
     if training.parallel.divides and traits.couples_rows:
         raise UserError(
             "training.parallel: this model has batch normalisation or buffers that change, which cannot be divided; "

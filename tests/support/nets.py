@@ -54,6 +54,12 @@ def with_sometimes_unused(signature: Signature) -> nn.Module:
     return SometimesMore(signature, ever=True)
 
 
+def never_compiled_again(signature: Signature) -> nn.Module:
+    """Anything that is compiled a second time, as for another shape, is an error."""
+    torch._dynamo.config.error_on_recompile = True
+    return OnNumbers(nn.Linear(numbers(signature), 8), nn.ReLU(), nn.Linear(8, signature.outputs))
+
+
 class NotesShapes(OnNumbers):
     """Notes the number of rows of every training pass in the file that ``NOTES`` names."""
 

@@ -263,6 +263,14 @@ class DeviceBuffer(HostBuffer):
         self._used = torch.cuda.current_stream(self._device.device).record_event()
 
 
+def padding(rows: int, signature: Signature, device: torch.device) -> tuple[Tensor, ...]:
+    """Inputs of ``rows`` rows of zeros, laid out in memory as those of a batch are."""
+    buffer = make_buffers(rows, signature, device)[0]
+    buffer.records[:] = 0
+    buffer.send(rows)
+    return buffer.tensors(rows)[0]
+
+
 def make_buffers(rows: int, signature: Signature, device: torch.device) -> list[HostBuffer]:
     """The buffers of one iterator, for ``rows`` records each."""
     if device.type == "cuda":

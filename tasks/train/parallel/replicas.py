@@ -16,6 +16,7 @@ from tasks.models.factory import Predictor, zeros
 from tasks.models.weights_file import Weights
 from tasks.train.loop.coupled_rows import ROWS, running_statistics
 from tasks.train.loop.probe import Traits, undone
+from tasks.train.parallel.compiled import Compiled
 from tasks.train.parallel.config import GradientsConfig
 from tasks.train.parallel.model import Forward, LossOf, ParallelModel
 from tasks.train.parallel.powersgd import PowerSGD
@@ -80,9 +81,15 @@ class ReplicatedModel(ParallelModel):
 
 
 def replicate(
-    model: Predictor, traits: Traits, group: Group, settings: GradientsConfig | None = None, seed: int = 0
+    model: Predictor,
+    traits: Traits,
+    group: Group,
+    settings: GradientsConfig | None = None,
+    seed: int = 0,
+    compiled: Compiled | None = None,
 ) -> ReplicatedModel:
-    """Wrap the model so that backward passes average the gradient over all ranks, exchanged by ``settings``.
+    """Wrap the model so that backward passes average the gradient over all ranks, exchanged by ``settings``. If it is
+    ``compiled``, training calls that, and evaluation the model.
 
     DDP broadcasts all buffers before every forward pass, constant ones too, so that is switched off;
     :func:`~tasks.train.loop.coupled_rows.broadcast_buffers` does it for those that change. Two passes over zeros make
@@ -94,7 +101,7 @@ def replicate(
         LOG.warning("%d parameters take no part in the loss: %s", len(traits.unused), ", ".join(traits.unused[:3]))
     settings = settings or GradientsConfig()
     ddp = DistributedDataParallel(
-        model,
+        compiled.module if compiled else model,
         device_ids=[group.device] if group.device.type == "cuda" else None,
         forward_sync_buffers=False,
         find_unused_parameters=bool(traits.unused),
@@ -103,11 +110,14 @@ def replicate(
         static_graph=settings.static_graph,
     )
     powersgd = PowerSGD(settings.rank, seed, group) if settings.hook == "powersgd" else None
-    inputs = [x.to(group.device) for x in zeros(model.signature, ROWS)]
+    inputs = compiled.inputs if compiled else [x.to(group.device) for x in zeros(model.signature, ROWS)]
+    context = compiled.context if compiled else nullcontext
 
     def pass_over_zeros() -> None:
         with undone(model):
-            (ddp(*inputs).sum() * 0).backward()
+            with context():
+                outputs = ddp(*inputs)
+            (outputs.sum() * 0).backward()
 
     for _ in range(2):
         pass_over_zeros()

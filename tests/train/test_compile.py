@@ -1,0 +1,66 @@
+"""Training with a compiled pass: what it computes, that nothing is compiled later, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tasks.errors import UserError
+from tasks.models.config import ModelConfig
+from tasks.train.config import TrainingConfig
+from tests.support.training import log, refusal, table_of_numbers, trained
+from tests.support.training_runs import Fault, Job, attempt, outcome
+
+#: 200 rows in batches of 48: the last is short.
+ROWS = 200
+COMPILED = TrainingConfig(epochs=3, batch_size=48, accumulation=2, compile=True, checkpoint_every=4)
+#: Raises where anything is compiled a second time.
+NEVER_AGAIN = {"model": ModelConfig("tests.support.nets:never_compiled_again")}
+
+
+def test_a_compiled_pass_computes_the_same_and_is_never_compiled_again(tmp_path: Path) -> None:
+    data = table_of_numbers(tmp_path / "data", ROWS)
+    plain = trained(data, tmp_path / "plain", 1, replace(COMPILED, compile=False), **NEVER_AGAIN)
+    fast = trained(data, tmp_path / "fast", 1, COMPILED, **NEVER_AGAIN)
+    one, other = (load_file(model / "last.safetensors") for model in (plain, fast))
+    assert one.keys() == other.keys()
+    assert all((one[name] - other[name]).abs().max() < 1e-4 for name in one)
+    found = json.loads((fast / "attempt.json").read_text())["compiled"]
+    assert min(found.values()) > 0 and "times as fast as without" in log(tmp_path / "fast")
+    assert "compiled" not in json.loads((plain / "attempt.json").read_text())
+
+
+@pytest.mark.prove
+def test_a_compiled_training_that_was_killed_ends_the_same(tmp_path: Path) -> None:
+    data = table_of_numbers(tmp_path / "data", 600)
+    jobs = []
+    for name in ("whole", "killed"):
+        home = str(tmp_path / name / "home")
+        jobs.append(Job(data, tmp_path / name, 2, home, training={"compile": True}, patience_s=60, accumulation=2))
+    whole, killed = jobs
+    assert attempt(whole).finished
+    assert attempt(killed, Fault("step", rank=0, at=14)).fired == 1
+    assert attempt(killed).finished
+    assert "goes on from step" in (killed.place / "log-0").read_text()
+    assert outcome(killed) == outcome(whole)
+
+
+def test_without_a_compiler_it_is_one_line(tmp_path: Path) -> None:
+    data = table_of_numbers(tmp_path / "data", ROWS)
+    place = tmp_path / "run"
+    environment = {"CXX": "/nowhere/g++", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "PATH": "/nowhere"}
+    trained(data, place, 1, COMPILED, environment=environment)
+    assert refusal(place, 0).startswith("training.compile: false expected: the model cannot be compiled here")
+    assert "g++" in refusal(place, 0) and "\n" not in refusal(place, 0)
+
+
+def test_batch_normalisation_and_divided_models_are_not_compiled(tmp_path: Path) -> None:
+    data = table_of_numbers(tmp_path / "data", ROWS)
+    trained(data, tmp_path / "run", 1, COMPILED, ModelConfig("tests.support.nets:batch_norm"))
+    assert refusal(tmp_path / "run", 0).startswith("training.compile: false expected: this model has batch norm")
+    with pytest.raises(UserError, match=r"training\.compile"):
+        TrainingConfig.from_dict({"compile": True, "parallel": {"shard": "weights"}})
