@@ -13,6 +13,8 @@ from tasks.artifacts.format import Artifact
 KIND = "train"
 HISTORY = "history.json"
 ATTEMPT = "attempt.json"
+#: A profile of some steps, if it was asked for: :class:`Operations`, and Chrome's trace of them.
+OPERATIONS, TRACE = "operations.json", "trace.json.gz"
 
 
 class LossPoint(TypedDict):
@@ -122,6 +124,23 @@ class CompiledPass(TypedDict):
     plain_pass_s: float
 
 
+class Operation(TypedDict):
+    """An operation of torch: how often it ran in the steps, and its seconds without those of operations in it."""
+
+    name: str
+    calls: int
+    seconds: float
+
+
+class Operations(TypedDict):
+    """The contents of ``operations.json``: of ``steps`` steps of rank 0 the operations that took longest, on its GPU or
+    CPU. ``seconds`` are those of all operations."""
+
+    steps: int
+    seconds: float
+    operations: list[Operation]
+
+
 class Attempt(TypedDict):
     """The contents of ``attempt.json``: the attempt that finished the run, and the goodput over all attempts."""
 
@@ -141,6 +160,12 @@ class Attempt(TypedDict):
 def read_history(directory: Path) -> History:
     """Raises ``DamagedArtifact`` if the directory does not hold a whole trained model."""
     return Artifact.open(directory, KIND).read_json(HISTORY)
+
+
+def read_operations(directory: Path) -> Operations | None:
+    """None if no steps were profiled. Raises ``DamagedArtifact`` as the others."""
+    artifact = Artifact.open(directory, KIND)
+    return artifact.read_json(OPERATIONS) if OPERATIONS in artifact.files else None
 
 
 def read_attempt(directory: Path) -> Attempt:

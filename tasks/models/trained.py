@@ -67,8 +67,10 @@ def write_trained(
     attempt: Attempt | None = None,
     made_by: Mapping[str, Any],
     kept: Kept | None = None,
+    more: Mapping[str, bytes] | None = None,
 ) -> Artifact:
-    """Write the artifact. ``best`` and ``last`` are state dicts of the :class:`Predictor`, at once or one by one."""
+    """Write the artifact. ``best`` and ``last`` are state dicts of the :class:`Predictor`, at once or one by one;
+    ``more`` are files by name."""
     writer = ArtifactWriter(directory)
     for name, weights in (("best", best), ("last", last)):
         with writer.create(f"{name}.safetensors") as file:
@@ -80,4 +82,6 @@ def write_trained(
     for name, record in ((HISTORY, history), (ATTEMPT, attempt)):
         if record is not None:
             writer.write_json(name, record)
+    for name, data in (more or {}).items():
+        writer.write_bytes(name, data)
     return writer.finish(KIND, made_by)

@@ -11,6 +11,7 @@ from typing import Any
 from tasks.artifacts.exported import KIND, SIGNATURE, read_export
 from tasks.artifacts.format import Artifact, canonical_json
 from tasks.artifacts.promotion import Promotion
+from tasks.artifacts.training_record import TRACE
 from tasks.report.data_engine import write_card
 from tasks.report.figures import NightFigures, StageFigures, to_json
 from tasks.report.pages import charts
@@ -41,6 +42,8 @@ def build(
     def fill(directory: Path, now: datetime) -> None:
         copy_model(results.exported, directory)
         write_card(results.prepared, results.card, directory, now)
+        if results.operations:
+            (directory / TRACE).write_bytes(results.trained.read_bytes(TRACE))
         (directory / SUMMARY).write_bytes(canonical_json(to_json(summary)))
         page = report_page(summary, results, config, now)
         (directory / REPORT).write_text(page, encoding="utf-8")

@@ -16,7 +16,17 @@ from tasks.artifacts.exported import ExportReport, read_export
 from tasks.artifacts.format import Artifact
 from tasks.artifacts.network_profile import NetworkProfile, read_profile
 from tasks.artifacts.prepared import PreparedData, Signature
-from tasks.artifacts.training_record import CompiledPass, Goodput, History, Throughput, read_attempt, read_history
+from tasks.artifacts.training_record import KIND as TRAINED
+from tasks.artifacts.training_record import (
+    CompiledPass,
+    Goodput,
+    History,
+    Operations,
+    Throughput,
+    read_attempt,
+    read_history,
+    read_operations,
+)
 from tasks.report.figures import Quarantined
 
 #: Quarantined rows that the data card lists; all of them are in quarantine.parquet.
@@ -35,11 +45,14 @@ class Results:
     goodput: Goodput
     throughput: Throughput | None
     compiled: CompiledPass | None
+    #: None if no steps were profiled.
+    operations: Operations | None
     evaluation: Evaluation
     export: ExportReport
     #: None if the benchmark of the interconnect failed.
     network: NetworkProfile | None
     prepared: Artifact
+    trained: Artifact
     exported: Artifact
 
     @classmethod
@@ -56,10 +69,12 @@ class Results:
             attempt["ledger"],
             attempt.get("throughput"),
             attempt.get("compiled"),
+            read_operations(trained),
             read_evaluation(evaluated),
             read_export(exported),
             read_profile(network) if network else None,
             data.artifact,
+            Artifact.open(trained, TRAINED),
             Artifact.open(exported, EXPORTED),
         )
 

@@ -13,6 +13,16 @@ from tasks.train.parallel.config import GradientsConfig, ParallelConfig
 
 
 @settings
+class ProfileConfig(Settings):
+    """Which steps are profiled."""
+
+    section = "training.profile"
+
+    steps: Annotated[int, Field(ge=0)] = 0
+    """Steps of which the report shows the operations and has a trace, from the sixth on; 0 means none."""
+
+
+@settings
 class TrainingConfig(Settings):
     """How it is trained. Sizes are global: they do not change with the number of processes."""
 
@@ -73,6 +83,8 @@ class TrainingConfig(Settings):
     """What processes talk by: "auto" takes NCCL (RCCL on AMD) with GPUs and gloo without. Over gloo, NVIDIA and AMD
     GPUs can work in one job."""
 
+    profile: ProfileConfig = field(default_factory=ProfileConfig)
+    """Which operations take the time of a step."""
     network_profile: str = ""
     """The address of a result of the tuner, or of a history of such, that is applied if it is of the same hardware;
     "latest": the newest in collectives.history."""

@@ -49,12 +49,13 @@ from tasks.train.parallel.divide import DividedModel, divide
 from tasks.train.parallel.layout import Layout
 from tasks.train.parallel.model import ParallelModel
 from tasks.train.parallel.replicas import check_exchange, replicate
+from tasks.train.speed.profiler import StepProfiler
+from tasks.train.speed.throughput import throughput
 from tasks.train.survival.checkpoint_interval import Interval
 from tasks.train.survival.goodput import DATA_WAIT, RESTORE, STALL, STEPS, AttemptRecord, GoodputRecorder
 from tasks.train.survival.guard import Guard
 from tasks.train.survival.notices import Watcher, metadata_servers
 from tasks.train.survival.reproducibility import conditions, describe_changes
-from tasks.train.throughput import throughput
 
 LOG = logger("train")
 META = torch.device("meta")
@@ -194,9 +195,11 @@ def run(request: TrainingRequest) -> None:
             )
 
         first_step = state.progress.step
+        steps = training.profile.steps if group.rank == 0 else 0
+        profiler = StepProfiler(steps, group.device) if steps else None
         guard.begin(first_step)
         try:
-            TrainLoop(state, data, training, group, precision, guard, recorder).run(restore)
+            TrainLoop(state, data, training, group, precision, guard, recorder, profiler).run(restore)
             checkpoints.finish()
         except Preempted:
             raise
@@ -229,6 +232,7 @@ def run(request: TrainingRequest) -> None:
                 attempt=attempt,
                 made_by=request.made_by,
                 kept=lineage.kept,
+                more=profiler.files if profiler else None,
             )
             LOG.info("%s", goodput)
         else:
@@ -297,7 +301,7 @@ def identity(
     free = {
         *("accumulation", "checkpoint_every", "checkpoint_seconds", "mean_time_between_failures"),
         *("checkpoint_uri", "resume", "skip_nonfinite", "parallel", "backend"),
-        *("network_profile", "network_numbers"),
+        *("network_profile", "network_numbers", "profile"),
     }
     settings = {name: value for name, value in to_dict(training).items() if name not in free}
     return {

@@ -115,6 +115,17 @@ def test_the_speed_of_training_is_said_where_it_was_measured(tmp_path: Path) -> 
     assert "rows a second" not in Path(summary.directory, summary.report).read_text(encoding="utf-8")
 
 
+def test_the_operations_of_a_profile_are_listed_and_its_trace_lies_beside_the_page(tmp_path: Path) -> None:
+    operations = [{"name": f"aten::op{number}", "calls": 6, "seconds": 0.02 / (1 + number)} for number in range(14)]
+    more = {"operations.json": {"steps": 3, "seconds": 0.1, "operations": operations}, "trace.json.gz": b"a trace"}
+    found = results(tmp_path / "in", next(iter(KINDS.values())), trained=more)
+    summary = build(tmp_path / "runs", found, STAGES, {})
+    page = " ".join(Path(summary.directory, summary.report).read_text(encoding="utf-8").split())
+    assert "Operations of 3 steps" in page and "aten::op0" in page and "20.00 %" in page and "aten::op12" not in page
+    assert 'href="trace.json.gz"' in page
+    assert Path(summary.directory, "trace.json.gz").read_bytes() == b"a trace"
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_count_of_a_small_confusion_matrix_is_on_the_page(tmp_path: Path, kind: str) -> None:
     found = results(tmp_path / "in", KINDS[kind])

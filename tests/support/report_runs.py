@@ -221,6 +221,7 @@ def results(
     bad: list[BadRow] | None = None,
     warnings: list[str] | None = None,
     world: int = 2,
+    trained: dict[str, Any] | None = None,
 ) -> Results:
     """A whole run, for as many classes as named (none: a regression), opened from the artifacts it wrote."""
     signature = signature_of(classes, target)
@@ -232,7 +233,7 @@ def results(
         write(
             directory / "train",
             "train",
-            {"history.json": history(metric), "attempt.json": ATTEMPT},
+            {"history.json": history(metric), "attempt.json": ATTEMPT, **(trained or {})},
         ),
         write(directory / "evaluate", "evaluate", {"evaluation.json": evaluation(signature)}),
         write(directory / "export", "export", exported),

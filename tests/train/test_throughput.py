@@ -15,7 +15,7 @@ from tasks.models.config import ModelConfig
 from tasks.models.factory import build
 from tasks.train.config import TrainingConfig
 from tasks.train.loop.probe import probe
-from tasks.train.throughput import measured_peak, throughput
+from tasks.train.speed.throughput import measured_peak, throughput
 from tests.support.crews import in_group
 from tests.support.training import table_of_numbers, trained
 
@@ -64,7 +64,7 @@ def test_the_figures_are_of_all_processes() -> None:
 def figures(child: object) -> object:
     import torch.distributed as dist
 
-    from tasks.train import throughput as module
+    from tasks.train.speed import throughput as module
 
     module.measured_peak = lambda device, kind: 1e9  # type: ignore[assignment]
     group = Group(dist.get_rank(), dist.get_world_size(), CPU, "gloo")

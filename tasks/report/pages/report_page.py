@@ -10,6 +10,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from tasks.artifacts.training_record import TRACE
 from tasks.report import formatting as fmt
 from tasks.report.figures import QualityFigures
 from tasks.report.pages import charts, network_charts
@@ -51,6 +52,7 @@ def report_page(summary: RunSummary, results: Results, config: Mapping[str, Any]
         reasons=results.quarantined[:REASONS_SHOWN],
         sections={name: list(flat(value)) for name, value in config.items() if isinstance(value, Mapping)},
         card_page=CARD,
+        trace_file=TRACE,
         made=made,
     )
 

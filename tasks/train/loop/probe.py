@@ -14,7 +14,7 @@ from tasks.errors import UserError
 from tasks.models.factory import Predictor, zeros
 from tasks.train.checkpoint.random_state import capture_random_state, restore_random_state
 from tasks.train.loop.coupled_rows import ROWS
-from tasks.train.loop.flops import flop_counter
+from tasks.train.speed.flops import flop_counter
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Traits:
     changing: tuple[str, ...] = ()
     #: Whether the rows of a micro-batch influence each other, as in batch normalisation; then none may be padding.
     couples_rows: bool = False
-    #: Floating-point operations of forward and backward pass over a row, see :mod:`.flops`.
+    #: Floating-point operations of forward and backward pass over a row, see :mod:`tasks.train.speed.flops`.
     flops_per_row: float = 0.0
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -32,6 +32,7 @@ from tasks.train.loop.progress import ProgressReport
 from tasks.train.loop.schedule import learning_rate
 from tasks.train.loop.state import TrainingState
 from tasks.train.loop.step import padded_rows, train_step
+from tasks.train.speed.profiler import StepProfiler
 from tasks.train.survival.goodput import EVALUATION, GoodputRecorder
 from tasks.train.survival.guard import Guard
 
@@ -75,6 +76,7 @@ class TrainLoop:
         precision: str,
         guard: Guard,
         recorder: GoodputRecorder,
+        profiler: StepProfiler | None = None,
     ) -> None:
         self._state = state
         self._data = data
@@ -85,6 +87,7 @@ class TrainLoop:
         self._precision = precision
         self._guard = guard
         self._recorder = recorder
+        self._profiler = profiler
         self._order = GlobalOrder(layout(data, "train"), config.batch_size, config.seed)
         self._total = self._order.steps_per_epoch * config.epochs
         self._log_every = max(1, self._total // HISTORY_POINTS)
@@ -98,11 +101,12 @@ class TrainLoop:
     def run(self, restore: Restore) -> None:
         """Train to the end. Raises ``AgreedUserError`` on all ranks if losses or gradients stay no numbers, and
         ``Preempted`` when a machine is preempted."""
-        while not self.over():
-            try:
-                self.go_on()
-            except TooManySkipped as found:
-                self.go_back(found.step, restore)
+        with self._profiler or nullcontext():
+            while not self.over():
+                try:
+                    self.go_on()
+                except TooManySkipped as found:
+                    self.go_back(found.step, restore)
         self.report.close()
 
     def over(self) -> bool:
@@ -193,6 +197,8 @@ class TrainLoop:
             progress.step += 1
             given = GivenStep(progress.step, batch.rows, on_host(result))
         self._given.append(given)
+        if self._profiler:
+            self._profiler.step()
 
     def _settle(self) -> None:
         """Finish all steps, and complete the history."""

@@ -1,0 +1,46 @@
+"""A profile of some steps of training."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from tasks.models.config import ModelConfig
+from tasks.train.config import ProfileConfig, TrainingConfig
+from tests.support.training import table_of_numbers, trained
+
+#: 8 steps an epoch, without evaluations between them.
+TRAINING = TrainingConfig(epochs=2, batch_size=64, evaluate_every=16, checkpoint_every=8, profile=ProfileConfig(3))
+TWO_LAYERS = ModelConfig(arguments={"hidden": [16]})
+
+
+def test_the_operations_of_the_steps_are_counted_and_traced(tmp_path: Path) -> None:
+    data = table_of_numbers(tmp_path / "data", 512)
+    model = trained(data, tmp_path / "run", 2, TRAINING, TWO_LAYERS)
+    found = json.loads((model / "operations.json").read_text())
+    calls = {operation["name"]: operation["calls"] for operation in found["operations"]}
+    assert found["steps"] == 3
+    assert calls["aten::addmm"] == 3 * 2
+    # Two groups of parameters, with and without weight decay.
+    assert calls["aten::_fused_adamw_"] == 3 * 2
+    seconds = [operation["seconds"] for operation in found["operations"]]
+    assert seconds == sorted(seconds, reverse=True) and sum(seconds) <= found["seconds"] < 10
+    trace = json.loads(gzip.decompress((model / "trace.json.gz").read_bytes()))
+    assert sum(event.get("name") == "aten::addmm" for event in trace["traceEvents"]) == 3 * 2
+
+
+def test_a_run_with_a_profile_goes_on_from_one_without_and_too_few_steps_give_none(tmp_path: Path) -> None:
+    data = table_of_numbers(tmp_path / "data", 512)
+    plain = replace(TRAINING, profile=ProfileConfig(), epochs=2)
+    trained(data, tmp_path / "run", 1, plain, TWO_LAYERS)
+    for path in (tmp_path / "run" / "checkpoints").glob("step-000000000016*"):
+        (path / "manifest.json").unlink()
+    again = tmp_path / "run" / "again"
+    trained(data, tmp_path / "run", 1, TRAINING, TWO_LAYERS, directory=again)
+    assert "goes on from step 8" in (tmp_path / "run" / "again.log0").read_text()
+    assert (again / "trace.json.gz").exists()
+    long = replace(TRAINING, profile=ProfileConfig(12))
+    model = trained(data, tmp_path / "long", 1, long, TWO_LAYERS)
+    assert (model / "attempt.json").exists() and not (model / "operations.json").exists()
