@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from tasks.models.config import ModelConfig
 from tasks.train.checkpoint.shards import Piece, read_index, read_tensor
 from tasks.train.config import TrainingConfig
+from tasks.train.parallel.config import ParallelConfig
 from tests.support.training import log, refusal, table_of_numbers, trained
 from tests.support.training_runs import Fault, Job, attempt, outcome
 
@@ -62,6 +63,14 @@ def test_steps_with_spoilt_rows_are_skipped_and_named_and_kills_change_nothing(s
         assert attempt(killed, Fault("step", rank=1, at=at)).fired == 1
     assert attempt(killed).finished
     assert outcome(killed) == outcome(whole)
+
+
+def test_of_a_divided_model_the_rows_are_named_too(spoilt: Path, tmp_path: Path) -> None:
+    divided = Job(spoilt, tmp_path, 2, str(tmp_path / "home"), training={"parallel": ParallelConfig("weights")})
+    assert attempt(divided).finished
+    skipped = history(divided)["skipped"]
+    assert sorted((one["step"] - 1) // 8 for one in skipped for _ in one["rows"]) == [0, 0, 1, 1, 2, 2]
+    assert {row for one in skipped for row in one["rows"]} == set(SPOILT)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from tasks.train.loop.coupled_rows import running_statistics
 from tasks.train.loop.objective import loss_sum
 from tasks.train.loop.precision import autocast
 from tasks.train.loop.probe import undone
+from tasks.train.loop.step import padded_rows
+from tasks.train.parallel.model import ParallelModel
 
 #: Rows that one rank looks for and names.
 NAMED = 8
@@ -23,23 +25,44 @@ NAMED = 8
 
 def name_rows(
     step: int,
-    model: Predictor,
+    parallel: ParallelModel,
     data: PreparedData,
     order: GlobalOrder,
     config: TrainingConfig,
     precision: str,
     group: Group,
 ) -> SkippedStep:
-    """Find the rows of the ``step``-th step (from 1) that give such a loss or gradient by themselves; equal on all
-    ranks, which all call this. The weights are those of now."""
+    """Find the rows of the ``step``-th step (from 1) that give such a loss or gradient by themselves, or of a divided
+    model such a loss; equal on all ranks, which all call this. The weights are those of now. ``group`` is the place
+    among those that divide the rows."""
     start, stop = order.consumed(step - 1), order.consumed(step)
     rows = next(order.plans(group.rank, group.world, start, stop)).rows
-    batches = training_batches(data, order, group.rank, group.world, group.device, start, stop)
-    found = bad_rows(model, next(batches), config, precision, group.device) if len(rows) else []
+    padded = padded_rows(-(-order.largest // group.world), config.accumulation) if not parallel.is_whole else 0
+    batches = training_batches(data, order, group.rank, group.world, group.device, start, stop, padded=padded)
+    if not parallel.is_whole:
+        found = rows_of_bad_losses(parallel, next(batches), precision, group.device)
+    else:
+        found = bad_rows(parallel.model, next(batches), config, precision, group.device) if len(rows) else []
     batches.close()
-    everyones: list[list[int]] = [[] for _ in range(group.world)]
+    everyones: list[list[int]] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(everyones, rows[found].tolist())
     return {"step": step, "rows": [row for one in everyones for row in one]}
+
+
+@torch.no_grad()
+def rows_of_bad_losses(parallel: ParallelModel, batch: Batch, precision: str, device: torch.device) -> list[int]:
+    """The places in ``batch`` of the first :data:`NAMED` rows whose loss is no number, by a pass in evaluation mode
+    that all ranks take part in. Of the ranks that have the same rows all but one find none."""
+    was_training = parallel.model.training
+    parallel.model.eval()
+    with autocast(precision, device):
+        outputs = parallel.forward(*batch.inputs)
+    parallel.model.train(was_training)
+    if outputs is None or not parallel.counts_losses:
+        return []
+    signature, outputs = parallel.model.signature, outputs.float()
+    losses = (loss_sum(signature, outputs[i : i + 1], batch.target[i : i + 1]) for i in range(batch.rows))
+    return [place for place, loss in enumerate(losses) if not loss.isfinite()][:NAMED]
 
 
 def bad_rows(model: Predictor, batch: Batch, config: TrainingConfig, precision: str, device: torch.device) -> list[int]:

@@ -224,9 +224,7 @@ class TrainLoop:
     def _skipped(self, step: int) -> None:
         state, order = self._state, self._order
         state.progress.skipped.append(
-            name_rows(step, state.model, self._data, order, self._config, self._precision, self._group)
-            if state.parallel.is_whole
-            else {"step": step, "rows": []}
+            name_rows(step, state.parallel, self._data, order, self._config, self._precision, self._rows_of)
         )
         if self._group.rank == 0:
             LOG.warning("skips step %d: its loss or gradient is no number%s", step, self._rows())
