@@ -7,6 +7,7 @@ two profiles can be compared by any statistic. Sizes and bandwidths follow nccl-
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -191,6 +192,14 @@ class Topology:
     transports: tuple[str, ...] = ()
     #: What somebody should look at, such as a fall-back to sockets.
     findings: tuple[str, ...] = ()
+
+    @property
+    def loopback(self) -> bool:
+        """Whether gloo's messages never leave the machine: what is sent to one of its own addresses takes loopback,
+        whichever interface has that address. Namespaces of one machine have an interface of a name each."""
+        ends = [re.fullmatch(r"(\S+) \(\S+\)", line) for line in self.transports]
+        names = [end[1] for end in ends if end]
+        return len(self.hosts) == 1 and bool(names) and len(set(names)) == len(ends)
 
 
 class Point(TypedDict):
