@@ -1,19 +1,21 @@
-"""Writes the directory of a run that only measures the interconnect."""
+"""Writes the directory of a run that only measures the interconnect, or only tunes for it."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from pathlib import Path
 
+from tasks.artifacts import network_tuning
 from tasks.artifacts.format import Artifact
 from tasks.artifacts.network_profile import CSV, FILE, KIND, TABLE
 from tasks.report.pages.network_charts import drawn
 from tasks.report.pages.rendering import render
+from tasks.report.pages.tuning_chart import gains
 from tasks.report.run_directory import new_run
 from tasks.report.stage_results import NetworkResults
-from tasks.report.summary import NetworkSummary
+from tasks.report.summary import NetworkSummary, TuningSummary
 
-PAGE = "network.html"
+PAGE, TUNING_PAGE = "network.html", "tuning.html"
 
 
 def build_network(runs: Path, network: Path) -> NetworkSummary:
@@ -31,3 +33,19 @@ def build_network(runs: Path, network: Path) -> NetworkSummary:
 
     directory = new_run(runs, fill)
     return NetworkSummary(str(directory), PAGE, FILE, table)
+
+
+def build_tuning(runs: Path, tuned: Path) -> TuningSummary:
+    """Write a directory under ``runs`` with the page of the tuner's result and the result itself. Raises ``UserError``
+    if the directory ``tuned`` does not hold a whole one."""
+    tuning = network_tuning.read_tuning(tuned)
+
+    def fill(directory: Path, now: datetime) -> None:
+        (directory / network_tuning.FILE).write_bytes(Artifact.open(tuned, KIND).read_bytes(network_tuning.FILE))
+        measured = [trial for trial in tuning.trials if trial.turns]
+        chart = gains(measured) if measured else None
+        page = render("tuning_page.html", tuning=tuning, chart=chart, made=now)
+        (directory / TUNING_PAGE).write_text(page, encoding="utf-8")
+
+    directory = new_run(runs, fill)
+    return TuningSummary(str(directory), TUNING_PAGE, network_tuning.FILE, str(tuning))
