@@ -26,7 +26,7 @@ from tasks.report import formatting as fmt
 from tasks.report.network_engine import build_network, build_tuning
 from tasks.report.pages.inline_svg import SERIES
 from tasks.report.pages.network_charts import LINES, drawn
-from tests.support.network_profiles import network_profile
+from tests.support.network_profiles import launch, network_profile
 from tests.support.report_pages import CHROMIUM, assert_is_inert, too_wide
 
 
@@ -79,6 +79,24 @@ def test_the_model_is_a_line_within_a_band_behind_what_was_measured() -> None:
         )
         measured = points(found)
         assert line[0] == pytest.approx(measured[0], abs=0.5) and line[-1] == pytest.approx(measured[7], abs=0.5)
+
+
+def test_intervals_and_the_model_stay_within_the_axes() -> None:
+    profile = network_profile()
+    wild = [replace(m, launches=tuple(launch(m.p50 * factor) for factor in (0.1, 1, 10))) for m in profile.measurements]
+    profile = replace(profile, measurements=tuple(wild))
+    model = [Fitted(bytes=m.bytes, seconds=m.p50, low=m.p50 / 1e6, high=m.p50 * 1e6) for m in profile.of("all_reduce")]
+    for name in ("bandwidth", "time"):
+        drawing = str(drawn(profile, model=model)[name])
+        grid = [float(y) for y in re.findall(r'd="M [\d.]+ ([\d.]+) L [^"]*" style="[^"]*var\(--line\)', drawing)]
+        bars = re.findall(r'd="M ([\d.]+) (-?[\d.]+) L \1 (-?[\d.]+)" style="fill:none;stroke:var\(--c\d\)"', drawing)
+        ends = [float(y) for _, *both in bars for y in both]
+        assert len(ends) == 3 * 8 * 2
+        assert min(grid) - 0.1 <= min(ends) and max(ends) <= max(grid) + 0.1
+        # The band of a model that knows nothing is as high as the axes.
+        band = ElementTree.fromstring(re.findall(r"<path id=[^>]*>", drawing)[0]).attrib["d"]
+        ys = [float(y) for y in re.findall(r"[ML] -?[\d.]+ (-?[\d.]+)", band)]
+        assert max(ys) - min(ys) == pytest.approx(max(grid) - min(grid), abs=0.1)
 
 
 def test_pairs_are_a_heat_map_darker_where_they_are_slow() -> None:
