@@ -140,10 +140,21 @@ def test_what_a_latency_and_a_bandwidth_do_not_explain_is_not_predicted() -> Non
     wild = [measured("all_reduce", 4, size, [1e-3 * (1 + 9 * (at % 2))]) for at, size in enumerate(SIZES)]
     bad = replace(good, measurements=tuple(wild))
     assert [line for line in lines(bad) if "do not explain" in line and "no prediction" in line] == list(lines(bad))
-    assert list(step_lines(bad, COMPUTE)) == []
+    (said,) = step_lines(bad, COMPUTE)
+    assert said.startswith("steps between more ranks are not predicted: a latency and a bandwidth do not explain")
 
 
 def test_steps_of_a_model_between_more_ranks() -> None:
     said = list(step_lines(profile(NETWORK, 2), COMPUTE))
     assert [line.partition(":")[0] for line in said] == [f"a step between {world} ranks" for world in (4, 8, 16)]
     assert "of which computation is" in said[0]
+
+
+def test_why_no_steps_are_predicted_is_said() -> None:
+    good = profile(NETWORK, 2)
+    (said,) = step_lines(None, COMPUTE)
+    assert said.endswith("not predicted: the history has no profile of this hardware; run the benchmark first")
+    (said,) = step_lines(replace(good, measurements=good.measurements[:2]), COMPUTE)
+    assert said.endswith("they take a model of all_reduce, and the last profile has under 3 sizes of it")
+    (said,) = step_lines(replace(good, fingerprint=replace(good.fingerprint, world=1)), COMPUTE)
+    assert said.endswith("and a single process has no link")
