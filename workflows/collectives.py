@@ -5,11 +5,11 @@ from __future__ import annotations
 from flytekit import workflow
 
 from tasks.collectives.config import CollectivesConfig
-from tasks.collectives.task import compare_collectives, measure_collectives, tabulate_tuning, tune_collectives
+from tasks.collectives.task import compare_collectives, measure_collectives, tune_collectives
 from tasks.config import RunConfig
 from tasks.preprocess.task import prepare_data
-from tasks.report.summary import NetworkSummary
-from tasks.report.task import report_network
+from tasks.report.summary import NetworkSummary, TuningSummary
+from tasks.report.task import report_network, report_tuning
 from workflows.command_line import prepare_pyflyte
 
 prepare_pyflyte()
@@ -28,7 +28,7 @@ def compare(config: CollectivesConfig = CollectivesConfig()) -> NetworkSummary: 
 
 
 @workflow
-def tune(data: str = "", target: str = "", config: RunConfig = RunConfig()) -> str:  # noqa: B008
+def tune(data: str = "", target: str = "", config: RunConfig = RunConfig()) -> TuningSummary:  # noqa: B008
     """Find settings with which the training of :func:`workflows.training.train_and_export` takes faster steps."""
     prepared = prepare_data(data=data, target=target, config=config)
-    return tabulate_tuning(tuned=tune_collectives(prepared=prepared.artifact, config=config))
+    return report_tuning(tuned=tune_collectives(prepared=prepared.artifact, config=config))

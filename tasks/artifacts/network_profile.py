@@ -7,6 +7,7 @@ two profiles can be compared by any statistic. Sizes and bandwidths follow nccl-
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -142,6 +143,12 @@ class Overlap:
         take longer than one after the other."""
         return float(np.median([(alone + product - both) / min(alone, product) for alone, product, both in self.turns]))
 
+    def __str__(self) -> str:
+        what, beside = f"{self.operation} of {self.bytes} bytes", "a matrix product that takes as long"
+        if self.hidden <= 0:
+            return f"nothing of {what} is hidden by {beside}: both at once take longer than one after the other"
+        return f"{self.hidden:.0%} of {what} is hidden by {beside}"
+
 
 @dataclass(frozen=True)
 class Fingerprint:
@@ -191,6 +198,14 @@ class Topology:
     transports: tuple[str, ...] = ()
     #: What somebody should look at, such as a fall-back to sockets.
     findings: tuple[str, ...] = ()
+
+    @property
+    def loopback(self) -> bool:
+        """Whether gloo's messages never leave the machine: what is sent to one of its own addresses takes loopback,
+        whichever interface has that address. Namespaces of one machine have an interface of a name each."""
+        ends = [re.fullmatch(r"(\S+) \(\S+\)", line) for line in self.transports]
+        names = [end[1] for end in ends if end]
+        return len(self.hosts) == 1 and bool(names) and len(set(names)) == len(ends)
 
 
 class Point(TypedDict):

@@ -89,11 +89,21 @@ class Tuning:
         """The recommendation, with lines to paste, and the trials."""
         lines = [f"Steps of {self.model} between {self.fingerprint.world} processes over {self.fingerprint.backend}"]
         if not self.changes:
-            lines.append("no change: nothing that was tried is faster by 3 % or more")
+            lines.append(f"no change: {self._why_not()}")
         if self.ddp != DdpSettings():
             lines.append(f"DistributedDataParallel: {self.ddp}")
         lines += [f"export {name}={value}" for name, value in self.environment.items()]
         return "\n".join([*lines, *(f"  {trial}" for trial in self.trials), *self.expected])
+
+    def _why_not(self) -> str:
+        possible = [trial for trial in self.trials if trial.verdict == "may change numbers"]
+        if not possible:
+            return "nothing that was tried is faster by 3 % or more"
+        best = max(possible, key=lambda trial: trial.gain)
+        return (
+            "nothing that keeps the numbers is faster by 3 % or more; "
+            f"{best.setting}, which may change them, is {best.gain:.2f} times as fast"
+        )
 
 
 TUNING = TypeAdapter(Tuning)

@@ -78,10 +78,7 @@ def heading(profile: NetworkProfile) -> Iterator[str]:
 def remarks(profile: NetworkProfile) -> Iterator[str]:
     """What is not a line of the table: overlap, pairs, the model and the grade, findings, what was left out."""
     for overlap in profile.overlaps:
-        yield (
-            f"{100 * overlap.hidden:.0f} % of {overlap.operation} at {overlap.bytes} bytes is hidden by a matrix "
-            "product that takes as long"
-        )
+        yield str(overlap)
     if profile.pairs:
         slowest, fastest = max(profile.pairs, key=lambda p: p.p50), min(profile.pairs, key=lambda p: p.p50)
         for word, pair in (("fastest", fastest), ("slowest", slowest)):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flytekit import Deck, task
+from flytekit import task
 
 from tasks.collectives.config import CollectivesConfig
 from tasks.config import RunConfig
 from tasks.flyte.elastic import Workspace, distributed
-from tasks.flyte.metadata import WITH_DECK, on
-from tasks.flyte.stage import ArtifactDirectory, MadeByElement, local_path, map_errors
+from tasks.flyte.metadata import on
+from tasks.flyte.stage import ArtifactDirectory, MadeByElement
 
 if TYPE_CHECKING:
     from tasks.artifacts.network_profile import NetworkProfile
@@ -71,19 +71,6 @@ def tune_collectives(workspace: Workspace, prepared: ArtifactDirectory, config: 
             write_tuning(Path(workspace.directory), tuning, {**made_by(config.collectives), "reused": False})
 
     return workspace.work(body)
-
-
-@task(**WITH_DECK, **on("report"))
-@map_errors
-def tabulate_tuning(tuned: MadeByElement) -> str:
-    """The recommendation and what was tried, as text, which is also the task's deck."""
-    from html import escape
-
-    from tasks.artifacts.network_tuning import read_tuning
-
-    text = str(read_tuning(local_path(tuned.artifact)))
-    Deck("Tuning", f"<pre>{escape(text)}</pre>")
-    return text
 
 
 def work(workspace: Workspace, config: CollectivesConfig, *, reuse: bool) -> MadeByElement:

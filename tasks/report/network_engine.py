@@ -1,33 +1,51 @@
-"""Writes the directory of a run that only measures the interconnect."""
+"""Writes the directory of a run that only measures the interconnect, or only tunes for it."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from pathlib import Path
 
+from tasks.artifacts import network_tuning
 from tasks.artifacts.format import Artifact
-from tasks.artifacts.network_profile import COURSE, CSV, FILE, KIND, MODEL, TABLE, from_json
+from tasks.artifacts.network_profile import CSV, FILE, KIND, TABLE
 from tasks.report.pages.network_charts import drawn
 from tasks.report.pages.rendering import render
+from tasks.report.pages.tuning_chart import gains
 from tasks.report.run_directory import new_run
-from tasks.report.summary import NetworkSummary
+from tasks.report.stage_results import NetworkResults
+from tasks.report.summary import NetworkSummary, TuningSummary
 
-PAGE = "network.html"
+PAGE, TUNING_PAGE = "network.html", "tuning.html"
 
 
 def build_network(runs: Path, network: Path) -> NetworkSummary:
     """Write a directory under ``runs`` with the page, the profile with all raw times and the table as CSV. Raises
     ``DamagedArtifact`` if the profile is not what was written."""
-    artifact = Artifact.open(network, KIND)
-    profile = from_json(artifact.read_json(FILE), str(artifact.path(FILE)))
+    artifact, results = Artifact.open(network, KIND), NetworkResults.open(network)
     table = artifact.read_bytes(TABLE).decode()
 
     def fill(directory: Path, now: datetime) -> None:
         for name in (FILE, CSV):
             (directory / name).write_bytes(artifact.read_bytes(name))
-        charts = drawn(profile, artifact.read_json(COURSE), artifact.read_json(MODEL))
-        page = render("network_page.html", profile=profile, charts=charts, table=table, made=now)
+        charts = drawn(results.profile, results.course, results.model)
+        page = render("network_page.html", profile=results.profile, charts=charts, table=table, made=now)
         (directory / PAGE).write_text(page, encoding="utf-8")
 
     directory = new_run(runs, fill)
     return NetworkSummary(str(directory), PAGE, FILE, table)
+
+
+def build_tuning(runs: Path, tuned: Path) -> TuningSummary:
+    """Write a directory under ``runs`` with the page of the tuner's result and the result itself. Raises ``UserError``
+    if the directory ``tuned`` does not hold a whole one."""
+    tuning = network_tuning.read_tuning(tuned)
+
+    def fill(directory: Path, now: datetime) -> None:
+        (directory / network_tuning.FILE).write_bytes(Artifact.open(tuned, KIND).read_bytes(network_tuning.FILE))
+        measured = [trial for trial in tuning.trials if trial.turns]
+        chart = gains(measured) if measured else None
+        page = render("tuning_page.html", tuning=tuning, chart=chart, made=now)
+        (directory / TUNING_PAGE).write_text(page, encoding="utf-8")
+
+    directory = new_run(runs, fill)
+    return TuningSummary(str(directory), TUNING_PAGE, network_tuning.FILE, str(tuning))

@@ -14,7 +14,7 @@ from tasks.artifacts.evaluation import Evaluation, read_evaluation
 from tasks.artifacts.exported import KIND as EXPORTED
 from tasks.artifacts.exported import ExportReport, read_export
 from tasks.artifacts.format import Artifact
-from tasks.artifacts.network_profile import NetworkProfile, read_profile
+from tasks.artifacts.network_profile import COURSE, KIND, MODEL, Fitted, NetworkProfile, Point, read_profile
 from tasks.artifacts.prepared import PreparedData, Signature
 from tasks.artifacts.training_record import KIND as TRAINED
 from tasks.artifacts.training_record import (
@@ -34,6 +34,23 @@ ROWS_SHOWN = 50
 
 
 @dataclass(frozen=True)
+class NetworkResults:
+    """What the benchmark of the interconnect left: a profile, and what is drawn beside it."""
+
+    profile: NetworkProfile
+    #: The largest all_reduce of the profiles of this hardware, the oldest first.
+    course: list[Point]
+    #: The model of all_reduce by size; empty where it explains nothing.
+    model: list[Fitted]
+
+    @classmethod
+    def open(cls, directory: Path) -> NetworkResults:
+        """Raises ``DamagedArtifact`` if the directory does not hold what the benchmark wrote."""
+        profile, artifact = read_profile(directory), Artifact.open(directory, KIND)
+        return cls(profile, artifact.read_json(COURSE), artifact.read_json(MODEL))
+
+
+@dataclass(frozen=True)
 class Results:
     """The contents of the stages' JSON files, and the artifacts of which files are copied."""
 
@@ -50,7 +67,7 @@ class Results:
     evaluation: Evaluation
     export: ExportReport
     #: None if the benchmark of the interconnect failed.
-    network: NetworkProfile | None
+    network: NetworkResults | None
     prepared: Artifact
     trained: Artifact
     exported: Artifact
@@ -72,7 +89,7 @@ class Results:
             read_operations(trained),
             read_evaluation(evaluated),
             read_export(exported),
-            read_profile(network) if network else None,
+            NetworkResults.open(network) if network else None,
             data.artifact,
             Artifact.open(trained, TRAINED),
             Artifact.open(exported, EXPORTED),

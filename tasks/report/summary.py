@@ -57,3 +57,19 @@ class NetworkSummary:
 
     def __str__(self) -> str:
         return f"{self.table}\n\nReport      {self.directory}/{self.page}\nProfile     {self.directory}/{self.profile}"
+
+
+@dataclass(frozen=True)
+class TuningSummary:
+    """Settings with which training steps are faster, or none. ``str`` gives them for the terminal."""
+
+    #: Where page and result are: ``runs/<timestamp>``, or a URI if the run was on a cluster.
+    directory: str
+    #: Paths within ``directory``.
+    page: str
+    tuning: str
+    #: The recommendation with lines to paste, and what was tried.
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.text}\n\nReport      {self.directory}/{self.page}\nTuning      {self.directory}/{self.tuning}"

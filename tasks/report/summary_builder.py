@@ -52,7 +52,7 @@ def run_summary(
         ceiling=ceiling(results.export),
         machine=device(results.export),
         threads=results.export["machine"]["threads"],
-        network=network_figures(results.network) if results.network else None,
+        network=network_figures(results.network.profile) if results.network else None,
         stages=list(stages),
         night=night,
         promotion=promotion,

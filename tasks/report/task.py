@@ -28,6 +28,7 @@ from tasks.report.summary import (
     ExportSummary,
     NetworkSummary,
     RunSummary,
+    TuningSummary,
 )
 from tasks.settings import to_dict
 
@@ -126,6 +127,19 @@ def report_network(network: MadeByElement) -> NetworkSummary:
     runs = RUNS if local else Path(current_context().working_directory) / RUNS
     summary = build_network(runs, local_path(network.artifact))
     Deck("Network", Path(summary.directory, summary.page).read_text(encoding="utf-8"))
+    return summary if local else replace(summary, directory=uploaded(summary.directory))
+
+
+@task(**WITH_DECK, **on("report"))
+@map_errors
+def report_tuning(tuned: MadeByElement) -> TuningSummary:
+    """Put the tuner's result and its page into a directory of this run. Never cached, as :func:`report`."""
+    from tasks.report.network_engine import build_tuning
+
+    local = runs_locally()
+    runs = RUNS if local else Path(current_context().working_directory) / RUNS
+    summary = build_tuning(runs, local_path(tuned.artifact))
+    Deck("Tuning", Path(summary.directory, summary.page).read_text(encoding="utf-8"))
     return summary if local else replace(summary, directory=uploaded(summary.directory))
 
 

@@ -116,3 +116,32 @@ def test_the_fingerprint_knows_hardware_versions_and_world() -> None:
     )
     assert len({each.digest for each in (one, *others)}) == 6
     assert replace(one).digest == one.digest and len(one.digest) == 16
+
+
+@pytest.mark.parametrize(
+    ("transports", "loopback"),
+    [
+        (("lo (127.0.0.1)",), True),
+        # Its own address: Linux does not send such a message to the interface.
+        (("eth0 (10.0.0.7)",), True),
+        (("eth0 (10.0.0.7)", "eth1 (fe80::1%eth1)"), True),
+        # Namespaces of one machine.
+        (("eth0 (10.0.0.7)", "eth0 (10.0.0.8)"), False),
+        (("P2P/CUMEM", "network Socket"), False),
+        ((), False),
+    ],
+)
+def test_messages_to_an_address_of_ones_own_never_leave_the_machine(
+    transports: tuple[str, ...], loopback: bool
+) -> None:
+    one, other = Host((0, 1), "a cpu", 2, 1), Host((2, 3), "a cpu", 2, 1)
+    assert Topology((one,), transports).loopback == loopback
+    assert not Topology((one, other), transports).loopback
+
+
+def test_what_is_hidden_is_said_and_what_is_not() -> None:
+    hidden, slower = (Overlap("all_reduce", "float32", 1024, 2, ((2.0, 2.0, both),)) for both in (2.2, 4.4))
+    assert str(hidden) == "90% of all_reduce of 1024 bytes is hidden by a matrix product that takes as long"
+    assert str(slower).startswith(
+        "nothing of all_reduce of 1024 bytes is hidden by a matrix product that takes as long:"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -141,3 +142,23 @@ def test_data_that_went_to_the_wrong_place_is_found() -> None:
 
 def test_every_operation_of_the_configuration_exists() -> None:
     assert tuple(BUILDERS) == OPERATIONS
+
+
+def memory_of_a_check(work: Work, size: int) -> int:
+    """Bytes by which filling and checking the buffer of an all_reduce raises the memory of a group's only process."""
+    case = prepare(Kind("all_reduce", reduction="sum", in_place=True), size, CPU)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = peak_memory()
+    case.fill()
+    assert case.first_wrong() is None
+    return peak_memory() - before
+
+
+def peak_memory() -> int:
+    status = Path("/proc/self/status").read_text().split()
+    return int(status[status.index("VmHWM:") + 1]) << 10
+
+
+def test_check_data_is_built_in_pieces() -> None:
+    # It took 5 to 9 times the size of the buffer once.
+    assert in_group(1, memory_of_a_check, 128 << 20) < 64 << 20

@@ -71,3 +71,5 @@ def test_the_workflows_compare_and_tune_the_users_model(tmp_path: Path) -> None:
     assert tuned.returncode == 0, tuned.stdout
     assert "Steps of model auto with 128 rows on each rank between 2 processes over gloo" in tuned.stdout
     assert "fp16 compression hook" in tuned.stdout
+    (page,) = tmp_path.glob("runs/*/tuning.html")
+    assert f"Report      runs/{page.parent.name}/tuning.html" in tuned.stdout and "<svg" in page.read_text()

@@ -12,6 +12,7 @@ from tasks.artifacts.format import MANIFEST
 from tasks.artifacts.network_profile import FILE
 from tasks.errors import UserError
 from tasks.network.history import History
+from tests.support.faulty_s3 import FaultyS3
 from tests.support.network_profiles import network_profile
 
 PROFILE = network_profile()
@@ -72,3 +73,18 @@ def test_a_history_that_cannot_be_written_is_refused_before_anything_is_measured
         history(tmp_path / "file").check_writable()
     history(tmp_path / "fresh").check_writable()
     assert history(tmp_path / "fresh").names() == []
+
+
+def test_a_history_may_be_a_prefix_of_a_store(store: FaultyS3) -> None:
+    there = History("s3://bucket/networks", PROFILE.fingerprint)
+    there.check_writable()
+    older = replace(PROFILE, measured_at=PROFILE.measured_at - 86400)
+    addresses = [there.publish(profile, {}) for profile in (PROFILE, older)]
+    assert all(address.startswith(f"s3://bucket/networks/{PROFILE.fingerprint.digest}/") for address in addresses)
+    assert there.latest() == PROFILE and there.profiles() == [older, PROFILE]
+    # The manifest comes last: a profile whose writer was lost before is none.
+    store.plan = [("PUT", "pass"), *[("PUT", "403")] * 20]
+    with pytest.raises(UserError):
+        there.publish(replace(PROFILE, measured_at=PROFILE.measured_at + 9), {})
+    store.plan = []
+    assert there.latest() == PROFILE

@@ -96,7 +96,7 @@ def test_an_operation_without_a_scheme_is_not_predicted() -> None:
 
 
 COMPUTE = Compute(0.1, 0.2, 0.05, (4 << 20,) * 4)
-LOOPBACK = ("lo (127.0.0.1)",)
+LOOPBACK, NETWORK = ("lo (127.0.0.1)",), ("eth0 (10.0.0.1)", "eth0 (10.0.0.2)")
 
 
 def profile(transports: tuple[str, ...], cores: int) -> NetworkProfile:
@@ -111,7 +111,7 @@ def profile(transports: tuple[str, ...], cores: int) -> NetworkProfile:
 
 
 def test_the_report_says_what_is_followed_and_what_to_expect() -> None:
-    said = list(lines(profile(("eth0 (10.0.0.1)",), 2)))
+    said = list(lines(profile(NETWORK, 2)))
     assert said[0].startswith("a message takes 150 us and its bytes at 0.024 GB/s, if all_reduce is a ring")
     assert said[1].startswith("broadcast follows the tree")
     assert said[2].startswith("reduce_scatter follows none of the known schemes (ring -50%): no prediction")
@@ -119,7 +119,7 @@ def test_the_report_says_what_is_followed_and_what_to_expect() -> None:
 
 
 def test_the_curve_goes_through_what_was_measured_and_is_none_where_nothing_is_explained() -> None:
-    curve = fitted(profile(("eth0 (10.0.0.1)",), 2))
+    curve = fitted(profile(NETWORK, 2))
     measured_ = profile((), 2).of("all_reduce")
     assert (curve[0]["bytes"], curve[-1]["bytes"]) == (measured_[0].bytes, measured_[-1].bytes)
     for point, m in ((curve[0], measured_[0]), (curve[-1], measured_[-1])):
@@ -136,14 +136,25 @@ def test_ranks_that_share_cores_over_loopback_are_not_predicted() -> None:
 
 
 def test_what_a_latency_and_a_bandwidth_do_not_explain_is_not_predicted() -> None:
-    good = profile(("eth0 (10.0.0.1)",), 8)
+    good = profile(NETWORK, 8)
     wild = [measured("all_reduce", 4, size, [1e-3 * (1 + 9 * (at % 2))]) for at, size in enumerate(SIZES)]
     bad = replace(good, measurements=tuple(wild))
     assert [line for line in lines(bad) if "do not explain" in line and "no prediction" in line] == list(lines(bad))
-    assert list(step_lines(bad, COMPUTE)) == []
+    (said,) = step_lines(bad, COMPUTE)
+    assert said.startswith("steps between more ranks are not predicted: a latency and a bandwidth do not explain")
 
 
 def test_steps_of_a_model_between_more_ranks() -> None:
-    said = list(step_lines(profile(("eth0 (10.0.0.1)",), 2), COMPUTE))
+    said = list(step_lines(profile(NETWORK, 2), COMPUTE))
     assert [line.partition(":")[0] for line in said] == [f"a step between {world} ranks" for world in (4, 8, 16)]
     assert "of which computation is" in said[0]
+
+
+def test_why_no_steps_are_predicted_is_said() -> None:
+    good = profile(NETWORK, 2)
+    (said,) = step_lines(None, COMPUTE)
+    assert said.endswith("not predicted: the history has no profile of this hardware; run the benchmark first")
+    (said,) = step_lines(replace(good, measurements=good.measurements[:2]), COMPUTE)
+    assert said.endswith("they take a model of all_reduce, and the last profile has under 3 sizes of it")
+    (said,) = step_lines(replace(good, fingerprint=replace(good.fingerprint, world=1)), COMPUTE)
+    assert said.endswith("and a single process has no link")

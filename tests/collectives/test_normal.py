@@ -22,20 +22,25 @@ def profile(
     return NetworkProfile(fingerprint, 0.0, (measured,), Topology((host,), transports))
 
 
+NETWORK = ("eth0 (10.0.0.1)", "eth0 (10.0.0.2)")
 ETHERNET = ("eth0: 10000 Mbit/s, MTU 1500", "ib0: 100000 Mbit/s, MTU 2044")
 
 
 @pytest.mark.parametrize(("busbw", "word"), [(1.15, "normal"), (0.8, "low"), (0.3, "far too low")])
 def test_an_ethernet_is_graded_by_the_rate_of_the_interface_that_is_used(busbw: float, word: str) -> None:
-    said = list(grade(profile(busbw, 4 << 20, ETHERNET, ("eth0 (10.0.0.1)",))))
+    said = list(grade(profile(busbw, 4 << 20, ETHERNET, NETWORK)))
     assert said[0].startswith(f"{word}: all_reduce at 4194304 bytes reaches")
     assert "of the 1.18 GB/s of its slowest interface" in said[0]
     assert len(said) == (1 if word == "normal" else 2)
 
 
 def test_a_speed_that_nobody_knows_is_not_graded() -> None:
-    assert not list(grade(profile(1.0, 4 << 20, ("eth0: speed unknown, MTU 1500",), ("eth0 (10.0.0.1)",))))
-    assert not list(grade(profile(1.0, 4 << 20, ETHERNET, ("lo (127.0.0.1)",))))
+    assert not list(grade(profile(1.0, 4 << 20, ("eth0: speed unknown, MTU 1500",), NETWORK)))
+
+
+@pytest.mark.parametrize("address", ["lo (127.0.0.1)", "eth0 (10.0.0.1)"])
+def test_what_never_leaves_the_machine_is_not_graded_by_its_interface(address: str) -> None:
+    assert not list(grade(profile(8.0, 4 << 20, ETHERNET, (address,))))
 
 
 def test_gpus_are_graded_at_large_sizes_only() -> None:

@@ -10,9 +10,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from tasks.artifacts.network_profile import Launch
+from tasks.artifacts.network_profile import Launch, Mode
+from tasks.collectives.config import OPERATIONS, CollectivesConfig
 from tasks.collectives.launch import timing
 from tasks.collectives.launch.child import Work
+from tasks.collectives.launch.one_launch import measurements_of
 from tasks.collectives.operations.cases import Case, Kind, prepare
 from tests.support.crews import in_group
 
@@ -108,3 +110,54 @@ def test_it_ends_when_the_time_is_over_and_says_so() -> None:
 def test_a_steady_case_ends_before_the_time_is_over() -> None:
     count, narrow = in_group(2, stopped, 20.0)
     assert narrow and timing.BELIEVED <= count < 500
+
+
+def measured_in_every_way(work: Work) -> list[tuple[str, str, int, int, float]]:
+    config = CollectivesConfig(
+        operations=[name for name in OPERATIONS if name != "barrier"],
+        modes=["loop", "barrier"],
+        in_flight=[1, 4],
+        smallest=4096,
+        largest=4096,
+        budget=0.001,
+    )
+    return [(m.operation, m.mode, m.in_flight, m.bytes, m.p50) for m in measurements_of(work, config)]
+
+
+def test_every_operation_is_measured_in_both_modes_and_with_several_in_flight() -> None:
+    # Results are checked in each of them, with as many in flight.
+    found = in_group(2, measured_in_every_way)
+    moving = [name for name in OPERATIONS if name != "barrier"]
+    assert [case[:3] for case in found] == [
+        (name, mode, in_flight) for name in moving for in_flight in (1, 4) for mode in ("loop", "barrier")
+    ]
+    assert all(0 < size <= 4096 and seconds > 0 for *_, size, seconds in found)
+
+
+def order_of_events(work: Work, mode: Mode) -> list[str]:
+    """What rank 0 does in 3 iterations with 2 operations in flight."""
+    events: list[str] = []
+    barrier = dist.barrier
+
+    class Pending:
+        def wait(self) -> None:
+            events.append("wait")
+
+    def start() -> list[Any]:
+        events.append("start")
+        return [Pending()]
+
+    def waiting(**more: Any) -> Any:
+        events.append("barrier")
+        return barrier(**more)
+
+    case = prepare(Kind("broadcast", in_place=True), 400, CPU)
+    dist.barrier = waiting
+    timing.time_block([replace(case, start=start)] * 2, mode, 3, CPU)
+    return events[:]  # without those of the end
+
+
+def test_a_barrier_stands_before_each_iteration_of_its_mode_and_all_in_flight_start_before_one_is_waited_for() -> None:
+    once = ["start", "start", "wait", "wait"]
+    assert in_group(2, order_of_events, "loop") == ["barrier", *once * 3]
+    assert in_group(2, order_of_events, "barrier") == ["barrier", *["barrier", *once] * 3]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +16,11 @@ from tasks.collectives.config import CollectivesConfig
 from tasks.collectives.launch.crew import Crew
 from tasks.collectives.tune import tuner
 from tasks.collectives.tune.candidates import Candidate, candidates
-from tasks.collectives.tune.decision import Decision, decide
+from tasks.collectives.tune.decision import FEWEST_TURNS, Decision, decide
 from tasks.collectives.tune.plugin_csv import plugin_csv
 from tasks.collectives.tune.steps import StandIn, in_turns
 from tasks.errors import UserError
+from tests.support.crews import in_group
 from tests.support.link_profiles import child
 from tests.support.links import linked
 
@@ -35,10 +39,15 @@ def test_buckets_that_are_the_same_are_one_candidate() -> None:
     assert not [name for name in named(gradients=(1000,)) if name.startswith("bucket_cap_mb")]
 
 
+def test_what_can_gain_most_is_tried_first() -> None:
+    # In a short time the last candidates are not tried.
+    assert next(iter(named())) == next(iter(named("nccl"))) == "fp16 compression hook"
+
+
 def test_what_can_change_numbers_depends_on_the_ranks() -> None:
     two, three = ([name for name, each in named().items() if each.may_change_numbers(world)] for world in (2, 3))
     assert two == ["fp16 compression hook"]
-    assert three == ["bucket_cap_mb=50", "static_graph", "fp16 compression hook"]
+    assert three == ["fp16 compression hook", "bucket_cap_mb=50", "static_graph"]
     assert named("nccl")["NCCL_ALGO=Tree"].may_change_numbers(3)
     assert not named("nccl")["NCCL_BUFFSIZE=8388608"].may_change_numbers(3)
 
@@ -77,6 +86,29 @@ def test_at_200_mbit_the_hook_is_worth_1_7_and_buckets_are_worth_nothing() -> No
     assert half.gain >= 1.7
     assert not buckets.change
     assert buckets.unseen < 0.1
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("numbers", ["keep", "may_change"])
+def test_the_command_finds_the_hook_at_200_mbit_and_takes_it_if_numbers_may_change(
+    tmp_path: Path, numbers: str
+) -> None:
+    settings = {"numbers": numbers, "tune_seconds": 180, "history": "history"}
+    (tmp_path / "run.json").write_text(json.dumps({"collectives": settings}))
+    start = [sys.executable, "-m", "tasks.collectives", "tune", "--config", "run.json", "--json", "tuning.json"]
+    with linked(2, 200) as links:
+        (code, said), (other_code, other_said) = links.command(start, tmp_path)
+    assert (code, other_code) == (0, 0), said + other_said
+    tuning = from_json(json.loads((tmp_path / "tuning.json").read_text()), "tuning.json")
+    hook, *others = tuning.trials
+    assert hook.setting == "fp16 compression hook" and hook.gain >= 1.7
+    assert {trial.verdict for trial in others} == {"no change"}, said
+    if numbers == "may_change":
+        assert (hook.verdict, tuning.ddp, tuning.environment) == ("taken", HALF, {})
+    else:
+        assert (hook.verdict, tuning.changes) == ("may change numbers", False)
+        why = "no change: nothing that keeps the numbers is faster by 3 % or more; fp16 compression hook, which may"
+        assert f"{why} change them, is {hook.gain:.2f} times as fast" in said
 
 
 def same_turns_of_this_rank(decisions: int, seconds: float) -> list[tuple[list[float], list[float]]]:
@@ -118,6 +150,29 @@ def test_the_whole_tuner_on_loopback_claims_nothing_for_compression(tmp_path: Pa
     assert tuning is not None
     verdicts = {trial.setting: trial.verdict for trial in tuning.trials}
     assert verdicts["fp16 compression hook"] == "no change"
+
+
+class SlowToMake(StandIn):
+    def made(self) -> Any:
+        time.sleep(1.0)
+        return super().made()
+
+
+def test_the_time_of_a_candidate_has_its_preparation_in_it() -> None:
+    # A second of turns would be ten of them.
+    in_use, _ = in_group(2, in_turns, SlowToMake(1), DdpSettings(), DdpSettings(), 1.0)
+    assert len(in_use) == FEWEST_TURNS
+
+
+def test_a_gain_that_is_not_allowed_is_named_beside_no_change() -> None:
+    trials = [Trial("a hook", "may change numbers", 1.9, 1.8, 2.0, 20), Trial("x", "no change", 1.01, 0.9, 1.1, 20)]
+    tuning = replace(tuning_of(DdpSettings(), {}), trials=tuple(trials))
+    assert str(tuning).splitlines()[1:3] == [
+        "no change: nothing that keeps the numbers is faster by 3 % or more; a hook, which may change them, is 1.90 "
+        "times as fast",
+        "  a hook: 1.90 times as fast (1.80 to 2.00, 20 turns), but it may change numbers: set collectives.numbers to "
+        "may_change",
+    ]
 
 
 def test_what_is_recommended_can_be_pasted() -> None:

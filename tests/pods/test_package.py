@@ -43,11 +43,11 @@ STAGES = {
     "tasks.collectives.task.measure_collectives": "collectives",
     "tasks.collectives.task.compare_collectives": "collectives",
     "tasks.collectives.task.tune_collectives": "collectives",
-    "tasks.collectives.task.tabulate_tuning": "report",
     "tasks.report.task.report": "report",
     "tasks.report.task.report_compression": "report",
     "tasks.report.task.report_data": "report",
     "tasks.report.task.report_network": "report",
+    "tasks.report.task.report_tuning": "report",
 }
 CACHED = {"prepare", "train", "evaluate", "export"}
 DISTRIBUTED = {"train", "collectives"}

@@ -21,11 +21,13 @@ from tasks.artifacts.network_profile import (
     read_profile,
     write_profile,
 )
+from tasks.artifacts.network_tuning import DdpSettings, Trial, Tuning, write_tuning
 from tasks.report import formatting as fmt
-from tasks.report.network_engine import build_network
+from tasks.report.network_engine import build_network, build_tuning
 from tasks.report.pages.inline_svg import SERIES
 from tasks.report.pages.network_charts import LINES, drawn
-from tests.support.network_profiles import network_profile
+from tests.support.network_profiles import launch, network_profile
+from tests.support.report_pages import CHROMIUM, assert_is_inert, too_wide
 
 
 def points(drawing: str) -> list[tuple[float, float]]:
@@ -77,6 +79,24 @@ def test_the_model_is_a_line_within_a_band_behind_what_was_measured() -> None:
         )
         measured = points(found)
         assert line[0] == pytest.approx(measured[0], abs=0.5) and line[-1] == pytest.approx(measured[7], abs=0.5)
+
+
+def test_intervals_and_the_model_stay_within_the_axes() -> None:
+    profile = network_profile()
+    wild = [replace(m, launches=tuple(launch(m.p50 * factor) for factor in (0.1, 1, 10))) for m in profile.measurements]
+    profile = replace(profile, measurements=tuple(wild))
+    model = [Fitted(bytes=m.bytes, seconds=m.p50, low=m.p50 / 1e6, high=m.p50 * 1e6) for m in profile.of("all_reduce")]
+    for name in ("bandwidth", "time"):
+        drawing = str(drawn(profile, model=model)[name])
+        grid = [float(y) for y in re.findall(r'd="M [\d.]+ ([\d.]+) L [^"]*" style="[^"]*var\(--line\)', drawing)]
+        bars = re.findall(r'd="M ([\d.]+) (-?[\d.]+) L \1 (-?[\d.]+)" style="fill:none;stroke:var\(--c\d\)"', drawing)
+        ends = [float(y) for _, *both in bars for y in both]
+        assert len(ends) == 3 * 8 * 2
+        assert min(grid) - 0.1 <= min(ends) and max(ends) <= max(grid) + 0.1
+        # The band of a model that knows nothing is as high as the axes.
+        band = ElementTree.fromstring(re.findall(r"<path id=[^>]*>", drawing)[0]).attrib["d"]
+        ys = [float(y) for y in re.findall(r"[ML] -?[\d.]+ (-?[\d.]+)", band)]
+        assert max(ys) - min(ys) == pytest.approx(max(grid) - min(grid), abs=0.1)
 
 
 def test_pairs_are_a_heat_map_darker_where_they_are_slow() -> None:
@@ -137,3 +157,54 @@ def test_how_old_a_profile_is() -> None:
     assert fmt.age(now - 60) == ""
     assert fmt.age(now - 3 * 3600) == "3.0 hours"
     assert fmt.age(now - 3.2 * 86400) == "3.2 days"
+
+
+TRIALS = (
+    Trial("bucket_cap_mb=50", "no change", 1.01, 0.98, 1.04, 20, unseen=0.06),
+    Trial("gradient_as_bucket_view", "taken", 1.10, 1.07, 1.13, 20),
+    Trial("fp16 compression hook", "may change numbers", 1.93, 1.90, 1.96, 20),
+    Trial("GLOO_SOCKET_IFNAME=ib0", "failed", why="rank 0: <no> interface"),
+)
+
+
+def test_the_page_of_a_tuning_holds_each_candidate_with_its_interval(tmp_path: Path) -> None:
+    chosen = DdpSettings(gradient_as_bucket_view=True)
+    tuning = Tuning(network_profile().fingerprint, "model <auto>", chosen, {"NCCL_ALGO": "Tree"}, TRIALS)
+    write_tuning(tmp_path / "in", tuning, {})
+    summary = build_tuning(tmp_path / "runs", tmp_path / "in")
+    directory = Path(summary.directory)
+    assert {path.name for path in directory.iterdir()} == {"tuning.html", "tuning.json"}
+    page = (directory / "tuning.html").read_text()
+    assert_is_inert(page)
+    assert "model &lt;auto&gt;" in page and "export NCCL_ALGO=Tree" in page and "No change" not in page
+    assert str(summary).startswith(f"{tuning}\n\nReport      ")
+    drawing = ElementTree.fromstring(re.findall(r"<svg.*?</svg>", page, re.DOTALL)[0])
+    said = [text.text for text in drawing.iter("text")]
+    assert "fp16 compression hook: may change numbers" in said and "bucket_cap_mb=50: no change" in said
+    # One that failed has no interval. The longest interval is as long as its figures say.
+    lines = [
+        (float(x1) - float(x0), style)
+        for path in drawing.iter("path")
+        for style in [path.get("style", "")]
+        for x0, y0, x1, y1 in re.findall(r"^M ([\d.]+) ([\d.]+) L ([\d.]+) ([\d.]+)$", path.get("d", ""))
+        if y0 == y1 and "stroke-width:2" in style
+    ]
+    assert len(lines) == 3
+    bucket, view, hook = (length for length, _ in lines)
+    assert view == pytest.approx(bucket) == pytest.approx(hook, rel=0.02)
+    assert [re.findall(r"var\((--\w+)\)", style)[0] for _, style in lines] == ["--soft", "--c0", "--c1"]
+
+
+def test_a_tuning_of_which_nothing_could_be_measured_has_no_chart(tmp_path: Path) -> None:
+    write_tuning(tmp_path / "in", Tuning(network_profile().fingerprint, "a model", DdpSettings(), {}, TRIALS[3:]), {})
+    page = Path(build_tuning(tmp_path / "runs", tmp_path / "in").directory, "tuning.html").read_text()
+    assert "<svg" not in page and "No change." in page and "rank 0: &lt;no&gt; interface" in page
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: the width of a page is what a browser makes of it")
+def test_the_page_of_a_tuning_is_not_wider_than_the_screen(tmp_path: Path) -> None:
+    long = Trial("NCCL_MIN_CTAS=32, NCCL_MAX_CTAS=32", "may change numbers", 1.2, 0.2, 9.0, 5)
+    tuning = Tuning(network_profile().fingerprint, "a model", DdpSettings(), {}, (*TRIALS, long))
+    write_tuning(tmp_path / "in", tuning, {})
+    page = Path(build_tuning(tmp_path / "runs", tmp_path / "in").directory, "tuning.html").read_text()
+    assert too_wide({"tuning": page}, (320, 390, 1280), tmp_path) == []

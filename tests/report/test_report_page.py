@@ -99,6 +99,17 @@ def test_it_speaks_the_language_of_the_field(tmp_path: Path) -> None:
         assert words in page
 
 
+def test_the_interconnect_is_drawn_with_its_model_intervals_and_history(tmp_path: Path) -> None:
+    page = page_of(tmp_path, KINDS["two classes"])
+    interconnect = page[page.index("<h2>Interconnect</h2>") : page.index("<h2>Time</h2>")]
+    bandwidth, course, time = re.findall(r"<svg.*?</svg>", interconnect, re.DOTALL)
+    for drawing in (bandwidth, time):
+        assert "model of all_reduce" in drawing
+        bars = re.findall(r'd="M ([\d.]+) [\d.]+ L \1 [\d.]+" style="fill:none;stroke:var\(--c\d\)"', drawing)
+        assert len(bars) == 3 * 8  # an interval for each size of each operation
+    assert 'aria-label="Bus bandwidth of the largest all_reduce over time"' in course
+
+
 def test_what_was_lost_to_interruptions_is_said(tmp_path: Path) -> None:
     page = page_of(tmp_path, next(iter(KINDS.values())))
     assert "2 attempts: 10 of 130 steps executed were lost; steps that were kept took 76 % of 12.6 s" in " ".join(

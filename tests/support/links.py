@@ -24,6 +24,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import REPOSITORY
 from tests.support.processes import FORK
 
 INTERFACE = "eth0"
@@ -31,7 +32,9 @@ INTERFACE = "eth0"
 #: and ``tc`` counts Ethernet's 14, too.
 PAYLOAD = 1448 / 1514
 QUEUE = "burst 128k latency 400ms"
-TIMEOUT_S = 120
+TIMEOUT_S, COMMAND_TIMEOUT_S = 120, 480
+#: Free, as a namespace has no other processes.
+PORT = 29500
 
 
 @dataclass(frozen=True)
@@ -64,9 +67,12 @@ class Links:
             )
 
     def _in(self, keeper: int, tool: str, *commands: str) -> None:
-        enter = ["nsenter", "--target", str(keeper), "--user", "--net", "--preserve-credentials"]
         done = subprocess.run(
-            [*enter, tool, "-batch", "-"], input="\n".join(commands), capture_output=True, text=True, check=False
+            [*entering(keeper), tool, "-batch", "-"],
+            input="\n".join(commands),
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if done.returncode:
             raise NotAllowed(f"{tool} {commands[0]}: {done.stderr.strip()}")
@@ -97,6 +103,29 @@ class Links:
                     assert not failure, f"rank {found[end]}: {failure}"
                     results[found[end]] = result
             return [results[rank] for rank in sorted(results)]
+
+    def command(self, words: Sequence[str], directory: Path) -> list[tuple[int, str]]:
+        """Exit code and output of a command on each rank, in ``directory``, with the environment that torchrun would
+        give it."""
+        here = {"WORLD_SIZE": len(self.ranks), "LOCAL_WORLD_SIZE": len(self.ranks), "MASTER_ADDR": address(0)}
+        here |= {"MASTER_PORT": PORT, "GLOO_SOCKET_IFNAME": INTERFACE, "PYTHONPATH": REPOSITORY}
+        with ExitStack() as running:
+            started = []
+            for rank, keeper in enumerate(self.ranks):
+                its = {name: str(value) for name, value in (here | {"RANK": rank, "LOCAL_RANK": rank}).items()}
+                process = subprocess.Popen(
+                    [*entering(keeper), *words],
+                    cwd=directory,
+                    env=os.environ | its,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
+                running.enter_context(process)
+                running.callback(process.kill)
+                started.append(process)
+            said = [process.communicate(timeout=COMMAND_TIMEOUT_S)[0] for process in started]
+            return [(process.returncode, output) for process, output in zip(started, said, strict=True)]
 
 
 class NotAllowed(Exception):
@@ -149,6 +178,10 @@ def keeper(command: Sequence[str], kept: ExitStack) -> int:
     if said != "kept":
         raise NotAllowed(said)
     return process.pid
+
+
+def entering(keeper: int) -> list[str]:
+    return ["nsenter", "--target", str(keeper), "--user", "--net", "--preserve-credentials"]
 
 
 def address(rank: int) -> str:

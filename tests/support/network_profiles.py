@@ -64,7 +64,7 @@ def network_profile(
         measurements=measurements,
         topology=Topology(
             (Host(tuple(range(world)), device, 2, 1, (device,) * world, (), ("eth0: 10000 Mbit/s, MTU 1500",)),),
-            ("eth0 (10.0.0.7)",),
+            tuple(f"eth0 (10.0.0.{7 + rank})" for rank in range(world)),
         ),
         pairs=pairs,
         overlaps=(Overlap("all_reduce", "float32", 1 << 20, world, ((2.0, 2.0, 2.2),)),) if world > 1 else (),

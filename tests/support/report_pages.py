@@ -17,7 +17,7 @@ HOSTILE = "<script>alert(1)</script><img src=x onerror='alert(2)'>\"&amp;{{ 7 * 
 TAGS = {
     *("html", "head", "meta", "style", "title", "body", "div", "main", "section", "footer", "h1", "h2", "h3", "p", "a"),
     *("small", "b", "span", "i", "code", "dl", "dt", "dd", "ul", "li", "details", "summary", "figure"),
-    *("table", "thead", "tbody", "tr", "th", "td", "svg", "g", "defs", "path", "use", "text"),
+    *("table", "thead", "tbody", "tr", "th", "td", "pre", "svg", "g", "defs", "path", "use", "text"),
 }
 
 

@@ -14,6 +14,7 @@ from tasks.collectives.model.step_time import Compute, predict
 
 FEWEST_SIZES = 3
 CURVE_POINTS = 60
+NO_STEPS = "steps between more ranks are not predicted"
 RING = SCHEMES["all_reduce"][0]
 
 
@@ -58,10 +59,19 @@ def fitted(profile: NetworkProfile) -> list[Fitted]:
     return [Fitted(bytes=size, seconds=e.seconds, low=e.low, high=e.high) for size, e in estimates]
 
 
-def step_lines(profile: NetworkProfile, compute: Compute) -> Iterator[str]:
-    """The steps of a model whose computation was measured, between these and more ranks."""
+def step_lines(profile: NetworkProfile | None, compute: Compute) -> Iterator[str]:
+    """The steps of a model whose computation was measured, between these and more ranks; or why they are not predicted.
+    ``profile`` is None if there is none of this hardware."""
+    if profile is None:
+        yield f"{NO_STEPS}: the history has no profile of this hardware; run the benchmark first"
+        return
     here, message = profile.fingerprint.world, message_of(profile)
-    if message is None or message.error > TOLERATED:
+    if message is None:
+        why = "a single process has no link" if here < 2 else f"the last profile has under {FEWEST_SIZES} sizes of it"
+        yield f"{NO_STEPS}: they take a model of all_reduce, and {why}"
+        return
+    if message.error > TOLERATED:
+        yield f"{NO_STEPS}: a latency and a bandwidth do not explain the all_reduce of the last profile"
         return
     for world in (here, 2 * here, 4 * here):
         if reason := shared_cores(profile, world):

@@ -96,8 +96,7 @@ def judge(operation: str, message: Hockney, held_out: Sequence[Measurement]) -> 
 def shared_cores(profile: NetworkProfile, world: int) -> str:
     """Why ``world`` ranks like those of this profile would be timed by their processors and not by a network, or
     nothing."""
-    loopback = all(transport.startswith("lo ") for transport in profile.topology.transports)
     cores = sum(host.cores for host in profile.topology.hosts)
-    if loopback and profile.fingerprint.nodes == 1 and world > cores:
+    if profile.topology.loopback and world > cores:
         return f"{world} ranks share {cores} cores over loopback: no prediction"
     return ""

@@ -132,15 +132,16 @@ def now(device: torch.device) -> float:
 def in_turns(
     work: Work, model: Model, in_use: DdpSettings, other: DdpSettings, budget: float
 ) -> tuple[list[float], list[float]]:
-    """Seconds of a step with each of two settings, turn by turn for about ``budget`` seconds: the longest over the
-    ranks. Who begins changes with every turn, so that a load that rises or falls favours neither."""
+    """Seconds of a step with each of two settings, turn by turn: the longest over the ranks. It takes about ``budget``
+    seconds with the warm-up, or as long as ``FEWEST_TURNS`` take. Who begins changes with every turn, so that a load
+    that rises or falls favours neither."""
     work.at(f"steps with {other}")
+    started = time.perf_counter()
     module, inputs = model.made()
     steppers = [Stepper(module, inputs, settings, work.device) for settings in (in_use, other)]
     pilot = np.array([stepper.seconds(1) for stepper in steppers])
     steps = max(1, round(SLOT_S / float(slowest(pilot, work.device).max())))
     found: list[np.ndarray] = []
-    started = time.perf_counter()
     while len(found) < MOST_TURNS:
         mine = np.empty(3)
         for which in (0, 1) if len(found) % 2 == 0 else (1, 0):

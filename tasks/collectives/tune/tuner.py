@@ -59,8 +59,7 @@ def tune(crew: Crew, config: CollectivesConfig, model: Model) -> Tuning | None:
                 LOG.info("%s", trial)
     if not crew.leads:
         return None
-    latest = History(config.history, empty.fingerprint).latest()
-    expected = tuple(step_lines(latest, compute)) if latest else ()
+    expected = tuple(step_lines(History(config.history, empty.fingerprint).latest(), compute))
     tuning = Tuning(empty.fingerprint, str(model), tuner.ddp, tuner.environment, tuple(trials), expected)
     LOG.info("kept as %s", Tunings(config.history, empty.fingerprint).publish(tuning, made_by(config)))
     return tuning

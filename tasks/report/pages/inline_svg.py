@@ -56,7 +56,7 @@ STYLE: dict[Any, Any] = {
     "ytick.labelsize": FONT_SIZE,
     "xtick.major.size": 0,
     "ytick.major.size": 0,
-    "xtick.major.pad": 6,
+    "xtick.major.pad": 9,
     "lines.linewidth": 2,
     "lines.solid_capstyle": "butt",
     "legend.frameon": False,

@@ -49,9 +49,9 @@ def bus_bandwidth(
 ) -> str:
     """Bus bandwidth over the message size, one line per collective; bars are intervals over launches, and the band that
     of the model."""
+    powers_of_ten(axes, [m.busbw() for found in series.values() for m in found], "GB/s")
     band(axes, model, lambda size, seconds: size / seconds / 1e9 * bus_factor("all_reduce", ranks))
     plot(axes, series, lambda m, seconds: m.busbw(seconds))
-    powers_of_ten(axes, [m.busbw() for found in series.values() for m in found], "GB/s")
     return "Bus bandwidth by message size"
 
 
@@ -59,9 +59,9 @@ def bus_bandwidth(
 def call_time(axes: Axes, series: Mapping[str, Sequence[Measurement]], model: Sequence[Fitted] = ()) -> str:
     """Median time of a call in microseconds over the message size; bars are intervals over launches, and the band that
     of the model."""
+    powers_of_ten(axes, [m.p50 * 1e6 for found in series.values() for m in found], "")
     band(axes, model, lambda _, seconds: seconds * 1e6)
     plot(axes, series, lambda m, seconds: seconds * 1e6)
-    powers_of_ten(axes, [m.p50 * 1e6 for found in series.values() for m in found], "")
     axes.yaxis.set_major_formatter(duration)
     return "Time of a call by message size"
 
@@ -71,9 +71,9 @@ def band(axes: Axes, model: Sequence[Fitted], figure: Callable[[int, float], flo
     if not model:
         return
     sizes = [point["bytes"] for point in model]
-    low = [figure(p["bytes"], p["low"]) for p in model]
-    middle = [figure(p["bytes"], p["seconds"]) for p in model]
-    high = [figure(p["bytes"], p["high"]) for p in model]
+    low = within(axes, [figure(p["bytes"], p["low"]) for p in model])
+    middle = within(axes, [figure(p["bytes"], p["seconds"]) for p in model])
+    high = within(axes, [figure(p["bytes"], p["high"]) for p in model])
     axes.fill_between(sizes, low, high, color=INK, alpha=0.12, linewidth=0, label="model of all_reduce")
     axes.plot(sizes, middle, color=INK, linewidth=1, alpha=0.6)
 
@@ -86,7 +86,8 @@ def plot(
         axes.plot([m.bytes for m in found], [figure(m, m.p50) for m in found], style, color=colour, label=name)
         for m in found:
             if interval := m.interval():
-                axes.plot([m.bytes] * 2, [figure(m, seconds) for seconds in interval], color=colour, linewidth=1)
+                ends = within(axes, [figure(m, seconds) for seconds in interval])
+                axes.plot([m.bytes] * 2, ends, color=colour, linewidth=1)
             plot_point(axes, m.bytes, figure(m, m.p50), colour, words(m), diameter=4.0)
     sizes = sorted({m.bytes for found in series.values() for m in found})
     size_axis(axes, sizes)
@@ -95,6 +96,13 @@ def plot(
     drawing.set_figheight(drawing.get_figheight() + lines * LEGEND_LINE / PIXELS_PER_INCH)
     if series:
         drawing.legend(loc="outside upper left", ncols=3, columnspacing=1.2)
+
+
+def within(axes: Axes, values: Sequence[float]) -> list[float]:
+    """``values``, those beyond the axes at their edge: an interval of three launches may be of any length, and nothing
+    cuts off what is drawn."""
+    least, most = axes.get_ylim()
+    return [min(max(value, least), most) for value in values]
 
 
 def words(m: Measurement) -> str:

@@ -74,7 +74,7 @@ def drawn_charts(results: Results) -> dict[str, Markup | None]:
         "loss": charts.loss(history),
         "metric": charts.validation_metric(history, evaluation["metric"]["name"]),
         "variants": charts.quality_against_latency(results.export),
-        **(network_charts.drawn(network) if network else {}),
+        **(network_charts.drawn(network.profile, network.course, network.model) if network else {}),
     }
 
 
