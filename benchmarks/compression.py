@@ -34,12 +34,12 @@ from tasks.compress.config import CompressionConfig
 from tasks.compress.engine import Work, propose
 from tasks.export.convert import EXAMPLE_ROWS, to_onnx
 from tasks.export.session import onnx_predictor
-from tasks.export.timing.measure import measure
 from tasks.models.config import ModelConfig
 from tasks.models.predict import inputs_of, predict, targets_of, torch_predictor
 from tasks.models.trained import TrainedModel
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import prepare
+from tasks.timing.measure import measure
 from tasks.train.config import TrainingConfig
 
 BATCH = 32
@@ -88,10 +88,10 @@ class Bench:
         training = TrainingConfig(epochs=epochs, seed=seed)
         return train(self.data.artifact.directory, self.directory / f"{name}-{seed}", model, training, **more)
 
-    def start(self, name: str, trained: TrainedModel, method: str, seed: int, config: CompressionConfig) -> Path:
+    def start(self, name: str, trained: TrainedModel, seed: int, config: CompressionConfig) -> Path:
         """The network that a training begins with, as the stage makes it."""
         directory = self.directory / f"{name}-start-{seed}"
-        propose(directory, Work(method, trained, self.data, config, seed), [], {})
+        propose(directory, Work(trained, self.data, config, seed), [], {})
         return directory
 
     def accuracy(self, model: TrainedModel) -> float:
@@ -119,7 +119,7 @@ def pruned(bench: Bench) -> Table:
     altogether = sizes.epochs + sizes.pruned_epochs
     for seed in range(sizes.pruned_seeds):
         teacher = bench.train("teacher", sizes.hidden, seed, sizes.epochs)
-        start = bench.start("pruned", teacher, "prune", seed, CompressionConfig(share=0.5))
+        start = bench.start("pruned", teacher, seed, CompressionConfig("prune", share=0.5))
         place = teacher.artifact.directory
         models = {
             "teacher": teacher,
@@ -149,9 +149,9 @@ def student(bench: Bench) -> Table:
     accuracies: dict[str, list[float]] = {"teacher": [], "labels alone": [], "with its teacher": []}
     teacher = bench.train("whole", sizes.hidden, 0, sizes.epochs)
     accuracies["teacher"].append(bench.accuracy(teacher))
-    config, models = CompressionConfig(students=[{"hidden": list(sizes.student)}]), {"teacher": teacher}
+    config, models = CompressionConfig("distil", students=[{"hidden": list(sizes.student)}]), {"teacher": teacher}
     for seed in range(sizes.student_seeds):
-        start = bench.start("student", teacher, "distil", seed, config)
+        start = bench.start("student", teacher, seed, config)
         place, epochs = teacher.artifact.directory, sizes.student_epochs
         models["labels alone"] = bench.train("labels", sizes.student, seed, epochs, start=start)
         models["with its teacher"] = bench.train("taught", sizes.student, seed, epochs, start=start, teacher=place)

@@ -47,7 +47,6 @@ from tasks.export.config import ExportConfig
 from tasks.export.convert import quiet
 from tasks.export.package.assemble import MODEL
 from tasks.export.session import onnx_predictor
-from tasks.export.timing.measure import measure
 from tasks.export.variants import FP32, FP32_FILE
 from tasks.gate.quality import loss_of
 from tasks.hardware.machine import VNNI, this_machine
@@ -56,6 +55,7 @@ from tasks.models.predict import predict, targets_of
 from tasks.models.trained import TrainedModel
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import prepare
+from tasks.timing.measure import measure
 from tasks.train.config import TrainingConfig
 
 MAX_LOSS = 1.0

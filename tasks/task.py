@@ -16,6 +16,7 @@ from tasks.flyte.metadata import on
 from tasks.flyte.stage import BY_VALUE, map_errors
 from tasks.hardware.profile import current_profile
 from tasks.models.config import ModelConfig, TeachingConfig
+from tasks.settings import to_dict
 from tasks.train.config import TrainingConfig
 
 
@@ -33,16 +34,15 @@ class Sections(NamedTuple):
     teaching: Annotated[TeachingConfig, BY_VALUE]
     #: Of the weights that a smaller network begins with.
     seed: int
-    #: How the trained network is made smaller, "none" if it is not, and whether the size is "given" or "searched".
-    method: str
+    #: Of that smaller network: "given" or "searched"; "none" if none is made.
     size: str
 
 
 @task(**on("fingerprint"))
 @map_errors
 def read_config(config: RunConfig, method: str = "") -> Sections:
-    """Hand the sections on; ``method`` replaces that of the section ``compression``. Never cached: edited model code is
-    new work.
+    """Hand the sections on; ``method`` ("prune" or "distil") replaces that of ``compression``. Never cached: edited
+    model code is new work.
 
     Raises ``UserError`` before anything else runs if the layout of the training does not fit its processes, or if a
     network that is made smaller is to be divided among them.
@@ -52,8 +52,10 @@ def read_config(config: RunConfig, method: str = "") -> Sections:
     place, training, compression = current_profile().placement("train"), config.for_training(), config.compression
     if place.processes:  # else as many as the machine has
         training.parallel.sizes(place.nodes * place.processes, place.nodes)
-    method = method or compression.method
-    if method != "none" and training.parallel.divides:
+    if method:
+        compression = CompressionConfig.from_dict({**to_dict(compression), "method": method})
+    smaller = compression.method != "none"
+    if smaller and training.parallel.divides:
         raise UserError(
             "training.parallel: a network that is compressed cannot be divided; expected no shard, pipeline or tensor, "
             "or compression.method none"
@@ -74,6 +76,5 @@ def read_config(config: RunConfig, method: str = "") -> Sections:
         tuning,
         compression.teaching,
         training.seed,
-        method,
-        "searched" if compression.searches(method) else "given",
+        ("searched" if compression.searches else "given") if smaller else "none",
     )

@@ -12,7 +12,7 @@ from tasks.artifacts.versions import ROOT, imported_names, project_imports
 #: What each room of ``tasks/`` may import besides itself: the layers below it. Rooms of stages share no engine.
 ERRORS = {"errors"}
 BASE = ERRORS | {"settings"}
-SHARED = BASE | {"logs", "artifacts", "storage", "distributed", "hardware", "models", "network", "gate"}
+SHARED = BASE | {"logs", "artifacts", "storage", "distributed", "hardware", "models", "network", "gate", "timing"}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "logs": set(),
@@ -23,6 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "hardware": BASE,
     "artifacts": BASE | {"storage"},
     **dict.fromkeys(("models", "gate"), BASE | {"artifacts"}),
+    "timing": {"artifacts", "models"},
     "network": BASE | {"logs", "artifacts", "storage", "hardware"},
     "flyte": BASE | {"logs", "artifacts", "storage", "distributed", "hardware"},
     **dict.fromkeys(("preprocess", "train", "evaluate", "compress", "export", "collectives"), SHARED),

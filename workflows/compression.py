@@ -2,118 +2,73 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from flytekit import conditional, workflow
 
 from tasks.artifacts.compression import Compression
 from tasks.compress.config import ROUNDS, CompressionConfig
-from tasks.compress.task import choose, propose
-from tasks.flyte.stage import ArtifactDirectory, Made
+from tasks.compress.task import Compressed, choose, propose
+from tasks.flyte.stage import ArtifactDirectory, StageRun
 from tasks.models.config import ModelConfig, TeachingConfig
 from tasks.train.config import TrainingConfig
 from tasks.train.task import train, tune
 
 
-def rounds(number: int, trained: Any, prepared: Any, before: list[Any], how: dict[str, Any], tuning: Any) -> Any:
-    """Train ``number`` smaller networks one after another, each by what became of those before, and choose. The
-    arguments are promises; ``before`` are the runs that came before, ``how`` says how networks are made smaller.
+class Trained(NamedTuple):
+    """The model to go on with, how its training went (of a smaller one that of its teacher), and why it was chosen:
+    None if no smaller one was asked for."""
+
+    artifact: ArtifactDirectory
+    run: StageRun
+    compression: Compression | None
+
+
+def rounds(number: int, given: dict[str, Any], seed: Any, tuning: Any, teaching: Any) -> Compressed:
+    """Train ``number`` smaller networks one after another, each by what became of those before, and choose. ``given``
+    are the trained network, the prepared data and the configuration; all but ``number`` are promises.
 
     Once the search or its time is over, the same network is proposed again, and its training is in the cache.
     """
-    training, teaching = tuning
+    again = {"teacher": given["trained"], "prepared": given["prepared"], "training": tuning, "teaching": teaching}
     tuned: list[Any] = []
     tried: Any = []
     for _ in range(number):
         last = tuned[-1:]
-        proposed = propose(
-            trained=trained,
-            prepared=prepared,
-            tuned=[one.artifact for one in last],
-            runs=[one.run for one in last],
-            tried=tried,
-            **how,
-        )
+        artifacts, runs = [one.artifact for one in last], [one.run for one in last]
+        proposed = propose(**given, tuned=artifacts, runs=runs, tried=tried, seed=seed)
         tried = proposed.tried
-        tuned.append(
-            tune(start=proposed.start, teacher=trained, prepared=prepared, training=training, teaching=teaching)
-        )
-    return choose(
-        trained=trained,
-        prepared=prepared,
-        tuned=[one.artifact for one in tuned],
-        runs=[*before, *(one.run for one in tuned)],
-        tried=tried,
-        **how,
-    )
+        tuned.append(tune(start=proposed.start, **again))
+    chosen = choose(**given, tuned=[one.artifact for one in tuned], runs=[one.run for one in tuned], tried=tried)
+    return Compressed(chosen.artifact, chosen.compression)
 
 
 @workflow
 def compress_to_size(
     trained: ArtifactDirectory,
     prepared: ArtifactDirectory,
-    method: str,
     config: CompressionConfig,
     seed: int,
     tuning: TrainingConfig,
     teaching: TeachingConfig,
-) -> Compression:
+) -> Compressed:
     """Make a trained network as small as the configuration says."""
-    how = {"method": method, "config": config, "seed": seed}
-    return rounds(1, trained, prepared, [], how, (tuning, teaching)).compression
+    given = {"trained": trained, "prepared": prepared, "config": config}
+    return rounds(1, given, seed, tuning, teaching)
 
 
 @workflow
 def compress_by_search(
     trained: ArtifactDirectory,
     prepared: ArtifactDirectory,
-    method: str,
     config: CompressionConfig,
     seed: int,
     tuning: TrainingConfig,
     teaching: TeachingConfig,
-) -> Compression:
+) -> Compressed:
     """Make a trained network as small as the gate allows."""
-    how = {"method": method, "config": config, "seed": seed}
-    return rounds(ROUNDS, trained, prepared, [], how, (tuning, teaching)).compression
-
-
-@workflow
-def train_to_size(
-    prepared: ArtifactDirectory,
-    model: ModelConfig,
-    training: TrainingConfig,
-    code: str,
-    method: str,
-    config: CompressionConfig,
-    seed: int,
-    tuning: TrainingConfig,
-    teaching: TeachingConfig,
-) -> Made:
-    """Train, and make the network as small as the configuration says."""
-    trained = train(prepared=prepared, model=model, training=training, code=code)
-    how = {"method": method, "config": config, "seed": seed}
-    chosen = rounds(1, trained.artifact, prepared, [trained.run], how, (tuning, teaching))
-    return Made(chosen.artifact, chosen.run)
-
-
-@workflow
-def train_and_search(
-    prepared: ArtifactDirectory,
-    model: ModelConfig,
-    training: TrainingConfig,
-    code: str,
-    method: str,
-    config: CompressionConfig,
-    seed: int,
-    tuning: TrainingConfig,
-    teaching: TeachingConfig,
-) -> Made:
-    """Train, and make the network as small as the gate allows."""
-    trained = train(prepared=prepared, model=model, training=training, code=code)
-    how = {"method": method, "config": config, "seed": seed}
-    chosen = rounds(ROUNDS, trained.artifact, prepared, [trained.run], how, (tuning, teaching))
-    return Made(chosen.artifact, chosen.run)
+    given = {"trained": trained, "prepared": prepared, "config": config}
+    return rounds(ROUNDS, given, seed, tuning, teaching)
 
 
 # The branches below read the inputs of a workflow of their own: Flyte's compiler sorts what a node of a workflow waits
@@ -124,23 +79,49 @@ def train_and_search(
 def compress(
     trained: ArtifactDirectory,
     prepared: ArtifactDirectory,
-    method: str,
     size: str,
     config: CompressionConfig,
     seed: int,
     tuning: TrainingConfig,
     teaching: TeachingConfig,
-) -> Compression:
+) -> Compressed:
     """Make a trained network smaller; its size is "given" or "searched"."""
-    inputs = {"trained": trained, "prepared": prepared, "method": method, "config": config, "seed": seed}
-    more = {"tuning": tuning, "teaching": teaching}
-    return (
+    inputs = {"trained": trained, "prepared": prepared}
+    inputs |= {"config": config, "seed": seed, "tuning": tuning, "teaching": teaching}
+    made = (
         conditional("size")
         .if_(size == "given")
-        .then(compress_to_size(**inputs, **more))
+        .then(compress_to_size(**inputs))
         .else_()
-        .then(compress_by_search(**inputs, **more))
+        .then(compress_by_search(**inputs))
     )
+    return Compressed(made.artifact, made.compression)
+
+
+@workflow
+def train_alone(prepared: ArtifactDirectory, model: ModelConfig, training: TrainingConfig, code: str) -> Trained:
+    """Train, with the outputs of :func:`train_and_compress`, as both are branches of one conditional."""
+    trained = train(prepared=prepared, model=model, training=training, code=code)
+    return Trained(trained.artifact, trained.run, None)
+
+
+@workflow
+def train_and_compress(
+    prepared: ArtifactDirectory,
+    model: ModelConfig,
+    training: TrainingConfig,
+    code: str,
+    size: str,
+    config: CompressionConfig,
+    seed: int,
+    tuning: TrainingConfig,
+    teaching: TeachingConfig,
+) -> Trained:
+    """Train, and make the network smaller."""
+    trained = train(prepared=prepared, model=model, training=training, code=code)
+    how = {"size": size, "config": config, "seed": seed, "tuning": tuning, "teaching": teaching}
+    smaller = compress(trained=trained.artifact, prepared=prepared, **how)
+    return Trained(smaller.artifact, trained.run, smaller.compression)
 
 
 @workflow
@@ -149,32 +130,28 @@ def train_as_asked(
     model: ModelConfig,
     training: TrainingConfig,
     code: str,
-    method: str,
     size: str,
     config: CompressionConfig,
     seed: int,
     tuning: TrainingConfig,
     teaching: TeachingConfig,
-) -> Made:
-    """Train and, unless ``method`` is "none", make the network smaller."""
+) -> Trained:
+    """Train and, unless ``size`` is "none", make the network smaller."""
     inputs = {"prepared": prepared, "model": model, "training": training, "code": code}
-    more = {"method": method, "config": config, "seed": seed, "tuning": tuning, "teaching": teaching}
+    how = {"size": size, "config": config, "seed": seed, "tuning": tuning, "teaching": teaching}
     made = (
         conditional("compression")
-        .if_(method == "none")
-        .then(train(**inputs))
-        .elif_(size == "given")
-        .then(train_to_size(**inputs, **more))
+        .if_(size == "none")
+        .then(train_alone(**inputs))
         .else_()
-        .then(train_and_search(**inputs, **more))
+        .then(train_and_compress(**inputs, **how))
     )
-    return Made(made.artifact, made.run)
+    return Trained(made.artifact, made.run, made.compression)
 
 
 def how_to_compress(sections: Any) -> dict[str, Any]:
-    """What the two workflows above take of the configuration's sections; promises."""
+    """What :func:`compress` and :func:`train_as_asked` take of the configuration's sections; promises."""
     return {
-        "method": sections.method,
         "size": sections.size,
         "config": sections.compression,
         "seed": sections.seed,

@@ -57,6 +57,7 @@ def run_stages(data: str, target: str, config: RunConfig) -> dict[str, Any]:
         "exported": exported.artifact,
         "networks": networks,
         "stages": [prepared.run, trained.run, evaluated.run, exported.run],
+        "compression": trained.compression,
         "config": config,
         "data": data,
         "target": target,
@@ -123,16 +124,16 @@ def prune(model: str, data: str, config: RunConfig = RunConfig()) -> Compression
     the sections ``compression`` and ``training`` count.
     """
     given, sections = open_inputs(model=model, data=data), read_config(config=config, method="prune")
-    found = compress(trained=given.trained, prepared=given.prepared, **how_to_compress(sections))
-    return report_compression(compression=found)
+    made = compress(trained=given.trained, prepared=given.prepared, **how_to_compress(sections))
+    return report_compression(compression=made.compression)
 
 
 @workflow
 def distil(model: str, data: str, config: RunConfig = RunConfig()) -> CompressionSummary:  # noqa: B008
     """Train a smaller network with a trained model as its teacher; the arguments are those of :func:`prune`."""
     given, sections = open_inputs(model=model, data=data), read_config(config=config, method="distil")
-    found = compress(trained=given.trained, prepared=given.prepared, **how_to_compress(sections))
-    return report_compression(compression=found)
+    made = compress(trained=given.trained, prepared=given.prepared, **how_to_compress(sections))
+    return report_compression(compression=made.compression)
 
 
 @workflow

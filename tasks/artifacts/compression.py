@@ -6,16 +6,35 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
+class Size:
+    """How large a network is: its parameters, and the units (neurons or channels) of each layer before the last."""
+
+    parameters: int
+    units: list[int]
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How many times as fast as the trained network, with limits of 95 % each."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
 class Tried:
     """A smaller network against the trained one, on the validation rows.
 
-    ``candidate`` counts from 0, the least compressed. The loss is in points of accuracy or percent of RMSE, with limits
-    of 95 % each; ``answer`` is "passed", "failed" or "can't tell". ``seconds`` are those of its training.
+    ``candidate`` counts from 0, the least compressed; ``value`` is its metric. The loss is in points of accuracy or
+    percent of RMSE, with limits of 95 % each; ``answer`` is "passed", "failed" or "can't tell". ``seconds`` are those
+    of its training.
     """
 
     candidate: int
     name: str
-    parameters: int
+    size: Size
+    value: float
     loss: float
     low: float
     high: float
@@ -26,13 +45,22 @@ class Tried:
 
 @dataclass(frozen=True)
 class Compression:
-    """``taken`` is the name of the smaller network, "" if the trained one stays, and ``why``; ``model`` is where the
-    model that was chosen lies."""
+    """``size`` and ``value`` are those of the trained network, ``speeds`` those of the tried ones, by name, in torch
+    with a thread at batches of ``batch`` rows.
+
+    ``taken`` is the name of the smaller network, "" if the trained one stays, and ``why``; ``model`` is where the model
+    that was chosen lies. ``seconds`` are those of all trainings, ``reused`` says that all had been done before.
+    """
 
     method: str
     metric: str
-    parameters: int
+    size: Size
+    value: float
     tried: list[Tried] = field(default_factory=list)
+    speeds: dict[str, Speed] = field(default_factory=dict)
+    batch: int = 0
     taken: str = ""
     why: str = ""
     model: str = ""
+    seconds: float = 0.0
+    reused: bool = False

@@ -10,6 +10,7 @@ from tasks.errors import UserError
 #: Any of these is a tokenizer; the others only complete one.
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 OTHERS = ("merges.txt", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")
+FILES = (*VOCABULARIES, *OTHERS)
 
 
 def tokenizer_files(directory: Path, vocabulary: int) -> list[Path]:
@@ -18,7 +19,7 @@ def tokenizer_files(directory: Path, vocabulary: int) -> list[Path]:
     Raises ``UserError`` if there is none, or if its ``tokenizer.json`` has ids that a model of ``vocabulary`` tokens
     does not know.
     """
-    found = [directory / name for name in (*VOCABULARIES, *OTHERS) if (directory / name).is_file()]
+    found = [directory / name for name in FILES if (directory / name).is_file()]
     if not any(path.name in VOCABULARIES for path in found):
         raise UserError(f"{directory}: holds no tokenizer; expected one of {', '.join(VOCABULARIES)} in it")
     fast = directory / "tokenizer.json"

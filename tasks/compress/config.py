@@ -47,6 +47,7 @@ class CompressionConfig(Settings):
     teaching: TeachingConfig = field(default_factory=TeachingConfig)
     """How much the smaller network learns from the trained one."""
 
-    def searches(self, method: str) -> bool:
+    @property
+    def searches(self) -> bool:
         """Whether the size is searched; if not, one candidate was named and is taken whatever it loses."""
-        return not self.share if method == "prune" else len(self.students) != 1
+        return not self.share if self.method == "prune" else len(self.students) != 1

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tasks.artifacts.compression import Compression, Tried
+from tasks.artifacts.compression import Compression, Size, Speed, Tried
 from tasks.artifacts.format import Artifact
 from tasks.artifacts.prepared import PreparedData
 from tasks.compress.config import CompressionConfig
@@ -23,41 +24,40 @@ from tasks.compress.students import described, students_of
 from tasks.errors import UserError
 from tasks.gate.quality import UNITS, Loss, in_words, loss_of
 from tasks.models.factory import build
-from tasks.models.kept import compose, cut
-from tasks.models.metrics import HEADLINE
-from tasks.models.predict import held_out_rows, predict, targets_of, torch_predictor
+from tasks.models.kept import LAYERS, compose, cut, units
+from tasks.models.metrics import HEADLINE, scores
+from tasks.models.predict import Predictor, held_out_rows, predict, targets_of, torch_predictor
 from tasks.models.trained import TrainedModel, write_trained
+from tasks.timing.measure import measure
+
+#: The trained network among those that are timed; for so many seconds altogether, with so many rows a call.
+WHOLE = "as trained"
+SECONDS, TIMED_ROWS = 2.0, 32
 
 
 @dataclass(frozen=True)
 class Work:
     """What is to be made smaller, from what data, how."""
 
-    method: str
     trained: TrainedModel
     data: PreparedData
     config: CompressionConfig
     #: Of the weights that a student begins with.
-    seed: int
+    seed: int = 0
 
     def check(self) -> None:
-        """Raise ``UserError`` if the model does not fit the data, or cannot be judged."""
+        """Raise ``UserError`` if the model does not fit the data."""
         signature = self.trained.signature
         if signature != self.data.signature:
             raise UserError(
                 f"{self.trained.artifact.directory}: this model has other inputs or outputs than the prepared data; "
                 "expected the data that it was trained on, or data prepared alike (data.earlier)"
             )
-        if signature.task not in UNITS:
-            raise UserError(
-                f"compression.method: networks for {signature.task} are not made smaller here; expected one for a "
-                "classification or a regression"
-            )
 
     def names(self) -> list[str]:
         """Of the candidates, the least compressed first."""
-        if self.method == "prune":
-            return [f"{100 * share:g} % of the units removed" for share in shares_of(self.config)]
+        if self.config.method == "prune":
+            return [f"{100 * share:g} % fewer units" for share in shares_of(self.config)]
         return [described(differing(student.arguments, self.trained.config.arguments)) for student in self.students()]
 
     def students(self) -> list[Any]:
@@ -75,7 +75,7 @@ def propose(directory: Path, work: Work, tried: Sequence[Tried], made_by: Mappin
     """
     work.check()
     candidate = following(len(work.names()), tried, work.config)
-    if work.method == "prune":
+    if work.config.method == "prune":
         return write_pruned(directory, work, shares_of(work.config)[candidate], made_by)
     student, signature = work.students()[candidate], work.trained.signature
     weights = build(student, signature, work.seed).state_dict()
@@ -109,13 +109,15 @@ def judge(work: Work, tuned: TrainedModel, seconds: float, tried: Sequence[Tried
     if any(one.candidate == candidate for one in tried):
         return list(tried)
     rows = work.data.split("validation")
-    loss = loss_on(work, tuned, rows)
+    outputs = outputs_of(work, tuned, rows)
+    loss = loss_on(work, outputs, rows)
     return [
         *tried,
         Tried(
             candidate,
             work.names()[candidate],
             size_of(tuned),
+            value_of(work, outputs, rows),
             loss.value,
             loss.low,
             loss.high,
@@ -126,16 +128,39 @@ def judge(work: Work, tuned: TrainedModel, seconds: float, tried: Sequence[Tried
     ]
 
 
-def loss_on(work: Work, tuned: TrainedModel, rows: np.ndarray) -> Loss:
-    """What a smaller network loses against the trained one."""
-    signature, most = work.trained.signature, work.config.max_loss
-    before, after = (predict(torch_predictor(model.load()), signature, rows) for model in (work.trained, tuned))
-    return loss_of(signature.task, targets_of(rows), before, after, most)
+def outputs_of(work: Work, model: TrainedModel, rows: np.ndarray) -> np.ndarray:
+    return predict(torch_predictor(model.load()), work.trained.signature, rows)
 
 
-def size_of(model: TrainedModel) -> int:
-    """Its parameters."""
-    return sum(p.numel() for p in model.load().parameters())
+def value_of(work: Work, outputs: np.ndarray, rows: np.ndarray) -> float:
+    """The metric that says how good these outputs are."""
+    task = work.trained.signature.task
+    return scores(task, outputs, targets_of(rows))[HEADLINE[task][0]]
+
+
+def loss_on(work: Work, outputs: np.ndarray, rows: np.ndarray) -> Loss:
+    """What a smaller network with these outputs loses against the trained one."""
+    before = outputs_of(work, work.trained, rows)
+    return loss_of(work.trained.signature.task, targets_of(rows), before, outputs, work.config.max_loss)
+
+
+def size_of(model: TrainedModel) -> Size:
+    network = model.load()
+    layers = [module for module in network.modules() if type(module) in LAYERS and "in" in LAYERS[type(module)]]
+    return Size(sum(p.numel() for p in network.parameters()), [units(layer, "out") for layer in layers[:-1]])
+
+
+def speeds_of(work: Work, tuned: Mapping[str, TrainedModel], rows: np.ndarray) -> dict[str, Speed]:
+    """How many times as fast as the trained network each of the others is."""
+    networks = {WHOLE: work.trained, **tuned}
+    loads = {name: partial(load_anew, model) for name, model in networks.items()}
+    timed = measure(loads, WHOLE, work.trained.signature, rows, 1, SECONDS, [TIMED_ROWS])
+    found = {name: timed[name][str(TIMED_ROWS)]["speedup"] for name in tuned}
+    return {name: Speed(each["value"], each["low"], each["high"]) for name, each in found.items()}
+
+
+def load_anew(model: TrainedModel) -> Predictor:
+    return torch_predictor(model.load())
 
 
 def choose(work: Work, tuned: Sequence[TrainedModel], tried: Sequence[Tried]) -> tuple[TrainedModel, Compression]:
@@ -143,16 +168,26 @@ def choose(work: Work, tuned: Sequence[TrainedModel], tried: Sequence[Tried]) ->
 
     The test rows are looked at once, for the best candidate. One that was asked for is taken whatever it loses.
     """
-    config, signature = work.config, work.trained.signature
+    config, signature, rows = work.config, work.trained.signature, work.data.split("validation")
     metric, _ = HEADLINE[signature.task]
-    given = not config.searches(work.method)
-    found = Compression(work.method, metric, size_of(work.trained), list(tried))
+    given = not config.searches
+    sizes = [size_of(model) for model in tuned]
+    models = {one.name: tuned[sizes.index(one.size)] for one in tried}
+    found = Compression(
+        config.method,
+        metric,
+        size_of(work.trained),
+        value_of(work, outputs_of(work, work.trained, rows), rows),
+        list(tried),
+        speeds_of(work, models, rows[:TIMED_ROWS]),
+        TIMED_ROWS,
+    )
     winner = tried[0] if given else best(tried, config)
     if winner is None:
         why = f"none of {len(tried)} is shown to lose less than the {config.max_loss:g} {UNITS[signature.task]} allowed"
         return work.trained, replace(found, why=why)
-    model = next(model for model in tuned if size_of(model) == winner.parameters)
-    loss = loss_on(work, model, held_out_rows(work.data))
+    model, rows = models[winner.name], held_out_rows(work.data)
+    loss = loss_on(work, outputs_of(work, model, rows), rows)
     answer, said = loss.answer(config.max_loss), in_words(loss, signature.task, config.max_loss, "test")
     if given or answer == "passed" or (answer == "can't tell" and config.when_in_doubt == "take"):
         doubt = "" if answer == "passed" else " (taken all the same: " + ("it was asked for)" if given else "in doubt)")

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from tasks.errors import UserError
 from tasks.models.factory import Predictor, zeros
 from tasks.models.kept import LAYERS, Side, can_be_cut, cut, units
+from tasks.models.transformer import Transformer
 
 #: Rows of random inputs on which exchanged units must leave the outputs as they are, and how far rounding may go, as a
 #: share of the largest output.
@@ -73,6 +74,8 @@ def find_groups(model: Predictor) -> list[Group]:
 
     Raises ``UserError`` if the network cannot be traced or has no units that can be removed.
     """
+    if isinstance(model.network, Transformer):
+        return feed_forward(model.network)
     traced = trace(model)
     shared = {id(p) for p, number in Counter(uses_of_parameters(model.network)).items() if number > 1}
     groups = (group_of(model.network, members, shared) for members in traced)
@@ -82,6 +85,18 @@ def find_groups(model: Predictor) -> list[Group]:
             "compression.method: this network has no units that can be removed; expected linear layers or convolutions "
             "that follow each other, or choose distil, which trains a smaller network"
         )
+    return found
+
+
+def feed_forward(network: Transformer) -> list[Group]:
+    """The hidden units of a transformer's feed-forward layers. Torch-Pruning cannot follow units through its heads."""
+    found = []
+    for number in network.model.layers:
+        name = f"model.layers.{number}.mlp"
+        hidden = torch.arange(units(network.get_submodule(f"{name}.down_proj"), "in"))[:, None]
+        sides: dict[str, Side] = {"gate_proj": "out", "up_proj": "out", "down_proj": "in"}
+        members = (Member(f"{name}.{layer}", side, hidden) for layer, side in sides.items())
+        found.append(Group(len(hidden), 1, tuple(members)))
     return found
 
 

@@ -40,7 +40,7 @@ def add_batch(model: Predictor, groups: Sequence[Group], records: np.ndarray, fo
     if model.signature.task == "regression":
         loss = functional.mse_loss(outputs[:, 0], target) / model.signature.target_std**2
     else:
-        loss = functional.cross_entropy(outputs, target.long())
+        loss = functional.cross_entropy(outputs.flatten(0, -2), target.long().flatten())
     loss.backward()
     for group, total in zip(groups, found, strict=True):
         for member in group.members:

@@ -37,22 +37,19 @@ class Proposal(NamedTuple):
     tried: list[Tried]
 
 
-class Chosen(NamedTuple):
-    """The model to go on with, how long it took to make altogether, and why it was chosen."""
+class Compressed(NamedTuple):
+    """The model to go on with, and why it was chosen."""
 
     artifact: ArtifactDirectory
-    run: StageRun
     compression: Compression
 
 
-def work_on(
-    trained: FlyteDirectory, prepared: FlyteDirectory, method: str, config: CompressionConfig, seed: int
-) -> Work:
+def work_on(trained: FlyteDirectory, prepared: FlyteDirectory, config: CompressionConfig, seed: int = 0) -> Work:
     from tasks.artifacts.streamed import open_prepared
     from tasks.compress.engine import Work
     from tasks.models.trained import TrainedModel
 
-    return Work(method, TrainedModel.open(local_path(trained)), open_prepared(rows_path(prepared)), config, seed)
+    return Work(TrainedModel.open(local_path(trained)), open_prepared(rows_path(prepared)), config, seed)
 
 
 @task(**on("evaluate", cached=False))
@@ -63,16 +60,16 @@ def propose(
     tuned: list[ArtifactDirectory],
     runs: list[StageRun],
     tried: list[Tried],
-    method: str,
     config: CompressionConfig,
     seed: int,
 ) -> Proposal:
     """Judge the network that was trained last, if ``tuned`` holds one, and make the next: it is little beside its
-    training, which is cached, as the same network is made of the same bytes."""
+    training, which is cached, as the same network is made of the same bytes. ``seed`` is that of a student's weights.
+    """
     from tasks.compress import engine
     from tasks.models.source_code import fingerprint_model
 
-    work = work_on(trained, prepared, method, config, seed)
+    work = work_on(trained, prepared, config, seed)
     tried = judged(work, tuned, runs, tried)
     directory = fresh_directory("start")
     made_by = {
@@ -80,7 +77,7 @@ def propose(
         "trained": work.trained.artifact.fingerprint,
         "prepared": work.data.artifact.fingerprint,
         "model_code": fingerprint_model(work.trained.config),
-        "method": method,
+        "method": config.method,
     }
     engine.propose(directory, work, tried, made_by)
     return Proposal(FlyteDirectory(str(directory.absolute())), tried)
@@ -94,28 +91,26 @@ def choose(
     tuned: list[ArtifactDirectory],
     runs: list[StageRun],
     tried: list[Tried],
-    method: str,
     config: CompressionConfig,
-    seed: int,
-) -> Chosen:
+) -> Compressed:
     """Judge the network that was trained last, the last of ``tuned``, and choose one of them or the trained one.
 
-    ``runs`` are those of all trainings; the first that of the trained network, if it was trained in this run.
+    ``runs`` are those of their trainings.
     """
     from tasks.compress import engine
     from tasks.models.trained import TrainedModel
 
-    work = work_on(trained, prepared, method, config, seed)
+    work = work_on(trained, prepared, config)
     tried = judged(work, tuned[-1:], runs[-1:], tried)
     models = [TrainedModel.open(local_path(each)) for each in tuned]
     model, found = engine.choose(work, models, tried)
     directories = [uri_of(each) for each in (trained, *tuned)]
     place = directories[[work.trained, *models].index(model)]
     LOG.info("%s: %s", found.taken or "the trained network stays", found.why)
-    run = StageRun("train", sum(each.seconds for each in runs), all(each.reused for each in runs))
     # A pod hands its copy on, so that the cache goes by what it holds.
     here = place if runs_locally() else str(model.artifact.directory)
-    return Chosen(FlyteDirectory(here), run, replace(found, model=place))
+    seconds, reused = sum(each.seconds for each in runs), all(each.reused for each in runs)
+    return Compressed(FlyteDirectory(here), replace(found, model=place, seconds=seconds, reused=reused))
 
 
 def judged(work: Work, tuned: list[FlyteDirectory], runs: list[StageRun], tried: list[Tried]) -> list[Tried]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -30,6 +30,20 @@ class Group:
     backend: str
 
 
+def names_while_connecting() -> AbstractContextManager[None]:
+    """Names of this machine, if all processes are on it. Waiting for another one may take minutes, in which the watcher
+    for notices has to find its server by name."""
+    all_here = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
+    return names_of_this_machine(os.environ.get("MASTER_ADDR", "")) if all_here else nullcontext()
+
+
+def meeting_store() -> dist.Store:
+    """The store in which all processes meet, as the environment says; without torch elastic's own, rank 0 hosts it."""
+    with names_while_connecting():
+        store, *_ = next(dist.rendezvous("env://"))
+    return store
+
+
 @contextmanager
 def process_group(
     timeout: timedelta = timedelta(minutes=10), store: dist.Store | None = None, backend: str = "auto"
@@ -45,9 +59,7 @@ def process_group(
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpus else torch.device("cpu")
     if gpus:
         torch.cuda.set_device(device)
-    # Waiting for another machine may take minutes, in which the watcher for notices has to find its server by name.
-    all_here = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
-    with names_of_this_machine(os.environ.get("MASTER_ADDR", "")) if all_here else nullcontext():
+    with names_while_connecting():
         dist.init_process_group(
             backend,
             timeout=timeout,

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from tasks.artifacts.exported import Estimate, LatencyFigures
 from tasks.errors import UserError
 from tasks.export.config import ExportConfig
-from tasks.export.timing.intervals import PERCENTILES, calls_needed
 from tasks.gate.quality import Loss, in_words
+from tasks.timing.intervals import PERCENTILES, calls_needed
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,6 @@ from tasks.export.package.hugging_face import write_hugging_face
 from tasks.export.package.metadata import Origin
 from tasks.export.profile import profile
 from tasks.export.session import check_provider
-from tasks.export.timing.measure import affordable, measure
 from tasks.export.variants import (
     FP32,
     TORCH,
@@ -49,6 +48,7 @@ from tasks.gate.quality import Loss, loss_of
 from tasks.hardware.cpus import usable_cores
 from tasks.hardware.machine import Machine, this_machine
 from tasks.models.predict import held_out_rows, predict, targets_of
+from tasks.timing.measure import affordable, measure
 
 if TYPE_CHECKING:
     from tasks.models.trained import TrainedModel

@@ -16,10 +16,10 @@ from tasks.export.choose import Verdict
 from tasks.export.config import ExportConfig
 from tasks.export.convert import EXAMPLE_ROWS, check_parity, check_rows, largest_difference, to_onnx
 from tasks.export.session import onnx_predictor
-from tasks.export.timing.measure import Load
 from tasks.hardware.machine import Machine
 from tasks.models.metrics import scores
 from tasks.models.predict import Predictor, inputs_of, predict, targets_of, torch_predictor
+from tasks.timing.measure import Load
 
 if TYPE_CHECKING:
     from torch import nn

@@ -53,34 +53,36 @@ class Loss:
 
 
 def loss_of(task: str, truth: np.ndarray, fp32: np.ndarray, variant: np.ndarray, most: float, judged: int = 1) -> Loss:
-    """The loss of ``variant`` on rows with these outputs ``[rows, outputs]``.
+    """The loss of ``variant`` on rows with these outputs, as :func:`tasks.models.predict.predict` gives them.
 
     ``judged`` variants share the rows: by Bonferroni's correction each may err with ``ERROR / judged``.
     """
-    if task == "next token":
-        error = ERROR / judged
-        lost = tokens.lost_by_row(*(right_of(task, outputs, truth) for outputs in (fp32, variant)))
-        low, high = tokens.lower_limit(lost, error), tokens.upper_limit(lost, error)
-        enough = tokens.rows_enough(lost, most / 100, error) if most else None
-        return Loss(100 * float(lost.mean()), 100 * low, 100 * high, 1 - error, len(lost), enough)
     return paired_loss(task, truth, answers_of(task, fp32), answers_of(task, variant), most, judged)
+
+
+def answers_of(task: str, outputs: np.ndarray) -> np.ndarray:
+    """Class numbers or values ``[rows]``; of tokens whether each was right, bool ``[rows, length]``."""
+    if task == "next token":
+        return outputs[..., 0] > 0
+    return outputs.argmax(axis=1) if task == "classification" else outputs[:, 0].astype(np.float64)
 
 
 def right_of(task: str, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
     """Whether the answers are right: of classes ``[rows]``, of tokens ``[rows, length]``; bool."""
-    return outputs[..., 0] > 0 if task == "next token" else outputs.argmax(axis=1) == truth
-
-
-def answers_of(task: str, outputs: np.ndarray) -> np.ndarray:
-    """The class numbers or values ``[rows]`` of outputs ``[rows, outputs]``."""
-    return outputs.argmax(axis=1) if task == "classification" else outputs[:, 0].astype(np.float64)
+    answers = answers_of(task, outputs)
+    return answers if task == "next token" else answers == truth
 
 
 def paired_loss(
     task: str, truth: np.ndarray, before: np.ndarray, after: np.ndarray, most: float, judged: int = 1
 ) -> Loss:
-    """The loss of ``after`` against ``before``: class numbers or values ``[rows]``, as ``truth``."""
-    error, rows = ERROR / judged, len(truth)
+    """The loss of ``after`` against ``before``, both as of :func:`answers_of`, with what is right of ``truth``."""
+    error, rows = ERROR / judged, len(before)
+    if task == "next token":
+        lost = tokens.lost_by_row(before, after)
+        low, high = tokens.lower_limit(lost, error), tokens.upper_limit(lost, error)
+        enough = tokens.rows_enough(lost, most / 100, error) if most else None
+        return Loss(100 * float(lost.mean()), 100 * low, 100 * high, 1 - error, rows, enough)
     if task == "classification":
         right, still = before == truth, after == truth
         b, c = int(np.sum(right & ~still)), int(np.sum(still & ~right))

@@ -5,7 +5,8 @@ lost. Student's distribution of their mean gives the limits (the cluster-robust 
 Practitioner's Guide to Cluster-Robust Inference", 2015, section II), with Johnson's correction for rows that lose much
 more than most ("Modified t Tests and Confidence Intervals for Asymmetrical Populations", 1978). It does not reach far:
 where fewer than ``FEW`` rows lose anything, the limit is at least Clopper and Pearson's exact one of the share of such
-rows, times the most that one of them lost, or all of it if none was seen.
+rows, times the most that one of them lost, or all of it if none was seen. Where ``FEW`` rows gain something, the lower
+limit of the gain is set against that, each of the two with half of the error.
 """
 
 from __future__ import annotations
@@ -37,7 +38,12 @@ def upper_limit(lost: np.ndarray, error: float) -> float:
         limit += max(skewness, 0.0) * spread * (1 + 2 * quantile**2) / (6 * rows)
     worse = int(np.sum(lost > 0))
     if worse < min(FEW, rows):
-        limit = max(limit, beta.ppf(1 - error, worse + 1, rows - worse) * (lost.max() if worse else 1.0))
+        gained, worst = np.maximum(-lost, 0.0), lost.max() if worse else 1.0
+        half = error / 2 if np.count_nonzero(gained) >= FEW else error
+        few = beta.ppf(1 - half, worse + 1, rows - worse) * worst
+        if half < error:
+            few -= max(0.0, gained.mean() - t.ppf(1 - half, rows - 1) * gained.std(ddof=1) / math.sqrt(rows))
+        limit = max(limit, few)
     return float(min(limit, 1.0))
 
 

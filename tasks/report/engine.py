@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from tasks.artifacts.compression import Compression
 from tasks.artifacts.exported import KIND, SIGNATURE, read_export
 from tasks.artifacts.format import Artifact, canonical_json
 from tasks.artifacts.promotion import Promotion
@@ -30,14 +31,15 @@ def build(
     config: Mapping[str, Any],
     night: NightFigures | None = None,
     promotion: Promotion | None = None,
+    compression: Compression | None = None,
 ) -> RunSummary:
     """Write the directory of a whole run under ``runs`` and return what is in it.
 
     ``config`` is the whole configuration as nested dictionaries by section; ``night`` is given if a schedule started
-    the run, ``promotion`` if its model was to go into service. Raises ``DamagedArtifact`` if the exported model or the
-    data card is not what was written.
+    the run, ``promotion`` if its model was to go into service, ``compression`` if its network was to become smaller.
+    Raises ``DamagedArtifact`` if the exported model or the data card is not what was written.
     """
-    summary = run_summary(results, stages, "", night, promotion)
+    summary = run_summary(results, stages, "", night, promotion, compression)
 
     def fill(directory: Path, now: datetime) -> None:
         copy_model(results.exported, directory)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tasks.artifacts.compression import Compression
 from tasks.artifacts.promotion import Promotion
 
 
@@ -147,6 +148,8 @@ class RunFigures:
     night: NightFigures | None
     #: None if the model was not to go into service.
     promotion: Promotion | None
+    #: None if the trained network was not to become smaller.
+    compression: Compression | None
 
 
 @dataclass(frozen=True)

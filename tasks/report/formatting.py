@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import groupby
 from typing import Any
 
 UNKNOWN = "—"
@@ -137,6 +138,17 @@ def metric(name: str, value: float | None) -> str:
     if value is None:
         return UNKNOWN
     return percent(value) if name in SHARES else significant(value, 4)
+
+
+def within(value: float, low: float, high: float) -> str:
+    """A figure with its limits: 0.12 (-0.30 to 0.71)"""
+    return f"{value:.2f} ({low:.2f} to {high:.2f})"
+
+
+def units(layers: Sequence[int]) -> str:
+    """The units of each layer, equal ones that follow each other once: 512, 256, 4 x 64"""
+    runs = [(width, len(list(same))) for width, same in groupby(layers)]
+    return ", ".join(str(width) if times == 1 else f"{times} x {width}" for width, times in runs)
 
 
 def shortened(label: str) -> str:

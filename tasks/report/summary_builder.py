@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from tasks.artifacts import exported
+from tasks.artifacts.compression import Compression
 from tasks.artifacts.evaluation import Evaluation
 from tasks.artifacts.network_profile import NetworkProfile
 from tasks.artifacts.prepared import PreparedData, Signature
@@ -36,6 +37,7 @@ def run_summary(
     directory: str,
     night: NightFigures | None = None,
     promotion: Promotion | None = None,
+    compression: Compression | None = None,
 ) -> RunSummary:
     """The figures of a whole run, whose directory is ``directory``."""
     metric = results.evaluation["metric"]["name"]
@@ -56,6 +58,7 @@ def run_summary(
         stages=list(stages),
         night=night,
         promotion=promotion,
+        compression=compression,
     )
 
 

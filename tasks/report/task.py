@@ -44,6 +44,7 @@ def report(
     exported: ArtifactDirectory,
     networks: list[MadeByElement | None],
     stages: list[StageRun],
+    compression: Compression | None,
     config: RunConfig,
     data: str,
     target: str,
@@ -53,7 +54,8 @@ def report(
 ) -> RunSummary:
     """Put the page, the figures and the model into a directory of this run. Never cached: every run has its own.
 
-    ``networks`` holds one benchmark of the interconnect, ``None`` if it failed. The schedule ``cron`` started the run
+    ``networks`` holds one benchmark of the interconnect, ``None`` if it failed; ``compression`` is ``None`` if the
+    trained network was not to become smaller. The schedule ``cron`` started the run
     for ``kickoff``; "" and ``None`` if none did. ``promotion`` is ``None`` if the model was not to go into service.
     """
     from tasks.report.engine import build
@@ -67,11 +69,13 @@ def report(
     made = (local_path(each) for each in (trained, evaluated, exported))
     profiles = [local_path(network.artifact) for network in measured]
     results = Results.open(rows_path(prepared), *made, *profiles)
-    runs_of_stages = [*stages, *(network.run for network in measured)]
+    smaller = [StageRun("compress", compression.seconds, compression.reused)] if compression else []
+    # In the order in which they ran: what makes the network smaller after preparation and training.
+    runs_of_stages = [*stages[:2], *smaller, *stages[2:], *(network.run for network in measured)]
     figures = [StageFigures(stage.name, stage.seconds, stage.reused) for stage in runs_of_stages]
     inputs = {"inputs": {"data": data, "target": target}, **to_dict(config)}
     night = night_figures(cron, kickoff, datetime.now(UTC)) if kickoff else None
-    summary = build(runs, results, figures, inputs, night, promotion)
+    summary = build(runs, results, figures, inputs, night, promotion, compression)
     Deck("Report", Path(summary.directory, summary.report).read_text(encoding="utf-8"))
     return summary if local else replace(summary, directory=uploaded(summary.directory))
 

@@ -23,14 +23,15 @@ INDENT = 12
 BAR = 40
 #: Reasons and warnings; the card has them all.
 LISTED = 8
-#: Of a variant in its table; the reason below and the report have the whole name.
-LONGEST_NAME = 21
+#: Of a variant or network in its table; the reason below and the report have the whole name.
+LONGEST_NAME, LONGEST_NETWORK = 21, 19
 
 
 def of_run(summary: RunFigures) -> str:
     """What a whole run prints, without a line break at its end."""
     sections = (
         data(summary.data),
+        tried(summary.compression),
         quality(summary),
         variants(summary, summary.quality.metric),
         network(summary),
@@ -54,7 +55,8 @@ def of_export(summary: ExportFigures) -> str:
 
 def of_compression(compression: Compression) -> str:
     """What a run prints that was to make a trained network smaller."""
-    return framed(f"{compression.method} → {compression.taken or 'the trained network stays'}", [tried(compression)])
+    title = f"{compression.method} → {compression.taken or 'the trained network stays'}"
+    return framed(title, [[*tried(compression), f"{'Model':<{INDENT}}{compression.model}"]])
 
 
 def of_data(summary: DataRunFigures) -> str:
@@ -146,27 +148,37 @@ def variants(summary: RunFigures | ExportFigures, metric: str) -> Iterator[str]:
     yield from labelled("", f"Median latency on {summary.machine}, {fmt.counted(summary.threads, 'thread')}.")
 
 
-def tried(compression: Compression) -> Iterator[str]:
+def tried(compression: Compression | None) -> Iterator[str]:
     """A table of the networks that were tried, and below it what was taken and why."""
-    unit = "% of RMSE" if compression.metric == "rmse" else "points"
-    lines = [["network", "parameters", f"lost, {unit}", "validation rows say"]]
-    lines.append(["as trained", fmt.count(compression.parameters), "", ""])
+    if compression is None:
+        return
+    unit = "%" if compression.metric == "rmse" else "points"
+    lines = [["network", "parameters", f"lost, {unit}", "speed", ""]]
+    lines.append(["as trained", fmt.count(compression.size.parameters), "", "", ""])
     for one in compression.tried:
-        lost = f"{one.loss:.2f} ({one.low:.2f} to {one.high:.2f})"
-        lines.append([one.name, fmt.count(one.parameters), lost, one.answer])
-    widths = [max(len(line[column]) for line in lines) for column in range(4)]
+        speed = f"{compression.speeds[one.name].value:.2f}"
+        lost = f"{one.loss:.2f}, ≤ {one.high:.2f}"
+        lines.append([shortened(one.name, LONGEST_NETWORK), fmt.count(one.size.parameters), lost, speed, one.answer])
+    widths = [max(len(line[column]) for line in lines) for column in range(5)]
     for index, line in enumerate(lines):
-        mark = "▸ " if index and line[0] == (compression.taken or "as trained") else "  "
+        mark = "▸ " if index and line[0] == shortened(compression.taken or "as trained", LONGEST_NETWORK) else "  "
         cells = [f"{line[0]:<{widths[0]}}", *(f"{c:>{w}}" for c, w in zip(line[1:], widths[1:], strict=True))]
         yield f"{'' if index else 'Tried':<{INDENT - 2}}{mark}{'  '.join(cells)}".rstrip()
     yield from labelled("", f"{fmt.sentence(compression.why)}.")
-    yield f"{'Model':<{INDENT}}{compression.model}"
 
 
 def row(variant: VariantFigures, batches: list[str], metric: str) -> list[str]:
     latencies = [fmt.milliseconds(variant.latency_p50_ms.get(batch)) for batch in batches]
-    name = variant.name if len(variant.name) <= LONGEST_NAME else f"{variant.name[: LONGEST_NAME - 1]}…"
-    return [name, fmt.size(variant.bytes), *latencies, fmt.metric(metric, variant.value)]
+    return [
+        shortened(variant.name, LONGEST_NAME),
+        fmt.size(variant.bytes),
+        *latencies,
+        fmt.metric(metric, variant.value),
+    ]
+
+
+def shortened(name: str, most: int) -> str:
+    return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
 def network(summary: RunFigures) -> Iterator[str]:

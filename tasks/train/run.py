@@ -21,7 +21,7 @@ from tasks.artifacts.streamed import open_prepared
 from tasks.artifacts.training_record import Attempt, History, Throughput, ValidationPoint
 from tasks.distributed.agreement import same_error_on_all_ranks
 from tasks.distributed.parent_death import end_with_torch_elastic
-from tasks.distributed.process_group import Group, process_group
+from tasks.distributed.process_group import Group, meeting_store, process_group
 from tasks.errors import Preempted, UserError
 from tasks.logs import logger
 from tasks.models.config import ModelConfig, TeachingConfig
@@ -105,7 +105,7 @@ def run(request: TrainingRequest) -> None:
         found = newest_identity([storage_for(home) for home in homes if home], request.execution, training.resume)
         return None if found is None else found.get("network", {})
 
-    store, *_ = next(dist.rendezvous("env://"))
+    store = meeting_store()
     applied = agreed(training, began, store, os.environ)
     exchange = applied.exchange(training.gradients)
     with (

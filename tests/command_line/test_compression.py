@@ -44,7 +44,7 @@ def test_units_are_removed_and_then_reused(model: tuple[str, str], pyflyte_run: 
     given = arguments(model, share=0.5)
     first = pyflyte_run(*given, workflow="prune")
     assert first.returncode == 0, first.stdout
-    assert "Slipstream  prune → 50 % of the units removed" in first.stdout
+    assert "Slipstream  prune → 50 % fewer units" in first.stdout
     smaller = TrainedModel.open(result_of(first.stdout, tmp_path))
     assert smaller.kept["layers.0"].keys() == {"out"} and len(smaller.kept["layers.0"]["out"]) == 8
     second = pyflyte_run(*given, workflow="prune")
@@ -74,6 +74,8 @@ def test_the_main_job_goes_on_with_the_smaller_network(pyflyte_run: Run, tmp_pat
     assert "train        reused" in smaller.stdout, "the trained network is that of the run before"
     sizes = sorted(path.stat().st_size for path in tmp_path.glob("runs/*/model/model.onnx"))
     assert sizes[0] < 0.5 * sizes[1], sizes
+    page = max(tmp_path.glob("runs/*/report.html")).read_text()
+    assert "Smaller network" in page and "Tried       network" in smaller.stdout and "compress" in smaller.stdout
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from tasks.models.factory import build
 from tasks.models.trained import write_trained
 from tests.support.command_line import Run, one_message
 from tests.support.report_pages import assert_is_inert
-from tests.support.tokens import VOCABULARY, token_data, untrained_transformer, word_tokenizer
+from tests.support.tokens import VOCABULARY, small_transformer, token_data, word_tokenizer
 from tests.support.toys import table
 
 SHORT = json.dumps({"export": {"seconds": 1}})
@@ -48,7 +48,7 @@ def test_a_trained_model_is_exported_alone(model: tuple[str, str], pyflyte_run: 
 def test_a_transformer_comes_with_a_directory_for_hugging_face(pyflyte_run: Run, tmp_path: Path) -> None:
     word_tokenizer(VOCABULARY).save_pretrained(tmp_path / "words")
     data = token_data(tmp_path / "data", tmp_path / "words")
-    untrained_transformer(tmp_path / "trained", data)
+    small_transformer(tmp_path / "trained", data)
     arguments = ("--model", str(tmp_path / "trained"), "--data", str(tmp_path / "data"), "--config", SHORT)
     ended = pyflyte_run(*arguments, workflow="export_model")
     assert ended.returncode == 0 and "▸" in ended.stdout, ended.stdout

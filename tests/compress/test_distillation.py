@@ -12,7 +12,9 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from tasks.artifacts.prepared import Signature, TensorSpec
+from tasks.artifacts.prepared import PreparedData, Signature, TensorSpec
+from tasks.compress.config import CompressionConfig
+from tasks.compress.engine import Work, propose
 from tasks.models.config import ModelConfig, TeachingConfig
 from tasks.models.factory import Predictor
 from tasks.models.trained import TrainedModel
@@ -90,9 +92,15 @@ def test_a_teacher_without_weight_changes_no_bit_and_one_with_weight_does(
     assert weights("heard", teacher=teacher) != without
 
 
-def test_killed_and_resumed_it_ends_the_same(prepared: Path, teacher: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("pruned", [False, pytest.param(True, marks=pytest.mark.prove)])
+def test_killed_and_resumed_it_ends_the_same(prepared: Path, teacher: Path, tmp_path: Path, *, pruned: bool) -> None:
+    start = tmp_path / "start" if pruned else None
+    if start:
+        config = CompressionConfig("prune", share=0.5)
+        propose(start, Work(TrainedModel.open(teacher), PreparedData.open(prepared), config), [], {})
+
     def job(name: str) -> Job:
-        return Job(prepared, tmp_path / name, 2, str(tmp_path / name / "home"), teacher=teacher)
+        return Job(prepared, tmp_path / name, 2, str(tmp_path / name / "home"), teacher=teacher, start=start)
 
     whole, killed = job("whole"), job("killed")
     assert attempt(whole).finished
@@ -101,6 +109,7 @@ def test_killed_and_resumed_it_ends_the_same(prepared: Path, teacher: Path, tmp_
     assert attempt(killed).finished
     assert outcome(killed) == outcome(whole)
     assert "goes on from step" in (killed.place / "log-0").read_text()
+    assert bool(TrainedModel.open(killed.output).kept) is pruned
 
 
 def test_training_goes_on_from_a_models_weights_and_its_checkpoints_belong_to_it(

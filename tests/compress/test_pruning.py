@@ -156,8 +156,8 @@ def test_what_two_cuts_kept_is_what_one_would() -> None:
 
 
 def work_on(model: Path, prepared: Path, method: str = "prune", **settings: object) -> Work:
-    config = CompressionConfig(**settings)  # type: ignore[arg-type]
-    return Work(method, TrainedModel.open(model), PreparedData.open(prepared), config, 0)
+    config = CompressionConfig(method=method, **settings)  # type: ignore[arg-type]
+    return Work(TrainedModel.open(model), PreparedData.open(prepared), config)
 
 
 def test_a_pruned_model_trains_on_is_pruned_again_and_exported(tmp_path: Path) -> None:

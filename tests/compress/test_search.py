@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tasks.artifacts.compression import Tried
+from tasks.artifacts.compression import Size, Tried
 from tasks.artifacts.prepared import Signature, TensorSpec
 from tasks.compress.config import ROUNDS, CompressionConfig
 from tasks.compress.search import best, following, shares_of
@@ -16,7 +16,7 @@ NUMBERS = Signature((TensorSpec("numeric", "float32", (5,)),), "classification",
 
 
 def tried(candidate: int, answer: str, seconds: float = 1.0) -> Tried:
-    return Tried(candidate, str(candidate), 10, 0.0, 0.0, 0.0, 100, answer, seconds)
+    return Tried(candidate, str(candidate), Size(10, [1]), 0.9, 0.0, 0.0, 0.0, 100, answer, seconds)
 
 
 @pytest.mark.parametrize("largest", range(-1, 15))

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from tasks.artifacts.prepared import Signature, TensorSpec
-from tasks.export.timing import turns as timing
-from tasks.export.timing.intervals import calls_needed, latency, percentile, ratio
-from tasks.export.timing.measure import affordable, glance, measure
-from tasks.export.timing.turns import FEWEST_LOADS, LOADS, TURN_CALLS, Turns, take_turns, torch_threads, turn
+from tasks.timing import turns as timing
+from tasks.timing.intervals import calls_needed, latency, percentile, ratio
+from tasks.timing.measure import affordable, glance, measure
+from tasks.timing.turns import FEWEST_LOADS, LOADS, TURN_CALLS, Turns, take_turns, torch_threads, turn
 
 NUMERIC = Signature((TensorSpec("numeric", "float32", (3,)),), "regression", "y")
 

@@ -38,6 +38,31 @@ def test_torchs_sockets_ask_no_name_server(block: str, asks: str, tmp_path: Path
         assert sent == []
 
 
+WORKERS = """
+import os, socket, subprocess, sys
+from tasks.distributed.process_group import meeting_store, process_group
+if "RANK" in os.environ:
+    with process_group(store=meeting_store()):
+        sys.exit()
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    port = free.getsockname()[1]
+world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+ranks = [{**os.environ, **world, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
+workers = [subprocess.Popen([sys.executable, *sys.argv], env=rank) for rank in ranks]
+sys.exit(max(worker.wait() for worker in workers))
+"""
+
+
+@pytest.mark.prove
+def test_workers_that_meet_on_one_machine_ask_no_name_server(tmp_path: Path) -> None:
+    if reason := impossible():
+        pytest.skip(reason)
+    (tmp_path / "workers.py").write_text(WORKERS)
+    ended, sent = recorded([sys.executable, "workers.py"], tmp_path, os.environ)
+    assert (ended.returncode, sent) == (0, []), ended.stdout
+
+
 @pytest.mark.prove
 @pytest.mark.parametrize("host", ["localhost", "a-name.invalid"])
 def test_other_names_are_looked_up_after_the_block_and_in_it_if_the_host_is_elsewhere(

@@ -28,7 +28,8 @@ model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir
 onnxruntime.InferenceSession(model.SerializeToString())
 """
 
-#: A look-up by torch's sockets that is left: of two in the whole job it is not known which connection they belong to.
+#: What torch's sockets still look up: in the benchmark of the collectives the thread of rank 0's store asks who the
+#: first child is that connects to it.
 REVERSE_OF_LOOPBACK = re.compile(r"UDP \S+:53 .*127.in-addr.arpa", re.S)
 
 

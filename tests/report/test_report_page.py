@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tasks.artifacts.compression import Compression
 from tasks.config import RunConfig
 from tasks.preprocess.quarantine import BadRow
 from tasks.report.engine import build
@@ -16,7 +17,7 @@ from tasks.report.pages.report_page import report_page
 from tasks.report.summary_builder import run_summary
 from tasks.settings import to_dict
 from tests.support.report_pages import CHROMIUM, HOSTILE, Parsed, assert_is_inert, too_wide
-from tests.support.report_runs import STAGES, results
+from tests.support.report_runs import STAGES, compression, results
 
 KINDS = {
     "two classes": ["<=50K", ">50K"],
@@ -174,8 +175,36 @@ def test_a_variant_that_could_not_be_made_says_why(tmp_path: Path) -> None:
     assert "not made: could not be made: &lt;odd&gt;" in " ".join(re.sub(r"</?b>", "", page).replace(",", ":").split())
 
 
+def with_smaller_network(directory: Path, found: Compression) -> str:
+    results_of_run = results(directory / "in", KINDS["two classes"])
+    summary = build(directory / "runs", results_of_run, STAGES, {}, compression=found)
+    return Path(summary.directory, summary.report).read_text(encoding="utf-8")
+
+
+def words_of(page: str) -> str:
+    return " ".join(re.sub("<[^>]+>", " ", page).split())
+
+
+def test_a_smaller_network_is_shown_beside_the_one_that_it_was_made_from(tmp_path: Path) -> None:
+    page = with_smaller_network(tmp_path / "taken", compression())
+    assert_is_inert(page)
+    text = words_of(page)
+    for said in (
+        "Pruned, with the trained network as teacher. 50 % fewer units goes on to evaluation and export: it lost 0.11",
+        "as trained 512, 256, 64 250,818 88.08 % — — —",
+        "50 % fewer units taken 256, 128, 32 88,546 87.91 % 0.17 (-0.30 to 0.71) 1.93 (1.87 to 1.99) passed",
+        "75 % fewer units 3 x 128, 64 41,010 86.10 % 1.90 (1.10 to 2.70) 2.71 (2.60 to 2.80) failed",
+    ):
+        assert said in text
+    stays = with_smaller_network(tmp_path / "stays", replace(compression(), taken="", why="none is shown"))
+    text = words_of(stays)
+    assert "The trained network stays : none is shown." in text and "as trained taken" in text
+    assert "Smaller network" not in page_of(tmp_path / "none", KINDS["two classes"])
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: the width of a page is what a browser makes of it")
 def test_no_page_is_wider_than_the_screen(tmp_path: Path) -> None:
     pages = {kind: page_of(tmp_path / kind.replace(" ", "-"), classes) for kind, classes in KINDS.items()}
     pages["hostile"] = page_of(tmp_path / "hostile", [f"{HOSTILE}{n}" for n in range(3)], HOSTILE.replace(" ", ""))
+    pages["smaller"] = with_smaller_network(tmp_path / "smaller", compression())
     assert too_wide(pages, (320, 390, 768, 940, 1280), tmp_path) == []

@@ -16,14 +16,14 @@ from tasks.flyte.stage import MadeByElement, StageRun
 from tasks.report.summary import RunSummary
 from tasks.report.summary_builder import run_summary
 from tasks.report.task import report
-from tests.support.report_runs import INT8, STAGES, results
+from tests.support.report_runs import INT8, STAGES, compression, results
 
 
 def test_a_summary_survives_flyte(tmp_path: Path) -> None:
     summary = run_summary(results(tmp_path, ["no", "yes"]), STAGES, "runs/now")
     missing = replace(summary.variants[0], bytes=None, value=None, latency_p50_ms={}, largest_difference=None)
     unmeasured = replace(summary.network, all_reduce_latency_us=None, all_reduce_busbw_bytes=None)
-    summary = replace(summary, variants=[missing, *summary.variants[1:]], network=unmeasured)
+    summary = replace(summary, variants=[missing, *summary.variants[1:]], network=unmeasured, compression=compression())
     context = FlyteContextManager.current_context()
     literal = TypeEngine.to_literal(context, summary, RunSummary, TypeEngine.to_literal_type(RunSummary))
     again = TypeEngine.to_python_value(context, literal, RunSummary)
@@ -46,7 +46,8 @@ def run_task(directory: Path, *, measured: bool = True, cron: str = "", kickoff:
     run = StageRun("collectives", 2.0, False)
     network = MadeByElement(FlyteDirectory(str(directory / "in/collectives")), run) if measured else None
     inputs = {"config": RunConfig(), "data": "", "target": "digit"}
-    return report(**artifacts, networks=[network], stages=stages, **inputs, cron=cron, kickoff=kickoff, promotion=None)
+    also = {"compression": None, "promotion": None}
+    return report(**artifacts, networks=[network], stages=stages, **inputs, cron=cron, kickoff=kickoff, **also)
 
 
 def test_the_task_writes_into_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tasks.report.figures import StageFigures
-from tasks.report.summary import RunFigures
+from tasks.report.summary import CompressionSummary, RunFigures
 from tasks.report.summary_builder import run_summary
 from tasks.report.terminal_summary import WIDTH
-from tests.support.report_runs import STAGES, results
+from tests.support.report_runs import STAGES, compression, results
 
 
 def summary_of(tmp_path: Path, classes: list[str], world: int = 2) -> RunFigures:
@@ -44,6 +44,21 @@ def test_a_long_name_fits(tmp_path: Path) -> None:
     variants = [replace(variant, name=name if variant.chosen else variant.name) for variant in summary.variants]
     lines = str(replace(summary, variants=variants)).splitlines()
     assert any("▸ u8s8-tensor-between-…" in line for line in lines) and max(map(len, lines)) <= WIDTH
+
+
+def test_a_smaller_network_is_a_table_within_80_columns(tmp_path: Path) -> None:
+    summary = replace(summary_of(tmp_path, ["no", "yes"]), compression=compression())
+    lines = str(summary).splitlines()
+    assert "Tried       network           parameters  lost, points  speed" in lines
+    assert "          ▸ 50 % fewer units      88,546  0.17, ≤ 0.71   1.93  passed" in lines
+    assert max(map(len, lines)) <= WIDTH
+    wide = replace(
+        compression().tried[0], name="hidden 1024-1024, dropout 0.1", answer="can't tell", loss=-93.78, high=-76.1
+    )
+    speeds = {wide.name: next(iter(compression().speeds.values()))}
+    found = replace(compression(), tried=[wide], speeds=speeds, taken=wide.name)
+    lines = str(CompressionSummary(found)).splitlines()
+    assert any("▸ hidden 1024-1024, …" in line for line in lines) and max(map(len, lines)) <= WIDTH
 
 
 def test_bars_are_as_long_as_their_stages(tmp_path: Path) -> None:

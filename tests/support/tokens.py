@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import torch
 import transformers
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from tasks.artifacts.format import Artifact
-from tasks.artifacts.prepared import PreparedData
+from tasks.artifacts.prepared import TARGET, PreparedData
 from tasks.artifacts.token_rows import write_token_rows
 from tasks.models.config import ModelConfig
 from tasks.models.factory import build
@@ -40,10 +41,18 @@ def token_data(directory: Path, tokenizer: Path | None = None) -> PreparedData:
     return write_token_rows(directory, splits, VOCABULARY, tokenizer=tokenizer)
 
 
-def untrained_transformer(directory: Path, data: PreparedData) -> Artifact:
-    """The artifact of a small transformer as it was initialised."""
+def small_transformer(directory: Path, data: PreparedData, steps: int = 0) -> Artifact:
+    """The artifact of a small transformer as it was initialised, or trained for so many steps on the training split."""
     config = ModelConfig("transformer", SIZES)
-    weights = build(config, data.signature, seed=0).state_dict()
+    model = build(config, data.signature, seed=0)
+    rows = data.split("train")
+    tokens, targets = (torch.from_numpy(np.array(rows[name])).long() for name in ("tokens", TARGET))
+    optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(steps):
+        optimiser.zero_grad()
+        torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten()).backward()
+        optimiser.step()
+    weights = model.state_dict()
     return write_trained(
         directory,
         config=config,

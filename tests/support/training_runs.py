@@ -58,6 +58,8 @@ class Job:
     factory: str = ""
     #: A trained model to learn from, too.
     teacher: Path | None = None
+    #: A trained model whose weights, and units if it was pruned, the training begins with.
+    start: Path | None = None
     #: Steps (from 1) whose inputs become no numbers.
     poisoned: tuple[int, ...] = ()
     #: A peer that does not answer is given up after this long.
@@ -125,6 +127,7 @@ def run_rank(job: Job, rank: int, port: int, faults: tuple[Fault, ...], fired: P
         made_by={},
         grace_s=job.grace_s,
         teacher=job.teacher,
+        start=job.start,
     )
     engine.run(request)
 

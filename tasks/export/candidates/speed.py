@@ -14,8 +14,8 @@ from tasks.artifacts.prepared import Signature
 from tasks.export.candidates.candidate import Candidate
 from tasks.export.config import ExportConfig
 from tasks.export.session import onnx_predictor
-from tasks.export.timing.measure import GLANCES, glance
 from tasks.models.predict import Predictor
+from tasks.timing.measure import GLANCES, glance
 
 #: A variant is left out at a batch size if none of its turns came nearer to FP32's speed.
 CLEARLY_SLOWER = 0.9

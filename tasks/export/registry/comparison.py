@@ -12,9 +12,12 @@ import numpy as np
 
 from tasks.artifacts.exported import DeployedSignature, Holdout
 from tasks.artifacts.prepared import TARGET, PreparedData
+from tasks.artifacts.tokenizer import FILES
+from tasks.export.package.hugging_face import DIRECTORY
 from tasks.export.package.raw_columns import RawColumns, read_columns
 from tasks.export.registry.decode import decode, undecided
 from tasks.export.session import onnx_predictor
+from tasks.gate.quality import answers_of
 from tasks.models.predict import held_out_rows, predict
 
 #: What of ``statistics.json`` decides how raw columns become tensors.
@@ -51,14 +54,19 @@ class Package:
     def columns(self) -> RawColumns | str:
         return read_columns(self.statistics)
 
+    @property
+    def tokenizer(self) -> dict[str, bytes]:
+        """The content of its tokenizer's files, by name."""
+        return {name: path.read_bytes() for name in FILES if (path := self.directory / DIRECTORY / name).is_file()}
+
     def _json(self, name: str) -> Any:
         return json.loads((self.directory / name).read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
 class Paired:
-    """What both models predict on the same rows, and what is right: float64 ``[rows]``, class numbers of the new model
-    or values in units of the target."""
+    """What both models answer on the same rows, and what is right: float64 ``[rows]``, class numbers of the new model
+    or values in units of the target; of tokens, bool ``[rows, length]``, whether each was right."""
 
     truth: np.ndarray
     new: np.ndarray
@@ -71,7 +79,7 @@ def predictions(new: Package, old: Package, data: PreparedData) -> Paired:
     """Run both models on the test rows of ``data``, which ``new`` was exported with. Raises ``Incomparable``."""
     check_same_question(new.signature, old.signature)
     if new.signature["task"] == "next token":
-        raise Incomparable("models of tokens are not compared; promote this one in a registry of its own")
+        check_same_tokens(new, old)
     check_unseen(new.signature["holdout"], old.signature["holdout"])
     records = held_out_rows(data)
     if new.encoding == old.encoding:
@@ -98,6 +106,21 @@ def check_same_question(new: DeployedSignature, old: DeployedSignature) -> None:
         different = sorted(set(new["classes"]) ^ set(old["classes"]))[0]
         where = "the promoted model" if different in old["classes"] else "this model"
         raise Incomparable(f"the class {different!r} is known to {where} only; promote it in a registry of its own")
+
+
+def check_same_tokens(new: Package, old: Package) -> None:
+    """Raise ``Incomparable`` unless both take rows of the same tokens: as many, from as large a vocabulary, by the same
+    tokenizer. Packages without one are believed."""
+    (_, length, vocabulary), theirs = (each.signature["outputs"][0]["shape"] for each in (new, old))
+    if theirs[1:] != [length, vocabulary]:
+        raise Incomparable(
+            f"the promoted model takes rows of {theirs[1]} tokens from {theirs[2]:,}, this one of {length} from "
+            f"{vocabulary:,}; promote it in a registry of its own"
+        )
+    ours, known = new.tokenizer, old.tokenizer
+    if ours and known and ours != known:
+        name = next(name for name in sorted({*ours, *known}) if ours.get(name) != known.get(name))
+        raise Incomparable(f"the promoted model has another tokenizer ({name}); promote it in a registry of its own")
 
 
 def check_unseen(new: Holdout | None, old: Holdout | None) -> None:
@@ -143,14 +166,17 @@ def columns_of(new: Package, old: Package) -> tuple[RawColumns, RawColumns]:
 def numbered(found: np.ndarray, data: PreparedData) -> np.ndarray:
     """Names of classes as their numbers in ``data``; the two models may have them in another order."""
     places = {name: place for place, name in enumerate(data.signature.classes)}
-    return np.array([places[name] for name in found], np.float64) if places else found.astype(np.float64)
+    if places:
+        return np.array([places[name] for name in found], np.float64)
+    return found if found.dtype == bool else found.astype(np.float64)
 
 
 def on_tensors(package: Package, data: PreparedData, records: np.ndarray) -> np.ndarray:
     """The predictions of ``model.onnx``, fed with the rows as they are stored."""
     signature = package.signature
     outputs = predict(onnx_predictor(package.directory / signature["model"], 1), data.signature, records)
-    return np.array(signature["classes"])[outputs.argmax(axis=1)] if signature["classes"] else outputs[:, 0]
+    answers = answers_of(signature["task"], outputs)
+    return np.array(signature["classes"])[answers] if signature["classes"] else answers
 
 
 def on_raw(package: Package, columns: RawColumns, values: dict[str, np.ndarray]) -> np.ndarray:

@@ -11,9 +11,9 @@ import numpy as np
 
 from tasks.artifacts.exported import LatencyFigures
 from tasks.artifacts.prepared import Signature
-from tasks.export.timing.intervals import latency, ratio
-from tasks.export.timing.turns import FEWEST_LOADS, LOADS, Turns, take_turns, torch_threads, turn
 from tasks.models.predict import Predictor, inputs_of
+from tasks.timing.intervals import latency, ratio
+from tasks.timing.turns import FEWEST_LOADS, LOADS, Turns, take_turns, torch_threads, turn
 
 #: Calls at one batch size, of all variants together: six of them, loaded three times, in turns of two.
 FEWEST_CALLS = 36

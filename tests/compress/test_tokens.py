@@ -1,0 +1,72 @@
+"""A transformer is made smaller like any other network: its feed-forward layers pruned, or a shallower student."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from tasks.artifacts.prepared import PreparedData
+from tasks.compress.config import CompressionConfig
+from tasks.compress.engine import Work, choose, judge, propose
+from tasks.models.kept import cut
+from tasks.models.trained import TrainedModel
+from tasks.models.transformer import Transformer
+from tasks.models.transformer.hugging_face import files_of
+from tasks.train.config import TrainingConfig
+from tests.support.tokens import SIZES, small_transformer, token_data
+from tests.support.training import trained
+
+SHORT = TrainingConfig(epochs=2, batch_size=64, patience=0)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> PreparedData:
+    return token_data(tmp_path_factory.mktemp("tokens") / "data")
+
+
+@pytest.fixture(scope="module")
+def whole(data: PreparedData, tmp_path_factory: pytest.TempPathFactory) -> TrainedModel:
+    directory = tmp_path_factory.mktemp("whole") / "model"
+    small_transformer(directory, data, steps=40)
+    return TrainedModel.open(directory)
+
+
+def made(work: Work, directory: Path) -> TrainedModel:
+    propose(directory, work, [], {})
+    return TrainedModel.open(directory)
+
+
+def test_feed_forward_units_are_pruned_and_taught_again(
+    data: PreparedData, whole: TrainedModel, tmp_path: Path
+) -> None:
+    work = Work(whole, data, CompressionConfig("prune", share=0.5))
+    start = made(work, tmp_path / "start")
+    layers = [f"model.layers.{block}.mlp" for block in range(SIZES["num_hidden_layers"])]
+    assert start.kept.keys() == {f"{layer}.{name}_proj" for layer in layers for name in ("gate", "up", "down")}
+    directories = {"start": start.artifact.directory, "teacher": whole.artifact.directory}
+    tuned = TrainedModel.open(trained(data.artifact.directory, tmp_path / "tuned", 1, SHORT, **directories))
+    model, found = choose(work, [tuned], judge(work, tuned, 1.0, []))
+    assert model is tuned and found.tried[0].size.units.count(24) == 4 and "accuracy over tokens" in found.why
+
+
+def test_hugging_faces_library_loads_what_was_pruned(data: PreparedData, whole: TrainedModel, tmp_path: Path) -> None:
+    smaller = made(Work(whole, data, CompressionConfig("prune", share=0.5)), tmp_path / "start").load()
+    assert isinstance(smaller.network, Transformer)
+    for name, content in files_of(smaller.network):
+        (tmp_path / name).write_bytes(content)
+    rows = torch.from_numpy(np.array(data.split("test")["tokens"][:8]))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    with torch.no_grad():
+        assert (theirs(rows).logits - smaller(rows)).abs().max() < 1e-4
+        cut(smaller.network, {"model.layers.0.mlp.gate_proj": {"out": [0, 1]}})
+    assert not list(files_of(smaller.network)), "its layers have two sizes"
+
+
+def test_a_student_may_be_shallower(data: PreparedData, whole: TrainedModel, tmp_path: Path) -> None:
+    config = CompressionConfig("distil", students=[{"num_hidden_layers": 1}])
+    student = made(Work(whole, data, config), tmp_path / "student")
+    assert student.config.arguments == {**SIZES, "num_hidden_layers": 1}
