@@ -63,8 +63,9 @@ def tune_collectives(workspace: Workspace, prepared: ArtifactDirectory, config: 
         from tasks.collectives.tune.steps import UsersModel
         from tasks.collectives.tune.tuner import tune
 
-        crew = Crew.from_environment(os.environ, config.collectives.timeout)
         signature = open_prepared(Path(prepared.path)).signature
+        # Until its ranks have met, names are looked up on this machine alone.
+        crew = Crew.from_environment(os.environ, config.collectives.timeout)
         rows = max(1, config.training.batch_size // crew.world)
         tuning = tune(crew, config.collectives, UsersModel(config.model, signature, rows, config.training.seed))
         if tuning:

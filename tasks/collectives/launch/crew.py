@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -49,6 +49,8 @@ class Crew:
     #: The first of the local ranks, by which GPUs are chosen.
     first_local: int = 0
     prefix: str = ""
+    #: What ends when all ranks have met.
+    _meeting: ExitStack = field(default_factory=ExitStack)
     _launches: int = field(default=0, init=False)
 
     @classmethod
@@ -71,16 +73,19 @@ class Crew:
         rank, world = int(environment["RANK"]), int(environment["WORLD_SIZE"])
         host, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
         hosts_store = rank == 0 and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        # Until all have met: the thread of the store asks for the name of each process that connects to it.
+        meeting = ExitStack()
+        meeting.enter_context(names_of_this_machine(host))
         try:
-            with names_of_this_machine(host):
-                store = dist.TCPStore(
-                    host, port, is_master=hosts_store, wait_for_workers=False, timeout=timedelta(seconds=timeout)
-                )
+            store = dist.TCPStore(
+                host, port, is_master=hosts_store, wait_for_workers=False, timeout=timedelta(seconds=timeout)
+            )
         except dist.DistError as error:
+            meeting.close()
             raise NoLeader(f"rank {rank}: rank 0 at {host}:{port} cannot be reached within {timeout:g} s") from error
         local_world, local = int(environment.get("LOCAL_WORLD_SIZE", "1")), int(environment["LOCAL_RANK"])
         prefix = f"attempt-{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}/"
-        return cls(store, host, port, world, (rank,), local_world, timeout, local, prefix)
+        return cls(store, host, port, world, (rank,), local_world, timeout, local, prefix, meeting)
 
     @property
     def leads(self) -> bool:
@@ -130,7 +135,8 @@ class Crew:
     def meet(self, mine: Mapping[str, str]) -> None:
         """Wait for all ranks, and see that they are alike in ``mine`` (versions by name). Raises ``Interrupted`` naming
         the ranks that did not come, ``UserError`` naming the first that differs."""
-        came = self.from_all("hello", dict.fromkeys(self.ranks, mine), self.timeout)
+        with self._meeting:
+            came = self.from_all("hello", dict.fromkeys(self.ranks, mine), self.timeout)
         if missing := [rank for rank in range(self.world) if rank not in came]:
             raise Interrupted(f"{named(missing)} of {self.world} did not arrive within {self.timeout:g} s")
         for rank, its in came.items():
@@ -162,9 +168,10 @@ class Crew:
         name = f"launch-{self._launches}"
         children: dict[int, Running] = {}
         try:
-            for number, rank in enumerate(self.ranks):
-                children[rank] = Running(self._seat(rank, number, name), environment or {}, work, arguments)
-            outcomes = self._watch(children, f"{self.prefix}{name}/trouble")
+            with names_of_this_machine(self.host):
+                for number, rank in enumerate(self.ranks):
+                    children[rank] = Running(self._seat(rank, number, name), environment or {}, work, arguments)
+                outcomes = self._watch(children, f"{self.prefix}{name}/trouble")
         finally:
             for child in children.values():
                 child.kill()
