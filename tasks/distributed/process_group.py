@@ -30,17 +30,24 @@ class Group:
     backend: str
 
 
+def all_are_here() -> bool:
+    return os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
+
+
 def names_while_connecting() -> AbstractContextManager[None]:
     """Names of this machine, if all processes are on it. Waiting for another one may take minutes, in which the watcher
     for notices has to find its server by name."""
-    all_here = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
-    return names_of_this_machine(os.environ.get("MASTER_ADDR", "")) if all_here else nullcontext()
+    return names_of_this_machine(os.environ.get("MASTER_ADDR", "")) if all_are_here() else nullcontext()
 
 
-def meeting_store() -> dist.Store:
+def meeting_store(timeout: timedelta = timedelta(minutes=10)) -> dist.Store:
     """The store in which all processes meet, as the environment says; without torch elastic's own, rank 0 hosts it."""
     with names_while_connecting():
-        store, *_ = next(dist.rendezvous("env://"))
+        store, rank, world = next(dist.rendezvous("env://"))
+        if all_are_here():
+            # The thread of the store asks for the name of each process that connects to it.
+            store.set(f"connected/{rank}", "")
+            store.wait([f"connected/{other}" for other in range(world)], timeout)
     return store
 
 
