@@ -46,6 +46,7 @@ from tasks.errors import UserError
 from tasks.logs import logger
 from tasks.storage import AlreadyThere, MissingObject, Storage, StorageUnavailable, storage_for
 from tasks.train.checkpoint.layout import ATTEMPTS, Name, Retention, attempt_key, complete, newest_attempt, unfinished
+from tasks.train.checkpoint.priority import give_way, given_way_s, needed
 from tasks.train.checkpoint.publish import (
     STATE,
     Publisher,
@@ -173,7 +174,8 @@ class Checkpoints:
         self._step_wait: StepWait | None = None
         optimizer.register_step_pre_hook(self._wait_for_copy)
         self._failures = 0
-        #: Seconds from snapshot to publication of the last successful save; equal on all ranks.
+        #: Seconds from snapshot to publication that the last successful save needs when no steps run beside it; equal
+        #: on all ranks.
         self.publish_seconds = 0.0
         #: The last published checkpoint of this attempt.
         self.published: Name | None = None
@@ -264,8 +266,10 @@ class Checkpoints:
                 snapshot = take()
             finally:
                 self._copied.set()
+            give_way()
+            waited = given_way_s()
             name = self._publisher.publish(snapshot)
-            self.publish_seconds = self._peers.broadcast(time.perf_counter() - started)
+            self.publish_seconds = needed(self._peers.gather((time.perf_counter() - started, given_way_s() - waited)))
         except BaseException as error:
             outcome.set_exception(error)
         else:
