@@ -54,6 +54,7 @@ TASKS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
             "cron": "",
             "kickoff": None,
             "promotion": None,
+            "compression": None,
         },
     ),
     "report_data": lambda: (report_data, {**inputs("prepared"), "stages": []}),
