@@ -104,6 +104,7 @@ def check_killed_and_resumed(prepared: Path, place: Path, world: int, gradients:
     return outcome(whole)
 
 
+@pytest.mark.prove
 def test_powersgds_memory_is_in_the_checkpoint(prepared: Path, tmp_path: Path) -> None:
     found = check_killed_and_resumed(prepared, tmp_path, 2, EXCHANGES["powersgd"])
     newest = max((tmp_path / "whole/home").glob("step-*"))

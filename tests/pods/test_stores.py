@@ -1,4 +1,4 @@
-"""A rehearsal of training on Google's cloud: Flyte's prefixes are ``gs://``.
+"""A rehearsal of training on Google's and Azure's clouds: Flyte's prefixes are ``gs://`` and ``abfs://``.
 
 The packaged command of the training task runs as a pod, is killed once it has saved, and runs again as the next
 attempt.
@@ -65,7 +65,8 @@ def start(remote: Remote, template: Any, workdir: Path, name: str, previous: str
     return Pod.start(name, rendered(container.command, values), environment, workdir / name)
 
 
-@pytest.mark.parametrize("remote", ["gs"], indirect=True)
+@pytest.mark.prove
+@pytest.mark.parametrize("remote", ["gs", "abfs"], indirect=True)
 def test_a_killed_training_pod_goes_on_where_its_store_is(remote: Remote, template: Any, tmp_path: Path) -> None:
     table(tmp_path / "prepared", "classification")
     put_inputs(remote, tmp_path / "prepared")

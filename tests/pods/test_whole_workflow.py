@@ -32,6 +32,7 @@ def inputs_of(place: Rehearsal) -> dict[str, Literal]:
     return {"data": literal(table(place.bucket)), "target": literal(TARGET), "config": literal(CONFIG)}
 
 
+@pytest.mark.prove
 def test_prepared_data_is_found_again(local: Rehearsal) -> None:
     inputs = inputs_of(local)
     first, second = (local.execution(f"prepare-{seed}", seed=seed) for seed in (1, 2))

@@ -124,6 +124,7 @@ def test_run_remote_starts_what_it_registered_with_all_of_the_code(site: Site) -
     assert destinations == {"."}
 
 
+@pytest.mark.prove
 def test_without_copy_all_it_leaves_the_rest_behind(site: Site) -> None:
     """Which is why the README's command has the option."""
     (site.project / "nets.py").write_text("def build(signature): ...\n")

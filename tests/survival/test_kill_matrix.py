@@ -10,7 +10,16 @@ from typing import Any
 
 import pytest
 
-from tests.support.fault_schedule import DAMAGE, MOMENTS, RESUMING, disturbed, mislead, newest
+from tests.support.fault_schedule import (
+    DAMAGE,
+    MOMENTS,
+    RESUMING,
+    disturbed,
+    flip_shard,
+    mislead,
+    newest,
+    spoil_manifest,
+)
 from tests.support.training_runs import ALL, Fault, Job, attempt, outcome
 
 Undisturbed = Callable[[int], dict[str, str]]
@@ -18,6 +27,9 @@ Undisturbed = Callable[[int], dict[str, str]]
 
 def job_of(prepared: Path, place: Path, world: int) -> Job:
     return Job(prepared, place, world, str(place / "home"))
+
+
+QUICK_DAMAGE = (flip_shard, spoil_manifest, mislead)
 
 
 def name_of(fault: Fault) -> str:
@@ -63,7 +75,11 @@ def test_killed_at_any_moment_it_ends_the_same(
     assert outcome(job) == undisturbed(2)
 
 
-@pytest.mark.parametrize("damage", DAMAGE, ids=lambda damage: damage.__name__)
+@pytest.mark.parametrize(
+    "damage",
+    [pytest.param(damage, marks=[] if damage in QUICK_DAMAGE else pytest.mark.prove) for damage in DAMAGE],
+    ids=lambda damage: damage.__name__,
+)
 def test_damage_is_passed_over(
     damage: Callable[[Path], None], prepared: Path, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:

@@ -77,7 +77,7 @@ def test_of_a_divided_model_the_rows_are_named_too(spoilt: Path, tmp_path: Path)
     "faults",
     [
         [Fault("step", rank=1, at=12)],
-        [Fault("step", rank=0, at=17)],
+        pytest.param([Fault("step", rank=0, at=17)], marks=pytest.mark.prove),
         pytest.param([Fault("step", rank=0, at=14), Fault("step", rank=1, at=4)], marks=pytest.mark.prove),
         pytest.param([Fault("step", what="SIGTERM", rank=1, at=11)], marks=pytest.mark.prove),
         pytest.param([Fault("manifest", at=3)], marks=pytest.mark.prove),

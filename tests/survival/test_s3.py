@@ -75,7 +75,8 @@ def test_any_number_of_bad_answers_and_kills(seed: int, job: Job, store: FaultyS
     assert outcome(job) == undisturbed(2)
 
 
-@pytest.mark.parametrize("seconds", [3, pytest.param(30, marks=pytest.mark.prove)])
+@pytest.mark.prove
+@pytest.mark.parametrize("seconds", [3, 30])
 def test_a_store_that_is_away_for_a_while_is_waited_for(
     seconds: int, job: Job, store: FaultyS3, undisturbed: Undisturbed
 ) -> None:
