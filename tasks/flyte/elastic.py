@@ -208,8 +208,9 @@ class DistributedTask(PytorchElasticFunctionTask):
             return
         failure = failure_of(ended, reports)
         if local and isinstance(failure, FlyteRecoverableException):
-            # Nobody tries again here, so the user has to be told how.
-            raise UserError(f"{workspace.stage}: interrupted ({failure}); start it again to go on from there") from None
+            # Nobody tries again here, so the user has to be told how. As text it begins with Flyte's name of its kind.
+            why = failure.args[0]
+            raise UserError(f"{workspace.stage}: interrupted ({why}); start it again to go on from there") from None
         if failure is ended:
             raise ended
         raise failure from (None if isinstance(failure, UserError) else ended)
