@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from tasks.train.config import TrainingConfig
 from tests.support.training import log, refusal, table_of_numbers, trained
 from tests.support.training_runs import Fault, Job, attempt, outcome
 
+COMPILER = shutil.which("g++")
 #: 200 rows in batches of 48: the last is short.
 ROWS = 200
 COMPILED = TrainingConfig(epochs=3, batch_size=48, accumulation=2, compile=True, checkpoint_every=4)
@@ -22,6 +24,7 @@ COMPILED = TrainingConfig(epochs=3, batch_size=48, accumulation=2, compile=True,
 NEVER_AGAIN = {"model": ModelConfig("tests.support.nets:never_compiled_again")}
 
 
+@pytest.mark.skipif(not COMPILER, reason="there is no g++")
 def test_a_compiled_pass_computes_the_same_and_is_never_compiled_again(tmp_path: Path) -> None:
     data = table_of_numbers(tmp_path / "data", ROWS)
     plain = trained(data, tmp_path / "plain", 1, replace(COMPILED, compile=False), **NEVER_AGAIN)
@@ -35,6 +38,7 @@ def test_a_compiled_pass_computes_the_same_and_is_never_compiled_again(tmp_path:
 
 
 @pytest.mark.prove
+@pytest.mark.skipif(not COMPILER, reason="there is no g++")
 def test_a_compiled_training_that_was_killed_ends_the_same(tmp_path: Path) -> None:
     data = table_of_numbers(tmp_path / "data", 600)
     jobs = []
