@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
+from typing import TypeVar
 
 from flytekit import Deck, FlyteContextManager, current_context, task
 
@@ -33,6 +34,7 @@ from tasks.report.summary import (
 from tasks.settings import to_dict
 
 RUNS = Path("runs")
+Summary = TypeVar("Summary", RunSummary, DataSummary, ExportSummary, NetworkSummary, TuningSummary)
 
 
 @task(**WITH_DECK, **on("report"))
@@ -63,8 +65,6 @@ def report(
     from tasks.report.night import night_figures
     from tasks.report.stage_results import Results
 
-    local = runs_locally()
-    runs = RUNS if local else Path(current_context().working_directory) / RUNS
     measured = [network for network in networks if network]
     made = (local_path(each) for each in (trained, evaluated, exported))
     profiles = [local_path(network.artifact) for network in measured]
@@ -75,9 +75,8 @@ def report(
     figures = [StageFigures(stage.name, stage.seconds, stage.reused) for stage in runs_of_stages]
     inputs = {"inputs": {"data": data, "target": target}, **to_dict(config)}
     night = night_figures(cron, kickoff, datetime.now(UTC)) if kickoff else None
-    summary = build(runs, results, figures, inputs, night, promotion, compression)
-    Deck("Report", Path(summary.directory, summary.report).read_text(encoding="utf-8"))
-    return summary if local else replace(summary, directory=uploaded(summary.directory))
+    summary = build(runs_here(), results, figures, inputs, night, promotion, compression)
+    return shown(summary, "Report", summary.report)
 
 
 @task(**WITH_DECK, **on("report"))
@@ -88,13 +87,10 @@ def report_data(prepared: ArtifactDirectory, stages: list[StageRun]) -> DataSumm
     from tasks.report.data_engine import build_data
     from tasks.report.figures import StageFigures
 
-    local = runs_locally()
-    runs = RUNS if local else Path(current_context().working_directory) / RUNS
     figures = [StageFigures(stage.name, stage.seconds, stage.reused) for stage in stages]
-    address = "" if local else str(prepared.remote_source)
-    summary = build_data(runs, PreparedData.open(rows_path(prepared)), figures, address)
-    Deck("Data", Path(summary.directory, summary.card).read_text(encoding="utf-8"))
-    return summary if local else replace(summary, directory=uploaded(summary.directory))
+    address = "" if runs_locally() else str(prepared.remote_source)
+    summary = build_data(runs_here(), PreparedData.open(rows_path(prepared)), figures, address)
+    return shown(summary, "Data", summary.card)
 
 
 @task(**WITH_DECK, **on("report"))
@@ -104,12 +100,9 @@ def report_export(exported: ArtifactDirectory, stages: list[StageRun]) -> Export
     from tasks.report.engine import build_export
     from tasks.report.figures import StageFigures
 
-    local = runs_locally()
-    runs = RUNS if local else Path(current_context().working_directory) / RUNS
     figures = [StageFigures(stage.name, stage.seconds, stage.reused) for stage in stages]
-    summary = build_export(runs, local_path(exported), figures)
-    Deck("Export", Path(summary.directory, summary.report).read_text(encoding="utf-8"))
-    return summary if local else replace(summary, directory=uploaded(summary.directory))
+    summary = build_export(runs_here(), local_path(exported), figures)
+    return shown(summary, "Export", summary.report)
 
 
 @task(**WITH_DECK, **on("report"))
@@ -127,11 +120,8 @@ def report_network(network: MadeByElement) -> NetworkSummary:
     """Put a network profile and its page into a directory of this run. Never cached, as :func:`report`."""
     from tasks.report.network_engine import build_network
 
-    local = runs_locally()
-    runs = RUNS if local else Path(current_context().working_directory) / RUNS
-    summary = build_network(runs, local_path(network.artifact))
-    Deck("Network", Path(summary.directory, summary.page).read_text(encoding="utf-8"))
-    return summary if local else replace(summary, directory=uploaded(summary.directory))
+    summary = build_network(runs_here(), local_path(network.artifact))
+    return shown(summary, "Network", summary.page)
 
 
 @task(**WITH_DECK, **on("report"))
@@ -140,13 +130,20 @@ def report_tuning(tuned: MadeByElement) -> TuningSummary:
     """Put the tuner's result and its page into a directory of this run. Never cached, as :func:`report`."""
     from tasks.report.network_engine import build_tuning
 
-    local = runs_locally()
-    runs = RUNS if local else Path(current_context().working_directory) / RUNS
-    summary = build_tuning(runs, local_path(tuned.artifact))
-    Deck("Tuning", Path(summary.directory, summary.page).read_text(encoding="utf-8"))
-    return summary if local else replace(summary, directory=uploaded(summary.directory))
+    summary = build_tuning(runs_here(), local_path(tuned.artifact))
+    return shown(summary, "Tuning", summary.page)
 
 
-def uploaded(directory: str) -> str:
-    """The URI of a copy that stays: a pod's disk goes with the pod."""
-    return FlyteContextManager.current_context().file_access.put_raw_data(directory)
+def runs_here() -> Path:
+    """Where the directories of runs are: beside the user, or on the disk of a pod."""
+    return RUNS if runs_locally() else Path(current_context().working_directory) / RUNS
+
+
+def shown(summary: Summary, title: str, page: str) -> Summary:
+    """The summary, whose ``page`` is shown as the task's deck. A pod's directory is uploaded, as its disk goes with
+    the pod."""
+    Deck(title, Path(summary.directory, page).read_text(encoding="utf-8"))
+    if runs_locally():
+        return summary
+    stays = FlyteContextManager.current_context().file_access.put_raw_data(summary.directory)
+    return replace(summary, directory=stays)

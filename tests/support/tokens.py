@@ -16,7 +16,7 @@ from tasks.artifacts.prepared import TARGET, PreparedData
 from tasks.artifacts.token_rows import write_token_rows
 from tasks.models.config import ModelConfig
 from tasks.models.factory import build
-from tasks.models.trained import write_trained
+from tests.support.toys import as_artifact
 
 LENGTH, VOCABULARY = 16, 48
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -27,6 +27,12 @@ def word_tokenizer(size: int) -> transformers.PreTrainedTokenizerFast:
     tokenizer = Tokenizer(WordLevel({f"w{number}": number for number in range(size)}, unk_token="w0"))
     tokenizer.pre_tokenizer = Whitespace()
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0")
+
+
+def data_with_words(directory: Path) -> PreparedData:
+    """:func:`token_data` with a tokenizer beside it."""
+    word_tokenizer(VOCABULARY).save_pretrained(directory / "words")
+    return token_data(directory / "data", directory / "words")
 
 
 def token_data(directory: Path, tokenizer: Path | None = None) -> PreparedData:
@@ -52,14 +58,4 @@ def small_transformer(directory: Path, data: PreparedData, steps: int = 0) -> Ar
         optimiser.zero_grad()
         torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten()).backward()
         optimiser.step()
-    weights = model.state_dict()
-    return write_trained(
-        directory,
-        config=config,
-        signature=data.signature,
-        best=weights,
-        last=weights,
-        history={},
-        attempt={},
-        made_by={},
-    )
+    return as_artifact(directory, config, data, model.state_dict())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -126,7 +127,13 @@ class InTargetUnits(nn.Module):
 def untrained(directory: Path, data: PreparedData) -> Artifact:
     """The artifact of a small MLP as it was initialised."""
     config = ModelConfig(arguments={"hidden": [8]})
-    weights = build(config, data.signature, seed=0).state_dict()
+    return as_artifact(directory, config, data, build(config, data.signature, seed=0).state_dict())
+
+
+def as_artifact(
+    directory: Path, config: ModelConfig, data: PreparedData, weights: Mapping[str, torch.Tensor]
+) -> Artifact:
+    """The artifact of a model with these weights that says nothing of its training."""
     return write_trained(
         directory,
         config=config,

@@ -18,7 +18,6 @@ holds the model, the optimiser, the ``parts`` (scheduler, scaler, EMA: anything 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import threading
@@ -52,8 +51,8 @@ from tasks.train.checkpoint.publish import (
     Publisher,
     Snapshot,
     rank_file,
+    remove_stale_staging,
     run_and_gather,
-    staging_prefix,
 )
 from tasks.train.checkpoint.random_state import capture_random_state, restore_random_state
 from tasks.train.checkpoint.restore import (
@@ -391,13 +390,3 @@ def begin_attempt(sources: list[Storage]) -> tuple[int, list[Name]]:
             attempt = max(attempt, newest_attempt(home.list(ATTEMPTS))) + 1
     home.delete(unfinished(keys, before=attempt))
     return attempt, complete(keys)
-
-
-def remove_stale_staging(publisher: Publisher) -> None:
-    """Remove the staging directories that earlier attempts of this rank left on this machine."""
-    prefix = staging_prefix(publisher.storage, publisher.peers.rank)
-    for directory in publisher.storage.scratch().glob(f"{prefix}*"):
-        number = directory.name.removeprefix(prefix)
-        if number.isdigit() and int(number) < publisher.attempt:
-            with contextlib.suppress(OSError):
-                shutil.rmtree(directory)

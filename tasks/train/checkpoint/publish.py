@@ -226,3 +226,13 @@ def fsync(path: Path) -> None:
 def staging_prefix(storage: Storage, rank: int) -> str:
     home = hashlib.sha256(storage.base.encode()).hexdigest()[:12]
     return f"checkpoint-{home}-r{rank:05d}-a"
+
+
+def remove_stale_staging(publisher: Publisher) -> None:
+    """Remove the staging directories that earlier attempts of this rank left on this machine."""
+    prefix = staging_prefix(publisher.storage, publisher.peers.rank)
+    for directory in publisher.storage.scratch().glob(f"{prefix}*"):
+        number = directory.name.removeprefix(prefix)
+        if number.isdigit() and int(number) < publisher.attempt:
+            with suppress(OSError):
+                shutil.rmtree(directory)

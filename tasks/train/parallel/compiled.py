@@ -8,7 +8,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import cast
 
-from torch import Tensor, compile, nn
+import torch
+from torch import Tensor, nn
 
 from tasks.artifacts.training_record import CompiledPass
 from tasks.errors import UserError
@@ -35,7 +36,7 @@ def compiled(
 ) -> Compiled:
     """Compile forward and backward pass for ``inputs``, a micro-batch as training will have them: their strides are
     part of what is compiled for. Raises ``UserError`` if that fails, as without a C++ compiler."""
-    module = cast(nn.Module, compile(model, dynamic=False))
+    module = cast(nn.Module, torch.compile(model, dynamic=False))
 
     def seconds(of: Callable[..., Tensor]) -> float:
         started = time.perf_counter()

@@ -8,6 +8,7 @@ not count.
 from __future__ import annotations
 
 import resource
+import sys
 import time
 
 import torch
@@ -19,7 +20,7 @@ from tasks.distributed.process_group import Group
 from tasks.hardware.peaks import data_sheet_peak
 
 #: Width of the square matrices whose product is timed, on a CPU and on a GPU, and how often.
-WIDTH, GPU_WIDTH, PRODUCTS = 512, 8192, 8
+WIDTH, GPU_WIDTH, PRODUCTS = 512, 4096, 8
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -32,10 +33,12 @@ def throughput(
         return None
     name = torch.cuda.get_device_name(group.device) if group.device.type == "cuda" else "cpu"
     known = data_sheet_peak(name, kind)
-    figures = torch.tensor([known or measured_peak(group.device, kind), largest_memory(group.device)]).double()
+    memory = largest_memory(group.device)  # before the products, which need some of their own
+    mine = [known or measured_peak(group.device, kind), memory]
+    figures = torch.tensor(mine, dtype=torch.float64, device=group.device)
     everyones = [torch.empty_like(figures) for _ in range(group.world)]
-    dist.all_gather(everyones, figures.to(group.device))
-    peaks, memory = torch.stack(everyones).cpu().unbind(dim=1)
+    dist.all_gather(everyones, figures)
+    peaks, memories = torch.stack(everyones).cpu().unbind(dim=1)
     per_second = rows / seconds
     found = Throughput(
         rows_per_s=per_second,
@@ -43,13 +46,15 @@ def throughput(
         peak_flops=peaks.sum().item(),
         peak_from=f"the data sheet of {name}" if known else "measured",
         utilisation=per_second * flops_per_row / peaks.sum().item(),
-        memory_bytes=int(memory.max().item()),
+        memory_bytes=int(memories.max().item()),
     )
     return Throughput(**found, tokens_per_s=per_second * tokens_per_row) if tokens_per_row else found
 
 
 def measured_peak(device: torch.device, kind: str) -> float:
     """Floating-point operations per second of a product of large matrices: the best of some."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # what training has left is enough
     width = GPU_WIDTH if device.type == "cuda" else WIDTH
     one: Tensor = torch.ones(width, width, dtype=DTYPES[kind], device=device)
     best = float("inf")
@@ -66,7 +71,8 @@ def largest_memory(device: torch.device) -> int:
     """The most bytes that this process had at once: of tensors on a GPU, else of all it had in memory."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    # In KiB, on macOS in bytes.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def synchronise(device: torch.device) -> None:

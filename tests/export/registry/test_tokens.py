@@ -16,14 +16,12 @@ from tasks.export.registry.config import PromotionConfig
 from tasks.export.registry.promote import judge, promote
 from tasks.export.registry.store import Registry
 from tasks.models.trained import TrainedModel
-from tests.support.tokens import LENGTH, VOCABULARY, small_transformer, token_data, word_tokenizer
+from tests.support.tokens import LENGTH, VOCABULARY, data_with_words, small_transformer
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> PreparedData:
-    directory = tmp_path_factory.mktemp("tokens")
-    word_tokenizer(VOCABULARY).save_pretrained(directory / "words")
-    return token_data(directory / "data", directory / "words")
+    return data_with_words(tmp_path_factory.mktemp("tokens"))
 
 
 @pytest.fixture(scope="module")
