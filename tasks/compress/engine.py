@@ -164,15 +164,15 @@ def load_anew(model: TrainedModel) -> Predictor:
 
 
 def choose(work: Work, tuned: Sequence[TrainedModel], tried: Sequence[Tried]) -> tuple[TrainedModel, Compression]:
-    """The model to go on with, and why. ``tuned`` are the trained candidates, of which several may be the same.
+    """The model to go on with, and why. ``tuned`` are the networks that were trained, in the order of ``tried``; once the
+    search was over, the same one again.
 
     The test rows are looked at once, for the best candidate. One that was asked for is taken whatever it loses.
     """
     config, signature, rows = work.config, work.trained.signature, work.data.split("validation")
     metric, _ = HEADLINE[signature.task]
     given = not config.searches
-    sizes = [size_of(model) for model in tuned]
-    models = {one.name: tuned[sizes.index(one.size)] for one in tried}
+    models = {one.name: model for one, model in zip(tried, tuned, strict=False)}
     found = Compression(
         config.method,
         metric,

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 from tasks.artifacts.prepared import PreparedData, Signature, TensorSpec
 from tasks.compress.config import CompressionConfig
-from tasks.compress.engine import Work, propose
+from tasks.compress.engine import Work, choose, judge, propose
 from tasks.models.config import ModelConfig, TeachingConfig
 from tasks.models.factory import Predictor
 from tasks.models.trained import TrainedModel
@@ -126,6 +126,20 @@ def test_training_goes_on_from_a_models_weights_and_its_checkpoints_belong_to_it
     assert math.isclose(losses(further)[0], losses(further)[-1], rel_tol=0.5)
     trained(prepared, tmp_path / "x", 1, slow, ModelConfig("mlp", LARGE.arguments))
     assert "was made with start" in refusal(tmp_path / "x", 0), log(tmp_path / "x")
+
+
+def test_students_of_the_same_size_are_not_taken_for_each_other(prepared: Path, teacher: Path, tmp_path: Path) -> None:
+    students = [{"hidden": [8], "dropout": dropout} for dropout in (0.1, 0.2)]
+    config = CompressionConfig("distil", students=students, max_loss=100)
+    work = Work(TrainedModel.open(teacher), PreparedData.open(prepared), config)
+    models, tried = [], []
+    for number in range(3):
+        propose(tmp_path / str(number), work, tried, {})
+        models.append(TrainedModel.open(tmp_path / str(number)))
+        tried = judge(work, models[-1], 1.0, tried)
+    assert [one.candidate for one in tried] == [0, 1] and tried[0].size == tried[1].size
+    model, found = choose(work, models, tried)
+    assert found.taken == "hidden 8, dropout 0.2" and model.config.arguments["dropout"] == 0.2
 
 
 def test_what_cannot_be_taught_is_refused_in_one_line(prepared: Path, teacher: Path, tmp_path: Path) -> None:
