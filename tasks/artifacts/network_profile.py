@@ -256,12 +256,14 @@ class NetworkProfile:
     def launches(self) -> int:
         return max((len(m.launches) for m in self.measurements), default=0)
 
-    def of(self, operation: str, mode: Mode = "loop") -> list[Measurement]:
-        """The measurements of an operation in float32 and by sum, one in flight, by size; out of place if there is."""
+    def of(self, operation: str, mode: Mode = "loop", world: int = 0) -> list[Measurement]:
+        """The measurements of an operation in float32 and by sum, one in flight, by size; out of place if there is;
+        between all processes or ``world`` of them."""
+        world = world or self.fingerprint.world
         alike = [
             m
             for m in self.measurements
-            if (m.operation, m.mode, m.in_flight) == (operation, mode, 1)
+            if (m.operation, m.mode, m.in_flight, m.world) == (operation, mode, 1, world)
             and m.dtype in ("float32", "")
             and m.reduction in ("sum", "")
         ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
@@ -59,6 +59,9 @@ class CollectivesConfig(Settings):
     median is known to within 2 %."""
     launches: Annotated[int, Field(ge=1, le=100)] = 3
     """Fresh process groups that measure everything, one after another; intervals come from the spread between them."""
+    worlds: list[Annotated[int, Field(ge=2)]] = field(default_factory=list)
+    """Smaller numbers of processes that are measured, too, each once: what the model says of more processes is then
+    fitted to several numbers, and tested on the largest. They are taken from each host in turn."""
     pairs: bool = True
     """Measure each pair of ranks by itself, which tells a slow rank from a slow link."""
     overlap: bool = True
@@ -90,6 +93,8 @@ class CollectivesConfig(Settings):
             chosen = getattr(self, name)
             if not chosen or len(set(chosen)) < len(chosen):
                 raise self.reject(name, f"some of {', '.join(map(str, allowed))}, each once")
+        if len(set(self.worlds)) < len(self.worlds):
+            raise self.reject("worlds", "each number of processes once")
 
     @property
     def sizes(self) -> list[int]:
@@ -99,6 +104,12 @@ class CollectivesConfig(Settings):
             sizes.append(size)
             size *= self.factor
         return [*sizes, self.largest]
+
+    @property
+    def plain(self) -> CollectivesConfig:
+        """The same operations and sizes, in the one form that models are fitted to."""
+        one: dict[str, Any] = {"dtypes": ["float32"], "reductions": ["sum"], "modes": ["loop"], "in_flight": [1]}
+        return replace(self, **one, in_place=False)
 
     @property
     def measuring(self) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from tasks.collectives.config import CollectivesConfig
 from tasks.collectives.installed import beside
 from tasks.collectives.launch.crew import Crew
 from tasks.collectives.launch.numa import NODES, all_reduce_bound, why_not
-from tasks.collectives.launch.one_launch import launch, look
+from tasks.collectives.launch.one_launch import look
+from tasks.collectives.launch.worlds import groups_of, launch_all
 from tasks.collectives.suspects import suspects
 from tasks.collectives.tune.decision import FEWEST_TURNS
 from tasks.errors import UserError
@@ -51,13 +52,14 @@ def benchmark(
         found: list[NetworkProfile] = []
         if crew.from_leader("reused", lambda: find_profile(empty, config, found, reuse=reuse)):
             return (found[0], True) if found else None
-        launches: list[NetworkProfile] = []
+        groups = crew.from_leader("groups", lambda: groups_of(empty, config))
+        launches: list[Any] = []
         while len(launches) < config.launches or not crew.from_leader(
             f"enough/{len(launches)}", lambda: enough(merged(launches))
         ):
             if crew.leads:
                 LOG.info("launch %d of %d", len(launches) + 1, config.launches)
-            launches.append(crew.launch(launch, config, environment=environment))
+            launches.append(launch_all(crew, config, groups, environment))
         bound = numa_turns(crew, config, empty)
     if not crew.leads:
         return None

@@ -53,8 +53,11 @@ def table(profile: NetworkProfile) -> str:
     """A line for each case, under a heading for each operation. A percentile that too few iterations lie beyond and an
     interval of too few launches are a dash; ``*`` marks counts of iterations that ended when the time was over."""
     lines = [f"# {line}" for line in heading(profile)]
-    for operation, found in groupby(profile.measurements, key=lambda m: m.operation):
-        lines += ["#", f"# {operation}", "#" + row([name for name, _ in COLUMNS])[1:], "#" + row(list(UNITS))[1:]]
+    for (operation, world), found in groupby(profile.measurements, key=lambda m: (m.operation, m.world)):
+        some = (
+            "" if world == profile.fingerprint.world else f" between {world} of {profile.fingerprint.world} processes"
+        )
+        lines += ["#", f"# {operation}{some}", "#" + row([name for name, _ in COLUMNS])[1:], "#" + row(list(UNITS))[1:]]
         lines += [row(cells(m)) for m in found]
     lines += ["#", *(f"# {line}" for line in remarks(profile))]
     return "\n".join(line.rstrip() for line in lines)

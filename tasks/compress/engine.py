@@ -164,8 +164,8 @@ def load_anew(model: TrainedModel) -> Predictor:
 
 
 def choose(work: Work, tuned: Sequence[TrainedModel], tried: Sequence[Tried]) -> tuple[TrainedModel, Compression]:
-    """The model to go on with, and why. ``tuned`` are the networks that were trained, in the order of ``tried``; once the
-    search was over, the same one again.
+    """The model to go on with, and why. ``tuned`` are the networks that were trained, in the order of ``tried``; once
+    the search was over, the same one again.
 
     The test rows are looked at once, for the best candidate. One that was asked for is taken whatever it loses.
     """

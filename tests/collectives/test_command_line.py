@@ -15,7 +15,7 @@ from tests.support import REPOSITORY
 from tests.support.command_line import Ended, run_process
 
 ALONE = [sys.executable, "-m", "tasks.collectives"]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "tasks.collectives"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", "-m", "tasks.collectives"]
 SMALL = "{{operations: [all_reduce, barrier], smallest: 1024, largest: 4096, budget: 0.001, {}}}"
 
 
@@ -50,9 +50,12 @@ def test_it_starts_its_own_processes_and_keeps_the_profile(tmp_path: Path) -> No
 
 
 def test_under_torchrun_it_is_one_table(tmp_path: Path) -> None:
-    ended = start(tmp_path, TORCHRUN)
+    """Also of a smaller group, of which one of the processes is no part."""
+    ended = start(tmp_path, TORCHRUN, "launches: 1, worlds: [2, 4]")
     assert ended.returncode == 0, ended.stdout
-    assert len(measured(ended.stdout)) == 3 and ended.stdout.count("# 2 processes, gloo") == 1
+    assert len(measured(ended.stdout)) == 6 and ended.stdout.count("# 3 processes, gloo") == 1
+    assert "# all_reduce between 2 of 3 processes" in ended.stdout
+    assert "# left out: worlds 4: there are 3 processes" in ended.stdout
 
 
 @pytest.mark.parametrize(

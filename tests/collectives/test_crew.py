@@ -49,6 +49,15 @@ def trouble(work: Work, kind: str, rank: int) -> None:
         time.sleep(0.05)
 
 
+def test_some_of_the_ranks_are_a_group_of_their_own() -> None:
+    crew = Crew.here(3, 20)
+    assert [rank for rank, *_ in crew.launch(who, among=[[0, 2]])["ranks"]] == [0, 1]
+    assert len(crew.launch(who)["ranks"]) == 3
+    # Named by its rank outside of the group.
+    with pytest.raises(Interrupted, match=r"^rank 2 died"):
+        crew.launch(trouble, "die", 1, among=[[0, 2]])
+
+
 @pytest.mark.parametrize(
     ("kind", "error", "said"),
     [

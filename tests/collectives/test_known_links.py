@@ -24,6 +24,7 @@ from tasks.artifacts.network_tuning import DdpSettings
 from tasks.collectives.config import CollectivesConfig
 from tasks.collectives.launch.crew import Crew
 from tasks.collectives.launch.one_launch import launch
+from tasks.collectives.model.report import AllReduce, model_of
 from tasks.collectives.model.schemes import SCHEMES, judge, message_model
 from tasks.collectives.model.step_time import Compute, predict
 from tasks.collectives.regression import ENOUGH, compare, overall
@@ -169,6 +170,17 @@ def test_two_ranks_predict_three_and_four() -> None:
             (held_out,) = profile.of("all_reduce")
             assert ring.seconds(message, world, held_out.bytes).seconds == pytest.approx(held_out.p50, rel=0.1)
             assert judge("all_reduce", message, [held_out]).scheme == ring
+
+
+@pytest.mark.prove
+def test_smaller_groups_tell_what_all_reduce_follows() -> None:
+    with linked(4, 200) as links:
+        whole, *smaller = (fitted(links, world, 4 * MB) for world in (4, 2, 3))
+    measurements = [m for profile in (whole, *smaller) for m in profile.measurements]
+    model = model_of(replace(whole, measurements=tuple(measurements)))
+    assert isinstance(model, AllReduce) and model.tested is not None
+    assert model.scheme == SCHEMES["all_reduce"][0]
+    assert abs(dict(model.tested.errors)["ring"]) < 0.1
 
 
 @pytest.mark.prove

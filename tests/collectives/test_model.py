@@ -132,7 +132,8 @@ def test_ranks_that_share_cores_over_loopback_are_not_predicted() -> None:
     assert list(lines(profile(LOOPBACK, 2))) == ["4 ranks share 2 cores over loopback: no prediction"]
     assert list(lines(profile(LOOPBACK, 8)))[-2].startswith("all_reduce of 4194304 bytes between 8 ranks: 308 ms (")
     assert list(lines(profile(LOOPBACK, 8)))[-1] == "16 ranks share 8 cores over loopback: no prediction"
-    assert list(step_lines(profile(LOOPBACK, 2), COMPUTE)) == ["4 ranks share 2 cores over loopback: no prediction"]
+    (said,) = step_lines(profile(LOOPBACK, 2), COMPUTE)
+    assert said == "steps between more ranks are not predicted: 4 ranks share 2 cores over loopback"
 
 
 def test_what_a_latency_and_a_bandwidth_do_not_explain_is_not_predicted() -> None:
@@ -155,6 +156,35 @@ def test_why_no_steps_are_predicted_is_said() -> None:
     (said,) = step_lines(None, COMPUTE)
     assert said.endswith("not predicted: the history has no profile of this hardware; run the benchmark first")
     (said,) = step_lines(replace(good, measurements=good.measurements[:2]), COMPUTE)
-    assert said.endswith("they take a model of all_reduce, and the last profile has under 3 sizes of it")
+    assert said.endswith("not predicted: the profile has under 3 sizes of all_reduce")
     (said,) = step_lines(replace(good, fingerprint=replace(good.fingerprint, world=1)), COMPUTE)
-    assert said.endswith("and a single process has no link")
+    assert said.endswith("not predicted: a single process has no link")
+
+
+def several_worlds(scheme: Scheme, factor: float = 1.0) -> NetworkProfile:
+    """A profile of 4 ranks, measured between 2 and 3 of them, too; all 4 take ``factor`` times as long as they would by
+    the scheme."""
+    sizes = [4 * size for size in SIZES]
+    smaller = [m for world in (2, 3) for m in times(scheme, "all_reduce", world, sizes)]
+    return replace(profile(NETWORK, 8), measurements=(*times(scheme, "all_reduce", 4, sizes, factor=factor), *smaller))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES["all_reduce"], ids=lambda scheme: scheme.name)
+def test_what_all_reduce_follows_is_told_by_the_numbers_of_processes(scheme: Scheme) -> None:
+    whole = several_worlds(scheme)
+    said = list(lines(whole))
+    assert said[0].startswith(f"all_reduce follows the {scheme.name} (") and said[0].endswith(": 4 ranks from 2 and 3")
+    assert f"as all_reduce is a {scheme.name}" in said[1]
+    # By the other scheme 8 ranks would take another time.
+    (truth,) = times(scheme, "all_reduce", 8, [4 << 20])
+    assert said[2].startswith(f"all_reduce of 4194304 bytes between 8 ranks: {truth.p50 * 1e3:.3g} ms (")
+    assert fitted(whole)[-1]["seconds"] == pytest.approx(whole.of("all_reduce")[-1].p50, rel=0.02)
+
+
+def test_more_processes_that_follow_nothing_known_are_not_predicted() -> None:
+    whole = several_worlds(RING, factor=1.5)
+    (said,) = lines(whole)
+    assert said.startswith("all_reduce follows none of the known schemes (ring -33%, ") and said.endswith("prediction")
+    assert fitted(whole) == []
+    (said,) = step_lines(whole, COMPUTE)
+    assert said.startswith("steps between more ranks are not predicted: all_reduce follows none")

@@ -8,6 +8,7 @@ import pytest
 
 from tasks.collectives.config import OPERATIONS, CollectivesConfig
 from tasks.collectives.launch.one_launch import look
+from tasks.collectives.launch.worlds import spread
 from tasks.collectives.operations import support
 from tasks.collectives.operations.support import free_memory, kinds, memory_needed, possible, refuse_too_large
 from tasks.errors import UserError
@@ -82,3 +83,10 @@ def test_sizes_end_with_the_largest() -> None:
     assert CollectivesConfig(smallest=64, largest=1024, factor=4).sizes == [64, 256, 1024]
     assert CollectivesConfig(smallest=64, largest=1000, factor=4).sizes == [64, 256, 1000]
     assert CollectivesConfig(smallest=64, largest=64).sizes == [64]
+
+
+def test_smaller_groups_take_ranks_from_each_host_in_turn() -> None:
+    hosts = [(0, 1, 2, 3), (4, 5, 6, 7)]
+    assert spread(hosts, 2) == [[0], [4]]
+    assert spread(hosts, 5) == [[0, 1, 2], [4, 5]]
+    assert spread([(0, 1), (2,)], 2) == [[0], [2]] and spread([(0, 1, 2)], 2) == [[0, 1]]

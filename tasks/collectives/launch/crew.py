@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import chain
 from typing import Any
 
 import torch.distributed as dist
@@ -158,23 +159,33 @@ class Crew:
 
     # Children
 
-    def launch(self, work: Callable[..., Any], *arguments: Any, environment: Mapping[str, str] | None = None) -> Any:
+    def launch(
+        self,
+        work: Callable[..., Any],
+        *arguments: Any,
+        environment: Mapping[str, str] | None = None,
+        among: Sequence[Sequence[int]] = (),
+    ) -> Any:
         """What ``work(child, *arguments)`` gives on rank 0 of a fresh process group; None in processes without rank 0.
 
-        ``environment`` is added to the children's. Raises on all ranks: ``UserError`` if a rank refused,
-        ``Interrupted`` naming the rank that died or did not answer, ``RuntimeError`` for anything else.
+        ``environment`` is added to the children's. ``among`` are the ranks that take part, by host, rank 0 one of them;
+        all if it is empty. Raises on all ranks: ``UserError`` if a rank refused, ``Interrupted`` naming the rank that
+        died or did not answer, ``RuntimeError`` for anything else.
         """
         self._launches += 1
         name = f"launch-{self._launches}"
         children: dict[int, Running] = {}
         try:
             with names_of_this_machine(self.host):
-                for number, rank in enumerate(self.ranks):
-                    children[rank] = Running(self._seat(rank, number, name), environment or {}, work, arguments)
+                for seat, rank in self._seats(among, f"{self.prefix}{name}/children"):
+                    children[rank] = Running(seat, environment or {}, work, arguments)
                 outcomes = self._watch(children, f"{self.prefix}{name}/trouble")
+            if not children:
+                self._until_any(f"{self.prefix}{name}/outcome/0", f"{self.prefix}{name}/trouble")
         finally:
             for child in children.values():
                 child.kill()
+        outcomes = dict.fromkeys(self.ranks, Outcome("done")) | outcomes
         said = {rank: [outcome.kind, outcome.why, outcome.during] for rank, outcome in outcomes.items()}
         all_well = all(outcome.kind == "done" for outcome in outcomes.values())
         heard = self.from_all(f"{name}/outcome", said, self.timeout if all_well else 2 * GRACE)
@@ -182,10 +193,18 @@ class Crew:
         raise_if_failed({rank: Outcome(*heard.get(rank, unheard)) for rank in range(self.world)}, self.timeout)
         return children[0].result if self.leads else None
 
-    def _seat(self, rank: int, number: int, name: str) -> Seat:
-        local = self.first_local + number
-        prefix = f"{self.prefix}{name}/children"
-        return Seat(rank, self.world, local, self.local_world, self.host, self.port, prefix, self.timeout)
+    def _seats(self, among: Sequence[Sequence[int]], prefix: str) -> Iterator[tuple[Seat, int]]:
+        """The seats of this process's ranks in a group, and which they are outside of it."""
+        members = sorted(chain.from_iterable(among)) or list(range(self.world))
+        for number, rank in enumerate(self.ranks):
+            if rank in members:
+                here = next((len(host) for host in among if rank in host), self.local_world)
+                place = (members.index(rank), len(members), self.first_local + number, here)
+                yield Seat(*place, self.host, self.port, prefix, self.timeout), rank
+
+    def _until_any(self, *keys: str) -> None:
+        while not any(self.store.check([key]) for key in keys):
+            time.sleep(LOOK)
 
     def _watch(self, children: Mapping[int, Running], trouble: str) -> dict[int, Outcome]:
         """How each of this process's children ended. Once one of any process has failed, the others get ``GRACE``."""

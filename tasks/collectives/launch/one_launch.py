@@ -31,12 +31,14 @@ ALL_REDUCE = Kind("all_reduce", reduction="sum", in_place=True)
 
 def look(work: Work, config: CollectivesConfig) -> NetworkProfile:
     """What the group is, without measurements. Raises ``UserError`` for what cannot be measured in it."""
-    asked, left_out = possible(config, dist.get_backend(), dist.get_world_size())
+    world = dist.get_world_size()
+    asked, left_out = possible(config, dist.get_backend(), world)
     refuse_too_large(config, asked, free_memory_of(work.device))
     topology = topology_of(work.device)
     fingerprint = fingerprint_of(topology, work.device)
-    if dist.get_world_size() == 1:
+    if world == 1:
         left_out += [f"{what}: a single process has no link" for what in ("pairs", "overlap") if getattr(config, what)]
+    left_out += [f"worlds {n}: there are {world} processes" for n in config.worlds if n >= world]
     return NetworkProfile(fingerprint, 0.0, (), topology, left_out=tuple(left_out), settings=config.measuring)
 
 
@@ -57,6 +59,12 @@ def launch(work: Work, config: CollectivesConfig) -> NetworkProfile:
         pairs=pairs,
         products=products,
     )
+
+
+def measure_plain(work: Work, config: CollectivesConfig) -> tuple[Measurement, ...]:
+    """What the models are fitted to and tested on, in a group of some of the ranks."""
+    settle(prepare(ALL_REDUCE, config.smallest, work.device), work.device)
+    return tuple(measurements_of(work, config.plain))
 
 
 def measurements_of(work: Work, config: CollectivesConfig) -> Iterator[Measurement]:

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
 from tasks.artifacts.network_profile import Fitted, NetworkProfile
-from tasks.collectives.model.hockney import Hockney
-from tasks.collectives.model.schemes import SCHEMES, TOLERATED, judge, message_model, shared_cores
+from tasks.collectives.model.hockney import Estimate, Hockney
+from tasks.collectives.model.schemes import (
+    SCHEMES,
+    TOLERATED,
+    Scheme,
+    Verdict,
+    judge,
+    judge_by_worlds,
+    message_model,
+    shared_cores,
+)
 from tasks.collectives.model.step_time import Compute, predict
 
 FEWEST_SIZES = 3
@@ -18,44 +28,55 @@ NO_STEPS = "steps between more ranks are not predicted"
 RING = SCHEMES["all_reduce"][0]
 
 
+@dataclass(frozen=True)
+class AllReduce:
+    """How all_reduce works, and how long a message takes that was fitted to it."""
+
+    scheme: Scheme
+    message: Hockney
+    #: What the largest number of processes said of the scheme; None if there is no smaller number to fit to.
+    tested: Verdict | None
+
+    def seconds(self, world: int, size: float) -> Estimate:
+        return self.scheme.seconds(self.message, world, size)
+
+
 def lines(profile: NetworkProfile) -> Iterator[str]:
     """The messages of the all_reduce, what each operation follows, and the all_reduce between more ranks."""
-    here = profile.fingerprint.world
-    if reason := shared_cores(profile, here):
-        yield reason
+    here, model = profile.fingerprint.world, model_of(profile)
+    if isinstance(model, str):
+        if profile.of("all_reduce") and here > 1:
+            yield f"{model}: no prediction"
         return
-    message = message_of(profile)
-    if message is None:
-        return
-    off = f"sizes left out of the fit are off by {message.error:.0%}"
-    if message.error > TOLERATED:
-        yield f"a latency and a bandwidth do not explain the all_reduce ({off}): no prediction"
-        return
+    message = model.message
     breaks = "".join(f", another from {int(size)} bytes" for size in message.breaks)
+    if model.tested:
+        yield f"{model.tested}: {here} ranks from {' and '.join(map(str, smaller_worlds(profile)))}"
     yield (
         f"a message takes {message.latency * 1e6:.0f} us and its bytes at {message.bandwidth / 1e9:.3g} GB/s{breaks}, "
-        f"if all_reduce is a ring ({off})"
+        f"{'as' if model.tested else 'if'} all_reduce is a {model.scheme.name} ({off(message)})"
     )
     for name in dict.fromkeys(m.operation for m in profile.measurements):
         if name in SCHEMES and name != "all_reduce":
-            yield str(judge(name, message, profile.of(name)[-1:]))
+            worlds = (here, *smaller_worlds(profile))
+            yield str(judge(name, message, [m for world in worlds for m in profile.of(name, world=world)[-1:]]))
     size = profile.of("all_reduce")[-1].bytes
     for world in (2 * here, 4 * here):
         if reason := shared_cores(profile, world):
-            yield reason
+            yield f"{reason}: no prediction"
             return
-        expected = RING.seconds(message, world, size)
+        expected = model.seconds(world, size)
         yield f"all_reduce of {size} bytes between {world} ranks: {expected.milliseconds} expected, on a like network"
 
 
 def fitted(profile: NetworkProfile) -> list[Fitted]:
     """The model of all_reduce between its smallest and its largest size; empty where it explains nothing."""
-    message = message_of(profile)
-    if message is None or message.error > TOLERATED or shared_cores(profile, profile.fingerprint.world):
+    model = model_of(profile)
+    if isinstance(model, str):
         return []
     measured, world = profile.of("all_reduce"), profile.fingerprint.world
     sizes = np.geomspace(measured[0].bytes, measured[-1].bytes, CURVE_POINTS).round().astype(int).tolist()
-    estimates = [(size, RING.seconds(message, world, size)) for size in sizes]
+    estimates = [(size, model.seconds(world, size)) for size in sizes]
     return [Fitted(bytes=size, seconds=e.seconds, low=e.low, high=e.high) for size, e in estimates]
 
 
@@ -65,19 +86,15 @@ def step_lines(profile: NetworkProfile | None, compute: Compute) -> Iterator[str
     if profile is None:
         yield f"{NO_STEPS}: the history has no profile of this hardware; run the benchmark first"
         return
-    here, message = profile.fingerprint.world, message_of(profile)
-    if message is None:
-        why = "a single process has no link" if here < 2 else f"the last profile has under {FEWEST_SIZES} sizes of it"
-        yield f"{NO_STEPS}: they take a model of all_reduce, and {why}"
-        return
-    if message.error > TOLERATED:
-        yield f"{NO_STEPS}: a latency and a bandwidth do not explain the all_reduce of the last profile"
+    here, model = profile.fingerprint.world, model_of(profile)
+    if isinstance(model, str):
+        yield f"{NO_STEPS}: {model}"
         return
     for world in (here, 2 * here, 4 * here):
         if reason := shared_cores(profile, world):
-            yield reason
+            yield f"{reason}: no prediction"
             return
-        expected = predict(compute, partial(RING.seconds, message, world))
+        expected = predict(compute, partial(model.seconds, world))
         share = expected.efficiency
         yield (
             f"a step between {world} ranks: {expected.step.milliseconds} expected, of which computation is "
@@ -85,9 +102,35 @@ def step_lines(profile: NetworkProfile | None, compute: Compute) -> Iterator[str
         )
 
 
-def message_of(profile: NetworkProfile) -> Hockney | None:
-    """The model of a message if all_reduce is a ring; None if there are too few sizes, or no network."""
-    measured = profile.of("all_reduce")
-    if len(measured) < FEWEST_SIZES or profile.fingerprint.world < 2:
-        return None
-    return message_model(RING, measured)
+def model_of(profile: NetworkProfile) -> AllReduce | str:
+    """The model of all_reduce, fitted to every number of processes that was measured; or why there is none.
+
+    Of one number alone a ring is assumed. Otherwise the largest is held out of a fit to the others, which says what
+    all_reduce follows.
+    """
+    here = profile.fingerprint.world
+    if here < 2:
+        return "a single process has no link"
+    if reason := shared_cores(profile, here):
+        return reason
+    largest, smaller = profile.of("all_reduce"), smaller_worlds(profile)
+    if len(largest) < FEWEST_SIZES:
+        return f"the profile has under {FEWEST_SIZES} sizes of all_reduce"
+    fewer = [m for world in smaller for m in profile.of("all_reduce", world=world)]
+    tested = judge_by_worlds("all_reduce", fewer, largest[-1:]) if fewer else None
+    if tested and tested.scheme is None:
+        return str(tested).removesuffix(": no prediction")
+    scheme = tested.scheme if tested and tested.scheme else RING
+    message = message_model(scheme, [*fewer, *largest])
+    if message.error > TOLERATED:
+        return f"a latency and a bandwidth do not explain the all_reduce ({off(message)})"
+    return AllReduce(scheme, message, tested)
+
+
+def smaller_worlds(profile: NetworkProfile) -> list[int]:
+    """The numbers of processes below the whole between which all_reduce was measured."""
+    return sorted({m.world for m in profile.measurements if m.operation == "all_reduce"} - {profile.fingerprint.world})
+
+
+def off(message: Hockney) -> str:
+    return f"sizes left out of the fit are off by {message.error:.0%}"

@@ -7,7 +7,7 @@ hypothesis: it is used for predictions only after it has predicted measurements 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tasks.artifacts.network_profile import Measurement, NetworkProfile
@@ -84,9 +84,22 @@ def message_model(scheme: Scheme, measured: Sequence[Measurement]) -> Hockney:
 
 def judge(operation: str, message: Hockney, held_out: Sequence[Measurement]) -> Verdict:
     """Test each scheme of the operation on measurements that ``message`` was not fitted to."""
+    return verdict(operation, dict.fromkeys(SCHEMES.get(operation, ()), message), held_out)
+
+
+def judge_by_worlds(operation: str, smaller: Sequence[Measurement], held_out: Sequence[Measurement]) -> Verdict:
+    """Test each scheme of the operation on more processes than those that a message is fitted to, assuming that scheme.
+
+    Raises ``ValueError`` for fewer than 3 sizes of messages.
+    """
+    messages = {scheme: message_model(scheme, smaller) for scheme in SCHEMES[operation]}
+    return verdict(operation, messages, held_out)
+
+
+def verdict(operation: str, messages: Mapping[Scheme, Hockney], held_out: Sequence[Measurement]) -> Verdict:
     errors = {
         scheme: max((scheme.seconds(message, m.world, m.bytes).seconds / m.p50 - 1 for m in held_out), key=abs)
-        for scheme in SCHEMES.get(operation, ())
+        for scheme, message in messages.items()
     }
     passed = [scheme for scheme, error in errors.items() if abs(error) <= TOLERATED]
     best = min(passed, key=lambda scheme: abs(errors[scheme]), default=None)
@@ -98,5 +111,5 @@ def shared_cores(profile: NetworkProfile, world: int) -> str:
     nothing."""
     cores = sum(host.cores for host in profile.topology.hosts)
     if profile.topology.loopback and world > cores:
-        return f"{world} ranks share {cores} cores over loopback: no prediction"
+        return f"{world} ranks share {cores} cores over loopback"
     return ""
