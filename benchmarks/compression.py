@@ -88,6 +88,12 @@ class Bench:
         training = TrainingConfig(epochs=epochs, seed=seed)
         return train(self.data.artifact.directory, self.directory / f"{name}-{seed}", model, training, **more)
 
+    def teacher(self, seed: int) -> TrainedModel:
+        """The whole network, which both parts begin with."""
+        if (made := self.directory / f"teacher-{seed}").exists():
+            return TrainedModel.open(made)
+        return self.train("teacher", self.sizes.hidden, seed, self.sizes.epochs)
+
     def start(self, name: str, trained: TrainedModel, seed: int, config: CompressionConfig) -> Path:
         """The network that a training begins with, as the stage makes it."""
         directory = self.directory / f"{name}-start-{seed}"
@@ -118,7 +124,7 @@ def pruned(bench: Bench) -> Table:
     half = [width // 2 for width in sizes.hidden]
     altogether = sizes.epochs + sizes.pruned_epochs
     for seed in range(sizes.pruned_seeds):
-        teacher = bench.train("teacher", sizes.hidden, seed, sizes.epochs)
+        teacher = bench.teacher(seed)
         start = bench.start("pruned", teacher, seed, CompressionConfig("prune", share=0.5))
         place = teacher.artifact.directory
         models = {
@@ -147,7 +153,7 @@ def pruned(bench: Bench) -> Table:
 def student(bench: Bench) -> Table:
     sizes = bench.sizes
     accuracies: dict[str, list[float]] = {"teacher": [], "labels alone": [], "with its teacher": []}
-    teacher = bench.train("whole", sizes.hidden, 0, sizes.epochs)
+    teacher = bench.teacher(0)
     accuracies["teacher"].append(bench.accuracy(teacher))
     config, models = CompressionConfig("distil", students=[{"hidden": list(sizes.student)}]), {"teacher": teacher}
     for seed in range(sizes.student_seeds):
@@ -215,8 +221,7 @@ def main(quick: bool, parts: Sequence[str]) -> Iterator[Table]:
         prepare(directory / "prepared", source, "label", DataConfig(), {"command": "benchmarks/compression.py"}, 1)
         data = PreparedData.open(directory / "prepared")
         for part in parts:
-            (directory / part).mkdir()
-            yield PARTS[part](Bench(data, directory / part, sizes))
+            yield PARTS[part](Bench(data, directory, sizes))
 
 
 if __name__ == "__main__":
