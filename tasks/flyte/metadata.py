@@ -11,6 +11,7 @@ from flytekit import Cache, Resources
 from flytekit.extras.accelerators import BaseAccelerator, GPUAccelerator, MultiInstanceGPUAccelerator
 
 from tasks.artifacts.versions import CODE, code_version
+from tasks.flyte.literal_types import describe_once
 from tasks.flyte.pods import needs_template, pod_template
 from tasks.hardware.cpus import CPU
 from tasks.hardware.memory import MEMORY
@@ -31,6 +32,8 @@ NO_TELEMETRY = {"ORT_DISABLE_TELEMETRY": "1"}
 #: For a task with a deck of its own, and none of flytekit's: for the list of dependencies it runs pip in the pod, which
 #: takes seconds and asks the network whether there is a newer pip.
 WITH_DECK: dict[str, Any] = {"enable_deck": True, "deck_fields": ()}
+
+describe_once()
 
 
 def on(stage: str, besides: tuple[str, ...] = (), *, cached: bool = True) -> dict[str, Any]:

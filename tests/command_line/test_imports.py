@@ -24,6 +24,21 @@ def test_the_workflow_loads_no_engine() -> None:
     assert "flytekit" in loaded and not loaded & set(HEAVY)
 
 
+COUNT = """
+import collections, mashumaro.jsonschema as schema
+counts, build = collections.Counter(), schema.build_json_schema
+schema.build_json_schema = lambda of: counts.update([of.__name__]) or build(of)
+import workflows.training
+print(counts["StageRun"], counts["TrainingConfig"], max(counts.values()))
+"""
+
+
+def test_a_dataclass_is_described_once() -> None:
+    """Flyte's type of it, for all signatures that mention it; once more where a hash method belongs to it."""
+    said = subprocess.run([sys.executable, "-c", COUNT], capture_output=True, text=True, check=True).stdout
+    assert said.split() == ["1", "2", "2"]
+
+
 def test_tasks_without_a_process_group_load_no_torch() -> None:
     for room, loaded in zip(PLAIN, loaded_by(*(f"tasks.{room}.task" for room in PLAIN)), strict=True):
         assert f"tasks.{room}.task" in loaded, room
