@@ -45,7 +45,6 @@ from tasks.train.loop.step import make_optimizer, micro_batches, padded_rows
 from tasks.train.loop.train_loop import TrainLoop
 from tasks.train.network import Applied, agreed
 from tasks.train.parallel.compiled import Compiled, compiled
-from tasks.train.parallel.divide import DividedModel, divide
 from tasks.train.parallel.layout import Layout
 from tasks.train.parallel.model import ParallelModel
 from tasks.train.parallel.replicas import check_exchange, replicate
@@ -248,8 +247,11 @@ def pieces_of(data: PreparedData, training: TrainingConfig, shares: int) -> list
 
 def divide_model(
     predictor: Predictor, data: PreparedData, training: TrainingConfig, layout: Layout, group: Group
-) -> DividedModel:
+) -> ParallelModel:
     """Divide the model for micro-batches of the size that this training has."""
+    # Half a second on every process, which most trainings need not spend.
+    from tasks.train.parallel.divide import divide
+
     pieces = pieces_of(data, training, layout.data_size)
     return divide(predictor, layout, group.device, training.seed, micro_batches=len(pieces), rows=pieces[0].stop)
 

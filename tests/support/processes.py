@@ -7,6 +7,9 @@ import multiprocessing
 import socket
 from pathlib import Path
 
+# It has a list of its own, and the last one that is set counts, for the whole process.
+import tasks.collectives.launch.child  # noqa: F401
+
 #: Starts a process in a tenth of a second; it has torch, the training engine and flytekit's commands, but no workflow.
 FORK = multiprocessing.get_context("forkserver")
 FORK.set_forkserver_preload(
