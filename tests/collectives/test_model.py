@@ -53,6 +53,18 @@ def test_the_interval_holds_the_next_launch_about_19_times_of_20() -> None:
     assert 180 <= held <= 200
 
 
+def test_a_size_that_launches_disagree_about_counts_little() -> None:
+    """Medians of launches over a link of 200 Mbit/s, in milliseconds: the smallest waits for processors."""
+    measured_ms = {
+        8 << 10: [0.31, 1.17, 0.61],
+        32 << 10: [1.402, 1.404, 1.401],
+        128 << 10: [5.53, 5.517, 5.508],
+        512 << 10: [21.965, 21.95, 21.976],
+    }
+    model = fit({size: [ms / 1e3 for ms in found] for size, found in measured_ms.items()})
+    assert model.seconds(2 << 20).seconds == pytest.approx(87.81e-3, rel=0.01)
+
+
 def test_no_time_is_negative_or_infinite() -> None:
     falling = {size: [1e-3 / (1 + index)] for index, size in enumerate(SIZES)}
     estimate = fit(falling).seconds(1 << 30)

@@ -2,6 +2,10 @@
 
 One latency and one bandwidth fit badly over many sizes, because caches and protocols change with the size. So the time
 per byte may change at measured sizes; how often is decided by how well left-out sizes are predicted.
+
+Sizes count by how well they are known: small messages wait for processors as well as for the link, and their medians
+may differ by half between launches whose large messages agree to 0.1 %. Over a link of 200 Mbit/s 4 MB were predicted
+from 16 KB to 1 MB with an error of 4.4 % (root mean square) when all counted alike, and of 0.5 % so.
 """
 
 from __future__ import annotations
@@ -16,6 +20,8 @@ from scipy.stats import t as student
 
 #: Another piece is tried while the error on left-out sizes is above this, and has to make it smaller by this factor.
 GOOD_ENOUGH, WORTH_A_PIECE = 0.02, 0.8
+#: No size is taken to be known better than to this share of its time.
+BEST_KNOWN = 0.01
 MOST_BREAKS = 2
 CONFIDENCE = 0.95
 
@@ -81,19 +87,30 @@ def basis(sizes: Sequence[float], breaks: Sequence[float]) -> np.ndarray:
     return np.hstack([np.ones_like(x), np.clip(np.minimum(x, ends) - starts, 0, None)])
 
 
-def least_squares(sizes: Sequence[float], seconds: Sequence[float], breaks: Sequence[float]) -> np.ndarray:
-    """Latency and seconds per byte, none below 0, of the least sum of squared relative errors."""
-    return nnls(basis(sizes, breaks) / np.asarray(seconds)[:, None], np.ones(len(sizes)))[0]
+def weights_of(launches: Sequence[Sequence[float]]) -> np.ndarray:
+    """How much each size counts, by its seconds in each launch: 1 / the standard deviation of their logarithms."""
+    spreads = [np.log(seconds).std(ddof=1) if len(seconds) > 1 else 0.0 for seconds in launches]
+    return 1 / np.maximum(BEST_KNOWN, spreads)
 
 
-def left_out_error(sizes: Sequence[float], seconds: Sequence[float], breaks: Sequence[float]) -> float:
-    """The relative error of each size when it is left out of the fit: root mean square."""
+def least_squares(
+    sizes: Sequence[float], seconds: Sequence[float], weights: np.ndarray, breaks: Sequence[float]
+) -> np.ndarray:
+    """Latency and seconds per byte, none below 0, of the least sum of squared relative errors times their weights."""
+    relative = basis(sizes, breaks) / np.asarray(seconds)[:, None]
+    return nnls(relative * weights[:, None], weights)[0]
+
+
+def left_out_error(
+    sizes: Sequence[float], seconds: Sequence[float], weights: np.ndarray, breaks: Sequence[float]
+) -> float:
+    """The relative error of each size when it is left out of the fit: the weighted root mean square."""
     errors = []
     for out in range(len(sizes)):
         rest = [i for i in range(len(sizes)) if i != out]
-        fitted = least_squares([sizes[i] for i in rest], [seconds[i] for i in rest], breaks)
+        fitted = least_squares([sizes[i] for i in rest], [seconds[i] for i in rest], weights[rest], breaks)
         errors.append(float(basis([sizes[out]], breaks)[0] @ fitted) / seconds[out] - 1)
-    return float(np.sqrt(np.mean(np.square(errors))))
+    return float(np.sqrt(np.average(np.square(errors), weights=np.square(weights))))
 
 
 def fit(points: Mapping[float, Sequence[float]]) -> Hockney:
@@ -105,16 +122,19 @@ def fit(points: Mapping[float, Sequence[float]]) -> Hockney:
     count = min((len(points[size]) for size in sizes), default=0)
     if len(sizes) < 3 or count < 1:
         raise ValueError(f"a latency and a bandwidth are fitted to 3 sizes or more, not to {len(sizes)}")
+    weights = weights_of([points[size][:count] for size in sizes])
     typical = [float(np.exp(np.mean(np.log(points[size])))) for size in sizes]
     best: tuple[float, ...] = ()
-    error = left_out_error(sizes, typical, best)
+    error = left_out_error(sizes, typical, weights, best)
     for pieces in range(1, MOST_BREAKS + 1):
         # A piece needs two sizes of its own, or its bandwidth would be that of a single point.
         inner = range(1, len(sizes) - 2)
         allowed = [c for c in combinations(inner, pieces) if all(b - a >= 2 for a, b in pairwise(c))]
-        found = [(left_out_error(sizes, typical, [sizes[i] for i in c]), c) for c in allowed]
+        found = [(left_out_error(sizes, typical, weights, [sizes[i] for i in c]), c) for c in allowed]
         if found and error > GOOD_ENOUGH and min(found)[0] < WORTH_A_PIECE * error:
             error, chosen = min(found)
             best = tuple(sizes[i] for i in chosen)
-    launches = [least_squares(sizes, [points[size][launch] for size in sizes], best) for launch in range(count)]
+    launches = [
+        least_squares(sizes, [points[size][launch] for size in sizes], weights, best) for launch in range(count)
+    ]
     return Hockney(best, tuple(tuple(map(float, each)) for each in launches), error, (sizes[0], sizes[-1]))
