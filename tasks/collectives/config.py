@@ -61,7 +61,7 @@ class CollectivesConfig(Settings):
     """Fresh process groups that measure everything, one after another; intervals come from the spread between them."""
     worlds: list[Annotated[int, Field(ge=2)]] = field(default_factory=list)
     """Smaller numbers of processes that are measured, too, each once: what the model says of more processes is then
-    fitted to several numbers, and tested on the largest. They are taken from each host in turn."""
+    fitted to several numbers, and tested on each. They are taken from each host in turn."""
     pairs: bool = True
     """Measure each pair of ranks by itself, which tells a slow rank from a slow link."""
     overlap: bool = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 import numpy as np
 
@@ -34,7 +35,7 @@ class AllReduce:
 
     scheme: Scheme
     message: Hockney
-    #: What the largest number of processes said of the scheme; None if there is no smaller number to fit to.
+    #: What each number of processes said of the schemes fitted to the others; None if one number was measured.
     tested: Verdict | None
 
     def seconds(self, world: int, size: float) -> Estimate:
@@ -51,7 +52,8 @@ def lines(profile: NetworkProfile) -> Iterator[str]:
     message = model.message
     breaks = "".join(f", another from {int(size)} bytes" for size in message.breaks)
     if model.tested:
-        yield f"{model.tested}: {here} ranks from {' and '.join(map(str, smaller_worlds(profile)))}"
+        *most, last = map(str, (*smaller_worlds(profile), here))
+        yield f"{model.tested}: each of {', '.join(most)} and {last} ranks from the others"
     yield (
         f"a message takes {message.latency * 1e6:.0f} us and its bytes at {message.bandwidth / 1e9:.3g} GB/s{breaks}, "
         f"{'as' if model.tested else 'if'} all_reduce is a {model.scheme.name} ({off(message)})"
@@ -105,7 +107,7 @@ def step_lines(profile: NetworkProfile | None, compute: Compute) -> Iterator[str
 def model_of(profile: NetworkProfile) -> AllReduce | str:
     """The model of all_reduce, fitted to every number of processes that was measured; or why there is none.
 
-    Of one number alone a ring is assumed. Otherwise the largest is held out of a fit to the others, which says what
+    Of one number alone a ring is assumed. Otherwise each in turn is held out of a fit to the others, which says what
     all_reduce follows.
     """
     here = profile.fingerprint.world
@@ -113,15 +115,14 @@ def model_of(profile: NetworkProfile) -> AllReduce | str:
         return "a single process has no link"
     if reason := shared_cores(profile, here):
         return reason
-    largest, smaller = profile.of("all_reduce"), smaller_worlds(profile)
-    if len(largest) < FEWEST_SIZES:
+    worlds = [profile.of("all_reduce", world=world) for world in (*smaller_worlds(profile), here)]
+    if len(worlds[-1]) < FEWEST_SIZES:
         return f"the profile has under {FEWEST_SIZES} sizes of all_reduce"
-    fewer = [m for world in smaller for m in profile.of("all_reduce", world=world)]
-    tested = judge_by_worlds("all_reduce", fewer, largest[-1:]) if fewer else None
+    tested = judge_by_worlds("all_reduce", worlds) if len(worlds) > 1 else None
     if tested and tested.scheme is None:
         return str(tested).removesuffix(": no prediction")
     scheme = tested.scheme if tested and tested.scheme else RING
-    message = message_model(scheme, [*fewer, *largest])
+    message = message_model(scheme, list(chain.from_iterable(worlds)))
     if message.error > TOLERATED:
         return f"a latency and a bandwidth do not explain the all_reduce ({off(message)})"
     return AllReduce(scheme, message, tested)

@@ -7,7 +7,7 @@ hypothesis: it is used for predictions only after it has predicted measurements 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tasks.artifacts.network_profile import Measurement, NetworkProfile
@@ -84,23 +84,30 @@ def message_model(scheme: Scheme, measured: Sequence[Measurement]) -> Hockney:
 
 def judge(operation: str, message: Hockney, held_out: Sequence[Measurement]) -> Verdict:
     """Test each scheme of the operation on measurements that ``message`` was not fitted to."""
-    return verdict(operation, dict.fromkeys(SCHEMES.get(operation, ()), message), held_out)
+    return verdict(operation, {scheme: error_of(scheme, message, held_out) for scheme in SCHEMES.get(operation, ())})
 
 
-def judge_by_worlds(operation: str, smaller: Sequence[Measurement], held_out: Sequence[Measurement]) -> Verdict:
-    """Test each scheme of the operation on more processes than those that a message is fitted to, assuming that scheme.
+def judge_by_worlds(operation: str, worlds: Sequence[Sequence[Measurement]]) -> Verdict:
+    """Test each scheme of the operation on each number of processes: the largest size of it is predicted from the other
+    numbers. ``worlds`` has the measurements of each, by size.
 
     Raises ``ValueError`` for fewer than 3 sizes of messages.
     """
-    messages = {scheme: message_model(scheme, smaller) for scheme in SCHEMES[operation]}
-    return verdict(operation, messages, held_out)
+
+    def errors(scheme: Scheme) -> Iterator[float]:
+        for held_out in worlds:
+            others = [m for world in worlds if world is not held_out for m in world]
+            yield error_of(scheme, message_model(scheme, others), held_out[-1:])
+
+    return verdict(operation, {scheme: max(errors(scheme), key=abs) for scheme in SCHEMES[operation]})
 
 
-def verdict(operation: str, messages: Mapping[Scheme, Hockney], held_out: Sequence[Measurement]) -> Verdict:
-    errors = {
-        scheme: max((scheme.seconds(message, m.world, m.bytes).seconds / m.p50 - 1 for m in held_out), key=abs)
-        for scheme, message in messages.items()
-    }
+def error_of(scheme: Scheme, message: Hockney, held_out: Sequence[Measurement]) -> float:
+    """The worst: (predicted - measured) / measured."""
+    return max((scheme.seconds(message, m.world, m.bytes).seconds / m.p50 - 1 for m in held_out), key=abs)
+
+
+def verdict(operation: str, errors: Mapping[Scheme, float]) -> Verdict:
     passed = [scheme for scheme, error in errors.items() if abs(error) <= TOLERATED]
     best = min(passed, key=lambda scheme: abs(errors[scheme]), default=None)
     return Verdict(operation, best, tuple((scheme.name, error) for scheme, error in errors.items()))
