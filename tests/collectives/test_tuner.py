@@ -81,7 +81,8 @@ def test_over_a_slow_link_half_the_bytes_are_faster() -> None:
 def test_at_200_mbit_the_hook_is_worth_1_7_and_buckets_are_worth_nothing() -> None:
     with linked(2, 200) as links:
         half = decision(links, HALF, megabytes=48, seconds=60)
-        buckets = decision(links, DdpSettings(bucket_cap_mb=10), megabytes=48, seconds=60)
+        # A small difference takes more turns: some steps wait for a segment that is sent again, which costs 5 %.
+        buckets = decision(links, DdpSettings(bucket_cap_mb=10), megabytes=48, seconds=120)
     assert half.change
     assert half.gain >= 1.7
     assert not buckets.change

@@ -32,7 +32,7 @@ INTERFACE = "eth0"
 #: and ``tc`` counts Ethernet's 14, too.
 PAYLOAD = 1448 / 1514
 QUEUE = "burst 128k latency 400ms"
-TIMEOUT_S, COMMAND_TIMEOUT_S = 120, 480
+TIMEOUT_S, COMMAND_TIMEOUT_S = 240, 480
 #: Free, as a namespace has no other processes.
 PORT = 29500
 
