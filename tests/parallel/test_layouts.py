@@ -55,12 +55,13 @@ def expected(model: tuple[tuple[str, Any], ...], steps: int, double: bool) -> Ou
 
 
 def distance(found: Outcome, case: Case) -> float:
-    """The largest difference of losses, norms and weights from one process's."""
+    """The largest difference of losses and weights, and the largest relative one of norms, from one process's."""
     one = expected(tuple(case.model.items()), case.steps, case.double)
     assert found.weights.keys() == one.weights.keys()
     weights = max((found.weights[name] - one.weights[name]).abs().max().item() for name in one.weights)
-    numbers = zip(found.losses + found.norms, one.losses + one.norms, strict=True)
-    return max(weights, *(abs(a - b) for a, b in numbers))
+    losses = max(abs(a - b) for a, b in zip(found.losses, one.losses, strict=True))
+    norms = max(abs(a / b - 1) for a, b in zip(found.norms, one.norms, strict=True))
+    return max(weights, losses, norms)
 
 
 def check(case: Case, place: Path) -> None:
