@@ -39,6 +39,8 @@ def missing() -> str:
     """Why no such root can be made here; empty if it can."""
     if os.geteuid() != 0:
         return "needs root, to run RUN as root and the container as another user"
+    if Path(sys.prefix).is_relative_to("/tmp"):
+        return "needs an interpreter outside of /tmp, which is empty in the image"
     tried = subprocess.run(["unshare", "--mount", "true"], capture_output=True) if shutil.which("unshare") else None
     return "" if tried and tried.returncode == 0 else "needs mount namespaces (unshare --mount)"
 
