@@ -55,7 +55,7 @@ def test_under_torchrun_it_is_one_table(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stdout
     assert len(measured(ended.stdout)) == 6 and ended.stdout.count("# 3 processes, gloo") == 1
     assert "# all_reduce between 2 of 3 processes" in ended.stdout
-    assert "# left out: worlds 4: there are 3 processes" in ended.stdout
+    assert "# left out: worlds 4: not fewer than all 3" in ended.stdout
 
 
 @pytest.mark.parametrize(

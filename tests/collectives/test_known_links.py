@@ -24,7 +24,7 @@ from tasks.artifacts.network_tuning import DdpSettings
 from tasks.collectives.config import CollectivesConfig
 from tasks.collectives.launch.crew import Crew
 from tasks.collectives.launch.one_launch import launch
-from tasks.collectives.model.report import AllReduce, model_of
+from tasks.collectives.model.all_reduce import AllReduce, model_of
 from tasks.collectives.model.schemes import SCHEMES, judge, message_model
 from tasks.collectives.model.step_time import Compute, predict
 from tasks.collectives.regression import ENOUGH, compare, overall

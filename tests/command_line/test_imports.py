@@ -39,6 +39,19 @@ def test_a_dataclass_is_described_once() -> None:
     assert said.split() == ["1", "2", "2"]
 
 
+def test_annotations_that_cannot_be_remembered_are_described_all_the_same() -> None:
+    from typing import Annotated
+
+    from flytekit.core.type_engine import TypeEngine
+
+    from tasks.artifacts.compression import Size
+    from tasks.flyte.metadata import on
+
+    assert on("report")
+    described = TypeEngine.to_literal_type(Annotated[Size, {"unit": "parameters"}])
+    assert described == TypeEngine.to_literal_type(Size)
+
+
 def test_tasks_without_a_process_group_load_no_torch() -> None:
     for room, loaded in zip(PLAIN, loaded_by(*(f"tasks.{room}.task" for room in PLAIN)), strict=True):
         assert f"tasks.{room}.task" in loaded, room

@@ -75,8 +75,7 @@ def test_any_number_of_bad_answers_and_kills(seed: int, job: Job, store: FaultyS
     assert outcome(job) == undisturbed(2)
 
 
-@pytest.mark.prove
-@pytest.mark.parametrize("seconds", [3, 30])
+@pytest.mark.parametrize("seconds", [3, pytest.param(30, marks=pytest.mark.prove)])
 def test_a_store_that_is_away_for_a_while_is_waited_for(
     seconds: int, job: Job, store: FaultyS3, undisturbed: Undisturbed
 ) -> None:

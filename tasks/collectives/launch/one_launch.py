@@ -38,7 +38,7 @@ def look(work: Work, config: CollectivesConfig) -> NetworkProfile:
     fingerprint = fingerprint_of(topology, work.device)
     if world == 1:
         left_out += [f"{what}: a single process has no link" for what in ("pairs", "overlap") if getattr(config, what)]
-    left_out += [f"worlds {n}: there are {world} processes" for n in config.worlds if n >= world]
+    left_out += [f"worlds {n}: not fewer than all {world}" for n in config.worlds if n >= world]
     return NetworkProfile(fingerprint, 0.0, (), topology, left_out=tuple(left_out), settings=config.measuring)
 
 
