@@ -4,8 +4,8 @@ One latency and one bandwidth fit badly over many sizes, because caches and prot
 per byte may change at measured sizes; how often is decided by how well left-out sizes are predicted.
 
 Sizes count by how well they are known: small messages wait for processors as well as for the link, and their medians
-may differ by half between launches whose large messages agree to 0.1 %. Over a link of 200 Mbit/s 4 MB were predicted
-from 16 KB to 1 MB with an error of 4.4 % (root mean square) when all counted alike, and of 0.5 % so.
+may differ by a factor of 4 between launches whose large messages agree to 0.1 %. Over a link of 200 Mbit/s 4 MB were
+predicted from 16 KB to 1 MB with an error of 4.4 % (root mean square) when all counted alike, and of 0.4 % so.
 """
 
 from __future__ import annotations
