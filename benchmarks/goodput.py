@@ -7,7 +7,8 @@ Ray (release/train_tests, 8 workers, 4 preemptions, 1,600 steps) reports 75.6 % 
 at least 50 ms; the faults come at times drawn from a seed, which the trainer cannot see. *periodic* saves every 400
 steps and is killed without notice; *auto* chooses its interval, told a mean time between failures of 400 steps, and is
 killed without notice; *notice* saves every 400 steps and gets SIGTERM first. Executed steps are counted by the model
-and times from outside; start-up is what passes until an attempt's first step has begun.
+and times from outside; start-up is what passes until an attempt's first step has begun. The processes are forked from
+one that has imported torch, which takes seconds otherwise.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import math
 import os
 import random
 import signal
-import socket
 import tempfile
 import time
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from harness.command import benchmark
-from harness.processes import FRESH
+from harness.processes import FRESH, alone
 from harness.table import Column, Table
 from harness.turns import Figures
 from tasks import logs
@@ -42,11 +42,11 @@ from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import prepare
 from tasks.storage import storage_for
 from tasks.train.config import TrainingConfig
+from tasks.train.loop.coupled_rows import ROWS
 from tasks.train.survival.goodput import STALL, STEPS, read_attempts
 
 WORLD = 2
 SAVE_EVERY = STEPS_BETWEEN_FAILURES = 400
-FRESH.set_forkserver_preload(["torch", "torch._dynamo", "goodput", "tasks.train.run"])
 STEPS_PER_EPOCH = 20
 MODES = ("periodic", "auto", "notice")
 
@@ -78,8 +78,8 @@ class Steady(nn.Module):
         )
 
     def forward(self, inputs: Tensor) -> Tensor:
-        # The passes that settle the trainer's buckets are of one row.
-        if self.training and len(inputs) > 1:
+        # Smaller are the trainer's passes before the first step, which tell about the model and settle the buckets.
+        if self.training and len(inputs) > ROWS:
             if dist.get_rank() == 0:
                 with self.counter.open("ab", buffering=0) as executed:
                     executed.write(b".")
@@ -98,6 +98,8 @@ def rank_main(rank: int, port: int, plan: Plan, mode: str) -> None:
     from tasks.train.survival.guard import Preempted
 
     where = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": WORLD, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    # As under torch elastic, whose agent holds the store.
+    where["TORCHELASTIC_USE_AGENT_STORE"] = True
     os.environ.update({name: str(value) for name, value in where.items()})
     torch.set_num_threads(1)
     place = plan.place
@@ -129,10 +131,8 @@ def attempt(plan: Plan, mode: str, fault_at: float | None) -> tuple[bool, float,
     Whether they finished, and the seconds until the first step had begun and until all processes had ended.
     """
     counter = plan.place / f"{mode}.executed"
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    ranks = [FRESH.Process(target=rank_main, args=(rank, port, plan, mode), daemon=True) for rank in range(WORLD)]
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    ranks = [FRESH.Process(target=rank_main, args=(rank, store.port, plan, mode), daemon=True) for rank in range(WORLD)]
     before = counter.stat().st_size if counter.exists() else 0
     started = time.perf_counter()
     for process in ranks:
@@ -197,6 +197,7 @@ def main(quick: bool, steps: int, seed: int) -> Iterator[Table]:
         place = Path(directory)
         plan = Plan(place, 20, 0.03, faults=1) if quick else Plan(place, steps, 0.05, faults=4)
         prepare(place / "prepared", "", "", DataConfig(), {})
+        alone(len, "")  # starts the server that the ranks are forked from
         rows = {}
         for mode in MODES:
             rows[mode] = measure(plan, mode, seed)

@@ -10,9 +10,9 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-#: Forked from a server that has imported torch and the training engine, so that starting one takes no seconds.
+#: Forked from a server that has imported what the benchmarks import, so that starting one takes no seconds.
 FRESH = multiprocessing.get_context("forkserver")
-FRESH.set_forkserver_preload(["torch", "tasks.train.run"])
+FRESH.set_forkserver_preload(["torch._dynamo", "tasks.train.run", "tasks.preprocess.engine", "scipy.stats", "click"])
 
 
 def alone(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -231,7 +231,7 @@ class Checkpoints:
         started = time.perf_counter()
         self._wait_for_pending(tolerated=TOLERATED_FAILURES)
         tree, tensors = self._tree(progress)
-        if any(self._peers.gather(self._buffers is None or tensor_keys(tensors) != self._tensor_keys)):
+        if self._peers.any(self._buffers is None or tensor_keys(tensors) != self._tensor_keys):
             self._plan(tensors)
         assert self._buffers is not None
         parameters = (parameter for group in self._optimizer.param_groups for parameter in group["params"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -69,7 +69,7 @@ class TrainingState:
     def to_save(self) -> dict[str, Any]:
         """What a checkpoint holds besides model, optimiser, scaler, averaged weights and random generators."""
         return {
-            "progress": asdict(self.progress),
+            "progress": vars(self.progress),
             "best_weights": self.best_weights,
             "conditions": self.conditions,
         }

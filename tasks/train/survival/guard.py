@@ -178,8 +178,9 @@ class Guard:
         if self._checkpoints.published:
             self._recorder.saved(self._checkpoints.published.step)
         self._saved = step
-        # Exchange the measured stall at once: before the first save the interval is based on a guess.
-        self._schedule.exchange_by(step + 1)
+        if not (self._group_state and self._group_state.stall_s):
+            # Exchange the measured stall at once: before the first save the interval is based on a guess.
+            self._schedule.exchange_by(step + 1)
         return True
 
     def _add_stall(self, seconds: float) -> None:
