@@ -9,7 +9,7 @@ do neither. ``csv``: 500 k rows of 200 columns, one in a thousand with a value t
 ours sets the bad rows aside by line, Polars' bare sink drops nothing and reads them as null. ``linear``: rows of 50
 columns, doubled again and again, against a straight line. Contenders take turns, each in a fresh process; the first
 turn is discarded; reported are medians. Memory is the peak of the proportional set size of the process and its
-children, so that shared pages count once.
+children, so that shared pages count once, in a run before the turns.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -228,23 +228,40 @@ def proportional_bytes(pid: int) -> int:
     return total
 
 
-def measure(contender: str, data: Path) -> Figures:
-    """Seconds, processor seconds and peak bytes of one contender in a fresh process, start-up included."""
+@contextmanager
+def at_work(contender: str, data: Path) -> Iterator[multiprocessing.process.BaseProcess]:
+    """A contender in a fresh process, whose end is waited for."""
     with tempfile.TemporaryDirectory(dir=data.parent) as out:
-        before, started, peak = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter(), 0
         process = multiprocessing.get_context("spawn").Process(target=CONTENDERS[contender], args=(data, Path(out)))
         process.start()
+        yield process
+        process.join()
+    if process.exitcode:
+        raise SystemExit(f"{contender} failed with {process.exitcode}")
+
+
+def weigh(contender: str, data: Path) -> float:
+    """Peak bytes of one contender. In a run of its own: who looks every 50 ms takes 15 % of two cores."""
+    peak = 0
+    with at_work(contender, data) as process:
         assert process.pid is not None
         while process.is_alive():
             peak = max(peak, proportional_bytes(process.pid))
             process.join(0.05)
+    click.echo(f"  {contender:<22} {peak / 2**30:5.2f} GiB", err=True)
+    return peak
+
+
+def measure(contender: str, data: Path) -> Figures:
+    """Seconds and processor seconds of one contender in a fresh process, start-up included."""
+    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    with at_work(contender, data) as process:
+        process.join()
         seconds = time.perf_counter() - started
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     busy = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    if process.exitcode:
-        raise SystemExit(f"{contender} failed with {process.exitcode}")
-    click.echo(f"  {contender:<22} {seconds:7.1f} s  {busy:7.1f} cpu s  {peak / 2**30:5.2f} GiB", err=True)
-    return {"seconds": seconds, "cpu_seconds": busy, "bytes": peak}
+    click.echo(f"  {contender:<22} {seconds:7.1f} s  {busy:7.1f} cpu s", err=True)
+    return {"seconds": seconds, "cpu_seconds": busy}
 
 
 def compare(contenders: list[str], data: Path, turns: int) -> dict[str, Figures]:
@@ -252,8 +269,9 @@ def compare(contenders: list[str], data: Path, turns: int) -> dict[str, Figures]
     installed = [name for name in contenders if not name.startswith("Polars") or importlib.util.find_spec("polars")]
     if left_out := [name for name in contenders if name not in installed]:
         click.echo(f"  {', '.join(left_out)}: polars is not installed, left out", err=True)
+    weights = {name: weigh(name, data) for name in installed}
     found = in_turns({name: functools.partial(measure, name, data) for name in installed}, turns)
-    return {name: settled(figures) for name, figures in found.items()}
+    return {name: {**settled(figures), "bytes": weights[name]} for name, figures in found.items()}
 
 
 COLUMNS = (

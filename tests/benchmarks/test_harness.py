@@ -13,9 +13,12 @@ def test_contenders_take_turns() -> None:
         order.append(name)
         return {"seconds": len(order)}
 
-    found = in_turns({"a": lambda: contender("a"), "b": lambda: contender("b")}, 3)
-    assert order == ["a", "b"] * 3
-    assert found == {"a": [{"seconds": s} for s in (1, 3, 5)], "b": [{"seconds": s} for s in (2, 4, 6)]}
+    found = in_turns({"a": lambda: contender("a"), "b": lambda: contender("b")}, 20)
+    turns = [tuple(order[place : place + 2]) for place in range(0, 40, 2)]
+    assert set(turns) == {("a", "b"), ("b", "a")}, "one of them always followed the other"
+    assert {name: [figures["seconds"] for figures in of_one] for name, of_one in found.items()} == {
+        name: [place + 1 for place, who in enumerate(order) if who == name] for name in "ab"
+    }
 
 
 def test_the_first_turn_does_not_count_where_there_are_others() -> None:

@@ -28,6 +28,7 @@ from tasks.preprocess.pool.resume import RECORD, ResumableScratch, UnitOfWork, r
 from tasks.preprocess.pool.workers import Workers
 from tasks.preprocess.read import tables
 from tasks.preprocess.shuffle import merge, sorted_runs
+from tests.support import REPOSITORY
 
 GROUPS, ROWS = 12, 250
 #: The training rows are merged in three parts, the others in one each.
@@ -43,6 +44,7 @@ from tasks.preprocess.shuffle import sorted_runs
 from tasks.preprocess.fit import scan
 from tasks.preprocess import engine
 from tasks.preprocess.config import DataConfig
+from tasks.preprocess.pool.workers import Workers
 
 data, directory, scratch, workers, where, times, victim = sys.argv[1:]
 module, name = where.split(".")
@@ -64,6 +66,7 @@ def faulty(*arguments):
 setattr(owner, name, faulty)
 sorted_runs.PART_BYTES = 9000
 if __name__ == "__main__":
+    engine.Workers = lambda count, _: Workers(count, "killed")  # this script, which they do not import by themselves
     engine.prepare(Path(directory), data, "y", DataConfig(), {}, int(workers), Path(scratch))
 """
 
@@ -167,7 +170,7 @@ def test_text_goes_on_too(texts: Path, tmp_path: Path, monkeypatch: pytest.Monke
 def with_workers(data: Path, tmp_path: Path, victim: str) -> subprocess.CompletedProcess[str]:
     """A prepare with two workers, one of which kills itself or its parent in its third unit."""
     script = tmp_path / "killed.py"
-    script.write_text(KILLED)  # a file, because the workers import it anew
+    script.write_text(KILLED)
     command = [
         sys.executable,
         script,
@@ -283,6 +286,25 @@ def test_a_record_of_something_else_is_refused_and_runs_nothing(tmp_path: Path) 
             list(place.map(square, range(3)))
         assert "\n" not in error.value.message and not (tmp_path / "ran").exists()
         assert not (tmp_path / name).exists(), "the next attempt begins anew"
+
+
+def test_workers_do_not_import_the_command_that_started_them(tmp_path: Path) -> None:
+    """``pyflyte`` takes seconds to import."""
+    command = tmp_path / "command.py"
+    command.write_text(
+        "from pathlib import Path\n"
+        "with Path('imported').open('a') as file:\n"
+        "    file.write('once ')\n"
+        "from tasks.preprocess.pool.workers import Workers\n"
+        "if __name__ == '__main__':\n"
+        "    workers = Workers(2)\n"
+        "    assert list(workers.map(abs, [-1, -2, -3])) == [1, 2, 3]\n"
+        "    workers.close()\n"
+    )
+    subprocess.run(
+        [sys.executable, command], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(REPOSITORY)}, check=True
+    )
+    assert (tmp_path / "imported").read_text() == "once "
 
 
 def test_workers_keep_the_memory_that_arrow_frees_and_this_process_stays_as_it_was(

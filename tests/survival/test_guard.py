@@ -11,6 +11,7 @@ import pytest
 
 from tasks.errors import Preempted
 from tasks.train.survival.checkpoint_interval import Interval
+from tasks.train.survival.consensus import Consensus, GroupState
 from tasks.train.survival.goodput import GoodputRecorder, read_attempts
 from tasks.train.survival.guard import Guard
 from tasks.train.survival.notices import Watcher
@@ -81,6 +82,24 @@ def test_auto_finds_its_interval_from_what_a_save_costs(tmp_path: Path) -> None:
     page = read_attempts(run.checkpoints.home)[0]
     # What share of the time saves take, benchmarks/goodput.py measures: a busy machine makes it no matter for a test.
     assert page.saved_step > 75
+
+
+def test_ranks_do_not_exchange_after_every_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exchanges: list[float] = []
+    exchange = Consensus.exchange
+
+    def counted(self: Consensus, **figures: float) -> GroupState:
+        exchanges.append(figures["stall_s"])
+        return exchange(self, **figures)
+
+    monkeypatch.setattr(Consensus, "exchange", counted)
+    run = Run(tmp_path)
+    with Watcher([], grace_s=None) as watcher:
+        guard = guarded(run, watcher, Interval(steps=1))
+        train(run, guard, 60)
+        run.checkpoints.finish()
+        guard.close()
+    assert len(exchanges) < 20 and exchanges[2] > 0, "the first save's cost has to be known at once"
 
 
 def test_a_notice_is_heard_soon_though_steps_became_slower(tmp_path: Path) -> None:

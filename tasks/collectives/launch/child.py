@@ -8,17 +8,15 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import sys
 import traceback
-import types
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from tasks.collectives.launch.outcome import Outcome
+from tasks.distributed.main_module import no_main_module
 from tasks.errors import UserError
 
 # c10d warns at length of peers that went away, which is what the parents say in one line. Read when torch is imported.
@@ -105,18 +103,6 @@ def how_it_died(code: int | None) -> str:
         hint = ", which Linux sends when memory runs out" if -code == signal.SIGKILL else ""
         return f"{signal.Signals(-code).name}{hint}"
     return f"exit code {code}"
-
-
-@contextmanager
-def no_main_module() -> Iterator[None]:
-    """Let a process start without importing this one's main module again: it needs nothing of a command such as
-    ``pyflyte``, whose import takes seconds."""
-    kept = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = kept
 
 
 def live(

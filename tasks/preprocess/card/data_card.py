@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
+import numpy as np
 
 from tasks.artifacts.prepared import SPLITS
 from tasks.preprocess.card.drift_and_leaks import QUANTILES, column_figures, judgements
@@ -29,12 +28,12 @@ def row_counts(read: int, kept: list[int], quarantined: int) -> dict[str, int]:
 def make_card(name: str, source: Source, found: ScanResult, fitted: Fitted, dropped: list[str]) -> dict[str, Any]:
     """Figures of columns are of the training rows, except ``missing`` (all rows kept)."""
     sample = found.sample_table()
-    train = sample.filter(pc.equal(sample[SPLIT], TRAIN))
+    learned = int(np.count_nonzero(sample[SPLIT].to_numpy() == TRAIN))
     sampled = sample.num_rows < sum(found.rows)
     types = {column: kind for column, kind in source.types.items() if column in found.columns}
     judged = column_figures(sample, types, fitted.transform.target, fitted.transform.classes)
     columns = [
-        describe(column, fitted, found.columns[column], train, kind, sampled) | judged.get(column, {})
+        describe(column, fitted, found.columns[column], kind, sampled) | judged.get(column, {})
         for column, kind in types.items()
     ]
     alike = duplicates(sample, [*fitted.transform.columns, fitted.transform.target])
@@ -52,15 +51,13 @@ def make_card(name: str, source: Source, found: ScanResult, fitted: Fitted, drop
         },
         "sampled_rows": sample.num_rows,
         "of_sample": OF_SAMPLE if sampled else [],
-        "rank_error": rank_error(train.num_rows) if sampled else 0.0,
+        "rank_error": rank_error(learned) if sampled else 0.0,
         "held_out": alike,
         "warnings": [*source.warnings, *fitted.warnings, *judgements(judged_inputs), *duplicate_warnings(alike)],
     }
 
 
-def describe(
-    name: str, fitted: Fitted, count: ColumnCount, train: pa.Table, kind: str, sampled: bool
-) -> dict[str, Any]:
+def describe(name: str, fitted: Fitted, count: ColumnCount, kind: str, sampled: bool) -> dict[str, Any]:
     role = fitted.roles[name]
     column: dict[str, Any] = {"name": name, "role": role.role, "type": kind, "missing": sum(count.missing)}
     if role.why:
@@ -74,7 +71,6 @@ def describe(
             column["rest"] = sum(count.texts.of.values()) - sum(times for _, times in column["top"])
         return column
     moments = count.moments[TRAIN]
-    column["distinct"] = len(pc.unique(train[name].drop_null()))
     if sampled:
         column["distinct_of"] = "sample"
     if moments.count:

@@ -66,12 +66,13 @@ def text_bins(column: pa.ChunkedArray) -> np.ndarray:
 
 def drift(places: np.ndarray, splits: np.ndarray) -> dict[str, float]:
     """The population stability index of each held-out split against the training rows."""
-    size = int(places.max(initial=0)) + 1
+    both = np.bincount(places * len(SPLITS) + splits, minlength=len(SPLITS) * (int(places.max(initial=0)) + 1))
+    counts = both.reshape(-1, len(SPLITS)).T
     found = {}
     for index, name in enumerate(SPLITS):
-        if index == TRAIN or np.count_nonzero(splits == index) < ENOUGH:
+        if index == TRAIN or counts[index].sum() < ENOUGH:
             continue
-        shares = [smoothed(np.bincount(places[splits == which], minlength=size)) for which in (TRAIN, index)]
+        shares = [smoothed(counts[which]) for which in (TRAIN, index)]
         found[name] = float(np.sum((shares[1] - shares[0]) * np.log(shares[1] / shares[0])))
     return found
 
@@ -114,29 +115,36 @@ def smoothed(counts: np.ndarray) -> np.ndarray:
     return (counts + 0.5) / (counts.sum() + 0.5 * len(counts))
 
 
-def predicts_alone(places: np.ndarray, target: np.ndarray, splits: np.ndarray, classes: int) -> float | None:
+class Half(NamedTuple):
+    """The training rows of the sample, or those that are held out, with their target: class numbers (int64), or numbers
+    (float64)."""
+
+    rows: np.ndarray
+    target: np.ndarray
+
+
+def predicts_alone(places: np.ndarray, train: Half, held_out: Half, classes: int) -> float | None:
     """Of what is to be explained in held-out rows, the share that this one column explains; at least 0.
 
     Each bin predicts what its training rows have most often (or on average); compared with the one best constant:
     errors saved for classes, variance saved for numbers. ``None`` if too few rows are held out.
     """
-    train, held_out = splits == TRAIN, splits != TRAIN
-    if np.count_nonzero(held_out) < ENOUGH:
+    if len(held_out.rows) < ENOUGH:
         return None
     size = int(places.max(initial=0)) + 1
+    learned, asked = places.take(train.rows), places.take(held_out.rows)
     if classes:
-        label = target.astype(np.int64)
-        table = np.bincount(places[train] * classes + label[train], minlength=size * classes).reshape(size, classes)
+        table = np.bincount(learned * classes + train.target, minlength=size * classes).reshape(size, classes)
         best = np.where(table.sum(axis=1) > 0, table.argmax(axis=1), table.sum(axis=0).argmax())
-        wrong = np.mean(best[places[held_out]] != label[held_out])
-        base = np.mean(label[held_out] != table.sum(axis=0).argmax())
+        wrong = np.mean(best.take(asked) != held_out.target)
+        base = np.mean(held_out.target != table.sum(axis=0).argmax())
     else:
-        overall = target[train].mean()
-        count = np.bincount(places[train], minlength=size)
-        total = np.bincount(places[train], target[train], minlength=size)
+        overall = train.target.mean()
+        count = np.bincount(learned, minlength=size)
+        total = np.bincount(learned, train.target, minlength=size)
         mean = np.where(count > 0, total / np.maximum(count, 1), overall)
-        wrong = np.mean((mean[places[held_out]] - target[held_out]) ** 2)
-        base = np.mean((overall - target[held_out]) ** 2)
+        wrong = np.mean((mean.take(asked) - held_out.target) ** 2)
+        base = np.mean((overall - held_out.target) ** 2)
     return max(0.0, float(1 - wrong / base)) if base > 0 else None
 
 
@@ -145,8 +153,8 @@ def column_figures(
 ) -> dict[str, dict[str, Any]]:
     """For each column that can be judged: its distribution, ``drift`` by split and ``alone``."""
     splits = sample[SPLIT].to_numpy()
-    train = splits == TRAIN
     truth = target_numbers(sample[target], types[target], classes)
+    train, held_out = (Half(rows, truth.take(rows)) for rows in map(np.flatnonzero, (splits == TRAIN, splits != TRAIN)))
     found: dict[str, dict[str, Any]] = {}
     for name, kind in types.items():
         if kind == value_types.OTHER:
@@ -156,24 +164,26 @@ def column_figures(
             places = text_bins(sample[name])
         else:
             numbers = sample[name].to_numpy()
-            rising = np.sort(numbers[train & ~np.isnan(numbers)])
+            learned = numbers.take(train.rows)
+            rising = np.sort(learned[~np.isnan(learned)])
             places = bins(numbers, rising)
-            figures = distribution(rising)
+            figures = {"distinct": int(np.count_nonzero(rising[1:] != rising[:-1])) + bool(len(rising))}
+            figures |= distribution(rising)
         figures["drift"] = drift(places, splits)
         if name != target:
-            alone = predicts_alone(places, truth, splits, len(classes))
+            alone = predicts_alone(places, train, held_out, len(classes))
             figures |= {} if alone is None else {"alone": alone}
         found[name] = figures
     return found
 
 
 def target_numbers(column: pa.ChunkedArray, kind: str, classes: tuple[str, ...]) -> np.ndarray:
-    """The target as class numbers or as it is: float64 ``[rows]``."""
+    """The target as class numbers (int64 ``[rows]``) or as it is (float64)."""
     if not classes:
         return column.to_numpy()
     places = {name: place for place, name in enumerate(classes)}
     names = column.to_pylist()
-    return np.array([places.get(value_types.label(named(v, kind)), 0) for v in names], float)
+    return np.array([places.get(value_types.label(named(v, kind)), 0) for v in names], np.int64)
 
 
 def named(value: Any, kind: str) -> Any:

@@ -19,6 +19,7 @@ import types
 import typing
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,7 +96,11 @@ def resumable_scratch(root: Path, workers: Workers, *, lasting: bool = True) -> 
             workers.close()  # one that is at work still would leave its files in what is being removed
             shutil.rmtree(root, ignore_errors=True)
         raise
-    shutil.rmtree(root)
+    with ThreadPoolExecutor(1) as beside:
+        # Processes take a while to give back their memory, and files theirs.
+        removed = beside.submit(shutil.rmtree, root)
+        workers.close()
+        removed.result()
 
 
 def worth_going_on(error: BaseException) -> bool:

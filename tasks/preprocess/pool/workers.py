@@ -5,6 +5,7 @@ Jobs and results travel as pickles, between a process and its own children alone
 
 from __future__ import annotations
 
+import gc
 import importlib
 import math
 import multiprocessing
@@ -16,6 +17,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import TypeVar
 
+from tasks.distributed.main_module import no_main_module
 from tasks.distributed.parent_death import end_with_parent
 from tasks.errors import UserError
 from tasks.hardware.cpus import usable_cores
@@ -41,6 +43,8 @@ def begin(parent: int, module: str) -> None:
     """In a new worker process: end with the ``parent``, and import ``module`` before the first job comes."""
     end_with_parent(parent)
     importlib.import_module(module)
+    # What is imported stays: the collector need not look at it again and again.
+    gc.freeze()
 
 
 @contextmanager
@@ -68,7 +72,7 @@ class Workers:
             # Spawned, not forked: PyArrow and torch keep threads and locks that a fork would tear.
             spawned = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(count, spawned, begin, (os.getpid(), module))
-            with variables_for_children(KEEP_FREED_MEMORY):
+            with variables_for_children(KEEP_FREED_MEMORY), no_main_module():
                 for _ in range(count):
                     # So that all of them start now, while this process looks at the data.
                     self._pool.submit(os.getpid)
