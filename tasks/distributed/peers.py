@@ -41,7 +41,7 @@ class Peers:
         return values
 
     def any(self, here: bool) -> bool:
-        """Whether it holds on any rank: in a quarter of the time of :meth:`gather`."""
+        """Whether it holds on any rank, without the pickles of :meth:`gather`."""
         if self.group is None:
             return here
         found = torch.tensor(int(here))

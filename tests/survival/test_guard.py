@@ -34,13 +34,17 @@ def train(run: Run, guard: Guard, steps: int, each_s: float = 0.0) -> None:
         guard.after_step(step, lambda step=step: ({"step": step}, None))  # type: ignore[misc]
 
 
-def test_it_saves_every_so_many_steps(tmp_path: Path) -> None:
-    run = Run(tmp_path)
+def train_to_the_end(run: Run, interval: Interval, steps: int, each_s: float = 0.0) -> None:
     with Watcher([], grace_s=None) as watcher:
-        guard = guarded(run, watcher, Interval(steps=4))
-        train(run, guard, 9)
+        guard = guarded(run, watcher, interval)
+        train(run, guard, steps, each_s)
         run.checkpoints.finish()
         guard.close()
+
+
+def test_it_saves_every_so_many_steps(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    train_to_the_end(run, Interval(steps=4), 9)
     assert names(tmp_path) == ["step-000000000004.a0001", "step-000000000008.a0001"]
     page = read_attempts(run.checkpoints.home)[0]
     assert (page.last_step, page.ended) == (9, "finished")
@@ -74,11 +78,7 @@ def test_what_cannot_be_finished_in_time_is_not_begun(tmp_path: Path) -> None:
 
 def test_auto_finds_its_interval_from_what_a_save_costs(tmp_path: Path) -> None:
     run = Run(tmp_path)
-    with Watcher([], grace_s=None) as watcher:
-        guard = guarded(run, watcher, Interval(mean_time_between_failures_s=2.0))
-        train(run, guard, 150, each_s=0.01)
-        run.checkpoints.finish()
-        guard.close()
+    train_to_the_end(run, Interval(mean_time_between_failures_s=2.0), 150, each_s=0.01)
     page = read_attempts(run.checkpoints.home)[0]
     # What share of the time saves take, benchmarks/goodput.py measures: a busy machine makes it no matter for a test.
     assert page.saved_step > 75
@@ -93,12 +93,7 @@ def test_ranks_do_not_exchange_after_every_save(tmp_path: Path, monkeypatch: pyt
         return exchange(self, **figures)
 
     monkeypatch.setattr(Consensus, "exchange", counted)
-    run = Run(tmp_path)
-    with Watcher([], grace_s=None) as watcher:
-        guard = guarded(run, watcher, Interval(steps=1))
-        train(run, guard, 60)
-        run.checkpoints.finish()
-        guard.close()
+    train_to_the_end(Run(tmp_path), Interval(steps=1), 60)
     assert len(exchanges) < 20 and exchanges[2] > 0, "the first save's cost has to be known at once"
 
 

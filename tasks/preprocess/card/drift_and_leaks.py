@@ -48,11 +48,11 @@ def quantiles(rising: np.ndarray, shares: np.ndarray) -> np.ndarray:
     return np.interp(shares * (len(rising) - 1), np.arange(len(rising)), rising)
 
 
-def bins(column: np.ndarray, rising: np.ndarray) -> np.ndarray:
-    """A small whole number for each value (int64 ``[rows]``, 0 for missing), cut by the sorted training values."""
+def bins(column: np.ndarray, rising: np.ndarray, new: np.ndarray) -> np.ndarray:
+    """A small whole number for each value (int64 ``[rows]``, 0 for missing), cut by the sorted training values, among
+    which another value begins at the places ``new``."""
     if len(rising) == 0:
         return np.zeros(len(column), np.int64)
-    new = np.flatnonzero(rising[1:] != rising[:-1]) + 1
     # Few values are their own bins.
     edges = rising[new] if len(new) < 3 * BINS else quantiles(rising, np.linspace(0, 1, BINS + 1)[1:-1])
     return np.where(np.isnan(column), 0, 1 + np.searchsorted(edges, column, side="right"))
@@ -115,7 +115,7 @@ def smoothed(counts: np.ndarray) -> np.ndarray:
     return (counts + 0.5) / (counts.sum() + 0.5 * len(counts))
 
 
-class Half(NamedTuple):
+class LabelledRows(NamedTuple):
     """The training rows of the sample, or those that are held out, with their target: class numbers (int64), or numbers
     (float64)."""
 
@@ -123,7 +123,7 @@ class Half(NamedTuple):
     target: np.ndarray
 
 
-def predicts_alone(places: np.ndarray, train: Half, held_out: Half, classes: int) -> float | None:
+def predicts_alone(places: np.ndarray, train: LabelledRows, held_out: LabelledRows, classes: int) -> float | None:
     """Of what is to be explained in held-out rows, the share that this one column explains; at least 0.
 
     Each bin predicts what its training rows have most often (or on average); compared with the one best constant:
@@ -154,7 +154,8 @@ def column_figures(
     """For each column that can be judged: its distribution, ``drift`` by split and ``alone``."""
     splits = sample[SPLIT].to_numpy()
     truth = target_numbers(sample[target], types[target], classes)
-    train, held_out = (Half(rows, truth.take(rows)) for rows in map(np.flatnonzero, (splits == TRAIN, splits != TRAIN)))
+    halves = [np.flatnonzero(splits == TRAIN), np.flatnonzero(splits != TRAIN)]
+    train, held_out = (LabelledRows(rows, truth.take(rows)) for rows in halves)
     found: dict[str, dict[str, Any]] = {}
     for name, kind in types.items():
         if kind == value_types.OTHER:
@@ -166,9 +167,9 @@ def column_figures(
             numbers = sample[name].to_numpy()
             learned = numbers.take(train.rows)
             rising = np.sort(learned[~np.isnan(learned)])
-            places = bins(numbers, rising)
-            figures = {"distinct": int(np.count_nonzero(rising[1:] != rising[:-1])) + bool(len(rising))}
-            figures |= distribution(rising)
+            new = np.flatnonzero(rising[1:] != rising[:-1]) + 1
+            places = bins(numbers, rising, new)
+            figures = {"distinct": len(new) + bool(len(rising)), **distribution(rising)}
         figures["drift"] = drift(places, splits)
         if name != target:
             alone = predicts_alone(places, train, held_out, len(classes))

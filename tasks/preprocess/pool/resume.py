@@ -88,7 +88,8 @@ class ResumableScratch:
 
 @contextmanager
 def resumable_scratch(root: Path, workers: Workers, *, lasting: bool = True) -> Iterator[ResumableScratch]:
-    """A scratch directory that is removed at the end, except that a ``lasting`` one of an interrupted run stays."""
+    """A scratch directory that is removed at the end, when the ``workers`` end too; but a ``lasting`` one of an
+    interrupted run stays."""
     try:
         yield ResumableScratch(root, workers)
     except BaseException as error:
