@@ -36,8 +36,9 @@ def exported(data: PreparedData, tmp_path_factory: pytest.TempPathFactory) -> Pa
     directory = tmp_path_factory.mktemp("exported")
     small_transformer(directory / "trained", data)
     trained = TrainedModel.open(directory / "trained")
-    # By their sizes, since on a busy machine none of so small files may be clearly faster.
-    engine.export(directory / "out", trained, data, ExportConfig(seconds=2.0, half=True, optimise="size"), {})
+    # By their sizes, since on a busy machine none of so small files may be clearly faster; and in no time, so that every
+    # machine tries the first recipe alone.
+    engine.export(directory / "out", trained, data, ExportConfig(seconds=0.01, half=True, optimise="size"), {})
     return directory / "out"
 
 
@@ -61,7 +62,8 @@ def test_the_report_is_of_tokens(exported: Path, data: PreparedData) -> None:
     assert report["task"] == "next token" and set(variants["onnx-fp32"]["metrics"]) == {"accuracy", "log_loss"}
     assert variants["onnx-fp32"]["metrics"]["log_loss"] == pytest.approx(np.log(VOCABULARY), rel=0.1)
     judged = [each["quality"] for each in report["variants"] if "quality" in each]
-    assert judged and all(quality["rows"] == 200 for quality in judged)
+    assert len(judged) == 1 and judged[0]["rows"] == 200
+    assert variants["dynamic"]["verdict"] == "not tried"
     assert variants["fp16"]["verdict"] == variants["bf16"]["verdict"] == "for GPUs"
 
 
