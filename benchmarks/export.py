@@ -46,6 +46,7 @@ from tasks.export.candidates.search import BATCHES, calibration
 from tasks.export.config import ExportConfig
 from tasks.export.convert import quiet
 from tasks.export.package.assemble import MODEL
+from tasks.export.profile import at_batch
 from tasks.export.session import onnx_predictor
 from tasks.export.variants import FP32, FP32_FILE
 from tasks.gate.quality import loss_of
@@ -226,6 +227,13 @@ def compare(name: str, directory: Path, quick: bool) -> Table:
             [int(batch)],
         )
         remarks += list(bars(name, batch, report["best"][batch], against, able))
+        if batch == "32" and name in VNNI_BARS:
+            share = at_batch(contenders[chosen], data.signature, test, config, 32)["products"]
+            fastest = 1 / (share * against[FP32][batch]["speedup"]["value"])
+            remarks.append(
+                f"batch {batch}: {share:.0%} of its time are ONNX Runtime's kernels of products and convolutions; were "
+                f"all else free, it would be {fastest:.2f} times as fast as FP32"
+            )
     smallest = directory / "smallest"
     for_size = replace(config, optimise="size", seconds=searching if quick else SIZE_SECONDS)
     engine.export(smallest, trained, data, for_size, {"command": "benchmarks/export.py"})

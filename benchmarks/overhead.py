@@ -132,6 +132,9 @@ class NoGuard(Guard):
     def waiting(self) -> None:
         pass
 
+    def wait_for_copy(self) -> None:
+        pass
+
 
 class Bench:
     """One rank's trainer, which goes on from turn to turn."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -40,13 +41,19 @@ class Peers:
         dist.all_gather_object(values, value, group=self.group)
         return values
 
-    def any(self, here: bool) -> bool:
-        """Whether it holds on any rank, without the pickles of :meth:`gather`."""
+    def any(self, here: bool) -> Callable[[], bool]:
+        """Begin to ask whether it holds on any rank; the returned function waits for the answer. Unlike :meth:`gather`
+        it exchanges no pickles."""
         if self.group is None:
-            return here
+            return lambda: here
         found = torch.tensor(int(here))
-        dist.all_reduce(found, dist.ReduceOp.MAX, group=self.group)
-        return bool(found)
+        work = dist.all_reduce(found, dist.ReduceOp.MAX, group=self.group, async_op=True)
+
+        def answer() -> bool:
+            work.wait()
+            return bool(found)
+
+        return answer
 
     def broadcast(self, value: Any) -> Any:
         """Rank 0's value, on every rank."""

@@ -10,19 +10,25 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import click
 
-from tasks.artifacts.format import MANIFEST
+from tasks.artifacts.format import MANIFEST, Artifact, DamagedArtifact, canonical_json
+from tasks.artifacts.prepared import PreparedData
 from tasks.artifacts.streamed import make_stub
+from tasks.artifacts.training_record import KIND
 from tasks.config import RunConfig
 from tasks.distributed.explained import explained
 from tasks.errors import UserError
 from tasks.hardware.profile import current_profile
+from tasks.logs import logger
 from tasks.storage import STORES
-from tasks.train.run import TrainingRequest, run
+from tasks.train.run import TrainingRequest, identity, run
+
+LOG = logger("train")
 
 
 @contextmanager
@@ -41,6 +47,17 @@ def local_prepared_data(prepared: str) -> Iterator[Path]:
         yield make_stub(prepared, Path(scratch) / "stub", cache_bytes // processes)
 
 
+def is_finished(output: Path, made_by: dict[str, Any]) -> bool:
+    """Whether the model of this very training is there: a rank or its agent may have died between the end of the
+    training and its own, and is started again. Raises ``UserError`` if anything else is there."""
+    if not (output / MANIFEST).exists():
+        return False
+    with suppress(DamagedArtifact):
+        if canonical_json(Artifact.open(output, KIND).made_by) == canonical_json(made_by):
+            return True
+    raise UserError(f"{output}: holds an artifact already; choose another OUTPUT or remove it")
+
+
 @click.command()
 @click.argument("prepared")
 @click.argument("output", type=click.Path(path_type=Path))
@@ -48,18 +65,22 @@ def local_prepared_data(prepared: str) -> Iterator[Path]:
 def main(prepared: str, output: Path, config: Path | None) -> None:
     """Train on PREPARED and write the trained model to OUTPUT; its checkpoints go to OUTPUT.checkpoints."""
     settings = RunConfig.from_file(config) if config else RunConfig()
-    if (output / MANIFEST).exists():
-        raise UserError(f"{output}: holds an artifact already; choose another OUTPUT or remove it")
+    training = settings.for_training()
     with local_prepared_data(prepared) as directory:
+        made_by = {"command": "tasks.train", **identity(PreparedData.open(directory), settings.model, training)}
+        if is_finished(output, made_by):
+            if os.environ.get("RANK", "0") == "0":
+                LOG.info("%s is the model of this training already; remove it to train again", output)
+            return
         request = TrainingRequest(
             prepared=directory,
             model=settings.model,
-            training=settings.for_training(),
+            training=training,
             directory=output,
             checkpoints_home=f"{output}.checkpoints",
             # The agent's run id, so that restarted workers belong to the same run; "none" if it has none.
             execution=os.environ.get("TORCHELASTIC_RUN_ID", "").removeprefix("none"),
-            made_by={"command": "tasks.train"},
+            made_by=made_by,
         )
         try:
             run(request)

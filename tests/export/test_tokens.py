@@ -36,8 +36,8 @@ def exported(data: PreparedData, tmp_path_factory: pytest.TempPathFactory) -> Pa
     directory = tmp_path_factory.mktemp("exported")
     small_transformer(directory / "trained", data)
     trained = TrainedModel.open(directory / "trained")
-    # By their sizes, since on a busy machine none of so small files may be clearly faster; and in no time, so that every
-    # machine tries the first recipe alone.
+    # By their sizes, since on a busy machine none of so small files may be clearly faster; and in no time, so that only
+    # the first recipe is tried, on any machine.
     engine.export(directory / "out", trained, data, ExportConfig(seconds=0.01, half=True, optimise="size"), {})
     return directory / "out"
 

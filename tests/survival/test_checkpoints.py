@@ -59,6 +59,27 @@ def test_preparing_and_saving_change_nothing_that_a_run_computes(tmp_path: Path)
     assert same(plain.everything(), saved.everything())
 
 
+def test_a_checkpoint_that_cannot_be_restored_leaves_nothing_behind(tmp_path: Path) -> None:
+    first = Run(tmp_path)
+    first.steps(3)
+    first.save(3)
+    [shard] = tmp_path.glob("step-*/tensors-*.bin")
+    raw = bytearray(shard.read_bytes())
+    raw[-1] ^= 1
+    shard.write_bytes(raw)
+
+    def goes_on(home: Path) -> dict[str, torch.Tensor]:
+        random.seed(1)
+        np.random.seed(1)
+        run = Run(home)
+        assert run.checkpoints.restore(into={"step": 0}) is None
+        run.checkpoints.prepare({"step": 0})
+        run.steps(2)
+        return run.everything()
+
+    assert same(goes_on(tmp_path / "empty"), goes_on(tmp_path))
+
+
 def test_the_last_the_best_and_every_nth_stay(tmp_path: Path) -> None:
     run = Run(tmp_path, retention=Retention(last=2, every=4))
     run.steps(1)

@@ -83,7 +83,15 @@ def test_a_missing_bucket_is_found_before_training(plain: Directory) -> None:
 
 
 def test_a_model_is_not_written_over_another(plain: Directory) -> None:
-    assert "out: holds an artifact already; choose another OUTPUT" in only_line(plain.train({}))
+    made = (plain.place / "out" / "manifest.json").read_bytes()
+    assert "out: holds an artifact already; choose another OUTPUT" in only_line(plain.train({"epochs": 3}))
+    assert (plain.place / "out" / "manifest.json").read_bytes() == made
+
+
+def test_a_rank_that_died_after_the_end_of_its_training_ends_well_when_it_is_started_again(plain: Directory) -> None:
+    again = plain.train({})
+    assert again.returncode == 0
+    assert "out is the model of this training already; remove it to train again" in again.stdout
 
 
 @pytest.fixture(scope="module")

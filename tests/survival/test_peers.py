@@ -15,8 +15,9 @@ WORLD = 3
 def rank_main(rank: int, port: int) -> None:
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD)
     peers = Peers.connect(timedelta(seconds=30))
-    assert [peers.any(rank == who) for who in range(WORLD)] == [True] * WORLD
-    assert peers.any(True) and not peers.any(False)
+    asked = [peers.any(rank == who) for who in range(WORLD)]
+    assert [answer() for answer in asked] == [True] * WORLD
+    assert peers.any(True)() and not peers.any(False)()
     dist.barrier()
     dist.destroy_process_group()
 
@@ -29,4 +30,4 @@ def test_what_holds_on_one_rank_all_ranks_know() -> None:
     for process in ranks:
         process.join(60)
     assert [process.exitcode for process in ranks] == [0] * WORLD
-    assert Peers(0, 1, None).any(True) and not Peers(0, 1, None).any(False)
+    assert Peers(0, 1, None).any(True)() and not Peers(0, 1, None).any(False)()

@@ -31,10 +31,10 @@ def allowed(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return allowed
 
 
-def allow_when_the_step_waits(allowed: threading.Event) -> None:
+def allow_when_the_loop_waits(allowed: threading.Event) -> None:
     until = time.monotonic() + LONG
     while time.monotonic() < until:
-        if any(frame.name == "_wait_for_copy" for frame in traceback.extract_stack(sys._current_frames()[MAIN or 0])):
+        if any(frame.name == "wait_for_copy" for frame in traceback.extract_stack(sys._current_frames()[MAIN or 0])):
             allowed.set()
             return
         time.sleep(0.01)
@@ -51,7 +51,7 @@ def test_the_next_step_waits_for_the_snapshot_and_the_passes_before_it_do_not(
     run.model(torch.randn(16, 4)).square().sum().backward()
     assert not torch.equal(run.everything()["2.running_mean"], before["2.running_mean"])
     assert run.checkpoints.pop_step_wait() is None and run.checkpoints.busy()
-    threading.Thread(target=allow_when_the_step_waits, args=(allowed,), daemon=True).start()
+    threading.Thread(target=allow_when_the_loop_waits, args=(allowed,), daemon=True).start()
     run.optimizer.step()
     assert allowed.is_set()
     wait = run.checkpoints.pop_step_wait()
@@ -73,6 +73,36 @@ def test_weights_that_something_else_changes_meanwhile_are_no_checkpoint(
     with torch.no_grad():
         run.model[0].weight.mul_(2)
     allowed.set()
-    with pytest.raises(RuntimeError, match=r"^model/0.weight changed outside the optimiser's step while a checkpoint"):
+    with pytest.raises(RuntimeError, match=r"^model/0.weight changed while a checkpoint was taken"):
         run.checkpoints.finish()
     assert Run(tmp_path).checkpoints.restore() is None
+
+
+def test_tensors_of_the_progress_are_copied_beside_the_steps_too(tmp_path: Path, allowed: threading.Event) -> None:
+    run = Run(tmp_path)
+    run.steps(1)
+    best = torch.arange(3.0)
+    run.checkpoints.save(1, {"best": best})
+    assert run.checkpoints.busy() and not allowed.is_set()
+    threading.Thread(target=allow_when_the_loop_waits, args=(allowed,), daemon=True).start()
+    run.checkpoints.wait_for_copy()
+    best.add_(1)
+    run.checkpoints.finish()
+    restored = Run(tmp_path).checkpoints.restore()
+    assert restored is not None and restored.progress["best"].tolist() == [0, 1, 2]
+
+
+def test_the_step_loop_waits_for_no_thread_to_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, starters = threading.Thread.start, []
+
+    def noted(self: threading.Thread) -> None:
+        starters.append(threading.get_ident())
+        start(self)
+
+    run = Run(tmp_path)
+    run.checkpoints.prepare({"step": 0})
+    monkeypatch.setattr(threading.Thread, "start", noted)
+    for step in (1, 2):
+        run.steps(1)
+        run.save(step)
+    assert len(starters) == 2 and MAIN not in starters

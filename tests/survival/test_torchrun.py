@@ -127,6 +127,9 @@ def test_killed_under_torchrun_it_ends_the_same(prepared: Path, tmp_path: Path, 
         assert time.monotonic() < end, "a worker outlived its agent"
     assert start(job, 0).wait(240) == 0
     assert outcome(job) == expected
+    # A fault between the end of the training and that of its processes.
+    assert start(job, 0).wait(240) == 0
+    assert outcome(job) == expected
 
 
 @pytest.mark.prove

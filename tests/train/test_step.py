@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tasks.artifacts.prepared import Signature, TensorSpec
 from tasks.distributed.process_group import Group
 from tasks.models.factory import Predictor
+from tasks.train.checkpoint import Restored
 from tasks.train.config import TrainingConfig
 from tasks.train.data.loader import Batch
 from tasks.train.loop.ema import AveragedWeights
@@ -236,3 +237,30 @@ def test_the_learning_rate_of_a_step_is_the_schedules() -> None:
     state.progress.step = 3
     train_step(state, config, ALONE, "fp32", batch_of(12), 10)
     assert {group["lr"] for group in state.optimizer.param_groups} == {learning_rate(3, 10, 2e-3, 0.05)}
+
+
+POINTS = [{"losses": [1.0, 2.0], "points": [[8, 3.0, 4.0]]}, {"losses": [10.0, 20.0], "points": [[8, 30.0, 40.0]]}]
+
+
+@pytest.mark.parametrize(
+    ("owns", "same_world", "rank", "losses", "points"),
+    [
+        (POINTS, True, 1, [10.0, 20.0], [(8, [30.0, 40.0])]),
+        # All ranks exchange the same points: where their number changed rank 0 has all losses, the others none.
+        (POINTS, False, 0, [11.0, 22.0], [(8, [33.0, 44.0])]),
+        (POINTS, False, 1, [0.0, 0.0], [(8, [0.0, 0.0])]),
+        # As older checkpoints have it.
+        ([[1.0, 2.0], [10.0, 20.0]], True, 1, [10.0, 20.0], []),
+        ([[1.0, 2.0], [10.0, 20.0]], False, 0, [11.0, 22.0], []),
+    ],
+)
+def test_losses_that_were_not_added_up_yet_come_back(
+    owns: list[Any], same_world: bool, rank: int, losses: list[float], points: list[Any]
+) -> None:
+    state = state_of(nets.with_unused(SIGNATURE), TrainingConfig())
+    progress = {"progress": {"step": 9}, "best_weights": state.best_weights}
+    state.apply(Restored(9, progress, tuple(owns), "", same_world, ()), Group(rank, 2, CPU, "gloo"))
+    assert (state.losses, state.points, state.progress.step) == (losses, points, 9)
+    resaved = state.own()
+    state.apply(Restored(9, progress, (resaved, resaved), "", True, ()), Group(rank, 2, CPU, "gloo"))
+    assert (state.losses, state.points) == (losses, points)

@@ -20,11 +20,9 @@ from __future__ import annotations
 
 import json
 import shutil
-import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar, cast
@@ -33,19 +31,14 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import (
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
 
 from tasks.artifacts.format import DamagedArtifact, canonical_json
 from tasks.distributed.peers import Peers
-from tasks.errors import UserError
 from tasks.logs import logger
-from tasks.storage import AlreadyThere, MissingObject, Storage, StorageUnavailable, storage_for
+from tasks.storage import AlreadyThere, MissingObject, Storage, storage_for
+from tasks.train.checkpoint.background import BackgroundSave, StepWait
 from tasks.train.checkpoint.layout import ATTEMPTS, Name, Retention, attempt_key, complete, newest_attempt, unfinished
-from tasks.train.checkpoint.priority import give_way, given_way_s, needed
 from tasks.train.checkpoint.publish import (
     STATE,
     Publisher,
@@ -66,14 +59,14 @@ from tasks.train.checkpoint.restore import (
     opened,
 )
 from tasks.train.checkpoint.shards import ShardReader, load_planner, pieces_read, read_index
-from tasks.train.checkpoint.staging import Buffers, TensorKey, assign_writers, changed_by_optimizer, tensor_keys
+from tasks.train.checkpoint.staging import Buffers, TensorKey, assign_writers, changed_later, tensor_keys
+from tasks.train.checkpoint.state_dicts import initialize, model_state, optimizer_state
 from tasks.train.checkpoint.state_json import join, split
-from tasks.train.device_clock import DeviceClock, Mark
+from tasks.train.device_clock import DeviceClock
 
-#: Saves in a row that may fail before training stops, since a full disk or an unavailable store may recover.
-TOLERATED_FAILURES = 2
-#: The names of the optimiser's state and of the averaged weights, which change in or after its step only.
-CHANGED_BY_STEP = ("optimizer/", "parts/ema/")
+#: The beginnings of the names of tensors that do not change before :meth:`Checkpoints.wait_for_copy`: the optimiser's
+#: state and the averaged weights, which its step changes, and those of the progress.
+UNCHANGED = ("optimizer/", "parts/ema/", "progress/")
 
 LOG = logger("checkpoint")
 T = TypeVar("T")
@@ -85,20 +78,6 @@ class Stateful(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
-
-
-@dataclass(frozen=True)
-class StepWait:
-    """The host waited from ``started`` to ``ended`` (on the clock of ``time.perf_counter``) before it gave the
-    optimiser's step to the device, which ``reached`` that place."""
-
-    reached: Mark
-    started: float
-    ended: float
-
-    def stall(self) -> float:
-        """Seconds that the device stood still; waits until it has come there."""
-        return max(0.0, self.ended - max(self.started, self.reached.wait()))
 
 
 @dataclass(frozen=True)
@@ -151,7 +130,6 @@ class Checkpoints:
         self._model = model
         self._optimizer = optimizer
         self._parts = dict(parts or {})
-        self._clock = clock or DeviceClock()
         self._peers = Peers.connect(timeout)
         self.home = storage_for(home)
         other = previous and previous.rstrip("/") != home.rstrip("/")
@@ -167,21 +145,25 @@ class Checkpoints:
         self._tensor_keys: list[TensorKey] = []
         self._parts_differ = False
         self._buffers: Buffers | None = None
-        self._pending: Future[Name] | None = None
-        self._copied = threading.Event()
-        self._copied.set()
-        self._step_wait: StepWait | None = None
-        optimizer.register_step_pre_hook(self._wait_for_copy)
-        self._failures = 0
-        #: Seconds from snapshot to publication that the last successful save needs when no steps run beside it; equal
-        #: on all ranks.
-        self.publish_seconds = 0.0
-        #: The last published checkpoint of this attempt.
-        self.published: Name | None = None
+        #: Whether the tensors of any rank are others than those that the buffers are for.
+        self._to_plan: Callable[[], bool] = lambda: True
+        self._background = BackgroundSave(self._publisher, clock or DeviceClock())
+        optimizer.register_step_pre_hook(lambda *_: self._background.delay_step())
 
     @property
     def attempt(self) -> int:
         return self._publisher.attempt
+
+    @property
+    def published(self) -> Name | None:
+        """The last published checkpoint of this attempt."""
+        return self._background.published
+
+    @property
+    def publish_seconds(self) -> float:
+        """Seconds from snapshot to publication that the last successful save needs when no steps run beside it; equal
+        on all ranks."""
+        return self._background.publish_seconds
 
     def _on_rank_0(self, work: Callable[[], T]) -> T:
         """Run ``work`` on rank 0 only; all ranks get its result or its error."""
@@ -191,8 +173,8 @@ class Checkpoints:
     def _tree(self, progress: Any) -> tuple[Any, dict[str, Tensor]]:
         return split(
             {
-                "model": get_model_state_dict(self._model),
-                "optimizer": get_optimizer_state_dict(self._model, self._optimizer),
+                "model": model_state(self._model),
+                "optimizer": optimizer_state(self._model, self._optimizer),
                 "parts": {name: part.state_dict() for name, part in self._parts.items()},
                 "progress": progress,
             }
@@ -203,10 +185,11 @@ class Checkpoints:
     def prepare(self, progress: Any) -> None:
         """Assign writers and allocate buffers, so that the first save stalls no longer than the others."""
         fresh = not self._optimizer.state
+        initialize(self._model, self._optimizer)
         self._plan(self._tree(progress)[1])
         if fresh:
-            # Reading the state made torch initialise it, with a step counter of 1; the first step expects none.
             self._optimizer.state.clear()
+        self._background.prepare()
 
     def _plan(self, tensors: Mapping[str, Tensor]) -> Buffers:
         self._tensor_keys = tensor_keys(tensors)
@@ -220,7 +203,8 @@ class Checkpoints:
         """Take a snapshot after optimiser step ``step`` and publish it in the background; return the seconds of stall.
 
         Tensors that only the optimiser changes are copied in the background, too. The optimiser's next step waits for
-        these copies, see :meth:`pop_step_wait`; nothing else may change the weights meanwhile.
+        these copies, see :meth:`pop_step_wait`; nothing else may change the weights meanwhile. Those of ``progress``
+        are copied in the background as well: call :meth:`wait_for_copy` before they change.
 
         ``own`` is state that differs between ranks: numbers and text. A checkpoint marked ``best`` is retained until
         another one is marked.
@@ -229,78 +213,42 @@ class Checkpoints:
         error, ``StorageUnavailable`` or ``UserError``. ``Superseded`` is always raised.
         """
         started = time.perf_counter()
-        self._wait_for_pending(tolerated=TOLERATED_FAILURES)
+        self._background.wait()
         tree, tensors = self._tree(progress)
-        if self._peers.any(self._buffers is None or tensor_keys(tensors) != self._tensor_keys):
-            self._plan(tensors)
-        assert self._buffers is not None
-        parameters = (parameter for group in self._optimizer.param_groups for parameter in group["params"])
-        complete = self._buffers.stage(tensors, changed_by_optimizer(tensors, parameters, CHANGED_BY_STEP))
+        fits = tensor_keys(tensors) == self._tensor_keys
+        # Kept until the next save, as giving up a collective right after it has ended takes a millisecond.
+        self._to_plan = self._peers.any(not fits)
+        # While the ranks ask each other:
         own = {"random": capture_random_state(), "own": own}
-        self._copied.clear()
-        self._pending = Future()
-
-        def publish(outcome: Future[Name]) -> None:
-            self._publish(lambda: Snapshot(step, best, complete(), tree, own, self._parts_differ), outcome)
-
-        threading.Thread(target=publish, args=(self._pending,), name="checkpoint", daemon=True).start()
+        parameters = (parameter for group in self._optimizer.param_groups for parameter in group["params"])
+        later = changed_later(tensors, parameters, UNCHANGED)
+        complete = self._buffers.stage(tensors, later) if self._buffers and fits else None
+        if self._to_plan() or complete is None:
+            complete = self._plan(tensors).stage(tensors, later)
+        self._background.begin(lambda: Snapshot(step, best, complete(), tree, own, self._parts_differ))
         return time.perf_counter() - started
 
-    def _wait_for_copy(self, *_: Any) -> None:
-        """Delay the optimiser's step until the snapshot has copied what the step changes."""
-        if not self._copied.is_set():
-            reached, started = self._clock.mark(), time.perf_counter()
-            self._copied.wait()
-            self._step_wait = StepWait(reached, started, time.perf_counter())
+    def wait_for_copy(self) -> None:
+        """Wait until the last snapshot holds copies of all tensors."""
+        self._background.wait_for_copy()
 
     def pop_step_wait(self) -> StepWait | None:
         """The wait of the optimiser's last step for a snapshot, if it had to wait and this was not asked before."""
-        wait, self._step_wait = self._step_wait, None
-        return wait
-
-    def _publish(self, take: Callable[[], Snapshot], outcome: Future[Name]) -> None:
-        started = time.perf_counter()
-        try:
-            try:
-                snapshot = take()
-            finally:
-                self._copied.set()
-            give_way()
-            waited = given_way_s()
-            name = self._publisher.publish(snapshot)
-            self.publish_seconds = needed(self._peers.gather((time.perf_counter() - started, given_way_s() - waited)))
-        except BaseException as error:
-            outcome.set_exception(error)
-        else:
-            outcome.set_result(name)
-
-    def _wait_for_pending(self, *, tolerated: int) -> None:
-        """Wait for the save in progress. Raises its error if more than ``tolerated`` saves in a row have failed."""
-        if self._pending is None:
-            return
-        pending, self._pending = self._pending, None
-        try:
-            self.published = pending.result()
-            self._failures = 0
-        except (UserError, StorageUnavailable) as error:
-            self._failures += 1
-            if self._failures > tolerated:
-                raise
-            if self._peers.rank == 0:
-                LOG.warning("not saved: %s; going on, the next one tries again", error)
+        return self._background.pop_step_wait()
 
     def busy(self) -> bool:
         """Whether a save is in progress on this rank. Ranks may differ for a moment."""
-        return self._pending is not None and not self._pending.done()
+        return self._background.busy()
 
     def finish(self) -> Name | None:
         """Wait until the last save is published and return its name. Raises the error if it failed."""
-        self._wait_for_pending(tolerated=0)
+        self._background.wait(tolerated=0)
         return self.published
 
     def close(self) -> None:
         """Release the process group and the staging directory, without waiting for a save as :meth:`finish` does."""
         shutil.rmtree(self._publisher.staging_directory, ignore_errors=True)
+        self._background.close()
         if self._peers.group is not None and not self.busy():
             dist.destroy_process_group(self._peers.group)
 
@@ -316,8 +264,9 @@ class Checkpoints:
         only the prefix of the attempt before and this attempt may die before its first save. Raises ``UserError`` with
         the first difference if the newest checkpoint has another identity, ``StorageUnavailable`` if the store is away.
         """
-        self._wait_for_pending(tolerated=TOLERATED_FAILURES)
+        self._background.wait()
         refused: list[str] = []
+        fresh = not self._optimizer.state
         for index, name in self._on_rank_0(lambda: candidates(self._sources)):
             if not accept(name):
                 continue
@@ -326,11 +275,15 @@ class Checkpoints:
                 with opened(candidate, self._peers, self._policy) as checkpoint:
                     restored = self._load(candidate, checkpoint, into, tuple(refused))
                     if index > 0:
-                        self.published = self._publisher.adopt(candidate.storage, candidate.name, checkpoint.artifact)
+                        self._background.published = self._publisher.adopt(
+                            candidate.storage, candidate.name, checkpoint.artifact
+                        )
             except SkippedCheckpoint:
                 continue
             except (DamagedArtifact, MissingObject) as error:
                 refused.append(damage(candidate, error))
+                if fresh:
+                    self._optimizer.state.clear()
                 if self._peers.rank == 0:
                     LOG.warning("%s; looking for an older one", refused[-1])
                 continue
@@ -340,6 +293,7 @@ class Checkpoints:
     def _load(self, candidate: Candidate, checkpoint: OpenCheckpoint, into: Any, refused: tuple[str, ...]) -> Restored:
         artifact = checkpoint.artifact
         index = read_index(artifact.directory)
+        initialize(self._model, self._optimizer)
         _, live = self._tree(into)
         sizes: dict[str, tuple[int, ...]] = {}
         for of_rank in self._peers.gather({name: tuple(tensor.shape) for name, tensor in live.items()}):

@@ -2,7 +2,8 @@
 
 Each rank copies only the tensors that it writes, into buffers that were allocated before the first step: copying into
 fresh memory takes several times as long because of page faults. Weights and the optimiser's state are copied in the
-background, because they do not change before the optimiser's next step, after a forward and a backward pass.
+background, because they do not change before the optimiser's next step, after a forward and a backward pass, and so
+are the best weights so far, which the next evaluation may change.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class Buffers:
                     stream.synchronize()
             changed = [name for name, tensor in later.items() if tensor._version != versions[name]]
             if changed:
-                raise RuntimeError(f"{changed[0]} changed outside the optimiser's step while a checkpoint was taken")
+                raise RuntimeError(f"{changed[0]} changed while a checkpoint was taken")
             return {name: with_placement_of(tensors[name], self._buffers[name]) for name in self._mine}
 
         return complete
@@ -91,16 +92,14 @@ class Buffers:
             self._buffers[name].copy_(tensor, non_blocking=True)
 
 
-def changed_by_optimizer(
-    tensors: Mapping[str, Tensor], parameters: Iterable[Tensor], prefixes: tuple[str, ...]
-) -> set[str]:
-    """The names of the ``tensors`` that only the optimiser's step changes: its ``parameters``, and what has one of the
-    ``prefixes``, such as its state."""
+def changed_later(tensors: Mapping[str, Tensor], parameters: Iterable[Tensor], unchanged: tuple[str, ...]) -> set[str]:
+    """The names of the ``tensors`` that nothing changes before the optimiser's step: its ``parameters``, and those
+    whose names begin with one of ``unchanged``."""
     memory = {local(parameter).untyped_storage().data_ptr() for parameter in parameters}
     return {
         name
         for name, tensor in tensors.items()
-        if name.startswith(prefixes) or local(tensor).untyped_storage().data_ptr() in memory
+        if name.startswith(unchanged) or local(tensor).untyped_storage().data_ptr() in memory
     }
 
 

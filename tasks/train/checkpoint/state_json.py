@@ -13,31 +13,41 @@ from typing import Any
 from torch import Tensor
 
 
-def split(value: Any, path: str = "") -> tuple[Any, dict[str, Tensor]]:
+def split(value: Any) -> tuple[Any, dict[str, Tensor]]:
     """The tree for JSON and the tensors by name. Raises ``TypeError`` with the path of a value of another type."""
     tensors: dict[str, Tensor] = {}
-    return encode(value, path, tensors), tensors
+    return encode(value, (), tensors), tensors
 
 
-def encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    if isinstance(value, Tensor):
-        tensors[path] = value
-        return {"$tensor": path}
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
+def encode(value: Any, path: tuple[Any, ...], tensors: dict[str, Tensor]) -> Any:
+    # By how many there are: a history has thousands of numbers, and the step loop waits.
     if isinstance(value, float):
         # JSON has no infinity and no NaN. Finite numbers keep all their bits.
         return value if math.isfinite(value) else {"$float": repr(value)}
-    if isinstance(value, (list, tuple)):
-        items = [encode(item, child_path(path, i), tensors) for i, item in enumerate(value)]
-        return {"$tuple": items} if isinstance(value, tuple) else items
-    if isinstance(value, Mapping):
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, dict):
         if all(isinstance(key, str) and not key.startswith("$") for key in value):
-            return {key: encode(item, child_path(path, key), tensors) for key, item in value.items()}
-        return {
-            "$items": [[encode(k, path, tensors), encode(v, child_path(path, k), tensors)] for k, v in value.items()]
-        }
-    raise TypeError(f"{path}: a {type(value).__name__} cannot be kept in a checkpoint; use tensors, numbers and text")
+            return {key: encode(item, (path, key), tensors) for key, item in value.items()}
+        return {"$items": [[encode(k, path, tensors), encode(v, (path, k), tensors)] for k, v in value.items()]}
+    if isinstance(value, (list, tuple)):
+        items = [encode(item, (path, i), tensors) for i, item in enumerate(value)]
+        return {"$tuple": items} if isinstance(value, tuple) else items
+    if isinstance(value, Tensor):
+        name = written(path)
+        tensors[name] = value
+        return {"$tensor": name}
+    kind = type(value).__name__
+    raise TypeError(f"{written(path)}: a {kind} cannot be kept in a checkpoint; use tensors, numbers and text")
+
+
+def written(path: tuple[Any, ...]) -> str:
+    """The path as text; it is the pair of the outer path and the key, and empty at the top."""
+    keys = []
+    while path:
+        path, key = path
+        keys.append(str(key))
+    return "/".join(reversed(keys))
 
 
 def merge(first: Any, second: Any) -> Any:
@@ -69,7 +79,3 @@ def join(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 def is_absent(item: Any, tensors: Mapping[str, Tensor]) -> bool:
     return isinstance(item, dict) and "$tensor" in item and item["$tensor"] not in tensors
-
-
-def child_path(path: str, key: Any) -> str:
-    return f"{path}/{key}" if path else str(key)

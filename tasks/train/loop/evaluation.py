@@ -34,7 +34,7 @@ def record_evaluation(
     progress, model = state.progress, state.model
     random = capture_random_state()
 
-    def state_before() -> tuple[object, list[float]]:
+    def state_before() -> tuple[object, object]:
         # A user's model may draw random numbers in evaluation too; the next attempt repeats the whole evaluation.
         restore_random_state(random)
         return state.to_save(), state.own()
@@ -64,6 +64,7 @@ def record_evaluation(
     progress.evaluations.append(evaluation)
     if not progress.best or evaluation["loss"] < progress.best["loss"]:
         progress.best, progress.stale = dict(evaluation), 0
+        guard.wait_for_copy()
         state.keep_best()
     else:
         progress.stale += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -55,6 +55,8 @@ class TrainingState:
     conditions: dict[str, Any] = field(default_factory=dict)
     #: This rank's sum of losses since the last point of the history, and the number of its rows.
     losses: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    #: Points of the history that the ranks have not added up yet: the step, and this rank's ``losses`` there.
+    points: list[tuple[int, list[float]]] = field(default_factory=list)
     #: The model's, listed once.
     parameters: list[nn.Parameter] = field(init=False)
 
@@ -84,19 +86,32 @@ class TrainingState:
         for name, tensor in self.weights().items():
             self.best_weights[name].copy_(tensor)
 
-    def own(self) -> list[float]:
+    def own(self) -> dict[str, Any]:
         """The part that differs between ranks."""
-        return list(self.losses)
+        return {"losses": list(self.losses), "points": [[step, *losses] for step, losses in self.points]}
 
     def apply(self, restored: Restored, group: Group) -> None:
-        """Continue from a restored checkpoint. If the number of ranks changed, rank 0 gets the sum of all losses."""
+        """Continue from a restored checkpoint. If the number of ranks changed, rank 0 gets the sums of all losses."""
         known = {one.name for one in fields(Progress)}
         progress: Mapping[str, Any] = restored.progress["progress"]
         # An older checkpoint lacks what is new here, and has what is gone.
         self.progress = Progress(**{name: value for name, value in progress.items() if name in known})
         self.best_weights = restored.progress["best_weights"]
-        losses = [restored.owns[group.rank]] if restored.same_world else restored.owns if group.rank == 0 else []
-        self.losses = [sum(loss[0] for loss in losses), sum(loss[1] for loss in losses)]
+        # An older checkpoint has its losses alone: its ranks had added up the points.
+        owns = [own if isinstance(own, dict) else {"losses": own, "points": []} for own in restored.owns]
+        owns = [owns[group.rank]] if restored.same_world else owns
+        # All ranks exchange the same points; with none of the losses where rank 0 has them.
+        counted = owns if restored.same_world or group.rank == 0 else []
+        self.losses = added([own["losses"] for own in counted])
+        self.points = [
+            (step, added([own["points"][number][1:] for own in counted]))
+            for number, (step, *_) in enumerate(owns[0]["points"])
+        ]
+
+
+def added(losses: Sequence[Sequence[float]]) -> list[float]:
+    """Sums of losses and numbers of rows of several ranks, as those of one."""
+    return [sum(loss for loss, _ in losses), sum(rows for _, rows in losses)]
 
 
 def weights_of(model: Predictor) -> dict[str, Tensor]:

@@ -92,8 +92,6 @@ class TrainLoop:
         self._total = self._order.steps_per_epoch * config.epochs
         self._log_every = max(1, self._total // HISTORY_POINTS)
         self._given: deque[GivenStep] = deque()
-        #: Points of the history that are not in it yet: the step, and ``losses`` of the state there.
-        self._points: list[tuple[int, list[float]]] = []
         #: Steps in a row that were skipped, up to the last that is finished.
         self._streak = 0
         self.report = ProgressReport(self._total, state.progress.step, shown=group.rank == 0)
@@ -134,7 +132,6 @@ class TrainLoop:
         next one. Raises ``AgreedUserError`` if there is none since this last happened."""
         while self._given:
             self._guard.finished(self._given.popleft().step)
-        self._points.clear()
         progress = self._state.progress
         least = progress.left_out[-1]["through"] + 1 if progress.left_out else 0
         restored = restore(least, step - self._streak)
@@ -215,7 +212,7 @@ class TrainLoop:
                 self._state.losses[0] += loss
                 self._state.losses[1] += given.rows
             if given.step % self._log_every == 0 or given.step == self._total:
-                self._points.append((given.step, self._state.losses))
+                self._state.points.append((given.step, self._state.losses))
                 self._state.losses = [0.0, 0.0]
             self._streak = self._streak + 1 if outcome == SKIPPED else 0
             if self._streak:
@@ -237,24 +234,24 @@ class TrainLoop:
         The ranks exchange many points at once, as one takes as long as a small step, and add them up in rank order, so
         that the sums do not depend on which points came together.
         """
-        if not self._points:
+        state = self._state
+        if not state.points:
             return
-        points = [losses for _, losses in self._points]
-        mine = torch.tensor(points, dtype=torch.float64, device=self._group.device)
+        mine = torch.tensor([losses for _, losses in state.points], dtype=torch.float64, device=self._group.device)
         everyones = [torch.empty_like(mine) for _ in range(self._group.world)]
         dist.all_gather(everyones, mine)
         sums = sum(everyones[1:], everyones[0]).tolist()
-        for (step, _), (loss, rows) in zip(self._points, sums, strict=True):
+        for (step, _), (loss, rows) in zip(state.points, sums, strict=True):
             rate = learning_rate(step - 1, self._total, self._config.learning_rate, self._config.warmup)
             if rows:
-                self._state.progress.steps.append(
+                state.progress.steps.append(
                     {"step": step, "epoch": self._epoch(step), "loss": loss / rows, "learning_rate": rate}
                 )
-        self._points.clear()
+        state.points.clear()
 
-    def _capture(self) -> tuple[dict[str, Any], list[float]] | None:
+    def _capture(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
         """What a checkpoint holds; None amid skipped steps, as the weights may be their cause."""
-        self._settle()
+        self._finish()
         return None if self._streak else (self._state.to_save(), self._state.own())
 
 

@@ -24,7 +24,7 @@ from typing import Any, NoReturn, TypeVar
 
 from tasks.errors import Preempted
 from tasks.train.checkpoint import Checkpoints
-from tasks.train.checkpoint.manager import StepWait
+from tasks.train.checkpoint.background import StepWait
 from tasks.train.device_clock import DeviceClock, Mark
 from tasks.train.survival.checkpoint_interval import Interval
 from tasks.train.survival.consensus import Consensus, ExchangeSchedule, GroupState, Stop
@@ -130,6 +130,10 @@ class Guard:
             batch = next(batches, None)
             if batch is not None:
                 yield batch
+
+    def wait_for_copy(self) -> None:
+        """Wait until the last save holds copies of all tensors: those of its progress may change now."""
+        self._checkpoints.wait_for_copy()
 
     def waiting(self) -> None:
         """Called regularly while this rank waits for data. Raises :class:`Preempted` on this rank alone if its machine
