@@ -28,8 +28,8 @@ from scipy.stats import t as student_t
 from harness.command import benchmark, part_option
 from harness.models import PLAIN_MLP, train, write_table
 from harness.table import Column, Table
-from tasks.artifacts.exported import Estimate
-from tasks.artifacts.prepared import PreparedData
+from tasks.artifacts.prepared.data import PreparedData
+from tasks.artifacts.results.export import Estimate
 from tasks.compress.config import CompressionConfig
 from tasks.compress.engine import Work, propose
 from tasks.export.convert import EXAMPLE_ROWS, to_onnx

@@ -36,9 +36,9 @@ from harness.command import benchmark, part_option
 from harness.models import PLAIN_MLP, train, write_table
 from harness.table import Column, Table
 from harness.turns import Figures
-from tasks.artifacts.exported import Estimate, LatencyFigures, read_export
-from tasks.artifacts.prepared import PreparedData
-from tasks.artifacts.token_rows import write_token_rows
+from tasks.artifacts.prepared.data import PreparedData
+from tasks.artifacts.prepared.token_rows import write_token_rows
+from tasks.artifacts.results.export import Estimate, LatencyFigures, read_export
 from tasks.export import engine
 from tasks.export.candidates.quantise import Quantiser
 from tasks.export.candidates.recipes import Recipe, convolutional

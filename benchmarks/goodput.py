@@ -36,7 +36,7 @@ from harness.processes import FRESH, alone
 from harness.table import Column, Table
 from harness.turns import Figures
 from tasks import logs
-from tasks.artifacts.prepared import PreparedData, Signature
+from tasks.artifacts.prepared.data import PreparedData, Signature
 from tasks.models.config import ModelConfig
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import prepare

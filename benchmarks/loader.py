@@ -31,7 +31,7 @@ from harness.processes import alone
 from harness.table import Column, Table
 from harness.turns import Figures, in_turns, settled
 from tasks.artifacts.format import Artifact, ArtifactWriter
-from tasks.artifacts.prepared import KIND, TARGET, PreparedData, Signature, TensorSpec
+from tasks.artifacts.prepared.data import KIND, TARGET, PreparedData, Signature, TensorSpec
 from tasks.preprocess.shuffle.sorted_runs import block_rows
 
 COLUMNS, BATCH = 200, 1024

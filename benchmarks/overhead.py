@@ -30,14 +30,14 @@ from harness.command import benchmark
 from harness.processes import on_ranks
 from harness.table import Column, Table
 from harness.turns import Figures, interval_of_median, medians
-from tasks.artifacts.prepared import PreparedData
+from tasks.artifacts.prepared.data import PreparedData
 from tasks.distributed.process_group import Group
 from tasks.models.factory import Predictor
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import prepare
+from tasks.train.arithmetic.precision import LossScaler
 from tasks.train.checkpoint import Checkpoints, Retention
 from tasks.train.config import TrainingConfig
-from tasks.train.loop.precision import LossScaler
 from tasks.train.loop.probe import Traits
 from tasks.train.loop.state import Progress, TrainingState, weights_of
 from tasks.train.loop.step import make_optimizer

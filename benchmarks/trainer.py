@@ -35,10 +35,10 @@ from harness.loops import RIVALS, WORKLOADS, WORLD, Contender, Workload
 from harness.processes import on_ranks
 from harness.table import Column, Table
 from harness.turns import Figures, interval_of_median, medians
-from tasks.artifacts.prepared import PreparedData
+from tasks.artifacts.prepared.data import PreparedData
 from tasks.distributed.process_group import Group
+from tasks.train.arithmetic.precision import LossScaler, kernels
 from tasks.train.checkpoint import Checkpoints
-from tasks.train.loop.precision import LossScaler, kernels
 from tasks.train.loop.probe import probe
 from tasks.train.loop.state import Progress, TrainingState, weights_of
 from tasks.train.loop.step import make_optimizer

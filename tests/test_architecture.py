@@ -84,6 +84,16 @@ def test_a_folder_fits_on_one_screen() -> None:
     assert not {folder.name: size for folder, size in sizes.items() if size > 16}
 
 
+def test_the_readme_names_every_folder() -> None:
+    tree = (ROOT / "README.md").read_text(encoding="utf-8").split("## Architecture\n\n```\n")[1].split("```")[0]
+    above, named = list[str](), set[str]()
+    for indent, folder in re.findall(r"^( *)(\w+(?:/\w+)*)/ ", tree, re.MULTILINE):
+        above = [*above[: len(indent) // 2], folder]
+        named.add("/".join(above))
+    code = {path.parent.relative_to(ROOT).as_posix() for path in MODULES.values()}
+    assert {name for name in named if name.startswith("tasks")} == code
+
+
 def test_tests_share_helpers_only_through_support() -> None:
     """A file of tests may be moved, renamed or run alone: no other imports from it."""
     importing = [

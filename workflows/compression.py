@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from flytekit import conditional, workflow
 
-from tasks.artifacts.compression import Compression
+from tasks.artifacts.results.compression import Compression
 from tasks.compress.config import ROUNDS, CompressionConfig
 from tasks.compress.task import Compressed, choose, propose
 from tasks.flyte.stage import ArtifactDirectory, StageRun

@@ -19,15 +19,15 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from harness.turns import Figures
 from tasks.artifacts.format import ArtifactWriter
-from tasks.artifacts.prepared import KIND, TARGET, PreparedData, Signature, TensorSpec
-from tasks.artifacts.token_rows import write_token_rows
+from tasks.artifacts.prepared.data import KIND, TARGET, PreparedData, Signature, TensorSpec
+from tasks.artifacts.prepared.token_rows import write_token_rows
 from tasks.models.config import ModelConfig
 from tasks.models.factory import build
 from tasks.preprocess.shuffle.sorted_runs import block_rows
+from tasks.train.arithmetic.schedule import learning_rate
 from tasks.train.config import TrainingConfig
 from tasks.train.data.loader import layout
 from tasks.train.data.order import GlobalOrder, share
-from tasks.train.loop.schedule import learning_rate
 from tasks.train.loop.step import make_optimizer
 
 WORLD = 2

@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from harness.processes import alone
-from tasks.artifacts.prepared import Signature
+from tasks.artifacts.prepared.data import Signature
 from tasks.models.config import ModelConfig
 from tasks.models.trained import TrainedModel
 from tasks.train.config import TrainingConfig

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import click
 
-from tasks.artifacts.network_tuning import to_json as tuning_json
-from tasks.artifacts.streamed import open_prepared
+from tasks.artifacts.network.tuning import to_json as tuning_json
+from tasks.artifacts.prepared.streamed import open_prepared
 from tasks.collectives.compare import compare_with_history
 from tasks.collectives.engine import benchmark
 from tasks.collectives.launch.crew import Crew, NoLeader

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from tasks.artifacts.network_profile import NetworkProfile
+from tasks.artifacts.network.profile import NetworkProfile
 from tasks.collectives.config import CollectivesConfig
 from tasks.collectives.engine import benchmark
 from tasks.collectives.launch.crew import Crew

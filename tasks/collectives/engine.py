@@ -10,7 +10,7 @@ from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
-from tasks.artifacts.network_profile import METHOD, NetworkProfile, merged
+from tasks.artifacts.network.profile import METHOD, NetworkProfile, merged
 from tasks.artifacts.versions import code_version
 from tasks.collectives.config import CollectivesConfig
 from tasks.collectives.installed import beside

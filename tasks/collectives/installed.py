@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tasks.artifacts.network_profile import NetworkProfile
+from tasks.artifacts.network.profile import NetworkProfile
 from tasks.collectives.config import CollectivesConfig
 from tasks.logs import logger
 

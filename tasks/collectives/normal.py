@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tasks.artifacts.network_profile import NetworkProfile
+from tasks.artifacts.network.profile import NetworkProfile
 
 LARGE = 256 << 20
 #: Shares of the expected bandwidth: from the first on it is normal, below the second far too low.

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator
 from itertools import groupby
 
-from tasks.artifacts.network_profile import Measurement, NetworkProfile, to_json
+from tasks.artifacts.network.profile import Measurement, NetworkProfile, to_json
 from tasks.collectives.model.report import lines as model_lines
 from tasks.collectives.normal import grade
 from tasks.collectives.operations.cases import ROOT

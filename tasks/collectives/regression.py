@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 from scipy.stats import t as student
 
-from tasks.artifacts.network_profile import Measurement, NetworkProfile
+from tasks.artifacts.network.profile import Measurement, NetworkProfile
 
 Answer = Literal["slower", "as before", "can't tell"]
 #: The share of comparisons in which, if nothing has changed, "slower" may be said of anything.

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from statistics import median
 
-from tasks.artifacts.network_profile import Measurement, NetworkProfile
+from tasks.artifacts.network.profile import Measurement, NetworkProfile
 
 FACTOR = 2.0
 

@@ -14,7 +14,7 @@ from tasks.flyte.metadata import on
 from tasks.flyte.stage import ArtifactDirectory, MadeByElement
 
 if TYPE_CHECKING:
-    from tasks.artifacts.network_profile import NetworkProfile
+    from tasks.artifacts.network.profile import NetworkProfile
 
 
 @task(task_config=distributed("collectives", returns=MadeByElement.of), **on("collectives"))
@@ -56,8 +56,8 @@ def tune_collectives(workspace: Workspace, prepared: ArtifactDirectory, config: 
     def body() -> None:
         import os
 
-        from tasks.artifacts.network_tuning import write_tuning
-        from tasks.artifacts.streamed import open_prepared
+        from tasks.artifacts.network.tuning import write_tuning
+        from tasks.artifacts.prepared.streamed import open_prepared
         from tasks.collectives.engine import made_by
         from tasks.collectives.launch.crew import Crew
         from tasks.collectives.tune.steps import UsersModel
@@ -96,7 +96,7 @@ def keep(
     """Leave the profile in the workspace, with its table below the text ``above``, its CSV and its history."""
     import json
 
-    from tasks.artifacts.network_profile import COURSE, CSV, MODEL, TABLE, write_profile
+    from tasks.artifacts.network.profile import COURSE, CSV, MODEL, TABLE, write_profile
     from tasks.collectives.engine import made_by
     from tasks.collectives.model.report import fitted
     from tasks.collectives.output import csv_text, table

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from tasks.artifacts.compression import Compression, Size, Speed, Tried
 from tasks.artifacts.format import Artifact
-from tasks.artifacts.prepared import PreparedData
+from tasks.artifacts.prepared.data import PreparedData
+from tasks.artifacts.results.compression import Compression, Size, Speed, Tried
 from tasks.compress.config import CompressionConfig
 from tasks.compress.groups import find_groups, united
 from tasks.compress.importance import importance, strongest

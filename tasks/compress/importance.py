@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tasks.artifacts.prepared import PreparedData
+from tasks.artifacts.prepared.data import PreparedData
 from tasks.compress.groups import Group
 from tasks.models.factory import Predictor
 from tasks.models.predict import inputs_of, targets_of

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tasks.artifacts.compression import Tried
+from tasks.artifacts.results.compression import Tried
 from tasks.compress.config import MOST_CANDIDATES, CompressionConfig
 
 

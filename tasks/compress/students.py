@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from tasks.artifacts.prepared import Signature
+from tasks.artifacts.prepared.data import Signature
 from tasks.compress.config import CompressionConfig
 from tasks.errors import UserError
 from tasks.models.config import ModelConfig

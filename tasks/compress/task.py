@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from flytekit import task
 from flytekit.types.directory import FlyteDirectory
 
-from tasks.artifacts.compression import Compression, Tried
+from tasks.artifacts.results.compression import Compression, Tried
 from tasks.artifacts.versions import code_version
 from tasks.compress.config import CompressionConfig
 from tasks.flyte.metadata import on
@@ -45,7 +45,7 @@ class Compressed(NamedTuple):
 
 
 def work_on(trained: FlyteDirectory, prepared: FlyteDirectory, config: CompressionConfig, seed: int = 0) -> Work:
-    from tasks.artifacts.streamed import open_prepared
+    from tasks.artifacts.prepared.streamed import open_prepared
     from tasks.compress.engine import Work
     from tasks.models.trained import TrainedModel
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.artifacts.training_record import read_attempt
+from tasks.artifacts.results.training import read_attempt
 from tasks.cron import flaw
 from tasks.doctor.archive import GPU, Package, Use
 from tasks.doctor.bindings import attribute_paths

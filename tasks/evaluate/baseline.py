@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from tasks.artifacts.evaluation import BaselineScores
-from tasks.artifacts.prepared import PreparedData, Signature
+from tasks.artifacts.prepared.data import PreparedData, Signature
+from tasks.artifacts.results.evaluation import BaselineScores
 from tasks.hardware.cpus import usable_cores
 from tasks.models.metrics import classification_scores, regression_scores
 from tasks.models.predict import targets_of

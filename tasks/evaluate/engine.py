@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tasks.artifacts.evaluation import PlotData, write_evaluation
 from tasks.artifacts.format import Artifact
-from tasks.artifacts.prepared import PreparedData
+from tasks.artifacts.prepared.data import PreparedData
+from tasks.artifacts.results.evaluation import PlotData, write_evaluation
 from tasks.evaluate.baseline import baseline
 from tasks.models import metrics
 from tasks.models.predict import held_out_rows, predict, targets_of, torch_predictor
@@ -22,7 +22,7 @@ SCATTER_POINTS = 500
 
 
 def evaluate(directory: Path, trained: TrainedModel, data: PreparedData, made_by: Mapping[str, Any]) -> Artifact:
-    """Write the artifact of :mod:`tasks.artifacts.evaluation` into the fresh ``directory``.
+    """Write the artifact of :mod:`tasks.artifacts.results.evaluation` into the fresh ``directory``.
 
     Raises ``UserError`` if the test split is empty or the model's outputs are not finite.
     """

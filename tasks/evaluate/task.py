@@ -18,7 +18,7 @@ def evaluate(trained: ArtifactDirectory, prepared: ArtifactDirectory) -> Made:
     """Score the trained model on the test split, beside a baseline."""
 
     def make(directory: Path, key: str) -> Artifact:
-        from tasks.artifacts.streamed import open_prepared
+        from tasks.artifacts.prepared.streamed import open_prepared
         from tasks.evaluate import engine
         from tasks.models.trained import TrainedModel
 

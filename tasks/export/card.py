@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
-from tasks.artifacts.exported import DeployedSignature, DeployedTensor, Estimate, ExportReport, VariantFigures
+from tasks.artifacts.results.export import DeployedSignature, DeployedTensor, Estimate, ExportReport, VariantFigures
 
 BITS = {7: "every CPU computes the same numbers", 8: "an x86 CPU without VNNI computes other, wrong numbers"}
 

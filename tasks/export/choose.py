@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tasks.artifacts.exported import Estimate, LatencyFigures
+from tasks.artifacts.results.export import Estimate, LatencyFigures
 from tasks.errors import UserError
 from tasks.export.config import ExportConfig
 from tasks.gate.quality import Loss, in_words

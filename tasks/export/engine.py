@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tasks.artifacts.exported import (
+from tasks.artifacts.format import Artifact, ArtifactWriter
+from tasks.artifacts.prepared.data import PreparedData, Signature
+from tasks.artifacts.results.export import (
     MODEL_CARD,
     PREPROCESSING,
     REPORT,
@@ -18,8 +20,6 @@ from tasks.artifacts.exported import (
     MachineFigures,
     ModelSignature,
 )
-from tasks.artifacts.format import Artifact, ArtifactWriter
-from tasks.artifacts.prepared import PreparedData, Signature
 from tasks.artifacts.versions import installed
 from tasks.errors import UserError
 from tasks.export.candidates.search import BATCHES, search
@@ -68,7 +68,7 @@ TIMING = 0.3
 def export(
     directory: Path, trained: TrainedModel, data: PreparedData, config: ExportConfig, made_by: Mapping[str, Any]
 ) -> Artifact:
-    """Write the artifact of :mod:`tasks.artifacts.exported` into the fresh ``directory``.
+    """Write the artifact of :mod:`tasks.artifacts.results.export` into the fresh ``directory``.
 
     Raises ``UserError`` if the model cannot be exported to ONNX, if the ONNX model does not agree with torch, or if no
     variant is within the budget. Of a variant that cannot be made ``export.json`` says why and nothing is raised.

@@ -6,9 +6,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import get_args
 
-from tasks.artifacts.exported import VariantFigures
 from tasks.artifacts.format import ArtifactWriter
-from tasks.artifacts.prepared import PreparedData
+from tasks.artifacts.prepared.data import PreparedData
+from tasks.artifacts.results.export import VariantFigures
 from tasks.export.candidates.half import TRIED_ROWS, Half, error_of, write_half
 from tasks.export.candidates.quantise import Quantiser
 from tasks.export.candidates.search import calibration, not_made

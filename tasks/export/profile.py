@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.artifacts.exported import ProfileFigures
-from tasks.artifacts.prepared import Signature
+from tasks.artifacts.prepared.data import Signature
+from tasks.artifacts.results.export import ProfileFigures
 from tasks.export.config import ExportConfig
 from tasks.export.session import session_on, session_options
 from tasks.models.predict import inputs_of

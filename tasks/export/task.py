@@ -9,8 +9,8 @@ from flytekit import task
 from flytekit.types.directory import FlyteDirectory
 
 from tasks.artifacts.format import Artifact, DamagedArtifact
-from tasks.artifacts.prepared import KIND as PREPARED
-from tasks.artifacts.training_record import KIND as TRAINED
+from tasks.artifacts.prepared.data import KIND as PREPARED
+from tasks.artifacts.results.training import KIND as TRAINED
 from tasks.artifacts.versions import code_version
 from tasks.errors import UserError
 from tasks.export.config import ExportConfig
@@ -68,7 +68,7 @@ def export(trained: ArtifactDirectory, prepared: ArtifactDirectory, config: Expo
     :func:`describe_machine` says of where this runs."""
 
     def make(directory: Path, key: str) -> Artifact:
-        from tasks.artifacts.streamed import open_prepared
+        from tasks.artifacts.prepared.streamed import open_prepared
         from tasks.export import engine
         from tasks.models.trained import TrainedModel
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tasks.artifacts.exported import LatencyFigures, VariantFigures
-from tasks.artifacts.prepared import PreparedData, Signature
+from tasks.artifacts.prepared.data import PreparedData, Signature
+from tasks.artifacts.results.export import LatencyFigures, VariantFigures
 from tasks.export.choose import Verdict
 from tasks.export.config import ExportConfig
 from tasks.export.convert import EXAMPLE_ROWS, check_parity, check_rows, largest_difference, to_onnx

@@ -136,7 +136,7 @@ def rows_path(prepared: FlyteDirectory) -> Path:
     uri = uri_of(prepared)
     if not uri.startswith(STORES):
         return local_path(prepared)
-    from tasks.artifacts.streamed import make_stub
+    from tasks.artifacts.prepared.streamed import make_stub
 
     return make_stub(uri, fresh_directory("prepared"))
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from tasks.artifacts.exported import QualityFigures
+from tasks.artifacts.results.export import QualityFigures
 from tasks.gate import rmse, tokens
 from tasks.gate.accuracy import lower_limit, rows_enough, upper_limit
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tasks.artifacts.prepared import Signature
+from tasks.artifacts.prepared.data import Signature
 from tasks.errors import UserError
 from tasks.models.config import ModelConfig
 from tasks.models.footprint import ResultBytes

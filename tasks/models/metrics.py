@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from tasks.artifacts.evaluation import CalibrationBin, RocCurve, Scores
+from tasks.artifacts.results.evaluation import CalibrationBin, RocCurve, Scores
 
 BINS = 15
 CURVE_POINTS = 200

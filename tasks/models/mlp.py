@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from tasks.artifacts.prepared import Signature
+from tasks.artifacts.prepared.data import Signature
 
 
 class Periodic(nn.Module):

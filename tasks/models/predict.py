@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tasks.artifacts.prepared import TARGET, PreparedData, Signature
+from tasks.artifacts.prepared.data import TARGET, PreparedData, Signature
 from tasks.errors import UserError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tasks.artifacts.prepared import Signature
+from tasks.artifacts.prepared.data import Signature
 
 
 def normalised(channels: int, norm: str) -> nn.Module:

@@ -2,7 +2,7 @@
 
 The artifact holds ``best.safetensors`` and ``last.safetensors`` (weights), ``model.json`` (the network, its arguments,
 the signature and, of a pruned network, the units that it kept), and ``history.json`` and ``attempt.json``
-(:mod:`tasks.artifacts.training_record`), which a network lacks that was not trained yet.
+(:mod:`tasks.artifacts.results.training`), which a network lacks that was not trained yet.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from safetensors.torch import load
 from torch import Tensor
 
 from tasks.artifacts.format import Artifact, ArtifactWriter
-from tasks.artifacts.prepared import Signature
-from tasks.artifacts.training_record import ATTEMPT, HISTORY, KIND, Attempt, History
+from tasks.artifacts.prepared.data import Signature
+from tasks.artifacts.results.training import ATTEMPT, HISTORY, KIND, Attempt, History
 from tasks.models.config import ModelConfig
 from tasks.models.factory import Predictor, build, resolve
 from tasks.models.kept import Kept

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from tasks.artifacts.network_profile import Fingerprint, Topology
+from tasks.artifacts.network.profile import Fingerprint, Topology
 from tasks.errors import UserError
 from tasks.hardware.cgroup import read
 from tasks.network.topology import gathered, interfaces

@@ -10,10 +10,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tasks.artifacts import network_profile, network_tuning
 from tasks.artifacts.format import MANIFEST, DamagedArtifact
-from tasks.artifacts.network_profile import Fingerprint, NetworkProfile, Point, read_profile, write_profile
-from tasks.artifacts.network_tuning import Tuning, read_tuning, write_tuning
+from tasks.artifacts.network import profile as network_profile
+from tasks.artifacts.network import tuning as network_tuning
+from tasks.artifacts.network.profile import Fingerprint, NetworkProfile, Point, read_profile, write_profile
+from tasks.artifacts.network.tuning import Tuning, read_tuning, write_tuning
 from tasks.errors import UserError
 from tasks.logs import logger
 from tasks.network.shelf import Shelf

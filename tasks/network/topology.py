@@ -11,7 +11,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from tasks.artifacts.network_profile import Host, Topology
+from tasks.artifacts.network.profile import Host, Topology
 from tasks.hardware.cgroup import read
 from tasks.hardware.cpus import usable_cores
 from tasks.hardware.machine import this_machine

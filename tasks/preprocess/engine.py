@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from tasks.artifacts.format import Artifact, ArtifactWriter
-from tasks.artifacts.prepared import KIND, TARGET, WEIGHT
+from tasks.artifacts.prepared.data import KIND, TARGET, WEIGHT
 from tasks.errors import UserError
 from tasks.preprocess import quarantine
 from tasks.preprocess.card.data_card import make_card

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tasks.artifacts.format import ArtifactWriter
-from tasks.artifacts.prepared import SPLITS, TARGET, Signature, TensorSpec
+from tasks.artifacts.prepared.data import SPLITS, TARGET, Signature, TensorSpec
 from tasks.errors import UserError
 from tasks.preprocess import quarantine
 from tasks.preprocess.card.data_card import row_counts

@@ -15,7 +15,7 @@ import pyarrow as pa
 import xxhash
 
 from tasks.artifacts.format import MANIFEST, ArtifactWriter, DamagedArtifact, hash_file
-from tasks.artifacts.prepared import SPLITS, PreparedData, segment_number
+from tasks.artifacts.prepared.data import SPLITS, PreparedData, segment_number
 from tasks.errors import UserError
 from tasks.logs import logger
 from tasks.preprocess import quarantine

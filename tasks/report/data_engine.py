@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.artifacts.format import Artifact
-from tasks.artifacts.prepared import PreparedData
+from tasks.artifacts.prepared.data import PreparedData
 from tasks.report.figures import StageFigures
 from tasks.report.pages.data_card_page import data_card_page
 from tasks.report.run_directory import link_artifact, new_run

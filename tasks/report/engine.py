@@ -8,11 +8,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tasks.artifacts.compression import Compression
-from tasks.artifacts.exported import KIND, SIGNATURE, read_export
 from tasks.artifacts.format import Artifact, canonical_json
-from tasks.artifacts.promotion import Promotion
-from tasks.artifacts.training_record import TRACE
+from tasks.artifacts.results.compression import Compression
+from tasks.artifacts.results.export import KIND, SIGNATURE, read_export
+from tasks.artifacts.results.promotion import Promotion
+from tasks.artifacts.results.training import TRACE
 from tasks.report.data_engine import write_card
 from tasks.report.figures import NightFigures, StageFigures, to_json
 from tasks.report.pages import charts

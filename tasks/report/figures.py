@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tasks.artifacts.compression import Compression
-from tasks.artifacts.promotion import Promotion
+from tasks.artifacts.results.compression import Compression
+from tasks.artifacts.results.promotion import Promotion
 
 
 @dataclass(frozen=True)

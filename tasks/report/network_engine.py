@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import datetime
 from pathlib import Path
 
-from tasks.artifacts import network_tuning
 from tasks.artifacts.format import Artifact
-from tasks.artifacts.network_profile import CSV, FILE, KIND, TABLE
+from tasks.artifacts.network import tuning as network_tuning
+from tasks.artifacts.network.profile import CSV, FILE, KIND, TABLE
 from tasks.report.pages.network_charts import drawn
 from tasks.report.pages.rendering import render
 from tasks.report.pages.tuning_chart import gains

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
-from tasks.artifacts.exported import DIGEST, digest_line
 from tasks.artifacts.format import MANIFEST, Artifact, link_or_copy
+from tasks.artifacts.results.export import DIGEST, digest_line
 from tasks.artifacts.store import sweep
 from tasks.report.summary_builder import MODEL
 

@@ -10,14 +10,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.artifacts.evaluation import Evaluation, read_evaluation
-from tasks.artifacts.exported import KIND as EXPORTED
-from tasks.artifacts.exported import ExportReport, read_export
 from tasks.artifacts.format import Artifact
-from tasks.artifacts.network_profile import COURSE, KIND, MODEL, Fitted, NetworkProfile, Point, read_profile
-from tasks.artifacts.prepared import PreparedData, Signature
-from tasks.artifacts.training_record import KIND as TRAINED
-from tasks.artifacts.training_record import (
+from tasks.artifacts.network.profile import COURSE, KIND, MODEL, Fitted, NetworkProfile, Point, read_profile
+from tasks.artifacts.prepared.data import PreparedData, Signature
+from tasks.artifacts.results.evaluation import Evaluation, read_evaluation
+from tasks.artifacts.results.export import KIND as EXPORTED
+from tasks.artifacts.results.export import ExportReport, read_export
+from tasks.artifacts.results.training import KIND as TRAINED
+from tasks.artifacts.results.training import (
     CompiledPass,
     Goodput,
     History,

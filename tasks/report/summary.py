@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tasks.artifacts.compression import Compression
+from tasks.artifacts.results.compression import Compression
 from tasks.report import terminal_summary
 from tasks.report.figures import DataRunFigures, ExportFigures, RunFigures
 

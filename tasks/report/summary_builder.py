@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from tasks.artifacts import exported
-from tasks.artifacts.compression import Compression
-from tasks.artifacts.evaluation import Evaluation
-from tasks.artifacts.network_profile import NetworkProfile
-from tasks.artifacts.prepared import PreparedData, Signature
-from tasks.artifacts.promotion import Promotion
+from tasks.artifacts.network.profile import NetworkProfile
+from tasks.artifacts.prepared.data import PreparedData, Signature
+from tasks.artifacts.results import export as exported
+from tasks.artifacts.results.compression import Compression
+from tasks.artifacts.results.evaluation import Evaluation
+from tasks.artifacts.results.promotion import Promotion
 from tasks.models.metrics import HEADLINE
 from tasks.report.figures import (
     DataFigures,

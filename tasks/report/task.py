@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from flytekit import Deck, FlyteContextManager, current_context, task
 
-from tasks.artifacts.compression import Compression
-from tasks.artifacts.promotion import Promotion
+from tasks.artifacts.results.compression import Compression
+from tasks.artifacts.results.promotion import Promotion
 from tasks.config import RunConfig
 from tasks.flyte.metadata import WITH_DECK, on
 from tasks.flyte.stage import (
@@ -83,7 +83,7 @@ def report(
 @map_errors
 def report_data(prepared: ArtifactDirectory, stages: list[StageRun]) -> DataSummary:
     """Put the data card and the prepared data into a directory of this run. Never cached, as :func:`report`."""
-    from tasks.artifacts.prepared import PreparedData
+    from tasks.artifacts.prepared.data import PreparedData
     from tasks.report.data_engine import build_data
     from tasks.report.figures import StageFigures
 

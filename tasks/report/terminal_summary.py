@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from tasks.artifacts.compression import Compression
-from tasks.artifacts.promotion import Promotion
+from tasks.artifacts.results.compression import Compression
+from tasks.artifacts.results.promotion import Promotion
 from tasks.report import formatting as fmt
 from tasks.report.figures import (
     DataFigures,

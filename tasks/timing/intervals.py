@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tasks.artifacts.exported import Estimate, LatencyFigures
+from tasks.artifacts.results.export import Estimate, LatencyFigures
 
 PERCENTILES = {"p50": 0.50, "p90": 0.90, "p99": 0.99}
 #: A percentile is quoted if so many calls lie beyond it.

@@ -9,8 +9,8 @@ from functools import partial
 
 import numpy as np
 
-from tasks.artifacts.exported import LatencyFigures
-from tasks.artifacts.prepared import Signature
+from tasks.artifacts.prepared.data import Signature
+from tasks.artifacts.results.export import LatencyFigures
 from tasks.models.predict import Predictor, inputs_of
 from tasks.timing.intervals import latency, ratio
 from tasks.timing.turns import FEWEST_LOADS, LOADS, Turns, take_turns, torch_threads, turn

@@ -17,9 +17,9 @@ from typing import Any
 import click
 
 from tasks.artifacts.format import MANIFEST, Artifact, DamagedArtifact, canonical_json
-from tasks.artifacts.prepared import PreparedData
-from tasks.artifacts.streamed import make_stub
-from tasks.artifacts.training_record import KIND
+from tasks.artifacts.prepared.data import PreparedData
+from tasks.artifacts.prepared.streamed import make_stub
+from tasks.artifacts.results.training import KIND
 from tasks.config import RunConfig
 from tasks.distributed.explained import explained
 from tasks.errors import UserError

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tasks.artifacts.prepared import PreparedData
+from tasks.artifacts.prepared.data import PreparedData
 from tasks.errors import UserError
 from tasks.models.config import ModelConfig, TeachingConfig
 from tasks.models.factory import Predictor, build

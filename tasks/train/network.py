@@ -15,8 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tasks.artifacts.network_profile import Fingerprint
-from tasks.artifacts.network_tuning import DdpSettings, Tuning, changes_numbers
+from tasks.artifacts.network.profile import Fingerprint
+from tasks.artifacts.network.tuning import DdpSettings, Tuning, changes_numbers
 from tasks.distributed.agreement import AgreedUserError
 from tasks.distributed.devices import backend_of
 from tasks.distributed.process_group import process_group

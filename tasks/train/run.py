@@ -16,9 +16,9 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
-from tasks.artifacts.prepared import PreparedData
-from tasks.artifacts.streamed import open_prepared
-from tasks.artifacts.training_record import Attempt, History, Throughput, ValidationPoint
+from tasks.artifacts.prepared.data import PreparedData
+from tasks.artifacts.prepared.streamed import open_prepared
+from tasks.artifacts.results.training import Attempt, History, Throughput, ValidationPoint
 from tasks.distributed.agreement import same_error_on_all_ranks
 from tasks.distributed.parent_death import end_with_torch_elastic
 from tasks.distributed.process_group import Group, meeting_store, process_group
@@ -29,6 +29,8 @@ from tasks.models.factory import Predictor
 from tasks.models.trained import write_trained
 from tasks.settings import to_dict
 from tasks.storage import storage_for
+from tasks.train.arithmetic.ema import AveragedWeights
+from tasks.train.arithmetic.precision import LossScaler, autocast, kernels, resolve_precision
 from tasks.train.checkpoint import Checkpoints, Restored, Retention, newest_identity
 from tasks.train.checkpoint.random_state import seed_generators
 from tasks.train.config import TrainingConfig
@@ -37,8 +39,6 @@ from tasks.train.data.loader import padding
 from tasks.train.data.order import ORDER_VERSION, GlobalOrder
 from tasks.train.device_clock import clock_of
 from tasks.train.lineage import Lineage
-from tasks.train.loop.ema import AveragedWeights
-from tasks.train.loop.precision import LossScaler, autocast, kernels, resolve_precision
 from tasks.train.loop.probe import Traits, probe
 from tasks.train.loop.state import Progress, TrainingState, weights_of
 from tasks.train.loop.step import make_optimizer, micro_batches, padded_rows

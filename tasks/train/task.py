@@ -27,7 +27,7 @@ ENDING_S = 5
 
 def fetch_prepared(directory: FlyteDirectory, place: Placement, fresh: Path) -> Path:
     """Download prepared data from a store if it fits the profile's cache; otherwise make a stub that streams it."""
-    from tasks.artifacts.streamed import make_stub, size_of
+    from tasks.artifacts.prepared.streamed import make_stub, size_of
 
     uri, room = uri_of(directory), int(place.data_cache_gib * 2**30)
     if not uri.startswith(STORES) or size_of(uri) <= room:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tasks.artifacts.network_profile import (
+from tasks.artifacts.network.profile import (
     Fingerprint,
     Host,
     Launch,
@@ -53,7 +53,7 @@ def test_of_another_version_it_is_refused_in_one_line(tmp_path: Path) -> None:
     write_profile(tmp_path / "profile", a_profile(0.01), {})
     whole = json.loads((tmp_path / "profile/profile.json").read_text())
     del whole["fingerprint"]["backend"]
-    from tasks.artifacts.network_profile import from_json
+    from tasks.artifacts.network.profile import from_json
 
     with pytest.raises(UserError, match=r"^there: not a network profile .*fingerprint\.backend.*measure again"):
         from_json(whole, "there")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tasks.artifacts.format import MANIFEST
-from tasks.artifacts.network_profile import FILE
+from tasks.artifacts.network.profile import FILE
 from tasks.errors import UserError
 from tasks.network.history import History
 from tests.support.faulty_s3 import FaultyS3

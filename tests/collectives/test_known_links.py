@@ -19,8 +19,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tasks.artifacts.network_profile import Launch, NetworkProfile, merged
-from tasks.artifacts.network_tuning import DdpSettings
+from tasks.artifacts.network.profile import Launch, NetworkProfile, merged
+from tasks.artifacts.network.tuning import DdpSettings
 from tasks.collectives.config import CollectivesConfig
 from tasks.collectives.launch.crew import Crew
 from tasks.collectives.launch.one_launch import launch

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from flytekit.clis.sdk_in_container.pyflyte import main as pyflyte
 
-from tasks.artifacts.network_profile import read_profile
+from tasks.artifacts.network.profile import read_profile
 from tasks.collectives.config import CollectivesConfig
 from tasks.flyte.stage import local_path
 from tasks.hardware.profile import current_profile

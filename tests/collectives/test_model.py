@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tasks.artifacts.network_profile import Fingerprint, Host, Launch, Measurement, NetworkProfile, Topology
+from tasks.artifacts.network.profile import Fingerprint, Host, Launch, Measurement, NetworkProfile, Topology
 from tasks.collectives.model.hockney import fit
 from tasks.collectives.model.report import fitted, lines, step_lines
 from tasks.collectives.model.schemes import SCHEMES, Scheme, judge, message_model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tasks.artifacts.network_profile import Fingerprint, Host, Launch, Measurement, NetworkProfile, Topology
+from tasks.artifacts.network.profile import Fingerprint, Host, Launch, Measurement, NetworkProfile, Topology
 from tasks.collectives.normal import KNOWN, grade
 
 GIB = 1 << 30

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from tasks.artifacts.network_profile import Launch, from_json
+from tasks.artifacts.network.profile import Launch, from_json
 from tasks.collectives.output import csv_text, json_text, table
 from tests.support.network_profiles import network_profile
 

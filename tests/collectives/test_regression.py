@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tasks.artifacts.network_profile import Fingerprint, Host, Launch, Measurement, NetworkProfile, Topology
+from tasks.artifacts.network.profile import Fingerprint, Host, Launch, Measurement, NetworkProfile, Topology
 from tasks.collectives.compare import Judge
 from tasks.collectives.config import CollectivesConfig
 from tasks.collectives.regression import compare, overall

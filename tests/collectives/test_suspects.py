@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tasks.artifacts.network_profile import Launch, NetworkProfile
+from tasks.artifacts.network.profile import Launch, NetworkProfile
 from tasks.collectives.suspects import suspects
 from tests.support.network_profiles import launch, measured, network_profile
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from tasks.artifacts.network_profile import Launch, Mode
+from tasks.artifacts.network.profile import Launch, Mode
 from tasks.collectives.config import OPERATIONS, CollectivesConfig
 from tasks.collectives.launch import timing
 from tasks.collectives.launch.child import Work

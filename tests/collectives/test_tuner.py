@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tasks.artifacts.network_tuning import DdpSettings, Trial, Tuning, from_json, to_json
+from tasks.artifacts.network.tuning import DdpSettings, Trial, Tuning, from_json, to_json
 from tasks.collectives.config import CollectivesConfig
 from tasks.collectives.launch.crew import Crew
 from tasks.collectives.tune import tuner
@@ -207,7 +207,7 @@ def test_the_plugins_table_covers_every_size_of_every_operation_with_its_channel
 
 
 def tuning_of(ddp: DdpSettings, environment: dict[str, str]) -> Tuning:
-    from tasks.artifacts.network_profile import Fingerprint
+    from tasks.artifacts.network.profile import Fingerprint
 
     return Tuning(Fingerprint(2, 1, "gloo", ("cpu",), (), "", {}), "a model", ddp, environment)
 

@@ -44,7 +44,7 @@ def test_annotations_that_cannot_be_remembered_are_described_all_the_same() -> N
 
     from flytekit.core.type_engine import TypeEngine
 
-    from tasks.artifacts.compression import Size
+    from tasks.artifacts.results.compression import Size
     from tasks.flyte.metadata import on
 
     assert on("report")

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from tasks.artifacts.prepared import PreparedData, Signature, TensorSpec
+from tasks.artifacts.prepared.data import PreparedData, Signature, TensorSpec
 from tasks.compress.config import CompressionConfig
 from tasks.compress.engine import Work, choose, judge, propose
 from tasks.models.config import ModelConfig, TeachingConfig

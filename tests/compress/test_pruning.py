@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tasks.artifacts.prepared import TARGET, PreparedData, Signature, TensorSpec
+from tasks.artifacts.prepared.data import TARGET, PreparedData, Signature, TensorSpec
 from tasks.compress.config import CompressionConfig
 from tasks.compress.engine import Work, propose
 from tasks.compress.groups import Group, find_groups, united
@@ -161,7 +161,7 @@ def work_on(model: Path, prepared: Path, method: str = "prune", **settings: obje
 
 
 def test_a_pruned_model_trains_on_is_pruned_again_and_exported(tmp_path: Path) -> None:
-    from tasks.artifacts.exported import read_export
+    from tasks.artifacts.results.export import read_export
     from tasks.export.config import ExportConfig
     from tasks.export.engine import export
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tasks.artifacts.compression import Size, Tried
-from tasks.artifacts.prepared import Signature, TensorSpec
+from tasks.artifacts.prepared.data import Signature, TensorSpec
+from tasks.artifacts.results.compression import Size, Tried
 from tasks.compress.config import ROUNDS, CompressionConfig
 from tasks.compress.search import best, following, shares_of
 from tasks.compress.students import described, students_of

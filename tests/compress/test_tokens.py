@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from tasks.artifacts.prepared import PreparedData
+from tasks.artifacts.prepared.data import PreparedData
 from tasks.compress.config import CompressionConfig
 from tasks.compress.engine import Work, choose, judge, propose
 from tasks.models.kept import cut

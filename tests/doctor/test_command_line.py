@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tasks.artifacts.format import ArtifactWriter
-from tasks.artifacts.training_record import ATTEMPT, KIND
+from tasks.artifacts.results.training import ATTEMPT, KIND
 from tasks.doctor.command import main
 from tests.support import REPOSITORY
 from tests.support.command_line import Ended, invoke, run_process

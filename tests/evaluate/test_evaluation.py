@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from tasks.artifacts.prepared import TARGET, Signature, TensorSpec
+from tasks.artifacts.prepared.data import TARGET, Signature, TensorSpec
 from tasks.errors import UserError
 from tasks.evaluate.baseline import MOST_PIXELS, baseline, categorical_columns, features_of
 from tasks.evaluate.engine import evaluate

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from tasks.artifacts.format import MANIFEST
-from tasks.artifacts.prepared import PreparedData, Signature
+from tasks.artifacts.prepared.data import PreparedData, Signature
 from tasks.errors import UserError
 from tasks.export import engine
 from tasks.export.config import ExportConfig

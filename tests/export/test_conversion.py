@@ -13,7 +13,7 @@ import torch
 from onnx import numpy_helper
 from torch import nn
 
-from tasks.artifacts.prepared import PreparedData
+from tasks.artifacts.prepared.data import PreparedData
 from tasks.errors import UserError
 from tasks.export.candidates.quantise import Quantiser
 from tasks.export.convert import PARITY_BATCHES, check_dynamic_batch, check_opset, check_parity, opset_of, to_onnx

@@ -14,7 +14,7 @@ import onnxruntime
 import pytest
 
 from tasks.artifacts.format import Artifact
-from tasks.artifacts.prepared import PreparedData
+from tasks.artifacts.prepared.data import PreparedData
 from tasks.errors import UserError
 from tasks.export import engine, variants
 from tasks.export.candidates import search as searching

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import beta
 
-from tasks.artifacts.exported import LatencyFigures
+from tasks.artifacts.results.export import LatencyFigures
 from tasks.errors import UserError
 from tasks.export.choose import Contender, Decision, decide
 from tasks.export.config import ExportConfig

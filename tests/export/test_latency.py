@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.artifacts.prepared import Signature, TensorSpec
+from tasks.artifacts.prepared.data import Signature, TensorSpec
 from tasks.timing import turns as timing
 from tasks.timing.intervals import calls_needed, latency, percentile, ratio
 from tasks.timing.measure import affordable, glance, measure

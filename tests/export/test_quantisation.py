@@ -14,7 +14,7 @@ import onnxruntime
 import pytest
 from onnx import numpy_helper
 
-from tasks.artifacts.prepared import PreparedData
+from tasks.artifacts.prepared.data import PreparedData
 from tasks.errors import UserError
 from tasks.export.candidates import quantise as quantisation
 from tasks.export.candidates.quantise import WEIGHT_BITS, Quantiser

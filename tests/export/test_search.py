@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.artifacts.prepared import Signature, TensorSpec
+from tasks.artifacts.prepared.data import Signature, TensorSpec
 from tasks.export.candidates import speed as looking
 from tasks.export.candidates.candidate import Candidate
 from tasks.export.candidates.recipes import Recipe

@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 
-from tasks.artifacts.prepared import PreparedData
+from tasks.artifacts.prepared.data import PreparedData
 from tasks.errors import UserError
 from tasks.export import engine
 from tasks.export.check import check

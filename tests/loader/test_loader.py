@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tasks.artifacts.format import DamagedArtifact
-from tasks.artifacts.prepared import TARGET, PreparedData
+from tasks.artifacts.prepared.data import TARGET, PreparedData
 from tasks.train.data import loader
 from tasks.train.data.loader import Batch, StoredRows, evaluation_batches, layout, training_batches
 from tasks.train.data.order import GlobalOrder, share

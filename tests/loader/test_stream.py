@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from tasks.artifacts.format import MANIFEST, DamagedArtifact
-from tasks.artifacts.prepared import SAMPLED_BLOCKS, PreparedData
-from tasks.artifacts.streamed import StreamedData, make_stub, open_prepared, punch_hole, size_of
+from tasks.artifacts.prepared.data import SAMPLED_BLOCKS, PreparedData
+from tasks.artifacts.prepared.streamed import StreamedData, make_stub, open_prepared, punch_hole, size_of
 from tasks.errors import UserError
 from tasks.storage import MissingObject, storage_for
 from tasks.train.data.loader import evaluation_batches, layout, training_batches

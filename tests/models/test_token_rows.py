@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.artifacts.token_rows import write_token_rows
+from tasks.artifacts.prepared.token_rows import write_token_rows
 from tasks.errors import UserError
 from tasks.train.data.loader import layout, training_batches
 from tasks.train.data.order import GlobalOrder

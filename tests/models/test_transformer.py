@@ -13,7 +13,7 @@ import torch
 import transformers
 from click.testing import CliRunner
 
-from tasks.artifacts.prepared import Signature, TensorSpec
+from tasks.artifacts.prepared.data import Signature, TensorSpec
 from tasks.errors import UserError
 from tasks.models.config import ModelConfig
 from tasks.models.factory import build

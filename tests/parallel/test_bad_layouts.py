@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tasks.artifacts.prepared import Signature, TensorSpec
+from tasks.artifacts.prepared.data import Signature, TensorSpec
 from tasks.errors import UserError
 from tasks.hardware.profile import load
 from tasks.models.config import ModelConfig

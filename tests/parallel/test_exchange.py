@@ -129,7 +129,7 @@ def test_killed_and_resumed_is_bit_for_bit_with(name: str, world: int, prepared:
 
 
 def settings_body(port: int, out: Path) -> None:
-    from tasks.artifacts.prepared import Signature, TensorSpec
+    from tasks.artifacts.prepared.data import Signature, TensorSpec
     from tasks.distributed.process_group import process_group
     from tasks.models.factory import Predictor
     from tasks.models.mlp import MLP

@@ -14,9 +14,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tasks.artifacts.prepared import PreparedData
-from tasks.artifacts.token_rows import write_token_rows
-from tasks.artifacts.training_record import History
+from tasks.artifacts.prepared.data import PreparedData
+from tasks.artifacts.prepared.token_rows import write_token_rows
+from tasks.artifacts.results.training import History
 from tasks.models.trained import TrainedModel
 from tests.support.layout_runs import SIZES, on_ranks, token_rows
 

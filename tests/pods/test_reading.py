@@ -14,7 +14,7 @@ from flytekit.core.type_engine import TypeEngine
 from flytekit.types.directory import FlyteDirectory
 
 from tasks.artifacts.format import MANIFEST, Artifact, ArtifactWriter
-from tasks.artifacts.prepared import KIND, SAMPLED_BLOCKS, SPLITS, PreparedData
+from tasks.artifacts.prepared.data import KIND, SAMPLED_BLOCKS, SPLITS, PreparedData
 from tasks.doctor.archive import Package
 from tasks.export.config import ExportConfig
 from tasks.flyte.stage import StageRun

@@ -13,7 +13,7 @@ import pyarrow as pa
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tasks.artifacts.prepared import SPLITS, PreparedData
+from tasks.artifacts.prepared.data import SPLITS, PreparedData
 from tasks.errors import UserError
 from tasks.preprocess.config import ColumnType, DataConfig
 from tasks.preprocess.engine import prepare

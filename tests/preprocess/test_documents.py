@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from tasks.artifacts.prepared import PreparedData
+from tasks.artifacts.prepared.data import PreparedData
 from tasks.errors import UserError
 from tasks.evaluate.baseline import features_of
 from tasks.export.convert import EXAMPLE_ROWS, to_onnx

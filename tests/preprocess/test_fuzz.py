@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from tasks.artifacts.prepared import SPLITS, PreparedData
+from tasks.artifacts.prepared.data import SPLITS, PreparedData
 from tasks.errors import UserError
 from tasks.preprocess.columns.number_formats import DECLARED
 from tasks.preprocess.config import DataConfig

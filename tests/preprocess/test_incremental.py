@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tasks.artifacts.format import Artifact
-from tasks.artifacts.prepared import SPLITS, TARGET, PreparedData
+from tasks.artifacts.prepared.data import SPLITS, TARGET, PreparedData
 from tasks.errors import UserError
 from tasks.preprocess import engine
 from tasks.preprocess.config import DataConfig, SplitConfig

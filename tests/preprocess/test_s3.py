@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks.artifacts.format import ArtifactWriter
-from tasks.artifacts.prepared import SPLITS, PreparedData
+from tasks.artifacts.prepared.data import SPLITS, PreparedData
 from tasks.errors import UserError
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import prepare

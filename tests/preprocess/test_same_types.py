@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tasks.artifacts.prepared import SPLITS, PreparedData
+from tasks.artifacts.prepared.data import SPLITS, PreparedData
 from tasks.errors import UserError
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import prepare

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tasks.artifacts.format import ArtifactWriter
-from tasks.artifacts.prepared import segment_name
+from tasks.artifacts.prepared.data import segment_name
 from tasks.preprocess.pool.resume import ResumableScratch
 from tasks.preprocess.pool.workers import Workers
 from tasks.preprocess.shuffle import sorted_runs

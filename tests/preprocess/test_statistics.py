@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.artifacts.prepared import SPLITS
+from tasks.artifacts.prepared.data import SPLITS
 from tasks.preprocess.columns import value_types
 from tasks.preprocess.columns.moments import CodeCounts, Figures, figures_of
 from tasks.preprocess.memory import Budget

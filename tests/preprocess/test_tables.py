@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks.artifacts.format import DamagedArtifact
-from tasks.artifacts.prepared import SPLITS, PreparedData
+from tasks.artifacts.prepared.data import SPLITS, PreparedData
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import prepare
 from tests.support.tables import Prepare, everything, table_text

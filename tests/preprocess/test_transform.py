@@ -7,7 +7,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from tasks.artifacts.prepared import SPLITS, PreparedData
+from tasks.artifacts.prepared.data import SPLITS, PreparedData
 from tasks.errors import UserError
 from tasks.preprocess.columns.transform import Transform
 from tests.support.tables import Prepare

@@ -10,17 +10,17 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from tasks.artifacts.prepared import SPLITS
+from tasks.artifacts.prepared.data import SPLITS
 from tasks.distributed.process_group import Group
 from tasks.errors import UserError
 from tasks.models.config import ModelConfig
 from tasks.models.factory import build
 from tasks.preprocess.config import DataConfig
+from tasks.train.arithmetic.precision import LossScaler
 from tasks.train.config import TrainingConfig
 from tasks.train.data.loader import layout as layout_of
 from tasks.train.data.loader import training_batches
 from tasks.train.data.order import GlobalOrder
-from tasks.train.loop.precision import LossScaler
 from tasks.train.loop.state import Progress, TrainingState
 from tasks.train.loop.step import train_step
 from tasks.train.parallel.replicas import ReplicatedModel

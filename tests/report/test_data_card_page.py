@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tasks.artifacts.prepared import PreparedData
+from tasks.artifacts.prepared.data import PreparedData
 from tasks.preprocess.quarantine import BadRow
 from tasks.report.data_engine import build_data
 from tasks.report.pages.data_card_page import data_card_page

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tasks.artifacts.network_profile import (
+from tasks.artifacts.network.profile import (
     COURSE,
     CSV,
     MODEL,
@@ -21,7 +21,7 @@ from tasks.artifacts.network_profile import (
     read_profile,
     write_profile,
 )
-from tasks.artifacts.network_tuning import DdpSettings, Trial, Tuning, write_tuning
+from tasks.artifacts.network.tuning import DdpSettings, Trial, Tuning, write_tuning
 from tasks.report import formatting as fmt
 from tasks.report.network_engine import build_network, build_tuning
 from tasks.report.pages.inline_svg import SERIES

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.artifacts.compression import Compression
+from tasks.artifacts.results.compression import Compression
 from tasks.config import RunConfig
 from tasks.preprocess.quarantine import BadRow
 from tasks.report.engine import build

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial
 from torch.nn import functional
 
-from tasks.artifacts.prepared import Signature, TensorSpec
+from tasks.artifacts.prepared.data import Signature, TensorSpec
 from tasks.models.config import ModelConfig
 from tasks.models.factory import build
 from tests.support.processes import FORK, free_port

@@ -8,7 +8,7 @@ from multiprocessing import Pipe
 
 import torch
 
-from tasks.artifacts.network_profile import NetworkProfile, merged
+from tasks.artifacts.network.profile import NetworkProfile, merged
 from tasks.collectives.config import CollectivesConfig
 from tasks.collectives.launch.child import Work
 from tasks.collectives.launch.one_launch import launch

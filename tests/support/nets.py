@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from tasks.artifacts.prepared import Signature
+from tasks.artifacts.prepared.data import Signature
 
 
 def numbers(signature: Signature) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from tasks.artifacts.format import ArtifactWriter
-from tasks.artifacts.prepared import KIND, TARGET, PreparedData, Signature, TensorSpec
+from tasks.artifacts.prepared.data import KIND, TARGET, PreparedData, Signature, TensorSpec
 
 SIGNATURE = Signature(
     inputs=(

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from tasks.artifacts.compression import Compression, Size, Speed, Tried
 from tasks.artifacts.format import ArtifactWriter
-from tasks.artifacts.network_profile import COURSE, MODEL, Point, write_profile
-from tasks.artifacts.prepared import Signature, TensorSpec
+from tasks.artifacts.network.profile import COURSE, MODEL, Point, write_profile
+from tasks.artifacts.prepared.data import Signature, TensorSpec
+from tasks.artifacts.results.compression import Compression, Size, Speed, Tried
 from tasks.collectives.model.report import fitted
 from tasks.evaluate.engine import plot_data
 from tasks.models import metrics

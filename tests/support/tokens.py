@@ -12,8 +12,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from tasks.artifacts.format import Artifact
-from tasks.artifacts.prepared import TARGET, PreparedData
-from tasks.artifacts.token_rows import write_token_rows
+from tasks.artifacts.prepared.data import TARGET, PreparedData
+from tasks.artifacts.prepared.token_rows import write_token_rows
 from tasks.models.config import ModelConfig
 from tasks.models.factory import build
 from tests.support.toys import as_artifact

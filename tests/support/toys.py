@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from tasks.artifacts.format import Artifact, ArtifactWriter
-from tasks.artifacts.prepared import KIND, TARGET, PreparedData, Signature, TensorSpec
+from tasks.artifacts.prepared.data import KIND, TARGET, PreparedData, Signature, TensorSpec
 from tasks.models.config import ModelConfig
 from tasks.models.factory import build
 from tasks.models.trained import write_trained

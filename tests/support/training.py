@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tasks.artifacts.format import ArtifactWriter
-from tasks.artifacts.prepared import TARGET, Signature, TensorSpec
+from tasks.artifacts.prepared.data import TARGET, Signature, TensorSpec
 from tasks.models.config import ModelConfig
 from tasks.train.config import TrainingConfig
 from tests.support.processes import FORK, free_port

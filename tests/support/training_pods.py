@@ -22,7 +22,7 @@ from flytekit.core.type_engine import TypeEngine
 from flytekit.types.directory import FlyteDirectory
 
 from tasks.artifacts.format import ArtifactWriter
-from tasks.artifacts.prepared import TARGET, Signature, TensorSpec
+from tasks.artifacts.prepared.data import TARGET, Signature, TensorSpec
 from tasks.models.config import ModelConfig
 from tasks.train.config import TrainingConfig
 from tests.support import REPOSITORY

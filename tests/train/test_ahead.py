@@ -50,15 +50,15 @@ def body(prepared: Path, place: Path, port: int, batch_s: float) -> None:
     """Train with a stand-in for the device, on which each step takes STEP_S, and batches that take ``batch_s``."""
     import torch
 
-    from tasks.artifacts.prepared import PreparedData
+    from tasks.artifacts.prepared.data import PreparedData
     from tasks.distributed.process_group import process_group
     from tasks.models.config import ModelConfig
     from tasks.models.factory import build
+    from tasks.train.arithmetic.precision import LossScaler
     from tasks.train.checkpoint import Checkpoints, Retention
     from tasks.train.config import TrainingConfig
     from tasks.train.data import loader
     from tasks.train.loop import train_loop
-    from tasks.train.loop.precision import LossScaler
     from tasks.train.loop.state import Progress, TrainingState, weights_of
     from tasks.train.loop.step import make_optimizer
     from tasks.train.parallel.replicas import ReplicatedModel

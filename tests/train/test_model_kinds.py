@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from tasks.artifacts.prepared import Signature, TensorSpec
+from tasks.artifacts.prepared.data import Signature, TensorSpec
 from tasks.distributed.explained import explained
 from tasks.models.config import ModelConfig
 from tasks.models.factory import Predictor, build

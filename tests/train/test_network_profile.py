@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from tasks.artifacts.network_profile import Fingerprint
-from tasks.artifacts.network_tuning import DdpSettings, Tuning, write_tuning
+from tasks.artifacts.network.profile import Fingerprint
+from tasks.artifacts.network.tuning import DdpSettings, Tuning, write_tuning
 from tasks.artifacts.versions import code_version
 from tasks.collectives.config import CollectivesConfig
 from tasks.config import RunConfig

@@ -10,18 +10,18 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tasks.artifacts.prepared import Signature, TensorSpec
+from tasks.artifacts.prepared.data import Signature, TensorSpec
 from tasks.distributed.process_group import Group
 from tasks.models.factory import Predictor
+from tasks.train.arithmetic.ema import AveragedWeights
+from tasks.train.arithmetic.gradients import Verdict, judge, update
+from tasks.train.arithmetic.precision import FIRST_SCALE, RESCALED, SKIPPED, USED, LossScaler, kernels
+from tasks.train.arithmetic.schedule import learning_rate
 from tasks.train.checkpoint import Restored
 from tasks.train.config import TrainingConfig
 from tasks.train.data.loader import Batch
-from tasks.train.loop.ema import AveragedWeights
-from tasks.train.loop.gradients import Verdict, judge, update
 from tasks.train.loop.objective import evaluate_split
-from tasks.train.loop.precision import FIRST_SCALE, RESCALED, SKIPPED, USED, LossScaler, kernels
 from tasks.train.loop.probe import probe
-from tasks.train.loop.schedule import learning_rate
 from tasks.train.loop.state import Progress, TrainingState, weights_of
 from tasks.train.loop.step import make_optimizer, train_step
 from tasks.train.parallel.replicas import ReplicatedModel
@@ -78,7 +78,7 @@ def test_a_step_never_makes_the_host_wait_and_a_spoilt_one_changes_nothing(
     fp16: bool, spoilt: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As on a GPU.
-    monkeypatch.setattr("tasks.train.loop.gradients.known", lambda verdict: False)
+    monkeypatch.setattr("tasks.train.arithmetic.gradients.known", lambda verdict: False)
     config = TrainingConfig(accumulation=2, ema=0.9)
     state = state_of(nets.batch_norm(SIGNATURE), config, fp16)
     precision = "fp16" if fp16 else "fp32"
@@ -127,7 +127,7 @@ def test_the_norm_is_torchs_and_one_verdict_decides_for_every_kind_of_optimiser(
     nn.utils.clip_grad_norm_(expected, 0.5)
     assert all(torch.equal(p.grad, q.grad) for p, q in zip(parameters, expected, strict=False))  # type: ignore[arg-type]
     for fused, known in ((True, True), (True, False), (False, True)):
-        monkeypatch.setattr("tasks.train.loop.gradients.known", lambda verdict, known=known: known)
+        monkeypatch.setattr("tasks.train.arithmetic.gradients.known", lambda verdict, known=known: known)
         optimizer = torch.optim.AdamW(parameters, lr=0.1, fused=fused)
         before = [p.detach().clone() for p in parameters]
         update(optimizer, Verdict(verdict.norm, torch.ones(())))
@@ -138,7 +138,7 @@ def test_the_norm_is_torchs_and_one_verdict_decides_for_every_kind_of_optimiser(
 
 
 def test_the_loss_scale_follows_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.train.loop.precision.STEPS_TO_GROW", 3)
+    monkeypatch.setattr("tasks.train.arithmetic.precision.STEPS_TO_GROW", 3)
     ours = LossScaler(CPU, enabled=True)
     theirs = torch.amp.GradScaler("cpu", growth_interval=3)
     p, q = (nn.Parameter(torch.ones(3)) for _ in range(2))

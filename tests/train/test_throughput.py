@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tasks.artifacts.prepared import Signature, TensorSpec
+from tasks.artifacts.prepared.data import Signature, TensorSpec
 from tasks.distributed.process_group import Group
 from tasks.hardware.peaks import data_sheet_peak
 from tasks.models.config import ModelConfig

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from tasks.artifacts.training_record import read_attempt
+from tasks.artifacts.results.training import read_attempt
+from tasks.train.arithmetic.schedule import learning_rate
 from tasks.train.config import TrainingConfig
-from tasks.train.loop.schedule import learning_rate
 from tests.support.processes import FORK, free_port
 from tests.support.training import refusal, table_of_numbers, trained
 

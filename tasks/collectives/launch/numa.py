@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tasks.artifacts.network_profile import NetworkProfile
+from tasks.artifacts.network.profile import NetworkProfile
 from tasks.collectives.config import CollectivesConfig
 from tasks.collectives.launch.child import Work
 from tasks.collectives.launch.one_launch import ALL_REDUCE, measure

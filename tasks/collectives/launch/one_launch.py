@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from tasks.artifacts.network_profile import Measurement, Mode, NetworkProfile, Overlap
+from tasks.artifacts.network.profile import Measurement, Mode, NetworkProfile, Overlap
 from tasks.collectives.config import CollectivesConfig
 from tasks.collectives.launch.child import Work
 from tasks.collectives.launch.timing import FEWEST, settle, slowest, timed

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from tasks.artifacts.network_profile import Launch, Mode
+from tasks.artifacts.network.profile import Launch, Mode
 from tasks.collectives.operations.cases import Case
 from tasks.distributed.agreement import same_error_on_all_ranks
 from tasks.errors import UserError

@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from tasks.artifacts.network_profile import Fitted, NetworkProfile
+from tasks.artifacts.network.profile import Fitted, NetworkProfile
 from tasks.collectives.model.all_reduce import model_of, off, smaller_worlds
 from tasks.collectives.model.schemes import SCHEMES, judge, shared_cores
 from tasks.collectives.model.step_time import Compute, predict

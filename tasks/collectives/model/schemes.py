@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tasks.artifacts.network_profile import Measurement, NetworkProfile
+from tasks.artifacts.network.profile import Measurement, NetworkProfile
 from tasks.collectives.model.hockney import Estimate, Hockney, fit
 
 #: A scheme that is off by more than this share of the measured time is given up.

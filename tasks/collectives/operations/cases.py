@@ -1,6 +1,6 @@
 """The operations that are measured: their buffers, how they are started, and what each rank has to hold afterwards.
 
-Sizes follow nccl-tests (doc/PERFORMANCE.md), see :class:`tasks.artifacts.network_profile.Measurement`.
+Sizes follow nccl-tests (doc/PERFORMANCE.md), see :class:`tasks.artifacts.network.profile.Measurement`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tasks.artifacts.network_tuning import DdpSettings, changes_numbers
+from tasks.artifacts.network.tuning import DdpSettings, changes_numbers
 from tasks.collectives.model.step_time import buckets_of
 
 BUCKETS_MB = (5, 10, 50, 100, 250)
@@ -31,7 +31,7 @@ class Candidate:
     """A value of one coordinate, to be tried on top of what is in use."""
 
     name: str
-    #: Fields of :class:`~tasks.artifacts.network_tuning.DdpSettings`.
+    #: Fields of :class:`~tasks.artifacts.network.tuning.DdpSettings`.
     ddp: dict[str, Any] = field(default_factory=dict)
     #: Variables for fresh processes; empty for what a running process can change.
     environment: dict[str, str] = field(default_factory=dict)

@@ -6,7 +6,7 @@ names its channels, and together they cover all sizes of all operations.
 
 from __future__ import annotations
 
-from tasks.artifacts.network_tuning import Tuning
+from tasks.artifacts.network.tuning import Tuning
 from tasks.errors import UserError
 
 HEADER = "collective_type,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks,numPipeOps,regBuff"

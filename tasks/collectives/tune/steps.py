@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from tasks.artifacts.network_tuning import DdpSettings
-from tasks.artifacts.prepared import Signature
+from tasks.artifacts.network.tuning import DdpSettings
+from tasks.artifacts.prepared.data import Signature
 from tasks.collectives.launch.child import Work
 from tasks.collectives.launch.timing import slowest
 from tasks.collectives.model.step_time import Compute, buckets_of

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
-from tasks.artifacts.network_profile import NetworkProfile
-from tasks.artifacts.network_tuning import DdpSettings, Trial, Tuning, Verdict
+from tasks.artifacts.network.profile import NetworkProfile
+from tasks.artifacts.network.tuning import DdpSettings, Trial, Tuning, Verdict
 from tasks.collectives.config import CollectivesConfig
 from tasks.collectives.engine import made_by, meet
 from tasks.collectives.launch.crew import Crew

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from tasks.artifacts.prepared import PreparedData
+from tasks.artifacts.prepared.data import PreparedData
 from tasks.export.candidates.candidate import Candidate
 from tasks.export.candidates.quantise import Quantiser
 from tasks.export.candidates.recipes import FOR_GPUS, recipes_for

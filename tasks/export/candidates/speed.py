@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.artifacts.prepared import Signature
+from tasks.artifacts.prepared.data import Signature
 from tasks.export.candidates.candidate import Candidate
 from tasks.export.config import ExportConfig
 from tasks.export.session import onnx_predictor

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tasks.artifacts.prepared import Signature
+from tasks.artifacts.prepared.data import Signature
 from tasks.errors import UserError
 from tasks.export.candidates.quantise import calibration_rows, stacked_products
 from tasks.export.candidates.recipes import CONVOLUTIONS

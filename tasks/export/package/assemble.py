@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tasks.artifacts.exported import (
+from tasks.artifacts.format import Artifact, ArtifactWriter
+from tasks.artifacts.prepared.data import PreparedData
+from tasks.artifacts.results.export import (
     DIGEST,
     KIND,
     DeployedSignature,
@@ -19,8 +21,6 @@ from tasks.artifacts.exported import (
     RawSignature,
     digest_line,
 )
-from tasks.artifacts.format import Artifact, ArtifactWriter
-from tasks.artifacts.prepared import PreparedData
 from tasks.errors import UserError
 from tasks.export.check import OUTPUT, RAW, TENSORS, column_of, providers
 from tasks.export.package.metadata import Origin, entries, is_coarse, with_metadata

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tasks.artifacts.format import ArtifactWriter
-from tasks.artifacts.prepared import PreparedData
-from tasks.artifacts.token_rows import TOKENIZER
+from tasks.artifacts.prepared.data import PreparedData
+from tasks.artifacts.prepared.token_rows import TOKENIZER
 
 if TYPE_CHECKING:
     from torch import nn

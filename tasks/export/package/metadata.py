@@ -11,7 +11,7 @@ from typing import Any
 import onnx
 from onnx import TensorProto
 
-from tasks.artifacts.exported import ModelSignature
+from tasks.artifacts.results.export import ModelSignature
 from tasks.artifacts.versions import ROOT
 
 PREFIX = "slipstream."

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tasks.artifacts.prepared import Signature
+from tasks.artifacts.prepared.data import Signature
 from tasks.export.package.raw_columns import BOOLEAN, INTEGER, TEXT, TIME, Number, RawColumns
 
 ROWS = 16

@@ -17,8 +17,8 @@ from typing import Any
 
 import click
 
-from tasks.artifacts.exported import DeployedSignature, DeployedTensor, ExportReport
 from tasks.artifacts.format import link_or_copy
+from tasks.artifacts.results.export import DeployedSignature, DeployedTensor, ExportReport
 from tasks.errors import UserError
 from tasks.export.check import NotWhole, check_files, read_manifest
 

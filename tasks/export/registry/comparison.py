@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from tasks.artifacts.exported import DeployedSignature, Holdout
-from tasks.artifacts.prepared import TARGET, PreparedData
-from tasks.artifacts.tokenizer import FILES
+from tasks.artifacts.prepared.data import TARGET, PreparedData
+from tasks.artifacts.prepared.tokenizer import FILES
+from tasks.artifacts.results.export import DeployedSignature, Holdout
 from tasks.export.package.hugging_face import DIRECTORY
 from tasks.export.package.raw_columns import RawColumns, read_columns
 from tasks.export.registry.decode import decode, undecided

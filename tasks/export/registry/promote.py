@@ -5,8 +5,8 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from tasks.artifacts.prepared import PreparedData
-from tasks.artifacts.promotion import Promotion, Verdict
+from tasks.artifacts.prepared.data import PreparedData
+from tasks.artifacts.results.promotion import Promotion, Verdict
 from tasks.export.registry.comparison import Incomparable, Package, Paired, predictions
 from tasks.export.registry.config import PromotionConfig
 from tasks.export.registry.store import Pointer, Registry, manifest_digest, version_of

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from flytekit import task
 from flytekit.types.directory import FlyteDirectory
 
-from tasks.artifacts.promotion import Contest, Promotion, Verdict
+from tasks.artifacts.results.promotion import Contest, Promotion, Verdict
 from tasks.config import RunConfig
 from tasks.flyte.metadata import on
 from tasks.flyte.stage import ArtifactDirectory, local_path, map_errors, rows_path, uri_of
@@ -48,7 +48,7 @@ def judge(
     config: RunConfig,
 ) -> Judged:
     """Compare an exported model with the one in service, on the same test rows."""
-    from tasks.artifacts.streamed import open_prepared
+    from tasks.artifacts.prepared.streamed import open_prepared
     from tasks.export.registry import promote
     from tasks.export.registry.store import Registry
 
@@ -61,7 +61,7 @@ def judge(
 @map_errors
 def put_in_service(contest: Contest, config: RunConfig, verdict: Verdict) -> Promotion:
     """Store a model that has passed in the registry, and promote it."""
-    from tasks.artifacts.streamed import open_prepared
+    from tasks.artifacts.prepared.streamed import open_prepared
     from tasks.export.registry import promote
     from tasks.export.registry.store import Registry
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from tasks.artifacts.tokenizer import tokenizer_files
+from tasks.artifacts.prepared.tokenizer import tokenizer_files
 from tasks.errors import UserError
 from tasks.models.trained import TrainedModel
 from tasks.models.transformer.hugging_face import files_of

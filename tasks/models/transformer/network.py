@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tasks.artifacts.prepared import Signature
+from tasks.artifacts.prepared.data import Signature
 from tasks.errors import UserError
 from tasks.models.plan import Plan, Style
 from tasks.models.transformer.config import TransformerConfig, from_hugging_face

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tasks.artifacts.prepared import SPLITS
+from tasks.artifacts.prepared.data import SPLITS
 from tasks.preprocess.card.drift_and_leaks import QUANTILES, column_figures, judgements
 from tasks.preprocess.card.duplicates import duplicate_warnings, duplicates
 from tasks.preprocess.columns import value_types

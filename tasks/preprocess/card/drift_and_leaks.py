@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tasks.artifacts.prepared import SPLITS
+from tasks.artifacts.prepared.data import SPLITS
 from tasks.preprocess.columns import value_types
 from tasks.preprocess.fit.scan import SPLIT
 from tasks.preprocess.fit.splits import TRAIN

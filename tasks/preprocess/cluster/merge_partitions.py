@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.artifacts.format import ArtifactWriter
-from tasks.artifacts.prepared import KIND
+from tasks.artifacts.prepared.data import KIND
 from tasks.preprocess.cluster import exchange
 from tasks.preprocess.cluster.request import TableRequest
 from tasks.preprocess.columns.transform import Transform

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tasks.artifacts.prepared import Signature, TensorSpec
+from tasks.artifacts.prepared.data import Signature, TensorSpec
 from tasks.errors import UserError
 from tasks.preprocess.columns import value_types
 from tasks.preprocess.columns.ngrams import BUCKETS, tokenise

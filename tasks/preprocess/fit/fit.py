@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tasks.artifacts.prepared import SPLITS
+from tasks.artifacts.prepared.data import SPLITS
 from tasks.errors import UserError
 from tasks.preprocess.columns import value_types
 from tasks.preprocess.columns.transform import CategoricalColumn, NumericColumn, Transform, bend, take_part

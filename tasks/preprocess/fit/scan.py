@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tasks.artifacts.prepared import SPLITS
+from tasks.artifacts.prepared.data import SPLITS
 from tasks.preprocess.columns import value_types
 from tasks.preprocess.columns.hashing import hash_rows, keys
 from tasks.preprocess.columns.moments import CodeCounts, Counts, Figures, Moments, figures_of

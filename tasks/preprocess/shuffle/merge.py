@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.artifacts.format import ArtifactWriter, FileRecord
-from tasks.artifacts.prepared import SPLITS, segment_name
+from tasks.artifacts.prepared.data import SPLITS, segment_name
 from tasks.preprocess.pool.resume import ResumableScratch
 from tasks.preprocess.progress import shown
 from tasks.preprocess.shuffle.sorted_runs import Part, Run, merge, parts_of

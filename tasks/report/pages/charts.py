@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from tasks.artifacts.evaluation import RocCurve, Scatter
-from tasks.artifacts.exported import ExportReport
+from tasks.artifacts.results.evaluation import RocCurve, Scatter
+from tasks.artifacts.results.export import ExportReport
 from tasks.report import formatting as fmt
 from tasks.report.pages.inline_svg import CARD, INK, PIXELS_PER_INCH, SERIES, SOFT, WIDTH, inline_svg, tooltip
 

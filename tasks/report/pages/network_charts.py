@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator, NullLocator
 
-from tasks.artifacts.network_profile import Fitted, Measurement, NetworkProfile, Point, bus_factor
+from tasks.artifacts.network.profile import Fitted, Measurement, NetworkProfile, Point, bus_factor
 from tasks.report import formatting as fmt
 from tasks.report.pages.charts import DARK, figure_of, plot_point
 from tasks.report.pages.inline_svg import CARD, INK, PIXELS_PER_INCH, SERIES, WIDTH, inline_svg, tooltip

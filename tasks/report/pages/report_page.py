@@ -10,7 +10,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from tasks.artifacts.training_record import TRACE
+from tasks.artifacts.results.training import TRACE
 from tasks.report import formatting as fmt
 from tasks.report.figures import QualityFigures
 from tasks.report.pages import charts, network_charts

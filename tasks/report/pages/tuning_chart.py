@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from tasks.artifacts.network_tuning import Trial
+from tasks.artifacts.network.tuning import Trial
 from tasks.report.pages.charts import LINE_HEIGHT, figure_of, plot_point
 from tasks.report.pages.inline_svg import INK, PIXELS_PER_INCH, SERIES, SOFT, inline_svg
 

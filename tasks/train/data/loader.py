@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tasks.artifacts.prepared import Block, PreparedData, Signature
-from tasks.artifacts.streamed import StreamedData
+from tasks.artifacts.prepared.data import Block, PreparedData, Signature
+from tasks.artifacts.prepared.streamed import StreamedData
 from tasks.train.data.order import BatchPlan, GlobalOrder, Layout, StoredOrder
 
 #: Buffers: one in use by the consumer, one ready, one being filled.

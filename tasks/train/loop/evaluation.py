@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from tasks.artifacts.prepared import PreparedData
-from tasks.artifacts.training_record import ValidationPoint
+from tasks.artifacts.prepared.data import PreparedData
+from tasks.artifacts.results.training import ValidationPoint
 from tasks.distributed.agreement import AgreedUserError
 from tasks.distributed.process_group import Group
 from tasks.models.footprint import batch_rows

@@ -5,16 +5,16 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from tasks.artifacts.prepared import PreparedData
-from tasks.artifacts.training_record import SkippedStep
+from tasks.artifacts.prepared.data import PreparedData
+from tasks.artifacts.results.training import SkippedStep
 from tasks.distributed.process_group import Group
 from tasks.models.factory import Predictor
+from tasks.train.arithmetic.precision import autocast
 from tasks.train.config import TrainingConfig
 from tasks.train.data.loader import Batch, training_batches
 from tasks.train.data.order import GlobalOrder
 from tasks.train.loop.coupled_rows import running_statistics
 from tasks.train.loop.objective import loss_sum
-from tasks.train.loop.precision import autocast
 from tasks.train.loop.probe import undone
 from tasks.train.loop.step import padded_rows
 from tasks.train.parallel.model import ParallelModel

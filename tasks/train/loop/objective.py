@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from tasks.artifacts.prepared import Signature
+from tasks.artifacts.prepared.data import Signature
 from tasks.models.factory import Predictor
+from tasks.train.arithmetic.precision import autocast
 from tasks.train.data.loader import Batch
-from tasks.train.loop.precision import autocast
 
 
 class SplitMetrics(TypedDict):

@@ -7,7 +7,7 @@ import time
 
 from tqdm import tqdm
 
-from tasks.artifacts.training_record import ValidationPoint
+from tasks.artifacts.results.training import ValidationPoint
 
 SECONDS_BETWEEN_LINES = 5.0
 

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tasks.artifacts.training_record import LeftOut, LossPoint, SkippedStep, ValidationPoint
+from tasks.artifacts.results.training import LeftOut, LossPoint, SkippedStep, ValidationPoint
 from tasks.distributed.process_group import Group
 from tasks.models.factory import Predictor
+from tasks.train.arithmetic.ema import AveragedWeights
+from tasks.train.arithmetic.precision import LossScaler
 from tasks.train.checkpoint import Restored
-from tasks.train.loop.ema import AveragedWeights
-from tasks.train.loop.precision import LossScaler
 from tasks.train.loop.probe import Traits
 from tasks.train.loop.teacher import Teacher
 from tasks.train.parallel.model import ParallelModel

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from tasks.distributed.process_group import Group
+from tasks.train.arithmetic.gradients import judge, update
+from tasks.train.arithmetic.precision import autocast
+from tasks.train.arithmetic.schedule import learning_rate
 from tasks.train.config import TrainingConfig
 from tasks.train.data.loader import Batch
 from tasks.train.loop.coupled_rows import broadcast_buffers, coupled_micro_batches
-from tasks.train.loop.gradients import judge, update
 from tasks.train.loop.objective import loss_sum
-from tasks.train.loop.precision import autocast
-from tasks.train.loop.schedule import learning_rate
 from tasks.train.loop.state import TrainingState
 
 

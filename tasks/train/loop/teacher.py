@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from tasks.models.config import TeachingConfig
 from tasks.models.factory import Predictor
-from tasks.train.loop.precision import autocast
+from tasks.train.arithmetic.precision import autocast
 
 
 @dataclass(frozen=True)

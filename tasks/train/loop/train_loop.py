@@ -17,19 +17,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tasks.artifacts.prepared import PreparedData
+from tasks.artifacts.prepared.data import PreparedData
 from tasks.distributed.agreement import AgreedUserError
 from tasks.distributed.process_group import Group
 from tasks.logs import logger
+from tasks.train.arithmetic.precision import SKIPPED, USED
+from tasks.train.arithmetic.schedule import learning_rate
 from tasks.train.checkpoint import Restored
 from tasks.train.config import TrainingConfig
 from tasks.train.data.loader import Batch, layout, training_batches
 from tasks.train.data.order import GlobalOrder
 from tasks.train.loop.evaluation import record_evaluation
 from tasks.train.loop.nonfinite import name_rows
-from tasks.train.loop.precision import SKIPPED, USED
 from tasks.train.loop.progress import ProgressReport
-from tasks.train.loop.schedule import learning_rate
 from tasks.train.loop.state import TrainingState
 from tasks.train.loop.step import padded_rows, train_step
 from tasks.train.speed.profiler import StepProfiler

@@ -11,7 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from tasks.artifacts.training_record import CompiledPass
+from tasks.artifacts.results.training import CompiledPass
 from tasks.errors import UserError
 from tasks.models.factory import Predictor
 from tasks.train.loop.probe import undone

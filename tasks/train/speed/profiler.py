@@ -9,7 +9,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from tasks.artifacts.format import canonical_json
-from tasks.artifacts.training_record import OPERATIONS, TRACE, Operation, Operations
+from tasks.artifacts.results.training import OPERATIONS, TRACE, Operation, Operations
 
 #: Steps before those that are recorded: the first ones are slower, and so is the first that is recorded.
 WAIT, WARM_UP = 4, 1

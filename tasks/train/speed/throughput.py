@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tasks.artifacts.training_record import Throughput
+from tasks.artifacts.results.training import Throughput
 from tasks.distributed.process_group import Group
 from tasks.hardware.peaks import data_sheet_peak
 

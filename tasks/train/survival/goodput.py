@@ -20,7 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from tasks.artifacts.format import canonical_json
-from tasks.artifacts.training_record import Goodput
+from tasks.artifacts.results.training import Goodput
 from tasks.errors import UserError
 from tasks.logs import logger
 from tasks.storage import Storage, StorageUnavailable
@@ -59,7 +59,7 @@ class AttemptRecord:
 
 @dataclass(frozen=True)
 class GoodputSummary:
-    """All attempts of a run together; the fields are those of :class:`~tasks.artifacts.training_record.Goodput`."""
+    """All attempts of a run together; the fields are those of :class:`~tasks.artifacts.results.training.Goodput`."""
 
     attempts: int
     executed: int

@@ -16,8 +16,8 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519, x25519
 
-from tasks.artifacts import exported
-from tasks.artifacts.prepared import PreparedData, Signature, TensorSpec
+from tasks.artifacts.prepared.data import PreparedData, Signature, TensorSpec
+from tasks.artifacts.results import export as exported
 from tasks.artifacts.versions import ROOT
 from tasks.errors import UserError
 from tasks.export import check as checking

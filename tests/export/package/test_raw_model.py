@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.artifacts.prepared import PreparedData
+from tasks.artifacts.prepared.data import PreparedData
 from tasks.export.convert import to_onnx
 from tasks.export.package.raw_columns import TEXT, RawColumns, read_columns
 from tasks.export.package.raw_model import encoder, raw_model

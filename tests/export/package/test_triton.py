@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from tasks.artifacts.prepared import PreparedData
+from tasks.artifacts.prepared.data import PreparedData
 from tasks.errors import UserError
 from tasks.export.package import triton
 from tasks.export.package.triton import TYPES, configuration, flaws_of, parse, rendered, write_repository

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tasks.artifacts.prepared import PreparedData
+from tasks.artifacts.prepared.data import PreparedData
 from tasks.export.package.raw_columns import RawColumns
 from tasks.export.registry.decode import LOST, decode, undecided
 from tasks.preprocess.columns.transform import CategoricalColumn, NumericColumn, Transform

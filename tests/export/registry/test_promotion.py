@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from tasks.artifacts.exported import Holdout
-from tasks.artifacts.prepared import PreparedData
-from tasks.artifacts.promotion import Promotion, Verdict
+from tasks.artifacts.prepared.data import PreparedData
+from tasks.artifacts.results.export import Holdout
+from tasks.artifacts.results.promotion import Promotion, Verdict
 from tasks.errors import UserError
 from tasks.export.check import check
 from tasks.export.registry.__main__ import main

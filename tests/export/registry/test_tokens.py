@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.artifacts.prepared import PreparedData
+from tasks.artifacts.prepared.data import PreparedData
 from tasks.export import engine
 from tasks.export.config import ExportConfig
 from tasks.export.registry.comparison import Incomparable, Package, check_same_tokens

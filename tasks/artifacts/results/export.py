@@ -12,8 +12,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from tasks.artifacts.evaluation import Scores
 from tasks.artifacts.format import MANIFEST, Artifact
+from tasks.artifacts.results.evaluation import Scores
 
 KIND = "export"
 REPORT = "export.json"

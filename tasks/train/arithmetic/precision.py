@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tasks.train.arithmetic.gradients import Verdict
 from tasks.train.config import TrainingConfig
-from tasks.train.loop.gradients import Verdict
 
 #: As torch's GradScaler has them.
 FIRST_SCALE = 2.0**16

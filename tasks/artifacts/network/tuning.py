@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from tasks.artifacts.format import Artifact, ArtifactWriter
-from tasks.artifacts.network_profile import KIND, Fingerprint
+from tasks.artifacts.network.profile import KIND, Fingerprint
 from tasks.errors import UserError
 
 FILE = "tuning.json"

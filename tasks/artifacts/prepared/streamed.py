@@ -23,7 +23,7 @@ from typing import BinaryIO, TypeVar
 import numpy as np
 
 from tasks.artifacts.format import MANIFEST, Artifact, DamagedArtifact, canonical_json
-from tasks.artifacts.prepared import Block, PreparedData
+from tasks.artifacts.prepared.data import Block, PreparedData
 from tasks.errors import UserError
 from tasks.storage import list_objects, read_range, storage_for
 

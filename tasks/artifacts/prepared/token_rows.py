@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from tasks.artifacts.format import BLOCK_BYTES, ArtifactWriter
-from tasks.artifacts.prepared import KIND, SPLITS, PreparedData, Signature, TensorSpec
-from tasks.artifacts.tokenizer import tokenizer_files
+from tasks.artifacts.prepared.data import KIND, SPLITS, PreparedData, Signature, TensorSpec
+from tasks.artifacts.prepared.tokenizer import tokenizer_files
 from tasks.errors import UserError
 
 #: Where the tokenizer lies in the prepared data.
