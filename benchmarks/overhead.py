@@ -116,9 +116,11 @@ class NoGuard(Guard):
     def __init__(self) -> None:
         pass
 
-    @contextmanager
-    def step(self, waited: float = 0.0) -> Iterator[None]:
-        yield
+    def before_step(self) -> Any:
+        pass
+
+    def given(self, began: Any, waited: float = 0.0) -> None:
+        pass
 
     def finished(self, step: int) -> None:
         pass

@@ -4,7 +4,9 @@
 
 A table like the census (6 numbers, 8 categories, 22,784 rows, batches of 256) and the default MLP; rows of 64 tokens in
 batches of 16 and a transformer of 4 layers. The trainer and a rival take turns of whole epochs (2 s or more) in
-alternating order; the figures are medians of the paired ratios of wall and CPU time (of both processes), with their
+alternating order, in several launches of their processes, in every other of which the rival is built first: the same
+loop differs by some percent from launch to launch, by where its memory lies. A launch gives the medians of its paired
+ratios of wall and CPU time (of both processes); the figures are the medians of the launches, with their
 distribution-free 95 % interval. ``same``: a loop over tensors in memory with every setting as the trainer has it; the
 weights have to be equal, bit for bit, in the end. ``usual``: the loop as people write it, with a DataLoader and AdamW
 as it comes. ``libraries``: Lightning Fabric, the Lightning Trainer and Accelerate with that DataLoader and that AdamW;
@@ -17,6 +19,7 @@ import importlib.util
 import io
 import logging
 import os
+import statistics
 import tempfile
 import time
 import warnings
@@ -94,8 +97,8 @@ def quick_form(workload: Workload) -> Workload:
     return replace(workload, steps=4, epochs=1)
 
 
-def measure(scratch: str, name: str, quick: bool, rivals: list[str], pairs: int) -> dict[str, Any]:
-    """The pairs of turns with each rival, and whether the weights are equal in the end."""
+def measure(scratch: str, name: str, quick: bool, rivals: list[str], pairs: int, launch: int) -> dict[str, Any]:
+    """The pairs of turns with each rival in a launch, and whether the weights are equal in the end."""
     logging.disable(logging.INFO)
     warnings.simplefilter("ignore")
     # Lightning takes them for torchrun's.
@@ -107,7 +110,11 @@ def measure(scratch: str, name: str, quick: bool, rivals: list[str], pairs: int)
     data = PreparedData.open(Path(scratch) / "prepared")
     found: dict[str, Any] = {}
     for rival_name in rivals:
-        ours, rival = Ours(data, workload, f"{scratch}/{rival_name}"), RIVALS[rival_name](data, workload)
+        home, other = f"{scratch}/{launch}/{rival_name}", RIVALS[rival_name]
+        if launch % 2:
+            rival, ours = other(data, workload), Ours(data, workload, home)
+        else:
+            ours, rival = Ours(data, workload, home), other(data, workload)
         rounds: list[Figures] = []
         with redirect_stdout(io.StringIO()):
             ours.turn(), rival.turn()  # unmeasured: the first pages of memory
@@ -120,11 +127,12 @@ def measure(scratch: str, name: str, quick: bool, rivals: list[str], pairs: int)
     return found
 
 
-def summary(rounds: list[Figures], steps: int) -> Figures:
-    """Medians of our times over the rival's, each with an interval that holds it in 95 of 100 cases."""
-    figures: Figures = {"step_ms": 1e3 * medians(rounds)["ours_wall"] / steps}
+def summary(launches: list[list[Figures]], steps: int) -> Figures:
+    """Medians over the launches of our times over the rival's, each with an interval that holds it in 95 of 100
+    cases."""
+    figures: Figures = {"step_ms": 1e3 * statistics.median(medians(rounds)["ours_wall"] for rounds in launches) / steps}
     for clock in ("wall", "cpu"):
-        ratios = [round_[f"ours_{clock}"] / round_[clock] for round_ in rounds]
+        ratios = [statistics.median(turn[f"ours_{clock}"] / turn[clock] for turn in rounds) for rounds in launches]
         figures[clock], figures[f"{clock}_low"], figures[f"{clock}_high"] = interval_of_median(ratios)
     return figures
 
@@ -143,25 +151,29 @@ COLUMNS = (
 @benchmark
 @part_option(PARTS)
 @click.option("--model", "models", type=click.Choice(list(WORKLOADS)), multiple=True, default=list(WORKLOADS))
-@click.option("--pairs", default=30, show_default=True, help="Pairs of turns with each rival.")
-def main(quick: bool, parts: tuple[str, ...], models: tuple[str, ...], pairs: int) -> Iterator[Table]:
+@click.option("--launches", default=12, show_default=True, help="Launches of the processes.")
+@click.option("--pairs", default=3, show_default=True, help="Pairs of turns with each rival in a launch.")
+def main(quick: bool, parts: tuple[str, ...], models: tuple[str, ...], launches: int, pairs: int) -> Iterator[Table]:
     """Our time for a step over that of hand-written loops and of libraries."""
     absent = {name for name, module in LIBRARIES.items() if not importlib.util.find_spec(module)}
     rivals = [name for part, names in PARTS.items() if part in parts for name in names if name not in absent]
-    pairs = 1 if quick else pairs
+    launches, pairs = (1, 1) if quick else (launches, pairs)
     for name in models:
         workload = quick_form(WORKLOADS[name]) if quick else WORKLOADS[name]
         with tempfile.TemporaryDirectory() as scratch:
             workload.write(Path(scratch) / "prepared", workload.batch * workload.steps)
-            found = on_ranks(WORLD, measure, scratch, name, quick, rivals, pairs)
+            found = [
+                on_ranks(WORLD, measure, scratch, name, quick, rivals, pairs, launch) for launch in range(launches)
+            ]
         steps = workload.epochs * workload.steps
-        if SAME in found and not found[SAME]["equal"]:
+        if SAME in rivals and not all(launch[SAME]["equal"] for launch in found):
             raise click.ClickException("the weights of the trainer are not those of the loop with the same settings")
         yield Table(
-            f"{name}: {WORLD} processes, turns of {steps} steps of {workload.batch} rows, {pairs} pairs",
+            f"{name}: {WORLD} processes, turns of {steps} steps of {workload.batch} rows, {launches} launches, in each "
+            f"{pairs} pairs",
             COLUMNS,
-            {rival: summary(one["rounds"], steps) for rival, one in found.items()},
-            (f"weights equal bit for bit: {SAME}",) if SAME in found else (),
+            {rival: summary([launch[rival]["rounds"] for launch in found], steps) for rival in rivals},
+            (f"weights equal bit for bit: {SAME}",) if SAME in rivals else (),
         )
 
 

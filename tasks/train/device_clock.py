@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -16,8 +16,7 @@ class Mark(Protocol):
         """Wait until the device has come here; return when it did, on the clock of ``time.perf_counter``."""
 
 
-@dataclass(frozen=True)
-class Past:
+class Past(NamedTuple):
     """A place that the device has passed."""
 
     at: float

@@ -83,13 +83,16 @@ def test_evaluation_reads_a_split_once_in_stored_order(prepared: PreparedData) -
         assert at == sum(ROWS)
 
 
-def test_a_batch_holds_until_the_next_is_asked_for_and_buffers_are_reused(prepared: PreparedData) -> None:
+def test_a_batch_holds_until_the_next_is_asked_for_and_buffers_are_reused(
+    prepared: PreparedData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader, "SET_BATCHES", 2)
     order, places = order_of(prepared), set()
     for step, batch in enumerate(training_batches(prepared, order, 0, 1, CPU, stop=sum(ROWS))):
         time.sleep(0.01)  # the thread is by now as far ahead as it can be
         assert row_numbers(batch) == order.batch(step).tolist()
         places.add(batch.inputs[0].data_ptr())
-    assert len(places) == loader.BUFFERS
+    assert len(places) == 2 * loader.SETS
 
 
 @pytest.mark.parametrize("segment", [0, 2])
@@ -114,7 +117,8 @@ def test_a_flipped_bit_is_found_and_named(tmp_path: Path, segment: int) -> None:
 
 def test_what_breaks_after_an_epoch_is_found_in_the_next(tmp_path: Path) -> None:
     prepared = write(tmp_path / "data", {"train": [records(1000)]}, BLOCK)
-    batches = training_batches(prepared, order_of(prepared), 0, 1, CPU, stop=3000)
+    # More epochs than are read ahead.
+    batches = training_batches(prepared, order_of(prepared), 0, 1, CPU, stop=9000)
     for _ in range(10):
         next(batches)
     flip_bit(prepared.artifact.path("train-00000.rows"), 999 * SIGNATURE.record.itemsize)

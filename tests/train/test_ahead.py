@@ -60,7 +60,7 @@ def body(prepared: Path, place: Path, port: int, batch_s: float) -> None:
     from tasks.train.data import loader
     from tasks.train.loop import train_loop
     from tasks.train.loop.state import Progress, TrainingState, weights_of
-    from tasks.train.loop.step import make_optimizer
+    from tasks.train.loop.step import StepResult, make_optimizer
     from tasks.train.parallel.replicas import ReplicatedModel
     from tasks.train.survival.checkpoint_interval import Interval
     from tasks.train.survival.goodput import GoodputRecorder
@@ -97,12 +97,12 @@ def body(prepared: Path, place: Path, port: int, batch_s: float) -> None:
         )
         recorder = GoodputRecorder(checkpoints.home, 1, 1, writes=False, started=time.perf_counter())
 
-        def given(*_: Any) -> torch.Tensor:
+        def given(*_: Any) -> StepResult:
             now = time.perf_counter()
             ahead.append(sum(end > now for end in ends))
             ledger_ahead.append(recorder.record.last_step - sum(end <= now for end in ends))
             ends.append(clock.work(STEP_S))
-            return torch.tensor([1.0, 0.0], dtype=torch.float64)
+            return StepResult([torch.ones(())], torch.zeros(()))
 
         train_loop.train_step = given  # type: ignore[assignment]
         guard = Guard(checkpoints, Interval(seconds=6.5 * STEP_S), watcher, recorder, clock)

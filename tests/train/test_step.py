@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,7 +16,7 @@ from tasks.artifacts.prepared.data import Signature, TensorSpec
 from tasks.distributed.process_group import Group
 from tasks.models.factory import Predictor
 from tasks.train.arithmetic.ema import AveragedWeights
-from tasks.train.arithmetic.gradients import Verdict, judge, update
+from tasks.train.arithmetic.gradients import Verdict, judge, may_exceed, update
 from tasks.train.arithmetic.precision import FIRST_SCALE, RESCALED, SKIPPED, USED, LossScaler, kernels
 from tasks.train.arithmetic.schedule import learning_rate
 from tasks.train.checkpoint import Restored
@@ -78,7 +80,7 @@ def test_a_step_never_makes_the_host_wait_and_a_spoilt_one_changes_nothing(
     fp16: bool, spoilt: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As on a GPU.
-    monkeypatch.setattr("tasks.train.arithmetic.gradients.known", lambda verdict: False)
+    monkeypatch.setattr("tasks.train.arithmetic.gradients.known", lambda tensor: False)
     config = TrainingConfig(accumulation=2, ema=0.9)
     state = state_of(nets.batch_norm(SIGNATURE), config, fp16)
     precision = "fp16" if fp16 else "fp32"
@@ -89,7 +91,7 @@ def test_a_step_never_makes_the_host_wait_and_a_spoilt_one_changes_nothing(
     same = [torch.equal(a, b) for a, b in zip(before, everything(state), strict=True)]
     assert all(same) == any(same) == spoilt
     # With a large loss scale it may have been that; only the scale changes.
-    assert result[1].item() == ((RESCALED if fp16 else SKIPPED) if spoilt else USED)
+    assert result.outcome.item() == ((RESCALED if fp16 else SKIPPED) if spoilt else USED)
     if fp16:
         assert state.scaler.scale.item() == (FIRST_SCALE / 2 if spoilt else FIRST_SCALE)
 
@@ -104,7 +106,7 @@ def test_padding_has_no_part_in_the_gradient() -> None:
         train_step(state, config, ALONE, "fp32", batch, 10)
         for state, config, batch in zip((plain, padded), configs, (alone, whole), strict=True)
     ]
-    torch.testing.assert_close(results[0], results[1])
+    torch.testing.assert_close(sum(results[0].losses), sum(results[1].losses))
     for a, b in zip(everything(plain), everything(padded), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
@@ -127,7 +129,7 @@ def test_the_norm_is_torchs_and_one_verdict_decides_for_every_kind_of_optimiser(
     nn.utils.clip_grad_norm_(expected, 0.5)
     assert all(torch.equal(p.grad, q.grad) for p, q in zip(parameters, expected, strict=False))  # type: ignore[arg-type]
     for fused, known in ((True, True), (True, False), (False, True)):
-        monkeypatch.setattr("tasks.train.arithmetic.gradients.known", lambda verdict, known=known: known)
+        monkeypatch.setattr("tasks.train.arithmetic.gradients.known", lambda tensor, known=known: known)
         optimizer = torch.optim.AdamW(parameters, lr=0.1, fused=fused)
         before = [p.detach().clone() for p in parameters]
         update(optimizer, Verdict(verdict.norm, torch.ones(())))
@@ -135,6 +137,22 @@ def test_the_norm_is_torchs_and_one_verdict_decides_for_every_kind_of_optimiser(
         update(optimizer, verdict)
         assert not torch.equal(parameters[0], before[0]) and torch.equal(parameters[2], before[2])
         assert not hasattr(optimizer, "found_inf")
+
+
+@pytest.mark.parametrize("largest", [1e-6, 0.1, 1.0, 3.0])
+def test_a_gradient_that_is_not_scaled_down_would_not_have_changed(largest: float) -> None:
+    torch.manual_seed(0)
+    whole, judged = torch.randn(50), []
+    for ratio in (*np.linspace(0.5, 1.5, 101).tolist(), *(1 + np.linspace(-3e-6, 3e-6, 101)).tolist()):
+        p = nn.Parameter(torch.zeros(50))
+        p.grad = whole * (largest * ratio / whole.norm())
+        before, norm = p.grad.clone(), nn.utils.get_total_norm([p.grad])
+        judged.append(may_exceed(norm, largest))
+        nn.utils.clip_grads_with_norm_([p], largest, norm)
+        assert judged[-1] or torch.equal(p.grad, before)
+    # Those of 1e-6 are smaller than what torch adds to them.
+    assert any(judged) and (largest < 1e-5 or not all(judged))
+    assert may_exceed(torch.tensor(math.nan), largest)
 
 
 def test_the_loss_scale_follows_torchs(monkeypatch: pytest.MonkeyPatch) -> None:

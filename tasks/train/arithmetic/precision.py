@@ -16,9 +16,9 @@ from tasks.train.config import TrainingConfig
 #: As torch's GradScaler has them.
 FIRST_SCALE = 2.0**16
 STEPS_TO_GROW = 2000
-#: What became of a step: its update was made; it was skipped, perhaps because the loss scale was too large; it was
-#: skipped for another reason.
-USED, RESCALED, SKIPPED = 0, 1, 2
+#: What became of a step: its update was made; it was skipped; it was skipped, perhaps because the loss scale was too
+#: large.
+USED, SKIPPED, RESCALED = 0, 1, 2
 
 
 @contextmanager
@@ -81,9 +81,8 @@ class LossScaler:
         return self.scale * factor if self.enabled else factor
 
     def outcome(self, verdict: Verdict) -> Tensor:
-        """What became of a step, float64: :data:`USED`, :data:`RESCALED` or :data:`SKIPPED`."""
-        final = RESCALED + (self.scale <= 1) if self.enabled else SKIPPED
-        return (verdict.skip * final).double()
+        """What became of a step, a scalar: :data:`USED`, :data:`SKIPPED` or :data:`RESCALED`."""
+        return verdict.skip * (SKIPPED + (self.scale > 1)) if self.enabled else verdict.skip
 
     @torch.no_grad()
     def unscale(self, parameters: Iterable[Tensor]) -> None:

@@ -2,7 +2,8 @@
 
 One thread reads ahead: it verifies each block when an epoch uses it for the first time, gathers the rows of a batch
 into a reused buffer and copies them to the device on a separate stream. It is a thread because its work (hashing,
-copying rows) releases the GIL; processes would have to send every byte through a pipe or shared memory.
+copying rows) releases the GIL; processes would have to send every byte through a pipe or shared memory. Small batches
+are handed over several at once: each time the threads meet, the loop waits for the GIL.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ from tasks.artifacts.prepared.data import Block, PreparedData, Signature
 from tasks.artifacts.prepared.streamed import StreamedData
 from tasks.train.data.order import BatchPlan, GlobalOrder, Layout, StoredOrder
 
-#: Buffers: one in use by the consumer, one ready, one being filled.
-BUFFERS = 3
+#: Sets of buffers, each for the batches that are handed over at once: one in use by the consumer, one ready, one being
+#: filled.
+SETS = 3
+#: The batches of a set: as many as have so many bytes, but not more than so many.
+SET_BYTES, SET_BATCHES = 1 << 18, 16
 #: Seconds between two calls of ``waiting`` while a batch is not ready.
 PATIENCE_S = 1.0
 
@@ -68,9 +72,9 @@ def training_batches(
     not ready; an exception that it raises ends the wait. Raises ``DamagedArtifact`` if a block's digest is wrong. The
     reading thread ends when the iterator is exhausted, closed or garbage-collected.
     """
-    buffers = make_buffers(max(padded, -(-order.largest // world)), prepared.signature, device)
-    stored = StoredRows(prepared, "train", order.layout)
-    return prefetch(order.plans(rank, world, start, stop), stored, buffers, waiting, padded)
+    stored, largest = StoredRows(prepared, "train", order.layout), -(-order.largest // world)
+    sets = make_sets(max(padded, largest), prepared.signature, device, stored.streamed)
+    return prefetch(order.plans(rank, world, start, stop), stored, sets, waiting, padded)
 
 
 def evaluation_batches(
@@ -91,10 +95,9 @@ def evaluation_batches(
     each has: those that are missing have no rows. ``size`` is the number of rows of this rank's batch.
     """
     order = StoredOrder(layout(prepared, split), batch_size)
-    buffers = make_buffers(max(padded, order.largest), prepared.signature, device)
-    return prefetch(
-        order.plans(rank, world, rounds), StoredRows(prepared, split, order.layout), buffers, waiting, padded
-    )
+    stored = StoredRows(prepared, split, order.layout)
+    sets = make_sets(max(padded, order.largest), prepared.signature, device, stored.streamed)
+    return prefetch(order.plans(rank, world, rounds), stored, sets, waiting, padded)
 
 
 def layout(prepared: PreparedData, split: str) -> Layout:
@@ -105,15 +108,15 @@ def layout(prepared: PreparedData, split: str) -> Layout:
 def prefetch(
     plans: Iterator[BatchPlan],
     stored: StoredRows,
-    buffers: list[HostBuffer],
+    sets: list[list[HostBuffer]],
     waiting: Callable[[], None] | None,
     padded: int = 0,
 ) -> Generator[Batch, None, None]:
-    """The planned batches, which a thread reads into ``buffers``; an error of the thread is raised here."""
+    """The planned batches, which a thread reads into the buffers of ``sets``; an error of the thread is raised here."""
     ready: SimpleQueue[Any] = SimpleQueue()
-    free: SimpleQueue[HostBuffer | None] = SimpleQueue()
-    for buffer in buffers:
-        free.put(buffer)
+    free: SimpleQueue[list[HostBuffer] | None] = SimpleQueue()
+    for buffers in sets:
+        free.put(buffers)
     thread = threading.Thread(
         target=read_batches, args=(plans, stored, free, ready, padded), name="loader", daemon=True
     )
@@ -127,11 +130,13 @@ def prefetch(
                 return
             if isinstance(item, BaseException):
                 raise item
-            buffer, rows, size, consumed = item
-            inputs, target, weight = buffer.tensors(max(rows, padded))
-            yield Batch(inputs, target, rows, size, consumed, wait, weight)
-            buffer.release()
-            free.put(buffer)
+            buffers, filled = item
+            for buffer, (rows, size, consumed) in zip(buffers, filled, strict=False):
+                inputs, target, weight = buffer.tensors(max(rows, padded))
+                yield Batch(inputs, target, rows, size, consumed, wait, weight)
+                buffer.release()
+                wait = 0.0
+            free.put(buffers)
     finally:
         free.put(None)
         # With a timeout: a reader that waits for a disk ends with the process.
@@ -151,22 +156,41 @@ def next_ready(ready: SimpleQueue[Any], waiting: Callable[[], None] | None) -> A
 def read_batches(
     plans: Iterator[BatchPlan], stored: StoredRows, free: SimpleQueue[Any], ready: SimpleQueue[Any], padded: int
 ) -> None:
-    """The reading thread: fill free buffers by the plans, until the last plan or until ``None`` comes for a buffer."""
+    """The reading thread: fill free sets of buffers by the plans, until the last plan or until ``None`` comes for a
+    set. A set is handed over when it is full, or when the consumer has no other."""
+    plans = stored.when_local(plans)
+    plan: BatchPlan | None
     try:
-        for plan in stored.when_local(plans):
-            buffer = free.get()
-            if buffer is None:
+        while (buffers := free.get()) is not None:
+            filled = list[tuple[int, int, int]]()
+            try:
+                for buffer in buffers:
+                    plan = next(plans, None)
+                    if plan is None:
+                        break
+                    read(plan, stored, buffer, padded)
+                    filled.append((len(plan.rows), plan.size, plan.consumed))
+                    if ready.empty():
+                        break
+            finally:
+                # Also those before an error.
+                if filled:
+                    ready.put((buffers, filled))
+            if plan is None:
+                ready.put(None)
                 return
-            rows = len(plan.rows)
-            stored.gather(plan, buffer.records[:rows])
-            if rows < padded:
-                # What a model makes of a real row is finite; what it makes of zeros need not be.
-                buffer.records[rows:padded] = buffer.records[0] if rows else 0
-            buffer.send(max(rows, padded))
-            ready.put((buffer, rows, plan.size, plan.consumed))
-        ready.put(None)
     except BaseException as error:
         ready.put(error)
+
+
+def read(plan: BatchPlan, stored: StoredRows, buffer: HostBuffer, padded: int) -> None:
+    """Read the rows of a plan into a buffer, and pad them to ``padded``."""
+    rows = len(plan.rows)
+    stored.gather(plan, buffer.records[:rows])
+    if rows < padded:
+        # What a model makes of a real row is finite; what it makes of zeros need not be.
+        buffer.records[rows:padded] = buffer.records[0] if rows else 0
+    buffer.send(max(rows, padded))
 
 
 class StoredRows:
@@ -180,6 +204,11 @@ class StoredRows:
         # As plain arrays, because slicing a memmap is slow.
         self._maps = [np.asarray(prepared.mapped(name)) for name in self._names]
         self._starts = np.cumsum(layout.segments) - layout.segments
+
+    @property
+    def streamed(self) -> bool:
+        """Whether rows may have to be waited for."""
+        return self._stream is not None
 
     def when_local(self, plans: Iterator[BatchPlan]) -> Iterator[BatchPlan]:
         """The plans, each once its blocks are on this machine."""
@@ -265,17 +294,22 @@ class DeviceBuffer(HostBuffer):
 
 def padding(rows: int, signature: Signature, device: torch.device) -> tuple[Tensor, ...]:
     """Inputs of ``rows`` rows of zeros, laid out in memory as those of a batch are."""
-    buffer = make_buffers(rows, signature, device)[0]
+    buffer = make_buffer(rows, signature, device)
     buffer.records[:] = 0
     buffer.send(rows)
     return buffer.tensors(rows)[0]
 
 
-def make_buffers(rows: int, signature: Signature, device: torch.device) -> list[HostBuffer]:
-    """The buffers of one iterator, for ``rows`` records each."""
-    if device.type == "cuda":
-        return [DeviceBuffer(rows, signature, device) for _ in range(BUFFERS)]
-    return [HostBuffer(rows, signature) for _ in range(BUFFERS)]
+def make_sets(rows: int, signature: Signature, device: torch.device, streamed: bool) -> list[list[HostBuffer]]:
+    """The sets of buffers of one iterator, for batches of ``rows`` records each. Those of ``streamed`` rows have one
+    buffer: a batch that is still on its way must not hold back those before it."""
+    batches = 1 if streamed else min(SET_BATCHES, SET_BYTES // max(1, rows * signature.record.itemsize))
+    return [[make_buffer(rows, signature, device) for _ in range(max(1, batches))] for _ in range(SETS)]
+
+
+def make_buffer(rows: int, signature: Signature, device: torch.device) -> HostBuffer:
+    """A buffer for ``rows`` records."""
+    return DeviceBuffer(rows, signature, device) if device.type == "cuda" else HostBuffer(rows, signature)
 
 
 def fields(records: Tensor, signature: Signature) -> tuple[Tensor, ...]:

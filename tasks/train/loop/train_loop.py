@@ -9,7 +9,7 @@ would lead to the same weights. If there is no checkpoint since the last time, i
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, nullcontext
 from typing import Any, NamedTuple
 
@@ -52,8 +52,8 @@ class GivenStep(NamedTuple):
     step: int
     #: The rows of this rank's share.
     rows: int
-    #: What :func:`~tasks.train.loop.step.train_step` returns.
-    result: Tensor
+    #: Of :class:`~tasks.train.loop.step.StepResult` the losses, then the outcome.
+    result: Iterable[Tensor]
 
 
 class TooManySkipped(Exception):
@@ -189,11 +189,11 @@ class TrainLoop:
     def _give_step(self, batch: Batch) -> None:
         """Give the device the next step."""
         state, progress = self._state, self._state.progress
-        with self._guard.step(batch.wait):
-            result = train_step(state, self._config, self._rows_of, self._precision, batch, self._total)
-            progress.step += 1
-            given = GivenStep(progress.step, batch.rows, on_host(result))
-        self._given.append(given)
+        began = self._guard.before_step()
+        result = train_step(state, self._config, self._rows_of, self._precision, batch, self._total)
+        progress.step += 1
+        self._given.append(GivenStep(progress.step, batch.rows, on_host([*result.losses, result.outcome])))
+        self._guard.given(began, batch.wait)
         if self._profiler:
             self._profiler.step()
 
@@ -207,9 +207,9 @@ class TrainLoop:
         while len(self._given) > leave:
             given = self._given.popleft()
             self._guard.finished(given.step)
-            loss, outcome = given.result.tolist()
+            *losses, outcome = map(float, given.result)
             if outcome == USED and self._state.parallel.counts_losses:
-                self._state.losses[0] += loss
+                self._state.losses[0] += sum(losses)
                 self._state.losses[1] += given.rows
             if given.step % self._log_every == 0 or given.step == self._total:
                 self._state.points.append((given.step, self._state.losses))
@@ -255,8 +255,9 @@ class TrainLoop:
         return None if self._streak else (self._state.to_save(), self._state.own())
 
 
-def on_host(tensor: Tensor) -> Tensor:
-    """A copy that is on the host once the device has come here."""
-    if not tensor.is_cuda:
-        return tensor
-    return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
+def on_host(scalars: Sequence[Tensor]) -> Iterable[Tensor]:
+    """Copies that are on the host once the device has come here."""
+    if not scalars[-1].is_cuda:
+        return scalars
+    together = torch.stack([each.double() for each in scalars])
+    return torch.empty_like(together, device="cpu", pin_memory=True).copy_(together, non_blocking=True)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 
+import torch
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import clip_grads_with_norm_
 
 from tasks.distributed.process_group import Group
 from tasks.logs import logger
@@ -67,7 +68,9 @@ class ReplicatedModel(ParallelModel):
         return self.model(*inputs)
 
     def norm(self) -> Tensor:
-        return get_total_norm([p.grad for p in self._parameters if p.grad is not None])
+        # What torch's ``get_total_norm`` computes, without sorting tensors by device and type first.
+        norms = torch._foreach_norm([p.grad for p in self._parameters if p.grad is not None])
+        return torch.linalg.vector_norm(torch.stack(norms))
 
     def clip(self, norm: Tensor, largest: float) -> None:
         clip_grads_with_norm_(self._parameters, largest, norm)

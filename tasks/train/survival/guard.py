@@ -18,9 +18,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from tasks.errors import Preempted
 from tasks.train.checkpoint import Checkpoints
@@ -39,14 +37,19 @@ Capture = Callable[[], tuple[Any, Any] | None]
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class GivenStep:
-    """A step that the device has been given: places in its work, and waits of the host."""
+class Began(NamedTuple):
+    """When the host had a batch, and the place in the device's work where its step begins."""
 
-    began: Mark
-    ended: Mark
-    #: When the host had the batch, and the seconds for which it had waited for it.
     ready: float
+    mark: Mark
+
+
+class GivenStep(NamedTuple):
+    """A step that the device has been given."""
+
+    began: Began
+    ended: Mark
+    #: Seconds for which the host had waited for its batch.
     waited: float
     snapshot: StepWait | None
 
@@ -88,22 +91,23 @@ class Guard:
         if stop:
             self._exit(f"left before its first step ({stop.why})")
 
-    @contextmanager
-    def step(self, waited: float = 0.0) -> Iterator[None]:
-        """The block gives the device one optimiser step, for whose batch the host has ``waited`` seconds."""
-        ready, began = time.perf_counter(), self._clock.mark()
-        yield
-        self._given.append(GivenStep(began, self._clock.mark(), ready, waited, self._checkpoints.pop_step_wait()))
+    def before_step(self) -> Began:
+        """The host has a batch, and is about to give the device a step."""
+        return Began(time.perf_counter(), self._clock.mark())
+
+    def given(self, began: Began, waited: float = 0.0) -> None:
+        """The device was given the step that ``began``, for whose batch the host has ``waited`` seconds."""
+        self._given.append(GivenStep(began, self._clock.mark(), waited, self._checkpoints.pop_step_wait()))
 
     def finished(self, step: int) -> None:
         """Wait until the device has finished the oldest step that it was given, the ``step``-th of the run, and record
         its times."""
         given = self._given.popleft()
-        began, ended = given.began.wait(), given.ended.wait()
+        ready, began, ended = given.began.ready, given.began.mark.wait(), given.ended.wait()
         stall = given.snapshot.stall() if given.snapshot else 0.0
         self._recorder.add(STEPS, ended - began - stall)
-        idle_from = max(self._idle_since, given.ready - given.waited)
-        self._recorder.add(DATA_WAIT, max(0.0, min(began, given.ready) - idle_from))
+        idle_from = max(self._idle_since, ready - given.waited)
+        self._recorder.add(DATA_WAIT, max(0.0, min(began, ready) - idle_from))
         self._add_stall(stall)
         self._recorder.step(step)
         self._idle_since = ended
