@@ -6,6 +6,8 @@ import gc
 import threading
 import time
 from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
 
 import numpy as np
 import pytest
@@ -93,6 +95,18 @@ def test_a_batch_holds_until_the_next_is_asked_for_and_buffers_are_reused(
         assert row_numbers(batch) == order.batch(step).tolist()
         places.add(batch.inputs[0].data_ptr())
     assert len(places) == 2 * loader.SETS
+
+
+def test_batches_change_hands_several_at_once_unless_the_consumer_has_none(prepared: PreparedData) -> None:
+    order = order_of(prepared)
+    free: SimpleQueue[Any] = SimpleQueue()
+    ready: SimpleQueue[Any] = SimpleQueue()
+    for _ in range(3):
+        free.put([loader.make_buffer(SIZE, SIGNATURE, CPU) for _ in range(4)])
+    stored = StoredRows(prepared, "train", order.layout)
+    loader.read_batches(order.plans(0, 1, stop=8 * SIZE), stored, free, ready, 0)
+    given = [ready.get() for _ in range(4)]
+    assert [len(filled) for _, filled in given[:3]] == [1, 4, 3] and given[3] is None
 
 
 @pytest.mark.parametrize("segment", [0, 2])
