@@ -75,7 +75,7 @@ def write_tokens(directory: Path, rows: int) -> None:
 
 WORKLOADS = {
     "table": Workload(
-        *(ModelConfig("mlp"), 256, 89, 5, write_table),
+        *(ModelConfig("mlp"), 256, 89, 10, write_table),
         loss_sum=lambda outputs, target: cross_entropy(outputs, target, reduction="sum"),
         loss_mean=cross_entropy,
     ),

@@ -109,6 +109,24 @@ def test_batches_change_hands_several_at_once_unless_the_consumer_has_none(prepa
     assert [len(filled) for _, filled in given[:3]] == [1, 4, 3] and given[3] is None
 
 
+def test_a_split_of_few_batches_has_few_buffers(prepared: PreparedData, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def count(*arguments: Any) -> list[list[loader.HostBuffer]]:
+        sets = make_sets(*arguments)
+        made.append(sum(map(len, sets)))
+        return sets
+
+    make_sets = loader.make_sets
+    monkeypatch.setattr(loader, "make_sets", count)
+    rows = sum(ROWS)
+    for size in (rows, -(-rows // 4), -(-rows // 7)):
+        batches = [row_numbers(batch) for batch in evaluation_batches(prepared, "test", size, 0, 1, CPU)]
+        assert len(batches) == -(-rows // size)
+    assert len(list(evaluation_batches(prepared, "test", rows, 0, 1, CPU, rounds=5))) == 5
+    assert made == [3, 6, 9, 6]
+
+
 @pytest.mark.parametrize("segment", [0, 2])
 def test_a_flipped_bit_is_found_and_named(tmp_path: Path, segment: int) -> None:
     rows = records(sum(ROWS))

@@ -96,7 +96,8 @@ def evaluation_batches(
     """
     order = StoredOrder(layout(prepared, split), batch_size)
     stored = StoredRows(prepared, split, order.layout)
-    sets = make_sets(max(padded, order.largest), prepared.signature, device, stored.streamed)
+    most = max(rounds, order.batches(rank, world))
+    sets = make_sets(max(padded, order.largest), prepared.signature, device, stored.streamed, most)
     return prefetch(order.plans(rank, world, rounds), stored, sets, waiting, padded)
 
 
@@ -300,10 +301,14 @@ def padding(rows: int, signature: Signature, device: torch.device) -> tuple[Tens
     return buffer.tensors(rows)[0]
 
 
-def make_sets(rows: int, signature: Signature, device: torch.device, streamed: bool) -> list[list[HostBuffer]]:
-    """The sets of buffers of one iterator, for batches of ``rows`` records each. Those of ``streamed`` rows have one
-    buffer: a batch that is still on its way must not hold back those before it."""
+def make_sets(
+    rows: int, signature: Signature, device: torch.device, streamed: bool, most: int | None = None
+) -> list[list[HostBuffer]]:
+    """The sets of buffers of one iterator, for batches of ``rows`` records each and at ``most`` so many of them. Those
+    of ``streamed`` rows have one buffer: a batch that is still on its way must not hold back those before it."""
     batches = 1 if streamed else min(SET_BATCHES, SET_BYTES // max(1, rows * signature.record.itemsize))
+    if most is not None:
+        batches = min(batches, -(-most // SETS))
     return [[make_buffer(rows, signature, device) for _ in range(max(1, batches))] for _ in range(SETS)]
 
 

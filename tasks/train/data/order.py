@@ -279,6 +279,11 @@ class StoredOrder:
         """The rows of the largest batch."""
         return min(self.batch_size, self.layout.rows)
 
+    def batches(self, rank: int, world: int) -> int:
+        """The number of batches of ``rank`` of ``world``."""
+        mine = share(rank, world, self.layout.rows)
+        return -(-(mine.stop - mine.start) // self.batch_size)
+
     def plans(self, rank: int, world: int, rounds: int = 0) -> Iterator[BatchPlan]:
         """What ``rank`` of ``world`` reads for each batch; ``consumed`` is the number of the row that follows. At least
         ``rounds`` plans, the last of which may have no rows."""
