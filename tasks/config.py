@@ -14,7 +14,7 @@ from tasks.export.config import ExportConfig
 from tasks.export.registry.config import PromotionConfig
 from tasks.models.config import ModelConfig
 from tasks.preprocess.config import DataConfig
-from tasks.settings import Settings, schema_of, settings
+from tasks.settings import Settings, described_schema_of, settings
 from tasks.train.config import TrainingConfig
 
 
@@ -45,4 +45,5 @@ class RunConfig(Settings):
 
 
 if __name__ == "__main__":
-    print(json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema_of(RunConfig)}, indent=2))
+    dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+    print(json.dumps({**dialect, **described_schema_of(RunConfig)}, indent=2))

@@ -1,14 +1,14 @@
 """The code version of a stage, which is part of Flyte's cache version and of the local store's key.
 
 A stage's code is the import closure of its engine: the engine's modules and all modules of this project that they
-import, directly or indirectly, at the top of a file or inside a function. It is found by parsing the sources, without
+import, directly or indirectly, at the top of a file or inside a function. It is found by reading the sources, without
 importing them.
 """
 
 from __future__ import annotations
 
-import ast
 import hashlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -17,6 +17,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PROJECT = "tasks"
+#: By a pattern, because parsing all sources takes 30 times as long, half a second at the start of every command and
+#: pod; a test compares it with Python's parser.
+IMPORT = re.compile(r"^[ \t]*(?:from ([\w.]+) import (\([^)]*\)|.*)|import (.*))", re.MULTILINE)
+COMMENT = re.compile("#.*")
 
 
 @dataclass(frozen=True)
@@ -102,13 +106,13 @@ def project_imports(path: Path) -> Iterator[str]:
 
 @cache
 def imported_names(path: Path) -> tuple[str, ...]:
-    """Every dotted name that a source file imports; relative imports are not used in this project."""
+    """Every dotted name that a source file imports. In this project imports are not relative, and no two statements
+    share a line."""
     names: list[str] = []
-    for node in ast.walk(ast.parse(path.read_bytes())):
-        if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    for package, members, modules in IMPORT.findall(path.read_text()):
+        listed = COMMENT.sub("", members or modules).strip("()").split(",")
+        imported = [name.partition(" as ")[0].strip() for name in listed]
+        names += [f"{package}.{name}" if package else name for name in imported if name]
     return tuple(names)
 
 

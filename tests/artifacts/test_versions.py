@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -54,6 +55,45 @@ def test_a_file_counts_if_and_only_if_the_engine_imports_it(project: Path, name:
 
 def test_an_import_inside_a_function_is_followed(project: Path) -> None:
     assert "tasks.errors" in versions.import_closure(("tasks.train.run",))
+
+
+def parsed(source: str) -> set[str]:
+    """The names that a source imports, by Python's own parser."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def test_the_pattern_finds_the_imports_that_the_parser_finds() -> None:
+    sources = [path for folder in ("tasks", "workflows") for path in (versions.ROOT / folder).rglob("*.py")]
+    assert len(sources) > 300
+    for path in sources:
+        assert set(versions.imported_names(path)) == parsed(path.read_text()), path
+
+
+IMPORTS = """
+import os, tasks.a as a, tasks.b  # tasks.no
+from tasks.c import (  # tasks.no
+    one as first,  # two
+    three,
+)
+from tasks.d import four, five as six
+def later(important=""):
+    if important:
+        from tasks.e import seven
+        import tasks.f
+    imports = "import"
+    fromage = "from tasks.no import cheese"
+"""
+
+
+def test_imports_of_every_shape_are_found(tmp_path: Path) -> None:
+    (tmp_path / "source.py").write_text(IMPORTS)
+    assert set(versions.imported_names(tmp_path / "source.py")) == parsed(IMPORTS)
 
 
 def test_an_engine_that_does_not_exist_is_an_error(project: Path) -> None:
