@@ -7,23 +7,26 @@ with statistics of the training rows, split by the id. Nobody computes medians. 
 "Polars, the same work" puts the rows in random order and takes the SHA-256 of what it wrote, "Polars, bare" and pandas
 do neither. ``csv``: 500 k rows of 200 columns, one in a thousand with a value that is no number, become typed columns;
 ours sets the bad rows aside by line, Polars' bare sink drops nothing and reads them as null. ``linear``: rows of 50
-columns, doubled again and again, against a straight line. Contenders take turns, each in a fresh process; the first
-turn is discarded; reported are medians. Memory is the peak of the proportional set size of the process and its
-children, so that shared pages count once, in a run before the turns.
+columns, doubled again and again, against a straight line.
+
+Contenders take turns, each in a fresh process; the first turn is discarded; reported are medians, and ratios between
+contenders of the same turn with an interval that holds their median in 95 of 100 cases. Before each turn as much memory
+is written to and freed as the greediest contender takes, so that none of them waits for the host of a virtual machine.
+Memory is the peak of the proportional set size of the process and its children, so that shared pages count once, in a
+run before the turns.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib.util
 import multiprocessing
+import os
 import resource
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +37,10 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from harness.command import benchmark, part_option
+from harness.preparing import BARE, CONTENDERS, SAME_WORK, SINK
 from harness.table import Column, Table
-from harness.turns import Figures, in_turns, settled
-from tasks.hardware.cpus import usable_cores
-from tasks.preprocess.config import DataConfig
-from tasks.preprocess.engine import prepare
-from tasks.preprocess.pool.resume import resumable_scratch
-from tasks.preprocess.pool.workers import Workers
-from tasks.preprocess.read.files import list_source
-from tasks.preprocess.read.tables import open_source
+from harness.turns import Figures, in_turns, interval_of_median, settled
+from tasks.distributed.main_module import no_main_module
 
 #: How many columns hold numbers, whole numbers (the id among them) and texts (the target among them).
 WIDE, NARROW = (150, 30, 20), (38, 7, 5)
@@ -99,110 +97,6 @@ def make_csv(path: Path, rows: int, widths: tuple[int, int, int]) -> None:
     writer.close()
 
 
-# The contenders: each reads ``data`` and writes below ``out``
-
-
-def ours(data: Path, out: Path, shuffle: bool = True) -> None:
-    prepare(out / "prepared", str(data), "y", DataConfig(id="id", shuffle=shuffle), {}, usable_cores())
-
-
-def ours_in_order(data: Path, out: Path) -> None:
-    ours(data, out, shuffle=False)
-
-
-def ours_ingest(data: Path, out: Path) -> None:
-    with closing(Workers(usable_cores())) as workers, resumable_scratch(out, workers) as place:
-        source = open_source(list_source(str(data)), DataConfig(id="id"), place)
-    assert source.read == source.rows + len(source.bad)
-
-
-def polars(data: Path, out: Path, the_same_work: bool = False) -> None:
-    """Two streaming passes: statistics of the training rows, then one uncompressed file per split.
-
-    ``the_same_work`` as ours: rows in random order, and the SHA-256 of what was written.
-    """
-    import polars as pl
-
-    lazy = pl.scan_parquet(data) if data.suffix == ".parquet" else pl.scan_csv(data, ignore_errors=True)
-    share = (pl.col("id").hash(seed=0) % 10_000) / 10_000
-    split = pl.when(share < 0.15).then(2).when(share < 0.3).then(1).otherwise(0)
-    schema = lazy.collect_schema()
-    numbers = [n for n, kind in schema.items() if kind.is_numeric() and n != "id"]
-    texts = [n for n, kind in schema.items() if kind == pl.String]
-    figures = [getattr(pl.col(numbers), figure)().name.suffix(f" {figure}") for figure in POLARS_FIGURES]
-    counted = [pl.col(n).value_counts(sort=True).implode().alias(n) for n in texts]
-    found = lazy.filter(split == 0).select(*figures, *counted).collect(engine="streaming").row(0, named=True)
-    encoded = [((pl.col(n) - found[f"{n} mean"]) / found[f"{n} std"]).fill_null(0).cast(pl.Float32) for n in numbers]
-    for n in texts:
-        words = [entry[n] for entry in found[n] if entry[n] is not None]
-        codes = pl.col(n).replace_strict(words, range(2, len(words) + 2), default=1, return_dtype=pl.Int32)
-        encoded.append(codes.fill_null(0))
-    order = pl.col("id").hash(seed=1).alias("order")
-    files = [out / f"{part}.arrow" for part in range(3)]
-    sinks = []
-    for part, file in enumerate(files):
-        rows = lazy.filter(split == part)
-        rows = rows.select(order, *encoded).sort("order").drop("order") if the_same_work else rows.select(encoded)
-        sinks.append(rows.sink_ipc(file, compression="uncompressed", lazy=True))
-    pl.collect_all(sinks, engine="streaming")
-    if the_same_work:
-        with ThreadPoolExecutor() as threads:
-            (out / "SHA256SUMS").write_text("".join(threads.map(sum_line, files)))
-
-
-POLARS_FIGURES = ("mean", "std", "min", "max", "null_count")
-
-
-def sum_line(path: Path) -> str:
-    with path.open("rb") as file:
-        return f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {path.name}\n"
-
-
-def polars_the_same_work(data: Path, out: Path) -> None:
-    polars(data, out, the_same_work=True)
-
-
-def polars_sink(data: Path, out: Path) -> None:
-    import polars as pl
-
-    pl.scan_csv(data, ignore_errors=True).sink_parquet(out / "typed.parquet")
-
-
-def pandas(data: Path, out: Path) -> None:
-    import pandas as pd
-
-    frame = pd.read_parquet(data) if data.suffix == ".parquet" else pd.read_csv(data, low_memory=False)
-    for name in frame.select_dtypes(exclude="number"):
-        numbers = pd.to_numeric(frame[name], errors="coerce")
-        if numbers.notna().mean() > 0.5:  # a few bad values made the column one of texts
-            frame[name] = numbers
-    share = pd.util.hash_pandas_object(frame.pop("id"), index=False).to_numpy() % 10_000 / 10_000
-    split = np.where(share < 0.15, 2, np.where(share < 0.3, 1, 0))
-    train = frame[split == 0]
-    encoded = np.empty(frame.shape, np.float32)
-    for place, name in enumerate(frame):
-        if pd.api.types.is_numeric_dtype(frame[name]):
-            figures = train[name].agg(["mean", "std", "min", "max", "count"])
-            encoded[:, place] = ((frame[name] - figures["mean"]) / figures["std"]).fillna(0)
-        else:
-            words = train[name].value_counts().index
-            encoded[:, place] = frame[name].map(dict(zip(words, range(2, len(words) + 2), strict=True))).fillna(1)
-    for part in range(3):
-        encoded[split == part].tofile(out / f"{part}.rows")
-
-
-SAME_WORK, BARE, SINK = "Polars, the same work", "Polars, bare", "Polars, bare sink"
-CONTENDERS: dict[str, Callable[[Path, Path], None]] = {
-    "ours": ours,
-    "ours, in order": ours_in_order,
-    "ours, ingest": ours_ingest,
-    SAME_WORK: polars_the_same_work,
-    BARE: polars,
-    SINK: polars_sink,
-    "pandas": pandas,
-}
-
-
 # Measuring
 
 
@@ -233,7 +127,8 @@ def at_work(contender: str, data: Path) -> Iterator[multiprocessing.process.Base
     """A contender in a fresh process, whose end is waited for."""
     with tempfile.TemporaryDirectory(dir=data.parent) as out:
         process = multiprocessing.get_context("spawn").Process(target=CONTENDERS[contender], args=(data, Path(out)))
-        process.start()
+        with no_main_module():
+            process.start()
         yield process
         process.join()
     if process.exitcode:
@@ -252,8 +147,20 @@ def weigh(contender: str, data: Path) -> float:
     return peak
 
 
-def measure(contender: str, data: Path) -> Figures:
-    """Seconds and processor seconds of one contender in a fresh process, start-up included."""
+def touch_free_memory(most: float) -> None:
+    """Write to ``most`` bytes of free memory, and free them.
+
+    A virtual machine may return free memory to its host (free page reporting). Whoever writes to it first then waits
+    for the host, ten times as long as for the system: a contender would pay for it or not by who ran before.
+    """
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    np.ones(int(min(most, 0.75 * free)), np.uint8)
+
+
+def measure(contender: str, data: Path, memory: float) -> Figures:
+    """Seconds and processor seconds of one contender in a fresh process, start-up included; so many bytes of
+    ``memory`` are the machine's own before."""
+    touch_free_memory(memory)
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     with at_work(contender, data) as process:
         process.join()
@@ -264,14 +171,28 @@ def measure(contender: str, data: Path) -> Figures:
     return {"seconds": seconds, "cpu_seconds": busy}
 
 
-def compare(contenders: list[str], data: Path, turns: int) -> dict[str, Figures]:
-    """The medians of each that is installed."""
+NOBODY: Mapping[str, str] = {}
+
+
+def compare(contenders: list[str], data: Path, turns: int, peers: Mapping[str, str] = NOBODY) -> dict[str, Figures]:
+    """The medians of each that is installed, and of its time over that of ``peers`` in the same turn, each with an
+    interval that holds it in 95 of 100 cases. ``peers`` are contenders, with the word for each in a key."""
     installed = [name for name in contenders if not name.startswith("Polars") or importlib.util.find_spec("polars")]
     if left_out := [name for name in contenders if name not in installed]:
         click.echo(f"  {', '.join(left_out)}: polars is not installed, left out", err=True)
     weights = {name: weigh(name, data) for name in installed}
-    found = in_turns({name: functools.partial(measure, name, data) for name in installed}, turns)
-    return {name: {**settled(figures), "bytes": weights[name]} for name, figures in found.items()}
+    memory = max(weights.values()) + data.stat().st_size  # what is written takes memory too
+    found = in_turns({name: functools.partial(measure, name, data, memory) for name in installed}, turns)
+    figures = {name: {**settled(taken), "bytes": weights[name]} for name, taken in found.items()}
+    for peer, word in peers.items():
+        for name in installed if peer in installed else ():
+            for key in ("seconds", "cpu_seconds"):
+                ratios = [ours[key] / its[key] for ours, its in zip(found[name], found[peer], strict=True)]
+                ratio, low, high = interval_of_median(ratios[1:] or ratios)
+                over = f"{key}_over_{word}"
+                figures[name] |= {over: ratio, f"{over}_low": low, f"{over}_high": high}
+            figures[name][f"bytes_over_{word}"] = weights[name] / weights[peer]
+    return figures
 
 
 COLUMNS = (
@@ -281,18 +202,14 @@ COLUMNS = (
 )
 
 
-def beside(peers: Mapping[str, str], found: dict[str, Figures]) -> tuple[Column, ...]:
-    """Adds to each row its time, its processor time and its memory over those of the peers, and gives the columns.
-
-    ``peers`` are contenders, with the word for each in a title.
-    """
+def beside(words: Iterable[str]) -> tuple[Column, ...]:
+    """The columns of a comparison with peers that go by these words."""
     columns: list[Column] = []
-    for peer, word in peers.items():
-        for figures in found.values() if peer in found else ():
-            for key in ("seconds", "cpu_seconds", "bytes"):
-                figures[f"{key}_over_{word}"] = figures[key] / found[peer][key]
+    for word in words:
         columns += [
             Column(f"x {word}", f"seconds_over_{word}", "{:.2f}"),
+            Column("from", f"seconds_over_{word}_low", "{:.2f}"),
+            Column("to", f"seconds_over_{word}_high", "{:.2f}"),
             Column("cpu", f"cpu_seconds_over_{word}", "{:.2f}"),
             Column("memory", f"bytes_over_{word}", "{:.2f}"),
         ]
@@ -303,9 +220,9 @@ def parquet_part(data: Path, quick: bool, turns: int) -> Table:
     rows, widths = (2_000, NARROW) if quick else (2_000_000, WIDE)
     make_parquet(data / "t.parquet", rows, widths)
     contenders = ["ours", SAME_WORK, BARE, *([] if quick else ["ours, in order", "pandas"])]
-    found = compare(contenders, data / "t.parquet", turns)
-    columns = beside({SAME_WORK: "same", BARE: "bare"}, found)
-    return Table(f"Parquet, {rows:,} x {sum(widths)}", columns, found, (BARS,))
+    peers = {SAME_WORK: "same", BARE: "bare"}
+    found = compare(contenders, data / "t.parquet", turns, peers)
+    return Table(f"Parquet, {rows:,} x {sum(widths)}", beside(peers.values()), found, (BARS,))
 
 
 BARS = "bars for ours: time at most 1.00 x same and 1.25 x bare, memory at most 0.50 x either"
@@ -314,8 +231,9 @@ BARS = "bars for ours: time at most 1.00 x same and 1.25 x bare, memory at most 
 def csv_part(data: Path, quick: bool, turns: int) -> Table:
     rows, widths = (2_000, NARROW) if quick else (500_000, WIDE)
     make_csv(data / "t.csv", rows, widths)
-    found = compare(["ours, ingest", SINK, *([] if quick else ["ours", "pandas"])], data / "t.csv", turns)
-    return Table(f"CSV, {rows:,} x {sum(widths)}", beside({SINK: "sink"}, found), found)
+    peers = {SINK: "sink"}
+    found = compare(["ours, ingest", SINK, *([] if quick else ["ours", "pandas"])], data / "t.csv", turns, peers)
+    return Table(f"CSV, {rows:,} x {sum(widths)}", beside(peers.values()), found)
 
 
 def linear_part(data: Path, quick: bool, turns: int) -> Table:

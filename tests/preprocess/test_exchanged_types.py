@@ -83,7 +83,8 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
     if origin in (types.UnionType, typing.Union):
         return st.one_of(*(st.none() if one is types.NoneType else values(one) for one in arguments))
     hints = typing.get_type_hints(kind)
-    return st.builds(kind, **{field.name: values(hints[field.name]) for field in dataclasses.fields(kind)})
+    names = [field.name for field in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else kind._fields
+    return st.builds(kind, **{name: values(hints[name]) for name in names})
 
 
 @pytest.mark.parametrize("kind", [*EXCHANGED, *(typing.get_type_hints(work)["return"] for work in UNITS_OF_WORK)])

@@ -30,10 +30,10 @@ def make_card(name: str, source: Source, found: ScanResult, fitted: Fitted, drop
     sample = found.sample_table()
     learned = int(np.count_nonzero(sample[SPLIT].to_numpy() == TRAIN))
     sampled = sample.num_rows < sum(found.rows)
-    types = {column: kind for column, kind in source.types.items() if column in found.columns}
+    types = {column: kind for column, kind in source.types.items() if column not in dropped}
     judged = column_figures(sample, types, fitted.transform.target, fitted.transform.classes)
     columns = [
-        describe(column, fitted, found.columns[column], kind, sampled) | judged.get(column, {})
+        describe(column, fitted, found.column(column), kind, sampled) | judged.get(column, {})
         for column, kind in types.items()
     ]
     alike = duplicates(sample, [*fitted.transform.columns, fitted.transform.target])

@@ -25,7 +25,7 @@ COLUMNS_AT_ONCE = 16
 
 @dataclass(frozen=True)
 class Moments:
-    """Count, mean, sum of squared deviations, extremes: mergeable (Chan, Golub, LeVeque, 1979)."""
+    """Count, mean, sum of squared deviations, extremes of one column in one group."""
 
     count: int = 0
     mean: float = 0.0
@@ -33,22 +33,14 @@ class Moments:
     low: float = math.inf
     high: float = -math.inf
 
-    def merge(self, other: Moments) -> Moments:
-        count = self.count + other.count
-        if count == 0:
-            return self
-        delta = other.mean - self.mean
-        mean = self.mean + delta * (other.count / count)
-        squares = self.squares + other.squares + delta * delta * (self.count * (other.count / count))
-        return Moments(count, mean, squares, min(self.low, other.low), max(self.high, other.high))
-
     @property
     def std(self) -> float:
         return math.sqrt(self.squares / self.count) if self.count else 0.0
 
 
 class Figures(NamedTuple):
-    """Count, mean, sum of squared deviations, least and greatest: each float64 ``[columns, groups]``.
+    """Count, mean, sum of squared deviations, least and greatest: each float64 ``[columns, groups]``; mergeable (Chan,
+    Golub, LeVeque, 1979).
 
     A group without values has a count of 0, and extremes that lie beyond all values.
     """

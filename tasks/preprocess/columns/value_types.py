@@ -25,6 +25,8 @@ ARROW = {
 
 #: What every text has that can be read as a number, a boolean or a time.
 READABLE = r"(?i)\d|^[+-]?(nan|inf|infinity)$|^(true|false|now|today)$"
+#: How every text begins that pandas reads as an ISO 8601 time: a year, which may be negative; or it is a word.
+TIMELIKE = r"(?i)^(\+?\d{4}|-\d|(now|today)$)"
 #: So many texts are read one by one if there is one among them that Arrow cannot read as a number.
 LOOKED_AT = 32
 
@@ -217,6 +219,8 @@ def one_by_one(cleaned: pa.Array, kind: str) -> pa.Array:
         meant = {"true": True, "false": False}
         return pa.array([meant.get(str(text).lower()) for text in cleaned.to_pylist()], pa.bool_())
     if kind == TIME:
+        if not pc.any(pc.match_substring_regex(cleaned, TIMELIKE)).as_py():
+            return pa.nulls(len(cleaned), ARROW[TIME])
         import pandas as pd  # seldom needed, and slow to import
 
         return pa.array(pd.to_datetime(cleaned.to_pandas(), format="ISO8601", utc=True, errors="coerce")).cast(

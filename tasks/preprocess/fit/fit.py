@@ -70,12 +70,12 @@ def fit(found: ScanResult, types: dict[str, str], target: str, config: DataConfi
             if name == target
             else Role(aside[name])
             if name in aside
-            else judge(name, kind, found.columns[name], sample[name], found, config.types.get(name))
+            else judge(name, kind, found.column(name), sample[name], found, config.types.get(name))
         )
         if roles[name].role == NUMERIC:
-            numeric += fit_numeric(name, kind, found.columns[name], train[name])
+            numeric += fit_numeric(name, kind, found.column(name), train[name])
         elif roles[name].role == CATEGORICAL:
-            categorical.append(fit_categorical(name, found.columns[name]))
+            categorical.append(fit_categorical(name, found.column(name)))
         elif roles[name].why:
             warnings.append(f"column {name!r} is set aside: {roles[name].why}")
     documents = tuple(name for name, role in roles.items() if role.role == DOCUMENT)
@@ -85,7 +85,7 @@ def fit(found: ScanResult, types: dict[str, str], target: str, config: DataConfi
             + "; ".join(f"{name!r}: {role.why}" for name, role in roles.items() if role.why)
         )
     check_splits(found.rows)
-    moments = found.columns[target].moments[TRAIN]
+    moments = found.column(target).moments[TRAIN]
     transform = Transform(
         target=target,
         task=task,
@@ -108,7 +108,7 @@ def fit(found: ScanResult, types: dict[str, str], target: str, config: DataConfi
 
 def mean_weight(found: ScanResult, config: DataConfig) -> float:
     """The mean weight of the training rows; 1 without weights."""
-    mean = found.columns[config.weight].moments[TRAIN].mean if config.weight else 1.0
+    mean = found.column(config.weight).moments[TRAIN].mean if config.weight else 1.0
     if mean == 0:
         raise UserError(f"data.weight: {config.weight!r} is 0 in every training row; expected some above 0")
     return mean
@@ -131,7 +131,7 @@ def check_values(found: ScanResult, target: str, config: DataConfig) -> None:
         )
     for setting in ("id", "group"):
         name = getattr(config, setting)
-        if name and sum(found.columns[name].missing) == kept:
+        if name and sum(found.column(name).missing) == kept:
             raise UserError(f"data.{setting}: all values are missing in column {name!r}; expected another column")
 
 

@@ -67,18 +67,26 @@ class Scan:
         return np.uint64(min(2**64 - 1, sampled * 2**64 // max(self.rows, 1)))
 
 
-@dataclass
+@dataclass(frozen=True)
 class ColumnCount:
     """One column: missing values and moments by split, texts of the training rows."""
 
-    missing: list[int] = field(default_factory=lambda: [0, 0, 0])
-    moments: list[Moments] = field(default_factory=lambda: [Moments()] * 3)
+    missing: list[int]
+    moments: list[Moments] = field(default_factory=lambda: [Moments()] * len(SPLITS))
     texts: Counts = field(default_factory=Counts)
     prose: bool = False
 
-    def merge(self, other: ColumnCount) -> None:
+
+@dataclass
+class TextCount:
+    """One column of texts: missing values by split, texts of the training rows."""
+
+    missing: list[int] = field(default_factory=lambda: [0] * len(SPLITS))
+    texts: Counts = field(default_factory=Counts)
+    prose: bool = False
+
+    def merge(self, other: TextCount) -> None:
         self.missing = [a + b for a, b in zip(self.missing, other.missing, strict=True)]
-        self.moments = [a.merge(b) for a, b in zip(self.moments, other.moments, strict=True)]
         self.prose |= other.prose
         if not self.prose:
             self.texts.add(other.texts.of)
@@ -86,9 +94,14 @@ class ColumnCount:
 
 @dataclass
 class ScanResult:
-    """What the first pass found, in one unit or in all of them. ``rejected`` are the unit's bad rows, by number."""
+    """What the first pass found, in one unit or in all of them. ``rejected`` are the unit's bad rows, by number.
 
-    columns: dict[str, ColumnCount]
+    ``figures`` are of the columns ``numeric``, all at once: one process merges what many have found.
+    """
+
+    numeric: list[str]
+    figures: Figures
+    texts: dict[str, TextCount]
     rows: list[int] = field(default_factory=lambda: [0, 0, 0])
     classes: list[Counts] = field(default_factory=lambda: [Counts(), Counts(), Counts()])
     bad: list[BadRow] = field(default_factory=list)
@@ -97,18 +110,29 @@ class ScanResult:
 
     @classmethod
     def nothing(cls, scan: Scan) -> ScanResult:
-        limit = scan.budget.counted(sum(kind == value_types.TEXT for kind in scan.types.values()))
-        return cls({name: ColumnCount(texts=Counts(limit)) for name in scan.types})
+        texts = [name for name, kind in scan.types.items() if kind == value_types.TEXT]
+        limit = scan.budget.counted(len(texts))
+        figures = Figures.nothing(len(scan.numeric), len(SPLITS))
+        return cls(scan.numeric, figures, {name: TextCount(texts=Counts(limit)) for name in texts})
 
     def merge(self, other: ScanResult) -> None:
-        for name, column in other.columns.items():
-            self.columns[name].merge(column)
+        self.figures = self.figures.merge(other.figures)
+        for name, column in other.texts.items():
+            self.texts[name].merge(column)
         for mine, theirs in zip(self.classes, other.classes, strict=True):
             mine.add(theirs.of)
         self.rows = [a + b for a, b in zip(self.rows, other.rows, strict=True)]
         self.bad += other.bad
         self.rejected += other.rejected
         self.sample += other.sample
+
+    def column(self, name: str) -> ColumnCount:
+        if name in self.numeric:
+            moments = self.figures.of(self.numeric.index(name))
+            missing = [rows - found.count for rows, found in zip(self.rows, moments, strict=True)]
+            return ColumnCount(missing, moments)
+        found = self.texts.get(name, TextCount())
+        return ColumnCount(found.missing, texts=found.texts, prose=found.prose)
 
     def sample_table(self) -> pa.Table:
         return pa.Table.from_batches(self.sample)
@@ -165,7 +189,6 @@ def scan_unit(job: tuple[Scan, Unit]) -> ScanResult:
     """Scan one unit. Runs in a worker process."""
     scan, unit = job
     found = ScanResult.nothing(scan)
-    moments = Figures.nothing(len(scan.numeric), len(SPLITS))
     counting: dict[str, CodeCounts] = {}
     drawn: defaultdict[str, list[Any]] = defaultdict(list)
     done = 0
@@ -181,14 +204,10 @@ def scan_unit(job: tuple[Scan, Unit]) -> ScanResult:
         found.bad += set_aside(original, reasons, lines, unit)
         found.rejected.append(done + np.array(sorted(reasons), np.int64))
         count_rows(rows, scan, found)
-        moments = moments.merge(figures)
+        found.figures = found.figures.merge(figures)
         count_texts(rows, counting, scan, found)
         draw_sample(rows, numbers, scan, drawn)
         done += batch.num_rows
-    for place, name in enumerate(scan.numeric):
-        column = found.columns[name]
-        column.moments = moments.of(place)
-        column.missing = [rows - m.count for rows, m in zip(found.rows, column.moments, strict=True)]
     for name, counts in counting.items():
         settle(name, counts, scan, found)
     if drawn:
@@ -295,7 +314,7 @@ def count_texts(rows: Rows, counting: dict[str, CodeCounts], scan: Scan, found: 
 
 def settle(name: str, counts: CodeCounts, scan: Scan, found: ScanResult) -> None:
     """Take what was counted of one dictionary into what was found."""
-    column = found.columns[name]
+    column = found.texts[name]
     declared = scan.config.types.get(name)
     column.prose |= declared == "document" or (counts.prose and declared != "category")
     names = counts.dictionary.cast(pa.string())

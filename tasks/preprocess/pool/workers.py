@@ -10,12 +10,17 @@ import importlib
 import math
 import multiprocessing
 import os
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
 from typing import TypeVar
+
+import pyarrow as pa
 
 from tasks.distributed.main_module import no_main_module
 from tasks.distributed.parent_death import end_with_parent
@@ -26,9 +31,11 @@ from tasks.hardware.memory import memory_allowed
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
-#: For Arrow's allocator and glibc's (NumPy's), which read them when they start. By default they return what a batch
+#: For libraries that read them when they start. By default Arrow's allocator and glibc's (NumPy's) return what a batch
 #: took to the system, which clears the same pages for the next batch: half of all page faults of a prepare are glibc's.
-KEEP_FREED_MEMORY = {
+#: And each process would start as many threads for linear algebra as there are cores, for which all workers compete.
+FOR_LIBRARIES = {
+    "OPENBLAS_NUM_THREADS": "1",
     "MIMALLOC_PURGE_DELAY": "-1",
     "MALLOC_MMAP_THRESHOLD_": str(256 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(512 << 20),
@@ -43,8 +50,36 @@ def begin(parent: int, module: str) -> None:
     """In a new worker process: end with the ``parent``, and import ``module`` before the first job comes."""
     end_with_parent(parent)
     importlib.import_module(module)
+    with importing_nothing_of("pandas"):
+        pa.array([0])
     # What is imported stays: the collector need not look at it again and again.
     gc.freeze()
+
+
+@contextmanager
+def importing_nothing_of(package: str) -> Iterator[None]:
+    """Within the block the ``package`` seems not to be installed, unless it has been imported before.
+
+    Arrow imports pandas when it makes its first array, in case it will be given data of pandas: 340 modules and half a
+    second, in each process. If that fails it goes on without, until it is asked to make something for pandas.
+    """
+    absent = Absent(package)
+    sys.meta_path.insert(0, absent)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(absent)
+
+
+@dataclass(frozen=True)
+class Absent(MetaPathFinder):
+    """Says of the ``package`` that it is not installed."""
+
+    package: str
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
+        if fullname == self.package:
+            raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
 
 
 @contextmanager
@@ -72,7 +107,7 @@ class Workers:
             # Spawned, not forked: PyArrow and torch keep threads and locks that a fork would tear.
             spawned = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(count, spawned, begin, (os.getpid(), module))
-            with variables_for_children(KEEP_FREED_MEMORY), no_main_module():
+            with variables_for_children(FOR_LIBRARIES), no_main_module():
                 for _ in range(count):
                     # So that all of them start now, while this process looks at the data.
                     self._pool.submit(os.getpid)
