@@ -1,11 +1,11 @@
-"""Preparing a table beside Polars (streaming) and pandas written by hand for the same.
+"""Preparing a table beside Polars (streaming).
 
     python benchmarks/preprocess.py [--quick] [--json FILE] [--part parquet|csv|linear] [--runs N]
 
 ``parquet``: 2 M rows of 150 float64, 30 int64 (one of them the id) and 20 texts become standardised float32 and codes,
 with statistics of the training rows, split by the id. Nobody computes medians. Ours also shuffles, hashes and checks;
-"Polars, the same work" puts the rows in random order and takes the SHA-256 of what it wrote, "Polars, bare" and pandas
-do neither. ``csv``: 500 k rows of 200 columns, one in a thousand with a value that is no number, become typed columns;
+"Polars, the same work" puts the rows in random order and takes the SHA-256 of what it wrote, "Polars, bare" does
+neither. ``csv``: 500 k rows of 200 columns, one in a thousand with a value that is no number, become typed columns;
 ours sets the bad rows aside by line, Polars' bare sink drops nothing and reads them as null. ``linear``: rows of 50
 columns, doubled again and again, against a straight line.
 
@@ -219,7 +219,7 @@ def beside(words: Iterable[str]) -> tuple[Column, ...]:
 def parquet_part(data: Path, quick: bool, turns: int) -> Table:
     rows, widths = (2_000, NARROW) if quick else (2_000_000, WIDE)
     make_parquet(data / "t.parquet", rows, widths)
-    contenders = ["ours", SAME_WORK, BARE, *([] if quick else ["ours, in order", "pandas"])]
+    contenders = ["ours", SAME_WORK, BARE, *([] if quick else ["ours, in order"])]
     peers = {SAME_WORK: "same", BARE: "bare"}
     found = compare(contenders, data / "t.parquet", turns, peers)
     return Table(f"Parquet, {rows:,} x {sum(widths)}", beside(peers.values()), found, (BARS,))
@@ -232,7 +232,7 @@ def csv_part(data: Path, quick: bool, turns: int) -> Table:
     rows, widths = (2_000, NARROW) if quick else (500_000, WIDE)
     make_csv(data / "t.csv", rows, widths)
     peers = {SINK: "sink"}
-    found = compare(["ours, ingest", SINK, *([] if quick else ["ours", "pandas"])], data / "t.csv", turns, peers)
+    found = compare(["ours, ingest", SINK, *([] if quick else ["ours"])], data / "t.csv", turns, peers)
     return Table(f"CSV, {rows:,} x {sum(widths)}", beside(peers.values()), found)
 
 

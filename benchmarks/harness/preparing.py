@@ -89,30 +89,6 @@ def polars_sink(data: Path, out: Path) -> None:
     pl.scan_csv(data, ignore_errors=True).sink_parquet(out / "typed.parquet")
 
 
-def pandas(data: Path, out: Path) -> None:
-    import numpy as np
-    import pandas as pd
-
-    frame = pd.read_parquet(data) if data.suffix == ".parquet" else pd.read_csv(data, low_memory=False)
-    for name in frame.select_dtypes(exclude="number"):
-        numbers = pd.to_numeric(frame[name], errors="coerce")
-        if numbers.notna().mean() > 0.5:  # a few bad values made the column one of texts
-            frame[name] = numbers
-    share = pd.util.hash_pandas_object(frame.pop("id"), index=False).to_numpy() % 10_000 / 10_000
-    split = np.where(share < 0.15, 2, np.where(share < 0.3, 1, 0))
-    train = frame[split == 0]
-    encoded = np.empty(frame.shape, np.float32)
-    for place, name in enumerate(frame):
-        if pd.api.types.is_numeric_dtype(frame[name]):
-            figures = train[name].agg(["mean", "std", "min", "max", "count"])
-            encoded[:, place] = ((frame[name] - figures["mean"]) / figures["std"]).fillna(0)
-        else:
-            words = train[name].value_counts().index
-            encoded[:, place] = frame[name].map(dict(zip(words, range(2, len(words) + 2), strict=True))).fillna(1)
-    for part in range(3):
-        encoded[split == part].tofile(out / f"{part}.rows")
-
-
 SAME_WORK, BARE, SINK = "Polars, the same work", "Polars, bare", "Polars, bare sink"
 CONTENDERS: dict[str, Callable[[Path, Path], None]] = {
     "ours": ours,
@@ -121,5 +97,4 @@ CONTENDERS: dict[str, Callable[[Path, Path], None]] = {
     SAME_WORK: polars_the_same_work,
     BARE: polars,
     SINK: polars_sink,
-    "pandas": pandas,
 }
