@@ -45,8 +45,8 @@ from tasks.export.candidates.recipes import Recipe, convolutional
 from tasks.export.candidates.search import BATCHES, calibration
 from tasks.export.config import ExportConfig
 from tasks.export.convert import quiet
+from tasks.export.operator_times import at_batch
 from tasks.export.package.assemble import MODEL
-from tasks.export.profile import at_batch
 from tasks.export.session import onnx_predictor
 from tasks.export.variants import FP32, FP32_FILE
 from tasks.gate.quality import loss_of

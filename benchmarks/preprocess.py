@@ -158,8 +158,8 @@ def touch_free_memory(most: float) -> None:
 
 
 def measure(contender: str, data: Path, memory: float) -> Figures:
-    """Seconds and processor seconds of one contender in a fresh process, start-up included; so many bytes of
-    ``memory`` are the machine's own before."""
+    """Seconds and processor seconds of one contender in a fresh process, start-up included. Before it,
+    :func:`touch_free_memory` of ``memory`` bytes."""
     touch_free_memory(memory)
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     with at_work(contender, data) as process:
@@ -171,10 +171,7 @@ def measure(contender: str, data: Path, memory: float) -> Figures:
     return {"seconds": seconds, "cpu_seconds": busy}
 
 
-NOBODY: Mapping[str, str] = {}
-
-
-def compare(contenders: list[str], data: Path, turns: int, peers: Mapping[str, str] = NOBODY) -> dict[str, Figures]:
+def compare(contenders: list[str], data: Path, turns: int, peers: Mapping[str, str]) -> dict[str, Figures]:
     """The medians of each that is installed, and of its time over that of ``peers`` in the same turn, each with an
     interval that holds it in 95 of 100 cases. ``peers`` are contenders, with the word for each in a key."""
     installed = [name for name in contenders if not name.startswith("Polars") or importlib.util.find_spec("polars")]
@@ -241,7 +238,7 @@ def linear_part(data: Path, quick: bool, turns: int) -> Table:
     found = {}
     for rows in counts:
         make_parquet(data / "t.parquet", rows, NARROW)
-        found[f"{rows:,} rows"] = compare(["ours"], data / "t.parquet", turns)["ours"]
+        found[f"{rows:,} rows"] = compare(["ours"], data / "t.parquet", turns, {})["ours"]
     seconds = [figures["seconds"] for figures in found.values()]
     line = np.polyval(np.polyfit(counts, seconds, 1), counts)
     for figures, expected in zip(found.values(), line, strict=True):

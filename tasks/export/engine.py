@@ -28,10 +28,10 @@ from tasks.export.choose import Contender, Verdict, decide
 from tasks.export.config import ExportConfig
 from tasks.export.convert import PARITY_BATCHES, output_name
 from tasks.export.gpu_files import gpu_files
+from tasks.export.operator_times import operator_times
 from tasks.export.package.assemble import assemble, finish
 from tasks.export.package.hugging_face import write_hugging_face
 from tasks.export.package.metadata import Origin
-from tasks.export.profile import profile
 from tasks.export.session import check_provider
 from tasks.export.variants import (
     FP32,
@@ -85,7 +85,7 @@ def export(
     started = time.perf_counter()
     deciding_first = sorted(BATCHES, key=lambda batch: batch != config.decide_at_batch)
     batches = affordable(fp32.load(), signature, test, config.threads, TIMING * config.seconds, deciding_first)
-    profiled = profile(directory / str(fp32.file), signature, test, config, batches)
+    profiled = operator_times(directory / str(fp32.file), signature, test, config, batches)
     found = search(directory, directory / str(fp32.file), data, config, started, batches)
     finalists = [onnx_variant(each.name, each.path, signature, test, config) for each in found.finalists]
     left = max(TIMING * config.seconds, config.seconds - (time.perf_counter() - started))

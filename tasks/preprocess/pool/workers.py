@@ -51,7 +51,7 @@ def begin(parent: int, module: str) -> None:
     end_with_parent(parent)
     importlib.import_module(module)
     with importing_nothing_of("pandas"):
-        pa.array([0])
+        pa.array([0])  # Arrow looks for pandas now, and not again
     # What is imported stays: the collector need not look at it again and again.
     gc.freeze()
 

@@ -22,7 +22,7 @@ CALLS = 12
 PRODUCTS = ("Conv", "Gemm", "MatMul")
 
 
-def profile(
+def operator_times(
     path: Path, signature: Signature, records: np.ndarray, config: ExportConfig, batches: Sequence[int]
 ) -> list[ProfileFigures]:
     """The shares of the time by operator at each batch size, from ONNX Runtime's own profiler."""
