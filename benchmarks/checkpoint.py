@@ -34,7 +34,7 @@ from harness.command import benchmark
 from harness.processes import on_ranks
 from harness.table import Column, Table
 from harness.turns import Figures, in_turns, settled
-from tasks.train.checkpoint import Checkpoints, Retention
+from tasks.train.checkpoint import AppState, Checkpoints, ResumePolicy, Retention
 
 WORLD = 2
 WIDTH = 1024
@@ -100,17 +100,20 @@ def dcp_async(trainer: Trainer, place: Path, name: str, stager: DefaultStager | 
 
 def ours(trainer: Trainer, place: Path) -> Way:
     checkpoints = Checkpoints(
-        str(place / "ours"), model=trainer.model, optimizer=trainer.optimizer, identity={}, retention=Retention(last=1)
+        [str(place / "ours")],
+        AppState(trainer.model, trainer.optimizer),
+        ResumePolicy({}),
+        retention=Retention(last=1),
     )
     checkpoints.prepare({})
 
     def stall() -> float:
-        wait = checkpoints.pop_step_wait()
+        wait = checkpoints.background.pop_step_wait()
         return wait.stall() if wait else 0.0
 
     def save(round_: int) -> Save:
         checkpoints.save(round_ + 1, {})
-        return Save(checkpoints.finish, checkpoints.busy, stall)
+        return Save(checkpoints.finish, checkpoints.background.busy, stall)
 
     return save
 

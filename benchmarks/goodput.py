@@ -94,7 +94,8 @@ def build(signature: Signature, counter: str, step_s: float) -> nn.Module:
 
 def rank_main(rank: int, port: int, plan: Plan, mode: str) -> None:
     """One rank of one attempt."""
-    from tasks.train.run import TrainingRequest, run
+    from tasks.train.request import TrainingRequest
+    from tasks.train.run import run
     from tasks.train.survival.guard import Preempted
 
     where = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": WORLD, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}

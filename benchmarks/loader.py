@@ -73,11 +73,13 @@ def make(directory: Path, rows: int) -> None:
 def ours(directory: Path) -> Iterator[Any]:
     import torch
 
+    from tasks.distributed.process_group import Group
     from tasks.train.data.loader import layout, training_batches
     from tasks.train.data.order import GlobalOrder
 
     data = PreparedData.open(directory / "prepared")
-    return training_batches(data, GlobalOrder(layout(data, "train"), BATCH, seed=0), 0, 1, torch.device("cpu"))
+    order, alone = GlobalOrder(layout(data, "train"), BATCH, seed=0), Group(0, 1, torch.device("cpu"), "gloo")
+    return training_batches(data, order, alone)
 
 
 def tensors(directory: Path) -> Any:

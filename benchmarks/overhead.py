@@ -36,7 +36,7 @@ from tasks.models.factory import Predictor
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import prepare
 from tasks.train.arithmetic.precision import LossScaler
-from tasks.train.checkpoint import Checkpoints, Retention
+from tasks.train.checkpoint import AppState, Checkpoints, ResumePolicy, Retention
 from tasks.train.config import TrainingConfig
 from tasks.train.loop.probe import Traits
 from tasks.train.loop.state import Progress, TrainingState, weights_of
@@ -157,7 +157,7 @@ class Bench:
             Progress(),
         )
         self.checkpoints = Checkpoints(
-            home, model=predictor, optimizer=self.state.optimizer, identity={}, retention=Retention(last=1)
+            [home], AppState(predictor, self.state.optimizer), ResumePolicy({}), retention=Retention(last=1)
         )
         self.checkpoints.prepare(self.state.to_save())
         self.turns = 0
@@ -171,8 +171,8 @@ class Bench:
         guard: Guard = NoGuard()
         ledger: GoodputRecorder = NoGoodputRecorder()
         if guarded:
-            home, rank = self.checkpoints.home, self.group.rank
-            ledger = GoodputRecorder(home, self.turns, WORLD, writes=rank == 0, started=time.perf_counter())
+            homes, rank = self.checkpoints.homes, self.group.rank
+            ledger = GoodputRecorder(homes, self.turns, WORLD, writes=rank == 0, started=time.perf_counter())
             guard = Guard(self.checkpoints, Interval(steps=self.steps // SAVES), watcher, ledger)
             guard.begin(self.state.progress.step)
         training = replace(self.training, epochs=self.turns)

@@ -41,7 +41,7 @@ from harness.turns import Figures, interval_of_median, medians
 from tasks.artifacts.prepared.data import PreparedData
 from tasks.distributed.process_group import Group
 from tasks.train.arithmetic.precision import LossScaler, kernels
-from tasks.train.checkpoint import Checkpoints
+from tasks.train.checkpoint import AppState, Checkpoints, ResumePolicy
 from tasks.train.loop.probe import probe
 from tasks.train.loop.state import Progress, TrainingState, weights_of
 from tasks.train.loop.step import make_optimizer
@@ -73,10 +73,10 @@ class Ours(Contender):
             Progress(),
             traits,
         )
-        self.checkpoints = Checkpoints(home, model=self.model, optimizer=self.state.optimizer, identity={})
+        self.checkpoints = Checkpoints([home], AppState(self.model, self.state.optimizer), ResumePolicy({}))
         self.checkpoints.prepare(self.state.to_save())
-        store, started = self.checkpoints.home, time.perf_counter()
-        self.recorder = GoodputRecorder(store, 1, WORLD, writes=self.rank == 0, started=started)
+        homes, started = self.checkpoints.homes, time.perf_counter()
+        self.recorder = GoodputRecorder(homes, 1, WORLD, writes=self.rank == 0, started=started)
         watcher = Watcher([], grace_s=25).__enter__()
         self.guard = Guard(self.checkpoints, Interval(steps=10**9), watcher, self.recorder)
         self.guard.begin(0)

@@ -64,7 +64,8 @@ def train(prepared: Path, directory: Path, model: ModelConfig, training: Trainin
 def train_here(
     prepared: Path, directory: Path, model: ModelConfig, training: TrainingConfig, more: dict[str, Any]
 ) -> None:
-    from tasks.train.run import TrainingRequest, run
+    from tasks.train.request import TrainingRequest
+    from tasks.train.run import run
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -27,7 +27,7 @@ from tasks.models.factory import build
 from tasks.models.kept import LAYERS, compose, cut, units
 from tasks.models.metrics import HEADLINE, scores
 from tasks.models.predict import Predictor, held_out_rows, predict, targets_of, torch_predictor
-from tasks.models.trained import TrainedModel, write_trained
+from tasks.models.trained import Architecture, TrainedModel, write_trained
 from tasks.timing.measure import measure
 
 #: The trained network among those that are timed; for so many seconds altogether, with so many rows a call.
@@ -77,9 +77,9 @@ def propose(directory: Path, work: Work, tried: Sequence[Tried], made_by: Mappin
     candidate = following(len(work.names()), tried, work.config)
     if work.config.method == "prune":
         return write_pruned(directory, work, shares_of(work.config)[candidate], made_by)
-    student, signature = work.students()[candidate], work.trained.signature
-    weights = build(student, signature, work.seed).state_dict()
-    return write_trained(directory, config=student, signature=signature, best=weights, last=weights, made_by=made_by)
+    student = Architecture(work.students()[candidate], work.trained.signature)
+    weights = build(student.config, student.signature, work.seed).state_dict()
+    return write_trained(directory, student, weights, weights, made_by)
 
 
 def write_pruned(directory: Path, work: Work, share: float, made_by: Mapping[str, Any]) -> Artifact:
@@ -90,17 +90,10 @@ def write_pruned(directory: Path, work: Work, share: float, made_by: Mapping[str
     found = importance(model, groups, work.data)
     kept = united([g.kept(strongest(g, of, share)) for g, of in zip(groups, found, strict=True)])
     cut(model.network, kept)
-    weights, altogether = model.state_dict(), compose(trained.kept, kept)
-    build(trained.config, trained.signature, seed=0, empty=True, kept=altogether)  # refuses what does not run so
-    return write_trained(
-        directory,
-        config=trained.config,
-        signature=trained.signature,
-        best=weights,
-        last=weights,
-        made_by=made_by,
-        kept=altogether,
-    )
+    pruned = replace(trained.architecture, kept=compose(trained.architecture.kept, kept))
+    pruned.empty()  # refuses what does not run so
+    weights = model.state_dict()
+    return write_trained(directory, pruned, weights, weights, made_by)
 
 
 def judge(work: Work, tuned: TrainedModel, seconds: float, tried: Sequence[Tried]) -> list[Tried]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import socket
 import tempfile
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,9 @@ class Peers:
     rank: int
     world: int
     group: dist.ProcessGroup | None
+    #: The last question of :meth:`any`, kept until the next one, because to give up a collective right after it has
+    #: ended takes a millisecond.
+    _asked: deque[Any] = field(default_factory=lambda: deque(maxlen=1), repr=False, compare=False)
 
     @classmethod
     def connect(cls, timeout: timedelta) -> Peers:
@@ -48,6 +52,7 @@ class Peers:
             return lambda: here
         found = torch.tensor(int(here))
         work = dist.all_reduce(found, dist.ReduceOp.MAX, group=self.group, async_op=True)
+        self._asked.append(work)
 
         def answer() -> bool:
             work.wait()

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tasks.artifacts.format import Artifact, ArtifactWriter
 from tasks.artifacts.prepared.data import Signature
-from tasks.artifacts.results.training import ATTEMPT, HISTORY, KIND, Attempt, History
+from tasks.artifacts.results.training import HISTORY, KIND, History
 from tasks.models.config import ModelConfig
 from tasks.models.factory import Predictor, build, resolve
 from tasks.models.kept import Kept
@@ -26,14 +26,33 @@ from tasks.settings import to_dict
 
 
 @dataclass(frozen=True)
-class TrainedModel:
-    """An opened trained model."""
+class Architecture:
+    """What a network is built from, besides its weights."""
 
-    artifact: Artifact
     config: ModelConfig
     signature: Signature
     #: Of a pruned network the units that stay; empty if all do.
     kept: Kept = field(default_factory=dict)
+
+    def empty(self) -> Predictor:
+        """The network; if it can do without, its parameters have no memory. Raises ``UserError`` if it cannot run."""
+        return build(self.config, self.signature, seed=0, empty=True, kept=self.kept)
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """An opened trained model."""
+
+    artifact: Artifact
+    architecture: Architecture
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.architecture.config
+
+    @property
+    def signature(self) -> Signature:
+        return self.architecture.signature
 
     @classmethod
     def open(cls, directory: Path) -> TrainedModel:
@@ -41,11 +60,11 @@ class TrainedModel:
         artifact = Artifact.open(directory, KIND)
         model = artifact.read_json("model.json")
         config, signature = ModelConfig.from_dict(model["config"]), Signature.from_json(model["signature"])
-        return cls(artifact, config, signature, model.get("kept", {}))
+        return cls(artifact, Architecture(config, signature, model.get("kept", {})))
 
     def load(self, which: str = "best") -> Predictor:
         """The network with its ``best`` or ``last`` weights, in evaluation mode, on the CPU."""
-        predictor = build(self.config, self.signature, seed=0, empty=True, kept=self.kept)
+        predictor = self.architecture.empty()
         # Parameters without memory become the tensors of the file.
         unfilled = any(parameter.is_meta for parameter in predictor.parameters())
         predictor.load_state_dict(load(self.artifact.read_bytes(f"{which}.safetensors")), assign=unfilled)
@@ -58,30 +77,23 @@ class TrainedModel:
 
 def write_trained(
     directory: Path,
-    *,
-    config: ModelConfig,
-    signature: Signature,
+    architecture: Architecture,
     best: Mapping[str, Tensor] | Weights,
     last: Mapping[str, Tensor] | Weights,
-    history: History | None = None,
-    attempt: Attempt | None = None,
     made_by: Mapping[str, Any],
-    kept: Kept | None = None,
-    more: Mapping[str, bytes] | None = None,
+    record: Mapping[str, bytes] | None = None,
 ) -> Artifact:
     """Write the artifact. ``best`` and ``last`` are state dicts of the :class:`Predictor`, at once or one by one;
-    ``more`` are files by name."""
+    ``record`` are the files about its training, by name."""
     writer = ArtifactWriter(directory)
     for name, weights in (("best", best), ("last", last)):
         with writer.create(f"{name}.safetensors") as file:
             for chunk in (weights if isinstance(weights, Weights) else Weights.of(weights)).chunks():
                 file.write(chunk)
+    config, signature = architecture.config, architecture.signature
     named = ModelConfig(resolve(config, signature), config.arguments)
     model = {"config": to_dict(named), "signature": signature.to_json()}
-    writer.write_json("model.json", model | ({"kept": kept} if kept else {}))
-    for name, record in ((HISTORY, history), (ATTEMPT, attempt)):
-        if record is not None:
-            writer.write_json(name, record)
-    for name, data in (more or {}).items():
+    writer.write_json("model.json", model | ({"kept": architecture.kept} if architecture.kept else {}))
+    for name, data in (record or {}).items():
         writer.write_bytes(name, data)
     return writer.finish(KIND, made_by)

@@ -26,7 +26,8 @@ from tasks.errors import UserError
 from tasks.hardware.profile import current_profile
 from tasks.logs import logger
 from tasks.storage import STORES
-from tasks.train.run import TrainingRequest, identity, run
+from tasks.train.request import TrainingRequest
+from tasks.train.run import identity, run
 
 LOG = logger("train")
 

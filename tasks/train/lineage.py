@@ -12,8 +12,7 @@ from tasks.artifacts.prepared.data import PreparedData
 from tasks.errors import UserError
 from tasks.models.config import ModelConfig, TeachingConfig
 from tasks.models.factory import Predictor, build
-from tasks.models.kept import Kept
-from tasks.models.trained import TrainedModel
+from tasks.models.trained import Architecture, TrainedModel
 from tasks.settings import to_dict
 from tasks.train.config import TrainingConfig
 from tasks.train.loop.teacher import Teacher
@@ -41,20 +40,15 @@ class Lineage:
             )
         return cls(opened(start, data), opened(teacher, data), teaching)
 
-    def config(self, model: ModelConfig) -> ModelConfig:
-        """The network that is trained; ``model`` is that of a training from scratch."""
-        return self.start.config if self.start else model
+    def architecture(self, model: ModelConfig, data: PreparedData) -> Architecture:
+        """Of the network that is trained; ``model`` is that of a training from scratch."""
+        return self.start.architecture if self.start else Architecture(model, data.signature)
 
-    @property
-    def kept(self) -> Kept:
-        """Of a pruned network the units that stay."""
-        return self.start.kept if self.start else {}
-
-    def begin(self, model: ModelConfig, data: PreparedData, training: TrainingConfig) -> Predictor:
+    def begin(self, architecture: Architecture, training: TrainingConfig) -> Predictor:
         """The network with the weights that training begins with, in training mode."""
         if self.start:
             return self.start.load().train()
-        return build(model, data.signature, training.seed, empty=training.parallel.divides)
+        return build(architecture.config, architecture.signature, training.seed, empty=training.parallel.divides)
 
     def teacher_on(self, device: torch.device, precision: str) -> Teacher | None:
         """The teacher that computes there. Loading it seeds torch's random generators."""

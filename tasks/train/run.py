@@ -7,86 +7,43 @@ import os
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from functools import partial
+from dataclasses import asdict
 from itertools import chain
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 
 from tasks.artifacts.prepared.data import PreparedData
-from tasks.artifacts.prepared.streamed import open_prepared
-from tasks.artifacts.results.training import Attempt, History, Throughput, ValidationPoint
-from tasks.distributed.agreement import same_error_on_all_ranks
+from tasks.artifacts.results.training import Attempt, History, Throughput, ValidationPoint, record_files
 from tasks.distributed.parent_death import end_with_torch_elastic
 from tasks.distributed.process_group import Group, meeting_store, process_group
-from tasks.errors import Preempted, UserError
+from tasks.errors import Preempted
 from tasks.logs import logger
-from tasks.models.config import ModelConfig, TeachingConfig
-from tasks.models.factory import Predictor
+from tasks.models.config import ModelConfig
 from tasks.models.trained import write_trained
 from tasks.settings import to_dict
-from tasks.storage import storage_for
-from tasks.train.arithmetic.ema import AveragedWeights
-from tasks.train.arithmetic.precision import LossScaler, autocast, kernels, resolve_precision
-from tasks.train.checkpoint import Checkpoints, Restored, Retention, newest_identity
+from tasks.train.arithmetic.precision import kernels
+from tasks.train.checkpoint import Checkpoints, Restored, ResumePolicy, Retention, newest_identity
 from tasks.train.checkpoint.random_state import seed_generators
 from tasks.train.config import TrainingConfig
 from tasks.train.data.loader import layout as layout_of
-from tasks.train.data.loader import padding
 from tasks.train.data.order import ORDER_VERSION, GlobalOrder
 from tasks.train.device_clock import clock_of
-from tasks.train.lineage import Lineage
-from tasks.train.loop.probe import Traits, probe
-from tasks.train.loop.state import Progress, TrainingState, weights_of
-from tasks.train.loop.step import make_optimizer, micro_batches, padded_rows
+from tasks.train.loop.state import TrainingState
 from tasks.train.loop.train_loop import TrainLoop
 from tasks.train.network import Applied, agreed
-from tasks.train.parallel.compiled import Compiled, compiled
-from tasks.train.parallel.layout import Layout
-from tasks.train.parallel.model import ParallelModel
-from tasks.train.parallel.replicas import check_exchange, replicate
+from tasks.train.request import TrainingRequest
+from tasks.train.setup import Setup
 from tasks.train.speed.profiler import StepProfiler
 from tasks.train.speed.throughput import throughput
 from tasks.train.survival.checkpoint_interval import Interval
 from tasks.train.survival.goodput import DATA_WAIT, RESTORE, STALL, STEPS, AttemptRecord, GoodputRecorder
 from tasks.train.survival.guard import Guard
 from tasks.train.survival.notices import Watcher, metadata_servers
-from tasks.train.survival.reproducibility import conditions, describe_changes
+from tasks.train.survival.reproducibility import describe_changes
 
 LOG = logger("train")
-META = torch.device("meta")
-
-
-@dataclass(frozen=True)
-class TrainingRequest:
-    """One attempt at training a model."""
-
-    #: A directory with the prepared data, or a stub of it.
-    prepared: Path
-    model: ModelConfig
-    training: TrainingConfig
-    #: Where rank 0 writes the trained model.
-    directory: Path
-    #: Where this attempt stores its checkpoints, a path or a store's address. ``training.checkpoint_uri`` replaces it.
-    checkpoints_home: str
-    #: What goes into the manifest of the trained model.
-    made_by: Mapping[str, Any]
-    #: The home of the attempt before, if it is another one; its newest checkpoint may be resumed from, too.
-    previous_checkpoints: str = ""
-    #: The id of the execution that this is an attempt of.
-    execution: str = ""
-    #: The cloud whose preemption notices are watched for; "auto" tries all, "none" does not watch.
-    notices: str = "none"
-    #: Seconds that SIGTERM leaves to save and end.
-    grace_s: float = 25.0
-    #: A trained model that training goes on from: its network and weights, instead of fresh ones of ``model``.
-    start: Path | None = None
-    #: A trained model to learn from, too, and how.
-    teacher: Path | None = None
-    teaching: TeachingConfig = field(default_factory=TeachingConfig)
 
 
 def run(request: TrainingRequest) -> None:
@@ -101,7 +58,7 @@ def run(request: TrainingRequest) -> None:
     homes = [training.checkpoint_uri or request.checkpoints_home, request.previous_checkpoints]
 
     def began() -> Mapping[str, Any] | None:
-        found = newest_identity([storage_for(home) for home in homes if home], request.execution, training.resume)
+        found = newest_identity(homes, request.execution, training.resume)
         return None if found is None else found.get("network", {})
 
     store = meeting_store()
@@ -114,75 +71,32 @@ def run(request: TrainingRequest) -> None:
     ):
         if group.rank == 0 and group.backend == "gloo" and group.device.type == "cuda":
             LOG.warning("gloo between GPUs lets NVIDIA's and AMD's work in one job; it was never measured here")
-        with same_error_on_all_ranks():
-            data = open_prepared(request.prepared)
-            check_rows(data)
-            lineage = Lineage.open(request.start, request.teacher, request.teaching, data, training.parallel.divides)
-            model = lineage.config(request.model)
-            predictor = lineage.begin(model, data, training)
-            precision = resolve_precision(training.precision, group.device)
-            empty = any(parameter.is_meta for parameter in predictor.parameters())
-            traits = probe(predictor if empty else predictor.to(group.device), META if empty else group.device)
-            check_divisible(training, traits, precision)
-            check_exchange(exchange, group, precision)
-            fast = compile_pass(predictor, data, training, precision, group) if training.compile else None
-        with same_error_on_all_ranks():
-            layout = Layout.connect(training.parallel, group.rank, group.world, group.device)
-            parallel: ParallelModel = (
-                divide_model(predictor, data, training, layout, group)
-                if training.parallel.divides
-                else replicate(predictor, traits, group, exchange, training.seed, fast)
-            )
-        predictor = parallel.model
-        averaged = AveragedWeights(predictor, training.ema) if training.ema else None
-        state = TrainingState(
-            parallel=parallel,
-            optimizer=make_optimizer(predictor, training),
-            scaler=LossScaler(group.device, enabled=precision == "fp16"),
-            best_weights=weights_of(predictor),
-            progress=Progress(),
-            traits=traits,
-            averaged=averaged,
-            teacher=lineage.teacher_on(group.device, precision),
-            conditions=conditions(training, group),
-        )
+        setup = Setup.begin(request, group, exchange)
+        state = setup.state(training, group)
         # From here on only dropout and the like draw random numbers, different ones on each rank. A user's model may
         # also draw from Python's and NumPy's generators, so these are seeded too.
-        seed_generators(training.seed * 1_000_003 + layout.data_rank + 1)
+        seed_generators(training.seed * 1_000_003 + setup.layout.data_rank + 1)
         clock = clock_of(group.device)
-        every = interval(training, data)
-        checkpoints = Checkpoints(
-            homes[0],
-            previous=homes[1],
-            model=predictor,
-            optimizer=state.optimizer,
-            parts={"scaler": state.scaler, **({"ema": averaged} if averaged else {}), **parallel.parts},
-            identity=identity(data, model, training, applied) | lineage.identity(),
-            defaults={"model": to_dict(ModelConfig()), "training": to_dict(TrainingConfig())},
+        every = interval(training, setup.data)
+        policy = ResumePolicy(
+            identity(setup.data, setup.architecture.config, training, applied) | setup.lineage.identity(),
             run=request.execution,
             resume=training.resume,
-            retention=Retention(regular=every.steps),
-            layout=layout.sizes if training.parallel.divides else (),
-            clock=clock,
+            defaults={"model": to_dict(ModelConfig()), "training": to_dict(TrainingConfig())},
+            layout=setup.layout.sizes if training.parallel.divides else (),
+        )
+        checkpoints = Checkpoints(
+            homes, state.app_state(), policy, retention=Retention(regular=every.steps), clock=clock
         )
         recorder = GoodputRecorder(
-            checkpoints.home,
-            checkpoints.attempt,
-            group.world,
-            writes=group.rank == 0,
-            started=started,
-            previous=checkpoints.previous,
+            checkpoints.homes, checkpoints.attempt, group.world, writes=group.rank == 0, started=started
         )
         with recorder.time(RESTORE):
             restored = checkpoints.restore(into=state.to_save())
         if restored:
             state.apply(restored, group)
             if group.rank == 0:
-                LOG.info("goes on from step %d (%s)", restored.step, restored.source)
-                if not all(settings["fused"] for settings in state.optimizer.param_groups):
-                    LOG.info("goes on with the optimiser of this checkpoint, which is slower than the fused one")
-                if changes := describe_changes(restored.progress.get("conditions", {}), state.conditions, predictor):
-                    LOG.warning("%s", changes)
+                log_resumption(restored, state)
         checkpoints.prepare(state.to_save())
         guard = Guard(checkpoints, every, watcher, recorder, clock)
 
@@ -198,7 +112,7 @@ def run(request: TrainingRequest) -> None:
         profiler = StepProfiler(steps, group.device) if steps else None
         guard.begin(first_step)
         try:
-            TrainLoop(state, data, training, group, precision, guard, recorder, profiler).run(restore)
+            TrainLoop(state, setup.data, training, group, setup.precision, guard, recorder, profiler).run(restore)
             checkpoints.finish()
         except Preempted:
             raise
@@ -208,91 +122,35 @@ def run(request: TrainingRequest) -> None:
         guard.close()
         goodput = recorder.summary()
         checkpoints.close()
-        speed = trained_speed(state, data, training, precision, group, first_step, recorder.record)
-        best, last = parallel.whole(state.best_weights), parallel.whole(state.weights())
+        speed = trained_speed(state, setup, training, group, first_step, recorder.record)
+        best, last = (setup.parallel.whole(weights) for weights in (state.best_weights, state.weights()))
         attempt = Attempt(
             steps=state.progress.step - first_step,
             resumed_from=restored.source if restored else "",
-            save_seconds=checkpoints.publish_seconds,
+            save_seconds=checkpoints.background.publish_seconds,
             ledger=goodput.to_json(),
         )
         if speed:
             attempt["throughput"] = speed
-        if fast:
-            attempt["compiled"] = fast.figures
+        if setup.compiled:
+            attempt["compiled"] = setup.compiled.figures
         if group.rank == 0:
-            write_trained(
-                request.directory,
-                config=model,
-                signature=data.signature,
-                best=best,
-                last=last,
-                history=history(state, group, precision),
-                attempt=attempt,
-                made_by=request.made_by,
-                kept=lineage.kept,
-                more=profiler.files if profiler else None,
-            )
+            record = record_files(history(state, group, setup.precision), attempt)
+            record |= profiler.files if profiler else {}
+            write_trained(request.directory, setup.architecture, best, last, request.made_by, record)
             LOG.info("%s", goodput)
         else:
             deque(chain(best.tensors(), last.tensors()), maxlen=0)
         dist.barrier()
 
 
-def pieces_of(data: PreparedData, training: TrainingConfig, shares: int) -> list[slice]:
-    """The micro-batches of a padded share of a batch."""
-    largest = GlobalOrder(layout_of(data, "train"), training.batch_size, training.seed).largest
-    return micro_batches(padded_rows(-(-largest // shares), training.accumulation), training.accumulation)
-
-
-def divide_model(
-    predictor: Predictor, data: PreparedData, training: TrainingConfig, layout: Layout, group: Group
-) -> ParallelModel:
-    """Divide the model for micro-batches of the size that this training has."""
-    # Half a second on every process, which most trainings need not spend.
-    from tasks.train.parallel.divide import divide
-
-    pieces = pieces_of(data, training, layout.data_size)
-    return divide(predictor, layout, group.device, training.seed, micro_batches=len(pieces), rows=pieces[0].stop)
-
-
-def compile_pass(
-    predictor: Predictor, data: PreparedData, training: TrainingConfig, precision: str, group: Group
-) -> Compiled:
-    """Compile the model's pass for micro-batches of the size and layout that this training has."""
-    pieces = pieces_of(data, training, group.world)
-    inputs = tuple(x[pieces[0]] for x in padding(pieces[-1].stop, data.signature, group.device))
-    found = compiled(predictor, inputs, partial(autocast, precision, group.device))
-    if group.rank == 0:
-        gain = found.figures["plain_pass_s"] / found.figures["pass_s"]
-        LOG.info("compiled in %.1f s; a pass is %.2f times as fast as without", found.figures["seconds"], gain)
-    return found
-
-
-def check_divisible(training: TrainingConfig, traits: Traits, precision: str) -> None:
-    """Raise ``UserError`` for models and types of numbers that no layout divides, and models that are not compiled."""
-    if training.compile and traits.couples_rows:
-        raise UserError(
-            "training.compile: false expected: this model has batch normalisation or buffers that change, so its "
-            "batches are not padded, and each size would be compiled for itself"
-        )
-    if training.parallel.divides and traits.couples_rows:
-        raise UserError(
-            "training.parallel: this model has batch normalisation or buffers that change, which cannot be divided; "
-            "expected no shard, pipeline or tensor, or layer or group normalisation instead"
-        )
-    if training.parallel.divides and precision == "fp16":
-        raise UserError(
-            "training.precision: fp16 is not allowed with training.parallel, where its loss scaling was never tried; "
-            "expected bf16 or fp32"
-        )
-
-
-def check_rows(data: PreparedData) -> None:
-    """Raise ``UserError`` if the training or the validation split has no rows."""
-    for split in ("train", "validation"):
-        if not sum(data.segment_rows(split)):
-            raise UserError(f"data.split: no row fell into the {split} split; give more rows or larger shares")
+def log_resumption(restored: Restored, state: TrainingState) -> None:
+    """Say which checkpoint training goes on from, and what of it may make the numbers other ones."""
+    LOG.info("goes on from step %d (%s)", restored.step, restored.source)
+    if not all(settings["fused"] for settings in state.optimizer.param_groups):
+        LOG.info("goes on with the optimiser of this checkpoint, which is slower than the fused one")
+    if changes := describe_changes(restored.progress.get("conditions", {}), state.conditions, state.model):
+        LOG.warning("%s", changes)
 
 
 def identity(
@@ -328,14 +186,14 @@ def interval(training: TrainingConfig, data: PreparedData) -> Interval:
 
 def trained_speed(
     state: TrainingState,
-    data: PreparedData,
+    setup: Setup,
     training: TrainingConfig,
-    precision: str,
     group: Group,
     first_step: int,
     record: AttemptRecord,
 ) -> Throughput | None:
     """How fast this attempt's steps were, with all waits between them."""
+    data, precision = setup.data, setup.precision
     order = GlobalOrder(layout_of(data, "train"), training.batch_size, training.seed)
     return throughput(
         rows=order.consumed(state.progress.step) - order.consumed(first_step),

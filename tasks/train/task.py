@@ -47,7 +47,8 @@ def run_in(
     """Train in a worker. ``lineage`` are the request's fields that say what training goes on from and learns from."""
 
     def body() -> None:
-        from tasks.train.run import TrainingRequest, run
+        from tasks.train.request import TrainingRequest
+        from tasks.train.run import run
 
         request = TrainingRequest(
             prepared=Path(prepared.path),

@@ -10,7 +10,7 @@ import pytest
 
 from tasks.models.config import ModelConfig
 from tasks.models.factory import build
-from tasks.models.trained import TrainedModel, write_trained
+from tasks.models.trained import Architecture, TrainedModel, write_trained
 from tests.support.command_line import Run, one_message
 from tests.support.quick_config import EXPORT, NETWORK
 from tests.support.toys import table
@@ -24,8 +24,7 @@ def model(tmp_path: Path) -> tuple[str, str]:
     data = table(tmp_path / "data", "classification")
     config = ModelConfig("mlp", {"hidden": [16, 8]})
     weights = build(config, data.signature, seed=0).state_dict()
-    named = {"config": config, "signature": data.signature, "best": weights, "last": weights}
-    write_trained(tmp_path / "trained", **named, made_by={})  # type: ignore[arg-type]
+    write_trained(tmp_path / "trained", Architecture(config, data.signature), weights, weights, {})
     return str(tmp_path / "trained"), str(tmp_path / "data")
 
 
@@ -45,8 +44,8 @@ def test_units_are_removed_and_then_reused(model: tuple[str, str], pyflyte_run: 
     first = pyflyte_run(*given, workflow="prune")
     assert first.returncode == 0, first.stdout
     assert "Slipstream  prune → 50 % fewer units" in first.stdout
-    smaller = TrainedModel.open(result_of(first.stdout, tmp_path))
-    assert smaller.kept["layers.0"].keys() == {"out"} and len(smaller.kept["layers.0"]["out"]) == 8
+    kept = TrainedModel.open(result_of(first.stdout, tmp_path)).architecture.kept["layers.0"]
+    assert list(kept) == ["out"] and len(kept["out"]) == 8
     second = pyflyte_run(*given, workflow="prune")
     assert second.returncode == 0 and "train        reused" in second.stdout, second.stdout
 

@@ -10,7 +10,7 @@ import pytest
 
 from tasks.models.config import ModelConfig
 from tasks.models.factory import build
-from tasks.models.trained import write_trained
+from tasks.models.trained import Architecture, write_trained
 from tests.support.command_line import Run, one_message
 from tests.support.report_pages import assert_is_inert
 from tests.support.tokens import VOCABULARY, small_transformer, token_data, word_tokenizer
@@ -25,8 +25,7 @@ def model(tmp_path: Path) -> tuple[str, str]:
     data = table(tmp_path / "data", "regression")
     config = ModelConfig(arguments={"hidden": [16]})
     weights = build(config, data.signature, seed=0).state_dict()
-    named = {"config": config, "signature": data.signature, "best": weights, "last": weights}
-    write_trained(tmp_path / "trained", **named, history={}, attempt={}, made_by={})
+    write_trained(tmp_path / "trained", Architecture(config, data.signature), weights, weights, {})
     return str(tmp_path / "trained"), str(tmp_path / "data")
 
 

@@ -109,7 +109,7 @@ def test_killed_and_resumed_it_ends_the_same(prepared: Path, teacher: Path, tmp_
     assert attempt(killed).finished
     assert outcome(killed) == outcome(whole)
     assert "goes on from step" in (killed.place / "log-0").read_text()
-    assert bool(TrainedModel.open(killed.output).kept) is pruned
+    assert bool(TrainedModel.open(killed.output).architecture.kept) is pruned
 
 
 def test_training_goes_on_from_a_models_weights_and_its_checkpoints_belong_to_it(
@@ -154,9 +154,8 @@ def test_what_cannot_be_taught_is_refused_in_one_line(prepared: Path, teacher: P
 
 def other_model(directory: Path, signature: Signature) -> Path:
     from tasks.models.factory import build
-    from tasks.models.trained import write_trained
+    from tasks.models.trained import Architecture, write_trained
 
     weights = build(SMALL, signature, seed=0).state_dict()
-    named = {"config": SMALL, "signature": signature, "best": weights, "last": weights}
-    write_trained(directory, **named, made_by={})  # type: ignore[arg-type]
+    write_trained(directory, Architecture(SMALL, signature), weights, weights, {})
     return directory

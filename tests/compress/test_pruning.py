@@ -20,7 +20,7 @@ from tasks.errors import UserError
 from tasks.models.config import ModelConfig
 from tasks.models.factory import Predictor, build
 from tasks.models.kept import compose, cut
-from tasks.models.trained import TrainedModel, write_trained
+from tasks.models.trained import Architecture, TrainedModel, write_trained
 from tasks.train.config import TrainingConfig
 from tests.support.toys import table
 from tests.support.training import trained
@@ -178,7 +178,9 @@ def test_a_pruned_model_trains_on_is_pruned_again_and_exported(tmp_path: Path) -
         assert all(after.in_features == before.out_features for before, after in pairwise(layers))
         whole = smaller
     model = TrainedModel.open(whole)
-    assert list(model.kept) and model.history["parameters"] == sum(p.numel() for p in model.load().parameters())
+    assert list(model.architecture.kept) and model.history["parameters"] == sum(
+        p.numel() for p in model.load().parameters()
+    )
     export(tmp_path / "exported", model, PreparedData.open(prepared), ExportConfig(seconds=0.5), {})
     assert read_export(tmp_path / "exported")["chosen"]
 
@@ -187,7 +189,6 @@ def test_a_network_that_is_not_the_pruned_one_is_refused(tmp_path: Path) -> None
     config = ModelConfig("mlp", {"hidden": [16]})
     kept = {"layers.0": {"out": [0, 99]}}
     weights = build(config, NUMBERS, seed=0).state_dict()
-    named = {"config": config, "signature": NUMBERS, "best": weights, "last": weights}
-    write_trained(tmp_path / "x", **named, made_by={}, kept=kept)  # type: ignore[arg-type]
+    write_trained(tmp_path / "x", Architecture(config, NUMBERS, kept), weights, weights, {})
     with pytest.raises(UserError, match=r"mlp is not the network that was pruned: layers.0 has 16 units \(out\)"):
         TrainedModel.open(tmp_path / "x").load()

@@ -46,7 +46,9 @@ def test_feed_forward_units_are_pruned_and_taught_again(
     work = Work(whole, data, CompressionConfig("prune", share=0.5))
     start = made(work, tmp_path / "start")
     layers = [f"model.layers.{block}.mlp" for block in range(SIZES["num_hidden_layers"])]
-    assert start.kept.keys() == {f"{layer}.{name}_proj" for layer in layers for name in ("gate", "up", "down")}
+    assert start.architecture.kept.keys() == {
+        f"{layer}.{name}_proj" for layer in layers for name in ("gate", "up", "down")
+    }
     directories = {"start": start.artifact.directory, "teacher": whole.artifact.directory}
     tuned = TrainedModel.open(trained(data.artifact.directory, tmp_path / "tuned", 1, SHORT, **directories))
     model, found = choose(work, [tuned], judge(work, tuned, 1.0, []))

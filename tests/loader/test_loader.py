@@ -15,9 +15,11 @@ import torch
 
 from tasks.artifacts.format import DamagedArtifact
 from tasks.artifacts.prepared.data import TARGET, PreparedData
+from tasks.distributed.process_group import Group
 from tasks.train.data import loader
 from tasks.train.data.loader import Batch, StoredRows, evaluation_batches, layout, training_batches
 from tasks.train.data.order import GlobalOrder, share
+from tests.support.groups import ALONE, on_cpu
 from tests.support.numbered_rows import SIGNATURE, flip_bit, records, write
 
 CPU = torch.device("cpu")
@@ -58,7 +60,7 @@ def test_ranks_are_given_what_the_order_lists(prepared: PreparedData, world: int
     stored, order = records(sum(ROWS)), order_of(prepared)
     for rank in {0, world // 2, world - 1}:
         step = -1
-        for step, batch in enumerate(training_batches(prepared, order, rank, world, CPU, stop=2 * sum(ROWS))):
+        for step, batch in enumerate(training_batches(prepared, order, on_cpu(rank, world), stop=2 * sum(ROWS))):
             rows = order.batch(step)
             assert_holds(batch, stored[rows[share(rank, world, len(rows))]])
             assert (batch.size, batch.consumed) == (len(rows), order.consumed(step + 1))
@@ -67,9 +69,9 @@ def test_ranks_are_given_what_the_order_lists(prepared: PreparedData, world: int
 
 def test_any_start_goes_on_as_if_it_had_never_stopped(prepared: PreparedData) -> None:
     order = order_of(prepared)
-    whole = [row_numbers(batch) for batch in training_batches(prepared, order, 1, 3, CPU, stop=3 * sum(ROWS))]
+    whole = [row_numbers(batch) for batch in training_batches(prepared, order, on_cpu(1, 3), stop=3 * sum(ROWS))]
     for step in (1, 12, 13, 30):
-        resumed = training_batches(prepared, order_of(prepared), 1, 3, CPU, order.consumed(step), 3 * sum(ROWS))
+        resumed = training_batches(prepared, order_of(prepared), on_cpu(1, 3), order.consumed(step), 3 * sum(ROWS))
         assert [row_numbers(batch) for batch in resumed] == whole[step:]
 
 
@@ -78,7 +80,7 @@ def test_evaluation_reads_a_split_once_in_stored_order(prepared: PreparedData) -
     for world in (1, 2, 3):
         at = 0
         for rank in range(world):
-            for batch in evaluation_batches(prepared, "test", SIZE, rank, world, CPU):
+            for batch in evaluation_batches(prepared, "test", SIZE, on_cpu(rank, world)):
                 assert_holds(batch, stored[at : at + len(batch.target)])
                 assert batch.size == len(batch.target) <= SIZE
                 at += batch.size
@@ -90,7 +92,7 @@ def test_a_batch_holds_until_the_next_is_asked_for_and_buffers_are_reused(
 ) -> None:
     monkeypatch.setattr(loader, "SET_BATCHES", 2)
     order, places = order_of(prepared), set()
-    for step, batch in enumerate(training_batches(prepared, order, 0, 1, CPU, stop=sum(ROWS))):
+    for step, batch in enumerate(training_batches(prepared, order, ALONE, stop=sum(ROWS))):
         time.sleep(0.01)  # the thread is by now as far ahead as it can be
         assert row_numbers(batch) == order.batch(step).tolist()
         places.add(batch.inputs[0].data_ptr())
@@ -121,9 +123,9 @@ def test_a_split_of_few_batches_has_few_buffers(prepared: PreparedData, monkeypa
     monkeypatch.setattr(loader, "make_sets", count)
     rows = sum(ROWS)
     for size in (rows, -(-rows // 4), -(-rows // 7)):
-        batches = [row_numbers(batch) for batch in evaluation_batches(prepared, "test", size, 0, 1, CPU)]
+        batches = [row_numbers(batch) for batch in evaluation_batches(prepared, "test", size, ALONE)]
         assert len(batches) == -(-rows // size)
-    assert len(list(evaluation_batches(prepared, "test", rows, 0, 1, CPU, rounds=5))) == 5
+    assert len(list(evaluation_batches(prepared, "test", rows, ALONE, rounds=5))) == 5
     assert made == [3, 6, 9, 6]
 
 
@@ -138,19 +140,19 @@ def test_a_flipped_bit_is_found_and_named(tmp_path: Path, segment: int) -> None:
     damaged = {sum(ROWS[:segment]) + row for row in range(hurt // BLOCK * BLOCK, (hurt // BLOCK + 1) * BLOCK)}
     given: list[int] = []
     with pytest.raises(DamagedArtifact, match=f"{path}: block {hurt // BLOCK} is not what was written"):
-        for batch in training_batches(prepared, order, 0, 1, CPU, stop=sum(ROWS)):
+        for batch in training_batches(prepared, order, ALONE, stop=sum(ROWS)):
             given += row_numbers(batch)
     first = next(step for step in range(order.steps_per_epoch) if damaged & set(order.batch(step).tolist()))
     assert len(given) == first * SIZE, "every whole batch before it was given, and nothing of the damaged block"
     with pytest.raises(DamagedArtifact, match=f"{path}: block {hurt // BLOCK} "):
-        list(evaluation_batches(prepared, "train", SIZE, 0, 1, CPU))
+        list(evaluation_batches(prepared, "train", SIZE, ALONE))
     assert loader_threads() == 0
 
 
 def test_what_breaks_after_an_epoch_is_found_in_the_next(tmp_path: Path) -> None:
     prepared = write(tmp_path / "data", {"train": [records(1000)]}, BLOCK)
     # More epochs than are read ahead.
-    batches = training_batches(prepared, order_of(prepared), 0, 1, CPU, stop=9000)
+    batches = training_batches(prepared, order_of(prepared), ALONE, stop=9000)
     for _ in range(10):
         next(batches)
     flip_bit(prepared.artifact.path("train-00000.rows"), 999 * SIGNATURE.record.itemsize)
@@ -162,26 +164,26 @@ def test_a_missing_segment_is_the_consumers_error(tmp_path: Path) -> None:
     prepared = write(tmp_path / "data", {"train": [records(1000)]}, BLOCK)
     prepared.artifact.path("train-00000.rows").unlink()
     with pytest.raises(FileNotFoundError, match=r"train-00000\.rows"):
-        next(training_batches(prepared, order_of(prepared), 0, 1, CPU))
+        next(training_batches(prepared, order_of(prepared), ALONE))
     assert loader_threads() == 0
 
 
 def test_the_thread_ends_with_its_iterator(prepared: PreparedData) -> None:
     order = order_of(prepared)
     assert loader_threads() == 0
-    closed = training_batches(prepared, order, 0, 1, CPU)
+    closed = training_batches(prepared, order, ALONE)
     next(closed)
     assert loader_threads() == 1
     closed.close()
     assert loader_threads() == 0
 
-    dropped = training_batches(prepared, order, 0, 1, CPU)
+    dropped = training_batches(prepared, order, ALONE)
     next(dropped)
     del dropped
     gc.collect()
     assert loader_threads() == 0
 
-    assert len(list(training_batches(prepared, order, 0, 1, CPU, stop=sum(ROWS)))) == order.steps_per_epoch
+    assert len(list(training_batches(prepared, order, ALONE, stop=sum(ROWS)))) == order.steps_per_epoch
     assert loader_threads() == 0
 
 
@@ -194,7 +196,7 @@ def test_waiting_is_measured(prepared: PreparedData, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(StoredRows, "gather", held_back)
     monkeypatch.setattr(loader, "PATIENCE_S", 0.2)
-    batches = training_batches(prepared, order_of(prepared), 0, 1, CPU, waiting=asked.set)
+    batches = training_batches(prepared, order_of(prepared), ALONE, waiting=asked.set)
     assert next(batches).wait >= 0.2
     time.sleep(0.5)
     assert next(batches).wait < 0.2
@@ -203,11 +205,9 @@ def test_waiting_is_measured(prepared: PreparedData, monkeypatch: pytest.MonkeyP
 
 def test_two_iterators_at_once_do_not_disturb_each_other(prepared: PreparedData) -> None:
     order = order_of(prepared)
-    training = training_batches(prepared, order, 0, 1, CPU, stop=sum(ROWS))
+    training = training_batches(prepared, order, ALONE, stop=sum(ROWS))
     for step, batch in enumerate(training):
-        evaluated = [
-            row for other in evaluation_batches(prepared, "test", SIZE, 0, 1, CPU) for row in row_numbers(other)
-        ]
+        evaluated = [row for other in evaluation_batches(prepared, "test", SIZE, ALONE) for row in row_numbers(other)]
         assert evaluated == list(range(sum(ROWS)))
         assert row_numbers(batch) == order.batch(step).tolist()
 
@@ -218,7 +218,7 @@ def test_on_a_gpu_a_batch_holds_until_the_work_on_it_is_done(tmp_path: Path) -> 
     prepared = write(tmp_path / "data", {"train": [records(rows)]}, 4096)
     device, order = torch.device("cuda"), GlobalOrder(layout(prepared, "train"), 4096, seed=0)
     busy, sums = torch.ones(4096, 4096, device=device), []
-    for batch in training_batches(prepared, order, 0, 1, device, stop=3 * rows):
+    for batch in training_batches(prepared, order, Group(0, 1, device, "nccl"), stop=3 * rows):
         for _ in range(20):
             busy = busy @ busy / 4096
         # Enqueued behind much work: the buffer is asked for again long before this runs.

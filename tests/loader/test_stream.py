@@ -19,6 +19,7 @@ from tasks.train.data.loader import evaluation_batches, layout, training_batches
 from tasks.train.data.order import GlobalOrder
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.faulty_stores import Remote
+from tests.support.groups import ALONE, on_cpu
 from tests.support.numbered_rows import SIGNATURE, flip_bit, records, write
 
 CPU = torch.device("cpu")
@@ -54,7 +55,7 @@ def streamed(uri: str, directory: Path, blocks: int) -> StreamedData:
 
 def numbers(data: PreparedData, rank: int, world: int, epochs: int) -> list[list[int]]:
     order = GlobalOrder(layout(data, "train"), 100, seed=4)
-    batches = training_batches(data, order, rank, world, CPU, stop=epochs * sum(ROWS))
+    batches = training_batches(data, order, on_cpu(rank, world), stop=epochs * sum(ROWS))
     return [batch.inputs[1][:, 0].tolist() for batch in batches]
 
 
@@ -69,8 +70,8 @@ def test_what_streams_gives_the_same_batches_in_a_cache_of_a_quarter(
     if world == 1:
         assert data.stream.fetched_bytes > sum(ROWS) * SIGNATURE.record.itemsize, "nothing had to be fetched again"
     # A row's own number could be right by chance of a stale file; all of a row is compared in evaluation's order.
-    expected = evaluation_batches(whole, "validation", 500, 0, 1, CPU)
-    for ours, theirs in zip(evaluation_batches(data, "validation", 500, 0, 1, CPU), expected, strict=True):
+    expected = evaluation_batches(whole, "validation", 500, ALONE)
+    for ours, theirs in zip(evaluation_batches(data, "validation", 500, ALONE), expected, strict=True):
         assert all(torch.equal(left, right) for left, right in zip(ours.inputs, theirs.inputs, strict=True))
 
 
@@ -83,12 +84,10 @@ def test_what_fits_is_fetched_once(uri: str, tmp_path: Path) -> None:
 def test_training_and_evaluation_share_the_cache(uri: str, whole: PreparedData, tmp_path: Path) -> None:
     data = streamed(uri, tmp_path / "stub", 40)
     order = GlobalOrder(layout(data, "train"), 100, seed=4)
-    training = training_batches(data, order, 0, 1, CPU)
+    training = training_batches(data, order, ALONE)
     for _ in range(5):
         next(training)
-        rows = [
-            row for batch in evaluation_batches(data, "validation", 200, 0, 1, CPU) for row in batch.target.tolist()
-        ]
+        rows = [row for batch in evaluation_batches(data, "validation", 200, ALONE) for row in batch.target.tolist()]
         assert rows == records(sum(ROWS))["target"][: ROWS[0]].tolist()
     training.close()
     assert data.stream.most_bytes <= 40 * BYTES

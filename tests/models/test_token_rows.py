@@ -12,6 +12,7 @@ from tasks.artifacts.prepared.token_rows import write_token_rows
 from tasks.errors import UserError
 from tasks.train.data.loader import layout, training_batches
 from tasks.train.data.order import GlobalOrder
+from tests.support.groups import ALONE
 
 
 def test_a_batch_has_rows_and_their_next_tokens(tmp_path: Path) -> None:
@@ -20,7 +21,7 @@ def test_a_batch_has_rows_and_their_next_tokens(tmp_path: Path) -> None:
     assert data.segment_rows("train") == (50,) and data.signature.record.itemsize == 9 * 8
     order = GlobalOrder(layout(data, "train"), 20, seed=0)
     seen = []
-    for batch in training_batches(data, order, 0, 1, torch.device("cpu"), stop=50):
+    for batch in training_batches(data, order, ALONE, stop=50):
         (tokens,) = batch.inputs
         assert tokens.dtype == batch.target.dtype == torch.int64 and tokens.shape[1] == 8
         assert torch.equal(batch.target, tokens + 1)

@@ -18,7 +18,7 @@ from tasks.errors import UserError
 from tasks.models.config import ModelConfig
 from tasks.models.factory import build
 from tasks.models.initial import fill_part, normal
-from tasks.models.trained import write_trained
+from tasks.models.trained import Architecture, write_trained
 from tasks.models.transformer import Transformer
 from tasks.models.transformer.__main__ import main
 from tests.support.tokens import word_tokenizer
@@ -87,16 +87,8 @@ def test_same_logits_as_transformers_and_back(family: str, tmp_path: Path) -> No
     assert expected.std() > 0.5
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
-    write_trained(
-        tmp_path / "trained",
-        config=model,
-        signature=SIGNATURE,
-        best=predictor.state_dict(),
-        last=predictor.state_dict(),
-        history={},  # type: ignore[typeddict-item]
-        attempt={},  # type: ignore[typeddict-item]
-        made_by={},
-    )
+    found_weights = predictor.state_dict()
+    write_trained(tmp_path / "trained", Architecture(model, SIGNATURE), found_weights, found_weights, {})
     written = CliRunner().invoke(main, [str(tmp_path / "trained"), str(tmp_path / "back")], catch_exceptions=False)
     assert written.exit_code == 0, written.output
     back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back", dtype=torch.float32).eval()
@@ -107,8 +99,7 @@ def test_same_logits_as_transformers_and_back(family: str, tmp_path: Path) -> No
 @pytest.fixture
 def trained(tmp_path: Path) -> Path:
     weights = build(MODEL, SIGNATURE, seed=0).state_dict()
-    named: Any = {"config": MODEL, "signature": SIGNATURE, "best": weights, "last": weights}
-    write_trained(tmp_path / "trained", **named, history={}, attempt={}, made_by={})
+    write_trained(tmp_path / "trained", Architecture(MODEL, SIGNATURE), weights, weights, {})
     return tmp_path / "trained"
 
 

@@ -22,6 +22,7 @@ from tasks.train.config import TrainingConfig
 from tasks.train.parallel.config import GradientsConfig
 from tasks.train.parallel.powersgd import PowerSGD
 from tasks.train.parallel.replicas import check_exchange
+from tests.support.groups import on_cpu
 from tests.support.layout_runs import on_ranks
 from tests.support.processes import FORK, free_port
 from tests.support.toys import table
@@ -43,7 +44,7 @@ def compressed_sums() -> tuple[Tensor, Tensor, list[Tensor], int]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(20, 60), nn.ReLU(), nn.Linear(60, 60), nn.ReLU(), nn.Linear(60, 3)).double()
     ddp = DistributedDataParallel(model, bucket_cap_mb=0.01)
-    hook = PowerSGD(2, 0, Group(rank, world, CPU, "gloo"))
+    hook = PowerSGD(2, 0, on_cpu(rank, world))
     for _ in range(2):
         (ddp(torch.zeros(2, 20, dtype=torch.float64)).sum() * 0).backward()
     ddp.register_comm_hook(hook, lambda hook, bucket: hook(bucket))

@@ -55,6 +55,7 @@ def train(run: Run, prepared: Path, place: Path, home: str, killed: bool) -> Non
     from tasks.train.config import TrainingConfig
     from tasks.train.loop import train_loop
     from tasks.train.parallel.config import ParallelConfig
+    from tasks.train.request import TrainingRequest
 
     original = train_loop.train_step
 
@@ -65,7 +66,7 @@ def train(run: Run, prepared: Path, place: Path, home: str, killed: bool) -> Non
 
     train_loop.train_step = step
     engine.run(
-        engine.TrainingRequest(
+        TrainingRequest(
             prepared=prepared,
             model=ModelConfig("transformer", {**SIZES, "tie_word_embeddings": True}),
             training=TrainingConfig(

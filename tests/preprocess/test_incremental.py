@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 
 from tasks.artifacts.format import Artifact
 from tasks.artifacts.prepared.data import SPLITS, TARGET, PreparedData
@@ -24,6 +23,7 @@ from tasks.preprocess.read.fingerprint import fingerprint_source
 from tasks.preprocess.shuffle import sorted_runs
 from tasks.train.data.loader import layout, training_batches
 from tasks.train.data.order import GlobalOrder
+from tests.support.groups import ALONE
 
 ROWS = 1200
 
@@ -137,7 +137,7 @@ def test_sets_can_be_continued_again_and_an_epoch_mixes_their_segments(
     order = GlobalOrder(layout(three, "train"), 90, seed=0)
     edges = np.cumsum(three.segment_rows("train"))
     seen = []
-    for step, batch in enumerate(training_batches(three, order, 0, 1, torch.device("cpu"), stop=int(edges[-1]))):
+    for step, batch in enumerate(training_batches(three, order, ALONE, stop=int(edges[-1]))):
         rows = order.batch(step)
         seen += rows.tolist()
         if batch.size == 90:
@@ -162,7 +162,7 @@ def test_segments_in_parts_can_be_continued(sales: Path, tmp_path: Path, monkeyp
         both.artifact.path(name).read_bytes() for name in names
     )
     order = GlobalOrder(layout(both, "train"), 90, seed=0)
-    batches = list(training_batches(both, order, 0, 1, torch.device("cpu"), stop=sum(rows)))
+    batches = list(training_batches(both, order, ALONE, stop=sum(rows)))
     assert sum(batch.size for batch in batches) == sum(rows) == both.card["rows"]["train"]
 
 

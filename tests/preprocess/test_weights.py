@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from tasks.artifacts.prepared.data import SPLITS
-from tasks.distributed.process_group import Group
 from tasks.errors import UserError
 from tasks.models.config import ModelConfig
 from tasks.models.factory import build
@@ -24,6 +23,7 @@ from tasks.train.data.order import GlobalOrder
 from tasks.train.loop.state import Progress, TrainingState
 from tasks.train.loop.step import train_step
 from tasks.train.parallel.replicas import ReplicatedModel
+from tests.support.groups import ALONE
 from tests.support.tables import Prepare
 
 ROWS = 400
@@ -79,7 +79,7 @@ def after_one_step(prepared: Prepare, table: pa.Table, **settings: object) -> li
     """
     data = prepared(table, **settings)
     order = GlobalOrder(layout_of(data, "train"), 10**6, seed=0)
-    batch = next(training_batches(data, order, 0, 1, torch.device("cpu"), 0, order.largest))
+    batch = next(training_batches(data, order, ALONE, 0, order.largest))
     fitted = data.artifact.read_json("statistics.json")["numeric"][0]
     batch = batch._replace(inputs=(batch.inputs[0] * fitted["std"] + fitted["mean"],))
     signature = replace(data.signature, target_mean=0.0, target_std=1.0)
@@ -87,7 +87,7 @@ def after_one_step(prepared: Prepare, table: pa.Table, **settings: object) -> li
     optimizer, scaler = torch.optim.SGD(model.parameters()), LossScaler(torch.device("cpu"), enabled=False)
     state = TrainingState(ReplicatedModel(model), optimizer, scaler, {}, Progress())
     config = TrainingConfig(learning_rate=1.0, warmup=0, clip_norm=0, accumulation=1)
-    train_step(state, config, Group(0, 1, torch.device("cpu"), "gloo"), "fp32", batch, 2)
+    train_step(state, config, ALONE, "fp32", batch, 2)
     return [p.detach().numpy() for p in model.parameters()]
 
 

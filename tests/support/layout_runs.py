@@ -121,7 +121,7 @@ def by_hand(case: Case) -> Outcome:
 def train_divided(case: Case) -> Outcome:
     """One rank's part of the same training under the case's layout."""
     from tasks.distributed.process_group import Group
-    from tasks.train.checkpoint import Checkpoints
+    from tasks.train.checkpoint import AppState, Checkpoints, ResumePolicy
     from tasks.train.loop.probe import Traits
     from tasks.train.parallel.config import ParallelConfig
     from tasks.train.parallel.divide import divide, fill
@@ -144,11 +144,9 @@ def train_divided(case: Case) -> Outcome:
     start, restored, checkpoints = 0, {}, None
     if case.home:
         checkpoints = Checkpoints(
-            case.home,
-            model=model.model,
-            optimizer=optimizer,
-            identity={},
-            layout=layout.sizes if layout.config.divides else (),
+            [case.home],
+            AppState(model.model, optimizer),
+            ResumePolicy({}, layout=layout.sizes if layout.config.divides else ()),
             timeout=PATIENCE,
         )
     if case.resume and checkpoints:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from tasks.train.checkpoint import Checkpoints
+from tasks.train.checkpoint import AppState, Checkpoints, ResumePolicy, Retention
 
 IDENTITY = {"training": {"seed": 0}, "data": "abc"}
 
@@ -24,19 +24,19 @@ class Run:
         width: int = 8,
         identity: dict[str, Any] = IDENTITY,
         fused: bool | None = None,
-        **settings: Any,
+        previous: str = "",
+        retention: Retention | None = None,
+        **policy: Any,
     ) -> None:
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(4, width), nn.Dropout(0.3), nn.BatchNorm1d(width), nn.Linear(width, 2))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01, fused=fused)
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 20)
         self.checkpoints = Checkpoints(
-            str(home),
-            model=self.model,
-            optimizer=self.optimizer,
-            parts={"scheduler": self.scheduler},
-            identity=identity,
-            **settings,
+            [str(home), previous],
+            AppState(self.model, self.optimizer, parts={"scheduler": self.scheduler}),
+            ResumePolicy(identity, **policy),
+            retention=retention,
         )
 
     def steps(self, count: int) -> None:

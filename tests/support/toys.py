@@ -15,7 +15,7 @@ from tasks.artifacts.format import Artifact, ArtifactWriter
 from tasks.artifacts.prepared.data import KIND, TARGET, PreparedData, Signature, TensorSpec
 from tasks.models.config import ModelConfig
 from tasks.models.factory import build
-from tasks.models.trained import write_trained
+from tasks.models.trained import Architecture, write_trained
 
 ROWS = {"train": 600, "validation": 40, "test": 300}
 
@@ -134,16 +134,7 @@ def as_artifact(
     directory: Path, config: ModelConfig, data: PreparedData, weights: Mapping[str, torch.Tensor]
 ) -> Artifact:
     """The artifact of a model with these weights that says nothing of its training."""
-    return write_trained(
-        directory,
-        config=config,
-        signature=data.signature,
-        best=weights,
-        last=weights,
-        history={},
-        attempt={},
-        made_by={},
-    )
+    return write_trained(directory, Architecture(config, data.signature), weights, weights, {})
 
 
 def trained_on(data: PreparedData, steps: int = 150) -> ToyTrained:

@@ -43,7 +43,8 @@ def table_of_numbers(
 def rank_body(rank: int, world: int, port: int, settings: dict[str, Any], environment: dict[str, str]) -> None:
     from tasks.distributed.explained import explained
     from tasks.errors import UserError
-    from tasks.train.run import TrainingRequest, run
+    from tasks.train.request import TrainingRequest
+    from tasks.train.run import run
 
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in place.items()} | environment)

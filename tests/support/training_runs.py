@@ -86,6 +86,7 @@ def run_rank(job: Job, rank: int, port: int, faults: tuple[Fault, ...], fired: P
     from tasks.train.checkpoint import Checkpoints
     from tasks.train.config import TrainingConfig
     from tasks.train.loop import train_loop
+    from tasks.train.request import TrainingRequest
 
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": job.world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in place.items()})
@@ -108,7 +109,7 @@ def run_rank(job: Job, rank: int, port: int, faults: tuple[Fault, ...], fired: P
         if fault.rank in (rank, ALL):
             install(fault, fired)
     network = ModelConfig("mlp", {"hidden": [48, 32, 24], "dropout": job.dropout})
-    request = engine.TrainingRequest(
+    request = TrainingRequest(
         prepared=job.prepared,
         model=ModelConfig(job.factory) if job.factory else network,
         training=TrainingConfig(

@@ -35,7 +35,7 @@ def test_only_the_publishing_thread_gives_way(tmp_path: Path, monkeypatch: pytes
     run.steps(1)
     run.save(1)
     assert seen == [max(before, NICENESS)] and niceness() == before
-    assert run.checkpoints.publish_seconds > 0
+    assert run.checkpoints.background.publish_seconds > 0
 
 
 def test_a_thread_that_gives_way_waits_beside_others_and_knows_for_how_long() -> None:

@@ -50,13 +50,13 @@ def test_the_next_step_waits_for_the_snapshot_and_the_passes_before_it_do_not(
     # BatchNorm's statistics change in the forward pass, the weights in the optimiser's step.
     run.model(torch.randn(16, 4)).square().sum().backward()
     assert not torch.equal(run.everything()["2.running_mean"], before["2.running_mean"])
-    assert run.checkpoints.pop_step_wait() is None and run.checkpoints.busy()
+    assert run.checkpoints.background.pop_step_wait() is None and run.checkpoints.background.busy()
     threading.Thread(target=allow_when_the_loop_waits, args=(allowed,), daemon=True).start()
     run.optimizer.step()
     assert allowed.is_set()
-    wait = run.checkpoints.pop_step_wait()
+    wait = run.checkpoints.background.pop_step_wait()
     assert wait is not None and wait.stall() > 0.0
-    assert run.checkpoints.pop_step_wait() is None, "a wait is told once"
+    assert run.checkpoints.background.pop_step_wait() is None, "a wait is told once"
     run.checkpoints.finish()
     assert not same(run.everything(), before)
     resumed = Run(tmp_path)
@@ -83,9 +83,9 @@ def test_tensors_of_the_progress_are_copied_beside_the_steps_too(tmp_path: Path,
     run.steps(1)
     best = torch.arange(3.0)
     run.checkpoints.save(1, {"best": best})
-    assert run.checkpoints.busy() and not allowed.is_set()
+    assert run.checkpoints.background.busy() and not allowed.is_set()
     threading.Thread(target=allow_when_the_loop_waits, args=(allowed,), daemon=True).start()
-    run.checkpoints.wait_for_copy()
+    run.checkpoints.background.wait_for_copy()
     best.add_(1)
     run.checkpoints.finish()
     restored = Run(tmp_path).checkpoints.restore()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 from torch.nn.parallel import DistributedDataParallel
 
-from tasks.train.checkpoint.state_dicts import initialize, model_state, optimizer_state
+from tasks.train.checkpoint.state_dicts import AppState
 from tasks.train.checkpoint.state_json import split
 
 Optimizer = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
@@ -65,9 +65,14 @@ def test_state_is_what_torch_gives(stepped: bool, optimizer: Optimizer, wrapped:
             network(torch.randint(5, (8,))).square().mean().backward()
             steps.step()
             steps.zero_grad()
-        initialize(network, steps)
+        state = AppState(network, steps)
+        forget = state.initialize()
         assert bool(steps.state) == bool(get_optimizer_state_dict(network, steps)["state"])
-        assert flat(model_state(network)) == flat(get_model_state_dict(network))
-        assert flat(optimizer_state(network, steps)) == flat(get_optimizer_state_dict(network, steps))
+        found = state.state_dict()
+        assert flat(found["model"]) == flat(get_model_state_dict(network))
+        assert flat(found["optimizer"]) == flat(get_optimizer_state_dict(network, steps))
+        held = bool(steps.state)
+        forget()
+        assert bool(steps.state) == (stepped and held), "an optimiser that has stepped forgets nothing"
     finally:
         dist.destroy_process_group()

@@ -55,7 +55,7 @@ def body(prepared: Path, place: Path, port: int, batch_s: float) -> None:
     from tasks.models.config import ModelConfig
     from tasks.models.factory import build
     from tasks.train.arithmetic.precision import LossScaler
-    from tasks.train.checkpoint import Checkpoints, Retention
+    from tasks.train.checkpoint import AppState, Checkpoints, ResumePolicy, Retention
     from tasks.train.config import TrainingConfig
     from tasks.train.data import loader
     from tasks.train.loop import train_loop
@@ -88,14 +88,13 @@ def body(prepared: Path, place: Path, port: int, batch_s: float) -> None:
             Progress(),
         )
         checkpoints = Checkpoints(
-            str(place / "home"),
-            model=model,
-            optimizer=state.optimizer,
-            identity={},
+            [str(place / "home")],
+            AppState(model, state.optimizer),
+            ResumePolicy({}),
             retention=Retention(last=100),
             clock=clock,
         )
-        recorder = GoodputRecorder(checkpoints.home, 1, 1, writes=False, started=time.perf_counter())
+        recorder = GoodputRecorder(checkpoints.homes, 1, 1, writes=False, started=time.perf_counter())
 
         def given(*_: Any) -> StepResult:
             now = time.perf_counter()

@@ -13,7 +13,6 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tasks.artifacts.prepared.data import Signature, TensorSpec
-from tasks.distributed.process_group import Group
 from tasks.models.factory import Predictor
 from tasks.train.arithmetic.ema import AveragedWeights
 from tasks.train.arithmetic.gradients import Verdict, judge, may_exceed, update
@@ -28,11 +27,11 @@ from tasks.train.loop.state import Progress, TrainingState, weights_of
 from tasks.train.loop.step import make_optimizer, train_step
 from tasks.train.parallel.replicas import ReplicatedModel
 from tests.support import nets
+from tests.support.groups import ALONE, on_cpu
 from tests.support.small_run import Run
 
 CPU = torch.device("cpu")
 SIGNATURE = Signature((TensorSpec("numeric", "float32", (5,)),), "classification", "y", ("a", "b", "c"))
-ALONE = Group(0, 1, CPU, "gloo")
 
 
 class Synchronising(TorchDispatchMode):
@@ -277,8 +276,8 @@ def test_losses_that_were_not_added_up_yet_come_back(
 ) -> None:
     state = state_of(nets.with_unused(SIGNATURE), TrainingConfig())
     progress = {"progress": {"step": 9}, "best_weights": state.best_weights}
-    state.apply(Restored(9, progress, tuple(owns), "", same_world, ()), Group(rank, 2, CPU, "gloo"))
+    state.apply(Restored(9, progress, tuple(owns), "", same_world, ()), on_cpu(rank, 2))
     assert (state.losses, state.points, state.progress.step) == (losses, points, 9)
     resaved = state.own()
-    state.apply(Restored(9, progress, (resaved, resaved), "", True, ()), Group(rank, 2, CPU, "gloo"))
+    state.apply(Restored(9, progress, (resaved, resaved), "", True, ()), on_cpu(rank, 2))
     assert (state.losses, state.points) == (losses, points)

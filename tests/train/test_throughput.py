@@ -17,6 +17,7 @@ from tasks.train.config import TrainingConfig
 from tasks.train.loop.probe import probe
 from tasks.train.speed.throughput import measured_peak, throughput
 from tests.support.crews import in_group
+from tests.support.groups import ALONE
 from tests.support.training import table_of_numbers, trained
 
 CPU = torch.device("cpu")
@@ -76,7 +77,7 @@ def test_a_measured_peak_is_what_a_product_reaches() -> None:
 
 
 def test_without_a_step_there_is_no_figure() -> None:
-    group = Group(0, 1, CPU, "gloo")
+    group = ALONE
     assert throughput(rows=0, seconds=1, tokens_per_row=0, flops_per_row=1, kind="fp32", group=group) is None
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
-from tasks.artifacts.format import Artifact
+from tasks.artifacts.format import Artifact, canonical_json
 
 KIND = "train"
 HISTORY = "history.json"
@@ -155,6 +155,11 @@ class Attempt(TypedDict):
     throughput: NotRequired[Throughput]
     #: Absent if nothing was compiled.
     compiled: NotRequired[CompiledPass]
+
+
+def record_files(history: History, attempt: Attempt) -> dict[str, bytes]:
+    """The files of the record, by name."""
+    return {HISTORY: canonical_json(history), ATTEMPT: canonical_json(attempt)}
 
 
 def read_history(directory: Path) -> History:

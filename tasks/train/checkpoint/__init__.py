@@ -2,8 +2,19 @@
 verified when they are read."""
 
 from tasks.train.checkpoint.layout import Name, Retention
-from tasks.train.checkpoint.manager import Checkpoints, Restored, Stateful
+from tasks.train.checkpoint.manager import Checkpoints, Restored
 from tasks.train.checkpoint.publish import Superseded
-from tasks.train.checkpoint.restore import newest_identity
+from tasks.train.checkpoint.restore import ResumePolicy, newest_identity
+from tasks.train.checkpoint.state_dicts import AppState, Stateful
 
-__all__ = ["Checkpoints", "Name", "Restored", "Retention", "Stateful", "Superseded", "newest_identity"]
+__all__ = [
+    "AppState",
+    "Checkpoints",
+    "Name",
+    "Restored",
+    "ResumePolicy",
+    "Retention",
+    "Stateful",
+    "Superseded",
+    "newest_identity",
+]

@@ -2,7 +2,8 @@
 
 ::
 
-    checkpoints = Checkpoints(home, model=ddp, optimizer=optimizer, parts={"scaler": scaler}, identity={"seed": 0})
+    state = AppState(ddp, optimizer, parts={"scaler": scaler})
+    checkpoints = Checkpoints([home], state, ResumePolicy(identity={"seed": 0}))
     restored = checkpoints.restore()              # None: there is no checkpoint to resume from
     checkpoints.prepare(progress)                 # before the first step: assigns writers, allocates buffers
     ...
@@ -12,8 +13,8 @@
 
 All ranks call every method at the same point. ``progress`` is any nesting of dictionaries, lists, numbers, text and
 tensors that are equal on all ranks, such as the step, the history of metrics and the best weights. A checkpoint also
-holds the model, the optimiser, the ``parts`` (scheduler, scaler, EMA: anything with ``state_dict`` and
-``load_state_dict``) and the random generators of every rank. Nothing here draws random numbers.
+holds the application's state (:class:`~tasks.train.checkpoint.state_dicts.AppState`) and the random generators of every
+rank. Nothing here draws random numbers.
 """
 
 from __future__ import annotations
@@ -23,21 +24,20 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
+from torch import Tensor
 
 from tasks.artifacts.format import DamagedArtifact, canonical_json
 from tasks.distributed.peers import Peers
 from tasks.logs import logger
-from tasks.storage import AlreadyThere, MissingObject, Storage, storage_for
-from tasks.train.checkpoint.background import BackgroundSave, StepWait
+from tasks.storage import AlreadyThere, MissingObject, Storage
+from tasks.train.checkpoint.background import BackgroundSave
 from tasks.train.checkpoint.layout import ATTEMPTS, Name, Retention, attempt_key, complete, newest_attempt, unfinished
 from tasks.train.checkpoint.publish import (
     STATE,
@@ -56,28 +56,21 @@ from tasks.train.checkpoint.restore import (
     candidates,
     check_tensors,
     damage,
+    homes_at,
     opened,
 )
 from tasks.train.checkpoint.shards import ShardReader, load_planner, pieces_read, read_index
 from tasks.train.checkpoint.staging import Buffers, TensorKey, assign_writers, changed_later, tensor_keys
-from tasks.train.checkpoint.state_dicts import initialize, model_state, optimizer_state
+from tasks.train.checkpoint.state_dicts import AppState
 from tasks.train.checkpoint.state_json import join, split
 from tasks.train.device_clock import DeviceClock
 
-#: The beginnings of the names of tensors that do not change before :meth:`Checkpoints.wait_for_copy`: the optimiser's
-#: state and the averaged weights, which its step changes, and those of the progress.
+#: The beginnings of the names of tensors that do not change before :meth:`BackgroundSave.wait_for_copy`: the
+#: optimiser's state and the averaged weights, which its step changes, and those of the progress.
 UNCHANGED = ("optimizer/", "parts/ema/", "progress/")
 
 LOG = logger("checkpoint")
 T = TypeVar("T")
-
-
-class Stateful(Protocol):
-    """A part of the training state."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -100,70 +93,37 @@ class Restored:
 class Checkpoints:
     """The checkpoints of one attempt of one run.
 
-    ``home`` and ``previous`` are directories or prefixes of a store that all ranks can access. Checkpoints are written
-    to ``home``; those of ``previous`` (Flyte's prefix of the attempt before; may be empty or not exist) are only read.
-    ``identity`` holds what must equal the checkpoint's to resume it (model, data, seed, …), as nested mappings of JSON
-    values; what one of them lacks counts as what ``defaults`` has. With ``resume="never"`` only checkpoints of the same
-    ``run`` (an execution's id) are used, so that retries resume while older checkpoints are ignored. ``layout`` says
-    how the ranks divide the work; numbers continue bit for bit under the same one only. Ranks may hold different parts
-    of the model. ``clock`` is the device's, for :meth:`pop_step_wait`. Raises ``UserError`` if ``home`` cannot be
-    written.
+    ``homes`` are directories or prefixes of a store that all ranks can access. Checkpoints are written to the first;
+    those of the others are only read (Flyte's prefix of the attempt before); these may be empty or not exist. Raises
+    ``UserError`` if the first cannot be written. ``clock`` is the device's, for the waits of ``background``.
     """
 
     def __init__(
         self,
-        home: str,
+        homes: Sequence[str],
+        state: AppState,
+        policy: ResumePolicy,
         *,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        parts: Mapping[str, Stateful] | None = None,
-        identity: Mapping[str, Any],
-        defaults: Mapping[str, Any] | None = None,
-        previous: str = "",
-        run: str = "",
-        resume: str = "auto",
         retention: Retention | None = None,
         clock: DeviceClock | None = None,
-        layout: Sequence[int] = (),
         timeout: timedelta = timedelta(minutes=10),
     ) -> None:
-        self._model = model
-        self._optimizer = optimizer
-        self._parts = dict(parts or {})
+        self._state = state
         self._peers = Peers.connect(timeout)
-        self.home = storage_for(home)
-        other = previous and previous.rstrip("/") != home.rstrip("/")
-        self.previous = storage_for(previous) if other else None
-        self._sources = [self.home, self.previous] if self.previous else [self.home]
-        # Writes the mark of this attempt, which fails here rather than at the first save if ``home`` is not writable.
-        attempt, present = self._on_rank_0(lambda: begin_attempt(self._sources))
-        made_by = {"identity": identity, "run": run} | ({"layout": list(layout)} if layout else {})
-        self._layout = list(layout)
-        self._publisher = Publisher(self.home, self._peers, attempt, made_by, retention or Retention(), present)
-        self._policy = ResumePolicy(identity, run, resume, attempt, defaults or {})
+        self.homes = homes_at(homes)
+        # Writes the mark of this attempt, which fails here rather than at the first save if it cannot be written.
+        self.attempt, present = self._on_rank_0(lambda: begin_attempt(self.homes))
+        self._policy = replace(policy, attempt=self.attempt)
+        self._publisher = Publisher(
+            self.homes[0], self._peers, self.attempt, policy.made_by, retention or Retention(), present
+        )
         remove_stale_staging(self._publisher)
         self._tensor_keys: list[TensorKey] = []
         self._parts_differ = False
         self._buffers: Buffers | None = None
-        #: Whether the tensors of any rank are others than those that the buffers are for.
-        self._to_plan: Callable[[], bool] = lambda: True
-        self._background = BackgroundSave(self._publisher, clock or DeviceClock())
-        optimizer.register_step_pre_hook(lambda *_: self._background.delay_step())
-
-    @property
-    def attempt(self) -> int:
-        return self._publisher.attempt
-
-    @property
-    def published(self) -> Name | None:
-        """The last published checkpoint of this attempt."""
-        return self._background.published
-
-    @property
-    def publish_seconds(self) -> float:
-        """Seconds from snapshot to publication that the last successful save needs when no steps run beside it; equal
-        on all ranks."""
-        return self._background.publish_seconds
+        #: The save in progress, and what is known of those before it.
+        self.background = BackgroundSave(self._publisher, clock or DeviceClock())
+        state.optimizer.register_step_pre_hook(lambda *_: self.background.delay_step())
 
     def _on_rank_0(self, work: Callable[[], T]) -> T:
         """Run ``work`` on rank 0 only; all ranks get its result or its error."""
@@ -171,25 +131,16 @@ class Checkpoints:
         return cast(T, result)
 
     def _tree(self, progress: Any) -> tuple[Any, dict[str, Tensor]]:
-        return split(
-            {
-                "model": model_state(self._model),
-                "optimizer": optimizer_state(self._model, self._optimizer),
-                "parts": {name: part.state_dict() for name, part in self._parts.items()},
-                "progress": progress,
-            }
-        )
+        return split(self._state.state_dict() | {"progress": progress})
 
     # Saving
 
     def prepare(self, progress: Any) -> None:
         """Assign writers and allocate buffers, so that the first save stalls no longer than the others."""
-        fresh = not self._optimizer.state
-        initialize(self._model, self._optimizer)
+        forget = self._state.initialize()
         self._plan(self._tree(progress)[1])
-        if fresh:
-            self._optimizer.state.clear()
-        self._background.prepare()
+        forget()
+        self.background.prepare()
 
     def _plan(self, tensors: Mapping[str, Tensor]) -> Buffers:
         self._tensor_keys = tensor_keys(tensors)
@@ -203,8 +154,8 @@ class Checkpoints:
         """Take a snapshot after optimiser step ``step`` and publish it in the background; return the seconds of stall.
 
         Tensors that only the optimiser changes are copied in the background, too. The optimiser's next step waits for
-        these copies, see :meth:`pop_step_wait`; nothing else may change the weights meanwhile. Those of ``progress``
-        are copied in the background as well: call :meth:`wait_for_copy` before they change.
+        these copies, see :meth:`BackgroundSave.pop_step_wait`; nothing else may change the weights meanwhile. Those of
+        ``progress`` are copied in the background as well: call :meth:`BackgroundSave.wait_for_copy` before they change.
 
         ``own`` is state that differs between ranks: numbers and text. A checkpoint marked ``best`` is retained until
         another one is marked.
@@ -213,43 +164,30 @@ class Checkpoints:
         error, ``StorageUnavailable`` or ``UserError``. ``Superseded`` is always raised.
         """
         started = time.perf_counter()
-        self._background.wait()
+        self.background.wait()
         tree, tensors = self._tree(progress)
         fits = tensor_keys(tensors) == self._tensor_keys
-        # Kept until the next save, as giving up a collective right after it has ended takes a millisecond.
-        self._to_plan = self._peers.any(not fits)
+        to_plan = self._peers.any(not fits)
         # While the ranks ask each other:
         own = {"random": capture_random_state(), "own": own}
-        parameters = (parameter for group in self._optimizer.param_groups for parameter in group["params"])
+        parameters = (parameter for group in self._state.optimizer.param_groups for parameter in group["params"])
         later = changed_later(tensors, parameters, UNCHANGED)
         complete = self._buffers.stage(tensors, later) if self._buffers and fits else None
-        if self._to_plan() or complete is None:
+        if to_plan() or complete is None:
             complete = self._plan(tensors).stage(tensors, later)
-        self._background.begin(lambda: Snapshot(step, best, complete(), tree, own, self._parts_differ))
+        self.background.begin(lambda: Snapshot(step, best, complete(), tree, own, self._parts_differ))
         return time.perf_counter() - started
-
-    def wait_for_copy(self) -> None:
-        """Wait until the last snapshot holds copies of all tensors."""
-        self._background.wait_for_copy()
-
-    def pop_step_wait(self) -> StepWait | None:
-        """The wait of the optimiser's last step for a snapshot, if it had to wait and this was not asked before."""
-        return self._background.pop_step_wait()
-
-    def busy(self) -> bool:
-        """Whether a save is in progress on this rank. Ranks may differ for a moment."""
-        return self._background.busy()
 
     def finish(self) -> Name | None:
         """Wait until the last save is published and return its name. Raises the error if it failed."""
-        self._background.wait(tolerated=0)
-        return self.published
+        self.background.wait(tolerated=0)
+        return self.background.published
 
     def close(self) -> None:
         """Release the process group and the staging directory, without waiting for a save as :meth:`finish` does."""
         shutil.rmtree(self._publisher.staging_directory, ignore_errors=True)
-        self._background.close()
-        if self._peers.group is not None and not self.busy():
+        self.background.close()
+        if self._peers.group is not None and not self.background.busy():
             dist.destroy_process_group(self._peers.group)
 
     # Restoring
@@ -259,41 +197,40 @@ class Checkpoints:
 
         The tensors of ``into``, a progress as :meth:`save` takes it, are overwritten and become those of the result's.
 
-        Checkpoints of the home are tried before those of ``previous``. All ranks skip damaged ones, which are logged
-        and listed in the result. One from ``previous`` is copied to ``home`` before this returns, because Flyte offers
-        only the prefix of the attempt before and this attempt may die before its first save. Raises ``UserError`` with
-        the first difference if the newest checkpoint has another identity, ``StorageUnavailable`` if the store is away.
+        Checkpoints of the first home are tried before those of the others. All ranks skip damaged ones, which are
+        logged and listed in the result. One from another home is copied to the first before this returns, because Flyte
+        offers only the prefix of the attempt before and this attempt may die before its first save. Raises
+        ``UserError`` with the first difference if the newest checkpoint has another identity, ``StorageUnavailable`` if
+        the store is away.
         """
-        self._background.wait()
+        self.background.wait()
         refused: list[str] = []
-        fresh = not self._optimizer.state
-        for index, name in self._on_rank_0(lambda: candidates(self._sources)):
+        forget = self._state.initialize()
+        for index, name in self._on_rank_0(lambda: candidates(self.homes)):
             if not accept(name):
                 continue
-            candidate = Candidate(self._sources[index], name)
+            candidate = Candidate(self.homes[index], name)
             try:
                 with opened(candidate, self._peers, self._policy) as checkpoint:
                     restored = self._load(candidate, checkpoint, into, tuple(refused))
                     if index > 0:
-                        self._background.published = self._publisher.adopt(
+                        self.background.published = self._publisher.adopt(
                             candidate.storage, candidate.name, checkpoint.artifact
                         )
             except SkippedCheckpoint:
                 continue
             except (DamagedArtifact, MissingObject) as error:
                 refused.append(damage(candidate, error))
-                if fresh:
-                    self._optimizer.state.clear()
                 if self._peers.rank == 0:
                     LOG.warning("%s; looking for an older one", refused[-1])
                 continue
             return restored
+        forget()
         return None
 
     def _load(self, candidate: Candidate, checkpoint: OpenCheckpoint, into: Any, refused: tuple[str, ...]) -> Restored:
         artifact = checkpoint.artifact
         index = read_index(artifact.directory)
-        initialize(self._model, self._optimizer)
         _, live = self._tree(into)
         sizes: dict[str, tuple[int, ...]] = {}
         for of_rank in self._peers.gather({name: tuple(tensor.shape) for name, tensor in live.items()}):
@@ -315,27 +252,25 @@ class Checkpoints:
             process_group=self._peers.group,
             no_dist=self._peers.group is None,
         )
-        # The model's tensors were filled in place; the optimiser has numbers besides tensors.
+        # The tensors were filled in place; there are numbers besides.
         tree = join(json.loads(artifact.path(STATE).read_bytes()), tensors)
-        set_optimizer_state_dict(self._model, self._optimizer, optim_state_dict=tree["optimizer"])
-        for name, part in self._parts.items():
-            part.load_state_dict(tree["parts"][name])
+        self._state.load_state_dict(tree)
         ranks = [json.loads(artifact.path(rank_file(rank)).read_bytes()) for rank in range(artifact.made_by["world"])]
-        same = len(ranks) == self._peers.world and artifact.made_by.get("layout", []) == self._layout
+        same = self._policy.continues(artifact.made_by, self._peers.world)
         if same:
             restore_random_state(ranks[self._peers.rank]["random"])
         owns = tuple(rank["own"] for rank in ranks)
         return Restored(artifact.made_by["step"], tree["progress"], owns, candidate.uri, same, refused)
 
 
-def begin_attempt(sources: list[Storage]) -> tuple[int, list[Name]]:
-    """Claim the next attempt number in the home, the first of ``sources``, and delete incomplete checkpoints there.
+def begin_attempt(homes: Sequence[Storage]) -> tuple[int, list[Name]]:
+    """Claim the next attempt number in the first home, and delete incomplete checkpoints there.
 
-    The number follows the highest one in all sources. Returns it and the complete checkpoints of the home.
+    The number follows the highest one in all homes. Returns it and the complete checkpoints of the first home.
     """
-    home = sources[0]
+    home = homes[0]
     keys = home.list()
-    attempt = max(newest_attempt(keys), *(newest_attempt(other.list(ATTEMPTS)) for other in sources)) + 1
+    attempt = max(newest_attempt(keys), *(newest_attempt(other.list(ATTEMPTS)) for other in homes)) + 1
     while True:
         try:
             home.put(attempt_key(attempt), canonical_json({"attempt": attempt, "claim": uuid.uuid4().hex}), fresh=True)

@@ -13,7 +13,7 @@ from typing import Any
 from tasks.artifacts.format import FORMAT, MANIFEST, Artifact, DamagedArtifact
 from tasks.distributed.peers import Peers
 from tasks.errors import UserError
-from tasks.storage import STORES, MissingObject, Storage, StorageUnavailable
+from tasks.storage import STORES, MissingObject, Storage, StorageUnavailable, storage_for
 from tasks.train.checkpoint.fetch import blocks_of, bring, make_room, share
 from tasks.train.checkpoint.layout import Name, complete
 from tasks.train.checkpoint.publish import CONTENT, KIND, run_and_gather
@@ -38,14 +38,30 @@ class SkippedCheckpoint(Exception):
 
 @dataclass(frozen=True)
 class ResumePolicy:
-    """Which checkpoints this run may resume from, see :class:`~tasks.train.checkpoint.manager.Checkpoints`."""
+    """What checkpoints say of the run that makes them, and which ones it may resume from."""
 
+    #: What must equal the checkpoint's (model, data, seed, …), as nested mappings of JSON values.
     identity: Mapping[str, Any]
-    run: str
-    resume: str
-    attempt: int = 0
+    #: The id of the execution.
+    run: str = ""
+    #: With "never" only checkpoints of the same ``run`` are used, so that retries resume while older ones are ignored.
+    resume: str = "auto"
     #: What a setting that is absent from an identity is: older checkpoints do not know newer settings.
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    #: How the ranks divide the work, if they hold different parts of the model; numbers continue bit for bit under the
+    #: same layout only.
+    layout: Sequence[int] = ()
+    #: The number of this attempt, whose own checkpoints are used in any case.
+    attempt: int = 0
+
+    @property
+    def made_by(self) -> dict[str, Any]:
+        """What the manifests of this run's checkpoints say of it."""
+        return {"identity": self.identity, "run": self.run} | ({"layout": list(self.layout)} if self.layout else {})
+
+    def continues(self, made_by: Mapping[str, Any], world: int) -> bool:
+        """Whether the checkpoint was made by so many ranks in the same layout."""
+        return made_by["world"] == world and made_by.get("layout", []) == list(self.layout)
 
     def uses(self, name: Name, made_by: Mapping[str, Any]) -> bool:
         """Whether it may be resumed from, if it is alike."""
@@ -98,15 +114,23 @@ def abbreviated(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def candidates(storages: list[Storage]) -> list[tuple[int, Name]]:
+def homes_at(addresses: Iterable[str]) -> list[Storage]:
+    """The storages at these addresses, without those that are empty or the same as one before."""
+    homes: dict[str, Storage] = {}
+    for storage in map(storage_for, filter(None, addresses)):
+        homes.setdefault(storage.base, storage)
+    return list(homes.values())
+
+
+def candidates(storages: Sequence[Storage]) -> list[tuple[int, Name]]:
     """All complete checkpoints, each with the index of its storage: by storage, then newest first."""
     return [(index, name) for index, storage in enumerate(storages) for name in complete(storage.list("step-"))]
 
 
-def newest_identity(storages: list[Storage], run: str, resume: str) -> Mapping[str, Any] | None:
+def newest_identity(homes: Iterable[str], run: str, resume: str) -> Mapping[str, Any] | None:
     """The identity of the checkpoint that a run would go on from if it is intact; None if there is none. What is wrong
     with it or with the storage is left to those who read it whole."""
-    policy = ResumePolicy({}, run, resume)
+    policy, storages = ResumePolicy({}, run, resume), homes_at(homes)
     with tempfile.TemporaryDirectory(prefix="checkpoint-") as temporary, suppress(StorageUnavailable):
         for index, name in candidates(storages):
             with suppress(MissingObject, ValueError, KeyError, TypeError):

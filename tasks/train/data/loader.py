@@ -22,6 +22,7 @@ from torch import Tensor
 
 from tasks.artifacts.prepared.data import Block, PreparedData, Signature
 from tasks.artifacts.prepared.streamed import StreamedData
+from tasks.distributed.process_group import Group
 from tasks.train.data.order import BatchPlan, GlobalOrder, Layout, StoredOrder
 
 #: Sets of buffers, each for the batches that are handed over at once: one in use by the consumer, one ready, one being
@@ -57,49 +58,46 @@ class Batch(NamedTuple):
 def training_batches(
     prepared: PreparedData,
     order: GlobalOrder,
-    rank: int,
-    world: int,
-    device: torch.device,
+    group: Group,
     start: int = 0,
     stop: int | None = None,
     *,
     padded: int = 0,
     waiting: Callable[[], None] | None = None,
 ) -> Generator[Batch, None, None]:
-    """The shares of ``rank`` of ``world`` of the training split's batches, from ``start`` consumed samples on.
+    """This rank's shares of the training split's batches, from ``start`` consumed samples on, on its device. ``group``
+    is its place among those that divide the rows.
 
     Shares of fewer than ``padded`` rows are padded to that number: with copies of their first row, or with zeros if
     they have none. Without ``stop`` the iterator has no end. ``waiting`` is called about every second while a batch is
     not ready; an exception that it raises ends the wait. Raises ``DamagedArtifact`` if a block's digest is wrong. The
     reading thread ends when the iterator is exhausted, closed or garbage-collected.
     """
-    stored, largest = StoredRows(prepared, "train", order.layout), -(-order.largest // world)
-    sets = make_sets(max(padded, largest), prepared.signature, device, stored.streamed)
-    return prefetch(order.plans(rank, world, start, stop), stored, sets, waiting, padded)
+    stored, largest = StoredRows(prepared, "train", order.layout), -(-order.largest // group.world)
+    sets = make_sets(max(padded, largest), prepared.signature, group.device, stored.streamed)
+    return prefetch(order.plans(group.rank, group.world, start, stop), stored, sets, waiting, padded)
 
 
 def evaluation_batches(
     prepared: PreparedData,
     split: str,
     batch_size: int,
-    rank: int,
-    world: int,
-    device: torch.device,
+    group: Group,
     *,
     padded: int = 0,
     rounds: int = 0,
     waiting: Callable[[], None] | None = None,
 ) -> Iterator[Batch]:
-    """One pass over the contiguous share of ``split`` that belongs to ``rank`` of ``world``, in stored order.
+    """One pass over this rank's contiguous share of ``split``, in stored order.
 
     Otherwise as :func:`training_batches`. Ranks may have different numbers of batches, if not ``rounds`` says how many
     each has: those that are missing have no rows. ``size`` is the number of rows of this rank's batch.
     """
     order = StoredOrder(layout(prepared, split), batch_size)
     stored = StoredRows(prepared, split, order.layout)
-    most = max(rounds, order.batches(rank, world))
-    sets = make_sets(max(padded, order.largest), prepared.signature, device, stored.streamed, most)
-    return prefetch(order.plans(rank, world, rounds), stored, sets, waiting, padded)
+    most = max(rounds, order.batches(group.rank, group.world))
+    sets = make_sets(max(padded, order.largest), prepared.signature, group.device, stored.streamed, most)
+    return prefetch(order.plans(group.rank, group.world, rounds), stored, sets, waiting, padded)
 
 
 def layout(prepared: PreparedData, split: str) -> Layout:

@@ -44,12 +44,7 @@ def record_evaluation(
     rows = math.ceil(largest / rounds)
     if state.parallel.batch_rows:
         rows, rounds = state.parallel.batch_rows, math.ceil(largest / state.parallel.batch_rows)
-    batches = evaluation_batches(
-        *(data, "validation", rows, group.rank, group.world, group.device),
-        padded=rows,
-        rounds=rounds,
-        waiting=guard.waiting,
-    )
+    batches = evaluation_batches(data, "validation", rows, group, padded=rows, rounds=rounds, waiting=guard.waiting)
     guarded = guard.evaluating(batches, rounds, progress.step, state_before)
     forward = state.averaged.forward if state.averaged else state.parallel.forward
     metrics = evaluate_split(model, forward, guarded, group.device, precision)

@@ -38,7 +38,7 @@ def name_rows(
     start, stop = order.consumed(step - 1), order.consumed(step)
     rows = next(order.plans(group.rank, group.world, start, stop)).rows
     padded = padded_rows(-(-order.largest // group.world), config.accumulation) if not parallel.is_whole else 0
-    batches = training_batches(data, order, group.rank, group.world, group.device, start, stop, padded=padded)
+    batches = training_batches(data, order, group, start, stop, padded=padded)
     if not parallel.is_whole:
         found = rows_of_bad_losses(parallel, next(batches), precision, group.device)
     else:

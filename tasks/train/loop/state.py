@@ -14,7 +14,7 @@ from tasks.distributed.process_group import Group
 from tasks.models.factory import Predictor
 from tasks.train.arithmetic.ema import AveragedWeights
 from tasks.train.arithmetic.precision import LossScaler
-from tasks.train.checkpoint import Restored
+from tasks.train.checkpoint import AppState, Restored, Stateful
 from tasks.train.loop.probe import Traits
 from tasks.train.loop.teacher import Teacher
 from tasks.train.parallel.model import ParallelModel
@@ -67,6 +67,13 @@ class TrainingState:
     def model(self) -> Predictor:
         """What this rank holds of the model."""
         return self.parallel.model
+
+    def app_state(self) -> AppState:
+        """The objects whose state a checkpoint holds, besides :meth:`to_save`."""
+        parts: dict[str, Stateful] = {"scaler": self.scaler}
+        if self.averaged:
+            parts["ema"] = self.averaged
+        return AppState(self.model, self.optimizer, {**parts, **self.parallel.parts})
 
     def to_save(self) -> dict[str, Any]:
         """What a checkpoint holds besides model, optimiser, scaler, averaged weights and random generators."""

@@ -164,7 +164,10 @@ class TrainLoop:
         order, group = self._order, self._rows_of
         coupled = self._state.traits.couples_rows
         return training_batches(
-            *(self._data, order, group.rank, group.world, group.device, order.consumed(self._state.progress.step)),
+            self._data,
+            order,
+            group,
+            order.consumed(self._state.progress.step),
             padded=0 if coupled else padded_rows(-(-order.largest // group.world), self._config.accumulation),
             waiting=self._guard.waiting,
         )

@@ -134,21 +134,21 @@ class GoodputRecorder:
 
     def __init__(
         self,
-        storage: Storage,
+        homes: Sequence[Storage],
         attempt: int,
         world: int,
         *,
         writes: bool,
         started: float,
-        previous: Storage | None = None,
     ) -> None:
         """``started`` is when this process began, on the clock of ``time.perf_counter``.
 
-        The records below ``previous``, the home of the attempt before if that is another one, are copied.
+        Records are written to the first of the ``homes``; those of the others, of attempts before, are copied to it.
         """
-        self._storage = storage
-        if writes and previous is not None:
-            copy_attempts(previous, storage)
+        self._storage = homes[0]
+        if writes:
+            for other in homes[1:]:
+                copy_attempts(other, self._storage)
         self._writes = writes
         self._started = started
         self.record = AttemptRecord(attempt, world)

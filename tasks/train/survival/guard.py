@@ -97,7 +97,7 @@ class Guard:
 
     def given(self, began: Began, waited: float = 0.0) -> None:
         """The device was given the step that ``began``, for whose batch the host has ``waited`` seconds."""
-        self._given.append(GivenStep(began, self._clock.mark(), waited, self._checkpoints.pop_step_wait()))
+        self._given.append(GivenStep(began, self._clock.mark(), waited, self._checkpoints.background.pop_step_wait()))
 
     def finished(self, step: int) -> None:
         """Wait until the device has finished the oldest step that it was given, the ``step``-th of the run, and record
@@ -137,20 +137,20 @@ class Guard:
 
     def wait_for_copy(self) -> None:
         """Wait until the last save holds copies of all tensors: those of its progress may change now."""
-        self._checkpoints.wait_for_copy()
+        self._checkpoints.background.wait_for_copy()
 
     def waiting(self) -> None:
         """Called regularly while this rank waits for data. Raises :class:`Preempted` on this rank alone if its machine
         has a notice and too little time is left to save a checkpoint with the other ranks."""
         stop = self._consensus.local_stop()
-        if stop and not stop.time_to_save(self._checkpoints.publish_seconds):
+        if stop and not stop.time_to_save(self._checkpoints.background.publish_seconds):
             self._exit(f"left waiting for data, with step {self._saved} saved ({stop.why})")
 
     def _exchange(self, each_s: float) -> GroupState:
         return self._consensus.exchange(
             step_s=each_s,
             stall_s=statistics.median(self._stalls) if self._stalls else 0.0,
-            publish_s=self._checkpoints.publish_seconds,
+            publish_s=self._checkpoints.background.publish_seconds,
         )
 
     def _exchange_after(self, step: int, capture: Capture) -> None:
@@ -183,8 +183,8 @@ class Guard:
         stall = self._checkpoints.save(step, progress, own=own)
         self._stalls.append(0.0)
         self._add_stall(stall)
-        if self._checkpoints.published:
-            self._recorder.saved(self._checkpoints.published.step)
+        if self._checkpoints.background.published:
+            self._recorder.saved(self._checkpoints.background.published.step)
         self._saved = step
         if not (self._group_state and self._group_state.stall_s):
             # Exchange the measured stall at once: before the first save the interval is based on a guess.
@@ -200,7 +200,7 @@ class Guard:
     def _stop(self, step: int, stop: Stop, capture: Capture) -> NoReturn:
         """Save if the checkpoint can be finished before the deadline, and exit."""
         saved = self._saved == step
-        if not saved and stop.time_to_save(self._checkpoints.publish_seconds):
+        if not saved and stop.time_to_save(self._checkpoints.background.publish_seconds):
             saved = self._save(step, capture)
         if saved:
             with self._recorder.time(STALL):

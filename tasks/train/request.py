@@ -1,0 +1,40 @@
+"""What one attempt at training is asked to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tasks.models.config import ModelConfig, TeachingConfig
+from tasks.train.config import TrainingConfig
+
+
+@dataclass(frozen=True)
+class TrainingRequest:
+    """One attempt at training a model."""
+
+    #: A directory with the prepared data, or a stub of it.
+    prepared: Path
+    model: ModelConfig
+    training: TrainingConfig
+    #: Where rank 0 writes the trained model.
+    directory: Path
+    #: Where this attempt stores its checkpoints, a path or a store's address. ``training.checkpoint_uri`` replaces it.
+    checkpoints_home: str
+    #: What goes into the manifest of the trained model.
+    made_by: Mapping[str, Any]
+    #: The home of the attempt before, if it is another one; its newest checkpoint may be resumed from, too.
+    previous_checkpoints: str = ""
+    #: The id of the execution that this is an attempt of.
+    execution: str = ""
+    #: The cloud whose preemption notices are watched for; "auto" tries all, "none" does not watch.
+    notices: str = "none"
+    #: Seconds that SIGTERM leaves to save and end.
+    grace_s: float = 25.0
+    #: A trained model that training goes on from: its network and weights, instead of fresh ones of ``model``.
+    start: Path | None = None
+    #: A trained model to learn from, too, and how.
+    teacher: Path | None = None
+    teaching: TeachingConfig = field(default_factory=TeachingConfig)

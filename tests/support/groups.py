@@ -1,0 +1,14 @@
+"""Places among the processes of a job on CPUs; no process group need exist."""
+
+from __future__ import annotations
+
+import torch
+
+from tasks.distributed.process_group import Group
+
+
+def on_cpu(rank: int, world: int) -> Group:
+    return Group(rank, world, torch.device("cpu"), "gloo")
+
+
+ALONE = on_cpu(0, 1)
