@@ -87,40 +87,53 @@ def test_evaluation_reads_a_split_once_in_stored_order(prepared: PreparedData) -
         assert at == sum(ROWS)
 
 
+@pytest.mark.parametrize("world", [3, 128])
+def test_a_share_is_padded_with_its_first_row_or_with_zeros(prepared: PreparedData, world: int) -> None:
+    stored, order, missing = records(sum(ROWS)), order_of(prepared), 0
+    for step, batch in enumerate(training_batches(prepared, order, on_cpu(1, world), stop=sum(ROWS), padded=50)):
+        rows = order.batch(step)
+        real = rows[share(1, world, len(rows))]
+        assert batch.rows == len(real) and len(batch.target) == 50
+        padding = stored[np.repeat(real[:1], 50 - len(real))] if len(real) else np.zeros(50, stored.dtype)
+        assert_holds(batch, np.concatenate([stored[real], padding]))
+        missing += not len(real)
+    assert bool(missing) == (world == 128)
+
+
 def test_a_batch_holds_until_the_next_is_asked_for_and_buffers_are_reused(
     prepared: PreparedData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loader, "SET_BATCHES", 2)
+    monkeypatch.setattr(loader, "BUFFER_BATCHES", 2)
     order, places = order_of(prepared), set()
     for step, batch in enumerate(training_batches(prepared, order, ALONE, stop=sum(ROWS))):
         time.sleep(0.01)  # the thread is by now as far ahead as it can be
         assert row_numbers(batch) == order.batch(step).tolist()
         places.add(batch.inputs[0].data_ptr())
-    assert len(places) == 2 * loader.SETS
+    assert len(places) == 2 * loader.BUFFERS
 
 
-def test_batches_change_hands_several_at_once_unless_the_consumer_has_none(prepared: PreparedData) -> None:
+def test_small_batches_change_hands_several_at_once(prepared: PreparedData) -> None:
     order = order_of(prepared)
     free: SimpleQueue[Any] = SimpleQueue()
     ready: SimpleQueue[Any] = SimpleQueue()
     for _ in range(3):
-        free.put([loader.make_buffer(SIZE, SIGNATURE, CPU) for _ in range(4)])
+        free.put(loader.make_buffer(4, SIZE, SIGNATURE, CPU))
     stored = StoredRows(prepared, "train", order.layout)
-    loader.read_batches(order.plans(0, 1, stop=8 * SIZE), stored, free, ready, 0)
-    given = [ready.get() for _ in range(4)]
-    assert [len(filled) for _, filled in given[:3]] == [1, 4, 3] and given[3] is None
+    loader.read_batches(order.plans(0, 1, stop=6 * SIZE), stored, free, ready)
+    given = [ready.get() for _ in range(3)]
+    assert [len(filled) for _, filled in given[:2]] == [4, 2] and given[2] is None
 
 
 def test_a_split_of_few_batches_has_few_buffers(prepared: PreparedData, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
 
-    def count(*arguments: Any) -> list[list[loader.HostBuffer]]:
-        sets = make_sets(*arguments)
-        made.append(sum(map(len, sets)))
-        return sets
+    def count(*arguments: Any) -> list[loader.HostBuffer]:
+        buffers = make_buffers(*arguments)
+        made.append(sum(buffer.batches for buffer in buffers))
+        return buffers
 
-    make_sets = loader.make_sets
-    monkeypatch.setattr(loader, "make_sets", count)
+    make_buffers = loader.make_buffers
+    monkeypatch.setattr(loader, "make_buffers", count)
     rows = sum(ROWS)
     for size in (rows, -(-rows // 4), -(-rows // 7)):
         batches = [row_numbers(batch) for batch in evaluation_batches(prepared, "test", size, ALONE)]

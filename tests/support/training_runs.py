@@ -201,6 +201,7 @@ def install(fault: Fault, fired: Path) -> None:
     if fault.where == "step":
         before(train_loop, "train_step")
     elif fault.where == "data":
+        loader.BUFFER_BATCHES = 1  # it counts batches
         before(loader.StoredRows, "gather")
     elif fault.where == "evaluation":
         before(evaluation, "evaluate_split")

@@ -76,6 +76,7 @@ def body(prepared: Path, place: Path, port: int, batch_s: float) -> None:
         gather(*arguments)
 
     loader.StoredRows.gather = slow_gather  # type: ignore[method-assign]
+    loader.BUFFER_BATCHES = 1
     with process_group() as group, Watcher([], grace_s=None) as watcher:
         data = PreparedData.open(prepared)
         config = TrainingConfig(epochs=STEPS, batch_size=128, patience=0, evaluate_every=STEPS)

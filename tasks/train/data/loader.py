@@ -3,7 +3,7 @@
 One thread reads ahead: it verifies each block when an epoch uses it for the first time, gathers the rows of a batch
 into a reused buffer and copies them to the device on a separate stream. It is a thread because its work (hashing,
 copying rows) releases the GIL; processes would have to send every byte through a pipe or shared memory. Small batches
-are handed over several at once: each time the threads meet, the loop waits for the GIL.
+are read and handed over several at once: each time the threads ask for the GIL, one of them waits for the other.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
-from itertools import pairwise
+from itertools import islice, pairwise
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
@@ -20,17 +20,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tasks.artifacts.format import DamagedArtifact
 from tasks.artifacts.prepared.data import Block, PreparedData, Signature
 from tasks.artifacts.prepared.streamed import StreamedData
 from tasks.distributed.process_group import Group
 from tasks.train.data.order import BatchPlan, GlobalOrder, Layout, StoredOrder
 
-#: Sets of buffers, each for the batches that are handed over at once: one in use by the consumer, one ready, one being
-#: filled.
-SETS = 3
-#: The batches of a set: as many as have so many bytes, but not more than so many. With more of them the thread would
-#: hold the interpreter, and the caches, for longer at once: at 16 a small step takes 1.4 % longer.
-SET_BYTES, SET_BATCHES = 1 << 18, 4
+#: Buffers: one in use by the consumer, one ready, one being filled.
+BUFFERS = 3
+#: The batches of a buffer, which are read and handed over at once: as many as have so many bytes, but not more than so
+#: many.
+BUFFER_BYTES, BUFFER_BATCHES = 1 << 18, 16
 #: Seconds between two calls of ``waiting`` while a batch is not ready.
 PATIENCE_S = 1.0
 
@@ -74,8 +74,8 @@ def training_batches(
     reading thread ends when the iterator is exhausted, closed or garbage-collected.
     """
     stored, largest = StoredRows(prepared, "train", order.layout), -(-order.largest // group.world)
-    sets = make_sets(max(padded, largest), prepared.signature, group.device, stored.streamed)
-    return prefetch(order.plans(group.rank, group.world, start, stop), stored, sets, waiting, padded)
+    buffers = make_buffers(max(padded, largest), prepared.signature, group.device, stored.streamed)
+    return prefetch(order.plans(group.rank, group.world, start, stop), stored, buffers, waiting, padded)
 
 
 def evaluation_batches(
@@ -96,8 +96,8 @@ def evaluation_batches(
     order = StoredOrder(layout(prepared, split), batch_size)
     stored = StoredRows(prepared, split, order.layout)
     most = max(rounds, order.batches(group.rank, group.world))
-    sets = make_sets(max(padded, order.largest), prepared.signature, group.device, stored.streamed, most)
-    return prefetch(order.plans(group.rank, group.world, rounds), stored, sets, waiting, padded)
+    buffers = make_buffers(max(padded, order.largest), prepared.signature, group.device, stored.streamed, most)
+    return prefetch(order.plans(group.rank, group.world, rounds), stored, buffers, waiting, padded)
 
 
 def layout(prepared: PreparedData, split: str) -> Layout:
@@ -108,18 +108,16 @@ def layout(prepared: PreparedData, split: str) -> Layout:
 def prefetch(
     plans: Iterator[BatchPlan],
     stored: StoredRows,
-    sets: list[list[HostBuffer]],
+    buffers: list[HostBuffer],
     waiting: Callable[[], None] | None,
     padded: int = 0,
 ) -> Generator[Batch, None, None]:
-    """The planned batches, which a thread reads into the buffers of ``sets``; an error of the thread is raised here."""
+    """The planned batches, which a thread reads into the ``buffers``; an error of the thread is raised here."""
     ready: SimpleQueue[Any] = SimpleQueue()
-    free: SimpleQueue[list[HostBuffer] | None] = SimpleQueue()
-    for buffers in sets:
-        free.put(buffers)
-    thread = threading.Thread(
-        target=read_batches, args=(plans, stored, free, ready, padded), name="loader", daemon=True
-    )
+    free: SimpleQueue[HostBuffer | None] = SimpleQueue()
+    for buffer in buffers:
+        free.put(buffer)
+    thread = threading.Thread(target=read_batches, args=(plans, stored, free, ready), name="loader", daemon=True)
     thread.start()
     try:
         while True:
@@ -130,13 +128,14 @@ def prefetch(
                 return
             if isinstance(item, BaseException):
                 raise item
-            buffers, filled = item
-            for buffer, (rows, size, consumed) in zip(buffers, filled, strict=False):
-                inputs, target, weight = buffer.tensors(max(rows, padded))
-                yield Batch(inputs, target, rows, size, consumed, wait, weight)
-                buffer.release()
+            buffer, filled = item
+            for index, plan in enumerate(filled):
+                rows = len(plan.rows)
+                inputs, target, weight = buffer.tensors(index, max(rows, padded))
+                yield Batch(inputs, target, rows, plan.size, plan.consumed, wait, weight)
                 wait = 0.0
-            free.put(buffers)
+            buffer.release()
+            free.put(buffer)
     finally:
         free.put(None)
         # With a timeout: a reader that waits for a disk ends with the process.
@@ -154,43 +153,26 @@ def next_ready(ready: SimpleQueue[Any], waiting: Callable[[], None] | None) -> A
 
 
 def read_batches(
-    plans: Iterator[BatchPlan], stored: StoredRows, free: SimpleQueue[Any], ready: SimpleQueue[Any], padded: int
+    plans: Iterator[BatchPlan], stored: StoredRows, free: SimpleQueue[Any], ready: SimpleQueue[Any]
 ) -> None:
-    """The reading thread: fill free sets of buffers by the plans, until the last plan or until ``None`` comes for a
-    set. A set is handed over when it is full, or when the consumer has no other."""
+    """The reading thread: fill free buffers by the plans, until the last plan or until ``None`` comes for a buffer."""
     plans = stored.when_local(plans)
-    plan: BatchPlan | None
     try:
-        while (buffers := free.get()) is not None:
-            filled = list[tuple[int, int, int]]()
-            try:
-                for buffer in buffers:
-                    plan = next(plans, None)
-                    if plan is None:
-                        break
-                    read(plan, stored, buffer, padded)
-                    filled.append((len(plan.rows), plan.size, plan.consumed))
-                    if ready.empty():
-                        break
-            finally:
-                # Also those before an error.
-                if filled:
-                    ready.put((buffers, filled))
-            if plan is None:
+        while (buffer := free.get()) is not None:
+            chosen = list(islice(plans, buffer.batches))
+            intact, damage = stored.verified(chosen)
+            if intact:
+                stored.gather(buffer.places(intact), buffer.records)
+                buffer.clear(intact)
+                buffer.send(len(intact))
+                ready.put((buffer, intact))
+            if damage:
+                raise damage
+            if len(chosen) < buffer.batches:
                 ready.put(None)
                 return
     except BaseException as error:
         ready.put(error)
-
-
-def read(plan: BatchPlan, stored: StoredRows, buffer: HostBuffer, padded: int) -> None:
-    """Read the rows of a plan into a buffer, and pad them to ``padded``."""
-    rows = len(plan.rows)
-    stored.gather(plan, buffer.records[:rows])
-    if rows < padded:
-        # What a model makes of a real row is finite; what it makes of zeros need not be.
-        buffer.records[rows:padded] = buffer.records[0] if rows else 0
-    buffer.send(max(rows, padded))
 
 
 class StoredRows:
@@ -222,14 +204,22 @@ class StoredRows:
         numbers = np.unique(np.searchsorted(layout.first, plan.rows, side="right") - 1).tolist()
         return [(self._names[layout.segment[number]], int(layout.within[number])) for number in numbers]
 
-    def gather(self, plan: BatchPlan, out: np.ndarray) -> None:
-        """Verify the plan's blocks and copy its rows into ``out`` (uint8 ``[rows, record]``)."""
-        for block in plan.blocks:
-            self._verify(block)
-        for segment, begin, end in self._runs(plan.rows):
+    def verified(self, plans: list[BatchPlan]) -> tuple[list[BatchPlan], DamagedArtifact | None]:
+        """The plans before the first that uses a damaged block, and what is wrong with that block."""
+        for index, plan in enumerate(plans):
+            try:
+                for block in plan.blocks:
+                    self._verify(block)
+            except DamagedArtifact as damage:
+                return plans[:index], damage
+        return plans, None
+
+    def gather(self, rows: np.ndarray, out: np.ndarray) -> None:
+        """Copy the ``rows`` (int64 ``[rows]``) to the beginning of ``out`` (uint8 ``[*, record]``)."""
+        for segment, begin, end in self._runs(rows):
             # All rows are in range; mode "clip" writes into `out` directly, mode "raise" would copy twice.
-            rows = plan.rows[begin:end] - self._starts[segment]
-            self._maps[segment].take(rows, axis=0, out=out[begin:end], mode="clip")
+            place = rows[begin:end] - self._starts[segment]
+            self._maps[segment].take(place, axis=0, out=out[begin:end], mode="clip")
 
     def _runs(self, rows: np.ndarray) -> list[tuple[int, int, int]]:
         """Consecutive ``rows`` of the same segment: the segment, and the range of indices into ``rows``."""
@@ -248,21 +238,46 @@ class StoredRows:
 
 
 class HostBuffer:
-    """A buffer for the records of one batch in host memory, for training on a CPU."""
+    """A buffer for the records of some batches in host memory, for training on a CPU: of so many ``batches``, each of
+    at most ``rows`` rows and as far from the next."""
 
-    def __init__(self, rows: int, signature: Signature, pinned: bool = False) -> None:
-        self._host = torch.empty((rows, signature.record.itemsize), dtype=torch.uint8, pin_memory=pinned)
-        #: uint8 ``[rows, record]``, filled by the reading thread.
+    def __init__(self, batches: int, rows: int, signature: Signature, pinned: bool = False) -> None:
+        self.batches, self._rows = batches, rows
+        self._host = torch.empty((batches * rows, signature.record.itemsize), dtype=torch.uint8, pin_memory=pinned)
+        #: uint8 ``[batches * rows, record]``, filled by the reading thread.
         self.records = self._host.numpy()
-        self._fields = fields(self._host, signature)
+        self._places = np.empty((batches, rows), np.int64)
         self._inputs = len(signature.inputs)
+        self._hold(self._host, signature)
 
-    def send(self, rows: int) -> None:
-        """Copy the first ``rows`` records to the device; called by the reading thread."""
+    def _hold(self, records: Tensor, signature: Signature) -> None:
+        """The tensors of the batches are views of ``records``."""
+        self._fields = [fields(part, signature) for part in records.split(self._rows)]
 
-    def tensors(self, rows: int) -> tuple[tuple[Tensor, ...], Tensor, Tensor | None]:
-        """Inputs, target and weight (None without weights) of the first ``rows`` records."""
-        columns = self._fields if rows == len(self.records) else tuple(field[:rows] for field in self._fields)
+    def places(self, plans: list[BatchPlan]) -> np.ndarray:
+        """Which row of the split (int64) comes to each place of the first batches. What a batch lacks is padded with
+        its first row, if it has any: what a model makes of a real row is finite, what it makes of zeros need not be."""
+        for places, plan in zip(self._places, plans, strict=False):
+            rows = plan.rows
+            places[: len(rows)] = rows
+            if len(rows) < self._rows:
+                places[len(rows) :] = rows[0] if len(rows) else 0
+        return self._places[: len(plans)].reshape(-1)
+
+    def clear(self, plans: list[BatchPlan]) -> None:
+        """Make zeros of the batches that have no rows: what they were filled with was not verified."""
+        for index, plan in enumerate(plans):
+            if not len(plan.rows):
+                self.records[index * self._rows : (index + 1) * self._rows] = 0
+
+    def send(self, batches: int) -> None:
+        """Copy the first batches to the device; called by the reading thread."""
+
+    def tensors(self, index: int, rows: int) -> tuple[tuple[Tensor, ...], Tensor, Tensor | None]:
+        """Inputs, target and weight (None without weights) of the first ``rows`` records of a batch."""
+        columns = self._fields[index]
+        if rows < self._rows:
+            columns = tuple(field[:rows] for field in columns)
         inputs, (target, *weight) = columns[: self._inputs], columns[self._inputs :]
         return inputs, target, weight[0] if weight else None
 
@@ -271,17 +286,18 @@ class HostBuffer:
 
 
 class DeviceBuffer(HostBuffer):
-    """A buffer for the records of one batch in pinned host memory and on a GPU."""
+    """A buffer for the records of some batches in pinned host memory and on a GPU."""
 
-    def __init__(self, rows: int, signature: Signature, device: torch.device) -> None:
-        super().__init__(rows, signature, pinned=True)
+    def __init__(self, batches: int, rows: int, signature: Signature, device: torch.device) -> None:
+        super().__init__(batches, rows, signature, pinned=True)
         self._device = torch.empty_like(self._host, device=device)
-        self._fields = fields(self._device, signature)
+        self._hold(self._device, signature)
         self._stream = torch.cuda.Stream(device)
         # Work on the consumer's stream may still use this memory, if it was allocated for another tensor before.
         self._used = torch.cuda.current_stream(device).record_event()
 
-    def send(self, rows: int) -> None:
+    def send(self, batches: int) -> None:
+        rows = batches * self._rows
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(self._used)
             self._device[:rows].copy_(self._host[:rows], non_blocking=True)
@@ -294,26 +310,28 @@ class DeviceBuffer(HostBuffer):
 
 def padding(rows: int, signature: Signature, device: torch.device) -> tuple[Tensor, ...]:
     """Inputs of ``rows`` rows of zeros, laid out in memory as those of a batch are."""
-    buffer = make_buffer(rows, signature, device)
+    buffer = make_buffer(1, rows, signature, device)
     buffer.records[:] = 0
-    buffer.send(rows)
-    return buffer.tensors(rows)[0]
+    buffer.send(1)
+    return buffer.tensors(0, rows)[0]
 
 
-def make_sets(
+def make_buffers(
     rows: int, signature: Signature, device: torch.device, streamed: bool, most: int | None = None
-) -> list[list[HostBuffer]]:
-    """The sets of buffers of one iterator, for batches of ``rows`` records each and at ``most`` so many of them. Those
-    of ``streamed`` rows have one buffer: a batch that is still on its way must not hold back those before it."""
-    batches = 1 if streamed else min(SET_BATCHES, SET_BYTES // max(1, rows * signature.record.itemsize))
+) -> list[HostBuffer]:
+    """The buffers of one iterator, for batches of ``rows`` records each and at ``most`` so many of them. Those of
+    ``streamed`` rows have one batch: one that is still on its way must not hold back those before it."""
+    batches = 1 if streamed else min(BUFFER_BATCHES, BUFFER_BYTES // max(1, rows * signature.record.itemsize))
     if most is not None:
-        batches = min(batches, -(-most // SETS))
-    return [[make_buffer(rows, signature, device) for _ in range(max(1, batches))] for _ in range(SETS)]
+        batches = min(batches, -(-most // BUFFERS))
+    return [make_buffer(max(1, batches), rows, signature, device) for _ in range(BUFFERS)]
 
 
-def make_buffer(rows: int, signature: Signature, device: torch.device) -> HostBuffer:
-    """A buffer for ``rows`` records."""
-    return DeviceBuffer(rows, signature, device) if device.type == "cuda" else HostBuffer(rows, signature)
+def make_buffer(batches: int, rows: int, signature: Signature, device: torch.device) -> HostBuffer:
+    """A buffer for ``batches`` of ``rows`` records."""
+    if device.type == "cuda":
+        return DeviceBuffer(batches, rows, signature, device)
+    return HostBuffer(batches, rows, signature)
 
 
 def fields(records: Tensor, signature: Signature) -> tuple[Tensor, ...]:
