@@ -94,7 +94,7 @@ class Codec:
     read: Convert
     plain: type | None = None
 
-    def keeps(self, values: Iterable[Any]) -> bool:
+    def leaves_unchanged(self, values: Iterable[Any]) -> bool:
         """Whether all ``values`` are right and stay as they are: known without a call for each of many."""
         return self.plain is not None and {self.plain}.issuperset(map(type, values))
 
@@ -250,13 +250,13 @@ def sequence(kind: type[list[Any]] | type[tuple[Any, ...]], item: Codec) -> Code
 
     def write(values: Any, tensors: Tensors) -> list[Any]:
         expect(values, kind)
-        if item.keeps(values):
+        if item.leaves_unchanged(values):
             return list(values)
         return list(each(((place, item.write, value) for place, value in enumerate(values)), tensors))
 
     def read(tree: Any, tensors: Tensors) -> Any:
         expect(tree, list)
-        if item.keeps(tree):
+        if item.leaves_unchanged(tree):
             return kind(tree)
         return kind(each(((place, item.read, value) for place, value in enumerate(tree)), tensors))
 
@@ -291,7 +291,7 @@ def mapping(item: Codec) -> Codec:
             expect(values, dict)
             if not {str}.issuperset(map(type, values)):
                 raise Mismatch(next(key for key in values if type(key) is not str), "of type str, as keys are")
-            if item.keeps(values.values()):
+            if item.leaves_unchanged(values.values()):
                 return values
             parts = ((key, convert, value) for key, value in values.items())
             return dict(zip(values, each(parts, tensors), strict=True))

@@ -27,7 +27,7 @@ DataType = Literal["float32", "bfloat16", "float16", "int32", "int64"]
 Reduction = Literal["sum", "avg", "max"]
 Mode = Literal["loop", "barrier"]
 #: Settings that say what becomes of a profile, but not what it holds.
-KEEPING = ("history", "reuse_days", "timeout", "compare_seconds", "tune_seconds", "numbers")
+HANDLING = ("history", "reuse_days", "timeout", "compare_seconds", "tune_seconds", "numbers")
 
 
 @settings
@@ -114,4 +114,4 @@ class CollectivesConfig(Settings):
     @property
     def measuring(self) -> dict[str, Any]:
         """The settings that decide what a profile holds."""
-        return {name: value for name, value in to_dict(self).items() if name not in KEEPING}
+        return {name: value for name, value in to_dict(self).items() if name not in HANDLING}

@@ -44,7 +44,7 @@ def compare_collectives(workspace: Workspace, config: CollectivesConfig) -> Made
         compared = compare_with_history(Crew.from_environment(os.environ, config.timeout), config)
         if compared:
             profile, answer = compared
-            keep(workspace, config, profile, reused=False, above=f"{answer}\n\n")
+            write_results(workspace, config, profile, reused=False, above=f"{answer}\n\n")
 
     return workspace.work(body)
 
@@ -85,12 +85,12 @@ def work(workspace: Workspace, config: CollectivesConfig, *, reuse: bool) -> Mad
 
         measured = benchmark(Crew.from_environment(os.environ, config.timeout), config, reuse=reuse)
         if measured:
-            keep(workspace, config, measured[0], reused=measured[1])
+            write_results(workspace, config, measured[0], reused=measured[1])
 
     return workspace.work(body)
 
 
-def keep(
+def write_results(
     workspace: Workspace, config: CollectivesConfig, profile: NetworkProfile, *, reused: bool, above: str = ""
 ) -> None:
     """Leave the profile in the workspace, with its table below the text ``above``, its CSV and its history."""

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 def no_main_module() -> Iterator[None]:
     """Let processes start without importing this one's main module again: they need nothing of a command such as
     ``pyflyte``, whose import takes seconds."""
-    kept = sys.modules["__main__"]
+    main = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
     try:
         yield
     finally:
-        sys.modules["__main__"] = kept
+        sys.modules["__main__"] = main

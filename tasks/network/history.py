@@ -71,7 +71,7 @@ class History(Shelf[NetworkProfile]):
         with tempfile.TemporaryDirectory(prefix="profile-") as scratch:
             whole = Path(scratch) / "profile"
             write_profile(whole, profile, made_by)
-            return self.keep(whole, profile.measured_at)
+            return self.add(whole, profile.measured_at)
 
 
 class Tunings(Shelf[Tuning]):
@@ -94,7 +94,7 @@ class Tunings(Shelf[Tuning]):
         with tempfile.TemporaryDirectory(prefix="tuning-") as scratch:
             whole = Path(scratch) / "tuning"
             write_tuning(whole, tuning, made_by)
-            return self.keep(whole, time.time())
+            return self.add(whole, time.time())
 
 
 def tuning_at(address: str, fingerprint: Fingerprint) -> Tuning | None:

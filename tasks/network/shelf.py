@@ -56,7 +56,7 @@ class Shelf(ABC, Generic[T]):
                 LOG.warning("passed over: %s", error.message)
         return None
 
-    def keep(self, whole: Path, made_at: float) -> str:
+    def add(self, whole: Path, made_at: float) -> str:
         """Publish the artifact in the directory ``whole``; returns its address. Raises ``UserError`` if nothing can be
         written there."""
         name = f"{time.strftime('%Y-%m-%dT%H-%M-%S', time.gmtime(made_at))}-{uuid.uuid4().hex[:6]}"

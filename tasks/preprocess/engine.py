@@ -265,7 +265,7 @@ def write_table(
     """Take up what was merged and write what goes with it. An earlier set's rows on S3 are copied there to ``home``."""
     scan, fitted, earlier = fitting.opened.scan, fitting.fitted, fitting.opened.earlier
     signature = fitted.transform.signature
-    number = earlier.keep_segments(writer, home) if earlier else 0
+    number = earlier.take_over_segments(writer, home) if earlier else 0
     enter_segments(writer, merged, number)
     bad = (earlier.bad if earlier else []) + fitting.bad
     quarantine.write(writer, bad)

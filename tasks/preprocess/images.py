@@ -175,8 +175,8 @@ def part_jobs(
 
 
 def check_classes(classes: tuple[str, ...], found: Counted) -> None:
-    kept = found.counts.sum(axis=1)
-    few = [(name, count) for name, count in zip(classes, kept.tolist(), strict=True) if count < 2]
+    usable = found.counts.sum(axis=1)
+    few = [(name, count) for name, count in zip(classes, usable.tolist(), strict=True) if count < 2]
     if few:
         name, count = few[0]
         raise UserError(

@@ -150,7 +150,7 @@ class Earlier:
     def repeat(self, writer: ArtifactWriter) -> Mapping[str, Any]:
         """Take everything over as it is; what made it."""
         logger("prepare").info("nothing new: all files are in %s, which is taken as it is", self.address)
-        self.keep_segments(writer)
+        self.take_over_segments(writer)
         artifact = self.data.artifact
         for name in artifact.files.keys() - self.segments:
             writer.link(artifact.path(name), name, artifact.files[name])
@@ -160,7 +160,7 @@ class Earlier:
     def segments(self) -> list[str]:
         return [name for split in SPLITS for name in self.data.segments(split)]
 
-    def keep_segments(self, writer: ArtifactWriter, home: str = "") -> int:
+    def take_over_segments(self, writer: ArtifactWriter, home: str = "") -> int:
         """Take all rows over as they are; the number that the next segment has.
 
         If they lie on S3 they are copied there to ``home``; otherwise, or without it, a store's are fetched. Raises

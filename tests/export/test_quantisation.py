@@ -189,7 +189,7 @@ def test_layers_that_stay_in_fp32(tables: PreparedData, table_fp32: Path, tmp_pa
     errors = by_error(quantiser, Recipe("static"), time.perf_counter() + 60)
     assert set(errors) == set(layers) and list(errors.values()) == sorted(errors.values(), reverse=True)
     assert by_error(quantiser, Recipe("static"), 0.0) == {}
-    quantiser.make(Recipe("static"), tmp_path / "kept.onnx", keep=layers[:1])
+    quantiser.make(Recipe("static"), tmp_path / "kept.onnx", fp32=layers[:1])
     quantiser.make(Recipe("static"), tmp_path / "all.onnx")
     counts = [
         sum(node.op_type == "QuantizeLinear" for node in onnx.load(tmp_path / f"{name}.onnx").graph.node)

@@ -152,7 +152,7 @@ def test_an_earlier_set_in_s3_is_taken_up_as_a_local_one(store: FaultyS3, tmp_pa
 
     # Several pods copy the rows within the store; where they are fetched they have to be what they were.
     opened, writer = Earlier.open("s3://bucket/earlier", tmp_path / "scratch"), ArtifactWriter(tmp_path / "pods")
-    assert opened.keep_segments(writer, home="s3://bucket/home") == 1 and not list((tmp_path / "pods").iterdir())
+    assert opened.take_over_segments(writer, home="s3://bucket/home") == 1 and not list((tmp_path / "pods").iterdir())
     for name in opened.segments:
         assert (
             storage_for("s3://bucket/home").get(name, tmp_path / "copy").read_bytes() == earlier.path(name).read_bytes()

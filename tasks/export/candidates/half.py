@@ -93,9 +93,9 @@ class Converter:
             made.graph.ClearField(part)
             getattr(made.graph, part).extend(content)
         used = {name for node in nodes for name in (*node.input, *captured(node))}
-        kept = [*graph.initializer, *(self.stored(name) for name in self.halves if name in self.weights)]
+        initializers = [*graph.initializer, *(self.stored(name) for name in self.halves if name in self.weights)]
         made.graph.ClearField("initializer")
-        made.graph.initializer.extend(tensor for tensor in kept if tensor.name in used)
+        made.graph.initializer.extend(tensor for tensor in initializers if tensor.name in used)
         return made
 
     def converted(self, node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:

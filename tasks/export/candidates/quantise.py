@@ -66,8 +66,8 @@ class Quantiser:
             onnx.save(model, path)
         return path
 
-    def make(self, recipe: Recipe, target: Path, keep: Sequence[str] = (), only: Sequence[str] = ()) -> None:
-        """Write the variant to ``target``; nodes in ``keep``, or all but those in ``only``, stay in FP32.
+    def make(self, recipe: Recipe, target: Path, fp32: Sequence[str] = (), only: Sequence[str] = ()) -> None:
+        """Write the variant to ``target``; nodes in ``fp32``, or all but those in ``only``, stay in FP32.
 
         Raises what ONNX Runtime's tool raises; ``target`` is then not there.
         """
@@ -80,7 +80,7 @@ class Quantiser:
             return
         try:
             with quiet(), default_threads(usable_cores()):
-                makers[recipe.kind](recipe, prepared, target, keep, only)
+                makers[recipe.kind](recipe, prepared, target, fp32, only)
             model = without_provenance(onnx.load(target))
             # The shapes between the nodes, which sessions work out for themselves: some percent of a small file.
             model.graph.ClearField("value_info")
@@ -90,13 +90,13 @@ class Quantiser:
             target.unlink(missing_ok=True)
             raise
 
-    def _static(self, recipe: Recipe, prepared: Path, target: Path, keep: Sequence[str], only: Sequence[str]) -> None:
+    def _static(self, recipe: Recipe, prepared: Path, target: Path, fp32: Sequence[str], only: Sequence[str]) -> None:
         import onnx
         from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
 
         model = onnx.load(prepared)
-        kept = [*keep, *(stacked_products(model) if recipe.per_channel else [])]
-        kept += narrow_convolutions(model) if recipe.wide else []
+        excluded = [*fp32, *(stacked_products(model) if recipe.per_channel else [])]
+        excluded += narrow_convolutions(model) if recipe.wide else []
         options: dict[str, Any] = {}
         if recipe.fp32_outputs:
             options["OpTypesToExcludeOutputQuantization"] = list(CONVOLUTIONS)
@@ -112,12 +112,12 @@ class Quantiser:
             calibrate_method=CalibrationMethod.MinMax,
             op_types_to_quantize=operator_types(recipe, model),
             nodes_to_quantize=list(only),
-            nodes_to_exclude=kept,
+            nodes_to_exclude=excluded,
             extra_options=options,
             calibration_cache_path=self.scratch / f"{prepared.stem}-{recipe.operators}.json",
         )
 
-    def _dynamic(self, recipe: Recipe, prepared: Path, target: Path, keep: Sequence[str], only: Sequence[str]) -> None:
+    def _dynamic(self, recipe: Recipe, prepared: Path, target: Path, fp32: Sequence[str], only: Sequence[str]) -> None:
         import onnx
         from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -128,15 +128,15 @@ class Quantiser:
             weight_type=QuantType.QInt8,
             reduce_range=self.bits == 7,
             nodes_to_quantize=list(only),
-            nodes_to_exclude=[*stacked_products(onnx.load(prepared)), *keep],
+            nodes_to_exclude=[*stacked_products(onnx.load(prepared)), *fp32],
         )
 
-    def _int4(self, recipe: Recipe, prepared: Path, target: Path, keep: Sequence[str], only: Sequence[str]) -> None:
+    def _int4(self, recipe: Recipe, prepared: Path, target: Path, fp32: Sequence[str], only: Sequence[str]) -> None:
         import onnx
         from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
         tool = MatMulNBitsQuantizer(
-            onnx.load(prepared), block_size=INT4_BLOCK, is_symmetric=True, nodes_to_exclude=list(keep)
+            onnx.load(prepared), block_size=INT4_BLOCK, is_symmetric=True, nodes_to_exclude=list(fp32)
         )
         tool.process()
         tool.model.save_model_to_file(str(target), False)

@@ -173,7 +173,7 @@ def mend(
     while count < len(layers) and time.perf_counter() < deadline:
         name = f"{fastest.name}-mixed{count}"
         path = directory / f"model.{name}.onnx"
-        quantiser.make(fastest.recipe, path, keep=layers[:count])
+        quantiser.make(fastest.recipe, path, fp32=layers[:count])
         if (loss := judge(path)) <= config.max_loss:
             return [Candidate(name, fastest.recipe, path, loss)]
         path.unlink()

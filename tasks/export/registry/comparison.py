@@ -83,16 +83,16 @@ def predictions(new: Package, old: Package, data: PreparedData) -> Paired:
     check_unseen(new.signature["holdout"], old.signature["holdout"])
     records = held_out_rows(data)
     if new.encoding == old.encoding:
-        kept, theirs = records, on_tensors(old, data, records)
+        decided, theirs = records, on_tensors(old, data, records)
     else:
         here, there = columns_of(new, old)
-        kept = records[~undecided(here, there, records)]
-        if not len(kept):
+        decided = records[~undecided(here, there, records)]
+        if not len(decided):
             raise Incomparable("every test row holds a text that only the promoted model may know")
-        theirs = on_raw(old, there, decode(here, kept))
-    ours = on_tensors(new, data, kept)
-    truth = kept[TARGET].astype(np.float64)
-    return Paired(truth, numbered(ours, data), numbered(theirs, data), len(records) - len(kept))
+        theirs = on_raw(old, there, decode(here, decided))
+    ours = on_tensors(new, data, decided)
+    truth = decided[TARGET].astype(np.float64)
+    return Paired(truth, numbered(ours, data), numbered(theirs, data), len(records) - len(decided))
 
 
 def check_same_question(new: DeployedSignature, old: DeployedSignature) -> None:

@@ -116,22 +116,22 @@ def mean_weight(found: ScanResult, config: DataConfig) -> float:
 
 def check_values(found: ScanResult, target: str, config: DataConfig) -> None:
     """Raise ``UserError`` if no row is left, or has a value in the column by which rows are split."""
-    kept = sum(found.rows)
-    if kept == 0 and found.bad and all(row.reason == NO_TARGET for row in found.bad):
+    rows = sum(found.rows)
+    if rows == 0 and found.bad and all(row.reason == NO_TARGET for row in found.bad):
         raise UserError(f"target {target!r}: all its values are missing; expected a column with values")
-    if kept == 0 and found.bad:
+    if rows == 0 and found.bad:
         row = found.bad[0]
         raise UserError(
             f"data: no row is left when the bad ones are set aside; the first, in {row.file}, line {row.line}: "
             f"{row.reason} in column {row.column!r}, {row.raw[:60]!r}"
         )
-    if kept == 0:
+    if rows == 0:
         raise UserError(
             "data: no row is left when the bad ones are set aside; expected finite numbers, and a field for each column"
         )
     for setting in ("id", "group"):
         name = getattr(config, setting)
-        if name and sum(found.column(name).missing) == kept:
+        if name and sum(found.column(name).missing) == rows:
             raise UserError(f"data.{setting}: all values are missing in column {name!r}; expected another column")
 
 
@@ -146,10 +146,10 @@ def judge_target(
     for split in found.classes:
         for name, count in split.of.items():
             counts[name] = counts.get(name, 0) + count
-    kept = sum(found.rows)
+    rows = sum(found.rows)
     if len(counts) == 1:
         raise UserError(
-            f"target {target!r}: is constant, {next(iter(counts))!r} in all {kept:,} rows; expected two or more values"
+            f"target {target!r}: is constant, {next(iter(counts))!r} in all {rows:,} rows; expected two or more values"
         )
     task = task_of(counts, types[target], config)
     if task == "regression":
@@ -157,9 +157,9 @@ def judge_target(
             example = next(iter(counts))
             raise UserError(f"target {target!r}: holds text such as {example!r}; regression expects numbers")
         return task, [], []
-    if len(counts) > max(FEW_CLASSES, kept // 2) or len(counts) >= 1000:
+    if len(counts) > max(FEW_CLASSES, rows // 2) or len(counts) >= 1000:
         raise UserError(
-            f"target {target!r}: has {len(counts):,} different values in {kept:,} rows, too many for classes; name "
+            f"target {target!r}: has {len(counts):,} different values in {rows:,} rows, too many for classes; name "
             "another target, or set data.task to regression if they are numbers"
         )
     single = [name for name, count in counts.items() if count == 1]

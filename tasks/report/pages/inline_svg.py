@@ -162,14 +162,14 @@ def themed_style(style: str) -> str:
 
 def prune(element: ElementTree.Element) -> None:
     """Remove what draws nothing, unpack groups that say nothing, and let a group hold the style its members share."""
-    kept: list[ElementTree.Element] = []
+    children: list[ElementTree.Element] = []
     for child in element:
         prune(child)
         if child.tag == "g" and not child.attrib and (len(child) == 1 or child.find("title") is None):
-            kept += child
+            children += child
         elif child.tag not in DROPPED and (len(child) or child.tag not in ("g", "defs")):
-            kept.append(child)
-    element[:] = kept
+            children.append(child)
+    element[:] = children
     styles = {child.get("style") for child in element}
     if element.tag == "g" and len(element) > 1 and len(styles) == 1 and None not in styles:
         element.set("style", styles.pop() or "")

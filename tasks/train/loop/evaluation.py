@@ -60,7 +60,7 @@ def record_evaluation(
     if not progress.best or evaluation["loss"] < progress.best["loss"]:
         progress.best, progress.stale = dict(evaluation), 0
         guard.wait_for_copy()
-        state.keep_best()
+        state.update_best_weights()
     else:
         progress.stale += 1
         progress.stopped_early = 0 < config.patience <= progress.stale

@@ -88,7 +88,7 @@ class TrainingState:
         weights = self.model.state_dict()
         return {**weights, **self.averaged.weights} if self.averaged else weights
 
-    def keep_best(self) -> None:
+    def update_best_weights(self) -> None:
         """These weights are the best so far. They are copied to the host, where they take no memory of a GPU."""
         for name, tensor in self.weights().items():
             self.best_weights[name].copy_(tensor)

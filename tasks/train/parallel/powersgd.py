@@ -129,10 +129,10 @@ class PowerSGD:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Errors are of no use to other numbers of ranks, which begin without."""
-        kept = state["world"] == self._group.world
-        if not kept and self._group.rank == 0:
+        same_world = state["world"] == self._group.world
+        if not same_world and self._group.rank == 0:
             LOG.warning("PowerSGD begins without what its last step left out: that was of %d processes", state["world"])
         errors = state["error"].get(str(self._group.rank), {})
         for index, memory in self._buckets.items():
             memory.q.copy_(state["q"][str(index)])
-            memory.error.copy_(errors[str(index)] if kept else torch.zeros_like(memory.error))
+            memory.error.copy_(errors[str(index)] if same_world else torch.zeros_like(memory.error))
