@@ -35,7 +35,8 @@ class Architecture:
     kept: Kept = field(default_factory=dict)
 
     def empty(self) -> Predictor:
-        """The network; if it can do without, its parameters have no memory. Raises ``UserError`` if it cannot run."""
+        """The network without its weights: where the model can be built so, its parameters take no memory. Raises
+        ``UserError`` if it cannot run."""
         return build(self.config, self.signature, seed=0, empty=True, kept=self.kept)
 
 

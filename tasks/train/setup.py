@@ -39,7 +39,7 @@ META = torch.device("meta")
 
 @dataclass(frozen=True)
 class Setup:
-    """The same on all ranks, but for the part of the model that a rank holds."""
+    """The same on all ranks, but for the place in the layout and the part of the model that a rank holds."""
 
     data: PreparedData
     lineage: Lineage

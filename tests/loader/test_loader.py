@@ -105,11 +105,13 @@ def test_a_batch_holds_until_the_next_is_asked_for_and_buffers_are_reused(
 ) -> None:
     monkeypatch.setattr(loader, "BUFFER_BATCHES", 2)
     order, places = order_of(prepared), set()
+    offset: Any = SIGNATURE.record.fields[SIGNATURE.inputs[0].name][1]  # type: ignore[index]
     for step, batch in enumerate(training_batches(prepared, order, ALONE, stop=sum(ROWS))):
         time.sleep(0.01)  # the thread is by now as far ahead as it can be
         assert row_numbers(batch) == order.batch(step).tolist()
         places.add(batch.inputs[0].data_ptr())
     assert len(places) == 2 * loader.BUFFERS
+    assert all((place - offset) % loader.ALIGNMENT == 0 for place in places)
 
 
 def test_small_batches_change_hands_several_at_once(prepared: PreparedData) -> None:
@@ -226,7 +228,12 @@ def test_two_iterators_at_once_do_not_disturb_each_other(prepared: PreparedData)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_on_a_gpu_a_batch_holds_until_the_work_on_it_is_done(tmp_path: Path) -> None:
+@pytest.mark.parametrize("batches", [1, 2])
+def test_on_a_gpu_a_batch_holds_until_the_work_on_it_is_done(
+    batches: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader, "BUFFER_BYTES", 1 << 20)
+    monkeypatch.setattr(loader, "BUFFER_BATCHES", batches)
     rows = 20_000
     prepared = write(tmp_path / "data", {"train": [records(rows)]}, 4096)
     device, order = torch.device("cuda"), GlobalOrder(layout(prepared, "train"), 4096, seed=0)

@@ -18,6 +18,7 @@ from tasks.errors import UserError
 from tasks.storage import StorageUnavailable, storage_for
 from tasks.train.checkpoint import Retention, Superseded, publish
 from tasks.train.checkpoint.layout import Name
+from tasks.train.checkpoint.restore import OpenCheckpoint
 from tasks.train.checkpoint.shards import FileWriter
 from tasks.train.checkpoint.staging import assign_writers
 from tasks.train.checkpoint.state_json import join, split
@@ -59,6 +60,17 @@ def test_preparing_and_saving_change_nothing_that_a_run_computes(tmp_path: Path)
     assert same(plain.everything(), saved.everything())
 
 
+def goes_on(home: Path, previous: str = "") -> dict[str, torch.Tensor]:
+    """What becomes of a run that finds nothing to resume."""
+    random.seed(1)
+    np.random.seed(1)
+    run = Run(home, previous=previous)
+    assert run.checkpoints.restore(into={"step": 0}) is None
+    run.checkpoints.prepare({"step": 0})
+    run.steps(2)
+    return run.everything()
+
+
 def test_a_checkpoint_that_cannot_be_restored_leaves_nothing_behind(tmp_path: Path) -> None:
     first = Run(tmp_path)
     first.steps(3)
@@ -67,17 +79,26 @@ def test_a_checkpoint_that_cannot_be_restored_leaves_nothing_behind(tmp_path: Pa
     raw = bytearray(shard.read_bytes())
     raw[-1] ^= 1
     shard.write_bytes(raw)
-
-    def goes_on(home: Path) -> dict[str, torch.Tensor]:
-        random.seed(1)
-        np.random.seed(1)
-        run = Run(home)
-        assert run.checkpoints.restore(into={"step": 0}) is None
-        run.checkpoints.prepare({"step": 0})
-        run.steps(2)
-        return run.everything()
-
     assert same(goes_on(tmp_path / "empty"), goes_on(tmp_path))
+
+
+def test_a_checkpoint_that_cannot_be_taken_over_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Run(tmp_path / "before")
+    first.steps(3)
+    first.save(3)
+    fresh = goes_on(tmp_path / "empty")
+    [shard] = (tmp_path / "before").glob("step-*/tensors-*.bin")
+    bring = OpenCheckpoint.bring
+
+    def then_lose(self: OpenCheckpoint, pieces: Any) -> None:
+        bring(self, pieces)
+        shard.unlink()
+
+    monkeypatch.setattr(OpenCheckpoint, "bring", then_lose)
+    assert same(fresh, goes_on(tmp_path / "next", str(tmp_path / "before")))
+    assert not shard.exists() and not list((tmp_path / "next").glob("step-*/manifest.json"))
 
 
 def test_the_last_the_best_and_every_nth_stay(tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ class Attempt(TypedDict):
 
 
 def record_files(history: History, attempt: Attempt) -> dict[str, bytes]:
-    """The files of the record, by name."""
+    """The files about a training, by name."""
     return {HISTORY: canonical_json(history), ATTEMPT: canonical_json(attempt)}
 
 

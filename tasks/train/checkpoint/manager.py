@@ -94,8 +94,8 @@ class Checkpoints:
     """The checkpoints of one attempt of one run.
 
     ``homes`` are directories or prefixes of a store that all ranks can access. Checkpoints are written to the first;
-    those of the others are only read (Flyte's prefix of the attempt before); these may be empty or not exist. Raises
-    ``UserError`` if the first cannot be written. ``clock`` is the device's, for the waits of ``background``.
+    the others (Flyte's prefix of the attempt before) are only read and need not exist; empty addresses are left out.
+    Raises ``UserError`` if the first cannot be written. ``clock`` is the device's, for the waits of ``background``.
     """
 
     def __init__(
@@ -205,27 +205,24 @@ class Checkpoints:
         """
         self.background.wait()
         refused: list[str] = []
-        forget = self._state.initialize()
         for index, name in self._on_rank_0(lambda: candidates(self.homes)):
             if not accept(name):
                 continue
             candidate = Candidate(self.homes[index], name)
             try:
                 with opened(candidate, self._peers, self._policy) as checkpoint:
-                    restored = self._load(candidate, checkpoint, into, tuple(refused))
-                    if index > 0:
-                        self.background.published = self._publisher.adopt(
-                            candidate.storage, candidate.name, checkpoint.artifact
-                        )
+                    forget = self._state.initialize()
+                    try:
+                        return self._load(candidate, checkpoint, into, tuple(refused))
+                    except BaseException:
+                        forget()
+                        raise
             except SkippedCheckpoint:
                 continue
             except (DamagedArtifact, MissingObject) as error:
                 refused.append(damage(candidate, error))
                 if self._peers.rank == 0:
                     LOG.warning("%s; looking for an older one", refused[-1])
-                continue
-            return restored
-        forget()
         return None
 
     def _load(self, candidate: Candidate, checkpoint: OpenCheckpoint, into: Any, refused: tuple[str, ...]) -> Restored:
@@ -245,6 +242,9 @@ class Checkpoints:
             if name in live or name in unknown
         }
         checkpoint.bring(pieces_read(tensors, index))
+        if candidate.storage is not self.homes[0]:
+            self.background.published = self._publisher.adopt(candidate.storage, candidate.name, artifact)
+        # From here on nothing is found to be damaged any more.
         dcp.load(
             tensors,
             storage_reader=ShardReader(artifact.directory, index),

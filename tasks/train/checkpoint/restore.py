@@ -51,7 +51,7 @@ class ResumePolicy:
     #: How the ranks divide the work, if they hold different parts of the model; numbers continue bit for bit under the
     #: same layout only.
     layout: Sequence[int] = ()
-    #: The number of this attempt, whose own checkpoints are used in any case.
+    #: The number of this attempt, whose own checkpoints are used in any case; set by ``Checkpoints``.
     attempt: int = 0
 
     @property

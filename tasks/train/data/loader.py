@@ -28,9 +28,12 @@ from tasks.train.data.order import BatchPlan, GlobalOrder, Layout, StoredOrder
 
 #: Buffers: one in use by the consumer, one ready, one being filled.
 BUFFERS = 3
-#: The batches of a buffer, which are read and handed over at once: as many as have so many bytes, but not more than so
-#: many.
+#: A buffer holds as many batches as have so many bytes, at least one and at most so many. They are read and handed over
+#: at once.
 BUFFER_BYTES, BUFFER_BATCHES = 1 << 18, 16
+#: Every batch begins at a multiple of so many bytes, as its own allocation would: results of the same batch must not
+#: depend on its place in a buffer.
+ALIGNMENT = 64
 #: Seconds between two calls of ``waiting`` while a batch is not ready.
 PATIENCE_S = 1.0
 
@@ -238,21 +241,23 @@ class StoredRows:
 
 
 class HostBuffer:
-    """A buffer for the records of some batches in host memory, for training on a CPU: of so many ``batches``, each of
-    at most ``rows`` rows and as far from the next."""
+    """A buffer in host memory for the records of so many ``batches`` of at most ``rows`` rows, to train on a CPU."""
 
     def __init__(self, batches: int, rows: int, signature: Signature, pinned: bool = False) -> None:
+        size = signature.record.itemsize
         self.batches, self._rows = batches, rows
-        self._host = torch.empty((batches * rows, signature.record.itemsize), dtype=torch.uint8, pin_memory=pinned)
-        #: uint8 ``[batches * rows, record]``, filled by the reading thread.
+        #: Places from one batch to the next.
+        self._stride = rows if batches == 1 else aligned(rows, size)
+        self._host = torch.empty((batches * self._stride, size), dtype=torch.uint8, pin_memory=pinned)
+        #: uint8 ``[batches * stride, record]``, filled by the reading thread.
         self.records = self._host.numpy()
-        self._places = np.empty((batches, rows), np.int64)
+        self._places = np.empty((batches, self._stride), np.int64)
         self._inputs = len(signature.inputs)
-        self._hold(self._host, signature)
+        self._fields = [fields(part[:rows], signature) for part in self._memory().split(self._stride)]
 
-    def _hold(self, records: Tensor, signature: Signature) -> None:
-        """The tensors of the batches are views of ``records``."""
-        self._fields = [fields(part, signature) for part in records.split(self._rows)]
+    def _memory(self) -> Tensor:
+        """What the tensors of the batches are views of."""
+        return self._host
 
     def places(self, plans: list[BatchPlan]) -> np.ndarray:
         """Which row of the split (int64) comes to each place of the first batches. What a batch lacks is padded with
@@ -260,7 +265,7 @@ class HostBuffer:
         for places, plan in zip(self._places, plans, strict=False):
             rows = plan.rows
             places[: len(rows)] = rows
-            if len(rows) < self._rows:
+            if len(rows) < self._stride:
                 places[len(rows) :] = rows[0] if len(rows) else 0
         return self._places[: len(plans)].reshape(-1)
 
@@ -268,7 +273,7 @@ class HostBuffer:
         """Make zeros of the batches that have no rows: what they were filled with was not verified."""
         for index, plan in enumerate(plans):
             if not len(plan.rows):
-                self.records[index * self._rows : (index + 1) * self._rows] = 0
+                self.records[index * self._stride : (index + 1) * self._stride] = 0
 
     def send(self, batches: int) -> None:
         """Copy the first batches to the device; called by the reading thread."""
@@ -289,15 +294,18 @@ class DeviceBuffer(HostBuffer):
     """A buffer for the records of some batches in pinned host memory and on a GPU."""
 
     def __init__(self, batches: int, rows: int, signature: Signature, device: torch.device) -> None:
+        self._target = device
         super().__init__(batches, rows, signature, pinned=True)
-        self._device = torch.empty_like(self._host, device=device)
-        self._hold(self._device, signature)
         self._stream = torch.cuda.Stream(device)
         # Work on the consumer's stream may still use this memory, if it was allocated for another tensor before.
         self._used = torch.cuda.current_stream(device).record_event()
 
+    def _memory(self) -> Tensor:
+        self._device = torch.empty_like(self._host, device=self._target)
+        return self._device
+
     def send(self, batches: int) -> None:
-        rows = batches * self._rows
+        rows = batches * self._stride
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(self._used)
             self._device[:rows].copy_(self._host[:rows], non_blocking=True)
@@ -332,6 +340,12 @@ def make_buffer(batches: int, rows: int, signature: Signature, device: torch.dev
     if device.type == "cuda":
         return DeviceBuffer(batches, rows, signature, device)
     return HostBuffer(batches, rows, signature)
+
+
+def aligned(rows: int, size: int) -> int:
+    """The least number of records of ``size`` bytes, at least ``rows``, after which another batch may begin."""
+    step = ALIGNMENT // math.gcd(ALIGNMENT, size)
+    return -(-rows // step) * step
 
 
 def fields(records: Tensor, signature: Signature) -> tuple[Tensor, ...]:
