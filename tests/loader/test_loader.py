@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gc
+import signal
 import threading
 import time
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Queue, SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -117,7 +118,7 @@ def test_a_batch_holds_until_the_next_is_asked_for_and_buffers_are_reused(
 def test_small_batches_change_hands_several_at_once(prepared: PreparedData) -> None:
     order = order_of(prepared)
     free: SimpleQueue[Any] = SimpleQueue()
-    ready: SimpleQueue[Any] = SimpleQueue()
+    ready: Queue[Any] = Queue()
     for _ in range(3):
         free.put(loader.make_buffer(4, SIZE, SIGNATURE, CPU))
     stored = StoredRows(prepared, "train", order.layout)
@@ -200,6 +201,31 @@ def test_the_thread_ends_with_its_iterator(prepared: PreparedData) -> None:
 
     assert len(list(training_batches(prepared, order, ALONE, stop=sum(ROWS)))) == order.steps_per_epoch
     assert loader_threads() == 0
+
+
+def test_a_signal_at_the_end_of_its_patience_does_not_make_a_wait_endless(
+    prepared: PreparedData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handled, asked = threading.Event(), threading.Event()
+
+    def handle(*_: object) -> None:
+        time.sleep(0.2)
+        handled.set()
+
+    def gather(*_: object) -> None:
+        asked.wait(5)
+
+    monkeypatch.setattr(loader, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(StoredRows, "gather", gather)
+    batches = training_batches(prepared, order_of(prepared), ALONE, waiting=asked.set)
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        next(batches)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert handled.is_set() and asked.is_set()
 
 
 def test_waiting_is_measured(prepared: PreparedData, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from itertools import islice, pairwise
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue, SimpleQueue
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -116,7 +116,8 @@ def prefetch(
     padded: int = 0,
 ) -> Generator[Batch, None, None]:
     """The planned batches, which a thread reads into the ``buffers``; an error of the thread is raised here."""
-    ready: SimpleQueue[Any] = SimpleQueue()
+    # Before Python 3.13 SimpleQueue.get waits for ever if a signal's handler ends after the timeout.
+    ready: Queue[Any] = Queue()
     free: SimpleQueue[HostBuffer | None] = SimpleQueue()
     for buffer in buffers:
         free.put(buffer)
@@ -145,7 +146,7 @@ def prefetch(
         thread.join(PATIENCE_S)
 
 
-def next_ready(ready: SimpleQueue[Any], waiting: Callable[[], None] | None) -> Any:
+def next_ready(ready: Queue[Any], waiting: Callable[[], None] | None) -> Any:
     """The next item of the queue."""
     while True:
         try:
@@ -155,9 +156,7 @@ def next_ready(ready: SimpleQueue[Any], waiting: Callable[[], None] | None) -> A
                 waiting()
 
 
-def read_batches(
-    plans: Iterator[BatchPlan], stored: StoredRows, free: SimpleQueue[Any], ready: SimpleQueue[Any]
-) -> None:
+def read_batches(plans: Iterator[BatchPlan], stored: StoredRows, free: SimpleQueue[Any], ready: Queue[Any]) -> None:
     """The reading thread: fill free buffers by the plans, until the last plan or until ``None`` comes for a buffer."""
     plans = stored.when_local(plans)
     try:
