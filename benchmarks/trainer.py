@@ -5,12 +5,13 @@
 A table like the census (6 numbers, 8 categories, 22,784 rows, batches of 256) and the default MLP; rows of 64 tokens in
 batches of 16 and a transformer of 4 layers. The trainer and a rival take turns of whole epochs (2 s or more) in
 alternating order, in several launches of their processes, in every other of which the rival is built first: the same
-loop differs by some percent from launch to launch, by where its memory lies. A launch gives the medians of its paired
-ratios of wall and CPU time (of both processes); the figures are the medians of the launches, with their
-distribution-free 95 % interval. ``same``: a loop over tensors in memory with every setting as the trainer has it; the
-weights have to be equal, bit for bit, in the end. ``usual``: the loop as people write it, with a DataLoader and AdamW
-as it comes. ``libraries``: Lightning Fabric, the Lightning Trainer and Accelerate with that DataLoader and that AdamW;
-those that are not installed are left out.
+loop differs by some percent from launch to launch. A launch gives the medians of its paired ratios of wall and CPU time
+(of both processes); the figures are the medians of the launches, with their distribution-free 95 % interval. ``same``:
+a loop over tensors in memory with every setting as the trainer has it; the turns of a pair alternate epoch by epoch,
+because the load of a shared machine changes within the seconds of a turn (every epoch then pays for one more start and
+end of our loop), and the weights have to be equal, bit for bit, in the end. ``usual``: the loop as people write it,
+with a DataLoader and AdamW as it comes. ``libraries``: Lightning Fabric, the Lightning Trainer and Accelerate with that
+DataLoader and that AdamW; those that are not installed are left out.
 """
 
 from __future__ import annotations
@@ -97,6 +98,15 @@ def quick_form(workload: Workload) -> Workload:
     return replace(workload, steps=4, epochs=1)
 
 
+def pair_of_turns(first: Contender, second: Contender, slices: int) -> dict[Contender, Figures]:
+    """A turn of each, had in so many slices that alternate: first, second, second, first, and so on."""
+    taken: dict[Contender, list[Figures]] = {first: [], second: []}
+    for number in range(slices):
+        for contender in (second, first) if number % 2 else (first, second):
+            taken[contender].append(contender.turn())
+    return {contender: {key: sum(one[key] for one in had) for key in had[0]} for contender, had in taken.items()}
+
+
 def measure(scratch: str, name: str, quick: bool, rivals: list[str], pairs: int, launch: int) -> dict[str, Any]:
     """The pairs of turns with each rival in a launch, and whether the weights are equal in the end."""
     logging.disable(logging.INFO)
@@ -111,16 +121,18 @@ def measure(scratch: str, name: str, quick: bool, rivals: list[str], pairs: int,
     found: dict[str, Any] = {}
     for rival_name in rivals:
         home, other = f"{scratch}/{launch}/{rival_name}", RIVALS[rival_name]
+        slices = workload.epochs if rival_name == SAME else 1
+        of_slice = replace(workload, epochs=workload.epochs // slices)
         if launch % 2:
-            rival, ours = other(data, workload), Ours(data, workload, home)
+            rival, ours = other(data, of_slice), Ours(data, of_slice, home)
         else:
-            ours, rival = Ours(data, workload, home), other(data, workload)
+            ours, rival = Ours(data, of_slice, home), other(data, of_slice)
         rounds: list[Figures] = []
         with redirect_stdout(io.StringIO()):
             ours.turn(), rival.turn()  # unmeasured: the first pages of memory
             for pair in range(pairs):
                 first, second = (ours, rival) if pair % 2 else (rival, ours)
-                taken = {first: first.turn(), second: second.turn()}
+                taken = pair_of_turns(first, second, slices)
                 rounds.append({f"ours_{key}": value for key, value in taken[ours].items()} | taken[rival])
         weights = zip(ours.model.parameters(), rival.model.parameters(), strict=True)
         found[rival_name] = {"rounds": rounds, "equal": all(torch.equal(a, b) for a, b in weights)}
