@@ -67,9 +67,9 @@ def write_table(directory: Path, rows: int) -> None:
 
 
 def write_tokens(directory: Path, rows: int) -> None:
-    """Rows of random tokens."""
+    """Rows of random tokens; a row of validation for each rank, because the trainer's turn ends with an evaluation."""
     draw = np.random.default_rng(0)
-    splits = {"train": rows, "validation": 8, "test": 8}
+    splits = {"train": rows, "validation": WORLD, "test": WORLD}
     write_token_rows(directory, {name: draw.integers(0, TOKENS, (n, LENGTH + 1)) for name, n in splits.items()}, TOKENS)
 
 
@@ -84,7 +84,7 @@ WORKLOADS = {
             "transformer",
             {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "num_attention_heads": 4},
         ),
-        *(16, 16, 2, write_tokens),
+        *(16, 32, 2, write_tokens),
         loss_sum=lambda outputs, target: (
             cross_entropy(outputs.transpose(1, 2), target, reduction="none").mean(dim=1).sum()
         ),
