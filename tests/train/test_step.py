@@ -70,7 +70,23 @@ def state_of(network: nn.Module, config: TrainingConfig, fp16: bool = False) -> 
 
 def everything(state: TrainingState) -> list[torch.Tensor]:
     moments = [tensor for of in state.optimizer.state.values() for tensor in of.values()]
-    return [tensor.clone() for tensor in (*state.model.state_dict().values(), *moments)]
+    averages = state.averaged.weights.values() if state.averaged else ()
+    return [tensor.clone() for tensor in (*state.model.state_dict().values(), *moments, *averages)]
+
+
+@pytest.mark.parametrize("fp16", [False, True])
+def test_on_a_cpu_a_spoilt_step_does_not_touch_what_a_checkpoint_may_be_copying(fp16: bool) -> None:
+    config = TrainingConfig(ema=0.9)
+    state = state_of(nets.with_unused(SIGNATURE), config, fp16)
+    train_step(state, config, ALONE, "fp16" if fp16 else "fp32", batch_of(12), 10)
+    assert state.averaged is not None
+    averages = list(state.averaged.weights.values())
+    before, versions = everything(state), [tensor._version for tensor in averages]
+    train_step(state, config, ALONE, "fp16" if fp16 else "fp32", batch_of(12, spoilt=True), 10)
+    assert all(torch.equal(a, b) for a, b in zip(before, everything(state), strict=True))
+    assert [tensor._version for tensor in averages] == versions
+    train_step(state, config, ALONE, "fp16" if fp16 else "fp32", batch_of(12), 10)
+    assert all(tensor._version > version for tensor, version in zip(averages, versions, strict=True))
 
 
 @pytest.mark.parametrize("fp16", [False, True])
@@ -79,7 +95,8 @@ def test_a_step_never_makes_the_host_wait_and_a_spoilt_one_changes_nothing(
     fp16: bool, spoilt: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As on a GPU.
-    monkeypatch.setattr("tasks.train.arithmetic.gradients.known", lambda tensor: False)
+    for module in ("gradients", "ema"):
+        monkeypatch.setattr(f"tasks.train.arithmetic.{module}.known", lambda tensor: False)
     config = TrainingConfig(accumulation=2, ema=0.9)
     state = state_of(nets.batch_norm(SIGNATURE), config, fp16)
     precision = "fp16" if fp16 else "fp32"

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from tasks.train.arithmetic.gradients import known
+
 #: The decay after t steps is at most (1 + t) / (10 + t), so that the initial weights are soon forgotten (as in
 #: TensorFlow's ExponentialMovingAverage).
 EARLY = 10.0
@@ -23,10 +25,19 @@ class AveragedWeights:
         self.weights = {name: p.detach().clone() for name, p in model.named_parameters()}
 
     @torch.no_grad()
-    def update(self, step: int) -> None:
-        """Take in the weights after the ``step``-th step, counted from 0."""
-        decay = min(self._decay, (1 + step) / (EARLY + step))
-        torch._foreach_lerp_(list(self.weights.values()), list(self._model.parameters()), 1 - decay)
+    def update(self, step: int, skip: Tensor) -> None:
+        """Take in the weights after the ``step``-th step, counted from 0, unless ``skip`` (float32, no dimensions) is 1.
+
+        A step that is known to be skipped does not touch the averages: a checkpoint may be copying them, as only the
+        optimiser's step waits for that.
+        """
+        share = 1 - min(self._decay, (1 + step) / (EARLY + step))
+        averages, weights = list(self.weights.values()), list(self._model.parameters())
+        if not known(skip):
+            shares = share * (1 - skip)
+            torch._foreach_lerp_(averages, weights, [shares.to(weight.dtype) for weight in weights])
+        elif not skip:
+            torch._foreach_lerp_(averages, weights, share)
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """The model's outputs with the averaged weights."""

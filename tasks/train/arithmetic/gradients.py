@@ -61,5 +61,5 @@ def update(optimizer: torch.optim.Optimizer, verdict: Verdict) -> None:
             optimizer.step()
         finally:
             del optimizer.found_inf  # type: ignore[attr-defined]
-    elif not verdict.skip.item():  # the optimiser of a checkpoint from before: the host has to wait
+    elif not verdict.skip.item():  # on a device: the optimiser of a checkpoint from before, for which the host waits
         optimizer.step()

@@ -101,7 +101,7 @@ def train_step(
     if changing and group.world > 1:
         broadcast_buffers(changing)
     if state.averaged:
-        state.averaged.update(state.progress.step)
+        state.averaged.update(state.progress.step, verdict.skip)
     outcome = state.scaler.outcome(verdict)
     state.scaler.update(verdict)
     return StepResult(losses, outcome)
