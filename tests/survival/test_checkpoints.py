@@ -130,6 +130,21 @@ def test_what_came_from_the_previous_home_is_in_this_one_at_once(tmp_path: Path)
     assert same(first.everything(), third.everything())
 
 
+def test_a_checkpoint_that_was_taken_over_is_still_of_the_layout_that_wrote_it(tmp_path: Path) -> None:
+    first = Run(tmp_path / "attempt-0", layout=(1, 1, 2))
+    first.steps(2)
+    first.save(2)
+    # The layout changes, and the attempt dies before its first save.
+    second = Run(tmp_path / "attempt-1", previous=str(tmp_path / "attempt-0"), layout=(1, 2, 1))
+    restored = second.checkpoints.restore()
+    assert restored is not None and not restored.same_world
+    for layout, resumes_bit_for_bit in {(1, 2, 1): False, (1, 1, 2): True, (): False}.items():
+        home = tmp_path / f"attempt-2-{len(layout)}-{resumes_bit_for_bit}"
+        third = Run(home, previous=str(tmp_path / "attempt-1"), layout=layout)
+        restored = third.checkpoints.restore()
+        assert restored is not None and restored.same_world == resumes_bit_for_bit
+
+
 def test_a_previous_home_that_is_not_there_is_a_fresh_start(tmp_path: Path) -> None:
     assert Run(tmp_path / "home", previous=str(tmp_path / "never")).checkpoints.restore() is None
 

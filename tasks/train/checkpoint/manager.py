@@ -44,6 +44,7 @@ from tasks.train.checkpoint.publish import (
     Publisher,
     Snapshot,
     rank_file,
+    ranks_of,
     remove_stale_staging,
     run_and_gather,
 )
@@ -114,8 +115,9 @@ class Checkpoints:
         # Writes the mark of this attempt, which fails here rather than at the first save if it cannot be written.
         self.attempt, present = self._on_rank_0(lambda: begin_attempt(self.homes))
         self._policy = replace(policy, attempt=self.attempt)
+        ranks = policy.ranks(self._peers.world)
         self._publisher = Publisher(
-            self.homes[0], self._peers, self.attempt, policy.made_by, retention or Retention(), present
+            self.homes[0], self._peers, self.attempt, policy.made_by, ranks, retention or Retention(), present
         )
         remove_stale_staging(self._publisher)
         self._tensor_keys: list[TensorKey] = []
@@ -256,7 +258,7 @@ class Checkpoints:
         tree = join(json.loads(artifact.path(STATE).read_bytes()), tensors)
         self._state.load_state_dict(tree)
         ranks = [json.loads(artifact.path(rank_file(rank)).read_bytes()) for rank in range(artifact.made_by["world"])]
-        same = self._policy.continues(artifact.made_by, self._peers.world)
+        same = ranks_of(artifact.made_by) == self._policy.ranks(self._peers.world)
         if same:
             restore_random_state(ranks[self._peers.rank]["random"])
         owns = tuple(rank["own"] for rank in ranks)

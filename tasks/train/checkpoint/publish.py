@@ -86,6 +86,11 @@ def rank_file(rank: int) -> str:
     return f"rank-{rank:05d}.json"
 
 
+def ranks_of(made_by: Mapping[str, Any]) -> dict[str, Any]:
+    """What a manifest says of the ranks that wrote the checkpoint: :meth:`.ResumePolicy.ranks`."""
+    return {key: made_by[key] for key in ("world", "layout") if key in made_by}
+
+
 @dataclass
 class Publisher:
     """Writes the checkpoints of one attempt into one home. All ranks call the methods at the same point."""
@@ -95,6 +100,8 @@ class Publisher:
     attempt: int
     #: What manifests say about the run: its identity and its id.
     made_by: Mapping[str, Any]
+    #: What they say of the ranks: their number and their layout.
+    ranks: Mapping[str, Any]
     retention: Retention
     #: The complete checkpoints in the home; only rank 0's list is used.
     present: list[Name] = field(default_factory=list)
@@ -118,7 +125,7 @@ class Publisher:
                 snapshot = replace(snapshot, state=reduce(merge, self.peers.gather(snapshot.state)))
             stored = run_and_gather(self.peers, lambda: self.store(name, files, snapshot))
             records = {file: record for of_rank in stored for file, record in of_rank.items()}
-            self.write_manifests(name, self.peers.world, records)
+            self.write_manifests(name, self.ranks, records)
         finally:
             shutil.rmtree(directory, ignore_errors=True)
         return name
@@ -130,7 +137,7 @@ class Publisher:
         directory = self.staging_directory / str(name)
         try:
             run_and_gather(self.peers, lambda: self.copy(source, found, artifact, name, directory))
-            self.write_manifests(name, artifact.made_by["world"], artifact.files)
+            self.write_manifests(name, ranks_of(artifact.made_by), artifact.files)
         finally:
             shutil.rmtree(directory, ignore_errors=True)
         return name
@@ -178,9 +185,10 @@ class Publisher:
             self.storage.put(f"{name}/{file}", files.directory / file)
         return files.records
 
-    def write_manifests(self, name: Name, world: int, records: Mapping[str, FileRecord]) -> None:
-        """Complete the checkpoint whose files all ranks have stored, and delete expired checkpoints."""
-        made_by = {**self.made_by, "content": CONTENT, "step": name.step, "attempt": name.attempt, "world": world}
+    def write_manifests(self, name: Name, ranks: Mapping[str, Any], records: Mapping[str, FileRecord]) -> None:
+        """Complete the checkpoint whose files all ranks have stored, written by these ``ranks``, and delete expired
+        checkpoints."""
+        made_by = {**self.made_by, "content": CONTENT, "step": name.step, "attempt": name.attempt, **ranks}
         files = {file: vars(record) for file, record in sorted(records.items())}
         manifest = canonical_json({"format": FORMAT, "kind": KIND, "made_by": made_by, "files": files})
         run_and_gather(self.peers, lambda: self.write_manifest(name, manifest) if self.peers.rank == 0 else None)

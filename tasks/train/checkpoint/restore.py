@@ -57,11 +57,11 @@ class ResumePolicy:
     @property
     def made_by(self) -> dict[str, Any]:
         """What the manifests of this run's checkpoints say of it."""
-        return {"identity": self.identity, "run": self.run} | ({"layout": list(self.layout)} if self.layout else {})
+        return {"identity": self.identity, "run": self.run}
 
-    def continues(self, made_by: Mapping[str, Any], world: int) -> bool:
-        """Whether the checkpoint was made by so many ranks in the same layout."""
-        return made_by["world"] == world and made_by.get("layout", []) == list(self.layout)
+    def ranks(self, world: int) -> dict[str, Any]:
+        """What the manifests of checkpoints say of the ranks that wrote them, if they are so many of this run."""
+        return {"world": world} | ({"layout": list(self.layout)} if self.layout else {})
 
     def uses(self, name: Name, made_by: Mapping[str, Any]) -> bool:
         """Whether it may be resumed from, if it is alike."""
