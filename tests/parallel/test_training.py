@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ class Run:
     world: int
     parallel: dict[str, Any] = field(default_factory=dict)
     accumulation: int = 2
+    precision: str = "fp32"
 
 
 RUNS = {
@@ -39,6 +40,7 @@ RUNS = {
     "interleaved 2": Run(2, {"pipeline": 2, "schedule": "interleaved", "stages_per_rank": 2}, accumulation=4),
     "2 x 2 x 2": Run(8, {"pipeline": 2, "shard": "optimizer", "tensor": 2}),
 }
+RUNS |= {f"{name}, bf16": replace(run, precision="bf16") for name, run in RUNS.items()}
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +78,7 @@ def train(run: Run, prepared: Path, place: Path, home: str, killed: bool) -> Non
                 checkpoint_every=3,
                 evaluate_every=5,
                 clip_norm=0.5,
+                precision=run.precision,
                 parallel=ParallelConfig(**run.parallel),
             ),
             directory=place,
@@ -146,3 +149,21 @@ def test_a_run_goes_on_under_another_layout(
     for key, tensor in weights.items():
         torch.testing.assert_close(tensor, one[0][key], rtol=0, atol=2e-5)
     assert [p["loss"] for p in history["steps"]] == pytest.approx([p["loss"] for p in one[1]["steps"]], abs=1e-5)
+
+
+@pytest.fixture(scope="module")
+def one_in_bf16(prepared: PreparedData, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], History]:
+    return trained("one process, bf16", prepared, tmp_path_factory.mktemp("one"))
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("name", ["none 2", "weights 2", "tensor 2", "1f1b 2", "interleaved 2", "2 x 2 x 2"])
+def test_every_layout_trains_in_bf16(
+    name: str, prepared: PreparedData, tmp_path: Path, one: Any, one_in_bf16: Any
+) -> None:
+    weights, history = trained(f"{name}, bf16", prepared, tmp_path)
+    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
+    for found, expected in zip(history["evaluations"], one_in_bf16[1]["evaluations"], strict=True):
+        assert found["loss"] == pytest.approx(expected["loss"], abs=5e-3)
+    # It is really other arithmetic.
+    assert history["evaluations"] != one[1]["evaluations"] and history["world"]["precision"] == "bf16"
