@@ -23,6 +23,9 @@ from tasks.models.source_code import import_from_working_directory
 from tasks.models.transformer import Transformer
 from tasks.settings import unknown
 
+#: What a network may compute its outputs in, but no target can be given in.
+HALF = (torch.bfloat16, torch.float16)
+
 
 class Predictor(nn.Module):
     """A network together with the scaling of its inputs and outputs.
@@ -30,12 +33,16 @@ class Predictor(nn.Module):
     ``forward(*inputs)`` takes tensors with the dtypes and values of the stored records, in the order of the signature.
     It returns logits ``[batch, classes]``, or ``[batch, length, tokens]`` for rows of tokens, or, for a regression,
     values ``[batch, 1]`` in units of the target. The same module is trained, evaluated and exported.
+
+    One that holds a stage of a pipeline takes the hidden states of the stage before unless it is the ``first``, and
+    returns its own unless it is the ``last``.
     """
 
     image_mean: Tensor
     image_std: Tensor
     #: Bytes of the results of all operations of a forward pass, for each row; measured by :func:`build`.
     row_bytes: int = 0
+    first = last = True
 
     def __init__(self, signature: Signature, network: nn.Module) -> None:
         super().__init__()
@@ -45,10 +52,13 @@ class Predictor(nn.Module):
         self.register_buffer("image_std", torch.tensor(signature.image_std).view(1, -1, 1, 1), persistent=False)
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        if self.signature.image_mean:
+        if self.signature.image_mean and self.first:
             inputs = tuple((x.to(torch.float32) - self.image_mean) / self.image_std for x in inputs)
         outputs = self.network(*inputs)
-        if self.signature.task == "regression":
+        if self.signature.task == "regression" and self.last:
+            # A target of 200,000 and some hundreds is 200,704 in bfloat16, and infinite in float16.
+            if outputs.dtype in HALF:
+                outputs = outputs.float()
             return outputs * self.signature.target_std + self.signature.target_mean
         return outputs
 

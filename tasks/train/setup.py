@@ -71,7 +71,7 @@ class Setup:
         with same_error_on_all_ranks():
             layout = Layout.connect(training.parallel, group.rank, group.world, group.device)
             parallel: ParallelModel = (
-                divide_model(predictor, data, training, layout, group)
+                divide_model(predictor, data, training, layout, group, precision)
                 if training.parallel.divides
                 else replicate(predictor, traits, group, exchange, training.seed, fast)
             )
@@ -100,14 +100,15 @@ def pieces_of(data: PreparedData, training: TrainingConfig, shares: int) -> list
 
 
 def divide_model(
-    predictor: Predictor, data: PreparedData, training: TrainingConfig, layout: Layout, group: Group
+    predictor: Predictor, data: PreparedData, training: TrainingConfig, layout: Layout, group: Group, precision: str
 ) -> ParallelModel:
     """Divide the model for micro-batches of the size that this training has."""
     # Half a second on every process, which most trainings need not spend.
     from tasks.train.parallel.divide import divide
 
     pieces = pieces_of(data, training, layout.data_size)
-    return divide(predictor, layout, group.device, training.seed, micro_batches=len(pieces), rows=pieces[0].stop)
+    size = {"micro_batches": len(pieces), "rows": pieces[0].stop}
+    return divide(predictor, layout, group.device, training.seed, **size, precision=precision)
 
 
 def compile_pass(

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tasks.train.arithmetic.precision import autocast
 from tests.support.layout_runs import LENGTH, SEED, Case, model_of, on_ranks, row_losses, token_rows
 
 MICRO_BATCHES = 3
@@ -31,15 +32,20 @@ class Collectives(TorchDispatchMode):
         return operator(*args, **(kwargs or {}))
 
 
-def count(shard: str) -> dict[str, int]:
-    """The collectives of the second step under this sharding, by kind."""
+def sharded(shard: str, precision: str = "fp32") -> Any:
     from tasks.train.parallel.config import ParallelConfig
     from tasks.train.parallel.divide import divide
     from tasks.train.parallel.layout import Layout
 
     device = torch.device("cpu")
     layout = Layout.connect(ParallelConfig(shard=shard), dist.get_rank(), 2, device)  # type: ignore[arg-type]
-    model = divide(model_of(Case(2, {}), empty=True), layout, device, SEED, micro_batches=MICRO_BATCHES, rows=2)
+    model = model_of(Case(2, {}, double=precision == "fp64"), empty=True)
+    return divide(model, layout, device, SEED, micro_batches=MICRO_BATCHES, rows=2, precision=precision)
+
+
+def count(shard: str) -> dict[str, int]:
+    """The collectives of the second step under this sharding, by kind."""
+    model = sharded(shard)
     rows = token_rows(2 * MICRO_BATCHES)
     pieces = [slice(start, start + 2) for start in range(0, len(rows), 2)]
 
@@ -53,6 +59,34 @@ def count(shard: str) -> dict[str, int]:
             optimizer.step()
             optimizer.zero_grad()
     return dict(collectives.counts)
+
+
+def saved_weights(shard: str) -> tuple[int, int, set[torch.dtype]]:
+    """The bytes of the blocks' weights that a bf16 forward pass leaves for the backward pass in any type, those of all
+    their weights in bf16, and the types of the gradients."""
+    model = sharded(shard, "bf16")
+    blocks = [p for name, p in model.model.named_parameters() if ".layers." in name and p.ndim == 2]
+    shapes = {tuple(p.shape) for p in blocks} | {tuple(p.shape[::-1]) for p in blocks}
+    rows, kept, left = token_rows(2), {}, []
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tuple(tensor.shape) in shapes:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+        return tensor
+
+    def loss_of(outputs: Tensor, first: int) -> Tensor:
+        left.append(sum(storage.size() for storage in kept.values()))
+        return row_losses(outputs.float(), rows).sum()
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model.accumulate((rows[:, :LENGTH],), [slice(0, 2)], loss_of, partial(autocast, "bf16", torch.device("cpu")))
+    return left[0], sum(2 * p.numel() for p in blocks), {p.grad.dtype for p in model.parameters()}
+
+
+@pytest.mark.parametrize("shard", ["gradients", "weights"])
+def test_in_bf16_no_copy_of_a_sharded_weight_outlives_its_block(shard: str, tmp_path: Path) -> None:
+    for left, whole, gradients in on_ranks(2, partial(saved_weights, shard), tmp_path):
+        assert left == (0 if shard == "weights" else whole) and gradients == {torch.float32}
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def taken(parallel: dict[str, Any]) -> tuple[dict[str, torch.Tensor], int]:
     device = torch.device("cpu")
     layout = Layout.connect(ParallelConfig(**parallel), dist.get_rank(), dist.get_world_size(), device)
     case = Case(layout.world, parallel, {"tie_word_embeddings": True})
-    model = divide(model_of(case, empty=True), layout, device, SEED, micro_batches=2, rows=2)
+    model = divide(model_of(case, empty=True), layout, device, SEED, micro_batches=2, rows=2, precision="fp32")
     parts = model.model.state_dict()
     own = {id(part) for part in parts.values()}
     weights = model.whole(parts)

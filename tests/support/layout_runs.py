@@ -135,7 +135,7 @@ def train_divided(case: Case) -> Outcome:
     predictor = model_of(case, empty=True)
     model: ParallelModel
     if layout.config.divides:
-        model = divide(predictor, layout, device, SEED, micro_batches=case.accumulation, rows=rows)
+        model = divide(predictor, layout, device, SEED, micro_batches=case.accumulation, rows=rows, precision="fp32")
     else:
         fill(predictor, device, SEED)
         model = replicate(predictor, Traits(), Group(layout.rank, layout.world, device, "gloo"))

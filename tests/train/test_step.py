@@ -265,6 +265,20 @@ def test_an_evaluation_computes_in_the_precision_of_training(precision: str, mon
     assert found["loss"] == pytest.approx(expected, rel=1e-6 if precision == "fp32" else 1e-2)
 
 
+def test_predictions_of_a_regression_are_in_float32_whatever_the_network_computes_in() -> None:
+    inputs = (TensorSpec("numeric", "float32", (5,)),)
+    prices = Signature(inputs, "regression", "price", target_mean=200_000.0, target_std=100.0)
+    model = Predictor(prices, nets.with_unused(prices))
+    rows = batch_of(50).inputs
+    with torch.no_grad():
+        exact = model(*rows)
+        with torch.autocast("cpu", torch.bfloat16):
+            found = model(*rows)
+    assert found.dtype == torch.float32
+    # A number in bfloat16 would be a multiple of 1024.
+    assert (found - exact).abs().max() < 2 and exact.std() > 5
+
+
 def test_the_learning_rate_of_a_step_is_the_schedules() -> None:
     config = TrainingConfig()
     state = state_of(nets.with_unused(SIGNATURE), config)

@@ -26,13 +26,13 @@ class AveragedWeights:
 
     @torch.no_grad()
     def update(self, step: int, skip: Tensor) -> None:
-        """Take in the weights after the ``step``-th step, counted from 0, unless ``skip`` (float32, no dimensions) is 1.
+        """Take in the weights after the ``step``-th step, counted from 0, unless ``skip`` (a float32 scalar) is 1.
 
-        A step that is known to be skipped does not touch the averages: a checkpoint may be copying them, as only the
+        A step that is known to be skipped does not touch the averages: a checkpoint may be copying them, and only the
         optimiser's step waits for that.
         """
         share = 1 - min(self._decay, (1 + step) / (EARLY + step))
-        averages, weights = list(self.weights.values()), list(self._model.parameters())
+        averages, weights = list(self.weights.values()), [*map(Tensor.detach, self._model.parameters())]
         if not known(skip):
             shares = share * (1 - skip)
             torch._foreach_lerp_(averages, weights, [shares.to(weight.dtype) for weight in weights])

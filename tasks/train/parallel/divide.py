@@ -136,12 +136,13 @@ class JoinedParts(Predictor):
 
 
 def divide(
-    model: Predictor, layout: Layout, device: torch.device, seed: int, *, micro_batches: int, rows: int
+    model: Predictor, layout: Layout, device: torch.device, seed: int, *, micro_batches: int, rows: int, precision: str
 ) -> DividedModel:
     """Divide ``model`` by ``layout``. All ranks must call this.
 
     A model on the meta device gets its initial weights here, each process only those of its part. ``micro_batches`` of
-    ``rows`` rows each are the share of the largest batch; a pipeline takes no other batches. Raises ``UserError`` if
+    ``rows`` rows each are the share of the largest batch; a pipeline takes no other batches. Passes run in the autocast
+    of ``precision``. Raises ``UserError`` if
     the model cannot be divided so.
     """
     assert layout.mesh is not None
@@ -152,7 +153,7 @@ def divide(
         if config.tensor > 1:
             divide_tensors(part.network, stated_plan(part), layout.mesh["tensor"], sequence=config.sequence)
         if config.shard != "none":
-            shard(part, layout.mesh[DATA] if layout.size("replicate") > 1 else layout.mesh["shard"], config)
+            shard(part, layout.mesh[DATA] if layout.size("replicate") > 1 else layout.mesh["shard"], config, precision)
         fill(part, torch.device("cpu") if config.offload else device, seed)
     pipeline = Pipeline(parts, layout, device, micro_batches, rows) if config.pipeline > 1 else None
     return DividedModel(parts, layout, pipeline)

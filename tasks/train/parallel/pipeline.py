@@ -29,6 +29,7 @@ def cut_stages(model: Predictor, layout: Layout) -> list[Predictor]:
         plan = stated_plan(part)
         blocks, all_stages = len(plan.blocks), layout.all_stages
         plan.cut(stage * blocks // all_stages, (stage + 1) * blocks // all_stages)
+        part.first, part.last = stage == 0, stage == all_stages - 1
         stages.append(part)
     return stages
 
@@ -55,6 +56,10 @@ class Pipeline:
         if layout.config.tensor > 1 and layout.config.sequence:
             length //= layout.config.tensor
         dtype = next(stages[0].parameters()).dtype
+        for part in stages:
+            if not part.last:
+                # The next stage makes room for this type; torch does not check what it is sent.
+                part.register_forward_hook(lambda module, given, outputs: outputs.to(dtype))
         tokens = torch.empty(rows, *spec.shape, dtype=getattr(torch, spec.dtype), device="meta")
         hidden = torch.empty(rows, length, *rest, dtype=dtype, device="meta", requires_grad=True)
         shape = stages[0].signature.output_shape

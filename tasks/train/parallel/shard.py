@@ -19,16 +19,22 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from tasks.models.factory import Predictor
 from tasks.models.plan import blocks_of
 from tasks.train.parallel.config import ParallelConfig
 
+BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
-def shard(model: Predictor, mesh: DeviceMesh, config: ParallelConfig) -> None:
+
+def shard(model: Predictor, mesh: DeviceMesh, config: ParallelConfig, precision: str) -> None:
     """Divide the parameters among the data-parallel processes of ``mesh`` (``[shard]``, or ``[replicate, shard]``), in
-    place: each block is one group, all else another."""
+    place: each block is one group, all else another.
+
+    In bf16 the weights are gathered and the blocks' inputs taken as such, and gradients are reduced in float32: the
+    copies that autocast makes of float32 weights would all stay until the backward pass.
+    """
     # FSDP warns of outputs that are views: nothing here changes an output in place.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     offload = CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if config.offload else OffloadPolicy()
@@ -36,6 +42,7 @@ def shard(model: Predictor, mesh: DeviceMesh, config: ParallelConfig) -> None:
         "mesh": mesh,
         "reshard_after_forward": config.shard == "weights",
         "offload_policy": offload,
+        "mp_policy": BF16 if precision == "bf16" else MixedPrecisionPolicy(),
     }
     for name in blocks_of(model.network):
         fully_shard(model.network.get_submodule(name), **settings)

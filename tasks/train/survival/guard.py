@@ -160,8 +160,8 @@ class Guard:
         if state.stop:
             self._stop(step, state.stop, capture)
         if state.advised and not self._advised:
-            self._advised = True
-            self._save(step, capture)
+            # Amid skipped steps there is nothing to save, until the next exchange.
+            self._advised = self._save(step, capture)
 
     def _checkpoint_due(self, step: int) -> bool:
         if self._saved == step:
