@@ -39,7 +39,7 @@ def sharded(shard: str, precision: str = "fp32") -> Any:
 
     device = torch.device("cpu")
     layout = Layout.connect(ParallelConfig(shard=shard), dist.get_rank(), 2, device)  # type: ignore[arg-type]
-    model = model_of(Case(2, {}, double=precision == "fp64"), empty=True)
+    model = model_of(Case(2, {}, double=False), empty=True)
     return divide(model, layout, device, SEED, micro_batches=MICRO_BATCHES, rows=2, precision=precision)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,27 @@ def test_what_cannot_be_finished_in_time_is_not_begun(tmp_path: Path) -> None:
             for step in range(8, 100_000):
                 guard.after_step(step, lambda: pytest.fail("it began to save"))
     assert names(tmp_path) == []
+
+
+def test_an_advised_save_that_falls_amid_skipped_steps_is_made_after_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exchange, captures = Consensus.exchange, []
+    monkeypatch.setattr(Consensus, "exchange", lambda *given, **more: replace(exchange(*given, **more), advised=True))
+
+    def capture() -> Any:
+        captures.append(None)
+        return None if len(captures) == 1 else ({"step": len(captures)}, None)
+
+    run = Run(tmp_path)
+    run.steps(1)
+    with Watcher([], grace_s=None) as watcher:
+        guard = guarded(run, watcher, Interval(steps=10**6))
+        for step in range(1, 2000):
+            guard.after_step(step, capture)
+        run.checkpoints.finish()
+        guard.close()
+    assert len(captures) == 2 and len(names(tmp_path)) == 1
 
 
 def test_auto_finds_its_interval_from_what_a_save_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

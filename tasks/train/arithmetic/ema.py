@@ -32,7 +32,8 @@ class AveragedWeights:
         optimiser's step waits for that.
         """
         share = 1 - min(self._decay, (1 + step) / (EARLY + step))
-        averages, weights = list(self.weights.values()), [*map(Tensor.detach, self._model.parameters())]
+        averages = list(self.weights.values())
+        weights: list[Tensor] = list(self._model.parameters())
         if not known(skip):
             shares = share * (1 - skip)
             torch._foreach_lerp_(averages, weights, [shares.to(weight.dtype) for weight in weights])

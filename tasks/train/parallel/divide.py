@@ -142,8 +142,7 @@ def divide(
 
     A model on the meta device gets its initial weights here, each process only those of its part. ``micro_batches`` of
     ``rows`` rows each are the share of the largest batch; a pipeline takes no other batches. Passes run in the autocast
-    of ``precision``. Raises ``UserError`` if
-    the model cannot be divided so.
+    of ``precision``. Raises ``UserError`` if the model cannot be divided so.
     """
     assert layout.mesh is not None
     config = layout.config
