@@ -41,14 +41,16 @@ CODE = {
         ),
         ("numpy", "pandas", "pillow", "pyarrow", "scikit-learn", "xxhash"),
     ),
-    "train": Code(("tasks.train.run",), ("torch", "numpy", "safetensors")),
-    "evaluate": Code(("tasks.evaluate.engine",), ("torch", "numpy", "safetensors", "scikit-learn")),
-    "compress": Code(("tasks.compress.engine",), ("torch", "numpy", "safetensors", "scipy", "torch-pruning")),
+    "train": Code(("tasks.train.run",), ("torch", "numpy", "safetensors", "scipy")),
+    "evaluate": Code(("tasks.evaluate.engine",), ("torch", "numpy", "safetensors", "scikit-learn", "scipy")),
+    "compress": Code(
+        ("tasks.compress.engine",), ("torch", "numpy", "safetensors", "scikit-learn", "scipy", "torch-pruning")
+    ),
     "export": Code(
         ("tasks.export.engine",),
-        ("torch", "numpy", "safetensors", "scipy", "onnx", "onnxruntime", "onnxscript"),
+        ("torch", "numpy", "safetensors", "scikit-learn", "scipy", "onnx", "onnxruntime", "onnxscript"),
     ),
-    "collectives": Code(("tasks.collectives.engine",), ("torch",)),
+    "collectives": Code(("tasks.collectives.engine",), ("torch", "numpy", "scipy")),
 }
 
 

@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 from tasks.doctor.findings import Reading
 from tasks.doctor.gpus import amd, gib, libraries, nvidia
 from tasks.hardware.cgroup import cpu_quota, memory_limit
+from tasks.hardware.cpus import visible_cores
 from tasks.storage import S3, storage_for
 
 ROOT = Path("/")
@@ -42,7 +43,7 @@ def read_node(store: str = "", endpoint: str = "", root: Path = ROOT) -> list[Re
         *gpus,
         *readings("torch", lambda: libraries(there)),
         *readings("/dev/shm", lambda: shared_memory(root)),
-        *readings("CPU", lambda: processors(root, len(os.sched_getaffinity(0)))),
+        *readings("CPU", lambda: processors(root, visible_cores())),
         *readings("memory", lambda: memory(root)),
         *readings("NUMA", lambda: numa(root)),
         *readings("network", lambda: interfaces(root)),

@@ -16,10 +16,13 @@ from tasks.hardware.quantities import quantity_in_environment
 CPU = "SLIPSTREAM_CPU"
 
 
+def visible_cores() -> int:
+    """The cores in this process's affinity mask; all cores of the machine where the system has no such mask (macOS)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def usable_cores() -> int:
-    """The smallest of: the cores in this process's affinity mask, where the system has one (Linux; else all cores of
-    the machine), its control group's CPU quota, and what the placement gave the pod. Fractions are rounded down; at
-    least 1."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    limits = (cores, cpu_quota(), quantity_in_environment(CPU))
+    """The smallest of: the visible cores, this process's control group's CPU quota, and what the placement gave the
+    pod. Fractions are rounded down; at least 1."""
+    limits = (visible_cores(), cpu_quota(), quantity_in_environment(CPU))
     return max(1, int(min(limit for limit in limits if limit is not None)))

@@ -6,7 +6,7 @@ import difflib
 import errno
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -34,7 +34,7 @@ from tasks.preprocess.pool.workers import Workers, workers_for
 from tasks.preprocess.progress import say_goes_on, shown
 from tasks.preprocess.read.columnar import Unit, read
 from tasks.preprocess.read.data_frames import frame_file
-from tasks.preprocess.read.files import Listing, SourceFile, list_source
+from tasks.preprocess.read.files import Listing, SourceFile, list_source, unchanged
 from tasks.preprocess.read.fingerprint import digest_files
 from tasks.preprocess.read.images.digits import open_digits
 from tasks.preprocess.read.tables import TEXT_TABLES, Source, header_hint, one_format, open_source
@@ -79,7 +79,7 @@ def prepare(
         ):
             if listing is None:
                 listing = list_source(frame_file(data, place.root))
-            with unchanged(listing):
+            with unchanged(listing.files):
                 if not listing.address:
                     prepare_images(writer, place, open_digits(target), config)
                 elif holds_images(listing, config):
@@ -91,17 +91,6 @@ def prepare(
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise UserError(f"{directory}: no space left on the disk; free some or work in another directory") from None
-
-
-@contextmanager
-def unchanged(listing: Listing) -> Iterator[None]:
-    """Raise ``UserError`` if a file changed while the block read it: also instead of what that made go wrong."""
-    try:
-        yield
-    except UserError:
-        listing.check_unchanged()
-        raise
-    listing.check_unchanged()
 
 
 # Tables

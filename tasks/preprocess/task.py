@@ -53,12 +53,13 @@ def list_data(data: str, target: str, config: RunConfig) -> Listed:
     """List the raw data and fingerprint it. Never cached: new bytes behind the same name are new work."""
     from tasks.preprocess.cluster.division import divide
     from tasks.preprocess.incremental import fingerprint_earlier
-    from tasks.preprocess.read.files import list_source
+    from tasks.preprocess.read.files import list_source, unchanged
     from tasks.preprocess.read.fingerprint import fingerprint_source
 
     listing = list_source(data)
     source = fingerprint_source(listing, target) + fingerprint_earlier(config.data.earlier)
-    division = divide(listing, target, config.data) if pods() > 1 else Division.NONE
+    with unchanged(listing.files):
+        division = divide(listing, target, config.data) if pods() > 1 else Division.NONE
     writer = ArtifactWriter(fresh_directory("listing"))
     writer.write_json(LISTING, listing.to_json())
     written = flyte_directory(writer.finish("listing", {}).directory)

@@ -110,15 +110,35 @@ def test_the_closure_holds_every_module_that_importing_the_engine_loads(stage: s
     assert set(run.stdout.split()) <= set(versions.import_closure(engines))
 
 
+#: By what name the libraries are imported.
+IMPORTED = {"pillow": "PIL", "scikit-learn": "sklearn", "torch-pruning": "torch_pruning"}
+#: They move bytes, read settings, look at the machine or show progress, and compute nothing of a result.
+COMPUTE_NOTHING = {
+    *("adlfs", "aiohttp", "azure", "boto3", "botocore", "fsspec", "gcsfs", "google", "requests", "s3transfer"),
+    *("click", "pydantic", "pydantic_core", "yaml"),
+    *("psutil", "pynvml", "threadpoolctl", "tqdm"),
+    *("cryptography", "google_crc32c", "safetensors", "xxhash"),
+}
+
+
+def imported_libraries(stage: str) -> set[str]:
+    return {
+        name.split(".")[0]
+        for path in versions.import_closure(versions.CODE[stage].engines).values()
+        for name in versions.imported_names(path)
+    } - {*sys.stdlib_module_names, "tasks"}
+
+
+def listed_libraries(stage: str) -> set[str]:
+    return {IMPORTED.get(library, library) for library in versions.CODE[stage].libraries}
+
+
 @pytest.mark.parametrize("stage", versions.CODE)
 def test_every_library_of_a_stage_is_imported_by_its_code(stage: str) -> None:
-    code = versions.CODE[stage]
-    names = {"pillow": "PIL", "scikit-learn": "sklearn", "torch-pruning": "torch_pruning"}
-    # These are used by onnx's exporter and by scikit-learn themselves.
-    indirect = {"onnxscript"}
-    imported = {
-        name.split(".")[0]
-        for path in versions.import_closure(code.engines).values()
-        for name in versions.imported_names(path)
-    }
-    assert {names.get(library, library) for library in code.libraries} - indirect <= imported
+    used_by_onnx_exporter = {"onnxscript"}
+    assert listed_libraries(stage) - used_by_onnx_exporter <= imported_libraries(stage)
+
+
+@pytest.mark.parametrize("stage", versions.CODE)
+def test_every_library_that_computes_is_part_of_the_key(stage: str) -> None:
+    assert imported_libraries(stage) - COMPUTE_NOTHING <= listed_libraries(stage)

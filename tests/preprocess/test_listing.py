@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -11,16 +12,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
+from pyarrow import feather
 
 from tasks.artifacts.format import Artifact
 from tasks.errors import UserError
 from tasks.preprocess import engine
+from tasks.preprocess.cluster import csv_parsing, shares
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import prepare
 from tasks.preprocess.read.files import Listing, list_source
 from tasks.preprocess.read.fingerprint import fingerprint_source
 from tasks.storage import s3
 from tests.support.faulty_s3 import FaultyS3
+from tests.support.shares import on_several
 from tests.support.tables import table_text
 
 
@@ -105,6 +110,103 @@ def test_what_goes_wrong_because_a_file_changed_is_said_so(tmp_path: Path, monke
     beside(monkeypatch, "open_source", lambda: path.write_bytes(path.read_bytes()[:2000]))
     with pytest.raises(UserError, match="was changed while it was read"):
         prepare(tmp_path / "made", str(path), "y", DataConfig(), {})
+
+
+def parquet(path: Path, *names: str, groups: int = 6) -> None:
+    """A Parquet file with the columns ``names`` and y, in so many row groups; whole at every moment."""
+    rows = 100 * groups
+    columns = {name: np.arange(float(rows)) for name in names}
+    pq.write_table(pa.table({**columns, "y": np.arange(rows) % 2}), path.with_suffix(".new"), row_group_size=100)
+    path.with_suffix(".new").replace(path)
+
+
+@pytest.mark.parametrize("replaced", [{"groups": 2}, {"names": ("x",)}, {"names": ()}])
+@pytest.mark.parametrize("moment", ["open_source", "fit_table"])
+def test_another_file_in_the_place_of_one_is_one_line_whatever_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, replaced: dict[str, Any]
+) -> None:
+    """Row groups and columns that are no longer there."""
+    parquet(tmp_path / "t.parquet", "x", "z")
+    request = {"names": ("x", "z"), **replaced}
+    names = request.pop("names")
+    happened = beside(monkeypatch, moment, lambda: parquet(tmp_path / "t.parquet", *names, **request))
+    with pytest.raises(UserError, match=r"t\.parquet: was changed while it was read"):
+        prepare(tmp_path / "made", str(tmp_path / "t.parquet"), "y", DataConfig(), {})
+    assert happened
+
+
+@pytest.mark.parametrize(
+    ("suffix", "work"),
+    [
+        *itertools.product(("csv", "parquet", "arrow", "txt", "png"), ("fingerprint", "prepare")),
+        *itertools.product(("csv", "parquet", "arrow", "txt"), ("several",)),
+    ],
+)
+def test_a_file_that_was_removed_after_it_was_listed_is_one_line(tmp_path: Path, suffix: str, work: str) -> None:
+    """Whoever comes upon it first: the fingerprint, a process that decodes it, or one of several machines."""
+    data = tmp_path / "data"
+    write_source(data, suffix)
+    listing = list_source(str(data))
+    last = Path(listing.files[-1].uri)
+    target = "" if suffix in ("txt", "png") else "y"
+    last.unlink()
+    with pytest.raises(UserError, match=rf"{last.name}: was removed while it was read; start again"):
+        if work == "fingerprint":
+            fingerprint_source(listing, target)
+        elif work == "prepare":
+            prepare(tmp_path / "made", listing, target, DataConfig(), {})
+        else:
+            on_several(tmp_path / "pods", listing, 2, DataConfig(), target)
+
+
+def write_source(data: Path, suffix: str) -> None:
+    """Four files of a format; of texts and images, in two class folders."""
+    for number in range(4):
+        folder = data / ("ab"[number % 2] if suffix in ("txt", "png") else "")
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{number}.{suffix}"
+        if suffix == "csv":
+            path.write_text(table_text(100, number))
+        elif suffix == "parquet":
+            parquet(path, "x")
+        elif suffix == "arrow":
+            feather.write_feather(pa.table({"x": np.arange(100.0), "y": np.arange(100) % 2}), path)
+        elif suffix == "txt":
+            path.write_text(f"the text of number {number}")
+        else:
+            Image.fromarray(np.full((8, 8, 3), 40 * number, np.uint8)).save(path)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "step"),
+    [("csv", "parse_share"), ("csv", "encode_share"), ("parquet", "scan_share"), ("parquet", "encode_share")],
+)
+def test_a_machine_that_reads_what_changed_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, step: str
+) -> None:
+    write_source(tmp_path / "data", suffix)
+    module = csv_parsing if step == "parse_share" else shares
+    original, happened = getattr(module, step), []
+
+    def after_a_change(*arguments: Any) -> Any:
+        for path in (tmp_path / "data").iterdir():
+            write_other(path)
+        happened.append(step)
+        return original(*arguments)
+
+    monkeypatch.setattr(module, step, after_a_change)
+    with pytest.raises(UserError, match="was changed while it was read; start again"):
+        on_several(tmp_path / "pods", list_source(str(tmp_path / "data")), 2, DataConfig(), "y")
+    # Nobody reads text again once it is parsed: that it changed is found before the artifact is written.
+    assert len(happened) == (2 if (suffix, step) == ("csv", "encode_share") else 1)
+    assert not (tmp_path / "pods/prepared").exists()
+
+
+def write_other(path: Path) -> None:
+    if path.suffix == ".csv":
+        path.write_text("a,b\n1,2\n")
+    else:
+        parquet(path, "other", groups=1)
 
 
 def test_a_fingerprint_of_a_file_that_is_being_written_is_refused(

@@ -11,20 +11,22 @@ from tasks.preprocess.cluster.division import divide
 from tasks.preprocess.cluster.exchange import SUMMARY
 from tasks.preprocess.cluster.request import Division, TableRequest
 from tasks.preprocess.config import DataConfig
-from tasks.preprocess.read.files import list_source
+from tasks.preprocess.read.files import Listing, list_source
 
 CONFIG = DataConfig(id="id", quarantine_limit=0.05)
 MADE_BY = {"code": "this"}
 
 
-def on_several(root: Path, data: str, number: int, config: DataConfig = CONFIG, target: str = "y") -> Artifact:
+def on_several(
+    root: Path, data: str | Listing, number: int, config: DataConfig = CONFIG, target: str = "y"
+) -> Artifact:
     """As the pods do it: each step in directories of its own, and the places that it read moved before the next."""
 
     def moved(path: Path) -> Path:
         return Path(shutil.move(path, path.with_name(f"{path.name}-downloaded")))
 
     root.mkdir()
-    request = TableRequest(list_source(data), target, config, "")
+    request = TableRequest(list_source(data) if isinstance(data, str) else data, target, config, "")
     division = divide(request.data, target, config)
     assert division != Division.NONE
     by_files = division == Division.FILES

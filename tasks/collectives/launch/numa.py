@@ -36,7 +36,8 @@ def all_reduce_bound(work: Work, config: CollectivesConfig, bind: bool, nodes: s
 
 
 def node_cpus(root: Path) -> list[set[int]]:
-    """The CPUs of each NUMA node that this process may use; nodes without any are left out."""
+    """The CPUs of each NUMA node that this process may use; nodes without any are left out. Linux only, as is ``root``:
+    elsewhere no machine is known to have two nodes."""
     allowed = os.sched_getaffinity(0)
     nodes = sorted(root.glob("node[0-9]*"), key=lambda path: int(path.name.removeprefix("node")))
     return [mine for path in nodes if (mine := numbers(read(path / "cpulist")) & allowed)]

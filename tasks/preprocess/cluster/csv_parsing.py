@@ -20,7 +20,7 @@ from tasks.preprocess.cluster.request import TableRequest
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.pool.workers import workers_for
 from tasks.preprocess.read.columnar import LINE, write_spool
-from tasks.preprocess.read.files import Listing
+from tasks.preprocess.read.files import Listing, unchanged
 from tasks.preprocess.read.tables import (
     Source,
     TextPiece,
@@ -52,7 +52,8 @@ def open_texts(request: TableRequest, number: int, directory: Path) -> list[Path
     """Cut files of text into at most ``number`` shares, each in a directory in ``directory``."""
     with TemporaryDirectory() as scratch:
         files, config = files_to_read(request.data, request.target, request.config, Path(scratch))
-    pieces = cut_plan(plan_text(request.data, files, config), number)
+        with unchanged(files):
+            pieces = cut_plan(plan_text(request.data, files, config), number)
     return [exchange.write(directory / f"{index:05d}", TextShare(piece, config)) for index, piece in enumerate(pieces)]
 
 
@@ -73,7 +74,7 @@ def parse_share(share: Path, parsed: Path) -> None:
     """Make the files of one share columnar: the pieces in ``parsed``, and what describes them in its summary, with the
     times alone if rows are split by time."""
     mine = exchange.read(share, TextShare)
-    with exchange.scratch_for(parsed, mine.workers) as place:
+    with unchanged(mine.plan.files), exchange.scratch_for(parsed, mine.workers) as place:
         pieces = list(place.map(make_columnar, text_jobs(mine.plan, mine.config, place.root)))
         named = tuple(replace(piece, path=Path(piece.path.name)) for piece in pieces)
         column = mine.config.time

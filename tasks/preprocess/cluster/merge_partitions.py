@@ -20,6 +20,7 @@ from tasks.preprocess.columns.transform import Transform
 from tasks.preprocess.engine import Fitting, card_of, write_table
 from tasks.preprocess.pool.resume import ResumableScratch
 from tasks.preprocess.pool.workers import workers_for
+from tasks.preprocess.read.files import check_unchanged
 from tasks.preprocess.shuffle.merge import Merged, all_parts, merge_parts
 from tasks.preprocess.shuffle.sorted_runs import PART_BYTES, Part, Run, collect
 from tasks.storage import copy_within_s3
@@ -121,7 +122,7 @@ def assemble(
     rows that lie on S3 and were copied to ``home`` there."""
     fitting = exchange.read(fitted, Fitting)
     card = card_of(fitting, request.data)
-    request.data.check_unchanged()
+    check_unchanged(request.data.files)
     writer = ArtifactWriter(directory)
     write_table(writer, fitting, merged, card, home)
     writer.write_manifest(KIND, made_by)

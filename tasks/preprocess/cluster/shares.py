@@ -32,6 +32,7 @@ from tasks.preprocess.engine import (
 from tasks.preprocess.fit.scan import Scan, ScanResult
 from tasks.preprocess.pool.workers import workers_for
 from tasks.preprocess.read.columnar import Unit
+from tasks.preprocess.read.files import SourceFile, unchanged
 
 #: What a value takes in memory, about.
 CELL_BYTES = 8
@@ -43,6 +44,11 @@ class Share:
 
     scan: Scan
     units: list[Unit]
+
+    @property
+    def files(self) -> list[SourceFile]:
+        """Those of the raw data that are read with it: none of text, which is in the spool."""
+        return list(dict.fromkeys(unit.source for unit in self.units if unit.uri == unit.file))
 
     @property
     def workers(self) -> int:
@@ -72,7 +78,7 @@ def open_shares(request: TableRequest, number: int, summaries: list[Path], direc
     """
     data, target, config = request.data, request.target, request.config
     parsed = source_of_shares(data, summaries) if summaries else None
-    with exchange.scratch_for(directory, workers_for(data.size, config.memory)) as place:
+    with unchanged(data.files), exchange.scratch_for(directory, workers_for(data.size, config.memory)) as place:
         if config.earlier:
             table = open_new_files(place, data, find_new_files(data, target, config, place.root / "earlier"), parsed)
         else:
@@ -103,7 +109,7 @@ def read_share(directory: Path, spool: Path) -> Share:
 def scan_share(share: Path, spool: Path, scanned: Path) -> None:
     """The first pass over one share."""
     mine = read_share(share, spool)
-    with exchange.scratch_for(scanned, mine.workers) as place:
+    with unchanged(mine.files), exchange.scratch_for(scanned, mine.workers) as place:
         found = list(scan_units(place, mine.scan, mine.units))
         exchange.write(scanned, ScannedShare(found))
 
@@ -123,7 +129,7 @@ def encode_share(share: Path, spool: Path, scanned: Path, plan: Path, encoded: P
     mine = read_share(share, spool)
     planned = exchange.read(plan, MergePlan)
     rejected = [rows for unit in exchange.read(scanned, ScannedShare).units for rows in unit.rejected]
-    with exchange.scratch_for(encoded, mine.workers) as place:
+    with unchanged(mine.files), exchange.scratch_for(encoded, mine.workers) as place:
         encoding = Encoding(mine.scan, planned.transform, place.root)
         done = list(encode_units(place, encoding, mine.units, rejected))
         write_partitions(place, planned, [run for unit in done for run in unit.runs], encoded)

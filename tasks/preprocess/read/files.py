@@ -9,6 +9,8 @@ from __future__ import annotations
 import difflib
 import glob
 import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -72,7 +74,7 @@ class SourceFile:
 
     def open(self) -> BinaryIO:
         """A seekable binary reader. Raises ``UserError`` if a store's object is no longer the one that was listed, also
-        while it is read; local files are checked by :meth:`Listing.check_unchanged`, after the last read."""
+        while it is read; local files are checked by :func:`unchanged`, after the last read."""
         if self.local:
             return Path(self.uri).open("rb")
         return open_listed(ObjectInfo(self.uri, self.size, self.version))
@@ -81,10 +83,7 @@ class SourceFile:
         """Raise ``UserError`` if a local file is not the one that was listed. Reads of stores check it themselves."""
         if not self.local:
             return
-        try:
-            now = local_file(Path(self.uri))
-        except OSError:
-            raise UserError(f"{self.uri}: was removed while it was read; start again") from None
+        now = local_file(Path(self.uri))
         if (now.size, now.version) != (self.size, self.version):
             raise UserError(f"{self.uri}: was changed while it was read; start again once nobody writes to it")
 
@@ -114,17 +113,29 @@ class Listing:
         inside = file.uri.removeprefix(folder.rstrip("/") + "/" if folder else "")
         return inside if file.uri != self.address else file.name
 
-    def check_unchanged(self) -> None:
-        """Raise ``UserError`` naming the first local file that is not the one that was listed."""
-        for file in self.files:
-            file.check_unchanged()
-
     def to_json(self) -> dict[str, Any]:
         return {"address": self.address, "files": [[file.uri, file.size, file.version] for file in self.files]}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Listing:
         return cls(data["address"], tuple(SourceFile(*file) for file in data["files"]))
+
+
+@contextmanager
+def unchanged(files: Iterable[SourceFile]) -> Iterator[None]:
+    """Raise ``UserError`` naming the first local file that is not the one that was listed, once the block has read
+    them: also instead of whatever that made go wrong."""
+    try:
+        yield
+    except Exception:
+        check_unchanged(files)
+        raise
+    check_unchanged(files)
+
+
+def check_unchanged(files: Iterable[SourceFile]) -> None:
+    for file in files:
+        file.check_unchanged()
 
 
 def list_source(address: str) -> Listing:
@@ -140,8 +151,11 @@ def list_source(address: str) -> Listing:
 
 
 def local_file(path: Path, name: str = "") -> SourceFile:
-    """A local file as it is now, called ``name`` (default: its path)."""
-    status = path.stat()
+    """A local file as it is now, called ``name`` (default: its path). Raises ``UserError`` if it is gone."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        raise UserError(f"{path}: was removed while it was read; start again") from None
     return SourceFile(name or str(path), status.st_size, f"{status.st_mtime_ns:x}-{status.st_ino:x}")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import xxhash
 
-from tasks.preprocess.read.files import Listing, SourceFile
+from tasks.preprocess.read.files import Listing, SourceFile, unchanged
 from tasks.preprocess.read.images.digits import load
 
 HASH_BYTES = 8 << 20
@@ -24,9 +24,8 @@ def fingerprint_source(listing: Listing, target: str = "") -> str:
         digest.update(labels.tobytes())
         return digest.hexdigest()
     # Of an image the folder is the label, so that it counts; where all of them lie does not.
-    found = digest_files([(listing.relative(file), file) for file in listing.files], target)
-    listing.check_unchanged()
-    return found
+    with unchanged(listing.files):
+        return digest_files([(listing.relative(file), file) for file in listing.files], target)
 
 
 def digest_files(files: list[tuple[str, SourceFile]], target: str) -> str:
