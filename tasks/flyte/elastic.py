@@ -95,6 +95,14 @@ def fetch_all(directory: FlyteDirectory, place: Placement, fresh: Path) -> Path:
     return local_path(directory)
 
 
+#: Raises ``UserError`` for inputs of the task, as they are here, that cannot work in processes placed so.
+Check = Callable[[Mapping[str, Any], Placement], None]
+
+
+def nothing_to_check(inputs: Mapping[str, Any], place: Placement) -> None:
+    """A stage whose processes find out by themselves."""
+
+
 def as_made(made: Made) -> Made:
     """The outputs of an ordinary stage."""
     return made
@@ -107,18 +115,26 @@ class Distributed(Elastic):
     stage: str = ""
     profile: Profile = field(default_factory=current_profile)
     fetch: Fetch = fetch_all
+    check: Check = nothing_to_check
     returns: Callable[[Made], Any] = as_made
 
 
-def distributed(stage: str, fetch: Fetch = fetch_all, returns: Callable[[Made], Any] = as_made) -> Distributed:
-    """The process group of a stage, as the current profile places it; ``fetch`` is how its inputs come to a pod, and
-    ``returns`` makes the task's output of what the stage made."""
+def distributed(
+    stage: str,
+    fetch: Fetch = fetch_all,
+    check: Check = nothing_to_check,
+    returns: Callable[[Made], Any] = as_made,
+) -> Distributed:
+    """The process group of a stage, as the current profile places it; ``fetch`` is how its inputs come to a pod,
+    ``check`` sees them there before any process starts, and ``returns`` makes the task's output of what the stage
+    made."""
     profile = current_profile()
     place = profile.placement(stage)
     return Distributed(
         stage=stage,
         profile=profile,
         fetch=fetch,
+        check=check,
         returns=returns,
         # The plugin makes a PyTorchJob of the text "2" and a plain pod of the number 1.
         nnodes=1 if place.nodes == 1 else str(place.nodes),
@@ -175,6 +191,7 @@ class DistributedTask(PytorchElasticFunctionTask):
                 else value
                 for name, value in inputs.items()
             }
+            config.check(here, place)
             homes = (str(Store(STORE).checkpoints(config.stage, key).absolute()), "") if local else flyte_checkpoints()
             # Locally Flyte gives every run the same name; each is an execution of its own.
             execution = f"local-{uuid.uuid4().hex}" if local else current_context().execution_id.name

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 def visible_gpus() -> int:
@@ -15,27 +19,33 @@ def visible_gpus() -> int:
 
 
 def nvidia_gpus() -> int:
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        try:
-            return int(pynvml.nvmlDeviceGetCount())
-        finally:
-            pynvml.nvmlShutdown()
-    except pynvml.NVMLError:
-        return 0
+    return len(ask_nvml(lambda handle: handle))
 
 
 def gpu_names() -> list[str]:
     """The names of this machine's NVIDIA GPUs; empty without any."""
     import pynvml
 
+    return ask_nvml(lambda handle: str(pynvml.nvmlDeviceGetName(handle)))
+
+
+def bf16_gpus() -> bool:
+    """Whether a GPU of this machine computes in bfloat16: NVIDIA's from compute capability 8.0 on, and AMD's."""
+    import pynvml
+
+    capable = ask_nvml(lambda handle: tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle)) >= (8, 0))
+    return any(capable) if capable else amd_gpus() > 0
+
+
+def ask_nvml(question: Callable[[Any], T]) -> list[T]:
+    """The answers of NVML about each of this machine's NVIDIA GPUs, given their handles; empty without any."""
+    import pynvml
+
     try:
         pynvml.nvmlInit()
         try:
             handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
-            return [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
+            return list(map(question, handles))
         finally:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError:

@@ -119,10 +119,25 @@ def build(
         shape = list(getattr(output, "shape", ())) or type(output).__name__
         expected = [2, *signature.output_shape]
         raise UserError(f"model.name: {name} gave {shape} for a batch of 2; expected {expected}")
-    if device.type == "meta" and not empty:
-        fill(network.to_empty(device="cpu"), seed)
+    if device.type == "meta":
+        check_without_constants(name, network)
+        if not empty:
+            fill(network.to_empty(device="cpu"), seed)
     predictor.row_bytes = results.total // 2
     return predictor.train(was_training)
+
+
+def check_without_constants(name: str, network: nn.Module) -> None:
+    """Raise ``UserError`` if a network that was built without memory holds tensors that are no parameters: these were
+    computed there, so that they have no values."""
+    constants = [name for name, _ in network.named_buffers()]
+    for path, module in network.named_modules():
+        constants += [f"{path}.{key}".lstrip(".") for key, value in vars(module).items() if isinstance(value, Tensor)]
+    if constants:
+        raise UserError(
+            f"model.name: {name} states initial_std, so it is built without memory, and its tensor {constants[0]!r} "
+            "would have no values; expected one that is computed in the forward pass, or no initial_std"
+        )
 
 
 def zeros(signature: Signature, rows: int) -> list[Tensor]:

@@ -8,6 +8,7 @@ Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) whose key
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
@@ -42,7 +43,7 @@ def fill_part(
 ) -> None:
     """Fill ``part``, which is the part of the parameter ``name`` of ``size`` that begins at ``offsets``, in place.
 
-    Parameters have one or two dimensions.
+    A parameter is divided along its first dimension, or one of two dimensions along either.
     """
     assert isinstance(network, StatesDeviations)
     std = network.initial_std(name)
@@ -51,9 +52,11 @@ def fill_part(
     elif not std:
         part.zero_()
     elif part.numel():
-        width = size[-1] if len(size) == 2 else 1
-        first, columns = offsets[0], slice(offsets[-1], offsets[-1] + part.shape[-1]) if len(size) == 2 else slice(1)
+        width = math.prod(size[1:])
+        first = offsets[0] if offsets else 0
+        columns = slice(offsets[1], offsets[1] + part.shape[1]) if len(size) == 2 else slice(None)
         rows = max(1, CHUNK // width)
+        part = part if part.ndim else part.view(1)
         for start in range(0, len(part), rows):
             target = part[start : start + rows]
             drawn = normal(seed, name, (first + start) * width, len(target) * width).reshape(len(target), width)

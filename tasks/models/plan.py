@@ -13,7 +13,8 @@ from torch import nn
 #: - ``embedding``: an embedding whose vocabulary is divided
 #: - ``column``: a linear layer whose outputs are divided and stay so
 #: - ``row``: a linear layer whose inputs are divided already; its output is the sum over the devices
-#: - ``region``: a module that contains ``column`` and ``row`` layers and needs the whole sequence at its input
+#: - ``region``: a module that contains ``column`` and ``row`` layers and needs the whole sequence at its input, which
+#:   it adds to nothing: a residual connection goes around it
 #: - ``norm``: a normalisation of hidden states ``[batch, sequence, hidden]``
 #: - ``head norm``: a normalisation of ``[batch, sequence, heads, head size]``, the heads being divided
 #: - ``head``: the layer that gives the logits, divided along the vocabulary; its output is whole. A module without
@@ -49,8 +50,7 @@ def plan_of(network: nn.Module) -> Plan | None:
 
 def blocks_of(network: nn.Module) -> tuple[str, ...]:
     """The names of the network's blocks: by its plan, else the outermost modules of the class that holds most
-    parameters
-    among those that are repeated; empty if no class is."""
+    parameters among those that are repeated; empty if no class is."""
     if plan := plan_of(network):
         return plan.blocks
     by_class: dict[type[nn.Module], list[str]] = {}

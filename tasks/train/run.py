@@ -214,7 +214,7 @@ def history(state: TrainingState, group: Group, precision: str) -> History:
         "best": cast(ValidationPoint, progress.best),
         "steps_total": progress.step,
         "stopped_early": progress.stopped_early,
-        "parameters": sum(parameter.numel() for parameter in state.model.parameters()),
+        "parameters": state.traits.parameters,
         "world": {
             "size": group.world,
             "backend": group.backend,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,13 @@ def fetch_prepared(directory: FlyteDirectory, place: Placement, fresh: Path) -> 
         return local_path(directory)
     LOG.info("streams %s: it is larger than profile.data_cache_gib, %g", uri, place.data_cache_gib)
     return make_stub(uri, fresh, room // place.processes)
+
+
+def check(inputs: Mapping[str, Any], place: Placement) -> None:
+    from tasks.train.checks import check_training
+
+    prepared = Path(inputs["prepared"].path)
+    check_training(prepared, inputs.get("model"), inputs["training"], place.world_size, place.nodes)
 
 
 def run_in(
@@ -73,7 +81,7 @@ def run_in(
     return workspace.work(body)
 
 
-@task(task_config=distributed("train", fetch_prepared), **on("train"))
+@task(task_config=distributed("train", fetch_prepared, check), **on("train"))
 def train(
     workspace: Workspace, prepared: ArtifactDirectory, model: ModelConfig, training: TrainingConfig, code: str
 ) -> Made:
@@ -86,7 +94,7 @@ def fetch_data_and_models(directory: FlyteDirectory, place: Placement, fresh: Pa
     return fetch_prepared(directory, place, fresh) if fresh.suffix == ".prepared" else local_path(directory)
 
 
-@task(task_config=distributed("train", fetch_data_and_models), **on("train"))
+@task(task_config=distributed("train", fetch_data_and_models, check), **on("train"))
 def tune(
     workspace: Workspace,
     start: ArtifactDirectory,

@@ -103,7 +103,7 @@ def test_a_layout_that_does_not_fit_the_profile_ends_before_any_stage(monkeypatc
 
 
 def test_what_no_layout_can_divide() -> None:
-    from tasks.train.setup import check_divisible
+    from tasks.train.checks import check_divisible
 
     sharded = TrainingConfig(parallel=ParallelConfig(shard="weights"))
     with pytest.raises(UserError, match=r"training.parallel: this model has batch normalisation"):

@@ -85,6 +85,24 @@ def test_every_layout_agrees_with_one_process(name: str, tmp_path: Path) -> None
     check(LONG[name], tmp_path)
 
 
+def check_fp32(name: str, place: Path) -> None:
+    case = replace(LONG[name], double=False)
+    one = expected(tuple(case.model.items()), case.steps, case.double)
+    for outcome in divided(case, place):
+        assert {tensor.dtype for tensor in outcome.weights.values()} == {torch.float32}
+        assert outcome.losses == pytest.approx(one.losses, abs=1e-5)
+
+
+def test_a_layout_agrees_in_fp32(tmp_path: Path) -> None:
+    check_fp32("weights 2 x tensor 2", tmp_path)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("name", LONG.keys() - {"weights 2 x tensor 2"})
+def test_every_layout_agrees_in_fp32(name: str, tmp_path: Path) -> None:
+    check_fp32(name, tmp_path)
+
+
 FAULTY = {
     "clip by stage": Case(2, {"pipeline": 2}, steps=6),
     "lost factor": Case(2, {"shard": "weights"}, steps=6),

@@ -35,7 +35,10 @@ RUNS = {
     "one process": Run(1),
     "none 2": Run(2),
     "weights 2": Run(2, {"shard": "weights"}),
+    "weights 3": Run(3, {"shard": "weights"}),
+    "hybrid 4": Run(4, {"shard": "weights", "replicas": 2}),
     "tensor 2": Run(2, {"tensor": 2}),
+    "weights 2 x tensor 2": Run(4, {"shard": "weights", "tensor": 2}),
     "1f1b 2": Run(2, {"pipeline": 2}),
     "interleaved 2": Run(2, {"pipeline": 2, "schedule": "interleaved", "stages_per_rank": 2}, accumulation=4),
     "2 x 2 x 2": Run(8, {"pipeline": 2, "shard": "optimizer", "tensor": 2}),
@@ -129,7 +132,13 @@ def test_every_layout_trains_the_same_model(name: str, prepared: PreparedData, t
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("name", ["weights 2", "tensor 2", "1f1b 2", "interleaved 2", "2 x 2 x 2"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("weights 2", "weights 3", "hybrid 4", "tensor 2", "weights 2 x tensor 2"),
+        *("1f1b 2", "interleaved 2", "2 x 2 x 2"),
+    ],
+)
 def test_killed_and_resumed_is_bit_for_bit(name: str, prepared: PreparedData, tmp_path: Path) -> None:
     whole = trained(name, prepared, tmp_path / "whole")
     resumed = trained(name, prepared, tmp_path / "resumed", killed_as=name)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tasks.artifacts.prepared.data import Signature
+from tasks.models.plan import Plan, Style
 
 
 def numbers(signature: Signature) -> int:
@@ -84,3 +85,63 @@ class Fragile(OnNumbers):
 
 def fragile(signature: Signature) -> nn.Module:
     return Fragile(nn.Linear(numbers(signature), signature.outputs))
+
+
+class ResidualBlock(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(width, 2 * width), nn.Tanh(), nn.Linear(2 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.inner(x)
+
+
+class Planned(nn.Module):
+    """Takes numbers and codes; states how it is divided, and the deviations of its parameters."""
+
+    def __init__(self, signature: Signature, depth: int = 4, width: int = 8, constant: str = "") -> None:
+        super().__init__()
+        self.width, self.classes, self.depth = width, signature.outputs, depth
+        self.first: nn.Module | None = nn.Linear(numbers(signature), width)
+        self.codes: nn.Module | None = nn.Embedding(8, width)
+        self.blocks = nn.ModuleDict({str(number): ResidualBlock(width) for number in range(depth)})
+        self.head: nn.Module | None = nn.Linear(width, self.classes)
+        if constant == "buffer":
+            self.register_buffer("mask", torch.ones(width), persistent=False)
+        elif constant:
+            self.mask = torch.ones(width)
+
+    def forward(self, x: Tensor, codes: Tensor | None = None) -> Tensor:
+        if self.first is not None and self.codes is not None:
+            assert codes is not None
+            x = self.first(x) + self.codes(codes).sum(dim=1)
+        for block in self.blocks.values():
+            x = block(x)
+        return x if self.head is None else self.head(x)
+
+    def initial_std(self, name: str) -> float:
+        return 0.0 if name.endswith("bias") else 0.3
+
+    def plan(self) -> Plan:
+        styles: dict[str, Style] = {"first": "head", "codes": "embedding", "head": "head"}
+        for number in self.blocks:
+            of_block: dict[str, Style] = {"": "region", ".0": "column", ".2": "row"}
+            styles |= {f"blocks.{number}.inner{name}": style for name, style in of_block.items()}
+        present = dict(self.named_modules())
+        return Plan(
+            blocks=tuple(f"blocks.{number}" for number in self.blocks),
+            tensor={name: style for name, style in styles.items() if name in present},
+            divisible={"width": self.width, "classes": self.classes},
+            sequence=1,
+            hidden=(self.width,),
+            cut=self.cut,
+        )
+
+    def cut(self, start: int, stop: int) -> None:
+        for number in range(self.depth):
+            if not start <= number < stop:
+                del self.blocks[str(number)]
+        if start:
+            self.first = self.codes = None
+        if stop < self.depth:
+            self.head = None

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tasks.errors import UserError
 from tasks.train.arithmetic.gradients import Verdict
 from tasks.train.config import TrainingConfig
 
@@ -49,12 +50,22 @@ def kernels(config: TrainingConfig) -> Iterator[None]:
 
 
 def resolve_precision(wanted: str, device: torch.device) -> str:
-    """``auto`` becomes bf16 where the GPU has it, fp16 on other GPUs and fp32 on a CPU."""
+    """:func:`precision_of` that device."""
+    gpu = device.type == "cuda"
+    return precision_of(wanted, gpu=gpu, bf16=gpu and torch.cuda.is_bf16_supported(including_emulation=False))
+
+
+def precision_of(wanted: str, *, gpu: bool, bf16: bool) -> str:
+    """``auto`` becomes bf16 where the GPU has it (``bf16``), fp16 on other GPUs and fp32 on a CPU, which computes in
+    any of them. Raises ``UserError`` if a GPU shall do what it cannot."""
+    if wanted == "bf16" and gpu and not bf16:
+        raise UserError(
+            "training.precision: bf16 takes a GPU of NVIDIA's compute capability 8.0 (Ampere) or later, or one of AMD; "
+            "expected auto, fp16 or fp32"
+        )
     if wanted != "auto":
         return wanted
-    if device.type != "cuda":
-        return "fp32"
-    return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+    return ("bf16" if bf16 else "fp16") if gpu else "fp32"
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:

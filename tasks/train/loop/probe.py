@@ -29,6 +29,8 @@ class Traits:
     couples_rows: bool = False
     #: Floating-point operations of forward and backward pass over a row, see :mod:`tasks.train.speed.flops`.
     flops_per_row: float = 0.0
+    #: Numbers in all parameters, shared ones counted once.
+    parameters: int = 0
 
 
 def probe(model: Predictor, device: torch.device) -> Traits:
@@ -56,7 +58,8 @@ def probe(model: Predictor, device: torch.device) -> Traits:
         changing = [name for name, _ in model.named_buffers() if name.rpartition(".")[0] in changed]
     normalised = any(isinstance(module, _BatchNorm) for module in model.modules())
     couples_rows = bool(changing) or normalised
-    return Traits(tuple(unused), tuple(changing), couples_rows, counter.get_total_flops() / ROWS)
+    flops_per_row, parameters = counter.get_total_flops() / ROWS, sum(p.numel() for p in model.parameters())
+    return Traits(tuple(unused), tuple(changing), couples_rows, flops_per_row, parameters)
 
 
 @contextmanager

@@ -50,7 +50,7 @@ class DividedModel(ParallelModel):
         if self._pipeline:
             # Forward and backward passes alternate, so both run in it.
             with forward():
-                self._pipeline.step(inputs[0], loss_of)
+                self._pipeline.step(inputs, loss_of)
         else:
             (model,) = self._parts
             for piece in pieces:
@@ -63,7 +63,7 @@ class DividedModel(ParallelModel):
 
     @torch.no_grad()
     def forward(self, *inputs: Tensor) -> Tensor | None:
-        outputs = self._pipeline.outputs(inputs[0]) if self._pipeline else self._parts[0](*inputs)
+        outputs = self._pipeline.outputs(inputs) if self._pipeline else self._parts[0](*inputs)
         # Without a backward pass FSDP would leave some weights gathered.
         for module in (module for part in self._parts for module in part.modules()):
             if isinstance(module, FSDPModule):

@@ -6,7 +6,7 @@ All micro-batches have the same number of rows; a short batch is padded, by rows
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 
-from tasks.models.factory import Predictor
+from tasks.models.factory import Predictor, zeros
 from tasks.models.plan import Plan, plan_of
 from tasks.train.parallel.gradients import local
 from tasks.train.parallel.layout import Layout
@@ -51,7 +51,6 @@ class Pipeline:
         self._stages = stages
         self._loss_of: LossOf | None = None
         group = layout.mesh["pipeline"].get_group()
-        spec = stages[0].signature.inputs[0]
         length, *rest = stated_plan(stages[0]).hidden
         if layout.config.tensor > 1 and layout.config.sequence:
             length //= layout.config.tensor
@@ -60,7 +59,7 @@ class Pipeline:
             if not part.last:
                 # The next stage makes room for this type; torch does not check what it is sent.
                 part.register_forward_hook(lambda module, given, outputs: outputs.to(dtype))
-        tokens = torch.empty(rows, *spec.shape, dtype=getattr(torch, spec.dtype), device="meta")
+        given = tuple(x.to("meta") for x in zeros(stages[0].signature, rows))
         hidden = torch.empty(rows, length, *rest, dtype=dtype, device="meta", requires_grad=True)
         shape = stages[0].signature.output_shape
         outputs = torch.empty(rows, *shape, dtype=dtype, device="meta", requires_grad=True)
@@ -71,7 +70,7 @@ class Pipeline:
                 number,
                 layout.all_stages,
                 device,
-                input_args=tokens if number == 0 else hidden,
+                input_args=given if number == 0 else hidden,
                 output_args=outputs if number == last else hidden,
                 group=group,
             )
@@ -88,23 +87,23 @@ class Pipeline:
         self.rows = micro_batches * rows
         self._shared = shared_parameters(stages, layout)
 
-    def step(self, tokens: Tensor, loss_of: LossOf) -> None:
-        """Run all forward and backward passes of a batch ``[rows, length]``; gradients are added to those there are."""
+    def step(self, inputs: Sequence[Tensor], loss_of: LossOf) -> None:
+        """Run all forward and backward passes of a batch; gradients are added to those there are."""
         self._loss_of = loss_of
-        self._run(self._schedule.step, tokens, return_outputs=False)
+        self._run(self._schedule.step, inputs, return_outputs=False)
         self._add_shared()
 
     @torch.no_grad()
-    def outputs(self, tokens: Tensor) -> Tensor | None:
+    def outputs(self, inputs: Sequence[Tensor]) -> Tensor | None:
         """The outputs of a batch, on the last stage."""
         self._loss_of = lambda outputs, _: outputs.new_zeros(())
-        return self._run(self._schedule.eval, tokens)
+        return self._run(self._schedule.eval, inputs)
 
-    def _run(self, run: Callable[..., Any], tokens: Tensor, **settings: bool) -> Any:
-        assert len(tokens) == self.rows, "pipelines take batches of one size only"
+    def _run(self, run: Callable[..., Any], inputs: Sequence[Tensor], **settings: bool) -> Any:
+        assert len(inputs[0]) == self.rows, "pipelines take batches of one size only"
         # The target tells the loss which rows it is of.
-        target = torch.arange(len(tokens)) if self._layout.has_losses else None
-        return run(*(tokens,) if 0 in self._layout.stages else (), target=target, **settings)
+        target = torch.arange(self.rows) if self._layout.has_losses else None
+        return run(*inputs if 0 in self._layout.stages else (), target=target, **settings)
 
     def _loss(self, outputs: Tensor, rows: Tensor) -> Tensor:
         assert self._loss_of is not None
