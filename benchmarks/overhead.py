@@ -114,7 +114,7 @@ class NoGuard(Guard):
     """Neither asks nor saves."""
 
     def __init__(self) -> None:
-        pass
+        self.recorder = NoGoodputRecorder()
 
     def before_step(self) -> Any:
         pass
@@ -169,19 +169,18 @@ class Bench:
         self.state.progress.steps.clear()
         self.state.progress.evaluations.clear()
         guard: Guard = NoGuard()
-        ledger: GoodputRecorder = NoGoodputRecorder()
         if guarded:
             homes, rank = self.checkpoints.homes, self.group.rank
-            ledger = GoodputRecorder(homes, self.turns, WORLD, writes=rank == 0, started=time.perf_counter())
-            guard = Guard(self.checkpoints, Interval(steps=self.steps // SAVES), watcher, ledger)
+            recorder = GoodputRecorder(homes, self.turns, WORLD, writes=rank == 0, started=time.perf_counter())
+            guard = Guard(self.checkpoints, Interval(steps=self.steps // SAVES), watcher, recorder)
             guard.begin(self.state.progress.step)
         training = replace(self.training, epochs=self.turns)
         dist.barrier()
         begun = time.perf_counter()
-        loop = TrainLoop(self.state, self.data, training, self.group, "fp32", guard, ledger)
+        loop = TrainLoop(self.state, self.data, training, self.group, "fp32", guard)
         loop.run(lambda *_: None)
         seconds = time.perf_counter() - begun
-        stall = ledger.record.seconds[STALL] if guarded else 0.0
+        stall = guard.recorder.record.seconds[STALL] if guarded else 0.0
         if guarded:
             self.checkpoints.finish()
             guard.close()

@@ -90,7 +90,7 @@ class Ours(Contender):
     def run(self) -> None:
         config = replace(self.config, epochs=self.done + self.epochs)
         with kernels(config):
-            loop = TrainLoop(self.state, self.data, config, self.group, "fp32", self.guard, self.recorder)
+            loop = TrainLoop(self.state, self.data, config, self.group, "fp32", self.guard)
             loop.run(lambda *_: None)
 
 

@@ -112,7 +112,7 @@ def run(request: TrainingRequest) -> None:
         profiler = StepProfiler(steps, group.device) if steps else None
         guard.begin(first_step)
         try:
-            TrainLoop(state, setup.data, training, group, setup.precision, guard, recorder, profiler).run(restore)
+            TrainLoop(state, setup.data, training, group, setup.precision, guard, profiler).run(restore)
             checkpoints.finish()
         except Preempted:
             raise

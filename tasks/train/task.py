@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from flytekit import task
 from flytekit.types.directory import FlyteDirectory
@@ -44,15 +44,23 @@ def check(inputs: Mapping[str, Any], place: Placement) -> None:
     check_training(prepared, inputs.get("model"), inputs["training"], place.world_size, place.nodes)
 
 
+class TrainedModels(TypedDict, total=False):
+    """The fields of the request that say what training goes on from and learns from."""
+
+    start: Path
+    teacher: Path
+    teaching: TeachingConfig
+
+
 def run_in(
     workspace: Workspace,
     prepared: FlyteDirectory,
     model: ModelConfig,
     training: TrainingConfig,
     made_by: dict[str, Any],
-    **lineage: Any,
+    **lineage: Unpack[TrainedModels],
 ) -> Made:
-    """Train in a worker. ``lineage`` are the request's fields that say what training goes on from and learns from."""
+    """Train in a worker, from scratch and on labels alone without ``lineage``."""
 
     def body() -> None:
         from tasks.train.request import TrainingRequest
@@ -109,5 +117,5 @@ def tune(
         "teacher": fingerprint_of(teacher),
         "teaching": to_dict(teaching),
     }
-    lineage = {"start": Path(start.path), "teacher": Path(teacher.path), "teaching": teaching}
+    lineage = TrainedModels(start=Path(start.path), teacher=Path(teacher.path), teaching=teaching)
     return run_in(workspace, prepared, ModelConfig(), training, made_by, **lineage)

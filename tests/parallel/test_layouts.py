@@ -98,7 +98,7 @@ def test_a_layout_agrees_in_fp32(tmp_path: Path) -> None:
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("name", LONG.keys() - {"weights 2 x tensor 2"})
+@pytest.mark.parametrize("name", [name for name in LONG if name != "weights 2 x tensor 2"])
 def test_every_layout_agrees_in_fp32(name: str, tmp_path: Path) -> None:
     check_fp32(name, tmp_path)
 

@@ -43,6 +43,7 @@ RUNS = {
     "interleaved 2": Run(2, {"pipeline": 2, "schedule": "interleaved", "stages_per_rank": 2}, accumulation=4),
     "2 x 2 x 2": Run(8, {"pipeline": 2, "shard": "optimizer", "tensor": 2}),
 }
+RUNS["weights 2, offloaded"] = Run(2, {"shard": "weights", "offload": True})
 RUNS |= {f"{name}, bf16": replace(run, precision="bf16") for name, run in RUNS.items()}
 
 
@@ -166,7 +167,10 @@ def one_in_bf16(prepared: PreparedData, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("name", ["none 2", "weights 2", "tensor 2", "1f1b 2", "interleaved 2", "2 x 2 x 2"])
+@pytest.mark.parametrize(
+    "name",
+    ["none 2", "weights 2", "weights 2, offloaded", "tensor 2", "1f1b 2", "interleaved 2", "2 x 2 x 2"],
+)
 def test_every_layout_trains_in_bf16(
     name: str, prepared: PreparedData, tmp_path: Path, one: Any, one_in_bf16: Any
 ) -> None:

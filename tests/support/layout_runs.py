@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -27,6 +27,11 @@ from tasks.artifacts.prepared.data import Signature, TensorSpec
 from tasks.models.config import ModelConfig
 from tasks.models.factory import build
 from tests.support.processes import FORK, free_port
+
+if TYPE_CHECKING:
+    from tasks.train.checkpoint import Checkpoints
+    from tasks.train.parallel.layout import Layout
+    from tasks.train.parallel.model import ParallelModel
 
 LENGTH = 16
 SIGNATURE = Signature((TensorSpec("tokens", "int64", (LENGTH,)),), "next token", "next token", buckets=256)
@@ -118,15 +123,24 @@ def by_hand(case: Case) -> Outcome:
     return Outcome(losses, norms, {name: p.detach().clone() for name, p in model.named_parameters()})
 
 
-def train_divided(case: Case) -> Outcome:
-    """One rank's part of the same training under the case's layout."""
+class Divided(NamedTuple):
+    """One rank's part of a case before its first step, whose micro-batches have so many ``rows``; ``checkpoints`` are
+    in its home, if it has one."""
+
+    layout: Layout
+    model: ParallelModel
+    rows: int
+    optimizer: torch.optim.Optimizer
+    checkpoints: Checkpoints | None
+
+
+def set_up(case: Case) -> Divided:
     from tasks.distributed.process_group import Group
     from tasks.train.checkpoint import AppState, Checkpoints, ResumePolicy
     from tasks.train.loop.probe import Traits
     from tasks.train.parallel.config import ParallelConfig
     from tasks.train.parallel.divide import divide, fill
     from tasks.train.parallel.layout import Layout
-    from tasks.train.parallel.model import ParallelModel
     from tasks.train.parallel.replicas import replicate
 
     device = torch.device("cpu")
@@ -140,15 +154,17 @@ def train_divided(case: Case) -> Outcome:
         fill(predictor, device, SEED)
         model = replicate(predictor, Traits(), Group(layout.rank, layout.world, device, "gloo"))
     optimizer = torch.optim.AdamW(model.model.parameters(), lr=RATE, fused=True)
+    policy = ResumePolicy({}, layout=layout.sizes if layout.config.divides else ())
+    state = AppState(model.model, optimizer)
+    checkpoints = Checkpoints([case.home], state, policy, timeout=PATIENCE) if case.home else None
+    return Divided(layout, model, rows, optimizer, checkpoints)
+
+
+def train_divided(case: Case) -> Outcome:
+    """One rank's part of the same training under the case's layout."""
+    layout, model, rows, optimizer, checkpoints = set_up(case)
     losses, norms = [], []
-    start, restored, checkpoints = 0, {}, None
-    if case.home:
-        checkpoints = Checkpoints(
-            [case.home],
-            AppState(model.model, optimizer),
-            ResumePolicy({}, layout=layout.sizes if layout.config.divides else ()),
-            timeout=PATIENCE,
-        )
+    start, restored = 0, {}
     if case.resume and checkpoints:
         found = checkpoints.restore()
         assert found is not None

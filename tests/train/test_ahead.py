@@ -108,7 +108,7 @@ def body(prepared: Path, place: Path, port: int, batch_s: float) -> None:
         guard = Guard(checkpoints, Interval(seconds=6.5 * STEP_S), watcher, recorder, clock)
         guard.begin(0)
         began = time.perf_counter()
-        loop = train_loop.TrainLoop(state, data, config, group, "fp32", guard, recorder)
+        loop = train_loop.TrainLoop(state, data, config, group, "fp32", guard)
         loop.run(lambda *_: pytest.fail("it went back"))
         wall = time.perf_counter() - began
         checkpoints.finish()

@@ -9,7 +9,7 @@ would lead to the same weights. If there is no checkpoint since the last time, i
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing, nullcontext
 from typing import Any, NamedTuple
 
@@ -33,7 +33,7 @@ from tasks.train.loop.progress import ProgressReport
 from tasks.train.loop.state import TrainingState
 from tasks.train.loop.step import padded_rows, train_step
 from tasks.train.speed.profiler import StepProfiler
-from tasks.train.survival.goodput import EVALUATION, GoodputRecorder
+from tasks.train.survival.goodput import EVALUATION
 from tasks.train.survival.guard import Guard
 
 HISTORY_POINTS = 200
@@ -75,7 +75,6 @@ class TrainLoop:
         group: Group,
         precision: str,
         guard: Guard,
-        recorder: GoodputRecorder,
         profiler: StepProfiler | None = None,
     ) -> None:
         self._state = state
@@ -86,7 +85,6 @@ class TrainLoop:
         self._rows_of = state.parallel.sharing_rows(group)
         self._precision = precision
         self._guard = guard
-        self._recorder = recorder
         self._profiler = profiler
         self._order = GlobalOrder(layout(data, "train"), config.batch_size, config.seed)
         self._total = self._order.steps_per_epoch * config.epochs
@@ -160,7 +158,7 @@ class TrainLoop:
         rows = self._state.progress.skipped[-1]["rows"]
         return f" (rows {', '.join(map(str, rows))} of the training split by themselves)" if rows else ""
 
-    def _batches(self) -> Any:
+    def _batches(self) -> Generator[Batch, None, None]:
         order, group = self._order, self._rows_of
         coupled = self._state.traits.couples_rows
         return training_batches(
@@ -185,7 +183,7 @@ class TrainLoop:
     def _evaluate(self) -> None:
         state = self._state
         epoch = self._epoch(state.progress.step)
-        with self._recorder.time(EVALUATION):
+        with self._guard.recorder.time(EVALUATION):
             record_evaluation(state, self._data, self._config, self._rows_of, self._precision, epoch, self._guard)
         self.report.evaluated(state.progress.step, state.progress.evaluations[-1])
 

@@ -76,7 +76,7 @@ class Guard:
         self._interval = interval
         self._consensus = Consensus(watcher)
         self._schedule = ExchangeSchedule()
-        self._recorder = recorder
+        self.recorder = recorder
         self._group_state: GroupState | None = None
         self._finished = self._saved = 0
         self._stalls: deque[float] = deque(maxlen=STALLS)
@@ -85,7 +85,7 @@ class Guard:
     def begin(self, step: int) -> None:
         """Training begins at ``step``, which needs no checkpoint. Raises :class:`Preempted` on all ranks if a machine
         already has a notice."""
-        self._recorder.begin(step)
+        self.recorder.begin(step)
         self._saved = step
         stop = self._exchange(0.0).stop
         if stop:
@@ -105,11 +105,11 @@ class Guard:
         given = self._given.popleft()
         ready, began, ended = given.began.ready, given.began.mark.wait(), given.ended.wait()
         stall = given.snapshot.stall() if given.snapshot else 0.0
-        self._recorder.add(STEPS, ended - began - stall)
+        self.recorder.add(STEPS, ended - began - stall)
         idle_from = max(self._idle_since, ready - given.waited)
-        self._recorder.add(DATA_WAIT, max(0.0, min(began, ready) - idle_from))
+        self.recorder.add(DATA_WAIT, max(0.0, min(began, ready) - idle_from))
         self._add_stall(stall)
-        self._recorder.step(step)
+        self.recorder.step(step)
         self._idle_since = ended
         self._finished += 1
 
@@ -154,7 +154,7 @@ class Guard:
         )
 
     def _exchange_after(self, step: int, capture: Capture) -> None:
-        state = self._exchange(self._recorder.record.seconds[STEPS] / max(1, self._finished))
+        state = self._exchange(self.recorder.record.seconds[STEPS] / max(1, self._finished))
         self._group_state = state
         self._schedule.exchanged(step, state.step_s)
         if state.stop:
@@ -184,7 +184,7 @@ class Guard:
         self._stalls.append(0.0)
         self._add_stall(stall)
         if self._checkpoints.background.published:
-            self._recorder.saved(self._checkpoints.background.published.step)
+            self.recorder.saved(self._checkpoints.background.published.step)
         self._saved = step
         if not (self._group_state and self._group_state.stall_s):
             # Exchange the measured stall at once: before the first save the interval is based on a guess.
@@ -195,7 +195,7 @@ class Guard:
         """Add to the stall that the last save has caused in the step loop."""
         if seconds:
             self._stalls[-1] += seconds
-            self._recorder.add(STALL, seconds)
+            self.recorder.add(STALL, seconds)
 
     def _stop(self, step: int, stop: Stop, capture: Capture) -> NoReturn:
         """Save if the checkpoint can be finished before the deadline, and exit."""
@@ -203,16 +203,16 @@ class Guard:
         if not saved and stop.time_to_save(self._checkpoints.background.publish_seconds):
             saved = self._save(step, capture)
         if saved:
-            with self._recorder.time(STALL):
+            with self.recorder.time(STALL):
                 self._checkpoints.finish()
-            self._recorder.saved(step)
+            self.recorder.saved(step)
         self._exit(f"left at step {step}, {'saved' if saved else f'with step {self._saved} saved'} ({stop.why})")
 
     def _exit(self, reason: str) -> NoReturn:
-        self._recorder.end(reason)
+        self.recorder.end(reason)
         raise Preempted(reason)
 
     def close(self) -> None:
         """The run is finished."""
-        self._recorder.end("finished")
+        self.recorder.end("finished")
         self._consensus.close()
