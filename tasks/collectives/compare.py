@@ -10,7 +10,7 @@ from tasks.collectives.config import CollectivesConfig
 from tasks.collectives.engine import benchmark
 from tasks.collectives.launch.crew import Crew
 from tasks.collectives.regression import Change, compare, overall
-from tasks.network.history import History
+from tasks.network.history import ProfileHistory
 
 #: Earlier profiles that are read: the youngest.
 MOST = 30
@@ -38,7 +38,7 @@ class Judge:
 
     def enough(self, profile: NetworkProfile) -> bool:
         """Whether no more launches are needed, or possible."""
-        self._earlier = History(self._history, profile.fingerprint).profiles(MOST)
+        self._earlier = ProfileHistory(self._history, profile.fingerprint).profiles(MOST)
         self._changes = compare(self._earlier, profile)
         return not self._changes or overall(self._changes) != "can't tell" or time.monotonic() > self._ends
 

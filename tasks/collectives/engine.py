@@ -24,7 +24,7 @@ from tasks.errors import UserError
 from tasks.logs import logger
 from tasks.network import nccl_log
 from tasks.network.fingerprint import refuse_unknown_interfaces
-from tasks.network.history import History, age_in_days
+from tasks.network.history import ProfileHistory, age_in_days
 from tasks.settings import to_dict
 
 LOG = logger("collectives")
@@ -68,7 +68,7 @@ def benchmark(
     profile = replace(profile, topology=topology, beside=beside(profile, config), numa=tuple(bound))
     if reason := why_not(empty):
         profile = replace(profile, left_out=(*profile.left_out, reason))
-    address = History(config.history, profile.fingerprint).publish(profile, made_by(config))
+    address = ProfileHistory(config.history, profile.fingerprint).publish(profile, made_by(config))
     LOG.info("kept as %s", address)
     return profile, False
 
@@ -107,7 +107,7 @@ def refusal() -> str:
 def find_profile(empty: NetworkProfile, config: CollectivesConfig, found: list[NetworkProfile], *, reuse: bool) -> bool:
     """Whether a profile was ``found`` to take instead of measuring; otherwise that one could be kept. Raises
     ``UserError``."""
-    history = History(config.history, empty.fingerprint)
+    history = ProfileHistory(config.history, empty.fingerprint)
     profile = history.latest() if reuse and config.reuse_days else None
     if profile and age_in_days(profile) < config.reuse_days and profile.settings == empty.settings:
         LOG.info("the network profile of %.1f days ago is reused, from %s", age_in_days(profile), history.address)

@@ -100,9 +100,9 @@ def write_results(
     from tasks.collectives.engine import made_by
     from tasks.collectives.model.report import fitted
     from tasks.collectives.output import csv_text, table
-    from tasks.network.history import History
+    from tasks.network.history import ProfileHistory
 
-    course = History(config.history, profile.fingerprint).course()
+    course = ProfileHistory(config.history, profile.fingerprint).course()
     texts = {TABLE: above + table(profile), CSV: csv_text(profile), COURSE: json.dumps(course)}
     texts[MODEL] = json.dumps(fitted(profile))
     write_profile(Path(workspace.directory), profile, {**made_by(config), "reused": reused}, texts)

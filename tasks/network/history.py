@@ -17,14 +17,14 @@ from tasks.artifacts.network.profile import Fingerprint, NetworkProfile, Point, 
 from tasks.artifacts.network.tuning import Tuning, read_tuning, write_tuning
 from tasks.errors import UserError
 from tasks.logs import logger
-from tasks.network.shelf import Shelf
+from tasks.network.artifact_repository import ArtifactRepository
 from tasks.storage import storage_for
 
 LOG = logger("network")
 SECONDS_A_DAY = 86_400
 
 
-class History(Shelf[NetworkProfile]):
+class ProfileHistory(ArtifactRepository[NetworkProfile]):
     """The profiles of one fingerprint below ``root``."""
 
     file = network_profile.FILE
@@ -33,20 +33,20 @@ class History(Shelf[NetworkProfile]):
         super().__init__(f"{root.rstrip('/')}/{fingerprint.digest}")
         self._fingerprint = fingerprint
 
-    def opened(self, directory: Path, name: str) -> NetworkProfile:
+    def load(self, directory: Path, name: str) -> NetworkProfile:
         profile = read_profile(directory)
         if profile.fingerprint != self._fingerprint:
             raise DamagedArtifact(f"{self.address}/{name}: a profile of other hardware, versions or world")
         return profile
 
     def profiles(self, most: int | None = None) -> list[NetworkProfile]:
-        """All that can be read, or of the youngest so many; the oldest first. A warning names those that cannot."""
+        """All profiles that can be read, the oldest first, among the newest ``most``. A warning names the others."""
         found = []
         for name in self.names()[-(most or 0) :]:
             try:
-                found.append(self.read(name))
+                found.append(self.fetch(name))
             except UserError as error:
-                LOG.warning("passed over: %s", error.message)
+                LOG.warning("skipped: %s", error.message)
         return found
 
     def course(self, most: int = 30) -> list[Point]:
@@ -69,12 +69,12 @@ class History(Shelf[NetworkProfile]):
     def publish(self, profile: NetworkProfile, made_by: dict[str, Any]) -> str:
         """Write the profile; returns its address. Raises ``UserError`` if the history cannot be written."""
         with tempfile.TemporaryDirectory(prefix="profile-") as scratch:
-            whole = Path(scratch) / "profile"
-            write_profile(whole, profile, made_by)
-            return self.add(whole, profile.measured_at)
+            directory = Path(scratch) / "profile"
+            write_profile(directory, profile, made_by)
+            return self.add(directory, profile.measured_at)
 
 
-class Tunings(Shelf[Tuning]):
+class TuningHistory(ArtifactRepository[Tuning]):
     """The tuner's results for one fingerprint below ``root``."""
 
     file = network_tuning.FILE
@@ -83,7 +83,7 @@ class Tunings(Shelf[Tuning]):
         super().__init__(f"{root.rstrip('/')}/{fingerprint.digest}.tuning")
         self._fingerprint = fingerprint
 
-    def opened(self, directory: Path, name: str) -> Tuning:
+    def load(self, directory: Path, name: str) -> Tuning:
         tuning = read_tuning(directory)
         if tuning.fingerprint != self._fingerprint:
             raise DamagedArtifact(f"{self.address}/{name}: of other hardware, versions or world")
@@ -92,9 +92,9 @@ class Tunings(Shelf[Tuning]):
     def publish(self, tuning: Tuning, made_by: dict[str, Any]) -> str:
         """Write the result; returns its address. Raises ``UserError`` if the history cannot be written."""
         with tempfile.TemporaryDirectory(prefix="tuning-") as scratch:
-            whole = Path(scratch) / "tuning"
-            write_tuning(whole, tuning, made_by)
-            return self.add(whole, time.time())
+            directory = Path(scratch) / "tuning"
+            write_tuning(directory, tuning, made_by)
+            return self.add(directory, time.time())
 
 
 def tuning_at(address: str, fingerprint: Fingerprint) -> Tuning | None:
@@ -102,7 +102,7 @@ def tuning_at(address: str, fingerprint: Fingerprint) -> Tuning | None:
     there is none. Raises ``UserError`` if what is there cannot be read."""
     storage = storage_for(address)
     if network_tuning.FILE not in storage.list(network_tuning.FILE):
-        tuning = Tunings(address, fingerprint).latest()
+        tuning = TuningHistory(address, fingerprint).latest()
         if tuning is None:
             LOG.warning("%s: holds no result of the tuner for this hardware, versions and world", address)
         return tuning

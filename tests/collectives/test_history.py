@@ -1,4 +1,4 @@
-"""Profiles by fingerprint, published whole: what is damaged or of other hardware is named and passed over."""
+"""Profiles by fingerprint, published whole: what is damaged or of other hardware is named and skipped."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import pytest
 from tasks.artifacts.format import MANIFEST
 from tasks.artifacts.network.profile import FILE
 from tasks.errors import UserError
-from tasks.network.history import History
+from tasks.network.history import ProfileHistory
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.network_profiles import network_profile
 
 PROFILE = network_profile()
 
 
-def history(root: Path) -> History:
-    return History(str(root), PROFILE.fingerprint)
+def history(root: Path) -> ProfileHistory:
+    return ProfileHistory(str(root), PROFILE.fingerprint)
 
 
 def test_profiles_come_back_the_oldest_first_and_only_their_own(tmp_path: Path) -> None:
@@ -28,7 +28,7 @@ def test_profiles_come_back_the_oldest_first_and_only_their_own(tmp_path: Path) 
     for profile in kept:
         history(tmp_path).publish(profile, {})
     other = replace(PROFILE, fingerprint=replace(PROFILE.fingerprint, world=64))
-    History(str(tmp_path), other.fingerprint).publish(other, {})
+    ProfileHistory(str(tmp_path), other.fingerprint).publish(other, {})
     assert history(tmp_path).profiles() == [kept[1], kept[2], kept[0]]
     assert history(tmp_path).latest() == kept[0]
     course = history(tmp_path).course(most=2)
@@ -53,12 +53,12 @@ def test_a_damaged_one_is_named_and_the_one_before_is_taken(tmp_path: Path, capl
     (place / FILE).write_bytes(data)
     with caplog.at_level(logging.WARNING):
         assert history(tmp_path).latest() == PROFILE
-    assert "passed over: " in caplog.text and FILE in caplog.text
+    assert "skipped: " in caplog.text and FILE in caplog.text
 
 
 def test_one_of_other_hardware_in_its_place_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     other = replace(PROFILE, fingerprint=replace(PROFILE.fingerprint, driver="another"))
-    place = Path(History(str(tmp_path), other.fingerprint).publish(other, {}))
+    place = Path(ProfileHistory(str(tmp_path), other.fingerprint).publish(other, {}))
     mine = Path(history(tmp_path).address)
     mine.mkdir()
     place.rename(mine / place.name)
@@ -76,7 +76,7 @@ def test_a_history_that_cannot_be_written_is_refused_before_anything_is_measured
 
 
 def test_a_history_may_be_a_prefix_of_a_store(store: FaultyS3) -> None:
-    there = History("s3://bucket/networks", PROFILE.fingerprint)
+    there = ProfileHistory("s3://bucket/networks", PROFILE.fingerprint)
     there.check_writable()
     older = replace(PROFILE, measured_at=PROFILE.measured_at - 86400)
     addresses = [there.publish(profile, {}) for profile in (PROFILE, older)]

@@ -13,7 +13,7 @@ from tasks.artifacts.network.profile import Fingerprint, Host, Launch, Measureme
 from tasks.collectives.compare import Judge
 from tasks.collectives.config import CollectivesConfig
 from tasks.collectives.regression import compare, overall
-from tasks.network.history import History
+from tasks.network.history import ProfileHistory
 
 LINK = ("eth0 (10.0.0.1)", "eth0 (10.0.0.2)")
 #: An address of one's own is reached over loopback, too, whichever interface has it.
@@ -114,7 +114,7 @@ def test_launches_are_added_until_it_is_clear_or_the_time_is_over(
     open_, clear = profile(rng, 1.0, 0.3, LINK), profile(rng, 3.0, 0.01, LINK)
     assert judge.enough(open_), "nothing to compare with"
     assert "the history has no earlier profile" in judge.text()
-    History(str(tmp_path), open_.fingerprint).publish(profile(rng, 1.0, 0.01, LINK), {})
+    ProfileHistory(str(tmp_path), open_.fingerprint).publish(profile(rng, 1.0, 0.01, LINK), {})
     assert judge.enough(clear)
     assert judge.text().startswith(
         "slower, against 1 earlier profile of the same hardware\n  all_reduce of 1024 bytes: "

@@ -9,7 +9,7 @@ from pathlib import Path
 from tasks.artifacts.network.profile import NetworkProfile
 from tasks.collectives.config import CollectivesConfig
 from tasks.collectives.engine import find_profile
-from tasks.network.history import History
+from tasks.network.history import ProfileHistory
 from tests.support.network_profiles import network_profile
 
 DAY = 86_400
@@ -28,7 +28,7 @@ def test_the_youngest_of_the_same_settings_unless_it_is_too_old(tmp_path: Path) 
     assert taken(config) == []
     kept = network_profile(measured_at=time.time() - 3 * DAY)
     kept = replace(kept, settings=config.measuring)
-    History(str(tmp_path), kept.fingerprint).publish(kept, {})
+    ProfileHistory(str(tmp_path), kept.fingerprint).publish(kept, {})
     assert taken(config) == [kept]
     # Where a profile is kept and for how long it is believed says nothing of what it holds.
     assert taken(replace(config, timeout=5.0, reuse_days=4)) == [kept]
@@ -42,5 +42,5 @@ def test_one_of_other_hardware_is_not_taken(tmp_path: Path) -> None:
     config = CollectivesConfig(history=str(tmp_path))
     other = network_profile(4, measured_at=time.time())
     other = replace(other, settings=config.measuring)
-    History(str(tmp_path), other.fingerprint).publish(other, {})
+    ProfileHistory(str(tmp_path), other.fingerprint).publish(other, {})
     assert taken(config) == []

@@ -19,7 +19,7 @@ from tasks.collectives.config import CollectivesConfig
 from tasks.config import RunConfig
 from tasks.errors import UserError
 from tasks.flyte.stage import digest_of
-from tasks.network.history import Tunings, tuning_at
+from tasks.network.history import TuningHistory, tuning_at
 from tasks.train.config import TrainingConfig
 from tasks.train.network import Applied, choose
 from tasks.train.parallel.config import GradientsConfig, ParallelConfig
@@ -53,7 +53,7 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Fingerprint
     """A history in which the tuner's result for two processes here is the fp16 hook."""
     place = tmp_path_factory.mktemp("history")
     here = on_ranks(2, look, place / "ranks")[0]
-    Tunings(str(place), here).publish(Tuning(here, "a model", DdpSettings(hook="fp16")), {})
+    TuningHistory(str(place), here).publish(Tuning(here, "a model", DdpSettings(hook="fp16")), {})
     return place, here
 
 
@@ -72,7 +72,7 @@ def test_training_applies_what_was_found_and_resumes_with_what_it_began_with(
     assert not attempt(killed, Fault("step", at=11)).finished
     assert "applies the tuner's result: hook=fp16" in (killed.place / "log-0").read_text()
     # Something else is found meanwhile, and then the setting is removed: this run stays as it was.
-    Tunings(str(place), here).publish(Tuning(here, "a model", DdpSettings(), {"GLOO_SOCKET_IFNAME": "none"}), {})
+    TuningHistory(str(place), here).publish(Tuning(here, "a model", DdpSettings(), {"GLOO_SOCKET_IFNAME": "none"}), {})
     assert not attempt(killed, Fault("step", at=5)).finished
     assert attempt(job(prepared, tmp_path / "killed")).finished
     assert weights(killed) == weights(whole)
@@ -87,7 +87,7 @@ def test_without_permission_numbers_stay_as_they_are(
     prepared: Path, history: tuple[Path, Fingerprint], tmp_path: Path
 ) -> None:
     place, here = history
-    Tunings(str(place), here).publish(Tuning(here, "a model", DdpSettings(hook="fp16")), {})
+    TuningHistory(str(place), here).publish(Tuning(here, "a model", DdpSettings(hook="fp16")), {})
     plain, careful = job(prepared, tmp_path / "plain"), job(prepared, tmp_path / "x", network_profile=str(place))
     assert attempt(plain).finished and attempt(careful).finished
     assert "not applied, as collectives.numbers does not say may_change: hook=fp16" in (
@@ -128,7 +128,7 @@ def test_a_result_of_other_hardware_is_ignored_and_said(tmp_path: Path, caplog: 
         assert "ignored, as it is of other hardware: its driver is" in caplog.text
         assert tuning_at(str(tmp_path / "nothing"), HERE) is None
         assert "holds no result of the tuner for this hardware" in caplog.text
-    Tunings(str(tmp_path), HERE).publish(FOUND, {})
+    TuningHistory(str(tmp_path), HERE).publish(FOUND, {})
     assert tuning_at(str(tmp_path), HERE) == FOUND and tuning_at(str(tmp_path), replace(HERE, world=9)) is None
 
 
@@ -147,7 +147,7 @@ def test_a_new_result_makes_nothing_run_again(tmp_path: Path) -> None:
     section = config.for_training()
     assert (section.network_profile, section.network_numbers) == (str(tmp_path), "may_change")
     before = digest_of(section), code_version("train")
-    Tunings(str(tmp_path), HERE).publish(FOUND, {})
+    TuningHistory(str(tmp_path), HERE).publish(FOUND, {})
     assert (digest_of(config.for_training()), code_version("train")) == before
     # Who applies nothing trains the same whatever is said of the collectives.
     assert RunConfig(collectives=config.collectives).for_training() == TrainingConfig()

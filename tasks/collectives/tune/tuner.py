@@ -25,7 +25,7 @@ from tasks.collectives.tune.decision import FEWEST_TURNS, Decision, decide
 from tasks.collectives.tune.steps import Model, compute_of, in_one_launch, in_turns
 from tasks.errors import Interrupted, UserError
 from tasks.logs import logger
-from tasks.network.history import History, Tunings
+from tasks.network.history import ProfileHistory, TuningHistory
 
 LOG = logger("collectives")
 
@@ -42,7 +42,7 @@ def tune(crew: Crew, config: CollectivesConfig, model: Model) -> Tuning | None:
         compute = crew.launch(compute_of, model)
 
         def begin() -> list[dict[str, Any]]:
-            Tunings(config.history, empty.fingerprint).check_writable()
+            TuningHistory(config.history, empty.fingerprint).check_writable()
             return [asdict(each) for each in what_to_try(empty, compute)]
 
         listed = crew.from_leader("tune/candidates", begin)
@@ -59,9 +59,9 @@ def tune(crew: Crew, config: CollectivesConfig, model: Model) -> Tuning | None:
                 LOG.info("%s", trial)
     if not crew.leads:
         return None
-    expected = tuple(step_lines(History(config.history, empty.fingerprint).latest(), compute))
+    expected = tuple(step_lines(ProfileHistory(config.history, empty.fingerprint).latest(), compute))
     tuning = Tuning(empty.fingerprint, str(model), tuner.ddp, tuner.environment, tuple(trials), expected)
-    LOG.info("kept as %s", Tunings(config.history, empty.fingerprint).publish(tuning, made_by(config)))
+    LOG.info("kept as %s", TuningHistory(config.history, empty.fingerprint).publish(tuning, made_by(config)))
     return tuning
 
 
