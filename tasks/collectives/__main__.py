@@ -17,10 +17,10 @@ from tasks.artifacts.network.tuning import to_json as tuning_json
 from tasks.artifacts.prepared.streamed import open_prepared
 from tasks.collectives.compare import compare_with_history
 from tasks.collectives.engine import benchmark
-from tasks.collectives.launch.crew import Crew, NoLeader
+from tasks.collectives.launch.worker_group import LeaderUnreachable, WorkerGroup
 from tasks.collectives.output import csv_text, json_text, table
 from tasks.collectives.tune.plugin_csv import plugin_csv
-from tasks.collectives.tune.steps import Model, StandIn, UsersModel
+from tasks.collectives.tune.steps import ConfiguredModel, Model, SyntheticModel
 from tasks.collectives.tune.tuner import tune
 from tasks.config import RunConfig
 from tasks.distributed.devices import check_gpus
@@ -28,7 +28,7 @@ from tasks.errors import Interrupted, UserError
 from tasks.hardware.gpus import visible_gpus
 
 #: Some of what torchrun sets.
-LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR")
+TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR")
 OUTPUT = click.Path(path_type=Path, dir_okay=False)
 
 
@@ -53,16 +53,16 @@ def main(
     says whether the network is slower than it was; "tune" finds settings with which training steps are faster."""
     run = RunConfig.from_file(file) if file else RunConfig()
     config = run.collectives
-    if not any(name in os.environ for name in LAUNCHED):
+    if not any(name in os.environ for name in TORCHRUN_VARIABLES):
         gpus = visible_gpus()
         check_gpus(processes or gpus, gpus)
-        crew = Crew.here(processes or gpus or 2, config.timeout)
+        workers = WorkerGroup.local(processes or gpus or 2, config.timeout)
     elif processes:
         raise UserError("--processes: torchrun has started the processes already; leave it out")
     else:
-        crew = Crew.from_environment(os.environ, config.timeout)
+        workers = WorkerGroup.from_environment(os.environ, config.timeout)
     if what == "tune":
-        tuning = tune(crew, config, model_of(run, prepared, crew.world))
+        tuning = tune(workers, config, model_of(run, prepared, workers.world))
         if tuning:
             click.echo(tuning)
             if json_file:
@@ -70,7 +70,7 @@ def main(
             if nccl_csv:
                 nccl_csv.write_text(plugin_csv(tuning), encoding="utf-8")
         return
-    measured = compare_with_history(crew, config) if what == "compare" else benchmark(crew, config, reuse=False)
+    measured = compare_with_history(workers, config) if what == "compare" else benchmark(workers, config, reuse=False)
     if measured is None:
         return
     profile, answer = measured
@@ -82,12 +82,12 @@ def main(
 
 def model_of(run: RunConfig, prepared: Path | None, world: int) -> Model:
     if prepared is None:
-        return StandIn()
+        return SyntheticModel()
     signature = open_prepared(prepared).signature
-    return UsersModel(run.model, signature, max(1, run.training.batch_size // world), run.training.seed)
+    return ConfiguredModel(run.model, signature, max(1, run.training.batch_size // world), run.training.seed)
 
 
-def speak_once() -> int:
+def run_command() -> int:
     """Run the command. Of torchrun's ranks only rank 0 says what is wrong, as all fail for the same reason; unless it
     is rank 0 that is missing."""
     speaks = os.environ.get("RANK", "0") == "0"
@@ -98,10 +98,10 @@ def speak_once() -> int:
             error.show()
         return error.exit_code
     except Interrupted as error:
-        if speaks or isinstance(error, NoLeader):
+        if speaks or isinstance(error, LeaderUnreachable):
             click.echo(f"Error: {error}", err=True)
         return 1
 
 
 if __name__ == "__main__":
-    sys.exit(speak_once())
+    sys.exit(run_command())

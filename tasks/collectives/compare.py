@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tasks.artifacts.network.profile import NetworkProfile
 from tasks.collectives.config import CollectivesConfig
 from tasks.collectives.engine import benchmark
-from tasks.collectives.launch.crew import Crew
+from tasks.collectives.launch.worker_group import WorkerGroup
 from tasks.collectives.regression import Change, compare, overall
 from tasks.network.history import ProfileHistory
 
@@ -16,19 +16,19 @@ from tasks.network.history import ProfileHistory
 MOST = 30
 
 
-def compare_with_history(crew: Crew, config: CollectivesConfig) -> tuple[NetworkProfile, str] | None:
+def compare_with_history(workers: WorkerGroup, config: CollectivesConfig) -> tuple[NetworkProfile, str] | None:
     """Measure a profile, with more launches than ``collectives.launches`` while nothing can be told and for at most
-    ``collectives.compare_seconds``, and publish it. All processes of ``crew`` call this.
+    ``collectives.compare_seconds``, and publish it. All processes of ``workers`` call this.
 
     Returns the profile and the answer to read, in the process of rank 0, and None in the others. Raises like
     :func:`~tasks.collectives.engine.benchmark`.
     """
-    judge = Judge(config)
-    measured = benchmark(crew, config, reuse=False, enough=judge.enough)
-    return (measured[0], judge.text()) if measured else None
+    comparison = HistoryComparison(config)
+    measured = benchmark(workers, config, reuse=False, enough=comparison.enough)
+    return (measured[0], comparison.text()) if measured else None
 
 
-class Judge:
+class HistoryComparison:
     """The earlier profiles of the same fingerprint, and what has become of the network since."""
 
     def __init__(self, config: CollectivesConfig) -> None:

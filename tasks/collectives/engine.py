@@ -14,10 +14,10 @@ from tasks.artifacts.network.profile import METHOD, NetworkProfile, merged
 from tasks.artifacts.versions import code_version
 from tasks.collectives.config import CollectivesConfig
 from tasks.collectives.installed import beside
-from tasks.collectives.launch.crew import Crew
-from tasks.collectives.launch.numa import NODES, all_reduce_bound, why_not
-from tasks.collectives.launch.one_launch import look
-from tasks.collectives.launch.worlds import groups_of, launch_all
+from tasks.collectives.launch.measurements import inspect_group
+from tasks.collectives.launch.numa import NODES, all_reduce_bound, reason_to_skip
+from tasks.collectives.launch.subgroups import measure_launch, subgroups_of
+from tasks.collectives.launch.worker_group import WorkerGroup
 from tasks.collectives.suspects import suspects
 from tasks.collectives.tune.decision import FEWEST_TURNS
 from tasks.errors import UserError
@@ -35,9 +35,9 @@ def always(profile: NetworkProfile) -> bool:
 
 
 def benchmark(
-    crew: Crew, config: CollectivesConfig, *, reuse: bool, enough: Callable[[NetworkProfile], bool] = always
+    workers: WorkerGroup, config: CollectivesConfig, *, reuse: bool, enough: Callable[[NetworkProfile], bool] = always
 ) -> tuple[NetworkProfile, bool] | None:
-    """Measure the interconnect between the ranks of ``crew``; all its processes call this.
+    """Measure the interconnect between the ranks of ``workers``; all its processes call this.
 
     Returns the profile and whether it was taken from the history, in the process of rank 0, and None in the others.
     With ``reuse`` a profile of the same fingerprint that is younger than ``collectives.reuse_days`` and was measured
@@ -45,58 +45,60 @@ def benchmark(
     been measured. Raises the same on all ranks: ``UserError``; ``Interrupted`` naming a rank that did
     not come, died or does not answer.
     """
-    with crew.until_all_are_done(), tempfile.TemporaryDirectory(prefix="nccl-") as logs:
-        meet(crew)
+    with workers.exit_barrier(), tempfile.TemporaryDirectory(prefix="nccl-") as logs:
+        rendezvous_and_check(workers)
         environment = nccl_log.environment(logs, os.environ)
-        empty = crew.launch(look, config, environment=environment)
+        empty = workers.launch(inspect_group, config, environment=environment)
         found: list[NetworkProfile] = []
-        if crew.from_leader("reused", lambda: find_profile(empty, config, found, reuse=reuse)):
+        if workers.broadcast("reused", lambda: find_profile(empty, config, found, reuse=reuse)):
             return (found[0], True) if found else None
-        groups = crew.from_leader("groups", lambda: groups_of(empty, config))
+        groups = workers.broadcast("groups", lambda: subgroups_of(empty, config))
         launches: list[Any] = []
-        while len(launches) < config.launches or not crew.from_leader(
+        while len(launches) < config.launches or not workers.broadcast(
             f"enough/{len(launches)}", lambda: enough(merged(launches))
         ):
-            if crew.leads:
+            if workers.is_leader:
                 LOG.info("launch %d of %d", len(launches) + 1, config.launches)
-            launches.append(launch_all(crew, config, groups, environment))
-        bound = numa_turns(crew, config, empty)
-    if not crew.leads:
+            launches.append(measure_launch(workers, config, groups, environment))
+        bound = numa_turns(workers, config, empty)
+    if not workers.is_leader:
         return None
     profile = merged(launches)
     topology = replace(profile.topology, findings=(*profile.topology.findings, *suspects(profile)))
     profile = replace(profile, topology=topology, beside=beside(profile, config), numa=tuple(bound))
-    if reason := why_not(empty):
+    if reason := reason_to_skip(empty):
         profile = replace(profile, left_out=(*profile.left_out, reason))
     address = ProfileHistory(config.history, profile.fingerprint).publish(profile, made_by(config))
-    LOG.info("kept as %s", address)
+    LOG.info("published at %s", address)
     return profile, False
 
 
-def numa_turns(crew: Crew, config: CollectivesConfig, empty: NetworkProfile) -> list[tuple[float, float]]:
+def numa_turns(workers: WorkerGroup, config: CollectivesConfig, empty: NetworkProfile) -> list[tuple[float, float]]:
     """The largest all_reduce with ranks as they are and with each bound to a NUMA node, in turns between fresh
     processes; in the process of rank 0, and nothing where there is one node."""
-    if crew.from_leader("numa", lambda: why_not(empty)):
+    if workers.broadcast("numa", lambda: reason_to_skip(empty)):
         return []
     found: tuple[list[float], list[float]] = ([], [])
     for turn in range(FEWEST_TURNS):
         for bind in (False, True) if turn % 2 == 0 else (True, False):
-            found[bind].append(crew.launch(all_reduce_bound, config, bind, str(NODES)))
-    return list(zip(*found, strict=True)) if crew.leads else []
+            found[bind].append(workers.launch(all_reduce_bound, config, bind, str(NODES)))
+    return list(zip(*found, strict=True)) if workers.is_leader else []
 
 
-def meet(crew: Crew) -> None:
+def rendezvous_and_check(workers: WorkerGroup) -> None:
     """Wait for all ranks. Raises the same on all: ``Interrupted`` naming those that did not come, ``UserError`` naming
     one of other versions, or one that cannot measure."""
-    crew.meet({"torch": version("torch"), "Python": platform.python_version(), "way of measuring": str(METHOD)})
-    refused = crew.from_all("refused", dict.fromkeys(crew.ranks, refusal()), crew.timeout)
+    workers.rendezvous(
+        {"torch": version("torch"), "Python": platform.python_version(), "way of measuring": str(METHOD)}
+    )
+    refused = workers.gather("refused", dict.fromkeys(workers.ranks, preflight_error()), workers.timeout)
     for rank, message in refused.items():
         if message:
             raise UserError(f"rank {rank}: {message}")
 
 
-def refusal() -> str:
-    """What this process can tell to be wrong before it starts anything; empty if there is nothing."""
+def preflight_error() -> str:
+    """What is wrong with this process's settings, found before any worker starts; empty if nothing is."""
     try:
         refuse_unknown_interfaces(os.environ)
     except UserError as error:
@@ -105,7 +107,7 @@ def refusal() -> str:
 
 
 def find_profile(empty: NetworkProfile, config: CollectivesConfig, found: list[NetworkProfile], *, reuse: bool) -> bool:
-    """Whether a profile was ``found`` to take instead of measuring; otherwise that one could be kept. Raises
+    """Whether the history has a profile to reuse, appended to ``found``; otherwise, that one can be published. Raises
     ``UserError``."""
     history = ProfileHistory(config.history, empty.fingerprint)
     profile = history.latest() if reuse and config.reuse_days else None

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 def benchmark_collectives(workspace: Workspace, config: CollectivesConfig) -> MadeByElement:
     """The interconnect in the same kind of process group that training uses: a profile of the same hardware that is
     younger than ``collectives.reuse_days``, or a new one."""
-    return work(workspace, config, reuse=True)
+    return measure(workspace, config, reuse=True)
 
 
 @task(task_config=distributed("collectives", returns=MadeByElement.of), **on("collectives"))
 def measure_collectives(workspace: Workspace, config: CollectivesConfig) -> MadeByElement:
     """:func:`benchmark_collectives`, measured now in any case."""
-    return work(workspace, config, reuse=False)
+    return measure(workspace, config, reuse=False)
 
 
 @task(task_config=distributed("collectives", returns=MadeByElement.of), **on("collectives"))
@@ -39,9 +39,9 @@ def compare_collectives(workspace: Workspace, config: CollectivesConfig) -> Made
         import os
 
         from tasks.collectives.compare import compare_with_history
-        from tasks.collectives.launch.crew import Crew
+        from tasks.collectives.launch.worker_group import WorkerGroup
 
-        compared = compare_with_history(Crew.from_environment(os.environ, config.timeout), config)
+        compared = compare_with_history(WorkerGroup.from_environment(os.environ, config.timeout), config)
         if compared:
             profile, answer = compared
             write_results(workspace, config, profile, reused=False, above=f"{answer}\n\n")
@@ -59,31 +59,31 @@ def tune_collectives(workspace: Workspace, prepared: ArtifactDirectory, config: 
         from tasks.artifacts.network.tuning import write_tuning
         from tasks.artifacts.prepared.streamed import open_prepared
         from tasks.collectives.engine import made_by
-        from tasks.collectives.launch.crew import Crew
-        from tasks.collectives.tune.steps import UsersModel
+        from tasks.collectives.launch.worker_group import WorkerGroup
+        from tasks.collectives.tune.steps import ConfiguredModel
         from tasks.collectives.tune.tuner import tune
 
         signature = open_prepared(Path(prepared.path)).signature
         # Until its ranks have met, names are looked up on this machine alone.
-        crew = Crew.from_environment(os.environ, config.collectives.timeout)
-        rows = max(1, config.training.batch_size // crew.world)
-        tuning = tune(crew, config.collectives, UsersModel(config.model, signature, rows, config.training.seed))
+        workers = WorkerGroup.from_environment(os.environ, config.collectives.timeout)
+        rows = max(1, config.training.batch_size // workers.world)
+        tuning = tune(workers, config.collectives, ConfiguredModel(config.model, signature, rows, config.training.seed))
         if tuning:
             write_tuning(Path(workspace.directory), tuning, {**made_by(config.collectives), "reused": False})
 
     return workspace.work(body)
 
 
-def work(workspace: Workspace, config: CollectivesConfig, *, reuse: bool) -> MadeByElement:
+def measure(workspace: Workspace, config: CollectivesConfig, *, reuse: bool) -> MadeByElement:
     """A worker's part. It joins no process group itself: its children do, in each launch another."""
 
     def body() -> None:
         import os
 
         from tasks.collectives.engine import benchmark
-        from tasks.collectives.launch.crew import Crew
+        from tasks.collectives.launch.worker_group import WorkerGroup
 
-        measured = benchmark(Crew.from_environment(os.environ, config.timeout), config, reuse=reuse)
+        measured = benchmark(WorkerGroup.from_environment(os.environ, config.timeout), config, reuse=reuse)
         if measured:
             write_results(workspace, config, measured[0], reused=measured[1])
 

@@ -11,13 +11,13 @@ import torch
 import torch.distributed as dist
 
 from tasks.collectives.config import OPERATIONS
-from tasks.collectives.launch.child import Work
 from tasks.collectives.launch.timing import check
+from tasks.collectives.launch.worker import WorkerContext
 from tasks.collectives.operations.cases import ALWAYS_IN_PLACE, BUILDERS, IN_AND_OUT_OF_PLACE, REDUCING, Kind, prepare
 from tasks.collectives.operations.data import DTYPES
 from tasks.collectives.operations.support import lacks
 from tasks.distributed.agreement import AgreedUserError
-from tests.support.crews import in_group
+from tests.support.worker_groups import in_group
 
 CPU = torch.device("cpu")
 MOVING = [operation for operation in OPERATIONS if operation != "barrier"]
@@ -32,7 +32,7 @@ def kinds(dtypes: list[str]) -> list[Kind]:
     return found
 
 
-def check_all(work: Work) -> list[str]:
+def check_all(worker: WorkerContext) -> list[str]:
     """What is wrong, in this group, of all that the backend has."""
     said = []
     for kind in kinds(list(DTYPES)):
@@ -51,7 +51,7 @@ def test_all_of_them_are_right_on_gloo(world: int) -> None:
     assert in_group(world, check_all) == []
 
 
-def sizes_of(work: Work) -> dict[str, int]:
+def sizes_of(worker: WorkerContext) -> dict[str, int]:
     return {kind.operation: prepare(kind, 48_000, CPU).bytes for kind in kinds(["float32"])}
 
 
@@ -61,7 +61,7 @@ def test_sizes_follow_nccl_tests() -> None:
     assert found == dict.fromkeys(MOVING, 48_000)
 
 
-def attempt(work: Work, kind: Kind) -> str:
+def attempt(worker: WorkerContext, kind: Kind) -> str:
     """What a fresh group says of one run of ``kind``, and then of an all_reduce after it."""
     try:
         check([prepare(kind, 4000, CPU)])
@@ -85,7 +85,7 @@ def test_what_the_table_says_gloo_lacks_fails_in_a_fresh_group(operation: str, d
     assert found != "right", "this torch can do it: take it out of the table"
 
 
-def faults(work: Work) -> dict[str, str]:
+def faults(worker: WorkerContext) -> dict[str, str]:
     """For each operation and type what is said when one element of one rank's output is changed on the way."""
     said = {}
     for kind in [k for k in kinds(list(DTYPES)) if k.reduction in ("", "sum") and not lacks("gloo", k)]:
@@ -119,7 +119,7 @@ def test_a_fault_in_each_operation_and_type_is_found_and_named() -> None:
     assert one.startswith("all_reduce by sum in float32 of 4000 bytes is wrong on rank 1: element 997 is ")
 
 
-def swapped(work: Work) -> str:
+def swapped(worker: WorkerContext) -> str:
     """The shares of two ranks change places on the way."""
     case = prepare(Kind("all_gather"), 4000, CPU)
 
@@ -144,7 +144,7 @@ def test_every_operation_of_the_configuration_exists() -> None:
     assert tuple(BUILDERS) == OPERATIONS
 
 
-def memory_of_a_check(work: Work, size: int) -> int:
+def memory_of_a_check(worker: WorkerContext, size: int) -> int:
     """Bytes by which filling and checking the buffer of an all_reduce raises the memory of a group's only process."""
     case = prepare(Kind("all_reduce", reduction="sum", in_place=True), size, CPU)
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew

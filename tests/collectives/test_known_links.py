@@ -22,16 +22,16 @@ import torch.distributed as dist
 from tasks.artifacts.network.profile import Launch, NetworkProfile, merged
 from tasks.artifacts.network.tuning import DdpSettings
 from tasks.collectives.config import CollectivesConfig
-from tasks.collectives.launch.crew import Crew
-from tasks.collectives.launch.one_launch import launch
+from tasks.collectives.launch.measurements import measure_group
+from tasks.collectives.launch.worker_group import WorkerGroup
 from tasks.collectives.model.all_reduce import AllReduce, model_of
 from tasks.collectives.model.schemes import SCHEMES, judge, message_model
 from tasks.collectives.model.step_time import Compute, predict
 from tasks.collectives.regression import ENOUGH, compare, overall
 from tasks.collectives.suspects import suspects
-from tasks.collectives.tune.steps import StandIn, compute_of, in_turns
+from tasks.collectives.tune.steps import SyntheticModel, measure_compute, time_alternately
 from tasks.network.topology import interfaces
-from tests.support.link_profiles import child, profile_of_this_launch, profile_over
+from tests.support.link_profiles import profile_of_this_launch, profile_over, worker_context
 from tests.support.links import PAYLOAD, Links, linked
 
 MB = 1 << 20
@@ -198,20 +198,20 @@ def test_gloo_follows_the_ring_in_all_reduce_and_the_tree_in_broadcast_and_neith
     ]
 
 
-def computation(model: StandIn) -> Compute:
-    with child() as work:
-        return compute_of(work, model)
+def computation(model: SyntheticModel) -> Compute:
+    with worker_context() as worker:
+        return measure_compute(worker, model)
 
 
-def seconds_of_a_step(model: StandIn) -> float:
-    with child() as work:
-        return statistics.median(in_turns(work, model, DdpSettings(), DdpSettings(), 10)[0])
+def seconds_of_a_step(model: SyntheticModel) -> float:
+    with worker_context() as worker:
+        return statistics.median(time_alternately(worker, model, DdpSettings(), DdpSettings(), 10)[0])
 
 
 @pytest.mark.prove
 def test_a_training_step_takes_as_long_as_predicted_from_two_ranks() -> None:
     ring, _ = SCHEMES["all_reduce"]
-    model, errors = StandIn(8), {}
+    model, errors = SyntheticModel(8), {}
     with linked(4, 200) as links:
         message = message_model(ring, fitted(links, 2, 4 * MB).of("all_reduce"))
         compute = links.in_world(computation, model, world=2)[0]
@@ -264,9 +264,10 @@ def test_within_a_machine_there_is_one_false_alarm_in_20_at_most_and_no_false_co
         pytest.skip("this machine has no interface but loopback")
     environment = {"GLOO_SOCKET_IFNAME": "lo" if address == "loopback's" else others[0]}
     config = only_all_reduce(smallest=1024, largest=4 * MB, factor=4096, budget=0.1)
-    crew = Crew.here(2, timeout=60)
+    workers = WorkerGroup.local(2, timeout=60)
     profiles = [
-        merged([crew.launch(launch, config, environment=environment) for _ in range(3)]) for _ in range(ENOUGH + 20)
+        merged([workers.launch(measure_group, config, environment=environment) for _ in range(3)])
+        for _ in range(ENOUGH + 20)
     ]
     assert all(profile.topology.loopback for profile in profiles)
     # Against the one before, and against all before, from as many on as the drift is measured from.

@@ -11,8 +11,8 @@ import torch
 
 from tasks.collectives import engine
 from tasks.collectives.config import CollectivesConfig
-from tasks.collectives.launch.crew import Crew
-from tasks.collectives.launch.numa import bind_threads, node_cpus, node_of, numbers, why_not
+from tasks.collectives.launch.numa import bind_threads, node_cpus, node_of, numbers, reason_to_skip
+from tasks.collectives.launch.worker_group import WorkerGroup
 from tasks.collectives.output import table
 from tests.support.network_profiles import network_profile
 from tests.support.processes import FORK
@@ -32,13 +32,13 @@ def nodes_of(place: Path) -> Path:
 def test_where_a_machine_has_one_node_it_is_left_out_with_the_reason() -> None:
     profile = network_profile(2)
     hosts = tuple(replace(host, numa_nodes=2) for host in profile.topology.hosts)
-    assert why_not(replace(profile, topology=replace(profile.topology, hosts=hosts))) == ""
+    assert reason_to_skip(replace(profile, topology=replace(profile.topology, hosts=hosts))) == ""
     one = (*hosts, replace(hosts[0], ranks=(7, 8), numa_nodes=1))
-    assert why_not(replace(profile, topology=replace(profile.topology, hosts=one))) == (
+    assert reason_to_skip(replace(profile, topology=replace(profile.topology, hosts=one))) == (
         "NUMA binding: the machine of rank 7 has one NUMA node"
     )
     alone = replace(profile, fingerprint=replace(profile.fingerprint, world=1))
-    assert why_not(alone) == "NUMA binding: a single process has no link"
+    assert reason_to_skip(alone) == "NUMA binding: a single process has no link"
 
 
 def test_a_rank_gets_the_cpus_of_a_node_that_it_may_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,9 +69,9 @@ def test_all_threads_are_bound(tmp_path: Path) -> None:
 @pytest.mark.prove
 def test_it_is_measured_in_turns_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "NODES", nodes_of(tmp_path))
-    monkeypatch.setattr(engine, "why_not", lambda _: "")
-    crew = Crew.here(2, timeout=60)
-    turns = engine.numa_turns(crew, CollectivesConfig(largest=1 << 16), network_profile(2))
+    monkeypatch.setattr(engine, "reason_to_skip", lambda _: "")
+    workers = WorkerGroup.local(2, timeout=60)
+    turns = engine.numa_turns(workers, CollectivesConfig(largest=1 << 16), network_profile(2))
     assert len(turns) == engine.FEWEST_TURNS and all(free > 0 and bound > 0 for free, bound in turns)
     assert "with each rank bound to a NUMA node, the largest all_reduce: " in table(
         replace(network_profile(2), numa=tuple(turns))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tasks.artifacts.network.profile import Fingerprint, Host, Launch, Measurement, NetworkProfile, Topology
-from tasks.collectives.compare import Judge
+from tasks.collectives.compare import HistoryComparison
 from tasks.collectives.config import CollectivesConfig
 from tasks.collectives.regression import compare, overall
 from tasks.network.history import ProfileHistory
@@ -110,16 +110,16 @@ def test_launches_are_added_until_it_is_clear_or_the_time_is_over(
     rng = np.random.default_rng(0)
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    judge = Judge(CollectivesConfig(history=str(tmp_path), compare_seconds=60))
+    comparison = HistoryComparison(CollectivesConfig(history=str(tmp_path), compare_seconds=60))
     open_, clear = profile(rng, 1.0, 0.3, LINK), profile(rng, 3.0, 0.01, LINK)
-    assert judge.enough(open_), "nothing to compare with"
-    assert "the history has no earlier profile" in judge.text()
+    assert comparison.enough(open_), "nothing to compare with"
+    assert "the history has no earlier profile" in comparison.text()
     ProfileHistory(str(tmp_path), open_.fingerprint).publish(profile(rng, 1.0, 0.01, LINK), {})
-    assert judge.enough(clear)
-    assert judge.text().startswith(
+    assert comparison.enough(clear)
+    assert comparison.text().startswith(
         "slower, against 1 earlier profile of the same hardware\n  all_reduce of 1024 bytes: "
     )
-    assert not judge.enough(open_)
+    assert not comparison.enough(open_)
     now[0] += 61
-    assert judge.enough(open_)
-    assert judge.text().startswith("can't tell, against 1 earlier profile")
+    assert comparison.enough(open_)
+    assert comparison.text().startswith("can't tell, against 1 earlier profile")

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tasks.collectives.launch.child import Work
-from tasks.collectives.launch.one_launch import launch
+from tasks.collectives.launch.measurements import measure_group
+from tasks.collectives.launch.worker import WorkerContext
 from tasks.errors import UserError
 from tasks.network.fingerprint import refuse_unknown_interfaces
 from tasks.network.gpu_links import amd_links, nvidia_links
 from tasks.network.nccl_log import environment, fallbacks, parse
 from tasks.network.topology import numa_nodes, rdma_devices
-from tests.support.crews import in_group
+from tests.support.worker_groups import in_group
 
 #: As NVIDIA's documentation and issues of NCCL print them.
 SOCKETS = """
@@ -133,11 +133,11 @@ def test_an_interface_that_does_not_exist_is_refused() -> None:
         refuse_unknown_interfaces(fine)
 
 
-def seen_over_loopback(work: Work, settings: str) -> list[object]:
+def seen_over_loopback(worker: WorkerContext, settings: str) -> list[object]:
     from tasks.collectives.config import CollectivesConfig
 
     config = CollectivesConfig.from_json(settings)
-    profile = launch(work, config)
+    profile = measure_group(worker, config)
     return [profile.topology, profile.fingerprint, len(profile.pairs), len(profile.overlaps)]
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from tasks.collectives.config import OPERATIONS, CollectivesConfig
-from tasks.collectives.launch.one_launch import look
-from tasks.collectives.launch.worlds import spread
+from tasks.collectives.launch.measurements import inspect_group
+from tasks.collectives.launch.subgroups import subgroup_ranks
 from tasks.collectives.operations import support
 from tasks.collectives.operations.support import free_memory, kinds, memory_needed, possible, refuse_too_large
 from tasks.errors import UserError
 from tasks.hardware.memory import MEMORY
-from tests.support.crews import in_group
+from tests.support.worker_groups import in_group
 
 
 @pytest.mark.parametrize("operation", ["all_reduce", "reduce", "reduce_scatter"])
@@ -23,7 +23,7 @@ def test_what_the_backend_lacks_is_refused_beforehand(operation: str) -> None:
         possible(config, "gloo", 2)
     assert possible(config, "nccl", 2)[0]
     with pytest.raises(UserError, match=r"^collectives\.reductions"):
-        in_group(2, look, config)
+        in_group(2, inspect_group, config)
 
 
 def test_one_process_measures_what_still_makes_sense() -> None:
@@ -56,7 +56,7 @@ def test_a_size_over_the_memory_of_all_ranks_of_a_host_is_refused() -> None:
 def test_nothing_is_allocated_before_it_is_refused() -> None:
     config = CollectivesConfig(operations=["all_reduce"], smallest=1 << 50, largest=1 << 50)
     with pytest.raises(UserError, match=r"^collectives\.largest: 1125899906842624 bytes .* would fit$"):
-        in_group(2, look, config)
+        in_group(2, inspect_group, config)
 
 
 def test_what_is_free_is_what_the_kernel_says_at_most() -> None:
@@ -87,6 +87,6 @@ def test_sizes_end_with_the_largest() -> None:
 
 def test_smaller_groups_take_ranks_from_each_host_in_turn() -> None:
     hosts = [(0, 1, 2, 3), (4, 5, 6, 7)]
-    assert spread(hosts, 2) == [[0], [4]]
-    assert spread(hosts, 5) == [[0, 1, 2], [4, 5]]
-    assert spread([(0, 1), (2,)], 2) == [[0], [2]] and spread([(0, 1, 2)], 2) == [[0, 1]]
+    assert subgroup_ranks(hosts, 2) == [[0], [4]]
+    assert subgroup_ranks(hosts, 5) == [[0, 1, 2], [4, 5]]
+    assert subgroup_ranks([(0, 1), (2,)], 2) == [[0], [2]] and subgroup_ranks([(0, 1, 2)], 2) == [[0, 1]]

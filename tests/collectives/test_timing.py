@@ -13,15 +13,15 @@ import torch.distributed as dist
 from tasks.artifacts.network.profile import Launch, Mode
 from tasks.collectives.config import OPERATIONS, CollectivesConfig
 from tasks.collectives.launch import timing
-from tasks.collectives.launch.child import Work
-from tasks.collectives.launch.one_launch import measurements_of
+from tasks.collectives.launch.measurements import measurements_of
+from tasks.collectives.launch.worker import WorkerContext
 from tasks.collectives.operations.cases import Case, Kind, prepare
-from tests.support.crews import in_group
+from tests.support.worker_groups import in_group
 
 CPU = torch.device("cpu")
 
 
-def touched(work: Work) -> dict[str, Any]:
+def touched(worker: WorkerContext) -> dict[str, Any]:
     """An all_reduce that is timed: fills and runs, and whether it stays finite."""
     case = prepare(Kind("all_reduce", reduction="sum", in_place=True), 4000, CPU)
     events: list[str] = []
@@ -49,7 +49,7 @@ def test_nothing_is_reset_between_timed_iterations_and_the_data_stays_finite() -
     assert found["iterations"] >= timing.FEWEST and found["finite"]
 
 
-def sleepy(work: Work) -> Launch:
+def sleepy(worker: WorkerContext) -> Launch:
     case = prepare(Kind("broadcast", in_place=True), 400, CPU)
 
     def start() -> Any:
@@ -91,7 +91,7 @@ def test_the_interval_holds_the_median_as_often_as_it_says() -> None:
     assert ended > 300 and missed / ended < 0.10
 
 
-def stopped(work: Work, budget: float) -> tuple[int, bool]:
+def stopped(worker: WorkerContext, budget: float) -> tuple[int, bool]:
     case = prepare(Kind("all_reduce", reduction="sum", in_place=True), 400, CPU)
 
     def start() -> list[Any]:
@@ -112,7 +112,7 @@ def test_a_steady_case_ends_before_the_time_is_over() -> None:
     assert narrow and timing.BELIEVED <= count < 500
 
 
-def measured_in_every_way(work: Work) -> list[tuple[str, str, int, int, float]]:
+def measured_in_every_way(worker: WorkerContext) -> list[tuple[str, str, int, int, float]]:
     config = CollectivesConfig(
         operations=[name for name in OPERATIONS if name != "barrier"],
         modes=["loop", "barrier"],
@@ -121,7 +121,7 @@ def measured_in_every_way(work: Work) -> list[tuple[str, str, int, int, float]]:
         largest=4096,
         budget=0.001,
     )
-    return [(m.operation, m.mode, m.in_flight, m.bytes, m.p50) for m in measurements_of(work, config)]
+    return [(m.operation, m.mode, m.in_flight, m.bytes, m.p50) for m in measurements_of(worker, config)]
 
 
 def test_every_operation_is_measured_in_both_modes_and_with_several_in_flight() -> None:
@@ -134,7 +134,7 @@ def test_every_operation_is_measured_in_both_modes_and_with_several_in_flight() 
     assert all(0 < size <= 4096 and seconds > 0 for *_, size, seconds in found)
 
 
-def order_of_events(work: Work, mode: Mode) -> list[str]:
+def order_of_events(worker: WorkerContext, mode: Mode) -> list[str]:
     """What rank 0 does in 3 iterations with 2 operations in flight."""
     events: list[str] = []
     barrier = dist.barrier

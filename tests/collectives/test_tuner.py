@@ -13,16 +13,16 @@ import pytest
 
 from tasks.artifacts.network.tuning import DdpSettings, Trial, Tuning, from_json, to_json
 from tasks.collectives.config import CollectivesConfig
-from tasks.collectives.launch.crew import Crew
+from tasks.collectives.launch.worker_group import WorkerGroup
 from tasks.collectives.tune import tuner
 from tasks.collectives.tune.candidates import Candidate, candidates
 from tasks.collectives.tune.decision import FEWEST_TURNS, Decision, decide
 from tasks.collectives.tune.plugin_csv import plugin_csv
-from tasks.collectives.tune.steps import StandIn, in_turns
+from tasks.collectives.tune.steps import SyntheticModel, time_alternately
 from tasks.errors import UserError
-from tests.support.crews import in_group
-from tests.support.link_profiles import child
+from tests.support.link_profiles import worker_context
 from tests.support.links import linked
+from tests.support.worker_groups import in_group
 
 MB = 1 << 20
 HALF = DdpSettings(hook="fp16")
@@ -61,8 +61,8 @@ def test_other_interfaces_need_fresh_processes_and_nccl_is_never_forced_to_ll128
 
 
 def turns_of_this_rank(other: DdpSettings, megabytes: int, seconds: float) -> tuple[list[float], list[float]]:
-    with child() as work:
-        return in_turns(work, StandIn(megabytes), DdpSettings(), other, seconds)
+    with worker_context() as worker:
+        return time_alternately(worker, SyntheticModel(megabytes), DdpSettings(), other, seconds)
 
 
 def decision(links: Any, other: DdpSettings, megabytes: int, seconds: float) -> Decision:
@@ -113,8 +113,10 @@ def test_the_command_finds_the_hook_at_200_mbit_and_takes_it_if_numbers_may_chan
 
 
 def same_turns_of_this_rank(decisions: int, seconds: float) -> list[tuple[list[float], list[float]]]:
-    with child() as work:
-        return [in_turns(work, StandIn(1), DdpSettings(), DdpSettings(), seconds) for _ in range(decisions)]
+    with worker_context() as worker:
+        return [
+            time_alternately(worker, SyntheticModel(1), DdpSettings(), DdpSettings(), seconds) for _ in range(decisions)
+        ]
 
 
 @pytest.mark.prove
@@ -133,10 +135,10 @@ def test_on_loopback_nothing_is_claimed_for_compression_and_what_cannot_work_is_
         Candidate("fp16 compression hook", {"hook": "fp16"}),
         Candidate("GLOO_SOCKET_IFNAME=none0", {}, {"GLOO_SOCKET_IFNAME": "none0"}),
     )
-    monkeypatch.setattr(tuner, "what_to_try", lambda *_: tried)
+    monkeypatch.setattr(tuner, "list_candidates", lambda *_: tried)
     monkeypatch.setattr(tuner, "share_of_time", lambda *_: 4.0)
     config = CollectivesConfig(numbers="may_change", history=str(tmp_path))
-    tuning = tuner.tune(Crew.here(2, timeout=60), config, StandIn(1))
+    tuning = tuner.tune(WorkerGroup.local(2, timeout=60), config, SyntheticModel(1))
     assert tuning is not None
     hook, impossible = tuning.trials
     assert (impossible.verdict, hook.verdict, tuning.changes) == ("failed", "no change", False)
@@ -147,21 +149,21 @@ def test_on_loopback_nothing_is_claimed_for_compression_and_what_cannot_work_is_
 @pytest.mark.prove
 def test_the_whole_tuner_on_loopback_claims_nothing_for_compression(tmp_path: Path) -> None:
     config = CollectivesConfig(tune_seconds=60, numbers="may_change", history=str(tmp_path))
-    tuning = tuner.tune(Crew.here(2, timeout=60), config, StandIn(4))
+    tuning = tuner.tune(WorkerGroup.local(2, timeout=60), config, SyntheticModel(4))
     assert tuning is not None
     verdicts = {trial.setting: trial.verdict for trial in tuning.trials}
     assert verdicts["fp16 compression hook"] == "no change"
 
 
-class SlowToMake(StandIn):
-    def made(self) -> Any:
+class SlowToMake(SyntheticModel):
+    def build(self) -> Any:
         time.sleep(1.0)
-        return super().made()
+        return super().build()
 
 
 def test_the_time_of_a_candidate_has_its_preparation_in_it() -> None:
     # A second of turns would be ten of them.
-    in_use, _ = in_group(2, in_turns, SlowToMake(1), DdpSettings(), DdpSettings(), 1.0)
+    in_use, _ = in_group(2, time_alternately, SlowToMake(1), DdpSettings(), DdpSettings(), 1.0)
     assert len(in_use) == FEWEST_TURNS
 
 

@@ -10,8 +10,8 @@ import torch
 
 from tasks.artifacts.network.profile import NetworkProfile, merged
 from tasks.collectives.config import CollectivesConfig
-from tasks.collectives.launch.child import Work
-from tasks.collectives.launch.one_launch import launch
+from tasks.collectives.launch.measurements import measure_group
+from tasks.collectives.launch.worker import WorkerContext
 from tests.support.links import Links
 
 
@@ -22,13 +22,13 @@ def profile_over(links: Links, config: CollectivesConfig, world: int = 0) -> Net
 
 
 def profile_of_this_launch(config: CollectivesConfig) -> NetworkProfile:
-    with child() as work:
-        return launch(work, config)
+    with worker_context() as worker:
+        return measure_group(worker, config)
 
 
 @contextmanager
-def child() -> Iterator[Work]:
+def worker_context() -> Iterator[WorkerContext]:
     """What a child of a launch works with, for a rank that a test has started."""
     heard, said = Pipe()
     with heard, said:
-        yield Work(torch.device("cpu"), said)
+        yield WorkerContext(torch.device("cpu"), said)

@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 
 # It has a list of its own, and the last one that is set counts, for the whole process.
-import tasks.collectives.launch.child  # noqa: F401
+import tasks.collectives.launch.worker  # noqa: F401
 
 #: Starts a process in a tenth of a second; it has torch, the training engine and flytekit's commands, but no workflow.
 FORK = multiprocessing.get_context("forkserver")
@@ -17,7 +17,7 @@ FORK.set_forkserver_preload(
         "torch",
         "torch._dynamo",
         "tasks.train.run",
-        "tasks.collectives.launch.one_launch",
+        "tasks.collectives.launch.measurements",
         "tests.support.training_runs",
         "tests.support.package",
         "tests.support.job_pods",

@@ -16,9 +16,9 @@ from tasks.models.factory import build
 from tasks.train.config import TrainingConfig
 from tasks.train.loop.probe import probe
 from tasks.train.speed.throughput import measured_peak, throughput
-from tests.support.crews import in_group
 from tests.support.groups import ALONE
 from tests.support.training import table_of_numbers, trained
+from tests.support.worker_groups import in_group
 
 CPU = torch.device("cpu")
 

@@ -12,15 +12,15 @@ import torch
 
 from tasks.artifacts.network.profile import NetworkProfile
 from tasks.collectives.config import CollectivesConfig
-from tasks.collectives.launch.child import Work
-from tasks.collectives.launch.one_launch import ALL_REDUCE, measure
+from tasks.collectives.launch.measurements import ALL_REDUCE, measure
+from tasks.collectives.launch.worker import WorkerContext
 from tasks.hardware.cgroup import read
 
 NODES = Path("/sys/devices/system/node")
 PCI = Path("/sys/bus/pci/devices")
 
 
-def why_not(profile: NetworkProfile) -> str:
+def reason_to_skip(profile: NetworkProfile) -> str:
     """Why there is nothing to measure; empty if there is."""
     if profile.fingerprint.world == 1:
         return "NUMA binding: a single process has no link"
@@ -28,11 +28,11 @@ def why_not(profile: NetworkProfile) -> str:
     return f"NUMA binding: the machine of rank {single[0]} has one NUMA node" if single else ""
 
 
-def all_reduce_bound(work: Work, config: CollectivesConfig, bind: bool, nodes: str) -> float:
+def all_reduce_bound(worker: WorkerContext, config: CollectivesConfig, bind: bool, nodes: str) -> float:
     """The median seconds of the largest all_reduce; with ``bind`` this rank's threads stay on one of the ``nodes``."""
     if bind:
-        bind_threads(node_of(work.device, node_cpus(Path(nodes))))
-    return measure(work, ALL_REDUCE, config.largest, "loop", config.budget).p50
+        bind_threads(node_of(worker.device, node_cpus(Path(nodes))))
+    return measure(worker, ALL_REDUCE, config.largest, "loop", config.budget).p50
 
 
 def node_cpus(root: Path) -> list[set[int]]:

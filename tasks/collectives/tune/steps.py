@@ -15,8 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tasks.artifacts.network.tuning import DdpSettings
 from tasks.artifacts.prepared.data import Signature
-from tasks.collectives.launch.child import Work
 from tasks.collectives.launch.timing import slowest
+from tasks.collectives.launch.worker import WorkerContext
 from tasks.collectives.model.step_time import Compute, buckets_of
 from tasks.collectives.tune.decision import FEWEST_TURNS
 from tasks.models.config import ModelConfig
@@ -29,7 +29,7 @@ SLOT_S = 0.05
 
 
 @dataclass(frozen=True)
-class UsersModel:
+class ConfiguredModel:
     """The model of a configuration on prepared data."""
 
     model: ModelConfig
@@ -41,13 +41,13 @@ class UsersModel:
     def __str__(self) -> str:
         return f"model {self.model.name} with {self.rows} rows on each rank"
 
-    def made(self) -> tuple[nn.Module, list[Tensor]]:
+    def build(self) -> tuple[nn.Module, list[Tensor]]:
         """Raises ``UserError`` if it cannot be built."""
         return build(self.model, self.signature, self.seed), zeros(self.signature, self.rows)
 
 
 @dataclass(frozen=True)
-class StandIn:
+class SyntheticModel:
     """Linear layers with about so many megabytes of gradients, where there is no model of the user's."""
 
     megabytes: int = 16
@@ -56,16 +56,16 @@ class StandIn:
     def __str__(self) -> str:
         return f"a stand-in with {self.megabytes} MB of gradients"
 
-    def made(self) -> tuple[nn.Module, list[Tensor]]:
+    def build(self) -> tuple[nn.Module, list[Tensor]]:
         torch.manual_seed(0)
         layers = max(1, (self.megabytes << 20) // (4 * self.width * self.width))
         return nn.Sequential(*(nn.Linear(self.width, self.width) for _ in range(layers))), [torch.zeros(8, self.width)]
 
 
-Model = UsersModel | StandIn
+Model = ConfiguredModel | SyntheticModel
 
 
-class Stepper:
+class DdpTrainer:
     """A copy of the model, trained with its own settings."""
 
     def __init__(self, module: nn.Module, inputs: list[Tensor], settings: DdpSettings, device: torch.device) -> None:
@@ -98,23 +98,23 @@ class Stepper:
         return (now(self._device) - started) / steps
 
 
-def compute_of(work: Work, model: Model) -> Compute:
+def measure_compute(worker: WorkerContext, model: Model) -> Compute:
     """Medians of the steps of a single rank, without communication; all ranks at once, as they compute in training."""
-    work.at("steps without communication")
-    module, inputs = model.made()
-    module, inputs = module.to(work.device), [x.to(work.device) for x in inputs]
+    worker.set_activity("steps without communication")
+    module, inputs = model.build()
+    module, inputs = module.to(worker.device), [x.to(worker.device) for x in inputs]
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-6)
     times = []
     for _ in range(WARM_UP + COMPUTE_STEPS):
-        marks = [now(work.device)]
+        marks = [now(worker.device)]
         loss = module(*inputs).float().mean()
-        marks.append(now(work.device))
+        marks.append(now(worker.device))
         loss.backward()
-        marks.append(now(work.device))
+        marks.append(now(worker.device))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        times.append(np.diff([*marks, now(work.device)]))
-    forward, backward, update = map(float, slowest(np.median(times[WARM_UP:], axis=0), work.device))
+        times.append(np.diff([*marks, now(worker.device)]))
+    forward, backward, update = map(float, slowest(np.median(times[WARM_UP:], axis=0), worker.device))
     return Compute(forward, backward, update, gradients_of(module))
 
 
@@ -129,25 +129,25 @@ def now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def in_turns(
-    work: Work, model: Model, in_use: DdpSettings, other: DdpSettings, budget: float
+def time_alternately(
+    worker: WorkerContext, model: Model, in_use: DdpSettings, other: DdpSettings, budget: float
 ) -> tuple[list[float], list[float]]:
     """Seconds of a step with each of two settings, turn by turn: the longest over the ranks. It takes about ``budget``
     seconds with the warm-up, or as long as ``FEWEST_TURNS`` take. Who begins changes with every turn, so that a load
     that rises or falls favours neither."""
-    work.at(f"steps with {other}")
+    worker.set_activity(f"steps with {other}")
     started = time.perf_counter()
-    module, inputs = model.made()
-    steppers = [Stepper(module, inputs, settings, work.device) for settings in (in_use, other)]
-    pilot = np.array([stepper.seconds(1) for stepper in steppers])
-    steps = max(1, round(SLOT_S / float(slowest(pilot, work.device).max())))
+    module, inputs = model.build()
+    trainers = [DdpTrainer(module, inputs, settings, worker.device) for settings in (in_use, other)]
+    pilot = np.array([trainer.seconds(1) for trainer in trainers])
+    steps = max(1, round(SLOT_S / float(slowest(pilot, worker.device).max())))
     found: list[np.ndarray] = []
     while len(found) < MOST_TURNS:
         mine = np.empty(3)
         for which in (0, 1) if len(found) % 2 == 0 else (1, 0):
-            mine[which] = steppers[which].seconds(steps)
+            mine[which] = trainers[which].seconds(steps)
         mine[2] = time.perf_counter() - started
-        *both, elapsed = slowest(mine, work.device)
+        *both, elapsed = slowest(mine, worker.device)
         found.append(np.array(both))
         if elapsed > budget and len(found) >= FEWEST_TURNS:
             break
@@ -155,23 +155,25 @@ def in_turns(
     return in_use_seconds, other_seconds
 
 
-def in_one_launch(work: Work, model: Model, settings: DdpSettings, budget: float) -> tuple[float, float]:
+def time_in_one_launch(
+    worker: WorkerContext, model: Model, settings: DdpSettings, budget: float
+) -> tuple[float, float]:
     """The median seconds of an all_reduce of the model's largest bucket, and of a training step: for settings that
     only fresh processes can take."""
-    work.at(f"steps with {settings}")
-    module, inputs = model.made()
-    buffer = torch.zeros(max(buckets_of(gradients_of(module))) // 4, device=work.device)
-    stepper = Stepper(module, inputs, settings, work.device)
+    worker.set_activity(f"steps with {settings}")
+    module, inputs = model.build()
+    buffer = torch.zeros(max(buckets_of(gradients_of(module))) // 4, device=worker.device)
+    trainer = DdpTrainer(module, inputs, settings, worker.device)
     seconds: dict[str, list[float]] = {"reduce": [], "step": []}
     started = time.perf_counter()
     while True:
         seconds["reduce"].append(reduce_seconds(buffer))
-        seconds["step"].append(stepper.seconds(1))
-        count = torch.tensor([float(time.perf_counter() - started > budget)], device=work.device)
+        seconds["step"].append(trainer.seconds(1))
+        count = torch.tensor([float(time.perf_counter() - started > budget)], device=worker.device)
         dist.all_reduce(count, dist.ReduceOp.MAX)  # all ranks end together
         if count.item() and len(seconds["step"]) >= FEWEST_TURNS:
             break
-    reduce, step = (float(np.median(slowest(np.array(each), work.device))) for each in seconds.values())
+    reduce, step = (float(np.median(slowest(np.array(each), worker.device))) for each in seconds.values())
     return reduce, step
 
 

@@ -1,8 +1,9 @@
 """The tuner: coordinate descent over what may be tried, each candidate against the best so far, on training steps.
 
-All processes of a crew run it alike; that of rank 0 decides, and tells the others. What a running process can change is
-compared in turns within one launch. What libraries read once, at their start, is compared over interleaved launches of
-fresh processes, and has to be faster in a bare all_reduce, too. A candidate that fails is dropped with the reason.
+All processes of a worker group run it alike; that of rank 0 decides, and tells the others. What a running process can
+change is compared in turns within one launch. What libraries read once, at their start, is compared over interleaved
+launches of fresh processes, and has to be faster in a bare all_reduce, too. A candidate that fails is dropped with the
+reason.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from typing import Any
 from tasks.artifacts.network.profile import NetworkProfile
 from tasks.artifacts.network.tuning import DdpSettings, Trial, Tuning, Verdict
 from tasks.collectives.config import CollectivesConfig
-from tasks.collectives.engine import made_by, meet
-from tasks.collectives.launch.crew import Crew
-from tasks.collectives.launch.one_launch import look
+from tasks.collectives.engine import made_by, rendezvous_and_check
+from tasks.collectives.launch.measurements import inspect_group
+from tasks.collectives.launch.worker_group import WorkerGroup
 from tasks.collectives.model.report import step_lines
 from tasks.collectives.model.step_time import Compute
 from tasks.collectives.tune.candidates import Candidate, candidates
 from tasks.collectives.tune.decision import FEWEST_TURNS, Decision, decide
-from tasks.collectives.tune.steps import Model, compute_of, in_one_launch, in_turns
+from tasks.collectives.tune.steps import Model, measure_compute, time_alternately, time_in_one_launch
 from tasks.errors import Interrupted, UserError
 from tasks.logs import logger
 from tasks.network.history import ProfileHistory, TuningHistory
@@ -30,38 +31,38 @@ from tasks.network.history import ProfileHistory, TuningHistory
 LOG = logger("collectives")
 
 
-def tune(crew: Crew, config: CollectivesConfig, model: Model) -> Tuning | None:
-    """Find settings with which steps of ``model`` are faster; all processes of ``crew`` call this.
+def tune(workers: WorkerGroup, config: CollectivesConfig, model: Model) -> Tuning | None:
+    """Find settings with which steps of ``model`` are faster; all processes of ``workers`` call this.
 
     Returns the recommendation in the process of rank 0, and None in the others. Raises the same on all ranks:
     ``UserError``; ``Interrupted`` naming a rank that did not come or died.
     """
-    with crew.until_all_are_done():
-        meet(crew)
-        empty = crew.launch(look, config)
-        compute = crew.launch(compute_of, model)
+    with workers.exit_barrier():
+        rendezvous_and_check(workers)
+        empty = workers.launch(inspect_group, config)
+        compute = workers.launch(measure_compute, model)
 
         def begin() -> list[dict[str, Any]]:
             TuningHistory(config.history, empty.fingerprint).check_writable()
-            return [asdict(each) for each in what_to_try(empty, compute)]
+            return [asdict(each) for each in list_candidates(empty, compute)]
 
-        listed = crew.from_leader("tune/candidates", begin)
-        tuner = Tuner(crew, model, len(listed), config.numbers == "may_change")
+        listed = workers.broadcast("tune/candidates", begin)
+        tuner = Tuner(workers, model, len(listed), config.numbers == "may_change")
         ends = time.monotonic() + config.tune_seconds
         trials = []
         for number, candidate in enumerate(Candidate(**fields) for fields in listed):
-            seconds = crew.from_leader(f"tune/{number}/seconds", partial(share_of_time, ends, len(listed) - number))
-            trial = tuner.tried_one(candidate, seconds)
+            seconds = workers.broadcast(f"tune/{number}/seconds", partial(share_of_time, ends, len(listed) - number))
+            trial = tuner.evaluate(candidate, seconds)
             trials.append(trial)
-            if crew.from_leader(f"tune/{number}/taken", partial(bool, trial.verdict == "taken")):
-                tuner.take(candidate)
-            if crew.leads:
+            if workers.broadcast(f"tune/{number}/taken", partial(bool, trial.verdict == "taken")):
+                tuner.adopt(candidate)
+            if workers.is_leader:
                 LOG.info("%s", trial)
-    if not crew.leads:
+    if not workers.is_leader:
         return None
     expected = tuple(step_lines(ProfileHistory(config.history, empty.fingerprint).latest(), compute))
     tuning = Tuning(empty.fingerprint, str(model), tuner.ddp, tuner.environment, tuple(trials), expected)
-    LOG.info("kept as %s", TuningHistory(config.history, empty.fingerprint).publish(tuning, made_by(config)))
+    LOG.info("published at %s", TuningHistory(config.history, empty.fingerprint).publish(tuning, made_by(config)))
     return tuning
 
 
@@ -70,7 +71,7 @@ def share_of_time(ends: float, left: int) -> float:
     return max(0.0, ends - time.monotonic()) / left
 
 
-def what_to_try(empty: NetworkProfile, compute: Compute) -> tuple[Candidate, ...]:
+def list_candidates(empty: NetworkProfile, compute: Compute) -> tuple[Candidate, ...]:
     """For the group as it was looked at; interfaces are known as ``eth0: 10000 Mbit/s, MTU 1500``."""
     names = [{line.partition(":")[0] for line in host.interfaces} for host in empty.topology.hosts]
     shared = sorted(set.intersection(*names)) if names else []
@@ -82,7 +83,7 @@ def what_to_try(empty: NetworkProfile, compute: Compute) -> tuple[Candidate, ...
 class Tuner:
     """The best settings so far, and how candidates are compared with them."""
 
-    crew: Crew
+    workers: WorkerGroup
     model: Model
     #: How many candidates there are altogether.
     candidates: int
@@ -90,11 +91,11 @@ class Tuner:
     ddp: DdpSettings = field(default_factory=DdpSettings)
     environment: dict[str, str] = field(default_factory=dict)
 
-    def take(self, candidate: Candidate) -> None:
+    def adopt(self, candidate: Candidate) -> None:
         self.ddp = candidate.applied(self.ddp)
         self.environment |= candidate.environment
 
-    def tried_one(self, candidate: Candidate, seconds: float) -> Trial:
+    def evaluate(self, candidate: Candidate, seconds: float) -> Trial:
         """Compare a candidate with what is in use. Only the process of rank 0 gets a trial that means something."""
         if not seconds:
             return Trial(candidate.name, "not tried", why="the time was over; give collectives.tune_seconds more")
@@ -103,11 +104,13 @@ class Tuner:
             decisions = compare(candidate, seconds)
         except (UserError, Interrupted, RuntimeError) as error:
             return Trial(candidate.name, "failed", why=str(error).strip().splitlines()[-1])
-        return self._judged(candidate, decisions) if self.crew.leads else Trial(candidate.name, "no change")
+        return self._judged(candidate, decisions) if self.workers.is_leader else Trial(candidate.name, "no change")
 
     def _in_turns(self, candidate: Candidate, seconds: float) -> list[Decision]:
         other = candidate.applied(self.ddp)
-        turns = self.crew.launch(in_turns, self.model, self.ddp, other, seconds, environment=self.environment)
+        turns = self.workers.launch(
+            time_alternately, self.model, self.ddp, other, seconds, environment=self.environment
+        )
         return [decide(turns[0], turns[1], self.candidates)] if turns else []
 
     def _over_launches(self, candidate: Candidate, seconds: float) -> list[Decision]:
@@ -117,9 +120,9 @@ class Tuner:
         for turn in range(FEWEST_TURNS):
             for which in (0, 1) if turn % 2 == 0 else (1, 0):
                 variables = self.environment | (candidate.environment if which else {})
-                launched = self.crew.launch(in_one_launch, self.model, self.ddp, budget, environment=variables)
+                launched = self.workers.launch(time_in_one_launch, self.model, self.ddp, budget, environment=variables)
                 found[which].append(launched)
-        if not self.crew.leads:
+        if not self.workers.is_leader:
             return []
         without, with_it = ([list(column) for column in zip(*launches, strict=True)] for launches in found)
         return [decide(*pair, self.candidates) for pair in zip(without, with_it, strict=True)]
@@ -128,7 +131,7 @@ class Tuner:
         """All decisions have to be for it; the figures are those of the last, the training step."""
         verdict: Verdict = "no change"
         if all(decision.change for decision in decisions):
-            allowed = self.may_change_numbers or not candidate.may_change_numbers(self.crew.world)
+            allowed = self.may_change_numbers or not candidate.may_change_numbers(self.workers.world)
             verdict = "taken" if allowed else "may change numbers"
         step = decisions[-1]
         return Trial(candidate.name, verdict, step.gain, step.low, step.high, step.turns, step.unseen)

@@ -12,29 +12,29 @@ import psutil
 import pytest
 import torch.distributed as dist
 
-from tasks.collectives.launch.child import Work
-from tasks.collectives.launch.crew import Crew, NoLeader
 from tasks.collectives.launch.outcome import Outcome, raise_if_failed
+from tasks.collectives.launch.worker import WorkerContext
+from tasks.collectives.launch.worker_group import LeaderUnreachable, WorkerGroup
 from tasks.errors import Interrupted, UserError
 
 
-def who(work: Work) -> dict[str, object]:
+def who(worker: WorkerContext) -> dict[str, object]:
     ranks: list[object] = [None] * dist.get_world_size()
     dist.all_gather_object(ranks, (dist.get_rank(), os.getpid(), os.environ.get("KNOB", "")))
     return {"ranks": ranks}
 
 
 def test_each_launch_is_a_fresh_group_with_its_environment() -> None:
-    crew = Crew.here(2, 20)
-    first = crew.launch(who)["ranks"]
-    second = crew.launch(who, environment={"KNOB": "4"})["ranks"]
+    workers = WorkerGroup.local(2, 20)
+    first = workers.launch(who)["ranks"]
+    second = workers.launch(who, environment={"KNOB": "4"})["ranks"]
     assert [rank for rank, *_ in first] == [rank for rank, *_ in second] == [0, 1]
     assert not {pid for _, pid, _ in first} & {pid for _, pid, _ in second}
     assert [knob for *_, knob in first + second] == ["", "", "4", "4"]
 
 
-def trouble(work: Work, kind: str, rank: int) -> None:
-    work.at("the part that fails")
+def trouble(worker: WorkerContext, kind: str, rank: int) -> None:
+    worker.set_activity("the part that fails")
     if dist.get_rank() == rank:
         if kind == "refuse":
             raise UserError("largest: too much")
@@ -50,12 +50,12 @@ def trouble(work: Work, kind: str, rank: int) -> None:
 
 
 def test_some_of_the_ranks_are_a_group_of_their_own() -> None:
-    crew = Crew.here(3, 20)
-    assert [rank for rank, *_ in crew.launch(who, among=[[0, 2]])["ranks"]] == [0, 1]
-    assert len(crew.launch(who)["ranks"]) == 3
+    workers = WorkerGroup.local(3, 20)
+    assert [rank for rank, *_ in workers.launch(who, ranks_by_host=[[0, 2]])["ranks"]] == [0, 1]
+    assert len(workers.launch(who)["ranks"]) == 3
     # Named by its rank outside of the group.
     with pytest.raises(Interrupted, match=r"^rank 2 died"):
-        crew.launch(trouble, "die", 1, among=[[0, 2]])
+        workers.launch(trouble, "die", 1, ranks_by_host=[[0, 2]])
 
 
 @pytest.mark.parametrize(
@@ -69,25 +69,27 @@ def test_some_of_the_ranks_are_a_group_of_their_own() -> None:
 )
 def test_the_rank_to_blame_is_named_in_time(kind: str, error: type[Exception], said: str) -> None:
     started = time.monotonic()
-    crew = Crew.here(3, 2)
+    workers = WorkerGroup.local(3, 2)
     with pytest.raises(error, match=f"(?s){said}"):
-        crew.launch(trouble, kind, 2)
+        workers.launch(trouble, kind, 2)
     assert time.monotonic() - started < 2 + 25
     left = [child for child in psutil.Process().children(recursive=True) if child.status() == psutil.STATUS_STOPPED]
     assert not left
-    # And the crew goes on.
-    assert len(crew.launch(who)["ranks"]) == 3
+    # And the next launch succeeds.
+    assert len(workers.launch(who)["ranks"]) == 3
 
 
 def parents(world: int, ranks: list[int], versions: list[str], timeout: float) -> dict[int, str]:
     """What each of several parents of one rank says of their meeting."""
-    leader = Crew.here(world, timeout)
+    leader = WorkerGroup.local(world, timeout)
     said: dict[int, str] = {}
 
     def meet(rank: int) -> None:
         store = leader.store if rank == 0 else dist.TCPStore("127.0.0.1", leader.port, is_master=False)
         try:
-            Crew(store, "127.0.0.1", leader.port, world, (rank,), world, timeout).meet({"torch": versions[rank]})
+            WorkerGroup(store, "127.0.0.1", leader.port, world, (rank,), world, timeout).rendezvous(
+                {"torch": versions[rank]}
+            )
             said[rank] = "met"
         except (Interrupted, UserError) as error:
             said[rank] = str(error)
@@ -113,15 +115,15 @@ def test_ranks_of_different_versions_are_refused() -> None:
 
 def test_without_the_rest_of_the_environment_it_is_one_line() -> None:
     with pytest.raises(UserError, match=r"^WORLD_SIZE and LOCAL_RANK and MASTER_PORT: not in the environment"):
-        Crew.from_environment({"RANK": "0", "MASTER_ADDR": "localhost"}, 1)
+        WorkerGroup.from_environment({"RANK": "0", "MASTER_ADDR": "localhost"}, 1)
 
 
 def test_a_leader_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
     from tests.support.processes import free_port
 
     place = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1"}
-    with pytest.raises(NoLeader, match=r"^rank 1: rank 0 at 127.0.0.1:.* cannot be reached within 1 s$"):
-        Crew.from_environment({**place, "MASTER_PORT": str(free_port())}, 1)
+    with pytest.raises(LeaderUnreachable, match=r"^rank 1: rank 0 at 127.0.0.1:.* cannot be reached within 1 s$"):
+        WorkerGroup.from_environment({**place, "MASTER_PORT": str(free_port())}, 1)
 
 
 def test_the_worst_outcome_explains_the_others() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tasks.collectives.launch.crew import Crew
+from tasks.collectives.launch.worker_group import WorkerGroup
 
 
 def in_group(world: int, work: Callable[..., Any], *arguments: Any, timeout: float = 20) -> Any:
     """What ``work(child, *arguments)`` gives on rank 0 of a gloo group of ``world`` fresh processes."""
-    return Crew.here(world, timeout).launch(work, *arguments)
+    return WorkerGroup.local(world, timeout).launch(work, *arguments)

@@ -1,4 +1,4 @@
-"""What the children of one launch do: measure everything that was asked for, in the group that they have joined."""
+"""What the workers of one launch measure, in the process group that they have joined."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 from tasks.artifacts.network.profile import Measurement, Mode, NetworkProfile, Overlap
 from tasks.collectives.config import CollectivesConfig
-from tasks.collectives.launch.child import Work
 from tasks.collectives.launch.timing import FEWEST, settle, slowest, timed
+from tasks.collectives.launch.worker import WorkerContext
 from tasks.collectives.operations.cases import Kind, prepare
 from tasks.collectives.operations.support import free_memory_of, possible, refuse_too_large
 from tasks.network.fingerprint import fingerprint_of
@@ -29,30 +29,30 @@ TURNS = 5
 ALL_REDUCE = Kind("all_reduce", reduction="sum", in_place=True)
 
 
-def look(work: Work, config: CollectivesConfig) -> NetworkProfile:
+def inspect_group(worker: WorkerContext, config: CollectivesConfig) -> NetworkProfile:
     """What the group is, without measurements. Raises ``UserError`` for what cannot be measured in it."""
     world = dist.get_world_size()
     asked, left_out = possible(config, dist.get_backend(), world)
-    refuse_too_large(config, asked, free_memory_of(work.device))
-    topology = topology_of(work.device)
-    fingerprint = fingerprint_of(topology, work.device)
+    refuse_too_large(config, asked, free_memory_of(worker.device))
+    topology = topology_of(worker.device)
+    fingerprint = fingerprint_of(topology, worker.device)
     if world == 1:
         left_out += [f"{what}: a single process has no link" for what in ("pairs", "overlap") if getattr(config, what)]
     left_out += [f"worlds {n}: not fewer than all {world}" for n in config.worlds if n >= world]
     return NetworkProfile(fingerprint, 0.0, (), topology, left_out=tuple(left_out), settings=config.measuring)
 
 
-def launch(work: Work, config: CollectivesConfig) -> NetworkProfile:
-    """What this launch measures."""
+def measure_group(worker: WorkerContext, config: CollectivesConfig) -> NetworkProfile:
+    """Everything that the configuration asks for, measured in this process group."""
     several = dist.get_world_size() > 1
-    settle(prepare(ALL_REDUCE, config.smallest, work.device), work.device)
-    measurements = tuple(measurements_of(work, config))
-    overlaps = (overlap(work, config),) if several and config.overlap else ()
-    pairs = tuple(pairs_of(work, config)) if several and config.pairs else ()
-    products = (products_of(work),)
+    settle(prepare(ALL_REDUCE, config.smallest, worker.device), worker.device)
+    measurements = tuple(measurements_of(worker, config))
+    overlaps = (measure_overlap(worker, config),) if several and config.overlap else ()
+    pairs = tuple(measure_pairs(worker, config)) if several and config.pairs else ()
+    products = (measure_matrix_products(worker),)
     return replace(
         # Now that the backend has connections to look at.
-        look(work, config),
+        inspect_group(worker, config),
         measured_at=round(time.time(), 3),
         measurements=measurements,
         overlaps=overlaps,
@@ -61,13 +61,13 @@ def launch(work: Work, config: CollectivesConfig) -> NetworkProfile:
     )
 
 
-def measure_plain(work: Work, config: CollectivesConfig) -> tuple[Measurement, ...]:
+def measure_subgroup(worker: WorkerContext, config: CollectivesConfig) -> tuple[Measurement, ...]:
     """What the models are fitted to and tested on, in a group of some of the ranks."""
-    settle(prepare(ALL_REDUCE, config.smallest, work.device), work.device)
-    return tuple(measurements_of(work, config.plain))
+    settle(prepare(ALL_REDUCE, config.smallest, worker.device), worker.device)
+    return tuple(measurements_of(worker, config.plain))
 
 
-def measurements_of(work: Work, config: CollectivesConfig) -> Iterator[Measurement]:
+def measurements_of(worker: WorkerContext, config: CollectivesConfig) -> Iterator[Measurement]:
     asked, _ = possible(config, dist.get_backend(), dist.get_world_size())
     for kind in asked:
         sizes = config.sizes if kind.dtype else [0]
@@ -75,14 +75,14 @@ def measurements_of(work: Work, config: CollectivesConfig) -> Iterator[Measureme
         for size in sizes:
             for in_flight in config.in_flight:
                 for mode in modes:
-                    yield measure(work, kind, size, mode, config.budget, in_flight)
+                    yield measure(worker, kind, size, mode, config.budget, in_flight)
 
 
-def measure(work: Work, kind: Kind, size: int, mode: Mode, budget: float, in_flight: int = 1) -> Measurement:
+def measure(worker: WorkerContext, kind: Kind, size: int, mode: Mode, budget: float, in_flight: int = 1) -> Measurement:
     """One case of one launch."""
-    work.at(f"{kind} of {size} bytes" if size else str(kind))
-    cases = [prepare(kind, size, work.device) for _ in range(in_flight)]
-    launch = timed(cases, mode, budget, work.device)
+    worker.set_activity(f"{kind} of {size} bytes" if size else str(kind))
+    cases = [prepare(kind, size, worker.device) for _ in range(in_flight)]
+    launch = timed(cases, mode, budget, worker.device)
     world = len(kind.members) or dist.get_world_size()
     return Measurement(
         operation=kind.operation,
@@ -98,14 +98,14 @@ def measure(work: Work, kind: Kind, size: int, mode: Mode, budget: float, in_fli
     )
 
 
-def pairs_of(work: Work, config: CollectivesConfig) -> Iterator[Measurement]:
+def measure_pairs(worker: WorkerContext, config: CollectivesConfig) -> Iterator[Measurement]:
     """Each pair of ranks by itself, while the others wait."""
     for pair in combinations(range(dist.get_world_size()), 2):
         kind = Kind("send_recv", members=pair)
-        yield measure(work, kind, min(PAIR_BYTES, config.largest), "loop", config.budget)
+        yield measure(worker, kind, min(PAIR_BYTES, config.largest), "loop", config.budget)
 
 
-class Product:
+class MatrixProduct:
     """A matrix product, as often as it takes to last for a given time on the slowest rank."""
 
     def __init__(self, device: torch.device) -> None:
@@ -118,7 +118,7 @@ class Product:
         for _ in range(self.times):
             torch.mm(self._left, self._right, out=self._out)
 
-    def last(self, seconds: float) -> None:
+    def calibrate(self, seconds: float) -> None:
         """Choose how often, all ranks alike."""
         self.times = 20
         once = float(np.median(slowest(np.array([self.seconds() for _ in range(FEWEST)]), self._device))) / self.times
@@ -132,16 +132,16 @@ class Product:
         return time.perf_counter() - started
 
 
-def overlap(work: Work, config: CollectivesConfig) -> Overlap:
+def measure_overlap(worker: WorkerContext, config: CollectivesConfig) -> Overlap:
     """An all_reduce of the largest size alone, a product that takes as long, and both at once, in turns."""
-    work.at(f"all_reduce of {config.largest} bytes beside a matrix product")
-    case = prepare(ALL_REDUCE, config.largest, work.device)
+    worker.set_activity(f"all_reduce of {config.largest} bytes beside a matrix product")
+    case = prepare(ALL_REDUCE, config.largest, worker.device)
     case.clear()
-    product = Product(work.device)
+    product = MatrixProduct(worker.device)
 
     def seconds_of_both(communicate: bool, multiply: bool) -> float:
         dist.barrier()
-        synchronise(work.device)
+        synchronise(worker.device)
         started = time.perf_counter()
         pending = list(case.start()) if communicate else []
         if multiply:
@@ -149,25 +149,25 @@ def overlap(work: Work, config: CollectivesConfig) -> Overlap:
         for each in pending:
             if each is not None:
                 each.wait()
-        synchronise(work.device)
+        synchronise(worker.device)
         return time.perf_counter() - started
 
     seconds_of_both(True, True)
     alone = np.array([seconds_of_both(True, False) for _ in range(FEWEST)])
-    product.last(float(np.median(slowest(alone, work.device))))
+    product.calibrate(float(np.median(slowest(alone, worker.device))))
     mine = np.array(
         [[seconds_of_both(*what) for what in ((True, False), (False, True), (True, True))] for _ in range(TURNS)]
     )
-    turns = slowest(mine.ravel(), work.device).reshape(mine.shape)
+    turns = slowest(mine.ravel(), worker.device).reshape(mine.shape)
     rounded = tuple((round(float(a), 9), round(float(b), 9), round(float(c), 9)) for a, b, c in turns)
     return Overlap("all_reduce", "float32", case.bytes, dist.get_world_size(), rounded)
 
 
-def products_of(work: Work) -> tuple[float, ...]:
+def measure_matrix_products(worker: WorkerContext) -> tuple[float, ...]:
     """Seconds that the same product takes on each rank: who is short of its processor. The ranks of a host take turns,
     as they may share cores. The mean, because a process that is held back may run at full speed in between."""
-    work.at("the same matrix product on each rank")
-    product = Product(work.device)
+    worker.set_activity("the same matrix product on each rank")
+    product = MatrixProduct(worker.device)
     product.times = 20
     mine = []
     rank = int(os.environ.get("LOCAL_RANK", dist.get_rank()))
