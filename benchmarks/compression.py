@@ -39,7 +39,7 @@ from tasks.models.predict import inputs_of, predict, targets_of, torch_predictor
 from tasks.models.trained import TrainedModel
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import prepare
-from tasks.timing.measure import measure
+from tasks.timing.latencies import Workload, measure_latencies
 from tasks.train.config import TrainingConfig
 
 BATCH = 32
@@ -113,7 +113,8 @@ class Bench:
             path = self.directory / f"{name}.onnx"
             to_onnx(model.load(), self.data.signature, inputs_of(self.data.signature, test[:EXAMPLE_ROWS]), 20, path)
             loads[name] = partial(onnx_predictor, path, 1)
-        timed = measure(loads, reference, self.data.signature, test, 1, self.sizes.seconds, [BATCH])
+        workload = Workload(self.data.signature, test, 1)
+        timed = measure_latencies(loads, reference, workload, self.sizes.seconds, [BATCH])
         return {name: timed[name][str(BATCH)]["speedup"] for name in models if name != reference}
 
 

@@ -56,7 +56,7 @@ from tasks.models.predict import predict, targets_of
 from tasks.models.trained import TrainedModel
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import prepare
-from tasks.timing.measure import measure
+from tasks.timing.latencies import Workload, measure_latencies
 from tasks.train.config import TrainingConfig
 
 MAX_LOSS = 1.0
@@ -210,19 +210,18 @@ def compare(name: str, directory: Path, quick: bool) -> Table:
     contenders |= {f"chosen-{batch}": files[best] for batch, best in report["best"].items()}
     loads = {key: partial(onnx_predictor, path, 1) for key, path in contenders.items()}
     seconds = 0.5 if quick else 45.0
-    timed = measure(loads, FP32, data.signature, test, 1, seconds, BATCHES)
+    workload = Workload(data.signature, test, 1)
+    timed = measure_latencies(loads, FP32, workload, seconds, BATCHES)
     able = [peer for peer in peers if peer not in failed]
     rows = {key: row_of(timed[key], path) for key, path in contenders.items()}
     remarks = [f"fails the gate: {', '.join(sorted(failed))}"] if failed else []
     remarks += [f"batch {batch}: too slow to be searched" for batch in BATCHES if str(batch) not in report["best"]]
     for batch in report["best"]:
         chosen = f"chosen-{batch}"
-        against = measure(
+        against = measure_latencies(
             {FP32: loads[FP32], chosen: loads[chosen]} | {peer: loads[peer] for peer in able},
             chosen,
-            data.signature,
-            test,
-            1,
+            workload,
             seconds / 2,
             [int(batch)],
         )

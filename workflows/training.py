@@ -84,9 +84,9 @@ def promotion_stages(registry: str, data: str, target: str, config: RunConfig) -
     promotion = (
         conditional("promotion")
         .if_(judged.passed.is_true())
-        .then(put_in_service(contest=judged.contest, config=config, verdict=judged.verdict))
+        .then(put_in_service(request=judged.request, config=config, verdict=judged.verdict))
         .else_()
-        .then(leave_in_service(contest=judged.contest, verdict=judged.verdict))
+        .then(leave_in_service(request=judged.request, verdict=judged.verdict))
     )
     return {**stages, "promotion": promotion}
 

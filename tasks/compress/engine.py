@@ -28,7 +28,7 @@ from tasks.models.kept import LAYERS, compose, cut, units
 from tasks.models.metrics import HEADLINE, scores
 from tasks.models.predict import Predictor, held_out_rows, predict, targets_of, torch_predictor
 from tasks.models.trained import Architecture, TrainedModel, write_trained
-from tasks.timing.measure import measure
+from tasks.timing.latencies import Workload, measure_latencies
 
 #: The trained network among those that are timed; for so many seconds altogether, with so many rows a call.
 WHOLE = "as trained"
@@ -147,7 +147,7 @@ def speeds_of(work: Work, tuned: Mapping[str, TrainedModel], rows: np.ndarray) -
     """How many times as fast as the trained network each of the others is."""
     networks = {WHOLE: work.trained, **tuned}
     loads = {name: partial(load_anew, model) for name, model in networks.items()}
-    timed = measure(loads, WHOLE, work.trained.signature, rows, 1, SECONDS, [TIMED_ROWS])
+    timed = measure_latencies(loads, WHOLE, Workload(work.trained.signature, rows, 1), SECONDS, [TIMED_ROWS])
     found = {name: timed[name][str(TIMED_ROWS)]["speedup"] for name in tuned}
     return {name: Speed(each["value"], each["low"], each["high"]) for name, each in found.items()}
 

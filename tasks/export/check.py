@@ -26,7 +26,7 @@ TENSORS, RAW = "samples.npz", "samples.json"
 OUTPUT = "output"
 
 
-class NotWhole(Exception):
+class BadPackage(Exception):
     """The directory is no exported model, or not the one that was exported; the message names the file."""
 
 
@@ -36,7 +36,7 @@ def digest_line(manifest: bytes) -> str:
 
 
 def check(directory: Path, key: Path | None = None) -> list[str]:
-    """What was found to be right, a line each. Raises ``NotWhole``."""
+    """What was found to be right, a line each. Raises ``BadPackage``."""
     manifest = read_manifest(directory)
     lines = [f"digest     {hashlib.sha256((directory / MANIFEST).read_bytes()).hexdigest()}"]
     lines += check_signature(directory, key)
@@ -55,18 +55,18 @@ def check(directory: Path, key: Path | None = None) -> list[str]:
 def read_manifest(directory: Path) -> Any:
     path = directory / MANIFEST
     if not path.is_file():
-        raise NotWhole(f"{directory}: no exported model; expected a directory with a {MANIFEST}")
+        raise BadPackage(f"{directory}: no exported model; expected a directory with a {MANIFEST}")
     raw, digest = path.read_bytes(), directory / DIGEST
     if not digest.is_file():
-        raise NotWhole(f"{digest}: missing; without it a changed {MANIFEST} is not found. Export the model again")
+        raise BadPackage(f"{digest}: missing; without it a changed {MANIFEST} is not found. Export the model again")
     if digest.read_bytes() != digest_line(raw).encode():
-        raise NotWhole(f"{path}: its SHA-256 is not the one in {DIGEST}: one of the two was changed")
+        raise BadPackage(f"{path}: its SHA-256 is not the one in {DIGEST}: one of the two was changed")
     try:
         manifest = json.loads(raw)
         if (manifest["kind"], manifest["format"]) != ("export", 1) or not isinstance(manifest["files"], dict):
-            raise NotWhole(f"{path}: holds {manifest['kind']!r}, format {manifest['format']}; expected 'export', 1")
+            raise BadPackage(f"{path}: holds {manifest['kind']!r}, format {manifest['format']}; expected 'export', 1")
     except (ValueError, KeyError, TypeError):
-        raise NotWhole(f"{path}: not the manifest of an exported model") from None
+        raise BadPackage(f"{path}: not the manifest of an exported model") from None
     return manifest
 
 
@@ -74,16 +74,16 @@ def check_files(directory: Path, records: dict[str, Any]) -> str:
     for name, record in records.items():
         path = directory / name
         if not path.is_file():
-            raise NotWhole(f"{path}: missing, though the manifest lists it")
+            raise BadPackage(f"{path}: missing, though the manifest lists it")
         if path.stat().st_size != record["size"]:
-            raise NotWhole(f"{path}: {path.stat().st_size} bytes, the manifest says {record['size']}")
+            raise BadPackage(f"{path}: {path.stat().st_size} bytes, the manifest says {record['size']}")
         with path.open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != record["sha256"]:
-                raise NotWhole(f"{path}: its SHA-256 is not the manifest's: it was changed")
+                raise BadPackage(f"{path}: its SHA-256 is not the manifest's: it was changed")
     known = {*records, MANIFEST, DIGEST, SIGNATURE}
     there = {path.relative_to(directory).as_posix() for path in directory.rglob("*") if not path.is_dir()}
     if extra := sorted(there - known):
-        raise NotWhole(f"{directory / extra[0]}: not part of the exported model; remove it")
+        raise BadPackage(f"{directory / extra[0]}: not part of the exported model; remove it")
     return f"files      {len(records)}, each with its SHA-256"
 
 
@@ -92,17 +92,17 @@ def check_signature(directory: Path, key: Path | None) -> list[str]:
     path = directory / SIGNATURE
     if not path.exists():
         if key:
-            raise NotWhole(f"{path}: missing: the model is not signed; sign it, or check it without --key")
+            raise BadPackage(f"{path}: missing: the model is not signed; sign it, or check it without --key")
         return []
     if not key:
-        raise NotWhole(f"{path}: signed, but no key was given; check it with --key and its signer's public key (PEM)")
+        raise BadPackage(f"{path}: signed, but no key was given; check it with --key and its signer's public key (PEM)")
     public = load_key(key)
     from cryptography.exceptions import InvalidSignature
 
     try:
         public.verify(path.read_bytes(), (directory / MANIFEST).read_bytes())
     except InvalidSignature:
-        raise NotWhole(f"{path}: {key} did not sign this model, or the model was changed since") from None
+        raise BadPackage(f"{path}: {key} did not sign this model, or the model was changed since") from None
     return [f"signature  of {key}"]
 
 
@@ -112,15 +112,15 @@ def load_key(path: Path) -> Any:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
         from cryptography.hazmat.primitives.serialization import load_pem_public_key
     except ModuleNotFoundError:
-        raise NotWhole(f"{path}: a signature needs the package cryptography; pip install cryptography") from None
+        raise BadPackage(f"{path}: a signature needs the package cryptography; pip install cryptography") from None
     try:
         key = load_pem_public_key(path.read_bytes())
     except OSError as error:
-        raise NotWhole(f"{path}: cannot be read ({error.strerror}); expected a public key (PEM)") from None
+        raise BadPackage(f"{path}: cannot be read ({error.strerror}); expected a public key (PEM)") from None
     except ValueError:
-        raise NotWhole(f"{path}: no public key; expected an Ed25519 public key (PEM)") from None
+        raise BadPackage(f"{path}: no public key; expected an Ed25519 public key (PEM)") from None
     if not isinstance(key, Ed25519PublicKey):
-        raise NotWhole(f"{path}: {type(key).__name__} is no Ed25519 key")
+        raise BadPackage(f"{path}: {type(key).__name__} is no Ed25519 key")
     return key
 
 
@@ -130,7 +130,7 @@ def load_key(path: Path) -> Any:
 def check_opset(model: Path, expected: int) -> str:
     found = next((version for domain, version in opsets(model.read_bytes()) if domain in ("", "ai.onnx")), None)
     if found != expected:
-        raise NotWhole(f"{model}: is written in opset {found}; {DEPLOYED} says {expected}")
+        raise BadPackage(f"{model}: is written in opset {found}; {DEPLOYED} says {expected}")
     return f"opset      {found}"
 
 
@@ -184,7 +184,7 @@ def session_of(path: Path) -> Any:
         return onnxruntime.InferenceSession(path, providers=providers())
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise NotWhole(f"{path}: ONNX Runtime {onnxruntime.__version__} cannot load it: {reason}") from None
+        raise BadPackage(f"{path}: ONNX Runtime {onnxruntime.__version__} cannot load it: {reason}") from None
 
 
 def check_tensors(directory: Path, deployed: dict[str, Any]) -> str:
@@ -199,7 +199,7 @@ def check_tensors(directory: Path, deployed: dict[str, Any]) -> str:
     for found in (run(path, session, inputs), np.concatenate(singly)):
         difference = float(np.abs(found.astype(np.float64) - expected).max())
         if not difference <= allowed:
-            raise NotWhole(
+            raise BadPackage(
                 f"{path}: on the sample rows its outputs differ by {difference:.3g} from those of the machine that "
                 f"exported it, more than the {allowed:.3g} that rounding explains; do not serve it on this one"
             )
@@ -215,13 +215,13 @@ def check_raw(directory: Path, deployed: dict[str, Any]) -> str:
     found = run(path, session, feed, raw["outputs"][-1]["name"])
     expected, allowed = np.array(samples["outputs"]), raw["tolerance"]
     if not (difference := float(np.abs(found.astype(np.float64) - expected).max())) <= allowed:
-        raise NotWhole(f"{path}: its outputs on raw sample rows differ by {difference:.3g}, more than {allowed:.3g}")
+        raise BadPackage(f"{path}: its outputs on raw sample rows differ by {difference:.3g}, more than {allowed:.3g}")
     if samples["labels"]:
         labels = run(path, session, feed, raw["outputs"][0]["name"])[:, 0]
         ranked = np.sort(expected, axis=1)
         clear = ranked[:, -1] - ranked[:, -2] > 2 * allowed
         if wrong := [row for row in np.flatnonzero(clear) if labels[row] != samples["labels"][row]]:
-            raise NotWhole(f"{path}: sample row {wrong[0] + 1} is labelled {labels[wrong[0]]!r}, not as exported")
+            raise BadPackage(f"{path}: sample row {wrong[0] + 1} is labelled {labels[wrong[0]]!r}, not as exported")
     return f"raw model  {len(expected)} sample rows, within {allowed:.3g}"
 
 
@@ -236,7 +236,7 @@ def run(path: Path, session: Any, feed: dict[str, np.ndarray], output: str | Non
     try:
         return session.run([output or session.get_outputs()[0].name], feed)[0]
     except Exception as error:
-        raise NotWhole(f"{path}: does not run on the sample rows: {str(error).splitlines()[0]}") from None
+        raise BadPackage(f"{path}: does not run on the sample rows: {str(error).splitlines()[0]}") from None
 
 
 def main() -> int:
@@ -247,7 +247,7 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         print("\n".join(check(arguments.directory, arguments.key)))
-    except NotWhole as error:
+    except BadPackage as error:
         print(f"Error: {error}", file=sys.stderr)
         return 1
     print(f"{arguments.directory}: whole, and gives here what it gave where it was exported")

@@ -26,7 +26,7 @@ class Contender:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class VariantVerdict:
     """What became of a variant, in one or two words, and why."""
 
     short: str
@@ -39,7 +39,7 @@ class Decision:
 
     chosen: str
     why: str
-    verdicts: dict[str, Verdict]
+    verdicts: dict[str, VariantVerdict]
     best: dict[str, str]
 
 
@@ -52,14 +52,14 @@ def decide(task: str, fp32: Contender, others: Sequence[Contender], config: Expo
     best = {at: best_at(fp32, others, config, int(at)).name for at in fp32.latency}
     chosen = best[str(batch)]
     if chosen != fp32.name:
-        verdicts[chosen] = Verdict("chosen", verdicts[chosen].reason)
+        verdicts[chosen] = VariantVerdict("chosen", verdicts[chosen].reason)
         why = f"{chosen} is {verdicts[chosen].reason}"
     else:
         why = f"{fp32.name} stays: {nearest(others, verdicts, batch)}"
     return Decision(chosen, why, verdicts, best)
 
 
-def nearest(others: Sequence[Contender], verdicts: Mapping[str, Verdict], batch: int) -> str:
+def nearest(others: Sequence[Contender], verdicts: Mapping[str, VariantVerdict], batch: int) -> str:
     """What became of the fastest that was not chosen."""
     if not others:
         return "no other variant could be made that is worth timing"
@@ -89,7 +89,7 @@ def fast(each: Contender, config: ExportConfig, batch: int) -> bool:
     return config.optimise == "size" or (speedup is not None and speedup["low"] > config.min_speedup)
 
 
-def verdict(task: str, each: Contender, config: ExportConfig, batch: int) -> Verdict:
+def verdict(task: str, each: Contender, config: ExportConfig, batch: int) -> VariantVerdict:
     """The first objection to a contender, or "passed"; and all that was measured, in words."""
     assert each.loss is not None
     speedup, answer = each.speedup(batch), each.loss.answer(config.max_loss)
@@ -100,13 +100,13 @@ def verdict(task: str, each: Contender, config: ExportConfig, batch: int) -> Ver
     said = f"{speed}, and {in_words(each.loss, task, config.max_loss, config.evidence)}"
     if not fast(each, config, batch):
         short = "slower" if speedup["high"] < 1 else "not faster"
-        return Verdict(short, f"{speed}, less than the {config.min_speedup:g} asked for")
+        return VariantVerdict(short, f"{speed}, less than the {config.min_speedup:g} asked for")
     if not good(each, config):
-        return Verdict(answer, said)
+        return VariantVerdict(answer, said)
     if not within(each, config):
-        return Verdict("over budget", f"{said}; {exceeds(each, config)}")
+        return VariantVerdict("over budget", f"{said}; {exceeds(each, config)}")
     taken = "" if answer == "passed" else " (taken all the same: export.when_in_doubt)"
-    return Verdict("passed", said + taken)
+    return VariantVerdict("passed", said + taken)
 
 
 def within(each: Contender, config: ExportConfig) -> bool:

@@ -24,7 +24,7 @@ from tasks.artifacts.versions import installed
 from tasks.errors import UserError
 from tasks.export.candidates.search import BATCHES, search
 from tasks.export.card import model_card
-from tasks.export.choose import Contender, Verdict, decide
+from tasks.export.choose import Contender, VariantVerdict, decide
 from tasks.export.config import ExportConfig
 from tasks.export.convert import PARITY_BATCHES, output_name
 from tasks.export.gpu_files import gpu_files
@@ -48,16 +48,16 @@ from tasks.gate.quality import Loss, loss_of
 from tasks.hardware.cpus import usable_cores
 from tasks.hardware.machine import Machine, this_machine
 from tasks.models.predict import held_out_rows, predict, targets_of
-from tasks.timing.measure import affordable, measure
+from tasks.timing.latencies import Workload, affordable_batches, measure_latencies
 
 if TYPE_CHECKING:
     from tasks.models.trained import TrainedModel
 
 #: Verdicts on the variants that the gate does not judge.
 REFERENCES = {
-    TORCH: Verdict("reference", "torch itself, run eagerly: the reference for the others"),
-    TORCH_BF16: Verdict("reference", "torch with products in bfloat16: no file to deploy, told for comparison"),
-    FP32: Verdict("exact", f"gives what torch gives, at batches {', '.join(map(str, PARITY_BATCHES))}"),
+    TORCH: VariantVerdict("reference", "torch itself, run eagerly: the reference for the others"),
+    TORCH_BF16: VariantVerdict("reference", "torch with products in bfloat16: no file to deploy, told for comparison"),
+    FP32: VariantVerdict("exact", f"gives what torch gives, at batches {', '.join(map(str, PARITY_BATCHES))}"),
 }
 #: Letters of a value in a message.
 LONGEST = 120
@@ -84,14 +84,15 @@ def export(
     for_gpus = gpu_files(writer, directory / str(fp32.file), data, config)
     started = time.perf_counter()
     deciding_first = sorted(BATCHES, key=lambda batch: batch != config.decide_at_batch)
-    batches = affordable(fp32.load(), signature, test, config.threads, TIMING * config.seconds, deciding_first)
+    workload = Workload(signature, test, config.threads)
+    batches = affordable_batches(fp32.load(), workload, TIMING * config.seconds, deciding_first)
     profiled = operator_times(directory / str(fp32.file), signature, test, config, batches)
     found = search(directory, directory / str(fp32.file), data, config, started, batches)
     finalists = [onnx_variant(each.name, each.path, signature, test, config) for each in found.finalists]
     left = max(TIMING * config.seconds, config.seconds - (time.perf_counter() - started))
     timed_variants = [*torch, fp32, *finalists]
     loads = {variant.name: variant.load for variant in timed_variants}
-    timed = measure(loads, FP32, signature, test, config.threads, left, batches)
+    timed = measure_latencies(loads, FP32, workload, left, batches)
     losses = judge(fp32, finalists, data, test, config)
     decision = decide(
         signature.task,

@@ -9,11 +9,11 @@ from typing import get_args
 from tasks.artifacts.format import ArtifactWriter
 from tasks.artifacts.prepared.data import PreparedData
 from tasks.artifacts.results.export import VariantFigures
-from tasks.export.candidates.half import TRIED_ROWS, Half, error_of, write_half
+from tasks.export.candidates.half_precision import TRIED_ROWS, Half, error_of, write_half
 from tasks.export.candidates.quantise import Quantiser
-from tasks.export.candidates.search import calibration, not_made
+from tasks.export.candidates.search import calibration, creation_failure
 from tasks.export.candidates.tensorrt import COMMAND, FILE, trtexec, write_tensorrt
-from tasks.export.choose import Verdict
+from tasks.export.choose import VariantVerdict
 from tasks.export.config import ExportConfig
 from tasks.export.variants import left_out
 
@@ -37,16 +37,16 @@ def gpu_files(writer: ArtifactWriter, fp32: Path, data: PreparedData, config: Ex
                 error = error_of(target, prepared, inputs)
             except Exception as problem:
                 target.unlink(missing_ok=True)
-                found.append(left_out(kind, not_made(problem)))
+                found.append(left_out(kind, creation_failure(problem)))
             else:
                 reason = (
                     f"not timed on a CPU; by ONNX's reference implementation its outputs differ from FP32's by at most "
                     f"{error:.2g} on {min(TRIED_ROWS, len(inputs[0]))} rows"
                 )
-                found.append(left_out(kind, Verdict(VERDICT, reason), target))
+                found.append(left_out(kind, VariantVerdict(VERDICT, reason), target))
         if config.tensorrt:
             write_tensorrt(prepared, writer.directory / FILE, inputs)
             writer.write_bytes(COMMAND, f"{trtexec(data.signature)}\n".encode())
             reason = f"not timed on a CPU; symmetric, all zero points 0; {COMMAND} has the line that builds its engine"
-            found.append(left_out("tensorrt", Verdict(VERDICT, reason), writer.directory / FILE))
+            found.append(left_out("tensorrt", VariantVerdict(VERDICT, reason), writer.directory / FILE))
     return found

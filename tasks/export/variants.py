@@ -12,14 +12,14 @@ import numpy as np
 
 from tasks.artifacts.prepared.data import PreparedData, Signature
 from tasks.artifacts.results.export import LatencyFigures, VariantFigures
-from tasks.export.choose import Verdict
+from tasks.export.choose import VariantVerdict
 from tasks.export.config import ExportConfig
 from tasks.export.convert import EXAMPLE_ROWS, check_parity, check_rows, largest_difference, to_onnx
 from tasks.export.session import onnx_predictor
 from tasks.hardware.machine import Machine
 from tasks.models.metrics import scores
 from tasks.models.predict import Predictor, inputs_of, predict, targets_of, torch_predictor
-from tasks.timing.measure import Load
+from tasks.timing.latencies import Load
 
 if TYPE_CHECKING:
     from torch import nn
@@ -113,7 +113,7 @@ def figures(
     return found
 
 
-def left_out(name: str, verdict: Verdict, file: Path | None = None) -> VariantFigures:
+def left_out(name: str, verdict: VariantVerdict, file: Path | None = None) -> VariantFigures:
     """The entry of a variant that was not timed, and of its file if that is part of the artifact."""
     return {
         "name": name,

@@ -18,8 +18,8 @@ from tasks.artifacts.prepared.data import PreparedData
 from tasks.errors import UserError
 from tasks.export import engine, variants
 from tasks.export.candidates import search as searching
-from tasks.export.candidates import speed as looking
-from tasks.export.candidates.candidate import Candidate
+from tasks.export.candidates import speed_ranking
+from tasks.export.candidates.candidate import ExportCandidate
 from tasks.export.candidates.quantise import Quantiser
 from tasks.export.candidates.recipes import Recipe
 from tasks.export.config import ExportConfig
@@ -149,8 +149,8 @@ def test_what_was_measured_decides(
     data = table(tmp_path / "data", "classification")
     made = [Recipe("static", smooth=True), Recipe("dynamic")]
     monkeypatch.setattr(searching, "recipes_for", lambda model: made)
-    monkeypatch.setattr(looking, "CLEARLY_SLOWER", 0.0)
-    monkeypatch.setattr(engine, "measure", fake_timing({recipe.name: speed for recipe in made}))
+    monkeypatch.setattr(speed_ranking, "CLEARLY_SLOWER", 0.0)
+    monkeypatch.setattr(engine, "measure_latencies", fake_timing({recipe.name: speed for recipe in made}))
     config = ExportConfig(seconds=5.0, max_loss=0.5, when_in_doubt=doubt)
     artifact = engine.export(tmp_path / "out", trained_on(data), data, config, {})
     report = artifact.read_json("export.json")
@@ -244,9 +244,9 @@ def test_the_most_sensitive_layers_stay_in_fp32(tmp_path: Path) -> None:
     def judge(path: Path) -> float:
         return 5.0 if quantised(path) == quantised(whole) else 0.0
 
-    fastest = Candidate(recipe.name, recipe, whole, 5.0, {1: 2.0})
+    fastest = ExportCandidate(recipe.name, recipe, whole, 5.0, {1: 2.0})
     config, now = ExportConfig(seconds=60.0), time.perf_counter()
-    (mended,) = searching.mend(tmp_path, quantiser, [fastest], judge, config, now)
-    assert mended.name == "u8s8-mixed1" and mended.loss == 0.0 and 0 < quantised(mended.path) < quantised(whole)
-    good = Candidate(recipe.name, recipe, whole, 0.5, {1: 2.0})
-    assert searching.mend(tmp_path, quantiser, [good], judge, config, now) == []
+    (mixed,) = searching.make_mixed_precision(tmp_path, quantiser, [fastest], judge, config, now)
+    assert mixed.name == "u8s8-mixed1" and mixed.loss == 0.0 and 0 < quantised(mixed.path) < quantised(whole)
+    good = ExportCandidate(recipe.name, recipe, whole, 0.5, {1: 2.0})
+    assert searching.make_mixed_precision(tmp_path, quantiser, [good], judge, config, now) == []

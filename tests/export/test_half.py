@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tasks.artifacts.prepared.data import PreparedData
 from tasks.errors import UserError
 from tasks.export import engine
-from tasks.export.candidates.half import Half, error_of, write_half
+from tasks.export.candidates.half_precision import Half, error_of, write_half
 from tasks.export.candidates.quantise import Quantiser
 from tasks.export.check import check
 from tasks.export.config import ExportConfig

@@ -13,10 +13,14 @@ import torch
 from tasks.artifacts.prepared.data import Signature, TensorSpec
 from tasks.timing import turns as timing
 from tasks.timing.intervals import calls_needed, latency, percentile, ratio
-from tasks.timing.measure import affordable, glance, measure
+from tasks.timing.latencies import Workload, affordable_batches, measure_latencies, screen_speedups
 from tasks.timing.turns import FEWEST_LOADS, LOADS, TURN_CALLS, Turns, take_turns, torch_threads, turn
 
 NUMERIC = Signature((TensorSpec("numeric", "float32", (3,)),), "regression", "y")
+
+
+def workload(rows: int) -> Workload:
+    return Workload(NUMERIC, np.zeros(rows, NUMERIC.record), 1)
 
 
 class Machine:
@@ -43,7 +47,7 @@ class Machine:
 
 def times_faster(machine: Machine, **ms: float) -> dict[str, Any]:
     loads = {"fp32": machine.loads(1.0), **{name: machine.loads(each) for name, each in ms.items()}}
-    found = measure(loads, "fp32", NUMERIC, np.zeros(4, NUMERIC.record), 1, 0.0, (1,))
+    found = measure_latencies(loads, "fp32", workload(4), 0.0, (1,))
     return {name: found[name]["1"]["speedup"] for name in ms}
 
 
@@ -78,10 +82,10 @@ def test_every_variant_is_loaded_several_times() -> None:
     def loads(name: str) -> Callable[[], Any]:
         return lambda: loaded.append(name) or (lambda inputs: time.sleep(0.001))  # type: ignore[func-returns-value]
 
-    found = measure({"a": loads("a"), "b": loads("b")}, "a", NUMERIC, np.zeros(7, NUMERIC.record), 1, 0.0, (1, 32))
+    found = measure_latencies({"a": loads("a"), "b": loads("b")}, "a", workload(7), 0.0, (1, 32))
     assert FEWEST_LOADS >= 3 and sorted(loaded) == ["a"] * FEWEST_LOADS + ["b"] * FEWEST_LOADS
     loaded.clear()
-    measure({"a": loads("a")}, "a", NUMERIC, np.zeros(7, NUMERIC.record), 1, 1.0, (1,))
+    measure_latencies({"a": loads("a")}, "a", workload(7), 1.0, (1,))
     assert loaded == ["a"] * LOADS
     assert set(found["a"]) == {"1", "32"}
     assert "speedup" not in found["a"]["1"] and "speedup" in found["b"]["1"]
@@ -94,7 +98,7 @@ def test_models_of_seconds_a_call_are_timed_at_fewer_batch_sizes() -> None:
         time.sleep(0.005 * len(inputs[0]))
 
     def within(seconds: float, batches: tuple[int, ...]) -> tuple[int, ...]:
-        return affordable(run, NUMERIC, np.zeros(7, NUMERIC.record), 1, seconds, batches)
+        return affordable_batches(run, workload(7), seconds, batches)
 
     assert within(60.0, (1, 4, 8)) == (1, 4, 8)
     assert within(0.5, (8, 1, 4)) == (1, 8)
@@ -102,12 +106,10 @@ def test_models_of_seconds_a_call_are_timed_at_fewer_batch_sizes() -> None:
 
 def test_batches_larger_than_the_data_are_filled() -> None:
     seen: set[tuple[int, ...]] = set()
-    measure(
+    measure_latencies(
         {"a": lambda: lambda inputs: seen.add(inputs[0].shape)},
         "a",
-        NUMERIC,
-        np.zeros(7, NUMERIC.record),
-        1,
+        workload(7),
         0,
         (1, 256),
     )
@@ -170,7 +172,7 @@ def test_threads_of_torch_are_restored() -> None:
     assert torch.get_num_threads() == before
 
 
-def test_a_glance_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_screening_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of candidates that take seconds a call there is one round, as many as there are."""
     clock, called = 0.0, []
 
@@ -187,5 +189,5 @@ def test_a_glance_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = {name: slow(name) for name in ("fp32", "a", "b")}
     for until, rounds in ((0.0, 1), (1e9, 3)):
         called.clear()
-        found = glance(runs, "fp32", NUMERIC, np.zeros(4, NUMERIC.record), 1, 1, 3, until)
+        found = screen_speedups(runs, "fp32", workload(4), 1, 3, until)
         assert found == dict.fromkeys(runs, [1.0] * rounds) and len(called) == 2 * 3 * rounds

@@ -19,8 +19,8 @@ from tasks.errors import UserError
 from tasks.export.candidates import quantise as quantisation
 from tasks.export.candidates.quantise import WEIGHT_BITS, Quantiser
 from tasks.export.candidates.recipes import Recipe, narrow_convolutions, recipes_for
-from tasks.export.candidates.sensitive import by_error, products_of
-from tasks.export.candidates.smooth import smooth_first_product
+from tasks.export.candidates.sensitivity import products_of, rank_by_error
+from tasks.export.candidates.smooth_quant import smooth_first_product
 from tasks.export.candidates.tensorrt import check_symmetric, trtexec, write_tensorrt
 from tasks.export.convert import to_onnx
 from tasks.export.session import onnx_predictor
@@ -186,9 +186,9 @@ def test_layers_that_stay_in_fp32(tables: PreparedData, table_fp32: Path, tmp_pa
     inputs = inputs_of(tables.signature, tables.split("train")[:200])
     quantiser = Quantiser(table_fp32, inputs, tmp_path, 7)
     layers = products_of(quantiser.prepared(smooth=False))
-    errors = by_error(quantiser, Recipe("static"), time.perf_counter() + 60)
+    errors = rank_by_error(quantiser, Recipe("static"), time.perf_counter() + 60)
     assert set(errors) == set(layers) and list(errors.values()) == sorted(errors.values(), reverse=True)
-    assert by_error(quantiser, Recipe("static"), 0.0) == {}
+    assert rank_by_error(quantiser, Recipe("static"), 0.0) == {}
     quantiser.make(Recipe("static"), tmp_path / "kept.onnx", fp32=layers[:1])
     quantiser.make(Recipe("static"), tmp_path / "all.onnx")
     counts = [

@@ -1,4 +1,4 @@
-"""The fastest of many candidates is found although a glance at each is noisy."""
+"""The fastest of many candidates is found although a short measurement of each is noisy."""
 
 from __future__ import annotations
 
@@ -11,54 +11,56 @@ import numpy as np
 import pytest
 
 from tasks.artifacts.prepared.data import Signature, TensorSpec
-from tasks.export.candidates import speed as looking
-from tasks.export.candidates.candidate import Candidate
+from tasks.export.candidates import speed_ranking
+from tasks.export.candidates.candidate import ExportCandidate
 from tasks.export.candidates.recipes import Recipe
 from tasks.export.candidates.search import choose_finalists
-from tasks.export.candidates.speed import FP32, Speeds
+from tasks.export.candidates.speed_ranking import FP32, SpeedRanking
 from tasks.export.config import ExportConfig
 
 NUMERIC = Signature((TensorSpec("numeric", "float32", (3,)),), "regression", "y")
 
 
-def candidates() -> list[Candidate]:
-    return [Candidate(f"c{number}", Recipe("static"), Path(f"c{number}"), 0.0) for number in range(16)]
+def candidates() -> list[ExportCandidate]:
+    return [ExportCandidate(f"c{number}", Recipe("static"), Path(f"c{number}"), 0.0) for number in range(16)]
 
 
 @pytest.fixture
-def speeds(monkeypatch: pytest.MonkeyPatch) -> Speeds:
+def speeds(monkeypatch: pytest.MonkeyPatch) -> SpeedRanking:
     """c3 is 1.2 times as fast as FP32, the others 1.1 times, and each turn is off by 15 %."""
     random = np.random.default_rng(0)
 
-    def glance(runs: Mapping[str, Any], *arguments: Any) -> dict[str, list[float]]:
-        rounds = arguments[5]
+    def screen_speedups(runs: Mapping[str, Any], *arguments: Any) -> dict[str, list[float]]:
+        rounds = arguments[3]
         return {name: random.normal(1.2 if name == "c3" else 1.1, 0.15, rounds).tolist() for name in runs}
 
-    monkeypatch.setattr(looking, "glance", glance)
-    monkeypatch.setattr(looking, "onnx_predictor", lambda path, threads, provider: None)
-    return Speeds(Path("fp32"), NUMERIC, np.zeros(4, NUMERIC.record), ExportConfig(), (1, 32))
+    monkeypatch.setattr(speed_ranking, "screen_speedups", screen_speedups)
+    monkeypatch.setattr(speed_ranking, "onnx_predictor", lambda path, threads, provider: None)
+    return SpeedRanking(Path("fp32"), NUMERIC, np.zeros(4, NUMERIC.record), ExportConfig(), (1, 32))
 
 
-def found_in_twenty(speeds: Speeds, seconds: float) -> int:
+def found_in_twenty(speeds: SpeedRanking, seconds: float) -> int:
     found = 0
     for _ in range(20):
         field = candidates()
-        speeds.look(field, 0.0)
+        speeds.screen(field, 0.0)
         ranked = speeds.rank(field, time.perf_counter() + seconds)
         assert sorted(ranked) == [1, 32] and all(len(each) == 16 for each in ranked.values())
         found += ranked[1][0].name == "c3"
     return found
 
 
-def test_longer_looks_at_fewer_find_the_fastest(speeds: Speeds) -> None:
-    glanced, ranked = found_in_twenty(speeds, 0.0), found_in_twenty(speeds, 60.0)
-    assert glanced <= 12 and ranked >= 16 and ranked > glanced
+def test_longer_looks_at_fewer_find_the_fastest(speeds: SpeedRanking) -> None:
+    screened, ranked = found_in_twenty(speeds, 0.0), found_in_twenty(speeds, 60.0)
+    assert screened <= 12 and ranked >= 16 and ranked > screened
 
 
-def test_what_is_clearly_slower_has_no_rank(speeds: Speeds, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looking, "glance", lambda runs, *_: {name: [0.5 if name == "c1" else 1.0] * 3 for name in runs})
+def test_what_is_clearly_slower_has_no_rank(speeds: SpeedRanking, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        speed_ranking, "screen_speedups", lambda runs, *_: {n: [0.5 if n == "c1" else 1.0] * 3 for n in runs}
+    )
     field = candidates()
-    speeds.look(field, 0.0)
+    speeds.screen(field, 0.0)
     ranked = speeds.rank(field, 0.0)
     assert field[1].speed == {} and len(ranked[1]) == 15 and FP32 not in ranked[1][0].name
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Contest:
-    """The addresses of an exported model, of the data that it was exported with, and of the registry."""
+class PromotionRequest:
+    """Which model is to be promoted: the addresses of the exported model, of the data that it was exported with, and of
+    the registry."""
 
     exported: str
     prepared: str
@@ -15,9 +16,9 @@ class Contest:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """A model against the one in service: whether it may take its place, and why. ``number`` is that of the promotion
-    that it would be, if nobody promotes another one before."""
+class PromotionDecision:
+    """Whether a model may replace the one in service, and why. ``number`` is the number that its promotion would have,
+    if no other run promotes a model first."""
 
     passed: bool
     number: int

@@ -9,9 +9,8 @@ from tasks.export.candidates.recipes import Recipe
 
 
 @dataclass
-class Candidate:
-    """A quantised file, what it loses on the rows of the search, and how many times as fast as FP32 it was in short
-    looks, by batch size."""
+class ExportCandidate:
+    """A quantised file, its loss on the rows of the search, and its estimated speedup over FP32 by batch size."""
 
     name: str
     recipe: Recipe

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tasks.errors import UserError
-from tasks.export.candidates.half import write_half
+from tasks.export.candidates.half_precision import write_half
 from tasks.export.candidates.recipes import (
     BETWEEN_CONVOLUTIONS,
     CONVOLUTIONS,
@@ -19,7 +19,7 @@ from tasks.export.candidates.recipes import (
     convolutional,
     narrow_convolutions,
 )
-from tasks.export.candidates.smooth import smooth_first_product
+from tasks.export.candidates.smooth_quant import smooth_first_product
 from tasks.export.convert import quiet, without_provenance
 from tasks.export.session import default_threads
 from tasks.hardware.cpus import usable_cores

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tasks.errors import UserError
-from tasks.export.check import MANIFEST, SIGNATURE, NotWhole, check_files, read_manifest
+from tasks.export.check import MANIFEST, SIGNATURE, BadPackage, check_files, read_manifest
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -41,7 +41,7 @@ def sign(directory: Path, key: Path) -> Path:
     private = private_key(key)
     try:
         check_files(directory, read_manifest(directory)["files"])
-    except NotWhole as error:
+    except BadPackage as error:
         raise UserError(f"{error}; what is not whole is not signed") from None
     path = directory / SIGNATURE
     path.write_bytes(private.sign((directory / MANIFEST).read_bytes()))

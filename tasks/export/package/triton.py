@@ -20,7 +20,7 @@ import click
 from tasks.artifacts.format import link_or_copy
 from tasks.artifacts.results.export import DeployedSignature, DeployedTensor, ExportReport
 from tasks.errors import UserError
-from tasks.export.check import NotWhole, check_files, read_manifest
+from tasks.export.check import BadPackage, check_files, read_manifest
 
 TYPES = {
     "float32": "TYPE_FP32",
@@ -49,7 +49,7 @@ def write_repository(directory: Path, repository: Path, name: str = "") -> list[
     """
     try:
         check_files(directory, read_manifest(directory)["files"])
-    except NotWhole as error:
+    except BadPackage as error:
         raise UserError(str(error)) from None
     signature: DeployedSignature = json.loads((directory / "signature.json").read_text(encoding="utf-8"))
     report: ExportReport = json.loads((directory / "export.json").read_text(encoding="utf-8"))

@@ -64,7 +64,7 @@ class Package:
 
 
 @dataclass(frozen=True)
-class Paired:
+class PairedPredictions:
     """What both models answer on the same rows, and what is right: float64 ``[rows]``, class numbers of the new model
     or values in units of the target; of tokens, bool ``[rows, length]``, whether each was right."""
 
@@ -75,7 +75,7 @@ class Paired:
     left_out: int
 
 
-def predictions(new: Package, old: Package, data: PreparedData) -> Paired:
+def predictions(new: Package, old: Package, data: PreparedData) -> PairedPredictions:
     """Run both models on the test rows of ``data``, which ``new`` was exported with. Raises ``Incomparable``."""
     check_same_question(new.signature, old.signature)
     if new.signature["task"] == "next token":
@@ -92,7 +92,7 @@ def predictions(new: Package, old: Package, data: PreparedData) -> Paired:
         theirs = on_raw(old, there, decode(here, decided))
     ours = on_tensors(new, data, decided)
     truth = decided[TARGET].astype(np.float64)
-    return Paired(truth, numbered(ours, data), numbered(theirs, data), len(records) - len(decided))
+    return PairedPredictions(truth, numbered(ours, data), numbered(theirs, data), len(records) - len(decided))
 
 
 def check_same_question(new: DeployedSignature, old: DeployedSignature) -> None:

@@ -6,34 +6,34 @@ import tempfile
 from pathlib import Path
 
 from tasks.artifacts.prepared.data import PreparedData
-from tasks.artifacts.results.promotion import Promotion, Verdict
-from tasks.export.registry.comparison import Incomparable, Package, Paired, predictions
+from tasks.artifacts.results.promotion import Promotion, PromotionDecision
+from tasks.export.registry.comparison import Incomparable, Package, PairedPredictions, predictions
 from tasks.export.registry.config import PromotionConfig
 from tasks.export.registry.store import Pointer, Registry, manifest_digest, version_of
 from tasks.gate.quality import in_words, paired_loss
 
 
-def judge(package: Path, registry: Registry, data: PreparedData, config: PromotionConfig) -> Verdict:
+def judge(package: Path, registry: Registry, data: PreparedData, config: PromotionConfig) -> PromotionDecision:
     """Compare an exported model with what is promoted now. ``data`` are the rows that it was exported with.
 
     Raises ``UserError`` if either model is not whole.
     """
     version, served = version_of(package), registry.promoted()
     if served is None:
-        return Verdict(True, 1, "it is the first in this registry")
+        return PromotionDecision(True, 1, "it is the first in this registry")
     number = served.number + 1
     if served.version == version:
-        return Verdict(False, number, f"it is version {version}, which is in service already")
+        return PromotionDecision(False, number, f"it is version {version}, which is in service already")
     try:
         with tempfile.TemporaryDirectory() as scratch:
             old = registry.fetch(served, Path(scratch, "model"))
             paired = predictions(Package(package), Package(old), data)
     except Incomparable as reason:
-        return Verdict(False, number, f"it cannot be compared with version {served.version}: {reason}")
+        return PromotionDecision(False, number, f"it cannot be compared with version {served.version}: {reason}")
     return verdict(paired, data.signature.task, served, config)
 
 
-def verdict(paired: Paired, task: str, served: Pointer, config: PromotionConfig) -> Verdict:
+def verdict(paired: PairedPredictions, task: str, served: Pointer, config: PromotionConfig) -> PromotionDecision:
     loss = paired_loss(task, paired.truth, paired.old, paired.new, config.max_loss)
     answer = loss.answer(config.max_loss)
     passed = answer == "passed" or (answer == "can't tell" and config.when_in_doubt == "take")
@@ -42,11 +42,11 @@ def verdict(paired: Paired, task: str, served: Pointer, config: PromotionConfig)
         why += f"; {paired.left_out} rows are left out, whose texts only that version may know"
     if passed and answer != "passed":
         why += " (taken all the same: promotion.when_in_doubt)"
-    return Verdict(passed, served.number + 1, why)
+    return PromotionDecision(passed, served.number + 1, why)
 
 
 def promote(
-    package: Path, registry: Registry, data: PreparedData, config: PromotionConfig, passed: Verdict
+    package: Path, registry: Registry, data: PreparedData, config: PromotionConfig, passed: PromotionDecision
 ) -> Promotion:
     """Store a model that has ``passed`` and put it in service. If another run has promoted its own meanwhile, the model
     is judged again, against that one."""

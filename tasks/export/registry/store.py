@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tasks.artifacts.format import MANIFEST
 from tasks.errors import UserError
-from tasks.export.check import SIGNATURE, NotWhole, check_files, read_manifest
+from tasks.export.check import SIGNATURE, BadPackage, check_files, read_manifest
 from tasks.export.package.sign import sign
 from tasks.storage import AlreadyThere, Storage, storage_for
 
@@ -113,7 +113,7 @@ def version_of(package: Path) -> str:
     """The version of a package is the digest over its files. Raises ``UserError`` if it is not whole."""
     try:
         check_files(package, read_manifest(package)["files"])
-    except NotWhole as error:
+    except BadPackage as error:
         raise UserError(str(error)) from None
     return manifest_digest(package)[:16]
 
@@ -121,7 +121,7 @@ def version_of(package: Path) -> str:
 def verified(directory: Path, pointer: Pointer) -> Path:
     try:
         check_files(directory, read_manifest(directory)["files"])
-    except NotWhole as error:
+    except BadPackage as error:
         raise UserError(f"the promoted model, version {pointer.version}, is damaged: {error}; restore it") from None
     if manifest_digest(directory) != pointer.manifest:
         raise UserError(f"the promoted model, version {pointer.version}, is not the one that was promoted; restore it")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from flytekit import task
 from flytekit.types.directory import FlyteDirectory
 
-from tasks.artifacts.results.promotion import Contest, Promotion, Verdict
+from tasks.artifacts.results.promotion import Promotion, PromotionDecision, PromotionRequest
 from tasks.config import RunConfig
 from tasks.flyte.metadata import on
 from tasks.flyte.stage import ArtifactDirectory, local_path, map_errors, rows_path, uri_of
@@ -27,7 +27,7 @@ def open_registry(registry: str, config: RunConfig) -> str:
     return registry
 
 
-class Judged(NamedTuple):
+class JudgedPromotion(NamedTuple):
     """The verdict, and its answer by itself: Flyte branches on plain values only.
 
     A branch also gets from here what was judged: of inputs from several nodes flytekit writes the nodes down in random
@@ -35,8 +35,8 @@ class Judged(NamedTuple):
     """
 
     passed: bool
-    verdict: Verdict
-    contest: Contest
+    verdict: PromotionDecision
+    request: PromotionRequest
 
 
 @task(**on("report"))
@@ -46,7 +46,7 @@ def judge(
     prepared: ArtifactDirectory,
     registry: str,
     config: RunConfig,
-) -> Judged:
+) -> JudgedPromotion:
     """Compare an exported model with the one in service, on the same test rows."""
     from tasks.artifacts.prepared.streamed import open_prepared
     from tasks.export.registry import promote
@@ -54,24 +54,24 @@ def judge(
 
     data = open_prepared(rows_path(prepared))
     verdict = promote.judge(local_path(exported), Registry(registry), data, config.promotion)
-    return Judged(verdict.passed, verdict, Contest(uri_of(exported), uri_of(prepared), registry))
+    return JudgedPromotion(verdict.passed, verdict, PromotionRequest(uri_of(exported), uri_of(prepared), registry))
 
 
 @task(**on("report"))
 @map_errors
-def put_in_service(contest: Contest, config: RunConfig, verdict: Verdict) -> Promotion:
+def put_in_service(request: PromotionRequest, config: RunConfig, verdict: PromotionDecision) -> Promotion:
     """Store a model that has passed in the registry, and promote it."""
     from tasks.artifacts.prepared.streamed import open_prepared
     from tasks.export.registry import promote
     from tasks.export.registry.store import Registry
 
-    data = open_prepared(rows_path(FlyteDirectory(contest.prepared)))
-    package = local_path(FlyteDirectory(contest.exported))
-    return promote.promote(package, Registry(contest.registry), data, config.promotion, verdict)
+    data = open_prepared(rows_path(FlyteDirectory(request.prepared)))
+    package = local_path(FlyteDirectory(request.exported))
+    return promote.promote(package, Registry(request.registry), data, config.promotion, verdict)
 
 
 @task(**on("report"))
 @map_errors
-def leave_in_service(contest: Contest, verdict: Verdict) -> Promotion:
+def leave_in_service(request: PromotionRequest, verdict: PromotionDecision) -> Promotion:
     """Say why the promoted model stays."""
-    return Promotion(False, contest.registry, "", verdict.why)
+    return Promotion(False, request.registry, "", verdict.why)

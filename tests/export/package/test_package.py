@@ -21,7 +21,7 @@ from tasks.artifacts.results import export as exported
 from tasks.artifacts.versions import ROOT
 from tasks.errors import UserError
 from tasks.export import check as checking
-from tasks.export.check import DIGEST, MANIFEST, SIGNATURE, NotWhole, check, digest_line, opsets
+from tasks.export.check import DIGEST, MANIFEST, SIGNATURE, BadPackage, check, digest_line, opsets
 from tasks.export.package.sign import sign
 from tests.support.packages import package
 from tests.support.raw_tables import mixed_table
@@ -139,7 +139,7 @@ def test_a_flipped_byte_in_any_file_is_found(copy: Path) -> None:
         right = path.read_bytes()
         for place in {0, len(right) // 2, len(right) - 1}:
             path.write_bytes(right[:place] + bytes([right[place] ^ 1]) + right[place + 1 :])
-            with pytest.raises(NotWhole, match=name.replace(".", r"\.")):
+            with pytest.raises(BadPackage, match=name.replace(".", r"\.")):
                 check(copy)
         path.write_bytes(right)
     check(copy)
@@ -149,12 +149,12 @@ def test_a_file_that_is_missing_or_extra_is_found(copy: Path) -> None:
     for name in (DIGEST, MANIFEST, "samples.npz", "model.fp32.onnx"):
         content = (copy / name).read_bytes()
         (copy / name).unlink()
-        with pytest.raises(NotWhole, match=name if name != MANIFEST else "no exported model"):
+        with pytest.raises(BadPackage, match=name if name != MANIFEST else "no exported model"):
             check(copy)
         (copy / name).write_bytes(content)
     (copy / "deep").mkdir()
     (copy / "deep" / "more.bin").write_bytes(b"1")
-    with pytest.raises(NotWhole, match=r"deep/more\.bin: not part of the exported model; remove it"):
+    with pytest.raises(BadPackage, match=r"deep/more\.bin: not part of the exported model; remove it"):
         check(copy)
 
 
@@ -203,7 +203,7 @@ def test_another_model_behind_a_right_digest_is_found(
     """The same happens where this machine computes otherwise than the one that exported."""
     change(copy, name)
     reseal(copy, name)
-    with pytest.raises(NotWhole, match=message):
+    with pytest.raises(BadPackage, match=message):
         check(copy)
 
 
@@ -241,18 +241,18 @@ def write_public(path: Path, key: ed25519.Ed25519PrivateKey | x25519.X25519Priva
 
 def test_a_signature_is_checked_with_its_key(copy: Path, keys: tuple[Path, Path], tmp_path: Path) -> None:
     private, public = keys
-    with pytest.raises(NotWhole, match="the model is not signed"):
+    with pytest.raises(BadPackage, match="the model is not signed"):
         check(copy, public)
     sign(copy, private)
     assert f"signature  of {public}" in check(copy, public)
-    with pytest.raises(NotWhole, match=r"signed, but no key was given; check it with --key"):
+    with pytest.raises(BadPackage, match=r"signed, but no key was given; check it with --key"):
         check(copy)
     (tmp_path / "other").mkdir()
-    with pytest.raises(NotWhole, match="did not sign this model"):
+    with pytest.raises(BadPackage, match="did not sign this model"):
         check(copy, write_keys(tmp_path / "other")[1])
     signature = (copy / SIGNATURE).read_bytes()
     (copy / SIGNATURE).write_bytes(signature[:-1] + bytes([signature[-1] ^ 1]))
-    with pytest.raises(NotWhole, match="did not sign this model, or the model was changed since"):
+    with pytest.raises(BadPackage, match="did not sign this model, or the model was changed since"):
         check(copy, public)
 
 
@@ -261,7 +261,7 @@ def test_a_forged_model_does_not_pass_for_a_signed_one(copy: Path, keys: tuple[P
     sign(copy, private)
     (copy / "MODEL_CARD.md").write_text("trust me")
     reseal(copy, "MODEL_CARD.md")
-    with pytest.raises(NotWhole, match="did not sign this model"):
+    with pytest.raises(BadPackage, match="did not sign this model"):
         check(copy, public)
 
 
@@ -275,7 +275,7 @@ def test_keys_that_are_none(copy: Path, keys: tuple[Path, Path], tmp_path: Path)
         (tmp_path / "text.pem", "no public key; expected an Ed25519 public key"),
         (write_public(tmp_path / "x.pem", other), "is no Ed25519 key"),
     ):
-        with pytest.raises(NotWhole, match=message):
+        with pytest.raises(BadPackage, match=message):
             check(copy, key)
     for key, message in (
         (tmp_path / "none.pem", "No such file"),

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from tasks.artifacts.prepared.data import PreparedData
 from tasks.artifacts.results.export import Holdout
-from tasks.artifacts.results.promotion import Promotion, Verdict
+from tasks.artifacts.results.promotion import Promotion, PromotionDecision
 from tasks.errors import UserError
 from tasks.export.check import check
 from tasks.export.registry.__main__ import main
@@ -123,7 +123,7 @@ def test_two_runs_that_promote_at_once_leave_one_whole_winner(
     """The other run promotes between this one's judgement and its pointer; this one is then judged against it."""
     data, first, second = models.data, models.trained(150), models.trained(200)
     stale = judge(second, registry, data, LENIENT)
-    assert stale == Verdict(True, 1, "it is the first in this registry")
+    assert stale == PromotionDecision(True, 1, "it is the first in this registry")
     assert put(first, registry, data).promoted
     late = promote(second, registry, data, LENIENT, stale)
     assert late.promoted and f"against version {version_of(first)}" in late.why

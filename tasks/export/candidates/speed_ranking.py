@@ -1,4 +1,5 @@
-"""How fast candidates are, well enough to choose finalists: a glance at all of them, then longer looks at fewer."""
+"""How fast candidates are, well enough to choose finalists, by successive halving: all are timed briefly, and then the
+faster half of those left for twice as long, again and again."""
 
 from __future__ import annotations
 
@@ -11,11 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from tasks.artifacts.prepared.data import Signature
-from tasks.export.candidates.candidate import Candidate
+from tasks.export.candidates.candidate import ExportCandidate
 from tasks.export.config import ExportConfig
 from tasks.export.session import onnx_predictor
 from tasks.models.predict import Predictor
-from tasks.timing.measure import GLANCES, glance
+from tasks.timing.latencies import SCREENING_ROUNDS, Workload, screen_speedups
 
 #: A variant is left out at a batch size if none of its turns came nearer to FP32's speed.
 CLEARLY_SLOWER = 0.9
@@ -23,8 +24,8 @@ FP32 = "onnx-fp32"
 
 
 @dataclass(frozen=True)
-class Speeds:
-    """What the speed of candidates is compared by: the file ``fp32`` on ``records``, as ``config`` says."""
+class SpeedRanking:
+    """Measures the speed of candidates relative to the file ``fp32``, on ``records`` and as ``config`` says."""
 
     fp32: Path
     signature: Signature
@@ -32,31 +33,36 @@ class Speeds:
     config: ExportConfig
     batches: Sequence[int]
 
-    def look(self, candidates: Sequence[Candidate], deadline: float) -> None:
-        """Glance at the candidates; what is clearly slower than FP32 at a batch size has no speed there. There is one
-        round of turns at each, and no further one after ``deadline`` (``time.perf_counter``)."""
+    @property
+    def workload(self) -> Workload:
+        return Workload(self.signature, self.records, self.config.threads)
+
+    def screen(self, candidates: Sequence[ExportCandidate], deadline: float) -> None:
+        """Estimate the candidates' speeds; what is clearly slower than FP32 at a batch size gets no speed there. There
+        is at least one round of turns at each, and none begins after ``deadline`` (``time.perf_counter``)."""
         if not candidates:
             return
         runs = self.loaded(candidates)
         for batch, until in self.shares(deadline):
-            seen = glance(runs, FP32, self.signature, self.records, self.config.threads, batch, GLANCES, until)
+            seen = screen_speedups(runs, FP32, self.workload, batch, SCREENING_ROUNDS, until)
             for candidate in candidates:
                 if max(seen[candidate.name]) >= CLEARLY_SLOWER:
                     candidate.speed[batch] = statistics.median(seen[candidate.name])
 
-    def rank(self, candidates: Sequence[Candidate], deadline: float) -> dict[int, list[Candidate]]:
+    def rank(self, candidates: Sequence[ExportCandidate], deadline: float) -> dict[int, list[ExportCandidate]]:
         """By batch size the candidates that have a speed there, the fastest first.
 
-        A glance takes the luckiest of many for the fastest. So the faster half is looked at again, for twice as many
-        turns, and then the faster half of that, until one is left or ``deadline`` (``time.perf_counter``) is over.
+        The fastest of many short measurements is often only the luckiest. So the faster half is measured again, for
+        twice as many rounds, and then the faster half of that, until one is left or ``deadline``
+        (``time.perf_counter``) is over.
         """
-        runs, found = self.loaded(candidates), dict[int, list[Candidate]]()
+        runs, found = self.loaded(candidates), dict[int, list[ExportCandidate]]()
         for batch, until in self.shares(deadline):
-            field, slower, rounds = fastest_first(candidates, batch), list[Candidate](), GLANCES
+            field, slower, rounds = fastest_first(candidates, batch), list[ExportCandidate](), SCREENING_ROUNDS
             while len(field) > 1 and time.perf_counter() < until:
                 rounds *= 2
                 compared = {name: runs[name] for name in (FP32, *(each.name for each in field))}
-                seen = glance(compared, FP32, self.signature, self.records, self.config.threads, batch, rounds, until)
+                seen = screen_speedups(compared, FP32, self.workload, batch, rounds, until)
                 for candidate in field:
                     candidate.speed[batch] = statistics.median(seen[candidate.name])
                 field = fastest_first(field, batch)
@@ -71,10 +77,10 @@ class Speeds:
             now = time.perf_counter()
             yield batch, now + (deadline - now) / left
 
-    def loaded(self, candidates: Sequence[Candidate]) -> Mapping[str, Predictor]:
+    def loaded(self, candidates: Sequence[ExportCandidate]) -> Mapping[str, Predictor]:
         paths = {FP32: self.fp32, **{candidate.name: candidate.path for candidate in candidates}}
         return {name: onnx_predictor(path, self.config.threads, self.config.provider) for name, path in paths.items()}
 
 
-def fastest_first(candidates: Sequence[Candidate], batch: int) -> list[Candidate]:
+def fastest_first(candidates: Sequence[ExportCandidate], batch: int) -> list[ExportCandidate]:
     return sorted((each for each in candidates if batch in each.speed), key=lambda each: -each.speed[batch])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -19,28 +20,37 @@ from tasks.timing.turns import FEWEST_LOADS, LOADS, Turns, take_turns, torch_thr
 FEWEST_CALLS = 36
 #: Loads a variant anew.
 Load = Callable[[], Predictor]
-#: A glance: so many rounds of turns that last at most so long.
-GLANCES = 3
-GLANCE_CALLS, GLANCE_SECONDS = 3, 0.003
+#: Screening: the number of rounds, and the most calls and seconds of each turn.
+SCREENING_ROUNDS = 3
+SCREENING_CALLS, SCREENING_SECONDS = 3, 0.003
 
 
-def measure(
+@dataclass(frozen=True)
+class Workload:
+    """What is timed: predictions for ``records`` of prepared data, with so many threads."""
+
+    signature: Signature
+    records: np.ndarray
+    threads: int
+
+    def inputs(self, rows: int) -> tuple[np.ndarray, ...]:
+        """The inputs of a batch of ``rows``; the records are repeated if they are fewer."""
+        return inputs_of(self.signature, np.resize(self.records, rows))
+
+
+def measure_latencies(
     loads: Mapping[str, Load],
     reference: str,
-    signature: Signature,
-    records: np.ndarray,
-    threads: int,
+    workload: Workload,
     seconds: float,
     batches: Sequence[int],
 ) -> dict[str, dict[str, LatencyFigures]]:
-    """The latencies by variant and batch size, measured for about ``seconds`` altogether, with ``threads`` each.
-
-    ``records`` are repeated if there are fewer than a batch.
-    """
+    """The latencies by variant and batch size, and each variant's speedup over ``reference``, measured for about
+    ``seconds`` altogether."""
     order, deadline = np.random.default_rng(0), time.perf_counter() + seconds
-    inputs = {rows: inputs_of(signature, np.resize(records, rows)) for rows in batches}
+    inputs = {rows: workload.inputs(rows) for rows in batches}
     taken = {rows: {name: Turns() for name in loads} for rows in batches}
-    with torch_threads(threads):
+    with torch_threads(workload.threads):
         for done in range(LOADS):
             if done >= FEWEST_LOADS and time.perf_counter() > deadline:
                 break
@@ -56,15 +66,12 @@ def measure(
     return found
 
 
-def affordable(
-    run: Predictor, signature: Signature, records: np.ndarray, threads: int, seconds: float, batches: Sequence[int]
-) -> tuple[int, ...]:
-    """Those of the ``batches`` at which ``seconds`` are enough for the fewest calls that show anything; the first in
-    any case."""
+def affordable_batches(run: Predictor, workload: Workload, seconds: float, batches: Sequence[int]) -> tuple[int, ...]:
+    """The batch sizes at which ``FEWEST_CALLS`` take at most ``seconds``, and always the first of ``batches``."""
     found = list(batches[:1])
-    with torch_threads(threads):
+    with torch_threads(workload.threads):
         for rows in sorted(batches[1:]):
-            inputs = inputs_of(signature, np.resize(records, rows))
+            inputs = workload.inputs(rows)
             taken = turn(partial(run, inputs), calls=1)[0] / 1e9
             if taken * FEWEST_CALLS > seconds:
                 break
@@ -72,31 +79,30 @@ def affordable(
     return tuple(sorted(found))
 
 
-def glance(
+def screen_speedups(
     runs: Mapping[str, Predictor],
     reference: str,
-    signature: Signature,
-    records: np.ndarray,
-    threads: int,
+    workload: Workload,
     batch: int,
     rounds: int,
-    until: float = math.inf,
+    deadline: float = math.inf,
 ) -> dict[str, list[float]]:
-    """How many times as fast as the reference each variant is in some rounds of short turns, at one batch size.
+    """A quick estimate of each variant's speedup over the reference at one batch size: one figure per round of short
+    turns.
 
-    There is one round, and no further one after ``until`` (``time.perf_counter``). Enough to leave out what is clearly
-    slower, and not to say what is faster.
+    There is at least one round, and none begins after ``deadline`` (``time.perf_counter``). The estimate is good enough
+    to drop variants that are clearly slower, but not to name the fastest.
     """
     order, names = np.random.default_rng(0), list(runs)
-    inputs, found = inputs_of(signature, np.resize(records, batch)), {name: list[float]() for name in names}
-    with torch_threads(threads):
+    inputs, found = workload.inputs(batch), {name: list[float]() for name in names}
+    with torch_threads(workload.threads):
         while len(found[reference]) < rounds:
             took = {}
             for index in order.permutation(len(names)):
                 call = partial(runs[names[index]], inputs)
-                took[names[index]] = float(np.median(turn(call, GLANCE_CALLS, GLANCE_SECONDS)))
+                took[names[index]] = float(np.median(turn(call, SCREENING_CALLS, SCREENING_SECONDS)))
             for name in names:
                 found[name].append(took[reference] / took[name])
-            if time.perf_counter() > until:
+            if time.perf_counter() > deadline:
                 break
     return found

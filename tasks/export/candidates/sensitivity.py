@@ -21,7 +21,7 @@ def products_of(path: Path) -> list[str]:
     return [node.name for node in graph.node if node.op_type in CONVOLUTIONS and weights & set(node.input)]
 
 
-def by_error(quantiser: Quantiser, recipe: Recipe, deadline: float) -> dict[str, float]:
+def rank_by_error(quantiser: Quantiser, recipe: Recipe, deadline: float) -> dict[str, float]:
     """The mean absolute error of the outputs if one layer alone is quantised, by its name, the largest first.
 
     On the calibration rows. Layers that there was no time for (``deadline`` on ``time.perf_counter``) are not there.
