@@ -14,7 +14,7 @@ from tasks.artifacts.results.export import KIND, SIGNATURE, read_export
 from tasks.artifacts.results.promotion import Promotion
 from tasks.artifacts.results.training import TRACE
 from tasks.report.data_engine import write_card
-from tasks.report.figures import NightFigures, StageFigures, to_json
+from tasks.report.figures import ScheduleFigures, StageFigures, to_json
 from tasks.report.pages import charts
 from tasks.report.pages.rendering import render
 from tasks.report.pages.report_page import report_page
@@ -29,17 +29,17 @@ def build(
     results: Results,
     stages: Sequence[StageFigures],
     config: Mapping[str, Any],
-    night: NightFigures | None = None,
+    schedule: ScheduleFigures | None = None,
     promotion: Promotion | None = None,
     compression: Compression | None = None,
 ) -> RunSummary:
     """Write the directory of a whole run under ``runs`` and return what is in it.
 
-    ``config`` is the whole configuration as nested dictionaries by section; ``night`` is given if a schedule started
+    ``config`` is the whole configuration as nested dictionaries by section; ``schedule`` is given if a schedule started
     the run, ``promotion`` if its model was to go into service, ``compression`` if its network was to become smaller.
     Raises ``DamagedArtifact`` if the exported model or the data card is not what was written.
     """
-    summary = run_summary(results, stages, "", night, promotion, compression)
+    summary = run_summary(results, stages, "", schedule, promotion, compression)
 
     def fill(directory: Path, now: datetime) -> None:
         copy_model(results.exported, directory)

@@ -111,7 +111,7 @@ class StageFigures:
 
 
 @dataclass(frozen=True)
-class NightFigures:
+class ScheduleFigures:
     """A run that a schedule started. Times are UTC, to the minute."""
 
     kickoff: str
@@ -145,7 +145,7 @@ class RunFigures:
     network: NetworkFigures | None
     stages: list[StageFigures]
     #: None if no schedule started the run.
-    night: NightFigures | None
+    schedule: ScheduleFigures | None
     #: None if the model was not to go into service.
     promotion: Promotion | None
     #: None if the trained network was not to become smaller.

@@ -16,8 +16,8 @@ from tasks.models.metrics import HEADLINE
 from tasks.report.figures import (
     DataFigures,
     NetworkFigures,
-    NightFigures,
     QualityFigures,
+    ScheduleFigures,
     StageFigures,
     VariantFigures,
 )
@@ -35,7 +35,7 @@ def run_summary(
     results: Results,
     stages: Sequence[StageFigures],
     directory: str,
-    night: NightFigures | None = None,
+    schedule: ScheduleFigures | None = None,
     promotion: Promotion | None = None,
     compression: Compression | None = None,
 ) -> RunSummary:
@@ -56,7 +56,7 @@ def run_summary(
         threads=results.export["machine"]["threads"],
         network=network_figures(results.network.profile) if results.network else None,
         stages=list(stages),
-        night=night,
+        schedule=schedule,
         promotion=promotion,
         compression=compression,
     )

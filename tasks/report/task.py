@@ -62,7 +62,7 @@ def report(
     """
     from tasks.report.engine import build
     from tasks.report.figures import StageFigures
-    from tasks.report.night import night_figures
+    from tasks.report.schedule import schedule_figures
     from tasks.report.stage_results import Results
 
     measured = [network for network in networks if network]
@@ -74,8 +74,8 @@ def report(
     runs_of_stages = [*stages[:2], *smaller, *stages[2:], *(network.run for network in measured)]
     figures = [StageFigures(stage.name, stage.seconds, stage.reused) for stage in runs_of_stages]
     inputs = {"inputs": {"data": data, "target": target}, **to_dict(config)}
-    night = night_figures(cron, kickoff, datetime.now(UTC)) if kickoff else None
-    summary = build(runs_here(), results, figures, inputs, night, promotion, compression)
+    schedule = schedule_figures(cron, kickoff, datetime.now(UTC)) if kickoff else None
+    summary = build(runs_here(), results, figures, inputs, schedule, promotion, compression)
     return shown(summary, "Report", summary.report)
 
 

@@ -12,13 +12,14 @@ from tasks.report.figures import (
     DataFigures,
     DataRunFigures,
     ExportFigures,
-    NightFigures,
     RunFigures,
+    ScheduleFigures,
     StageFigures,
     VariantFigures,
 )
 
 WIDTH = 80
+NONE_SKIPPED = "none: no other run was due before this one ended"
 INDENT = 12
 BAR = 40
 #: Reasons and warnings; the card has them all.
@@ -36,7 +37,7 @@ def of_run(summary: RunFigures) -> str:
         variants(summary, summary.quality.metric),
         network(summary),
         time(summary.stages),
-        night(summary.night),
+        schedule(summary.schedule),
         promotion(summary.promotion),
         places({"Report": summary.report, "Model": summary.model_file}, summary.directory),
     )
@@ -219,11 +220,13 @@ def bar(stage: StageFigures, longest: float) -> str:
     return "" if stage.reused or not longest else "━" * max(1, round(BAR * stage.seconds / longest))
 
 
-def night(night: NightFigures | None) -> Iterator[str]:
+def schedule(schedule: ScheduleFigures | None) -> Iterator[str]:
     """Of a run that a schedule started, the runs that were skipped while it went on."""
-    if night:
-        yield from labelled("Scheduled", f"for {night.kickoff}, ended {night.ended} (UTC)")
-        yield from labelled("Skipped", ", ".join(night.skipped) or "none: no other run was due before this one ended")
+    if schedule:
+        yield from labelled("Scheduled", f"for {schedule.kickoff}, ended {schedule.ended} (UTC)")
+        yield from labelled(
+            "Skipped", ", ".join(schedule.skipped) or "none: no other run was due before this one ended"
+        )
 
 
 def promotion(promotion: Promotion | None) -> Iterator[str]:

@@ -69,14 +69,14 @@ def test_a_benchmark_that_failed_costs_its_own_figures_alone(tmp_path: Path, mon
     assert "Not measured: the benchmark of the collectives failed." in page and "Bus bandwidth" not in page
 
 
-def test_a_run_that_a_schedule_started_names_the_nights_it_cost(
+def test_a_run_that_a_schedule_started_names_the_runs_that_were_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     today = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-    night = run_task(tmp_path, cron="0 0 * * *", kickoff=today - timedelta(days=2)).night
-    assert night and night.skipped[:2] == [f"{today - timedelta(days=days):%Y-%m-%d} 00:00" for days in (1, 0)]
-    assert run_task(tmp_path / "by hand").night is None
+    schedule = run_task(tmp_path, cron="0 0 * * *", kickoff=today - timedelta(days=2)).schedule
+    assert schedule and schedule.skipped[:2] == [f"{today - timedelta(days=days):%Y-%m-%d} 00:00" for days in (1, 0)]
+    assert run_task(tmp_path / "by hand").schedule is None
 
 
 def test_a_pod_uploads_what_it_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

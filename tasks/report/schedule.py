@@ -1,4 +1,4 @@
-"""The nights that a scheduled run cost."""
+"""A scheduled run: the time that it was started for, and the later times of the schedule that were skipped for it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from datetime import UTC, datetime
 from itertools import takewhile
 
 from tasks.cron import times_after
-from tasks.report.figures import NightFigures
+from tasks.report.figures import ScheduleFigures
 
 
-def night_figures(cron: str, kickoff: datetime, ended: datetime) -> NightFigures:
+def schedule_figures(cron: str, kickoff: datetime, ended: datetime) -> ScheduleFigures:
     """The run that the schedule ``cron`` started for ``kickoff``."""
-    return NightFigures(minute(kickoff), minute(ended), [minute(time) for time in skipped_nights(cron, kickoff, ended)])
+    return ScheduleFigures(
+        minute(kickoff), minute(ended), [minute(time) for time in skipped_runs(cron, kickoff, ended)]
+    )
 
 
-def skipped_nights(cron: str, kickoff: datetime, ended: datetime) -> list[datetime]:
+def skipped_runs(cron: str, kickoff: datetime, ended: datetime) -> list[datetime]:
     """The times at which ``cron`` fired after ``kickoff``, for which a run was started, until that run ended.
 
     Flyte skips them without a word, because that run is still going: so it can name them itself when it ends, and
