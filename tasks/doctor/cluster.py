@@ -25,11 +25,11 @@ OPERATOR = "training-operator"
 GPUS = ("nvidia.com/gpu", "amd.com/gpu")
 REPELS = ("NoSchedule", "NoExecute")
 
-#: Runs kubectl with arguments and returns what it printed as JSON. Raises ``Unanswered``.
+#: Runs kubectl with arguments and returns what it printed as JSON. Raises ``KubectlError``.
 Ask = Callable[..., Any]
 
 
-class Unanswered(RuntimeError):
+class KubectlError(RuntimeError):
     """kubectl did not answer; the message says why."""
 
 
@@ -39,16 +39,16 @@ def kubectl(*arguments: str) -> Any:
             ["kubectl", "--request-timeout=10s", *arguments], capture_output=True, text=True, timeout=TIMEOUT_S
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise Unanswered(f"kubectl {' '.join(arguments)}: {error}") from None
+        raise KubectlError(f"kubectl {' '.join(arguments)}: {error}") from None
     if ended.returncode:
         said = " ".join((ended.stderr or ended.stdout).split())
-        raise Unanswered(f"kubectl {' '.join(arguments)}: {said or f'exit code {ended.returncode}'}")
+        raise KubectlError(f"kubectl {' '.join(arguments)}: {said or f'exit code {ended.returncode}'}")
     if arguments[-1] != "json":
         return ended.stdout.strip()
     try:
         return json.loads(ended.stdout)
     except ValueError:
-        raise Unanswered(f"kubectl {' '.join(arguments)}: no JSON in its answer") from None
+        raise KubectlError(f"kubectl {' '.join(arguments)}: no JSON in its answer") from None
 
 
 def check_cluster(package: Package, ask: Ask = kubectl) -> Report:
@@ -57,14 +57,14 @@ def check_cluster(package: Package, ask: Ask = kubectl) -> Report:
         return Report(unchecked=("the cluster: no kubectl on PATH",))
     try:
         context = ask("config", "current-context")
-    except Unanswered as error:
+    except KubectlError as error:
         return Report(unchecked=(f"the cluster: no current context ({error})",))
     uses = package.uses()
     report = Report(checked=(f"the cluster of kubectl's context {context}",))
-    for look in (look_at_operator, look_at_priorities, look_at_nodes):
+    for look in (check_operator, check_priorities, check_nodes):
         try:
             report += look(uses, ask)
-        except Unanswered as error:
+        except KubectlError as error:
             report += Report(unchecked=(str(error),))
     return report
 
@@ -77,22 +77,22 @@ def items(ask: Ask, *arguments: str) -> list[dict[str, Any]]:
 # The training operator
 
 
-def look_at_operator(uses: Sequence[Use], ask: Ask) -> Report:
+def check_operator(uses: Sequence[Use], ask: Ask) -> Report:
     jobs = [use.where for use in uses if use.is_job]
     if not jobs:
         return Report()
     definitions = {each["metadata"]["name"]: each for each in items(ask, "customresourcedefinitions")}
-    mend = "install training-operator 1.8 or 1.9"
+    fix = "install training-operator 1.8 or 1.9"
     if CRD not in definitions:
         what = f"the cluster has no {CRD}"
         what += ", only Kubeflow Trainer v2, which has no PyTorchJob" if TRAINER_V2 in definitions else ""
         consequence = "propeller cannot create the job: the task waits, and fails"
-        return Report(tuple(Finding("error", where, what, consequence, mend) for where in jobs))
+        return Report(tuple(Finding("error", where, what, consequence, fix) for where in jobs))
     version = generation(definitions[CRD])
     findings: tuple[Finding, ...] = ()
     if version == "older than 1.8":
         what = f"the cluster's {CRD} is {version}"
-        findings = (Finding("warning", "the cluster", what, "its elastic jobs behave in other ways", mend),)
+        findings = (Finding("warning", "the cluster", what, "its elastic jobs behave in other ways", fix),)
     containers = [
         container
         for deployment in items(ask, "deployments", "--all-namespaces")
@@ -101,7 +101,7 @@ def look_at_operator(uses: Sequence[Use], ask: Ask) -> Report:
     ]
     if not containers:
         what = "no deployment runs the training operator"
-        findings += (Finding("warning", "the cluster", what, "jobs are created, and nobody starts their pods", mend),)
+        findings += (Finding("warning", "the cluster", what, "jobs are created, and nobody starts their pods", fix),)
     images = ", ".join(sorted({container["image"] for container in containers})) or "no deployment"
     return Report(findings, (f"training operator: {CRD} {version}, {images}",))
 
@@ -120,7 +120,7 @@ def generation(definition: Mapping[str, Any]) -> str:
 # Priority classes
 
 
-def look_at_priorities(uses: Sequence[Use], ask: Ask) -> Report:
+def check_priorities(uses: Sequence[Use], ask: Ask) -> Report:
     wanted = {use.where: use.pod["priorityClassName"] for use in uses if use.pod.get("priorityClassName")}
     if not wanted:
         return Report()
@@ -142,17 +142,17 @@ def look_at_priorities(uses: Sequence[Use], ask: Ask) -> Report:
 # Nodes
 
 
-def look_at_nodes(uses: Sequence[Use], ask: Ask) -> Report:
+def check_nodes(uses: Sequence[Use], ask: Ask) -> Report:
     nodes = items(ask, "nodes")
     allocatable = {name: sum(amount(node, name) for node in nodes) for name in GPUS}
     gpus = ", ".join(f"{total:g} {name}" for name, total in allocatable.items() if total) or "no GPUs"
     checked = f"selectors, tolerations and requests against {len(nodes)} nodes with {gpus} allocatable"
     affine = any("affinity" in use.pod for use in uses)
     unchecked = ("the affinity of pods, which only the scheduler can tell",) if affine else ()
-    return Report(tuple(finding for use in uses for finding in homeless(use, nodes)), (checked,), unchecked)
+    return Report(tuple(finding for use in uses for finding in unschedulable(use, nodes)), (checked,), unchecked)
 
 
-def homeless(use: Use, nodes: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+def unschedulable(use: Use, nodes: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     """A finding if the nodes cannot hold all pods of a task at the same time, as far as they are empty."""
     obstacles = Counter(obstacle(use, node) for node in nodes)
     room = sum(pods_on(use, node) for node in nodes if not obstacle(use, node))

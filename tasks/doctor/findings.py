@@ -22,7 +22,7 @@ class Finding:
     where: str
     what: str
     consequence: str
-    mend: str
+    fix: str
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class Report:
 
     def text(self, width: int | None) -> str:
         """As a table of ``width`` columns, or one line per finding if there is no terminal (``None``)."""
-        findings = together(self.findings)
+        findings = merge_across_places(self.findings)
         if width is None:
-            lines = [f"{f.severity}: {f.where}: {f.what}: {f.consequence}; {f.mend}" for f in findings]
+            lines = [f"{f.severity}: {f.where}: {f.what}: {f.consequence}; {f.fix}" for f in findings]
         else:
-            said = ((f.severity, (f"{f.what}: {f.consequence}", f"in {f.where}", f"mend: {f.mend}")) for f in findings)
+            said = ((f.severity, (f"{f.what}: {f.consequence}", f"in {f.where}", f"fix: {f.fix}")) for f in findings)
             rows = [("" if index else severity, part) for severity, parts in said for index, part in enumerate(parts)]
             lines = table(rows, width)
         lines += [f"checked: {line}" for line in self.checked]
@@ -71,8 +71,9 @@ def readings_text(readings: Iterable[Reading], width: int | None) -> str:
     return "\n".join(table([("what", "found", "problem"), *rows], width))
 
 
-def together(findings: Iterable[Finding]) -> list[Finding]:
-    """Findings that differ in their place only as one, errors first; else in the order in which they were found."""
+def merge_across_places(findings: Iterable[Finding]) -> list[Finding]:
+    """Merge findings that differ only in their place into one that names the places; errors come first, and otherwise
+    the order stays."""
     places: dict[Finding, list[str]] = {}
     for finding in findings:
         places.setdefault(replace(finding, where=""), []).append(finding.where)

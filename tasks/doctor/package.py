@@ -96,8 +96,8 @@ def over_limits(use: Use, limits: Limits) -> Iterator[Finding]:
         limit = use.limits.get(name)
         values = [quantity(text) for text in (requested, limit or "0")]
         if None in values:
-            mend = 'write it as Kubernetes does: "4", "500m", "16Gi"'
-            yield Finding("error", use.where, f"{name} {requested} is no quantity", REFUSED, mend)
+            fix = 'write it as Kubernetes does: "4", "500m", "16Gi"'
+            yield Finding("error", use.where, f"{name} {requested} is no quantity", REFUSED, fix)
             continue
         # 57000m is 57, which floating point would miss by a hair.
         asked, most = (math.ceil(round(value, 6)) for value in values if value is not None)
@@ -107,11 +107,11 @@ def over_limits(use: Use, limits: Limits) -> Iterator[Finding]:
         allowed = limits.of(name)
         if allowed and max(asked, most) > (quantity(allowed) or 0):
             what = f"{name} {max(requested, limit or '', key=size)} is over the platform's {allowed}"
-            mend = f"raise task_resources.limits.{limit_name(name)} in FlyteAdmin's configuration, or ask for less"
+            fix = f"raise task_resources.limits.{limit_name(name)} in FlyteAdmin's configuration, or ask for less"
             # Admin looks neither at what a node overrides nor at GPUs by the name that a pod template has to use.
             unseen = use.node is not None or name == NVIDIA
             quietly = f"registration lets it through, and propeller quietly gives the pod {allowed}"
-            yield Finding("error", use.where, what, quietly if unseen else REFUSED, mend)
+            yield Finding("error", use.where, what, quietly if unseen else REFUSED, fix)
 
 
 def size(text: str) -> float:
@@ -242,5 +242,5 @@ def timeout_of_all_attempts(use: Use) -> Iterator[Finding]:
 def never_fires(name: str, schedule: Any) -> Iterator[Finding]:
     cron = TIME_ZONE.sub("", schedule.cron_schedule.schedule or schedule.cron_expression)
     if cron and not cron.startswith(INTERVAL) and (why := flaw(cron)):
-        mend = 'write it as "0 2 * * *": 2:00 UTC every day'
-        yield Finding("error", name, f"cron {cron!r}: {why}", "it is refused, or nothing ever runs", mend)
+        fix = 'write it as "0 2 * * *": 2:00 UTC every day'
+        yield Finding("error", name, f"cron {cron!r}: {why}", "it is refused, or nothing ever runs", fix)

@@ -24,7 +24,7 @@ def test_a_table_is_aligned_and_fits_the_terminal() -> None:
     assert count == "1 error, 1 warning" and all(len(line) <= 60 for line in lines)
     assert [line[:9].strip() for line in lines if line[0] != " "] == ["error", "warning"]
     assert all(line[7:9] == "  " and line[9] != " " for line in lines), "text begins in one column"
-    assert [line[9:] for line in lines][-2:] == ["in task 0, task 1, task 2 and 2 more", "mend: ask for some"]
+    assert [line[9:] for line in lines][-2:] == ["in task 0, task 1, task 2 and 2 more", "fix: ask for some"]
 
 
 def test_readings_are_aligned() -> None:

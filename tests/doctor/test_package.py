@@ -141,7 +141,7 @@ def test_what_was_broken_is_found_and_nothing_else(
     assert findings and {finding.severity for finding in findings} == {severity}
     for finding in findings:
         assert finding.where.startswith(where) and what in finding.what
-        assert finding.consequence and finding.mend
+        assert finding.consequence and finding.fix
 
 
 def test_a_single_pod_on_spot_needs_no_retries(healthy: Package) -> None:
