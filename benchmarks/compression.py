@@ -31,7 +31,7 @@ from harness.table import Column, Table
 from tasks.artifacts.prepared.data import PreparedData
 from tasks.artifacts.results.export import Estimate
 from tasks.compress.config import CompressionConfig
-from tasks.compress.engine import Work, propose
+from tasks.compress.engine import CompressionRun, propose
 from tasks.export.convert import EXAMPLE_ROWS, to_onnx
 from tasks.export.session import onnx_predictor
 from tasks.models.config import ModelConfig
@@ -97,7 +97,7 @@ class Bench:
     def start(self, name: str, trained: TrainedModel, seed: int, config: CompressionConfig) -> Path:
         """The network that a training begins with, as the stage makes it."""
         directory = self.directory / f"{name}-start-{seed}"
-        propose(directory, Work(trained, self.data, config, seed), [], {})
+        propose(directory, CompressionRun(trained, self.data, config, seed), [], {})
         return directory
 
     def accuracy(self, model: TrainedModel) -> float:

@@ -13,12 +13,12 @@ from typing import Any
 from tasks.artifacts.network.profile import METHOD, NetworkProfile, merged
 from tasks.artifacts.versions import code_version
 from tasks.collectives.config import CollectivesConfig
-from tasks.collectives.installed import beside
 from tasks.collectives.launch.measurements import inspect_group
 from tasks.collectives.launch.numa import NODES, all_reduce_bound, reason_to_skip
 from tasks.collectives.launch.subgroups import measure_launch, subgroups_of
 from tasks.collectives.launch.worker_group import WorkerGroup
-from tasks.collectives.suspects import suspects
+from tasks.collectives.other_benchmarks import compare_with_installed
+from tasks.collectives.slow_ranks_and_links import slow_ranks_and_links
 from tasks.collectives.tune.decision import FEWEST_TURNS
 from tasks.errors import UserError
 from tasks.logs import logger
@@ -64,8 +64,8 @@ def benchmark(
     if not workers.is_leader:
         return None
     profile = merged(launches)
-    topology = replace(profile.topology, findings=(*profile.topology.findings, *suspects(profile)))
-    profile = replace(profile, topology=topology, beside=beside(profile, config), numa=tuple(bound))
+    topology = replace(profile.topology, findings=(*profile.topology.findings, *slow_ranks_and_links(profile)))
+    profile = replace(profile, topology=topology, beside=compare_with_installed(profile, config), numa=tuple(bound))
     if reason := reason_to_skip(empty):
         profile = replace(profile, left_out=(*profile.left_out, reason))
     address = ProfileHistory(config.history, profile.fingerprint).publish(profile, made_by(config))

@@ -98,11 +98,11 @@ def write_results(
 
     from tasks.artifacts.network.profile import COURSE, CSV, MODEL, TABLE, write_profile
     from tasks.collectives.engine import made_by
-    from tasks.collectives.model.report import fitted
+    from tasks.collectives.model.report import model_curve
     from tasks.collectives.output import csv_text, table
     from tasks.network.history import ProfileHistory
 
     course = ProfileHistory(config.history, profile.fingerprint).course()
     texts = {TABLE: above + table(profile), CSV: csv_text(profile), COURSE: json.dumps(course)}
-    texts[MODEL] = json.dumps(fitted(profile))
+    texts[MODEL] = json.dumps(model_curve(profile))
     write_profile(Path(workspace.directory), profile, {**made_by(config), "reused": reused}, texts)

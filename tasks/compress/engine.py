@@ -15,11 +15,11 @@ import numpy as np
 
 from tasks.artifacts.format import Artifact
 from tasks.artifacts.prepared.data import PreparedData
-from tasks.artifacts.results.compression import Compression, Size, Speed, Tried
+from tasks.artifacts.results.compression import Compression, CompressionTrial, NetworkSize, Speedup
 from tasks.compress.config import CompressionConfig
 from tasks.compress.groups import find_groups, united
 from tasks.compress.importance import importance, strongest
-from tasks.compress.search import best, following, shares_of
+from tasks.compress.search import best, next_candidate, shares_of
 from tasks.compress.students import described, students_of
 from tasks.errors import UserError
 from tasks.gate.quality import UNITS, Loss, in_words, loss_of
@@ -36,8 +36,8 @@ SECONDS, TIMED_ROWS = 2.0, 32
 
 
 @dataclass(frozen=True)
-class Work:
-    """What is to be made smaller, from what data, how."""
+class CompressionRun:
+    """The inputs of a compression: the trained network, its data and the settings."""
 
     trained: TrainedModel
     data: PreparedData
@@ -68,13 +68,15 @@ def differing(arguments: Mapping[str, Any], others: Mapping[str, Any]) -> dict[s
     return {name: value for name, value in arguments.items() if others.get(name) != value}
 
 
-def propose(directory: Path, work: Work, tried: Sequence[Tried], made_by: Mapping[str, Any]) -> Artifact:
+def propose(
+    directory: Path, work: CompressionRun, tried: Sequence[CompressionTrial], made_by: Mapping[str, Any]
+) -> Artifact:
     """Write the network that is trained next, with the weights that its training begins with, as a trained model.
 
     If the search or its time is over, that of one that was trained already. Raises ``UserError``.
     """
     work.check()
-    candidate = following(len(work.names()), tried, work.config)
+    candidate = next_candidate(len(work.names()), tried, work.config)
     if work.config.method == "prune":
         return write_pruned(directory, work, shares_of(work.config)[candidate], made_by)
     student = Architecture(work.students()[candidate], work.trained.signature)
@@ -82,7 +84,7 @@ def propose(directory: Path, work: Work, tried: Sequence[Tried], made_by: Mappin
     return write_trained(directory, student, weights, weights, made_by)
 
 
-def write_pruned(directory: Path, work: Work, share: float, made_by: Mapping[str, Any]) -> Artifact:
+def write_pruned(directory: Path, work: CompressionRun, share: float, made_by: Mapping[str, Any]) -> Artifact:
     """Remove ``share`` of the units of each group: the least important ones."""
     trained = work.trained
     model = trained.load()
@@ -96,9 +98,11 @@ def write_pruned(directory: Path, work: Work, share: float, made_by: Mapping[str
     return write_trained(directory, pruned, weights, weights, made_by)
 
 
-def judge(work: Work, tuned: TrainedModel, seconds: float, tried: Sequence[Tried]) -> list[Tried]:
+def judge(
+    work: CompressionRun, tuned: TrainedModel, seconds: float, tried: Sequence[CompressionTrial]
+) -> list[CompressionTrial]:
     """``tried`` and what became of the candidate that :func:`propose` wrote for them and that was then trained."""
-    candidate = following(len(work.names()), tried, work.config)
+    candidate = next_candidate(len(work.names()), tried, work.config)
     if any(one.candidate == candidate for one in tried):
         return list(tried)
     rows = work.data.split("validation")
@@ -106,7 +110,7 @@ def judge(work: Work, tuned: TrainedModel, seconds: float, tried: Sequence[Tried
     loss = loss_on(work, outputs, rows)
     return [
         *tried,
-        Tried(
+        CompressionTrial(
             candidate,
             work.names()[candidate],
             size_of(tuned),
@@ -121,42 +125,44 @@ def judge(work: Work, tuned: TrainedModel, seconds: float, tried: Sequence[Tried
     ]
 
 
-def outputs_of(work: Work, model: TrainedModel, rows: np.ndarray) -> np.ndarray:
+def outputs_of(work: CompressionRun, model: TrainedModel, rows: np.ndarray) -> np.ndarray:
     return predict(torch_predictor(model.load()), work.trained.signature, rows)
 
 
-def value_of(work: Work, outputs: np.ndarray, rows: np.ndarray) -> float:
+def value_of(work: CompressionRun, outputs: np.ndarray, rows: np.ndarray) -> float:
     """The metric that says how good these outputs are."""
     task = work.trained.signature.task
     return scores(task, outputs, targets_of(rows))[HEADLINE[task][0]]
 
 
-def loss_on(work: Work, outputs: np.ndarray, rows: np.ndarray) -> Loss:
+def loss_on(work: CompressionRun, outputs: np.ndarray, rows: np.ndarray) -> Loss:
     """What a smaller network with these outputs loses against the trained one."""
     before = outputs_of(work, work.trained, rows)
     return loss_of(work.trained.signature.task, targets_of(rows), before, outputs, work.config.max_loss)
 
 
-def size_of(model: TrainedModel) -> Size:
+def size_of(model: TrainedModel) -> NetworkSize:
     network = model.load()
     layers = [module for module in network.modules() if type(module) in LAYERS and "in" in LAYERS[type(module)]]
-    return Size(sum(p.numel() for p in network.parameters()), [units(layer, "out") for layer in layers[:-1]])
+    return NetworkSize(sum(p.numel() for p in network.parameters()), [units(layer, "out") for layer in layers[:-1]])
 
 
-def speeds_of(work: Work, tuned: Mapping[str, TrainedModel], rows: np.ndarray) -> dict[str, Speed]:
+def speeds_of(work: CompressionRun, tuned: Mapping[str, TrainedModel], rows: np.ndarray) -> dict[str, Speedup]:
     """How many times as fast as the trained network each of the others is."""
     networks = {WHOLE: work.trained, **tuned}
     loads = {name: partial(load_anew, model) for name, model in networks.items()}
     timed = measure_latencies(loads, WHOLE, Workload(work.trained.signature, rows, 1), SECONDS, [TIMED_ROWS])
     found = {name: timed[name][str(TIMED_ROWS)]["speedup"] for name in tuned}
-    return {name: Speed(each["value"], each["low"], each["high"]) for name, each in found.items()}
+    return {name: Speedup(each["value"], each["low"], each["high"]) for name, each in found.items()}
 
 
 def load_anew(model: TrainedModel) -> Predictor:
     return torch_predictor(model.load())
 
 
-def choose(work: Work, tuned: Sequence[TrainedModel], tried: Sequence[Tried]) -> tuple[TrainedModel, Compression]:
+def choose(
+    work: CompressionRun, tuned: Sequence[TrainedModel], tried: Sequence[CompressionTrial]
+) -> tuple[TrainedModel, Compression]:
     """The model to go on with, and why. ``tuned`` are the networks that were trained, in the order of ``tried``; once
     the search was over, the same one again.
 

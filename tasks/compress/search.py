@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tasks.artifacts.results.compression import Tried
+from tasks.artifacts.results.compression import CompressionTrial
 from tasks.compress.config import MOST_CANDIDATES, CompressionConfig
 
 
@@ -18,16 +18,16 @@ def shares_of(config: CompressionConfig) -> list[float]:
     return [config.share] if config.share else [step / steps for step in range(1, steps)]
 
 
-def passes(tried: Tried, config: CompressionConfig) -> bool:
+def passes(tried: CompressionTrial, config: CompressionConfig) -> bool:
     return tried.answer == "passed" or (tried.answer == "can't tell" and config.when_in_doubt == "take")
 
 
-def best(tried: Sequence[Tried], config: CompressionConfig) -> Tried | None:
+def best(tried: Sequence[CompressionTrial], config: CompressionConfig) -> CompressionTrial | None:
     """The most compressed that loses little enough; None if none does."""
     return max((one for one in tried if passes(one, config)), key=lambda one: one.candidate, default=None)
 
 
-def following(count: int, tried: Sequence[Tried], config: CompressionConfig) -> int:
+def next_candidate(count: int, tried: Sequence[CompressionTrial], config: CompressionConfig) -> int:
     """The candidate of ``count`` that is trained next. If the search or its time is over, one that was trained already:
     the best, or else the last."""
     good = [one.candidate for one in tried if passes(one, config)]

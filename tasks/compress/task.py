@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from flytekit import task
 from flytekit.types.directory import FlyteDirectory
 
-from tasks.artifacts.results.compression import Compression, Tried
+from tasks.artifacts.results.compression import Compression, CompressionTrial
 from tasks.artifacts.versions import code_version
 from tasks.compress.config import CompressionConfig
 from tasks.flyte.metadata import on
@@ -25,7 +25,7 @@ from tasks.flyte.stage import (
 from tasks.logs import logger
 
 if TYPE_CHECKING:
-    from tasks.compress.engine import Work
+    from tasks.compress.engine import CompressionRun
 
 LOG = logger("compress")
 
@@ -34,7 +34,7 @@ class Proposal(NamedTuple):
     """The network that is trained next, and what became of those before."""
 
     start: ArtifactDirectory
-    tried: list[Tried]
+    tried: list[CompressionTrial]
 
 
 class Compressed(NamedTuple):
@@ -44,12 +44,14 @@ class Compressed(NamedTuple):
     compression: Compression
 
 
-def work_on(trained: FlyteDirectory, prepared: FlyteDirectory, config: CompressionConfig, seed: int = 0) -> Work:
+def work_on(
+    trained: FlyteDirectory, prepared: FlyteDirectory, config: CompressionConfig, seed: int = 0
+) -> CompressionRun:
     from tasks.artifacts.prepared.streamed import open_prepared
-    from tasks.compress.engine import Work
+    from tasks.compress.engine import CompressionRun
     from tasks.models.trained import TrainedModel
 
-    return Work(TrainedModel.open(local_path(trained)), open_prepared(rows_path(prepared)), config, seed)
+    return CompressionRun(TrainedModel.open(local_path(trained)), open_prepared(rows_path(prepared)), config, seed)
 
 
 @task(**on("evaluate", cached=False))
@@ -59,7 +61,7 @@ def propose(
     prepared: ArtifactDirectory,
     tuned: list[ArtifactDirectory],
     runs: list[StageRun],
-    tried: list[Tried],
+    tried: list[CompressionTrial],
     config: CompressionConfig,
     seed: int,
 ) -> Proposal:
@@ -90,7 +92,7 @@ def choose(
     prepared: ArtifactDirectory,
     tuned: list[ArtifactDirectory],
     runs: list[StageRun],
-    tried: list[Tried],
+    tried: list[CompressionTrial],
     config: CompressionConfig,
 ) -> Compressed:
     """Judge the network that was trained last, the last of ``tuned``, and choose one of them or the trained one.
@@ -113,7 +115,9 @@ def choose(
     return Compressed(FlyteDirectory(here), replace(found, model=place, seconds=seconds, reused=reused))
 
 
-def judged(work: Work, tuned: list[FlyteDirectory], runs: list[StageRun], tried: list[Tried]) -> list[Tried]:
+def judged(
+    work: CompressionRun, tuned: list[FlyteDirectory], runs: list[StageRun], tried: list[CompressionTrial]
+) -> list[CompressionTrial]:
     from tasks.compress import engine
     from tasks.models.trained import TrainedModel
 

@@ -13,7 +13,7 @@ from typing import Any
 from tasks.artifacts.format import MANIFEST, DamagedArtifact
 from tasks.artifacts.network import profile as network_profile
 from tasks.artifacts.network import tuning as network_tuning
-from tasks.artifacts.network.profile import Fingerprint, NetworkProfile, Point, read_profile, write_profile
+from tasks.artifacts.network.profile import Fingerprint, NetworkProfile, TrendPoint, read_profile, write_profile
 from tasks.artifacts.network.tuning import Tuning, read_tuning, write_tuning
 from tasks.errors import UserError
 from tasks.logs import logger
@@ -49,14 +49,14 @@ class ProfileHistory(ArtifactRepository[NetworkProfile]):
                 LOG.warning("skipped: %s", error.message)
         return found
 
-    def course(self, most: int = 30) -> list[Point]:
+    def course(self, most: int = 30) -> list[TrendPoint]:
         """The largest all_reduce of the youngest profiles that have one, the oldest first."""
         found = []
         for profile in self.profiles(most):
             for m in profile.of("all_reduce")[-1:]:
                 low, high = m.interval() or (None, None)
                 found.append(
-                    Point(
+                    TrendPoint(
                         measured_at=profile.measured_at,
                         bytes=m.bytes,
                         busbw=m.busbw(),

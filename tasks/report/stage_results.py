@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.artifacts.format import Artifact
-from tasks.artifacts.network.profile import COURSE, KIND, MODEL, Fitted, NetworkProfile, Point, read_profile
+from tasks.artifacts.network.profile import COURSE, KIND, MODEL, ModelPoint, NetworkProfile, TrendPoint, read_profile
 from tasks.artifacts.prepared.data import PreparedData, Signature
 from tasks.artifacts.results.evaluation import Evaluation, read_evaluation
 from tasks.artifacts.results.export import KIND as EXPORTED
@@ -39,9 +39,9 @@ class NetworkResults:
 
     profile: NetworkProfile
     #: The largest all_reduce of the profiles of this hardware, the oldest first.
-    course: list[Point]
+    course: list[TrendPoint]
     #: The model of all_reduce by size; empty where it explains nothing.
-    model: list[Fitted]
+    model: list[ModelPoint]
 
     @classmethod
     def open(cls, directory: Path) -> NetworkResults:

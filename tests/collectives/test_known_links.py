@@ -25,10 +25,10 @@ from tasks.collectives.config import CollectivesConfig
 from tasks.collectives.launch.measurements import measure_group
 from tasks.collectives.launch.worker_group import WorkerGroup
 from tasks.collectives.model.all_reduce import AllReduce, model_of
-from tasks.collectives.model.schemes import SCHEMES, judge, message_model
+from tasks.collectives.model.schemes import SCHEMES, evaluate_schemes, message_model
 from tasks.collectives.model.step_time import Compute, predict
 from tasks.collectives.regression import ENOUGH, compare, overall
-from tasks.collectives.suspects import suspects
+from tasks.collectives.slow_ranks_and_links import slow_ranks_and_links
 from tasks.collectives.tune.steps import SyntheticModel, measure_compute, time_alternately
 from tasks.network.topology import interfaces
 from tests.support.link_profiles import profile_of_this_launch, profile_over, worker_context
@@ -106,7 +106,7 @@ PAIRS = only_all_reduce(smallest=1024, largest=MB, factor=1024, pairs=True, budg
 def test_a_slow_rank_and_a_slow_link_are_told_apart(limit: Any, found: str) -> None:
     with linked(4) as links:
         limit(links)
-        named = suspects(profile_over(links, PAIRS))
+        named = slow_ranks_and_links(profile_over(links, PAIRS))
     assert len(named) == 1
     assert named[0].startswith(found)
 
@@ -114,7 +114,7 @@ def test_a_slow_rank_and_a_slow_link_are_told_apart(limit: Any, found: str) -> N
 @pytest.mark.prove
 def test_where_nothing_is_limited_nothing_is_named_19_times_of_20() -> None:
     with linked(4) as links:
-        named = [suspects(profile_over(links, PAIRS)) for _ in range(20)]
+        named = [slow_ranks_and_links(profile_over(links, PAIRS)) for _ in range(20)]
     assert sum(map(bool, named)) <= 1, named
 
 
@@ -140,7 +140,7 @@ def held_back_profile(config: CollectivesConfig, rank: int) -> NetworkProfile:
 @pytest.mark.prove
 def test_a_process_that_is_held_back_is_a_straggler_and_not_a_slow_link() -> None:
     with linked(4) as links:
-        named = suspects(merged([links.in_world(held_back_profile, PAIRS, 1)[0] for _ in range(2)]))
+        named = slow_ranks_and_links(merged([links.in_world(held_back_profile, PAIRS, 1)[0] for _ in range(2)]))
     assert len(named) == 1
     assert named[0].startswith("rank 1 is a straggler")
 
@@ -169,7 +169,7 @@ def test_two_ranks_predict_three_and_four() -> None:
             profile = profile_over(links, only_all_reduce(smallest=4 * MB, largest=4 * MB, budget=2), world=world)
             (held_out,) = profile.of("all_reduce")
             assert ring.seconds(message, world, held_out.bytes).seconds == pytest.approx(held_out.p50, rel=0.1)
-            assert judge("all_reduce", message, [held_out]).scheme == ring
+            assert evaluate_schemes("all_reduce", message, [held_out]).scheme == ring
 
 
 @pytest.mark.prove
@@ -191,7 +191,7 @@ def test_gloo_follows_the_ring_in_all_reduce_and_the_tree_in_broadcast_and_neith
         message = message_model(ring, fitted(links, 2, 4 * MB).of("all_reduce"))
         config = only_all_reduce(operations=operations, smallest=4 * MB, largest=4 * MB, budget=2)
         profile = profile_over(links, config)
-    verdicts = {name: judge(name, message, profile.of(name)) for name in operations}
+    verdicts = {name: evaluate_schemes(name, message, profile.of(name)) for name in operations}
     followed = {name: verdict.scheme.name if verdict.scheme else None for name, verdict in verdicts.items()}
     assert followed == {"all_reduce": "ring", "broadcast": "tree", "reduce_scatter": None, "all_to_all": None}, [
         str(verdict) for verdict in verdicts.values()

@@ -9,8 +9,8 @@ import pytest
 
 from tasks.artifacts.network.profile import Fingerprint, Host, Launch, Measurement, NetworkProfile, Topology
 from tasks.collectives.model.hockney import fit
-from tasks.collectives.model.report import fitted, lines, step_lines
-from tasks.collectives.model.schemes import SCHEMES, Scheme, judge, message_model
+from tasks.collectives.model.report import lines, model_curve, step_lines
+from tasks.collectives.model.schemes import SCHEMES, Scheme, evaluate_schemes, message_model
 from tasks.collectives.model.step_time import Compute
 
 SIZES = [1 << n for n in range(10, 21, 2)]
@@ -88,7 +88,7 @@ def test_the_scheme_is_recognised_at_other_worlds(scheme: Scheme) -> None:
     verdicts = []
     for assumed in (RING, TREE):
         message = message_model(assumed, times(scheme, "all_reduce", 2, SIZES))
-        verdict = judge("all_reduce", message, held_out)
+        verdict = evaluate_schemes("all_reduce", message, held_out)
         verdicts.append(verdict.scheme)
     assert verdicts[(RING, TREE).index(scheme)] == scheme
 
@@ -96,15 +96,15 @@ def test_the_scheme_is_recognised_at_other_worlds(scheme: Scheme) -> None:
 def test_an_operation_that_takes_twice_as_long_follows_none() -> None:
     message = message_model(RING, times(RING, "all_reduce", 2, SIZES))
     ring = SCHEMES["reduce_scatter"][0]
-    slow = judge("reduce_scatter", message, times(ring, "reduce_scatter", 4, [4 << 20], factor=2.0))
+    slow = evaluate_schemes("reduce_scatter", message, times(ring, "reduce_scatter", 4, [4 << 20], factor=2.0))
     assert slow.scheme is None
     assert str(slow) == "reduce_scatter follows none of the known schemes (ring -50%): no prediction"
-    assert judge("reduce_scatter", message, times(ring, "reduce_scatter", 4, [4 << 20])).scheme == ring
+    assert evaluate_schemes("reduce_scatter", message, times(ring, "reduce_scatter", 4, [4 << 20])).scheme == ring
 
 
 def test_an_operation_without_a_scheme_is_not_predicted() -> None:
     message = message_model(RING, times(RING, "all_reduce", 2, SIZES))
-    assert judge("all_to_allv", message, [measured("all_to_allv", 2, 1 << 20, [1e-3])]).scheme is None
+    assert evaluate_schemes("all_to_allv", message, [measured("all_to_allv", 2, 1 << 20, [1e-3])]).scheme is None
 
 
 COMPUTE = Compute(0.1, 0.2, 0.05, (4 << 20,) * 4)
@@ -131,13 +131,13 @@ def test_the_report_says_what_is_followed_and_what_to_expect() -> None:
 
 
 def test_the_curve_goes_through_what_was_measured_and_is_none_where_nothing_is_explained() -> None:
-    curve = fitted(profile(NETWORK, 2))
+    curve = model_curve(profile(NETWORK, 2))
     measured_ = profile((), 2).of("all_reduce")
     assert (curve[0]["bytes"], curve[-1]["bytes"]) == (measured_[0].bytes, measured_[-1].bytes)
     for point, m in ((curve[0], measured_[0]), (curve[-1], measured_[-1])):
         assert point["low"] <= m.p50 * 1.0001 and m.p50 <= point["high"] * 1.0001
         assert point["seconds"] == pytest.approx(m.p50, rel=0.02)
-    assert fitted(profile(LOOPBACK, 2)) == []
+    assert model_curve(profile(LOOPBACK, 2)) == []
 
 
 def test_ranks_that_share_cores_over_loopback_are_not_predicted() -> None:
@@ -192,13 +192,13 @@ def test_what_all_reduce_follows_is_told_by_the_numbers_of_processes(scheme: Sch
     # By the other scheme 8 ranks would take another time.
     (truth,) = times(scheme, "all_reduce", 8, [4 << 20])
     assert said[2].startswith(f"all_reduce of 4194304 bytes between 8 ranks: {truth.p50 * 1e3:.3g} ms (")
-    assert fitted(whole)[-1]["seconds"] == pytest.approx(whole.of("all_reduce")[-1].p50, rel=0.02)
+    assert model_curve(whole)[-1]["seconds"] == pytest.approx(whole.of("all_reduce")[-1].p50, rel=0.02)
 
 
 def test_more_processes_that_follow_nothing_known_are_not_predicted() -> None:
     whole = several_worlds(RING, factor=1.5)
     (said,) = lines(whole)
     assert said.startswith("all_reduce follows none of the known schemes (ring ") and said.endswith("prediction")
-    assert fitted(whole) == []
+    assert model_curve(whole) == []
     (said,) = step_lines(whole, COMPUTE)
     assert said.startswith("steps between more ranks are not predicted: all_reduce follows none")

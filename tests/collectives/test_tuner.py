@@ -15,7 +15,7 @@ from tasks.artifacts.network.tuning import DdpSettings, Trial, Tuning, from_json
 from tasks.collectives.config import CollectivesConfig
 from tasks.collectives.launch.worker_group import WorkerGroup
 from tasks.collectives.tune import tuner
-from tasks.collectives.tune.candidates import Candidate, candidates
+from tasks.collectives.tune.candidates import TuningCandidate, candidates
 from tasks.collectives.tune.decision import FEWEST_TURNS, Decision, decide
 from tasks.collectives.tune.plugin_csv import plugin_csv
 from tasks.collectives.tune.steps import SyntheticModel, time_alternately
@@ -132,8 +132,8 @@ def test_on_loopback_nothing_is_claimed_for_compression_and_what_cannot_work_is_
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     tried = (
-        Candidate("fp16 compression hook", {"hook": "fp16"}),
-        Candidate("GLOO_SOCKET_IFNAME=none0", {}, {"GLOO_SOCKET_IFNAME": "none0"}),
+        TuningCandidate("fp16 compression hook", {"hook": "fp16"}),
+        TuningCandidate("GLOO_SOCKET_IFNAME=none0", {}, {"GLOO_SOCKET_IFNAME": "none0"}),
     )
     monkeypatch.setattr(tuner, "list_candidates", lambda *_: tried)
     monkeypatch.setattr(tuner, "share_of_time", lambda *_: 4.0)

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 from tasks.artifacts.prepared.data import PreparedData, Signature, TensorSpec
 from tasks.compress.config import CompressionConfig
-from tasks.compress.engine import Work, choose, judge, propose
+from tasks.compress.engine import CompressionRun, choose, judge, propose
 from tasks.models.config import ModelConfig, TeachingConfig
 from tasks.models.factory import Predictor
 from tasks.models.trained import TrainedModel
@@ -97,7 +97,7 @@ def test_killed_and_resumed_it_ends_the_same(prepared: Path, teacher: Path, tmp_
     start = tmp_path / "start" if pruned else None
     if start:
         config = CompressionConfig("prune", share=0.5)
-        propose(start, Work(TrainedModel.open(teacher), PreparedData.open(prepared), config), [], {})
+        propose(start, CompressionRun(TrainedModel.open(teacher), PreparedData.open(prepared), config), [], {})
 
     def job(name: str) -> Job:
         return Job(prepared, tmp_path / name, 2, str(tmp_path / name / "home"), teacher=teacher, start=start)
@@ -131,7 +131,7 @@ def test_training_goes_on_from_a_models_weights_and_its_checkpoints_belong_to_it
 def test_students_of_the_same_size_are_not_taken_for_each_other(prepared: Path, teacher: Path, tmp_path: Path) -> None:
     students = [{"hidden": [8], "dropout": dropout} for dropout in (0.1, 0.2)]
     config = CompressionConfig("distil", students=students, max_loss=100)
-    work = Work(TrainedModel.open(teacher), PreparedData.open(prepared), config)
+    work = CompressionRun(TrainedModel.open(teacher), PreparedData.open(prepared), config)
     models, tried = [], []
     for number in range(3):
         propose(tmp_path / str(number), work, tried, {})

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tasks.artifacts.prepared.data import TARGET, PreparedData, Signature, TensorSpec
 from tasks.compress.config import CompressionConfig
-from tasks.compress.engine import Work, propose
+from tasks.compress.engine import CompressionRun, propose
 from tasks.compress.groups import Group, find_groups, united
 from tasks.compress.importance import importance, strongest
 from tasks.errors import UserError
@@ -155,9 +155,9 @@ def test_what_two_cuts_kept_is_what_one_would() -> None:
         cut(once, {"x": {"out": [0]}})
 
 
-def work_on(model: Path, prepared: Path, method: str = "prune", **settings: object) -> Work:
+def work_on(model: Path, prepared: Path, method: str = "prune", **settings: object) -> CompressionRun:
     config = CompressionConfig(method=method, **settings)  # type: ignore[arg-type]
-    return Work(TrainedModel.open(model), PreparedData.open(prepared), config)
+    return CompressionRun(TrainedModel.open(model), PreparedData.open(prepared), config)
 
 
 def test_a_pruned_model_trains_on_is_pruned_again_and_exported(tmp_path: Path) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tasks.artifacts.prepared.data import Signature, TensorSpec
-from tasks.artifacts.results.compression import Size, Tried
+from tasks.artifacts.results.compression import CompressionTrial, NetworkSize
 from tasks.compress.config import ROUNDS, CompressionConfig
-from tasks.compress.search import best, following, shares_of
+from tasks.compress.search import best, next_candidate, shares_of
 from tasks.compress.students import described, students_of
 from tasks.errors import UserError
 from tasks.models.config import ModelConfig
@@ -15,8 +15,8 @@ from tasks.models.config import ModelConfig
 NUMBERS = Signature((TensorSpec("numeric", "float32", (5,)),), "classification", "y", ("a", "b", "c"))
 
 
-def tried(candidate: int, answer: str, seconds: float = 1.0) -> Tried:
-    return Tried(candidate, str(candidate), Size(10, [1]), 0.9, 0.0, 0.0, 0.0, 100, answer, seconds)
+def tried(candidate: int, answer: str, seconds: float = 1.0) -> CompressionTrial:
+    return CompressionTrial(candidate, str(candidate), NetworkSize(10, [1]), 0.9, 0.0, 0.0, 0.0, 100, answer, seconds)
 
 
 @pytest.mark.parametrize("largest", range(-1, 15))
@@ -24,7 +24,7 @@ def test_the_largest_share_that_passes_is_found_in_four_rounds(largest: int) -> 
     config, found = CompressionConfig(), []
     assert len(shares_of(config)) == 15 and shares_of(config)[7] == 0.5
     for _ in range(ROUNDS):
-        candidate = following(15, found, config)
+        candidate = next_candidate(15, found, config)
         if candidate not in [one.candidate for one in found]:
             found.append(tried(candidate, "passed" if candidate <= largest else "failed"))
     winner = best(found, config)
@@ -33,17 +33,17 @@ def test_the_largest_share_that_passes_is_found_in_four_rounds(largest: int) -> 
 
 def test_in_doubt_nothing_is_taken_unless_it_was_said() -> None:
     found = [tried(7, "can't tell")]
-    assert best(found, CompressionConfig()) is None and following(15, found, CompressionConfig()) == 3
+    assert best(found, CompressionConfig()) is None and next_candidate(15, found, CompressionConfig()) == 3
     take = CompressionConfig(when_in_doubt="take")
-    assert best(found, take) == found[0] and following(15, found, take) == 11
+    assert best(found, take) == found[0] and next_candidate(15, found, take) == 11
 
 
 def test_when_the_time_is_over_no_other_network_is_proposed() -> None:
     config = CompressionConfig(minutes=1)
-    assert following(15, [tried(7, "passed", 61)], config) == 7
-    assert following(15, [tried(7, "failed", 61)], config) == 7
-    assert following(15, [tried(7, "passed", 40), tried(11, "failed", 21)], config) == 7
-    assert following(15, [tried(7, "passed", 40), tried(11, "failed", 19)], config) == 9
+    assert next_candidate(15, [tried(7, "passed", 61)], config) == 7
+    assert next_candidate(15, [tried(7, "failed", 61)], config) == 7
+    assert next_candidate(15, [tried(7, "passed", 40), tried(11, "failed", 21)], config) == 7
+    assert next_candidate(15, [tried(7, "passed", 40), tried(11, "failed", 19)], config) == 9
 
 
 def test_students_are_narrower_the_largest_first() -> None:

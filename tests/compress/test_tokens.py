@@ -11,7 +11,7 @@ import transformers
 
 from tasks.artifacts.prepared.data import PreparedData
 from tasks.compress.config import CompressionConfig
-from tasks.compress.engine import Work, choose, judge, propose
+from tasks.compress.engine import CompressionRun, choose, judge, propose
 from tasks.models.kept import cut
 from tasks.models.trained import TrainedModel
 from tasks.models.transformer import Transformer
@@ -35,7 +35,7 @@ def whole(data: PreparedData, tmp_path_factory: pytest.TempPathFactory) -> Train
     return TrainedModel.open(directory)
 
 
-def made(work: Work, directory: Path) -> TrainedModel:
+def made(work: CompressionRun, directory: Path) -> TrainedModel:
     propose(directory, work, [], {})
     return TrainedModel.open(directory)
 
@@ -43,7 +43,7 @@ def made(work: Work, directory: Path) -> TrainedModel:
 def test_feed_forward_units_are_pruned_and_taught_again(
     data: PreparedData, whole: TrainedModel, tmp_path: Path
 ) -> None:
-    work = Work(whole, data, CompressionConfig("prune", share=0.5))
+    work = CompressionRun(whole, data, CompressionConfig("prune", share=0.5))
     start = made(work, tmp_path / "start")
     layers = [f"model.layers.{block}.mlp" for block in range(SIZES["num_hidden_layers"])]
     assert start.architecture.kept.keys() == {
@@ -56,7 +56,7 @@ def test_feed_forward_units_are_pruned_and_taught_again(
 
 
 def test_hugging_faces_library_loads_what_was_pruned(data: PreparedData, whole: TrainedModel, tmp_path: Path) -> None:
-    smaller = made(Work(whole, data, CompressionConfig("prune", share=0.5)), tmp_path / "start").load()
+    smaller = made(CompressionRun(whole, data, CompressionConfig("prune", share=0.5)), tmp_path / "start").load()
     assert isinstance(smaller.network, Transformer)
     for name, content in files_of(smaller.network):
         (tmp_path / name).write_bytes(content)
@@ -70,5 +70,5 @@ def test_hugging_faces_library_loads_what_was_pruned(data: PreparedData, whole: 
 
 def test_a_student_may_be_shallower(data: PreparedData, whole: TrainedModel, tmp_path: Path) -> None:
     config = CompressionConfig("distil", students=[{"num_hidden_layers": 1}])
-    student = made(Work(whole, data, config), tmp_path / "student")
+    student = made(CompressionRun(whole, data, config), tmp_path / "student")
     assert student.config.arguments == {**SIZES, "num_hidden_layers": 1}

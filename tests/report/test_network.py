@@ -15,9 +15,9 @@ from tasks.artifacts.network.profile import (
     CSV,
     MODEL,
     TABLE,
-    Fitted,
+    ModelPoint,
     NetworkProfile,
-    Point,
+    TrendPoint,
     read_profile,
     write_profile,
 )
@@ -66,7 +66,7 @@ def test_every_operation_has_a_line_of_its_own() -> None:
 def test_the_model_is_a_line_within_a_band_behind_what_was_measured() -> None:
     profile = network_profile()
     ends = profile.of("all_reduce")[:: len(profile.of("all_reduce")) - 1]
-    model = [Fitted(bytes=m.bytes, seconds=m.p50, low=m.p50 * 0.9, high=m.p50 * 1.1) for m in ends]
+    model = [ModelPoint(bytes=m.bytes, seconds=m.p50, low=m.p50 * 0.9, high=m.p50 * 1.1) for m in ends]
     for name in ("bandwidth", "time"):
         assert "model of all_reduce" not in chart(profile, name)
         found = str(drawn(profile, model=model)[name])
@@ -85,7 +85,9 @@ def test_intervals_and_the_model_stay_within_the_axes() -> None:
     profile = network_profile()
     wild = [replace(m, launches=tuple(launch(m.p50 * factor) for factor in (0.1, 1, 10))) for m in profile.measurements]
     profile = replace(profile, measurements=tuple(wild))
-    model = [Fitted(bytes=m.bytes, seconds=m.p50, low=m.p50 / 1e6, high=m.p50 * 1e6) for m in profile.of("all_reduce")]
+    model = [
+        ModelPoint(bytes=m.bytes, seconds=m.p50, low=m.p50 / 1e6, high=m.p50 * 1e6) for m in profile.of("all_reduce")
+    ]
     for name in ("bandwidth", "time"):
         drawing = str(drawn(profile, model=model)[name])
         grid = [float(y) for y in re.findall(r'd="M [\d.]+ ([\d.]+) L [^"]*" style="[^"]*var\(--line\)', drawing)]
@@ -139,7 +141,7 @@ def test_the_page_of_a_measurement_holds_charts_table_and_findings(tmp_path: Pat
 
 
 def test_the_course_of_the_history_is_drawn_by_day() -> None:
-    days = [Point(measured_at=d * 86400.0, bytes=1, busbw=1.0 + d, low=0.9 + d, high=None) for d in (10, 11, 20)]
+    days = [TrendPoint(measured_at=d * 86400.0, bytes=1, busbw=1.0 + d, low=0.9 + d, high=None) for d in (10, 11, 20)]
     for day in days:
         day["high"] = day["busbw"] + 0.1
     course = drawn(network_profile(), days)["course"]

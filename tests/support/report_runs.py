@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from tasks.artifacts.format import ArtifactWriter
-from tasks.artifacts.network.profile import COURSE, MODEL, Point, write_profile
+from tasks.artifacts.network.profile import COURSE, MODEL, TrendPoint, write_profile
 from tasks.artifacts.prepared.data import Signature, TensorSpec
-from tasks.artifacts.results.compression import Compression, Size, Speed, Tried
-from tasks.collectives.model.report import fitted
+from tasks.artifacts.results.compression import Compression, CompressionTrial, NetworkSize, Speedup
+from tasks.collectives.model.report import model_curve
 from tasks.evaluate.engine import plot_data
 from tasks.models import metrics
 from tasks.preprocess import quarantine
@@ -221,9 +221,10 @@ def measured_network(directory: Path, world: int) -> Path:
     profile = network_profile(world)
     week = 7 * 86_400.0
     course = [
-        Point(measured_at=profile.measured_at - ago, bytes=1 << 24, busbw=1.15, low=1.1, high=1.2) for ago in (week, 0)
+        TrendPoint(measured_at=profile.measured_at - ago, bytes=1 << 24, busbw=1.15, low=1.1, high=1.2)
+        for ago in (week, 0)
     ]
-    texts = {COURSE: json.dumps(course), MODEL: json.dumps(fitted(profile))}
+    texts = {COURSE: json.dumps(course), MODEL: json.dumps(model_curve(profile))}
     write_profile(directory, profile, {}, texts)
     return directory
 
@@ -258,11 +259,15 @@ def results(
 
 def compression() -> Compression:
     """What is told of a search in which the second of two smaller networks was taken."""
-    whole, half, fewer = Size(250_818, [512, 256, 64]), Size(88_546, [256, 128, 32]), Size(41_010, [128, 128, 128, 64])
+    whole, half, fewer = (
+        NetworkSize(250_818, [512, 256, 64]),
+        NetworkSize(88_546, [256, 128, 32]),
+        NetworkSize(41_010, [128, 128, 128, 64]),
+    )
     tried = [
-        Tried(7, "50 % fewer units", half, 0.8791, 0.17, -0.3, 0.71, 600, "passed", 61.0),
-        Tried(11, "75 % fewer units", fewer, 0.861, 1.9, 1.1, 2.7, 600, "failed", 55.2),
+        CompressionTrial(7, "50 % fewer units", half, 0.8791, 0.17, -0.3, 0.71, 600, "passed", 61.0),
+        CompressionTrial(11, "75 % fewer units", fewer, 0.861, 1.9, 1.1, 2.7, 600, "failed", 55.2),
     ]
-    speeds = {"50 % fewer units": Speed(1.93, 1.87, 1.99), "75 % fewer units": Speed(2.71, 2.6, 2.8)}
+    speeds = {"50 % fewer units": Speedup(1.93, 1.87, 1.99), "75 % fewer units": Speedup(2.71, 2.6, 2.8)}
     why = "it lost 0.11 points of accuracy on 600 test rows, at most 0.62 (95 % limit), less than the 1 allowed"
     return Compression("prune", "accuracy", whole, 0.8808, tried, speeds, 32, tried[0].name, why, "", 116.2)

@@ -23,9 +23,9 @@ KIND = "collectives"
 FILE = "profile.json"
 #: Forms of it to read, which the benchmark leaves beside it: in the columns of nccl-tests, and for a spreadsheet.
 TABLE, CSV = "profile.txt", "profile.csv"
-#: And what earlier profiles of the same fingerprint say of the largest all_reduce: a list of :class:`Point`.
+#: And what earlier profiles of the same fingerprint say of the largest all_reduce: a list of :class:`TrendPoint`.
 COURSE = "course.json"
-#: And what the model says of all_reduce, by size: a list of :class:`Fitted`.
+#: And what the model says of all_reduce, by size: a list of :class:`ModelPoint`.
 MODEL = "model.json"
 #: The version of the way of measuring: profiles of different versions are not compared.
 METHOD = 2
@@ -208,7 +208,7 @@ class Topology:
         return len(self.hosts) == 1 and bool(names) and len(set(names)) == len(ends)
 
 
-class Point(TypedDict):
+class TrendPoint(TypedDict):
     """The largest all_reduce of a profile: when it was measured, and the bus bandwidth (1e9 bytes a second) at the
     median and at the ends of its interval; None for fewer than 3 launches."""
 
@@ -219,7 +219,7 @@ class Point(TypedDict):
     high: float | None
 
 
-class Fitted(TypedDict):
+class ModelPoint(TypedDict):
     """What the model says of all_reduce at one size: seconds, and the interval in which another launch's median is
     expected."""
 

@@ -16,7 +16,7 @@ from tasks.errors import UserError
 FILE = "tuning.json"
 #: What decides in which order gradients are added.
 ORDER = ("bucket_cap_mb", "static_graph", "NCCL_ALGO", "NCCL_PROTO", "NCCL_MIN_CTAS", "NCCL_MAX_CTAS")
-Verdict = Literal["taken", "no change", "may change numbers", "failed", "not tried"]
+TrialVerdict = Literal["taken", "no change", "may change numbers", "failed", "not tried"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Trial:
     """One setting beside the best that was known then."""
 
     setting: str
-    verdict: Verdict
+    verdict: TrialVerdict
     #: Seconds of a training step in use over those with the setting, and the interval; 0 if it could not be measured.
     gain: float = 0.0
     low: float = 0.0

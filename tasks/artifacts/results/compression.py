@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class Size:
+class NetworkSize:
     """How large a network is: its parameters, and the units (neurons or channels) of each layer before the last."""
 
     parameters: int
@@ -14,7 +14,7 @@ class Size:
 
 
 @dataclass(frozen=True)
-class Speed:
+class Speedup:
     """How many times as fast as the trained network, with limits of 95 % each."""
 
     value: float
@@ -23,7 +23,7 @@ class Speed:
 
 
 @dataclass(frozen=True)
-class Tried:
+class CompressionTrial:
     """A smaller network against the trained one, on the validation rows.
 
     ``candidate`` counts from 0, the least compressed; ``value`` is its metric. The loss is in points of accuracy or
@@ -33,7 +33,7 @@ class Tried:
 
     candidate: int
     name: str
-    size: Size
+    size: NetworkSize
     value: float
     loss: float
     low: float
@@ -54,10 +54,10 @@ class Compression:
 
     method: str
     metric: str
-    size: Size
+    size: NetworkSize
     value: float
-    tried: list[Tried] = field(default_factory=list)
-    speeds: dict[str, Speed] = field(default_factory=dict)
+    tried: list[CompressionTrial] = field(default_factory=list)
+    speeds: dict[str, Speedup] = field(default_factory=dict)
     batch: int = 0
     taken: str = ""
     why: str = ""

@@ -11,8 +11,8 @@ from tasks.collectives.model.schemes import (
     SCHEMES,
     TOLERATED,
     Scheme,
-    Verdict,
-    judge_by_worlds,
+    SchemeFit,
+    evaluate_schemes_by_world,
     message_model,
     shared_cores,
 )
@@ -28,7 +28,7 @@ class AllReduce:
     scheme: Scheme
     message: Hockney
     #: What each number of processes said of the schemes fitted to the others; None if one number was measured.
-    tested: Verdict | None
+    tested: SchemeFit | None
 
     def seconds(self, world: int, size: float) -> Estimate:
         return self.scheme.seconds(self.message, world, size)
@@ -48,7 +48,7 @@ def model_of(profile: NetworkProfile) -> AllReduce | str:
     worlds = [profile.of("all_reduce", world=world) for world in (*smaller_worlds(profile), here)]
     if len(worlds[-1]) < FEWEST_SIZES:
         return f"the profile has under {FEWEST_SIZES} sizes of all_reduce"
-    tested = judge_by_worlds("all_reduce", worlds) if len(worlds) > 1 else None
+    tested = evaluate_schemes_by_world("all_reduce", worlds) if len(worlds) > 1 else None
     if tested and tested.scheme is None:
         return str(tested).removesuffix(": no prediction")
     scheme = tested.scheme if tested and tested.scheme else RING

@@ -7,9 +7,9 @@ from functools import partial
 
 import numpy as np
 
-from tasks.artifacts.network.profile import Fitted, NetworkProfile
+from tasks.artifacts.network.profile import ModelPoint, NetworkProfile
 from tasks.collectives.model.all_reduce import model_of, off, smaller_worlds
-from tasks.collectives.model.schemes import SCHEMES, judge, shared_cores
+from tasks.collectives.model.schemes import SCHEMES, evaluate_schemes, shared_cores
 from tasks.collectives.model.step_time import Compute, predict
 
 CURVE_POINTS = 60
@@ -35,7 +35,9 @@ def lines(profile: NetworkProfile) -> Iterator[str]:
     for name in dict.fromkeys(m.operation for m in profile.measurements):
         if name in SCHEMES and name != "all_reduce":
             worlds = (here, *smaller_worlds(profile))
-            yield str(judge(name, message, [m for world in worlds for m in profile.of(name, world=world)[-1:]]))
+            yield str(
+                evaluate_schemes(name, message, [m for world in worlds for m in profile.of(name, world=world)[-1:]])
+            )
     size = profile.of("all_reduce")[-1].bytes
     for world in (2 * here, 4 * here):
         if reason := shared_cores(profile, world):
@@ -45,7 +47,7 @@ def lines(profile: NetworkProfile) -> Iterator[str]:
         yield f"all_reduce of {size} bytes between {world} ranks: {expected.milliseconds} expected, on a like network"
 
 
-def fitted(profile: NetworkProfile) -> list[Fitted]:
+def model_curve(profile: NetworkProfile) -> list[ModelPoint]:
     """The model of all_reduce between its smallest and its largest size; empty where it explains nothing."""
     model = model_of(profile)
     if isinstance(model, str):
@@ -53,7 +55,7 @@ def fitted(profile: NetworkProfile) -> list[Fitted]:
     measured, world = profile.of("all_reduce"), profile.fingerprint.world
     sizes = np.geomspace(measured[0].bytes, measured[-1].bytes, CURVE_POINTS).round().astype(int).tolist()
     estimates = [(size, model.seconds(world, size)) for size in sizes]
-    return [Fitted(bytes=size, seconds=e.seconds, low=e.low, high=e.high) for size, e in estimates]
+    return [ModelPoint(bytes=size, seconds=e.seconds, low=e.low, high=e.high) for size, e in estimates]
 
 
 def step_lines(profile: NetworkProfile | None, compute: Compute) -> Iterator[str]:

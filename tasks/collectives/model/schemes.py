@@ -54,7 +54,7 @@ SCHEMES: dict[str, tuple[Scheme, ...]] = {
 
 
 @dataclass(frozen=True)
-class Verdict:
+class SchemeFit:
     """What held-out measurements said about the schemes of an operation."""
 
     operation: str
@@ -82,12 +82,12 @@ def message_model(scheme: Scheme, measured: Sequence[Measurement]) -> Hockney:
     return fit(points)
 
 
-def judge(operation: str, message: Hockney, held_out: Sequence[Measurement]) -> Verdict:
+def evaluate_schemes(operation: str, message: Hockney, held_out: Sequence[Measurement]) -> SchemeFit:
     """Test each scheme of the operation on measurements that ``message`` was not fitted to."""
-    return verdict(operation, {scheme: error_of(scheme, message, held_out) for scheme in SCHEMES.get(operation, ())})
+    return best_fit(operation, {scheme: error_of(scheme, message, held_out) for scheme in SCHEMES.get(operation, ())})
 
 
-def judge_by_worlds(operation: str, worlds: Sequence[Sequence[Measurement]]) -> Verdict:
+def evaluate_schemes_by_world(operation: str, worlds: Sequence[Sequence[Measurement]]) -> SchemeFit:
     """Test each scheme of the operation on each number of processes: the largest size of it is predicted from the other
     numbers. ``worlds`` has the measurements of each, by size.
 
@@ -99,7 +99,7 @@ def judge_by_worlds(operation: str, worlds: Sequence[Sequence[Measurement]]) -> 
             others = [m for world in worlds if world is not held_out for m in world]
             yield error_of(scheme, message_model(scheme, others), held_out[-1:])
 
-    return verdict(operation, {scheme: max(errors(scheme), key=abs) for scheme in SCHEMES[operation]})
+    return best_fit(operation, {scheme: max(errors(scheme), key=abs) for scheme in SCHEMES[operation]})
 
 
 def error_of(scheme: Scheme, message: Hockney, held_out: Sequence[Measurement]) -> float:
@@ -107,10 +107,10 @@ def error_of(scheme: Scheme, message: Hockney, held_out: Sequence[Measurement]) 
     return max((scheme.seconds(message, m.world, m.bytes).seconds / m.p50 - 1 for m in held_out), key=abs)
 
 
-def verdict(operation: str, errors: Mapping[Scheme, float]) -> Verdict:
+def best_fit(operation: str, errors: Mapping[Scheme, float]) -> SchemeFit:
     passed = [scheme for scheme, error in errors.items() if abs(error) <= TOLERATED]
     best = min(passed, key=lambda scheme: abs(errors[scheme]), default=None)
-    return Verdict(operation, best, tuple((scheme.name, error) for scheme, error in errors.items()))
+    return SchemeFit(operation, best, tuple((scheme.name, error) for scheme, error in errors.items()))
 
 
 def shared_cores(profile: NetworkProfile, world: int) -> str:

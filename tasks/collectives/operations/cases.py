@@ -5,8 +5,9 @@ Sizes follow nccl-tests (doc/PERFORMANCE.md), see :class:`tasks.artifacts.networ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -113,18 +114,16 @@ def elements(kind: Kind, size: int) -> int:
     return max(1, size // DTYPES[kind.dtype].itemsize)
 
 
-def case(
-    kind: Kind,
-    size: int,
-    start: Start,
-    source: Tensor,
-    target: Tensor,
-    before: list[Span],
-    after: list[Span],
-    world: int,
-) -> Case:
+class Buffer(NamedTuple):
+    """A buffer and its contents: the input of a run, or its expected output."""
+
+    tensor: Tensor
+    contents: Sequence[Span]
+
+
+def make_case(kind: Kind, size: int, world: int, start: Start, source: Buffer, target: Buffer) -> Case:
     values = Values(kind.dtype, world, kind.reduction)
-    return Case(kind, size, start, source, target, tuple(before), tuple(after), values)
+    return Case(kind, size, start, source.tensor, target.tensor, tuple(source.contents), tuple(target.contents), values)
 
 
 def empty(kind: Kind, count: int, device: torch.device) -> Tensor:
@@ -137,7 +136,7 @@ def all_reduce(kind: Kind, rank: int, world: int, size: int, device: torch.devic
     buffer, op = empty(kind, count, device), REDUCTIONS[kind.reduction]
     start = lambda: [dist.all_reduce(buffer, op, async_op=True)]  # noqa: E731
     before, after = [Span(0, count, rank, 0)], [Span(0, count, None, 0)]
-    return case(kind, buffer.nbytes, start, buffer, buffer, before, after, world)
+    return make_case(kind, buffer.nbytes, world, start, Buffer(buffer, before), Buffer(buffer, after))
 
 
 def reduce(kind: Kind, rank: int, world: int, size: int, device: torch.device) -> Case:
@@ -145,14 +144,18 @@ def reduce(kind: Kind, rank: int, world: int, size: int, device: torch.device) -
     buffer, op = empty(kind, count, device), REDUCTIONS[kind.reduction]
     start = lambda: [dist.reduce(buffer, ROOT, op, async_op=True)]  # noqa: E731
     after = [Span(0, count, None, 0)] if rank == ROOT else []
-    return case(kind, buffer.nbytes, start, buffer, buffer, [Span(0, count, rank, 0)], after, world)
+    return make_case(
+        kind, buffer.nbytes, world, start, Buffer(buffer, [Span(0, count, rank, 0)]), Buffer(buffer, after)
+    )
 
 
 def broadcast(kind: Kind, rank: int, world: int, size: int, device: torch.device) -> Case:
     count = elements(kind, size)
     buffer, all_of_it = empty(kind, count, device), [Span(0, count, ROOT, 0)]
     start = lambda: [dist.broadcast(buffer, ROOT, async_op=True)]  # noqa: E731
-    return case(kind, buffer.nbytes, start, buffer, buffer, all_of_it if rank == ROOT else [], all_of_it, world)
+    return make_case(
+        kind, buffer.nbytes, world, start, Buffer(buffer, all_of_it if rank == ROOT else []), Buffer(buffer, all_of_it)
+    )
 
 
 def all_gather(kind: Kind, rank: int, world: int, size: int, device: torch.device) -> Case:
@@ -161,7 +164,9 @@ def all_gather(kind: Kind, rank: int, world: int, size: int, device: torch.devic
     source = target[rank * share : (rank + 1) * share] if kind.in_place else empty(kind, share, device)
     start = lambda: [dist.all_gather_single(target, source, async_op=True)]  # noqa: E731
     after = [Span(peer * share, share, peer, 0) for peer in range(world)]
-    return case(kind, target.nbytes, start, source, target, [Span(0, share, rank, 0)], after, world)
+    return make_case(
+        kind, target.nbytes, world, start, Buffer(source, [Span(0, share, rank, 0)]), Buffer(target, after)
+    )
 
 
 def reduce_scatter(kind: Kind, rank: int, world: int, size: int, device: torch.device) -> Case:
@@ -170,7 +175,7 @@ def reduce_scatter(kind: Kind, rank: int, world: int, size: int, device: torch.d
     target = source[rank * share : (rank + 1) * share] if kind.in_place else empty(kind, share, device)
     start = lambda: [dist.reduce_scatter_single(target, source, op, async_op=True)]  # noqa: E731
     before, after = [Span(0, share * world, rank, 0)], [Span(0, share, None, rank * share)]
-    return case(kind, source.nbytes, start, source, target, before, after, world)
+    return make_case(kind, source.nbytes, world, start, Buffer(source, before), Buffer(target, after))
 
 
 def gather(kind: Kind, rank: int, world: int, size: int, device: torch.device) -> Case:
@@ -181,7 +186,7 @@ def gather(kind: Kind, rank: int, world: int, size: int, device: torch.device) -
     start = lambda: [dist.gather(source, parts, ROOT, async_op=True)]  # noqa: E731
     after = [Span(peer * share, share, peer, 0) for peer in range(world)] if rank == ROOT else []
     size = share * world * source.itemsize
-    return case(kind, size, start, source, target, [Span(0, share, rank, 0)], after, world)
+    return make_case(kind, size, world, start, Buffer(source, [Span(0, share, rank, 0)]), Buffer(target, after))
 
 
 def scatter(kind: Kind, rank: int, world: int, size: int, device: torch.device) -> Case:
@@ -192,7 +197,9 @@ def scatter(kind: Kind, rank: int, world: int, size: int, device: torch.device) 
     start = lambda: [dist.scatter(target, parts, ROOT, async_op=True)]  # noqa: E731
     before = [Span(0, share * world, ROOT, 0)] if rank == ROOT else []
     size = share * world * target.itemsize
-    return case(kind, size, start, source, target, before, [Span(0, share, ROOT, rank * share)], world)
+    return make_case(
+        kind, size, world, start, Buffer(source, before), Buffer(target, [Span(0, share, ROOT, rank * share)])
+    )
 
 
 def all_to_all(kind: Kind, rank: int, world: int, size: int, device: torch.device) -> Case:
@@ -215,7 +222,7 @@ def exchange(kind: Kind, rank: int, world: int, counts: list[list[int]], device:
     after = [Span(sum(receives[:peer]), receives[peer], peer, sum(counts[peer][:rank])) for peer in range(world)]
     most = max(max(sum(line) for line in counts), max(sum(column) for column in zip(*counts, strict=True)))
     size = most * source.itemsize
-    return case(kind, size, start, source, target, [Span(0, sum(sends), rank, 0)], after, world)
+    return make_case(kind, size, world, start, Buffer(source, [Span(0, sum(sends), rank, 0)]), Buffer(target, after))
 
 
 def send_recv(kind: Kind, rank: int, world: int, size: int, device: torch.device) -> Case:
@@ -225,7 +232,7 @@ def send_recv(kind: Kind, rank: int, world: int, size: int, device: torch.device
     size = count * DTYPES[kind.dtype].itemsize
     if rank not in ring:
         nothing = empty(kind, 0, device)
-        return case(kind, size, list, nothing, nothing, [], [], world)
+        return make_case(kind, size, world, list, Buffer(nothing, []), Buffer(nothing, []))
     source, target = empty(kind, count, device), empty(kind, count, device)
     at = ring.index(rank)
     after, before = ring[(at + 1) % len(ring)], ring[at - 1]
@@ -234,7 +241,9 @@ def send_recv(kind: Kind, rank: int, world: int, size: int, device: torch.device
         ops = [dist.P2POp(dist.isend, source, after), dist.P2POp(dist.irecv, target, before)]
         return dist.batch_isend_irecv(ops)
 
-    return case(kind, size, start, source, target, [Span(0, count, rank, 0)], [Span(0, count, before, 0)], world)
+    return make_case(
+        kind, size, world, start, Buffer(source, [Span(0, count, rank, 0)]), Buffer(target, [Span(0, count, before, 0)])
+    )
 
 
 def barrier(kind: Kind, rank: int, world: int, size: int, device: torch.device) -> Case:

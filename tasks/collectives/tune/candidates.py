@@ -27,7 +27,7 @@ NCCL: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
 
 
 @dataclass(frozen=True)
-class Candidate:
+class TuningCandidate:
     """A value of one coordinate, to be tried on top of what is in use."""
 
     name: str
@@ -45,35 +45,35 @@ class Candidate:
 
 def candidates(
     backend: str, gradients: Sequence[int], interfaces: Iterable[str], used: Container[str]
-) -> tuple[Candidate, ...]:
+) -> tuple[TuningCandidate, ...]:
     """In the order in which they are tried: first what can gain most, before the time is over.
 
     ``gradients`` are the bytes of each, ``interfaces`` those that all hosts have, ``used`` those that gloo uses by
     itself.
     """
     found = [
-        Candidate("fp16 compression hook", {"hook": "fp16"}),
+        TuningCandidate("fp16 compression hook", {"hook": "fp16"}),
         *bucket_candidates(gradients),
-        Candidate("gradient_as_bucket_view", {"gradient_as_bucket_view": True}),
-        Candidate("static_graph", {"static_graph": True}),
+        TuningCandidate("gradient_as_bucket_view", {"gradient_as_bucket_view": True}),
+        TuningCandidate("static_graph", {"static_graph": True}),
     ]
     if backend == "gloo":
         others = [name for name in interfaces if name not in used]
-        found += [Candidate(f"GLOO_SOCKET_IFNAME={name}", {}, {"GLOO_SOCKET_IFNAME": name}) for name in others]
+        found += [TuningCandidate(f"GLOO_SOCKET_IFNAME={name}", {}, {"GLOO_SOCKET_IFNAME": name}) for name in others]
     if backend == "nccl":
         found += [nccl_candidate(names, value) for names, values in NCCL for value in values]
     return tuple(found)
 
 
-def bucket_candidates(gradients: Sequence[int]) -> list[Candidate]:
+def bucket_candidates(gradients: Sequence[int]) -> list[TuningCandidate]:
     known, found = [buckets_of(gradients)], []
     for megabytes in BUCKETS_MB:
         buckets = buckets_of(gradients, megabytes << 20, megabytes << 20)
         if buckets not in known:
             known.append(buckets)
-            found.append(Candidate(f"bucket_cap_mb={megabytes}", {"bucket_cap_mb": megabytes}))
+            found.append(TuningCandidate(f"bucket_cap_mb={megabytes}", {"bucket_cap_mb": megabytes}))
     return found
 
 
-def nccl_candidate(names: Sequence[str], value: str) -> Candidate:
-    return Candidate(", ".join(f"{name}={value}" for name in names), {}, dict.fromkeys(names, value))
+def nccl_candidate(names: Sequence[str], value: str) -> TuningCandidate:
+    return TuningCandidate(", ".join(f"{name}={value}" for name in names), {}, dict.fromkeys(names, value))

@@ -14,14 +14,14 @@ from functools import partial
 from typing import Any
 
 from tasks.artifacts.network.profile import NetworkProfile
-from tasks.artifacts.network.tuning import DdpSettings, Trial, Tuning, Verdict
+from tasks.artifacts.network.tuning import DdpSettings, Trial, TrialVerdict, Tuning
 from tasks.collectives.config import CollectivesConfig
 from tasks.collectives.engine import made_by, rendezvous_and_check
 from tasks.collectives.launch.measurements import inspect_group
 from tasks.collectives.launch.worker_group import WorkerGroup
 from tasks.collectives.model.report import step_lines
 from tasks.collectives.model.step_time import Compute
-from tasks.collectives.tune.candidates import Candidate, candidates
+from tasks.collectives.tune.candidates import TuningCandidate, candidates
 from tasks.collectives.tune.decision import FEWEST_TURNS, Decision, decide
 from tasks.collectives.tune.steps import Model, measure_compute, time_alternately, time_in_one_launch
 from tasks.errors import Interrupted, UserError
@@ -50,7 +50,7 @@ def tune(workers: WorkerGroup, config: CollectivesConfig, model: Model) -> Tunin
         tuner = Tuner(workers, model, len(listed), config.numbers == "may_change")
         ends = time.monotonic() + config.tune_seconds
         trials = []
-        for number, candidate in enumerate(Candidate(**fields) for fields in listed):
+        for number, candidate in enumerate(TuningCandidate(**fields) for fields in listed):
             seconds = workers.broadcast(f"tune/{number}/seconds", partial(share_of_time, ends, len(listed) - number))
             trial = tuner.evaluate(candidate, seconds)
             trials.append(trial)
@@ -71,7 +71,7 @@ def share_of_time(ends: float, left: int) -> float:
     return max(0.0, ends - time.monotonic()) / left
 
 
-def list_candidates(empty: NetworkProfile, compute: Compute) -> tuple[Candidate, ...]:
+def list_candidates(empty: NetworkProfile, compute: Compute) -> tuple[TuningCandidate, ...]:
     """For the group as it was looked at; interfaces are known as ``eth0: 10000 Mbit/s, MTU 1500``."""
     names = [{line.partition(":")[0] for line in host.interfaces} for host in empty.topology.hosts]
     shared = sorted(set.intersection(*names)) if names else []
@@ -91,11 +91,11 @@ class Tuner:
     ddp: DdpSettings = field(default_factory=DdpSettings)
     environment: dict[str, str] = field(default_factory=dict)
 
-    def adopt(self, candidate: Candidate) -> None:
+    def adopt(self, candidate: TuningCandidate) -> None:
         self.ddp = candidate.applied(self.ddp)
         self.environment |= candidate.environment
 
-    def evaluate(self, candidate: Candidate, seconds: float) -> Trial:
+    def evaluate(self, candidate: TuningCandidate, seconds: float) -> Trial:
         """Compare a candidate with what is in use. Only the process of rank 0 gets a trial that means something."""
         if not seconds:
             return Trial(candidate.name, "not tried", why="the time was over; give collectives.tune_seconds more")
@@ -106,14 +106,14 @@ class Tuner:
             return Trial(candidate.name, "failed", why=str(error).strip().splitlines()[-1])
         return self._judged(candidate, decisions) if self.workers.is_leader else Trial(candidate.name, "no change")
 
-    def _in_turns(self, candidate: Candidate, seconds: float) -> list[Decision]:
+    def _in_turns(self, candidate: TuningCandidate, seconds: float) -> list[Decision]:
         other = candidate.applied(self.ddp)
         turns = self.workers.launch(
             time_alternately, self.model, self.ddp, other, seconds, environment=self.environment
         )
         return [decide(turns[0], turns[1], self.candidates)] if turns else []
 
-    def _over_launches(self, candidate: Candidate, seconds: float) -> list[Decision]:
+    def _over_launches(self, candidate: TuningCandidate, seconds: float) -> list[Decision]:
         """Launches without and with the variables, in turns: the decisions for a bare all_reduce and for a step."""
         budget = seconds / (4 * FEWEST_TURNS)  # the other half goes into starting processes
         found: list[list[tuple[float, float]]] = [[], []]
@@ -127,9 +127,9 @@ class Tuner:
         without, with_it = ([list(column) for column in zip(*launches, strict=True)] for launches in found)
         return [decide(*pair, self.candidates) for pair in zip(without, with_it, strict=True)]
 
-    def _judged(self, candidate: Candidate, decisions: list[Decision]) -> Trial:
+    def _judged(self, candidate: TuningCandidate, decisions: list[Decision]) -> Trial:
         """All decisions have to be for it; the figures are those of the last, the training step."""
-        verdict: Verdict = "no change"
+        verdict: TrialVerdict = "no change"
         if all(decision.change for decision in decisions):
             allowed = self.may_change_numbers or not candidate.may_change_numbers(self.workers.world)
             verdict = "taken" if allowed else "may change numbers"

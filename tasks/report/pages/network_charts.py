@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator, NullLocator
 
-from tasks.artifacts.network.profile import Fitted, Measurement, NetworkProfile, Point, bus_factor
+from tasks.artifacts.network.profile import Measurement, ModelPoint, NetworkProfile, TrendPoint, bus_factor
 from tasks.report import formatting as fmt
 from tasks.report.pages.charts import DARK, figure_of, plot_point
 from tasks.report.pages.inline_svg import CARD, INK, PIXELS_PER_INCH, SERIES, WIDTH, inline_svg, tooltip
@@ -24,7 +24,7 @@ LEGEND_LINE = 20
 
 
 def drawn(
-    profile: NetworkProfile, course: Sequence[Point] = (), model: Sequence[Fitted] = ()
+    profile: NetworkProfile, course: Sequence[TrendPoint] = (), model: Sequence[ModelPoint] = ()
 ) -> dict[str, Markup | None]:
     """Every chart by name; None where there is nothing to draw. ``course`` is that of the history, and ``model`` what
     is fitted to all_reduce, if they are known."""
@@ -45,7 +45,7 @@ def moving(found: Sequence[Measurement]) -> list[Measurement]:
 
 @inline_svg
 def bus_bandwidth(
-    axes: Axes, series: Mapping[str, Sequence[Measurement]], model: Sequence[Fitted] = (), ranks: int = 2
+    axes: Axes, series: Mapping[str, Sequence[Measurement]], model: Sequence[ModelPoint] = (), ranks: int = 2
 ) -> str:
     """Bus bandwidth over the message size, one line per collective; bars are intervals over launches, and the band that
     of the model."""
@@ -56,7 +56,7 @@ def bus_bandwidth(
 
 
 @inline_svg
-def call_time(axes: Axes, series: Mapping[str, Sequence[Measurement]], model: Sequence[Fitted] = ()) -> str:
+def call_time(axes: Axes, series: Mapping[str, Sequence[Measurement]], model: Sequence[ModelPoint] = ()) -> str:
     """Median time of a call in microseconds over the message size; bars are intervals over launches, and the band that
     of the model."""
     powers_of_ten(axes, [m.p50 * 1e6 for found in series.values() for m in found], "")
@@ -66,7 +66,7 @@ def call_time(axes: Axes, series: Mapping[str, Sequence[Measurement]], model: Se
     return "Time of a call by message size"
 
 
-def band(axes: Axes, model: Sequence[Fitted], figure: Callable[[int, float], float]) -> None:
+def band(axes: Axes, model: Sequence[ModelPoint], figure: Callable[[int, float], float]) -> None:
     """The model of all_reduce behind what was measured: its line, and its interval as a band."""
     if not model:
         return
@@ -149,7 +149,7 @@ def duration(microseconds: float, _: float = 0) -> str:
 
 
 @inline_svg
-def over_time(axes: Axes, course: Sequence[Point]) -> str:
+def over_time(axes: Axes, course: Sequence[TrendPoint]) -> str:
     """Bus bandwidth of the largest all_reduce over the days of its profiles, with intervals over launches."""
     days = [(point["measured_at"] - course[-1]["measured_at"]) / 86_400 for point in course]
     axes.plot(days, [point["busbw"] for point in course])

@@ -21,7 +21,7 @@ HEADERS, FRAME = 52, 38
 
 
 @dataclass(frozen=True)
-class Known:
+class PublishedBandwidth:
     """What eight GPUs of a node were seen to reach: busbw of a large all_reduce, in 1e9 bytes a second."""
 
     device: str
@@ -31,10 +31,10 @@ class Known:
 
 
 ALAYA = "https://docs.alayanew.com/en/docs/tech-blog/2026-05-06-nccl-tests"
-KNOWN = (
-    Known("H100", "NVLink", 460, ALAYA),
-    Known("A100", "NVLink", 230, ALAYA),
-    Known("H100", "PCIe", 35, ALAYA),
+PUBLISHED = (
+    PublishedBandwidth("H100", "NVLink", 460, ALAYA),
+    PublishedBandwidth("A100", "NVLink", 230, ALAYA),
+    PublishedBandwidth("H100", "PCIe", 35, ALAYA),
 )
 LOOK_AT = {
     "NVLink": "nvidia-smi nvlink -s (a lane that is down), and NCCL_P2P_DISABLE or NCCL_P2P_LEVEL in the environment",
@@ -72,7 +72,7 @@ def expected(profile: NetworkProfile) -> tuple[str, float, str] | None:
         return ("Ethernet", min(rates), "its slowest interface, less headers") if rates else None
     if its.nodes == 1 and its.world == 8:
         links = " ".join(profile.topology.hosts[0].links)
-        for known in KNOWN:
+        for known in PUBLISHED:
             if known.link in links and all(known.device in device for device in its.devices):
                 return known.link, known.busbw, f"eight {known.device} over {known.link} ({known.source})"
     return None

@@ -36,7 +36,7 @@ OSU = {
 
 
 @dataclass(frozen=True)
-class Rival:
+class OtherBenchmark:
     """A benchmark of one operation: its name, its command, and how its output is read: seconds by bytes."""
 
     name: str
@@ -45,40 +45,40 @@ class Rival:
     read: Callable[[str], dict[int, float]]
 
 
-def beside(profile: NetworkProfile, config: CollectivesConfig) -> tuple[str, ...]:
+def compare_with_installed(profile: NetworkProfile, config: CollectivesConfig) -> tuple[str, ...]:
     """A line for each operation and size that an installed benchmark measures, too. All ranks have to be on one
     machine: across machines the others need a launcher of their own."""
     if profile.fingerprint.nodes > 1 or profile.fingerprint.world == 1:
         return ()
     lines: list[str] = []
-    for rival in rivals(profile.fingerprint.backend, profile.fingerprint.world, config):
-        LOG.info("beside: %s", " ".join(rival.command))
+    for other in installed_benchmarks(profile.fingerprint.backend, profile.fingerprint.world, config):
+        LOG.info("running %s", " ".join(other.command))
         try:
-            ended = subprocess.run(rival.command, capture_output=True, text=True, timeout=SECONDS)
+            ended = subprocess.run(other.command, capture_output=True, text=True, timeout=SECONDS)
         except (OSError, subprocess.TimeoutExpired) as error:
-            lines.append(f"{rival.name} {rival.operation}: {type(error).__name__} after at most {SECONDS} s")
+            lines.append(f"{other.name} {other.operation}: {type(error).__name__} after at most {SECONDS} s")
             continue
-        theirs = rival.read(ended.stdout)
+        theirs = other.read(ended.stdout)
         if ended.returncode or not theirs:
             why = next(iter((ended.stderr or ended.stdout).strip().splitlines()), "no output")
-            lines.append(f"{rival.name} {rival.operation}: exit code {ended.returncode}: {why}")
-        lines += differences(rival, theirs, profile)
+            lines.append(f"{other.name} {other.operation}: exit code {ended.returncode}: {why}")
+        lines += differences(other, theirs, profile)
     return tuple(lines)
 
 
-def rivals(backend: str, world: int, config: CollectivesConfig) -> list[Rival]:
+def installed_benchmarks(backend: str, world: int, config: CollectivesConfig) -> list[OtherBenchmark]:
     """What is installed for this backend: nccl-tests where there are GPUs, OSU's (with mpirun) where there are none."""
     first, last, step = config.smallest, config.largest, config.factor
     if backend == "nccl":
         sizes = ("-b", str(first), "-e", str(last), "-f", str(step), "-g", str(world), "-d", "float")
         return [
-            Rival("nccl-tests", operation, (path, *sizes), read_nccl_tests)
+            OtherBenchmark("nccl-tests", operation, (path, *sizes), read_nccl_tests)
             for operation, name in PERF.items()
             if operation in config.operations and (path := shutil.which(name))
         ]
     launcher = shutil.which("mpirun")
     return [
-        Rival("OSU", operation, (launcher, "-np", str(world), path, "-m", f"{first}:{last}"), read_osu)
+        OtherBenchmark("OSU", operation, (launcher, "-np", str(world), path, "-m", f"{first}:{last}"), read_osu)
         for operation, name in OSU.items()
         if launcher and operation in config.operations and (path := shutil.which(name))
     ]
@@ -96,11 +96,11 @@ def read_osu(text: str) -> dict[int, float]:
     return {int(m[1]): float(m[2]) / 1e6 for m in map(line.match, text.splitlines()) if m}
 
 
-def differences(rival: Rival, theirs: dict[int, float], profile: NetworkProfile) -> list[str]:
+def differences(other: OtherBenchmark, theirs: dict[int, float], profile: NetworkProfile) -> list[str]:
     """Ours beside theirs at the sizes that both measured."""
     return [
-        f"{rival.name} {m.operation} of {m.bytes} bytes: {theirs[m.bytes] * 1e6:.1f} us, ours {m.p50 * 1e6:.1f} us "
+        f"{other.name} {m.operation} of {m.bytes} bytes: {theirs[m.bytes] * 1e6:.1f} us, ours {m.p50 * 1e6:.1f} us "
         f"({100 * (m.p50 / theirs[m.bytes] - 1):+.0f} %)"
-        for m in profile.of(rival.operation)
+        for m in profile.of(other.operation)
         if theirs.get(m.bytes)
     ]

@@ -14,7 +14,7 @@ from tasks.artifacts.network.profile import Measurement, NetworkProfile
 FACTOR = 2.0
 
 
-def suspects(profile: NetworkProfile) -> tuple[str, ...]:
+def slow_ranks_and_links(profile: NetworkProfile) -> tuple[str, ...]:
     """One line for each."""
     held_back = stragglers(profile)
     found = [

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tasks.collectives.config import CollectivesConfig
-from tasks.collectives.installed import beside, read_nccl_tests, read_osu, rivals
+from tasks.collectives.other_benchmarks import compare_with_installed, installed_benchmarks, read_nccl_tests, read_osu
 from tests.support.network_profiles import network_profile
 
 #: As the READMEs of nccl-tests and of the OSU micro-benchmarks print them.
@@ -46,25 +46,25 @@ def install(directory: Path, name: str, script: str) -> None:
 def test_osu_runs_beside_gloo_and_the_difference_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     profile, config = network_profile(2), CollectivesConfig(largest=1 << 20)
-    assert rivals("gloo", 2, config) == [] and beside(profile, config) == ()
+    assert installed_benchmarks("gloo", 2, config) == [] and compare_with_installed(profile, config) == ()
     install(tmp_path, "mpirun", 'echo "$@" > "$0.called"; shift 2; exec "$@"')
     install(tmp_path, "osu_allreduce", f"cat <<'E'\n{OSU}\nE")
     install(tmp_path, "osu_bcast", "echo no network >&2; exit 3")
-    said = beside(profile, config)
+    said = compare_with_installed(profile, config)
     assert said[0] == "OSU all_reduce of 1024 bytes: 301.2 us, ours 300.8 us (-0 %)"
     assert said[1].startswith("OSU all_reduce of 1048576 bytes: 1200.0 us, ours ")
     assert said[2:] == ("OSU broadcast: exit code 3: no network",)
     called = (tmp_path / "mpirun.called").read_text().split()
     assert called[:2] == ["-np", "2"] and called[-2:] == ["-m", "1024:1048576"]
     several = replace(profile, fingerprint=replace(profile.fingerprint, nodes=2))
-    assert beside(several, config) == ()
+    assert compare_with_installed(several, config) == ()
 
 
 def test_the_command_of_nccl_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     install(tmp_path, "all_reduce_perf", "")
     install(tmp_path, "alltoall_perf", "")
-    found = rivals("nccl", 8, CollectivesConfig(operations=["all_reduce", "all_gather"], largest=1 << 27))
+    found = installed_benchmarks("nccl", 8, CollectivesConfig(operations=["all_reduce", "all_gather"], largest=1 << 27))
     (only,) = found
     assert only.command == (
         *(str(tmp_path / "all_reduce_perf"), "-b", "1024", "-e", "134217728", "-f", "8", "-g", "8", "-d", "float"),
