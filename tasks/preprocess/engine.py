@@ -23,11 +23,11 @@ from tasks.preprocess.columns import value_types
 from tasks.preprocess.columns.number_formats import NumberFormat, retype
 from tasks.preprocess.columns.transform import Transform
 from tasks.preprocess.config import DataConfig
-from tasks.preprocess.fit.fit import Fitted, check_values, fit
+from tasks.preprocess.fit.fit import FittedColumns, check_values, fit
 from tasks.preprocess.fit.scan import Rows, Scan, ScanResult, read_again, scan_unit
 from tasks.preprocess.fit.splits import Cuts, find_cuts
 from tasks.preprocess.images import holds_images, open_images, prepare_images
-from tasks.preprocess.incremental import LASTING, REFERENCE, Earlier, value_of
+from tasks.preprocess.incremental import LASTING, REFERENCE, EarlierSet, value_of
 from tasks.preprocess.memory import Budget
 from tasks.preprocess.pool.resume import ResumableScratch, resumable_scratch
 from tasks.preprocess.pool.workers import Workers, workers_for
@@ -39,7 +39,7 @@ from tasks.preprocess.read.fingerprint import digest_files
 from tasks.preprocess.read.images.digits import open_digits
 from tasks.preprocess.read.tables import TEXT_TABLES, Source, header_hint, one_format, open_source
 from tasks.preprocess.read.text.folders import as_table
-from tasks.preprocess.shuffle.merge import Merged, enter_segments, merge_all
+from tasks.preprocess.shuffle.merge import MergedPart, enter_segments, merge_all
 from tasks.preprocess.shuffle.sorted_runs import Run, RunWriter, order_keys
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def prepare(
 
 
 @dataclass(frozen=True)
-class Encoding:
+class EncodingPlan:
     """What a worker needs to encode a unit."""
 
     scan: Scan
@@ -106,15 +106,15 @@ class Encoding:
 
 
 @dataclass(frozen=True)
-class Encoded:
-    """What became of a unit: sorted runs, all in one pair of files."""
+class EncodedUnit:
+    """An encoded unit: sorted runs, all in one pair of files."""
 
     runs: list[Run]
     digests: dict[str, str]
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedTable:
     """A table that can be read, what to scan of it, and the columns that are left out."""
 
     source: Source
@@ -122,16 +122,16 @@ class Opened:
     dropped: list[str]
     #: The names and sizes of the files, and their common fingerprint ("" if nobody took it), by the set that read them.
     sources: list[dict[str, Any]]
-    earlier: Earlier | None = None
+    earlier: EarlierSet | None = None
 
 
 @dataclass(frozen=True)
-class Fitting:
-    """What came of the first pass."""
+class FittedTable:
+    """The result of the first pass: what was found, and what was fitted to it."""
 
-    opened: Opened
+    opened: OpenedTable
     found: ScanResult
-    fitted: Fitted
+    fitted: FittedColumns
 
     @property
     def bad(self) -> list[quarantine.BadRow]:
@@ -158,7 +158,7 @@ def prepare_table(
     say_goes_on(place.found)
     rows = [unit.rows for unit in units]
     fitting = fit_table(opened, shown("scan", scan_units(place, opened.scan, units), rows))
-    encoding = Encoding(opened.scan, fitting.fitted.transform, place.root)
+    encoding = EncodingPlan(opened.scan, fitting.fitted.transform, place.root)
     with ThreadPoolExecutor(1) as beside:
         # This process waits for the others while they encode: time enough for the card.
         card = beside.submit(card_of, fitting, data)
@@ -176,21 +176,21 @@ def open_table(
     config: DataConfig,
     fingerprint: str = "",
     source: Source | None = None,
-) -> Opened:
+) -> OpenedTable:
     """``fingerprint`` is that of all files of ``data``; ``source`` is what they hold, if somebody has read them."""
     target, config = as_table(data, target, config)
     source = source or open_source(data, config, place)
     dropped = check_columns(source, data, target, config)
     types = {name: kind for name, kind in source.types.items() if name not in dropped}
     scan = Scan(types, target, source.rows, config, time_cuts(source, config))
-    return Opened(source, scan, dropped, [source_record(list(data.files), data, fingerprint)])
+    return OpenedTable(source, scan, dropped, [source_record(list(data.files), data, fingerprint)])
 
 
 @dataclass(frozen=True)
 class NewFiles:
     """The files that an earlier set has not seen, perhaps none, and the settings with which they are read."""
 
-    earlier: Earlier
+    earlier: EarlierSet
     files: list[SourceFile]
     target: str
     config: DataConfig
@@ -199,14 +199,14 @@ class NewFiles:
 def find_new_files(data: Listing, target: str, config: DataConfig, scratch: Path) -> NewFiles:
     """Raises ``UserError`` if the earlier set is another table's, or does not have the same files."""
     target, config = as_table(data, target, config)
-    earlier = Earlier.open(config.earlier, scratch)
+    earlier = EarlierSet.open(config.earlier, scratch)
     earlier.check_settings(target, config)
     new = earlier.unseen({data.relative(file): file for file in data.files}, target)
     text = bool(new) and one_format(data, config, new) in TEXT_TABLES
     return NewFiles(earlier, new, target, earlier.declared(config, text=text))
 
 
-def open_new_files(place: ResumableScratch, data: Listing, new: NewFiles, source: Source | None = None) -> Opened:
+def open_new_files(place: ResumableScratch, data: Listing, new: NewFiles, source: Source | None = None) -> OpenedTable:
     """As :func:`open_table`, of the files that are new, of which there are some."""
     target, config = new.target, new.config
     source = source or open_source(data, config, place, new.files)
@@ -215,7 +215,7 @@ def open_new_files(place: ResumableScratch, data: Listing, new: NewFiles, source
     scan = Scan(types, target, source.rows, config, new.earlier.cuts)
     named = digest_files([(data.relative(file), file) for file in new.files], target)
     sources = [*new.earlier.schema["sources"], source_record(new.files, data, named)]
-    return Opened(source, scan, config.drop, sources, new.earlier)
+    return OpenedTable(source, scan, config.drop, sources, new.earlier)
 
 
 def source_record(files: list[SourceFile], data: Listing, fingerprint: str) -> dict[str, Any]:
@@ -228,7 +228,7 @@ def scan_units(place: ResumableScratch, scan: Scan, units: list[Unit]) -> Iterat
     return place.map(scan_unit, ((scan, unit) for unit in units))
 
 
-def fit_table(opened: Opened, parts: Iterable[ScanResult]) -> Fitting:
+def fit_table(opened: OpenedTable, parts: Iterable[ScanResult]) -> FittedTable:
     """Fit on what was found in all ``parts``, which are in the order of the units. Raises ``UserError`` for a table
     that cannot be learned from, or of which too much had to be set aside."""
     scan, source = opened.scan, opened.source
@@ -239,17 +239,17 @@ def fit_table(opened: Opened, parts: Iterable[ScanResult]) -> Fitting:
         check_values(found, scan.target, scan.config)
     quarantine.check_limit(source.bad + found.bad, source.read, scan.config.quarantine_limit)
     fitted = opened.earlier.fitted(found) if opened.earlier else fit(found, scan.types, scan.target, scan.config)
-    return Fitting(opened, found, fitted)
+    return FittedTable(opened, found, fitted)
 
 
-def card_of(fitting: Fitting, data: Listing) -> dict[str, Any]:
+def card_of(fitting: FittedTable, data: Listing) -> dict[str, Any]:
     opened = fitting.opened
     card = make_card(Path(data.address).name, opened.source, fitting.found, fitting.fitted, opened.dropped)
     return opened.earlier.continued(card, fitting.found.sample_table()) if opened.earlier else card
 
 
 def write_table(
-    writer: ArtifactWriter, fitting: Fitting, merged: list[Merged], card: dict[str, Any], home: str = ""
+    writer: ArtifactWriter, fitting: FittedTable, merged: list[MergedPart], card: dict[str, Any], home: str = ""
 ) -> None:
     """Take up what was merged and write what goes with it. An earlier set's rows on S3 are copied there to ``home``."""
     scan, fitted, earlier = fitting.opened.scan, fitting.fitted, fitting.opened.earlier
@@ -349,13 +349,13 @@ def shape_hint(names: list[str], config: DataConfig) -> str:
 
 
 def encode_units(
-    place: ResumableScratch, encoding: Encoding, units: list[Unit], rejected: list[np.ndarray]
-) -> Iterator[Encoded]:
+    place: ResumableScratch, encoding: EncodingPlan, units: list[Unit], rejected: list[np.ndarray]
+) -> Iterator[EncodedUnit]:
     """The second pass: every row encoded, in sorted runs; but for the ``rejected`` rows of each unit."""
     return place.map(encode_unit, ((encoding, *pair) for pair in zip(units, rejected, strict=True)))
 
 
-def encode_unit(job: tuple[Encoding, Unit, np.ndarray]) -> Encoded:
+def encode_unit(job: tuple[EncodingPlan, Unit, np.ndarray]) -> EncodedUnit:
     """Encode one unit into sorted runs. Runs in a worker process."""
     encoding, unit, rejected = job
     scan, transform = encoding.scan, encoding.transform
@@ -370,7 +370,7 @@ def encode_unit(job: tuple[Encoding, Unit, np.ndarray]) -> Encoded:
             encode(transform, rows, numbers, records)
             for split, chosen in rows.parts():
                 writer.add(split, chosen, order, records)
-    return Encoded(writer.runs, writer.digests)
+    return EncodedUnit(writer.runs, writer.digests)
 
 
 def encode(transform: Transform, rows: Rows, numbers: dict[str, np.ndarray], records: np.ndarray) -> None:

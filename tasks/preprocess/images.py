@@ -64,8 +64,9 @@ class PartJob:
 
 
 @dataclass
-class Counted:
-    """What became of a part, or of all: sorted runs, counts by class and split, sums over the training pixels.
+class EncodedImages:
+    """The result of encoding a part, or all of them: sorted runs, counts by class and split, sums over the training
+    pixels.
 
     Sums of whole numbers are exact, so that they do not depend on how the images are cut into parts.
     """
@@ -81,7 +82,7 @@ class Counted:
     labels: list[np.ndarray] = field(default_factory=list)
 
     @classmethod
-    def nothing(cls, signature: Signature) -> Counted:
+    def nothing(cls, signature: Signature) -> EncodedImages:
         channels = np.zeros(signature.inputs[0].shape[0], np.int64)
         return cls(np.zeros((len(signature.classes), len(SPLITS)), np.int64), channels, channels.copy())
 
@@ -89,7 +90,7 @@ class Counted:
     def files(self) -> list[str]:
         return sorted({f"{run.path}.{part}" for run in self.runs for part in ("rows", "keys")})
 
-    def merge(self, other: Counted) -> None:
+    def merge(self, other: EncodedImages) -> None:
         self.counts += other.counts
         self.sums += other.sums
         self.squares += other.squares
@@ -98,9 +99,9 @@ class Counted:
             getattr(self, name).extend(getattr(other, name))
 
 
-def encode_part(job: PartJob) -> Counted:
+def encode_part(job: PartJob) -> EncodedImages:
     """Read, hash, split and store one part. Runs in a worker process."""
-    found = Counted.nothing(job.signature)
+    found = EncodedImages.nothing(job.signature)
     first = job.first
     with RunWriter(job.scratch / f"run-{job.first:012d}") as writer:
         for chunk in job.part.chunks():
@@ -110,7 +111,7 @@ def encode_part(job: PartJob) -> Counted:
     return found
 
 
-def add_chunk(chunk: Chunk, first: int, job: PartJob, writer: RunWriter, found: Counted) -> None:
+def add_chunk(chunk: Chunk, first: int, job: PartJob, writer: RunWriter, found: EncodedImages) -> None:
     records = np.zeros(len(chunk.pixels), job.signature.record)
     records[job.signature.inputs[0].name], records[TARGET] = chunk.pixels, chunk.labels
     splits = assign(chunk.hashes, job.config.split)
@@ -140,7 +141,7 @@ def prepare_images(writer: ArtifactWriter, place: ResumableScratch, pictures: Im
     say_goes_on(place.found)
     rows = [part.rows for part in pictures.parts]
     jobs = part_jobs(pictures, sum(rows), signature, config, place.root)
-    found = Counted.nothing(signature)
+    found = EncodedImages.nothing(signature)
     for part in shown("images", place.map(encode_part, jobs), rows):
         found.merge(part)
     quarantine.check_limit(found.bad, sum(rows), config.quarantine_limit)
@@ -174,7 +175,7 @@ def part_jobs(
         first += part.rows
 
 
-def check_classes(classes: tuple[str, ...], found: Counted) -> None:
+def check_classes(classes: tuple[str, ...], found: EncodedImages) -> None:
     usable = found.counts.sum(axis=1)
     few = [(name, count) for name, count in zip(classes, usable.tolist(), strict=True) if count < 2]
     if few:
@@ -188,7 +189,7 @@ def check_classes(classes: tuple[str, ...], found: Counted) -> None:
     check_splits(found.counts.sum(axis=0).tolist())
 
 
-def card_of(pictures: ImageSet, signature: Signature, read: int, found: Counted) -> dict[str, Any]:
+def card_of(pictures: ImageSet, signature: Signature, read: int, found: EncodedImages) -> dict[str, Any]:
     count, height, width = pictures.shape
     column = {"name": "image", "role": "image", "type": f"uint8 {count}x{height}x{width}", "missing": 0}
     spread: dict[str, float] = {"min": found.low, "max": found.high}
@@ -215,7 +216,7 @@ def card_of(pictures: ImageSet, signature: Signature, read: int, found: Counted)
     }
 
 
-def duplicates(found: Counted) -> list[str]:
+def duplicates(found: EncodedImages) -> list[str]:
     """A word on pictures that are there more than once, and on those that then have different labels."""
     hashes, labels = np.concatenate(found.hashes), np.concatenate(found.labels)
     order = np.lexsort((labels, hashes))

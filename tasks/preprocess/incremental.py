@@ -23,7 +23,7 @@ from tasks.preprocess.card.drift_and_leaks import drift_from
 from tasks.preprocess.columns import value_types
 from tasks.preprocess.columns.transform import Transform
 from tasks.preprocess.config import ColumnType, DataConfig
-from tasks.preprocess.fit.fit import Fitted, Role
+from tasks.preprocess.fit.fit import FittedColumns, Role
 from tasks.preprocess.fit.scan import ScanResult
 from tasks.preprocess.fit.splits import Cuts
 from tasks.preprocess.quarantine import BadRow
@@ -45,8 +45,8 @@ DECLARED: dict[str, ColumnType] = {
 
 
 @dataclass(frozen=True)
-class Earlier:
-    """A prepared table that is there, and the address by which the user knows it."""
+class EarlierSet:
+    """The prepared set of an earlier run, at the address that the user gave."""
 
     address: str
     data: PreparedData
@@ -58,7 +58,7 @@ class Earlier:
     bad: list[BadRow]
 
     @classmethod
-    def open(cls, address: str, scratch: Path) -> Earlier:
+    def open(cls, address: str, scratch: Path) -> EarlierSet:
         """Verified to the byte, except that rows in a store stay there; all else is fetched into ``scratch``.
 
         Raises ``UserError``.
@@ -131,7 +131,7 @@ class Earlier:
             where = "the new files" if differing[0] in found else f"{self.address!r}"
             raise UserError(f"data: the column {differing[0]!r} is only in {where}; expected the same columns")
 
-    def fitted(self, found: ScanResult) -> Fitted:
+    def fitted(self, found: ScanResult) -> FittedColumns:
         """The earlier fit. Raises ``UserError`` if no row is left or a class is new."""
         if not sum(found.rows):
             raise UserError("data: no row of the new files is left when the bad ones are set aside")
@@ -145,7 +145,7 @@ class Earlier:
                 f"{self.address!r}; prepare all files anew without data.earlier"
             )
         roles = {c["name"]: Role(c["role"], c.get("why", "")) for c in self.card["columns"]}
-        return Fitted(roles, self.transform, [])
+        return FittedColumns(roles, self.transform, [])
 
     def repeat(self, writer: ArtifactWriter) -> Mapping[str, Any]:
         """Take everything over as it is; what made it."""

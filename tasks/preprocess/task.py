@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 LISTING = "listing.json"
 
 
-class Listed(NamedTuple):
-    """The raw data as it is now: the files and their versions, and what identifies their bytes; how several pods divide
-    the work on them; and the settings to read them with."""
+class ListDataOutputs(NamedTuple):
+    """Outputs of :func:`list_data`: the files and their versions, what identifies their bytes, how several pods divide
+    the work on them, and the settings to read them with."""
 
     listing: ArtifactDirectory
     source: str
@@ -49,7 +49,7 @@ class Listed(NamedTuple):
 
 @task(**on("fingerprint"))
 @map_errors
-def list_data(data: str, target: str, config: RunConfig) -> Listed:
+def list_data(data: str, target: str, config: RunConfig) -> ListDataOutputs:
     """List the raw data and fingerprint it. Never cached: new bytes behind the same name are new work."""
     from tasks.preprocess.cluster.division import divide
     from tasks.preprocess.incremental import fingerprint_earlier
@@ -63,7 +63,7 @@ def list_data(data: str, target: str, config: RunConfig) -> Listed:
     writer = ArtifactWriter(fresh_directory("listing"))
     writer.write_json(LISTING, listing.to_json())
     written = flyte_directory(writer.finish("listing", {}).directory)
-    return Listed(written, source, division.value, config.data)
+    return ListDataOutputs(written, source, division.value, config.data)
 
 
 def read_listing(directory: FlyteDirectory) -> Listing:
@@ -115,16 +115,17 @@ def pods() -> int:
     return current_profile().placement("prepare").nodes
 
 
-class Opened(NamedTuple):
-    """An opened table, its shares, and the spool of each of them."""
+class OpenSharesOutputs(NamedTuple):
+    """Outputs of :func:`open_shares`: an opened table, its shares, and the spool of each share."""
 
     table: ArtifactDirectory
     shares: list[ArtifactDirectory]
     spools: list[ArtifactDirectory]
 
 
-class Fitted(NamedTuple):
-    """What was fitted on all shares, the plan of what is left to do, and the numbers of its partitions."""
+class FitSharesOutputs(NamedTuple):
+    """Outputs of :func:`fit_shares`: what was fitted on all shares, the plan of the remaining work, and the numbers
+    of its partitions."""
 
     fitted: ArtifactDirectory
     plan: ArtifactDirectory
@@ -164,7 +165,7 @@ def open_shares(
     source: str,
     number: int,
     parsed: list[ArtifactDirectory],
-) -> Opened:
+) -> OpenSharesOutputs:
     """Open the table, of which text is ``parsed``, and cut the work into at most ``number`` shares."""
     from tasks.preprocess.cluster import exchange, shares
     from tasks.preprocess.cluster.request import TableRequest
@@ -173,7 +174,9 @@ def open_shares(
     summaries = [inner(each, exchange.SUMMARY) for each in parsed]
     opened = shares.open_shares(request, number, summaries, fresh_directory("opened"))
     spools = [flyte_directory(each) for each in opened.spools]
-    return Opened(flyte_directory(opened.table), [flyte_directory(each) for each in opened.shares], spools or parsed)
+    return OpenSharesOutputs(
+        flyte_directory(opened.table), [flyte_directory(each) for each in opened.shares], spools or parsed
+    )
 
 
 @task(**on("prepare"))
@@ -189,13 +192,13 @@ def scan_share(share: ArtifactDirectory, spool: ArtifactDirectory) -> ArtifactDi
 
 @task(**on("prepare"))
 @map_errors
-def fit_shares(table: ArtifactDirectory, scanned: list[ArtifactDirectory], number: int) -> Fitted:
+def fit_shares(table: ArtifactDirectory, scanned: list[ArtifactDirectory], number: int) -> FitSharesOutputs:
     """Fit on what was found in all shares, and plan to merge in at most ``number`` partitions."""
     from tasks.preprocess.cluster import shares
 
     fitted, plan = fresh_directory("fitted"), fresh_directory("plan")
     partitions = shares.fit_shares(local_path(table), [local_path(each) for each in scanned], number, fitted, plan)
-    return Fitted(flyte_directory(fitted), flyte_directory(plan), list(range(partitions)))
+    return FitSharesOutputs(flyte_directory(fitted), flyte_directory(plan), list(range(partitions)))
 
 
 @task(**on("prepare"))

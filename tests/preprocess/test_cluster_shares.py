@@ -22,7 +22,7 @@ from tasks.preprocess.cluster.division import divide
 from tasks.preprocess.cluster.exchange import SUMMARY, VALUE
 from tasks.preprocess.cluster.request import Division, TableRequest
 from tasks.preprocess.config import DataConfig, SplitConfig
-from tasks.preprocess.engine import Fitting, Opened, prepare
+from tasks.preprocess.engine import FittedTable, OpenedTable, prepare
 from tasks.preprocess.read.files import list_source
 from tasks.preprocess.shuffle import sorted_runs
 from tests.support.shares import CONFIG, MADE_BY, on_several
@@ -307,10 +307,10 @@ def test_values_that_are_exchanged_come_back_equal(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     on_several(tmp_path / "pods", str(write_parquet(tmp_path / "data")), 2)
     kinds = {
-        "opened/table-downloaded": Opened,
+        "opened/table-downloaded": OpenedTable,
         "opened/shares/00000-downloaded": shares.Share,
         "scanned-0-downloaded": shares.ScannedShare,
-        "fitted-downloaded": Fitting,
+        "fitted-downloaded": FittedTable,
         "plan-downloaded": merge_partitions.MergePlan,
         "encoded-0-downloaded/00000": merge_partitions.SortedRuns,
         "merged-0-downloaded/summary": merge_partitions.MergedParts,

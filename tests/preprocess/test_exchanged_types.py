@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tasks.artifacts.typed_values import decode, encode
 from tasks.preprocess.cluster import csv_parsing, merge_partitions, shares
 from tasks.preprocess.config import DataConfig
-from tasks.preprocess.engine import Fitting, Opened, encode_unit
+from tasks.preprocess.engine import FittedTable, OpenedTable, encode_unit
 from tasks.preprocess.fit.scan import scan_unit
 from tasks.preprocess.images import encode_part
 from tasks.preprocess.read.tables import make_columnar
@@ -27,10 +27,10 @@ from tests.support.bits import bits
 
 EXCHANGED = [
     csv_parsing.TextShare,
-    Opened,
+    OpenedTable,
     shares.Share,
     shares.ScannedShare,
-    Fitting,
+    FittedTable,
     merge_partitions.MergePlan,
     merge_partitions.SortedRuns,
     merge_partitions.MergedParts,

@@ -14,7 +14,7 @@ from tasks.artifacts.prepared.data import SPLITS, PreparedData
 from tasks.errors import UserError
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.engine import prepare
-from tasks.preprocess.incremental import Earlier
+from tasks.preprocess.incremental import EarlierSet
 from tasks.preprocess.read.files import list_source
 from tasks.preprocess.read.fingerprint import fingerprint_source
 from tasks.storage import StorageUnavailable, retry, s3, storage_for
@@ -151,7 +151,7 @@ def test_an_earlier_set_in_s3_is_taken_up_as_a_local_one(store: FaultyS3, tmp_pa
     assert sets[1].check_sha256().files["train-00000.rows"] == earlier.files["train-00000.rows"]
 
     # Several pods copy the rows within the store; where they are fetched they have to be what they were.
-    opened, writer = Earlier.open("s3://bucket/earlier", tmp_path / "scratch"), ArtifactWriter(tmp_path / "pods")
+    opened, writer = EarlierSet.open("s3://bucket/earlier", tmp_path / "scratch"), ArtifactWriter(tmp_path / "pods")
     assert opened.take_over_segments(writer, home="s3://bucket/home") == 1 and not list((tmp_path / "pods").iterdir())
     for name in opened.segments:
         assert (

@@ -11,7 +11,7 @@ from tasks.artifacts.prepared.data import SPLITS
 from tasks.preprocess.card.drift_and_leaks import QUANTILES, column_figures, judgements
 from tasks.preprocess.card.duplicates import duplicate_warnings, duplicates
 from tasks.preprocess.columns import value_types
-from tasks.preprocess.fit.fit import Fitted
+from tasks.preprocess.fit.fit import FittedColumns
 from tasks.preprocess.fit.scan import SPLIT, ColumnCount, ScanResult
 from tasks.preprocess.fit.splits import TRAIN
 from tasks.preprocess.read.tables import Source
@@ -25,7 +25,9 @@ def row_counts(read: int, kept: list[int], quarantined: int) -> dict[str, int]:
     return {"read": read, "kept": sum(kept), "quarantined": quarantined, **dict(zip(SPLITS, kept, strict=True))}
 
 
-def make_card(name: str, source: Source, found: ScanResult, fitted: Fitted, dropped: list[str]) -> dict[str, Any]:
+def make_card(
+    name: str, source: Source, found: ScanResult, fitted: FittedColumns, dropped: list[str]
+) -> dict[str, Any]:
     """Figures of columns are of the training rows, except ``missing`` (all rows kept)."""
     sample = found.sample_table()
     learned = int(np.count_nonzero(sample[SPLIT].to_numpy() == TRAIN))
@@ -57,7 +59,7 @@ def make_card(name: str, source: Source, found: ScanResult, fitted: Fitted, drop
     }
 
 
-def describe(name: str, fitted: Fitted, count: ColumnCount, kind: str, sampled: bool) -> dict[str, Any]:
+def describe(name: str, fitted: FittedColumns, count: ColumnCount, kind: str, sampled: bool) -> dict[str, Any]:
     role = fitted.roles[name]
     column: dict[str, Any] = {"name": name, "role": role.role, "type": kind, "missing": sum(count.missing)}
     if role.why:

@@ -77,14 +77,14 @@ def drift(places: np.ndarray, splits: np.ndarray) -> dict[str, float]:
     return found
 
 
-class Moved(NamedTuple):
+class ColumnDrift(NamedTuple):
     """The stability index of a column against an earlier one, and a word on it if it is large."""
 
     stability: float
     words: list[str]
 
 
-def drift_from(column: dict[str, Any], sample: pa.Table, name: str) -> Moved | None:
+def drift_from(column: dict[str, Any], sample: pa.Table, name: str) -> ColumnDrift | None:
     """How the values of all rows of the ``sample`` differ from the ``column`` of an earlier card, where it can be said:
     by the bins of its histogram, or by its most frequent texts and all others together."""
     if "histogram" in column:
@@ -108,7 +108,7 @@ def drift_from(column: dict[str, Any], sample: pa.Table, name: str) -> Moved | N
     shares = smoothed(before), smoothed(now)
     index = float(np.sum((shares[1] - shares[0]) * np.log(shares[1] / shares[0])))
     words = f"column {name!r} is distributed differently than in the earlier data (stability index {index:.2f})"
-    return Moved(index, [words] if index > DRIFT else [])
+    return ColumnDrift(index, [words] if index > DRIFT else [])
 
 
 def smoothed(counts: np.ndarray) -> np.ndarray:

@@ -17,11 +17,11 @@ from tasks.artifacts.prepared.data import KIND
 from tasks.preprocess.cluster import exchange
 from tasks.preprocess.cluster.request import TableRequest
 from tasks.preprocess.columns.transform import Transform
-from tasks.preprocess.engine import Fitting, card_of, write_table
+from tasks.preprocess.engine import FittedTable, card_of, write_table
 from tasks.preprocess.pool.resume import ResumableScratch
 from tasks.preprocess.pool.workers import workers_for
 from tasks.preprocess.read.files import check_unchanged
-from tasks.preprocess.shuffle.merge import Merged, all_parts, merge_parts
+from tasks.preprocess.shuffle.merge import MergedPart, all_parts, merge_parts
 from tasks.preprocess.shuffle.sorted_runs import PART_BYTES, Part, Run, collect
 from tasks.storage import copy_within_s3
 
@@ -37,7 +37,7 @@ class MergePlan:
     memory: float
 
     @classmethod
-    def of(cls, fitting: Fitting, number: int) -> MergePlan:
+    def of(cls, fitting: FittedTable, number: int) -> MergePlan:
         """At most ``number`` partitions, fewer if they would be small."""
         rows, transform = fitting.found.rows, fitting.fitted.transform
         itemsize = transform.signature.record.itemsize
@@ -68,7 +68,7 @@ class SortedRuns:
 class MergedParts:
     """The parts of one partition, whose paths are names of files."""
 
-    parts: list[Merged]
+    parts: list[MergedPart]
 
 
 def directory_of(partition: int) -> str:
@@ -115,12 +115,12 @@ def assemble(
     request: TableRequest,
     made_by: Mapping[str, Any],
     fitted: Path,
-    merged: list[Merged],
+    merged: list[MergedPart],
     home: str = "",
 ) -> None:
     """The prepared data in the fresh ``directory``, as :func:`tasks.preprocess.engine.prepare` makes it; without the
     rows that lie on S3 and were copied to ``home`` there."""
-    fitting = exchange.read(fitted, Fitting)
+    fitting = exchange.read(fitted, FittedTable)
     card = card_of(fitting, request.data)
     check_unchanged(request.data.files)
     writer = ArtifactWriter(directory)
@@ -128,7 +128,7 @@ def assemble(
     writer.write_manifest(KIND, made_by)
 
 
-def local_parts(merged: Path) -> list[Merged]:
+def local_parts(merged: Path) -> list[MergedPart]:
     """The parts of a partition that lies on this machine."""
     exchange.verify(merged)
     summary = exchange.read(merged / exchange.SUMMARY, MergedParts)
@@ -136,7 +136,7 @@ def local_parts(merged: Path) -> list[Merged]:
 
 
 @dataclass(frozen=True)
-class Copied(Merged):
+class CopiedPart(MergedPart):
     """A part that lies on S3 in the directory ``source``, and is copied there to ``home`` without coming here."""
 
     source: str
@@ -147,10 +147,10 @@ class Copied(Merged):
         writer.note(name, self.record)
 
 
-def s3_parts(summary: Path, source: str, home: str) -> list[Merged]:
+def s3_parts(summary: Path, source: str, home: str) -> list[MergedPart]:
     """The parts of a partition in the directory ``source`` on S3, of which the ``summary`` is here."""
     found = exchange.read(summary, MergedParts)
     return [
-        Copied(Path(exchange.path_in(summary, part.file).name), part.part, part.record, source, home)
+        CopiedPart(Path(exchange.path_in(summary, part.file).name), part.part, part.record, source, home)
         for part in found.parts
     ]

@@ -20,8 +20,8 @@ from tasks.preprocess.cluster.csv_parsing import source_of_shares
 from tasks.preprocess.cluster.merge_partitions import MergePlan, write_partitions
 from tasks.preprocess.cluster.request import TableRequest
 from tasks.preprocess.engine import (
-    Encoding,
-    Opened,
+    EncodingPlan,
+    OpenedTable,
     encode_units,
     find_new_files,
     fit_table,
@@ -116,7 +116,7 @@ def scan_share(share: Path, spool: Path, scanned: Path) -> None:
 
 def fit_shares(table: Path, scanned: list[Path], number: int, fitted: Path, plan: Path) -> int:
     """Fit on what was found in all shares, and plan to merge in at most ``number`` partitions; how many they are."""
-    opened = exchange.read(table, Opened)
+    opened = exchange.read(table, OpenedTable)
     fitting = fit_table(opened, (unit for share in scanned for unit in exchange.read(share, ScannedShare).units))
     planned = MergePlan.of(fitting, number)
     exchange.write(fitted, fitting)
@@ -130,7 +130,7 @@ def encode_share(share: Path, spool: Path, scanned: Path, plan: Path, encoded: P
     planned = exchange.read(plan, MergePlan)
     rejected = [rows for unit in exchange.read(scanned, ScannedShare).units for rows in unit.rejected]
     with unchanged(mine.files), exchange.scratch_for(encoded, mine.workers) as place:
-        encoding = Encoding(mine.scan, planned.transform, place.root)
+        encoding = EncodingPlan(mine.scan, planned.transform, place.root)
         done = list(encode_units(place, encoding, mine.units, rejected))
         write_partitions(place, planned, [run for unit in done for run in unit.runs], encoded)
     exchange.write(encoded)

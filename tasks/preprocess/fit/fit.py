@@ -46,7 +46,7 @@ class Role:
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FittedColumns:
     """The roles of the columns in use, the transformation and what the user should know."""
 
     roles: dict[str, Role]
@@ -54,7 +54,7 @@ class Fitted:
     warnings: list[str]
 
 
-def fit(found: ScanResult, types: dict[str, str], target: str, config: DataConfig) -> Fitted:
+def fit(found: ScanResult, types: dict[str, str], target: str, config: DataConfig) -> FittedColumns:
     """Decide and fit. Raises ``UserError`` for a target that cannot be learned."""
     sample = found.sample_table()
     task, classes, warnings = judge_target(found, types, target, config)
@@ -103,7 +103,7 @@ def fit(found: ScanResult, types: dict[str, str], target: str, config: DataConfi
         documents=documents,
         text_length=config.text_length if documents else 0,
     )
-    return Fitted(roles, transform, warnings)
+    return FittedColumns(roles, transform, warnings)
 
 
 def mean_weight(found: ScanResult, config: DataConfig) -> float:

@@ -209,7 +209,7 @@ def scan_unit(job: tuple[Scan, Unit]) -> ScanResult:
         draw_sample(rows, numbers, scan, drawn)
         done += batch.num_rows
     for name, counts in counting.items():
-        settle(name, counts, scan, found)
+        add_dictionary_counts(name, counts, scan, found)
     if drawn:
         found.sample.append(sample_of(drawn, scan))
     found.rejected = [np.concatenate([np.empty(0, np.int64), *found.rejected])]
@@ -307,12 +307,12 @@ def count_texts(rows: Rows, counting: dict[str, CodeCounts], scan: Scan, found: 
         counts = counting.get(name)
         if counts is None or not counts.dictionary.equals(texts.dictionary):
             if counts is not None:
-                settle(name, counts, scan, found)
+                add_dictionary_counts(name, counts, scan, found)
             counting[name] = counts = CodeCounts.nothing(texts.dictionary, len(SPLITS))
         counts.add(texts, parts)
 
 
-def settle(name: str, counts: CodeCounts, scan: Scan, found: ScanResult) -> None:
+def add_dictionary_counts(name: str, counts: CodeCounts, scan: Scan, found: ScanResult) -> None:
     """Take what was counted of one dictionary into what was found."""
     column = found.texts[name]
     declared = scan.config.types.get(name)

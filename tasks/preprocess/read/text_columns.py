@@ -23,8 +23,8 @@ SAMPLE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Tried:
-    """What came of reading the texts of one unit as other types: these, and which values cannot be read so."""
+class TypeTrial:
+    """The result of reading the texts of one unit as other types: the types, and which values cannot be read so."""
 
     types: dict[str, str]
     failures: dict[str, int]
@@ -75,7 +75,7 @@ def sample_texts(
     return {name: table[name].combine_chunks() for name in names}, units[0].file, lines
 
 
-def try_types(job: tuple[Unit, dict[str, str], DataConfig]) -> Tried:
+def try_types(job: tuple[Unit, dict[str, str], DataConfig]) -> TypeTrial:
     """Read the texts of one unit as other types. Runs in a worker process."""
     unit, types, config = job
     number_format = NumberFormat.of(config)
@@ -90,4 +90,4 @@ def try_types(job: tuple[Unit, dict[str, str], DataConfig]) -> Tried:
                 failures[name] += len(rows)
                 example = BadRow(unit.file, int(lines[rows[0]]), name, f"not {kind}", texts[rows[0]].as_py())
                 examples.setdefault(name, example)
-    return Tried(found, dict(failures), examples)
+    return TypeTrial(found, dict(failures), examples)

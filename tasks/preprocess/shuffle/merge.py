@@ -15,7 +15,7 @@ from tasks.preprocess.shuffle.sorted_runs import Part, Run, merge, parts_of
 
 
 @dataclass(frozen=True)
-class Merging:
+class MergeJob:
     """A part to be merged from the ``runs`` of its split, into a directory of its own in ``scratch``."""
 
     scratch: Path
@@ -25,7 +25,7 @@ class Merging:
 
 
 @dataclass(frozen=True)
-class Merged:
+class MergedPart:
     """A part as it will be in the artifact."""
 
     file: Path
@@ -46,7 +46,7 @@ def all_parts(rows: Sequence[int], itemsize: int) -> list[Part]:
     return [part for split, count in enumerate(rows) for part in parts_of(split, count, itemsize)]
 
 
-def merge_all(place: ResumableScratch, runs: list[Run], itemsize: int) -> list[Merged]:
+def merge_all(place: ResumableScratch, runs: list[Run], itemsize: int) -> list[MergedPart]:
     """All parts of all splits, from all ``runs`` of records of ``itemsize`` bytes."""
     rows = [sum(run.rows for run in runs if run.split == split) for split in range(len(SPLITS))]
     parts = all_parts(rows, itemsize)
@@ -54,22 +54,22 @@ def merge_all(place: ResumableScratch, runs: list[Run], itemsize: int) -> list[M
     return list(shown("merge", merge_parts(place, parts, runs, itemsize), shares))
 
 
-def merge_parts(place: ResumableScratch, parts: list[Part], runs: list[Run], itemsize: int) -> Iterator[Merged]:
+def merge_parts(place: ResumableScratch, parts: list[Part], runs: list[Run], itemsize: int) -> Iterator[MergedPart]:
     of_split = [[run for run in runs if run.split == split] for split in range(len(SPLITS))]
-    return place.map(merge_part, (Merging(place.root, part, of_split[part.split], itemsize) for part in parts))
+    return place.map(merge_part, (MergeJob(place.root, part, of_split[part.split], itemsize) for part in parts))
 
 
-def merge_part(job: Merging) -> Merged:
+def merge_part(job: MergeJob) -> MergedPart:
     """Runs in a worker process."""
     name = f"{SPLITS[job.part.split]}-{job.part.number}"
     directory = job.scratch / name
     shutil.rmtree(directory, ignore_errors=True)
     writer = ArtifactWriter(directory)
     merge(writer, f"{name}.rows", job.runs, job.itemsize, job.part)
-    return Merged(directory / f"{name}.rows", job.part, writer.record(f"{name}.rows"))
+    return MergedPart(directory / f"{name}.rows", job.part, writer.record(f"{name}.rows"))
 
 
-def enter_segments(writer: ArtifactWriter, merged: list[Merged], number: int) -> None:
+def enter_segments(writer: ArtifactWriter, merged: list[MergedPart], number: int) -> None:
     """Make the parts of each split, which are in their order, its segment ``number``.
 
     Parts without rows are left out; only the first segment of a split may be without any.
