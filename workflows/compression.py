@@ -106,7 +106,7 @@ def train_alone(prepared: ArtifactDirectory, model: ModelConfig, training: Train
 
 
 @workflow
-def train_and_compress(
+def train_and_compress(  # noqa: PLR0913 - a Flyte workflow: promises go in one by one
     prepared: ArtifactDirectory,
     model: ModelConfig,
     training: TrainingConfig,
@@ -125,7 +125,7 @@ def train_and_compress(
 
 
 @workflow
-def train_as_asked(
+def train_as_asked(  # noqa: PLR0913 - a Flyte workflow: promises go in one by one
     prepared: ArtifactDirectory,
     model: ModelConfig,
     training: TrainingConfig,

@@ -39,7 +39,7 @@ Summary = TypeVar("Summary", RunSummary, DataSummary, ExportSummary, NetworkSumm
 
 @task(**WITH_DECK, **on("report"))
 @map_errors
-def report(
+def report(  # noqa: PLR0913 - a Flyte task: its inputs are values of the workflow, which go in one by one
     prepared: ArtifactDirectory,
     trained: ArtifactDirectory,
     evaluated: ArtifactDirectory,
