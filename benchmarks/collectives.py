@@ -26,7 +26,7 @@ from harness.processes import on_ranks
 from harness.table import Column, Table
 from harness.turns import Figures, medians
 from tasks.collectives.config import OPERATIONS
-from tasks.collectives.launch.timing import run, slowest, timed
+from tasks.collectives.launch.timing import run, slowest, time_cases
 from tasks.collectives.operations.cases import ALWAYS_IN_PLACE, REDUCING, Kind, prepare
 
 WORLD = 2
@@ -69,7 +69,7 @@ def launch(sizes: Sequence[int], budget: float) -> dict[str, Figures]:
     for kind in KINDS:
         for size in sizes:
             case = prepare(kind, size, CPU)
-            ours = np.array(timed([case], "loop", budget, CPU).seconds) * 1e6
+            ours = np.array(time_cases([case], "loop", budget, CPU).seconds) * 1e6
             loop = bare_loop_us(kind, size, len(ours))
             rows[f"{kind.operation} {case.bytes}"] = {
                 "bytes": case.bytes,

@@ -12,7 +12,7 @@ from tasks.artifacts.network.profile import Measurement, NetworkProfile, to_json
 from tasks.collectives.expected_bandwidth import grade
 from tasks.collectives.model.report import lines as model_lines
 from tasks.collectives.operations.cases import ROOT
-from tasks.collectives.operations.data import DTYPES
+from tasks.collectives.operations.reference_data import DTYPES
 from tasks.collectives.tune.decision import decide
 
 ROOTED = ("broadcast", "reduce", "gather", "scatter")

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from tasks.artifacts.network.profile import Fingerprint, Topology
 from tasks.errors import UserError
 from tasks.hardware.cgroup import read
-from tasks.network.topology import gathered, interfaces
+from tasks.network.topology import gather_from_ranks, interfaces
 
 #: By backend, the variable that chooses interfaces.
 CHOICES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
@@ -25,7 +25,7 @@ def fingerprint_of(topology: Topology, device: torch.device, backend: str = "") 
     are no part of it."""
     backend = backend or dist.get_backend()
     used = interfaces(os.environ.get("GLOO_SOCKET_IFNAME", "") if backend == "gloo" else "")
-    lines = {line for mine in gathered(used) for line in mine} | {
+    lines = {line for mine in gather_from_ranks(used) for line in mine} | {
         line for host in topology.hosts for line in (*host.rdma, *host.links)
     }
     cores = {rank: host.cores for host in topology.hosts for rank in host.ranks}

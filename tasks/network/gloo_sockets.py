@@ -8,7 +8,7 @@ import socket
 import psutil
 
 
-def seen() -> tuple[str, ...]:
+def transports_in_use() -> tuple[str, ...]:
     """``eth0 (10.0.0.7)``, one line for each interface over which this process is connected, but for the connection
     to the store."""
     store = os.environ.get("MASTER_PORT", "")

@@ -27,7 +27,7 @@ def environment(directory: str, present: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in chosen.items() if name not in present}
 
 
-def seen(rdma: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def transports_in_use(rdma: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The transports of this process, and what somebody should look at."""
     pattern = os.environ.get(FILE, "")
     if "%p" not in pattern:

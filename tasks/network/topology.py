@@ -18,7 +18,7 @@ from tasks.hardware.machine import this_machine
 from tasks.network import gloo_sockets, gpu_links, nccl_log
 
 
-def gathered(mine: Any) -> list[Any]:
+def gather_from_ranks(mine: Any) -> list[Any]:
     """What each rank has, by rank."""
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, mine)
@@ -30,10 +30,10 @@ def topology_of(device: torch.device) -> Topology:
     backend = dist.get_backend()
     rdma = rdma_devices()
     if backend == "nccl":
-        transports, findings = nccl_log.seen(rdma)
+        transports, findings = nccl_log.transports_in_use(rdma)
     else:
-        transports, findings = gloo_sockets.seen(), ()
-    by_rank = gathered((machine(), device_name(device), this_host(rdma), transports, findings))
+        transports, findings = gloo_sockets.transports_in_use(), ()
+    by_rank = gather_from_ranks((machine(), device_name(device), this_host(rdma), transports, findings))
     hosts: dict[Any, list[int]] = {}
     for rank, (place, *_) in enumerate(by_rank):
         hosts.setdefault(place, []).append(rank)

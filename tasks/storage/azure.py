@@ -24,7 +24,7 @@ from fsspec.asyn import sync
 from tasks.errors import UserError
 from tasks.storage import retry
 from tasks.storage.base import AlreadyThere, MissingObject, StorageUnavailable
-from tasks.storage.bucket import CONCURRENCY, PAGE, PART_BYTES, Found
+from tasks.storage.bucket import CONCURRENCY, PAGE, PART_BYTES, ObjectStat
 from tasks.storage.retry import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, TRANSIENT_STATUS
 
 MOST_BLOCKS = 50_000
@@ -80,21 +80,22 @@ class AzureContainer:
     def _blob(self, key: str) -> BlobClient:
         return client(self._account).service_client.get_blob_client(self._container, key)
 
-    def page(self, prefix: str, token: str) -> tuple[list[Found], str]:
+    def page(self, prefix: str, token: str) -> tuple[list[ObjectStat], str]:
         return self._call(self._page, prefix, token)
 
-    async def _page(self, prefix: str, token: str) -> tuple[list[Found], str]:
+    async def _page(self, prefix: str, token: str) -> tuple[list[ObjectStat], str]:
         options = {**ONCE, "include": ["metadata"], "results_per_page": PAGE}
         blobs = self._containers().list_blobs(prefix, **options)
         pages: Any = blobs.by_page(continuation_token=token or None)
         page = [blob async for blob in await anext(pages)]
         # In an account with a hierarchical namespace directories are listed, too.
         files = [blob for blob in page if not (blob.metadata or {}).get("hdi_isfolder")]
-        return [Found(blob.name, blob.size, blob.etag.strip('"')) for blob in files], pages.continuation_token or ""
+        stats = [ObjectStat(blob.name, blob.size, blob.etag.strip('"')) for blob in files]
+        return stats, pages.continuation_token or ""
 
-    def stat(self, key: str) -> Found:
+    def stat(self, key: str) -> ObjectStat:
         found = self._call(self._blob(key).get_blob_properties, **ONCE)
-        return Found(key, found.size, found.etag.strip('"'))
+        return ObjectStat(key, found.size, found.etag.strip('"'))
 
     def read(self, key: str, start: int, end: int, version: str) -> bytes:
         return self._call(self._read, key, start, end, version)

@@ -12,7 +12,7 @@ CONCURRENCY = 8
 PAGE = 1000
 
 
-class Found(NamedTuple):
+class ObjectStat(NamedTuple):
     """An object in its bucket. ``version`` changes whenever it is written."""
 
     key: str
@@ -25,10 +25,10 @@ class Bucket(Protocol):
     """A bucket, or a container. Every method but ``put_file`` is one request, which is not retried; what it raises is
     turned by ``explain`` into what :class:`tasks.storage.base.Storage` promises."""
 
-    def page(self, prefix: str, token: str) -> tuple[list[Found], str]:
+    def page(self, prefix: str, token: str) -> tuple[list[ObjectStat], str]:
         """Objects whose keys begin with ``prefix``, and the token of the next page ("" for none)."""
 
-    def stat(self, key: str) -> Found: ...
+    def stat(self, key: str) -> ObjectStat: ...
 
     def read(self, key: str, start: int, end: int, version: str) -> bytes:
         """The bytes from ``start`` to ``end`` of this version."""

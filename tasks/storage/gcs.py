@@ -26,7 +26,7 @@ from gcsfs.retry import HttpError
 from tasks.errors import UserError
 from tasks.storage import retry
 from tasks.storage.base import AlreadyThere, MissingObject, StorageUnavailable
-from tasks.storage.bucket import PAGE, PART_BYTES, Found
+from tasks.storage.bucket import PAGE, PART_BYTES, ObjectStat
 from tasks.storage.retry import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, TRANSIENT_STATUS
 
 #: What gcsfs makes of 502, of a connection that failed or ended early, and of a service account that did not answer.
@@ -59,17 +59,17 @@ def client_of(process: int) -> Client:
     )
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     status: int
     headers: Mapping[str, str]
     body: bytes
 
 
-def call(method: str, path: str, *parts: str, **options: Any) -> Answer:
+def call(method: str, path: str, *parts: str, **options: Any) -> Response:
     """One request; ``parts`` are quoted into ``path``, options that gcsfs does not know are the query's."""
     fs = client()
     status, headers, _, body = sync(fs.loop, fs._request, method, path, *parts, **options)
-    return Answer(status, headers, body)
+    return Response(status, headers, body)
 
 
 def upload_path() -> str:
@@ -82,7 +82,7 @@ class GoogleBucket:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def page(self, prefix: str, token: str) -> tuple[list[Found], str]:
+    def page(self, prefix: str, token: str) -> tuple[list[ObjectStat], str]:
         answer = call(
             "GET",
             "b/{}/o",
@@ -95,7 +95,7 @@ class GoogleBucket:
         page = json.loads(answer.body)
         return [found(item) for item in page.get("items", [])], page.get("nextPageToken", "")
 
-    def stat(self, key: str) -> Found:
+    def stat(self, key: str) -> ObjectStat:
         return found(json.loads(call("GET", "b/{}/o/{}", self._name, key).body))
 
     def read(self, key: str, start: int, end: int, version: str) -> bytes:
@@ -193,11 +193,11 @@ class GoogleBucket:
         return error
 
 
-def found(resource: dict[str, Any]) -> Found:
-    return Found(resource["name"], int(resource["size"]), resource["generation"], resource.get("crc32c", ""))
+def found(resource: dict[str, Any]) -> ObjectStat:
+    return ObjectStat(resource["name"], int(resource["size"]), resource["generation"], resource.get("crc32c", ""))
 
 
-def arrived(answer: Answer, size: int) -> int:
+def arrived(answer: Response, size: int) -> int:
     """How many of ``size`` bytes an upload has, by its answer: 308 with their range, or without if there are none."""
     if answer.status != 308:
         return size

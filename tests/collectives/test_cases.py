@@ -14,8 +14,8 @@ from tasks.collectives.config import OPERATIONS
 from tasks.collectives.launch.timing import check
 from tasks.collectives.launch.worker import WorkerContext
 from tasks.collectives.operations.cases import ALWAYS_IN_PLACE, BUILDERS, IN_AND_OUT_OF_PLACE, REDUCING, Kind, prepare
-from tasks.collectives.operations.data import DTYPES
-from tasks.collectives.operations.support import lacks
+from tasks.collectives.operations.feasibility import unsupported_reason
+from tasks.collectives.operations.reference_data import DTYPES
 from tasks.distributed.agreement import AgreedUserError
 from tests.support.worker_groups import in_group
 
@@ -36,7 +36,7 @@ def check_all(worker: WorkerContext) -> list[str]:
     """What is wrong, in this group, of all that the backend has."""
     said = []
     for kind in kinds(list(DTYPES)):
-        if lacks("gloo", kind):
+        if unsupported_reason("gloo", kind):
             continue
         for size in (64, 3000, 40_000):
             try:
@@ -77,7 +77,7 @@ def attempt(worker: WorkerContext, kind: Kind) -> str:
 @pytest.mark.parametrize("operation", REDUCING)
 def test_what_the_table_says_gloo_lacks_fails_in_a_fresh_group(operation: str, dtype: str) -> None:
     kind = Kind(operation, dtype, "avg", operation in ALWAYS_IN_PLACE)
-    assert lacks("gloo", kind)
+    assert unsupported_reason("gloo", kind)
     try:
         found = in_group(2, attempt, kind)
     except Exception as error:
@@ -88,7 +88,7 @@ def test_what_the_table_says_gloo_lacks_fails_in_a_fresh_group(operation: str, d
 def faults(worker: WorkerContext) -> dict[str, str]:
     """For each operation and type what is said when one element of one rank's output is changed on the way."""
     said = {}
-    for kind in [k for k in kinds(list(DTYPES)) if k.reduction in ("", "sum") and not lacks("gloo", k)]:
+    for kind in [k for k in kinds(list(DTYPES)) if k.reduction in ("", "sum") and not unsupported_reason("gloo", k)]:
         case = prepare(kind, 4000, CPU)
         victim = 0 if kind.operation in ("reduce", "gather") else 1
         finish = case.start

@@ -37,7 +37,7 @@ def touched(worker: WorkerContext) -> dict[str, Any]:
 
     Case.fill = filling  # type: ignore[method-assign]
     case = replace(case, start=starting)
-    launch = timing.timed([case], "loop", 0.05, CPU)
+    launch = timing.time_cases([case], "loop", 0.05, CPU)
     return {"events": events, "finite": bool(case.target.isfinite().all()), "iterations": len(launch.seconds)}
 
 
@@ -57,7 +57,7 @@ def sleepy(worker: WorkerContext) -> Launch:
             time.sleep(0.004)
         return case.start()
 
-    return timing.timed([replace(case, start=start)], "loop", 0.05, CPU)
+    return timing.time_cases([replace(case, start=start)], "loop", 0.05, CPU)
 
 
 def test_an_iteration_takes_as_long_as_on_the_slowest_rank() -> None:
@@ -98,7 +98,7 @@ def stopped(worker: WorkerContext, budget: float) -> tuple[int, bool]:
         time.sleep(0.01)
         return []
 
-    slow = timing.timed([replace(case, start=start, after=())], "loop", budget, CPU)
+    slow = timing.time_cases([replace(case, start=start, after=())], "loop", budget, CPU)
     return len(slow.seconds), slow.narrow
 
 

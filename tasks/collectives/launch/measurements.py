@@ -14,12 +14,12 @@ import torch.distributed as dist
 
 from tasks.artifacts.network.profile import Measurement, Mode, NetworkProfile, Overlap
 from tasks.collectives.config import CollectivesConfig
-from tasks.collectives.launch.timing import FEWEST, settle, slowest, timed
+from tasks.collectives.launch.timing import FEWEST, slowest, time_cases, warm_up
 from tasks.collectives.launch.worker import WorkerContext
 from tasks.collectives.operations.cases import Kind, prepare
-from tasks.collectives.operations.support import free_memory_of, possible, refuse_too_large
+from tasks.collectives.operations.feasibility import free_memory_of, refuse_too_large, select_kinds
 from tasks.network.fingerprint import fingerprint_of
-from tasks.network.topology import gathered, topology_of
+from tasks.network.topology import gather_from_ranks, topology_of
 
 #: The size of what a pair of ranks exchanges, unless the largest is smaller.
 PAIR_BYTES = 1 << 20
@@ -32,7 +32,7 @@ ALL_REDUCE = Kind("all_reduce", reduction="sum", in_place=True)
 def inspect_group(worker: WorkerContext, config: CollectivesConfig) -> NetworkProfile:
     """What the group is, without measurements. Raises ``UserError`` for what cannot be measured in it."""
     world = dist.get_world_size()
-    asked, left_out = possible(config, dist.get_backend(), world)
+    asked, left_out = select_kinds(config, dist.get_backend(), world)
     refuse_too_large(config, asked, free_memory_of(worker.device))
     topology = topology_of(worker.device)
     fingerprint = fingerprint_of(topology, worker.device)
@@ -45,7 +45,7 @@ def inspect_group(worker: WorkerContext, config: CollectivesConfig) -> NetworkPr
 def measure_group(worker: WorkerContext, config: CollectivesConfig) -> NetworkProfile:
     """Everything that the configuration asks for, measured in this process group."""
     several = dist.get_world_size() > 1
-    settle(prepare(ALL_REDUCE, config.smallest, worker.device), worker.device)
+    warm_up(prepare(ALL_REDUCE, config.smallest, worker.device), worker.device)
     measurements = tuple(measurements_of(worker, config))
     overlaps = (measure_overlap(worker, config),) if several and config.overlap else ()
     pairs = tuple(measure_pairs(worker, config)) if several and config.pairs else ()
@@ -63,12 +63,12 @@ def measure_group(worker: WorkerContext, config: CollectivesConfig) -> NetworkPr
 
 def measure_subgroup(worker: WorkerContext, config: CollectivesConfig) -> tuple[Measurement, ...]:
     """What the models are fitted to and tested on, in a group of some of the ranks."""
-    settle(prepare(ALL_REDUCE, config.smallest, worker.device), worker.device)
+    warm_up(prepare(ALL_REDUCE, config.smallest, worker.device), worker.device)
     return tuple(measurements_of(worker, config.plain))
 
 
 def measurements_of(worker: WorkerContext, config: CollectivesConfig) -> Iterator[Measurement]:
-    asked, _ = possible(config, dist.get_backend(), dist.get_world_size())
+    asked, _ = select_kinds(config, dist.get_backend(), dist.get_world_size())
     for kind in asked:
         sizes = config.sizes if kind.dtype else [0]
         modes: list[Mode] = config.modes if kind.dtype else ["loop"]
@@ -82,7 +82,7 @@ def measure(worker: WorkerContext, kind: Kind, size: int, mode: Mode, budget: fl
     """One case of one launch."""
     worker.set_activity(f"{kind} of {size} bytes" if size else str(kind))
     cases = [prepare(kind, size, worker.device) for _ in range(in_flight)]
-    launch = timed(cases, mode, budget, worker.device)
+    launch = time_cases(cases, mode, budget, worker.device)
     world = len(kind.members) or dist.get_world_size()
     return Measurement(
         operation=kind.operation,
@@ -176,7 +176,7 @@ def measure_matrix_products(worker: WorkerContext) -> tuple[float, ...]:
         dist.barrier()
         if turn % ranks == rank:
             mine.append(product.seconds())
-    return tuple(round(seconds, 9) for seconds in gathered(float(np.mean(mine))))
+    return tuple(round(seconds, 9) for seconds in gather_from_ranks(float(np.mean(mine))))
 
 
 def synchronise(device: torch.device) -> None:

@@ -28,7 +28,7 @@ from tasks.errors import UserError
 WARM_UP = 3
 #: Seconds that fresh processes run something before anything is measured. Their first few hundred iterations take
 #: up to three times as long: the processor's clock, the allocator and the sockets' buffers adapt.
-SETTLE_S = 0.3
+WARM_UP_S = 0.3
 #: Half of the median's 95 % interval, as a share of the median.
 NARROW = 0.02
 #: Iterations from which that interval is believed; iterations in any case, and at most.
@@ -37,7 +37,7 @@ BELIEVED, FEWEST, MOST = 20, 5, 5000
 BLOCK = 0.2
 
 
-def timed(cases: Sequence[Case], mode: Mode, budget: float, device: torch.device) -> Launch:
+def time_cases(cases: Sequence[Case], mode: Mode, budget: float, device: torch.device) -> Launch:
     """Time the ``cases``, which are in flight together, for at most about ``budget`` seconds, after checking the result
     of a run and before checking that of another. All ranks call it and get the same, but for errors.
 
@@ -66,14 +66,14 @@ def timed(cases: Sequence[Case], mode: Mode, budget: float, device: torch.device
     return Launch(tuple(round(float(seconds), 9) for seconds in longest), narrow, tuple(medians))
 
 
-def settle(case: Case, device: torch.device) -> None:
-    """Run ``case`` until ``SETTLE_S`` seconds have passed on the slowest rank. All ranks call it."""
+def warm_up(case: Case, device: torch.device) -> None:
+    """Run ``case`` until ``WARM_UP_S`` seconds have passed on the slowest rank. All ranks call it."""
     case.clear()
     spent, count = 0.0, FEWEST
-    while spent < SETTLE_S:
+    while spent < WARM_UP_S:
         block = slowest(np.array(time_block([case], "loop", count, device)), device)
         spent += float(block.sum())
-        count = int(np.clip(SETTLE_S / 10 / float(np.median(block)), 1, MOST))
+        count = int(np.clip(WARM_UP_S / 10 / float(np.median(block)), 1, MOST))
 
 
 def run(cases: Sequence[Case]) -> None:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tasks.collectives.operations.data import DTYPES, POISON, Values, pieces
+from tasks.collectives.operations.reference_data import DTYPES, POISON, ReferenceData, pieces
 
 ROOT = 0
 REDUCTIONS = {"sum": dist.ReduceOp.SUM, "avg": dist.ReduceOp.AVG, "max": dist.ReduceOp.MAX}
@@ -67,7 +67,7 @@ class Case:
     target: Tensor
     before: tuple[Span, ...]
     after: tuple[Span, ...]
-    values: Values
+    values: ReferenceData
 
     def run(self) -> None:
         """Start it and wait for its end; on a GPU the current stream waits."""
@@ -122,7 +122,7 @@ class Buffer(NamedTuple):
 
 
 def make_case(kind: Kind, size: int, world: int, start: Start, source: Buffer, target: Buffer) -> Case:
-    values = Values(kind.dtype, world, kind.reduction)
+    values = ReferenceData(kind.dtype, world, kind.reduction)
     return Case(kind, size, start, source.tensor, target.tensor, tuple(source.contents), tuple(target.contents), values)
 
 
@@ -249,7 +249,7 @@ def send_recv(kind: Kind, rank: int, world: int, size: int, device: torch.device
 def barrier(kind: Kind, rank: int, world: int, size: int, device: torch.device) -> Case:
     nothing = torch.empty(0, device=device)
     start = lambda: [dist.barrier(async_op=True)]  # noqa: E731
-    return Case(kind, 0, start, nothing, nothing, (), (), Values("float32", world))
+    return Case(kind, 0, start, nothing, nothing, (), (), ReferenceData("float32", world))
 
 
 BUILDERS: dict[str, Callable[[Kind, int, int, int, torch.device], Case]] = {

@@ -9,8 +9,8 @@ import pytest
 from tasks.collectives.config import OPERATIONS, CollectivesConfig
 from tasks.collectives.launch.measurements import inspect_group
 from tasks.collectives.launch.subgroups import subgroup_ranks
-from tasks.collectives.operations import support
-from tasks.collectives.operations.support import free_memory, kinds, memory_needed, possible, refuse_too_large
+from tasks.collectives.operations import feasibility
+from tasks.collectives.operations.feasibility import free_memory, kinds, memory_needed, refuse_too_large, select_kinds
 from tasks.errors import UserError
 from tasks.hardware.memory import MEMORY
 from tests.support.worker_groups import in_group
@@ -20,14 +20,14 @@ from tests.support.worker_groups import in_group
 def test_what_the_backend_lacks_is_refused_beforehand(operation: str) -> None:
     config = CollectivesConfig(operations=[operation], dtypes=["float32", "int64"], reductions=["sum", "avg"])
     with pytest.raises(UserError, match=rf"^collectives\.reductions: {operation} by avg in int64 cannot be measured:"):
-        possible(config, "gloo", 2)
-    assert possible(config, "nccl", 2)[0]
+        select_kinds(config, "gloo", 2)
+    assert select_kinds(config, "nccl", 2)[0]
     with pytest.raises(UserError, match=r"^collectives\.reductions"):
         in_group(2, inspect_group, config)
 
 
 def test_one_process_measures_what_still_makes_sense() -> None:
-    asked, left_out = possible(CollectivesConfig(), "gloo", 1)
+    asked, left_out = select_kinds(CollectivesConfig(), "gloo", 1)
     assert {kind.operation for kind in asked} == set(OPERATIONS) - {"send_recv"}
     assert left_out == ["send_recv: a single process has nobody to send to"]
 
@@ -67,8 +67,8 @@ def test_what_is_free_is_what_the_kernel_says_at_most() -> None:
 def test_what_others_in_the_control_group_use_is_not_taken_from_the_placements_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(support, "memory_limit", lambda: None)
-    monkeypatch.setattr(support, "memory_used", lambda: 1 << 40)
+    monkeypatch.setattr(feasibility, "memory_limit", lambda: None)
+    monkeypatch.setattr(feasibility, "memory_used", lambda: 1 << 40)
     monkeypatch.setenv(MEMORY, "64Mi")
     assert free_memory()[1] == 64 << 20
 

@@ -1,8 +1,8 @@
 """What can be measured at all: what a backend lacks, what one process cannot do, and what fits into memory.
 
 An operation that a backend lacks is refused beforehand, because it may fail on some ranks only, give a wrong result, or
-break the group for the operations after it. Tests compare :func:`lacks` with fresh process groups of the installed
-torch.
+break the group for the operations after it. Tests compare :func:`unsupported_reason` with fresh process groups of the
+installed torch.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from tasks.errors import UserError
 from tasks.hardware.cgroup import groups, memory_limit, read
 from tasks.hardware.memory import MEMORY
 from tasks.hardware.quantities import quantity_in_environment
-from tasks.network.topology import gathered
+from tasks.network.topology import gather_from_ranks
 
 
-def lacks(backend: str, kind: Kind) -> str:
+def unsupported_reason(backend: str, kind: Kind) -> str:
     """Why the backend cannot run this, or nothing (torch 2.13)."""
     if backend == "gloo" and kind.reduction == "avg" and kind.dtype.startswith("int"):
         return "gloo cannot average integers: it raises when waited for, and the next operation fails, too"
@@ -44,12 +44,12 @@ def kinds(config: CollectivesConfig) -> list[Kind]:
     return found
 
 
-def possible(config: CollectivesConfig, backend: str, world: int) -> tuple[list[Kind], list[str]]:
+def select_kinds(config: CollectivesConfig, backend: str, world: int) -> tuple[list[Kind], list[str]]:
     """What is measured, and what is left out because one process has nobody to talk to. Raises ``UserError`` for what
     the backend lacks."""
     asked = kinds(config)
     for kind in asked:
-        if why := lacks(backend, kind):
+        if why := unsupported_reason(backend, kind):
             raise UserError(f"collectives.reductions: {kind} cannot be measured: {why}; leave out one of the two")
     if world > 1:
         return asked, []
@@ -96,8 +96,8 @@ def free_memory_of(device: torch.device) -> dict[int, tuple[str, int]]:
     """Where each rank's memory for buffers is, and how many bytes of it are free."""
     if device.type == "cuda":
         place = f"{torch.cuda.get_device_name(device)} of {socket.gethostname()}, {device}"
-        return dict(enumerate(gathered((place, torch.cuda.mem_get_info(device)[0]))))
-    return dict(enumerate(gathered(free_memory())))
+        return dict(enumerate(gather_from_ranks((place, torch.cuda.mem_get_info(device)[0]))))
+    return dict(enumerate(gather_from_ranks(free_memory())))
 
 
 def free_memory() -> tuple[str, int]:

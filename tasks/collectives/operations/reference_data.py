@@ -37,8 +37,8 @@ PIECE = 1 << 20
 
 
 @dataclass(frozen=True)
-class Values:
-    """The inputs of all ranks of one case. ``reduction`` is empty for operations that only move data."""
+class ReferenceData:
+    """The inputs and expected outputs of all ranks in one case; ``reduction`` is "" for operations that move data."""
 
     dtype: str
     world: int
