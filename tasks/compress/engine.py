@@ -24,9 +24,9 @@ from tasks.compress.students import described, students_of
 from tasks.errors import UserError
 from tasks.gate.quality import UNITS, Loss, in_words, loss_of
 from tasks.models.factory import build
-from tasks.models.kept import LAYERS, compose, cut, units
 from tasks.models.metrics import HEADLINE, scores
 from tasks.models.predict import Predictor, held_out_rows, predict, targets_of, torch_predictor
+from tasks.models.pruning import LAYERS, compose, prune, units
 from tasks.models.trained import Architecture, TrainedModel, write_trained
 from tasks.timing.latencies import Workload, measure_latencies
 
@@ -90,9 +90,9 @@ def write_pruned(directory: Path, work: CompressionRun, share: float, made_by: M
     model = trained.load()
     groups = find_groups(model)
     found = importance(model, groups, work.data)
-    kept = united([g.kept(strongest(g, of, share)) for g, of in zip(groups, found, strict=True)])
-    cut(model.network, kept)
-    pruned = replace(trained.architecture, kept=compose(trained.architecture.kept, kept))
+    retained = united([g.retained(strongest(g, of, share)) for g, of in zip(groups, found, strict=True)])
+    prune(model.network, retained)
+    pruned = replace(trained.architecture, retained=compose(trained.architecture.retained, retained))
     pruned.empty()  # refuses what does not run so
     weights = model.state_dict()
     return write_trained(directory, pruned, weights, weights, made_by)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from tasks.errors import UserError
 from tasks.models.factory import Predictor, zeros
-from tasks.models.kept import LAYERS, Side, can_be_cut, cut, units
+from tasks.models.pruning import LAYERS, Side, can_be_pruned, prune, units
 from tasks.models.transformer import Transformer
 
 #: Rows of random inputs on which exchanged units must leave the outputs as they are, and how far rounding may go, as a
@@ -49,8 +49,8 @@ class Group:
     def name(self) -> str:
         return self.members[0].name
 
-    def kept(self, chosen: Sequence[int]) -> dict[str, dict[str, list[int]]]:
-        """What :func:`tasks.models.kept.cut` keeps if the units ``chosen`` stay, in this order."""
+    def retained(self, chosen: Sequence[int]) -> dict[str, dict[str, list[int]]]:
+        """What :func:`tasks.models.pruning.prune` retains if the units ``chosen`` stay, in this order."""
         found: dict[str, dict[str, list[int]]] = {}
         for member in self.members:
             picked = member.indices[torch.tensor(chosen)]
@@ -61,7 +61,7 @@ class Group:
 
 
 def united(parts: Sequence[Mapping[str, Mapping[str, list[int]]]]) -> dict[str, dict[str, list[int]]]:
-    """What is kept by several groups."""
+    """What is retained by several groups."""
     found: dict[str, dict[str, list[int]]] = {}
     for part in parts:
         for name, sides in part.items():
@@ -158,7 +158,7 @@ def group_of(
     for module, side, indices, roots in traced:
         if not any(True for _ in module.parameters()) and type(module).__module__.startswith("torch_pruning"):
             continue  # an operation that has no tensors
-        if module not in names or not can_be_cut(module) or any(id(p) in shared for p in module.parameters()):
+        if module not in names or not can_be_pruned(module) or any(id(p) in shared for p in module.parameters()):
             return None
         side = side if side in LAYERS[type(module)] else "out"
         if len(indices) != units(module, side) or len(indices) % count or len(roots) != len(indices):
@@ -195,7 +195,7 @@ def outputs_with(network: nn.Module, group: Group, places: Tensor, inputs: Seque
     in its forward pass."""
     other = deepcopy(network)
     try:
-        cut(other, group.kept(places.flatten().tolist()))
+        prune(other, group.retained(places.flatten().tolist()))
         return other(*inputs)
     except Exception:
         return None

@@ -16,8 +16,8 @@ from tasks.errors import UserError
 from tasks.models.config import ModelConfig
 from tasks.models.footprint import ResultBytes
 from tasks.models.initial import fill
-from tasks.models.kept import Kept, cut
 from tasks.models.mlp import MLP
+from tasks.models.pruning import Retained, prune
 from tasks.models.resnet import ResNet
 from tasks.models.source_code import import_from_working_directory
 from tasks.models.transformer import Transformer
@@ -73,15 +73,15 @@ def resolve(config: ModelConfig, signature: Signature) -> str:
 
 
 def build(
-    config: ModelConfig, signature: Signature, seed: int, *, empty: bool = False, kept: Kept | None = None
+    config: ModelConfig, signature: Signature, seed: int, *, empty: bool = False, retained: Retained | None = None
 ) -> Predictor:
     """Build the network with initial weights from ``seed``, and run it on a batch of zeros.
 
     A network that states the standard deviations of its parameters (``initial_std``, see
     :mod:`tasks.models.initial`) is built and tried on the meta device, and filled afterwards; if ``empty``, it stays
-    there, so that each device can fill its own part. Only the units ``kept`` stay (:mod:`tasks.models.kept`). Raises
-    ``UserError`` if the factory is missing, does not take the arguments or raises, or if its network does not fit the
-    data or the kept units.
+    there, so that each device can fill its own part. Only the units ``retained`` stay (:mod:`tasks.models.pruning`).
+    Raises ``UserError`` if the factory is missing, does not take the arguments or raises, or if its network does not
+    fit the data or the retained units.
     """
     name = resolve(config, signature)
     built_in: dict[str, Callable[..., Any]] = {"mlp": MLP, "resnet": ResNet, "transformer": Transformer}
@@ -102,7 +102,7 @@ def build(
     if not isinstance(network, nn.Module):
         raise UserError(f"model.name: {name} returned {type(network).__name__}; expected a torch.nn.Module")
     try:
-        cut(network, kept or {})
+        prune(network, retained or {})
     except ValueError as error:
         raise UserError(f"model.name: {name} is not the network that was pruned: {error}") from None
     predictor = Predictor(signature, network)

@@ -1,7 +1,7 @@
 """The trained model, as training writes it and evaluation and export read it.
 
 The artifact holds ``best.safetensors`` and ``last.safetensors`` (weights), ``model.json`` (the network, its arguments,
-the signature and, of a pruned network, the units that it kept), and ``history.json`` and ``attempt.json``
+the signature and, of a pruned network, the units that it retained), and ``history.json`` and ``attempt.json``
 (:mod:`tasks.artifacts.results.training`), which a network lacks that was not trained yet.
 """
 
@@ -20,7 +20,7 @@ from tasks.artifacts.prepared.data import Signature
 from tasks.artifacts.results.training import HISTORY, KIND, History
 from tasks.models.config import ModelConfig
 from tasks.models.factory import Predictor, build, resolve
-from tasks.models.kept import Kept
+from tasks.models.pruning import Retained
 from tasks.models.weights_file import Weights
 from tasks.settings import to_dict
 
@@ -32,12 +32,12 @@ class Architecture:
     config: ModelConfig
     signature: Signature
     #: Of a pruned network the units that stay; empty if all do.
-    kept: Kept = field(default_factory=dict)
+    retained: Retained = field(default_factory=dict)
 
     def empty(self) -> Predictor:
         """The network without its weights: where the model can be built so, its parameters take no memory. Raises
         ``UserError`` if it cannot run."""
-        return build(self.config, self.signature, seed=0, empty=True, kept=self.kept)
+        return build(self.config, self.signature, seed=0, empty=True, retained=self.retained)
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def write_trained(
     config, signature = architecture.config, architecture.signature
     named = ModelConfig(resolve(config, signature), config.arguments)
     model = {"config": to_dict(named), "signature": signature.to_json()}
-    writer.write_json("model.json", model | ({"kept": architecture.kept} if architecture.kept else {}))
+    writer.write_json("model.json", model | ({"kept": architecture.retained} if architecture.retained else {}))
     for name, data in (record or {}).items():
         writer.write_bytes(name, data)
     return writer.finish(KIND, made_by)

@@ -44,7 +44,7 @@ def test_units_are_removed_and_then_reused(model: tuple[str, str], pyflyte_run: 
     first = pyflyte_run(*given, workflow="prune")
     assert first.returncode == 0, first.stdout
     assert "Slipstream  prune → 50 % fewer units" in first.stdout
-    kept = TrainedModel.open(result_of(first.stdout, tmp_path)).architecture.kept["layers.0"]
+    kept = TrainedModel.open(result_of(first.stdout, tmp_path)).architecture.retained["layers.0"]
     assert list(kept) == ["out"] and len(kept["out"]) == 8
     second = pyflyte_run(*given, workflow="prune")
     assert second.returncode == 0 and "train        reused" in second.stdout, second.stdout

@@ -109,7 +109,7 @@ def test_killed_and_resumed_it_ends_the_same(prepared: Path, teacher: Path, tmp_
     assert attempt(killed).finished
     assert outcome(killed) == outcome(whole)
     assert "goes on from step" in (killed.place / "log-0").read_text()
-    assert bool(TrainedModel.open(killed.output).architecture.kept) is pruned
+    assert bool(TrainedModel.open(killed.output).architecture.retained) is pruned
 
 
 def test_training_goes_on_from_a_models_weights_and_its_checkpoints_belong_to_it(

@@ -19,7 +19,7 @@ from tasks.compress.importance import importance, strongest
 from tasks.errors import UserError
 from tasks.models.config import ModelConfig
 from tasks.models.factory import Predictor, build
-from tasks.models.kept import compose, cut
+from tasks.models.pruning import compose, prune
 from tasks.models.trained import Architecture, TrainedModel, write_trained
 from tasks.train.config import TrainingConfig
 from tests.support.toys import table
@@ -118,12 +118,12 @@ def test_removed_units_that_had_no_effect_change_no_output() -> None:
 
     groups = find_groups(model)
     found = importance(model, groups, Data())  # type: ignore[arg-type]
-    kept = united([g.kept(strongest(g, of, 0.5)) for g, of in zip(groups, found, strict=True)])
+    kept = united([g.retained(strongest(g, of, 0.5)) for g, of in zip(groups, found, strict=True)])
     assert kept["0"] == {"out": [0, 2, 3, 6]} and kept["2"] == {"out": [1, 4, 5], "in": [0, 2, 3, 6]}
     inputs = torch.randn(9, 5)
     with torch.no_grad():
         before = model(inputs)
-        cut(model.network, kept)
+        prune(model.network, kept)
         torch.testing.assert_close(model(inputs), before)
     assert [layer.weight.shape for layer in model.network[::2]] == [(4, 5), (3, 4), (3, 3)]
 
@@ -145,14 +145,14 @@ def test_what_two_cuts_kept_is_what_one_would() -> None:
     first, second = {"0": {"out": [1, 3, 5, 7]}, "2": {"in": [1, 3, 5, 7]}}, {"0": {"out": [0, 2]}, "2": {"in": [0, 2]}}
     twice, once = (nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2)) for _ in range(2))
     once.load_state_dict(twice.state_dict())
-    cut(twice, first)
-    cut(twice, second)
-    cut(once, compose(first, second))
+    prune(twice, first)
+    prune(twice, second)
+    prune(once, compose(first, second))
     assert all(torch.equal(a, b) for a, b in zip(twice.parameters(), once.parameters(), strict=True))
     with pytest.raises(ValueError, match="has 2 units"):
-        cut(once, {"0": {"out": [2]}})
+        prune(once, {"0": {"out": [2]}})
     with pytest.raises(ValueError, match="no module 'x'"):
-        cut(once, {"x": {"out": [0]}})
+        prune(once, {"x": {"out": [0]}})
 
 
 def work_on(model: Path, prepared: Path, method: str = "prune", **settings: object) -> CompressionRun:
@@ -178,7 +178,7 @@ def test_a_pruned_model_trains_on_is_pruned_again_and_exported(tmp_path: Path) -
         assert all(after.in_features == before.out_features for before, after in pairwise(layers))
         whole = smaller
     model = TrainedModel.open(whole)
-    assert list(model.architecture.kept) and model.history["parameters"] == sum(
+    assert list(model.architecture.retained) and model.history["parameters"] == sum(
         p.numel() for p in model.load().parameters()
     )
     export(tmp_path / "exported", model, PreparedData.open(prepared), ExportConfig(seconds=0.5), {})

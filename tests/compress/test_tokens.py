@@ -12,7 +12,7 @@ import transformers
 from tasks.artifacts.prepared.data import PreparedData
 from tasks.compress.config import CompressionConfig
 from tasks.compress.engine import CompressionRun, choose, judge, propose
-from tasks.models.kept import cut
+from tasks.models.pruning import prune
 from tasks.models.trained import TrainedModel
 from tasks.models.transformer import Transformer
 from tasks.models.transformer.hugging_face import files_of
@@ -46,7 +46,7 @@ def test_feed_forward_units_are_pruned_and_taught_again(
     work = CompressionRun(whole, data, CompressionConfig("prune", share=0.5))
     start = made(work, tmp_path / "start")
     layers = [f"model.layers.{block}.mlp" for block in range(SIZES["num_hidden_layers"])]
-    assert start.architecture.kept.keys() == {
+    assert start.architecture.retained.keys() == {
         f"{layer}.{name}_proj" for layer in layers for name in ("gate", "up", "down")
     }
     directories = {"start": start.artifact.directory, "teacher": whole.artifact.directory}
@@ -64,7 +64,7 @@ def test_hugging_faces_library_loads_what_was_pruned(data: PreparedData, whole: 
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     with torch.no_grad():
         assert (theirs(rows).logits - smaller(rows)).abs().max() < 1e-4
-        cut(smaller.network, {"model.layers.0.mlp.gate_proj": {"out": [0, 1]}})
+        prune(smaller.network, {"model.layers.0.mlp.gate_proj": {"out": [0, 1]}})
     assert not list(files_of(smaller.network)), "its layers have two sizes"
 
 

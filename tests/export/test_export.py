@@ -85,8 +85,9 @@ def test_figures_agree_with_the_files(case: Case) -> None:
     for variant in timed:
         if variant["file"]:
             assert variant["bytes"] == case.artifact.files[variant["file"]].size
-        for batch in ("1", "32", "256"):
-            latency = variant["latency_ms"][batch]
+        # On a machine that is busy with other work the largest batch may take too long to be timed.
+        assert {"1", "32"} <= variant["latency_ms"].keys() <= {"1", "32", "256"}
+        for batch, latency in variant["latency_ms"].items():
             for percentile, needed in (("p50", 20), ("p90", 100), ("p99", 1000)):
                 assert (latency[percentile] is None) == (latency["calls"] < needed)
             if p50 := latency["p50"]:
@@ -95,7 +96,7 @@ def test_figures_agree_with_the_files(case: Case) -> None:
     assert [v["name"] for v in timed if v["chosen"]] == [case.report["chosen"]]
     made = {name for name in case.artifact.files if name.endswith(".onnx")} - {"model.onnx", "model.raw.onnx"}
     assert made == {variant["file"] for variant in timed if variant["file"]}
-    assert set(case.report["best"]) == {"1", "32", "256"}
+    assert {"1", "32"} <= case.report["best"].keys() <= {"1", "32", "256"}
 
 
 def test_every_recipe_has_a_verdict_and_a_reason(case: Case) -> None:

@@ -67,7 +67,7 @@ class TooManySkipped(Exception):
 class TrainLoop:
     """The steps from ``state.progress.step`` to the end of the last epoch or to early stopping."""
 
-    def __init__(  # noqa: PLR0913 - one more than allowed, until its guards are one object
+    def __init__(
         self,
         state: TrainingState,
         data: PreparedData,

@@ -1,4 +1,4 @@
-"""Networks of which units were removed: which of them stay, by module.
+"""Structured pruning: networks of which units were removed, and which of these are retained, by module.
 
 A unit is one of a layer's outputs: a neuron or a channel. Removing it shrinks the tensors of its layer, of the
 normalisation after it, and of every layer that takes it as an input.
@@ -15,9 +15,9 @@ from torch import Tensor, nn
 Side = Literal["out", "in"]
 #: By the name of a module in the network: the indices of its outputs and inputs that stay, in order. What is not named
 #: is whole.
-Kept = Mapping[str, Mapping[str, Sequence[int]]]
+Retained = Mapping[str, Mapping[str, Sequence[int]]]
 
-#: The layers that can be cut, and the attributes that hold how many outputs and inputs they have.
+#: The layers that can be pruned, and the attributes that hold how many outputs and inputs they have.
 LAYERS: dict[type[nn.Module], dict[Side, str]] = {
     nn.Linear: {"out": "out_features", "in": "in_features"},
     nn.Conv1d: {"out": "out_channels", "in": "in_channels"},
@@ -31,42 +31,42 @@ LAYERS: dict[type[nn.Module], dict[Side, str]] = {
 }
 
 
-def can_be_cut(module: nn.Module) -> bool:
-    """Whether :func:`cut` knows the module: convolutions that are not grouped, and normalisation of one dimension."""
+def can_be_pruned(module: nn.Module) -> bool:
+    """Whether :func:`prune` knows the module: convolutions that are not grouped, and normalisation of one dimension."""
     if type(module) not in LAYERS or getattr(module, "groups", 1) != 1:
         return False
     return not isinstance(module, nn.LayerNorm) or len(module.normalized_shape) == 1
 
 
 def units(module: nn.Module, side: Side) -> int:
-    """How many outputs or inputs a layer has that can be cut."""
+    """How many outputs or inputs a layer has that can be pruned."""
     size = getattr(module, LAYERS[type(module)][side])
     return size[0] if isinstance(size, tuple) else size
 
 
-def cut(network: nn.Module, kept: Kept) -> None:
-    """Remove all but the kept units, in place. Works on the meta device, too.
+def prune(network: nn.Module, retained: Retained) -> None:
+    """Remove all but the retained units, in place. Works on the meta device, too.
 
-    Raises ``ValueError`` if the network lacks a module or a unit, or if a module cannot be cut.
+    Raises ``ValueError`` if the network lacks a module or a unit, or if a module cannot be pruned.
     """
-    for name, sides in kept.items():
+    for name, sides in retained.items():
         try:
             module = network.get_submodule(name)
         except AttributeError:
             raise ValueError(f"there is no module {name!r}") from None
-        if not can_be_cut(module):
+        if not can_be_pruned(module):
             raise ValueError(f"units of a {type(module).__name__} ({name}) cannot be removed")
         for side, indices in sides.items():
             if side not in ("out", "in") or side not in LAYERS[type(module)]:
                 raise ValueError(f"{name} has no side {side!r}")
             if not indices or not 0 <= min(indices) <= max(indices) < units(module, side):
-                raise ValueError(f"{name} has {units(module, side)} units ({side}), not those that were kept")
-            keep_units(module, side, torch.tensor(indices))
+                raise ValueError(f"{name} has {units(module, side)} units ({side}), not those that were retained")
+            select_units(module, side, torch.tensor(indices))
 
 
 @torch.no_grad()
-def keep_units(module: nn.Module, side: Side, indices: Tensor) -> None:
-    """Keep the units ``indices`` (int64 ``[kept]``) of one module."""
+def select_units(module: nn.Module, side: Side, indices: Tensor) -> None:
+    """Retain the units ``indices`` (int64 ``[retained]``) of one module."""
     for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
         # Weights are [out, in, ...]; biases and what belongs to normalisation are [out]; counters are scalars.
         dim = 1 if side == "in" else 0
@@ -79,8 +79,8 @@ def keep_units(module: nn.Module, side: Side, indices: Tensor) -> None:
     setattr(module, LAYERS[type(module)][side], (size,) if isinstance(module, nn.LayerNorm) else size)
 
 
-def compose(before: Kept, after: Kept) -> dict[str, dict[str, list[int]]]:
-    """What is kept of the whole network if ``after`` is kept of what ``before`` kept."""
+def compose(before: Retained, after: Retained) -> dict[str, dict[str, list[int]]]:
+    """What is retained of the whole network if ``after`` is retained of what ``before`` retained."""
     found = {name: {side: list(indices) for side, indices in sides.items()} for name, sides in before.items()}
     for name, sides in after.items():
         for side, indices in sides.items():
