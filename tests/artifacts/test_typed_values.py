@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load, save
 
@@ -90,6 +90,7 @@ outers = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(outers)
 def test_a_value_comes_back_to_the_bit(value: Outer) -> None:
     assert bits(decode(encode(value, Outer), Outer, "f")) == bits(value)

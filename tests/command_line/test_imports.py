@@ -44,12 +44,12 @@ def test_annotations_that_cannot_be_remembered_are_described_all_the_same() -> N
 
     from flytekit.core.type_engine import TypeEngine
 
-    from tasks.artifacts.results.compression import Size
+    from tasks.artifacts.results.compression import NetworkSize
     from tasks.flyte.metadata import on
 
     assert on("report")
-    described = TypeEngine.to_literal_type(Annotated[Size, {"unit": "parameters"}])
-    assert described == TypeEngine.to_literal_type(Size)
+    described = TypeEngine.to_literal_type(Annotated[NetworkSize, {"unit": "parameters"}])
+    assert described == TypeEngine.to_literal_type(NetworkSize)
 
 
 def test_tasks_without_a_process_group_load_no_torch() -> None:
