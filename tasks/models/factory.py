@@ -15,7 +15,7 @@ from tasks.artifacts.prepared.data import Signature
 from tasks.errors import UserError
 from tasks.models.config import ModelConfig
 from tasks.models.footprint import ResultBytes
-from tasks.models.initial import fill
+from tasks.models.initial import StatesDeviations, fill
 from tasks.models.mlp import MLP
 from tasks.models.pruning import Retained, prune
 from tasks.models.resnet import ResNet
@@ -53,7 +53,9 @@ class Predictor(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Tensor:
         if self.signature.image_mean and self.first:
-            inputs = tuple((x.to(torch.float32) - self.image_mean) / self.image_std for x in inputs)
+            # On a network without memory the two are on the host all the same.
+            mean, std = self.image_mean.to(inputs[0].device), self.image_std.to(inputs[0].device)
+            inputs = tuple((x.to(torch.float32) - mean) / std for x in inputs)
         outputs = self.network(*inputs)
         if self.signature.task == "regression" and self.last:
             # A target of 200,000 and some hundreds is 200,704 in bfloat16, and infinite in float16.
@@ -123,6 +125,8 @@ def build(
         check_without_constants(name, network)
         if not empty:
             fill(network.to_empty(device="cpu"), seed)
+    elif isinstance(network, StatesDeviations):  # made by a function, which does not tell before
+        fill(network, seed)
     predictor.row_bytes = results.total // 2
     return predictor.train(was_training)
 

@@ -12,43 +12,47 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from tasks.artifacts.prepared.data import PreparedData
 from tasks.artifacts.prepared.streamed import open_prepared
+from tasks.distributed.devices import backend_of
 from tasks.errors import UserError
 from tasks.hardware.gpus import bf16_gpus, visible_gpus
 from tasks.models.config import ModelConfig
 from tasks.models.factory import Predictor, build
-from tasks.models.plan import plan_of
+from tasks.models.plan import blocks_of, plan_of
 from tasks.train.arithmetic.precision import precision_of
 from tasks.train.config import TrainingConfig
 from tasks.train.data.loader import layout as layout_of
 from tasks.train.data.order import GlobalOrder
 from tasks.train.loop.probe import Traits, probe
 from tasks.train.loop.step import micro_batches, padded_rows
+from tasks.train.parallel.config import ParallelConfig
 from tasks.train.parallel.layout import check_plan
+from tasks.train.parallel.replicas import check_exchange
 
 META = torch.device("meta")
 
 
-def check_training(
-    prepared: Path, model: ModelConfig | None, training: TrainingConfig, processes: int, nodes: int
-) -> None:
+def check_training(prepared: Path, model: ModelConfig, training: TrainingConfig, processes: int, nodes: int) -> None:
     """Raise ``UserError`` for what is known to be wrong without a process group of so many ``processes`` in all.
 
-    The network is built only if settings depend on it. ``model`` is None for one that was trained already.
+    The network is built only if settings depend on it.
     """
     precision = precision_of(training.precision, gpu=visible_gpus() > 0, bf16=bf16_gpus())
+    check_exchange(training.gradients, backend_of(training.backend, visible_gpus()), precision)
     _, replicas, shards, _ = training.parallel.sizes(processes, nodes)
     data = open_prepared(prepared)
     check_rows(data)
     pieces = pieces_of(data, training, replicas * shards)
     if training.compile:
         check_compiler(visible_gpus() > 0)
-    if model and (training.parallel.divides or training.compile):
+    if training.parallel.divides or training.compile:
         predictor = build(model, data.signature, training.seed, empty=True)
         check_divisible(training, traits_of(predictor, torch.device("cpu")), precision)
         check_plan(training.parallel, plan_of(predictor.network), len(pieces))
+        check_parameters(training.parallel, predictor.network)
 
 
 def traits_of(predictor: Predictor, device: torch.device) -> Traits:
@@ -92,6 +96,26 @@ def check_divisible(training: TrainingConfig, traits: Traits, precision: str) ->
             "training.precision: fp16 is not allowed with training.parallel, where its loss scaling was never tried; "
             "expected bf16 or fp32"
         )
+
+
+def check_parameters(config: ParallelConfig, network: nn.Module) -> None:
+    """Raise ``UserError`` for parameters that cannot be sharded by blocks."""
+    if config.shard == "none":
+        return
+    blocks = blocks_of(network)
+    owners: dict[nn.Parameter, set[str]] = {}
+    for name, parameter in network.named_parameters(remove_duplicate=False):
+        if not parameter.ndim:
+            raise UserError(
+                f"training.parallel.shard: none expected: the model's parameter {name!r} is a single number without "
+                "dimensions, which cannot be divided; give it the shape [1]"
+            )
+        owners.setdefault(parameter, set()).add(next((b for b in blocks if name.startswith(f"{b}.")), ""))
+        if len(owners[parameter]) > 1:
+            raise UserError(
+                f"training.parallel.shard: none expected: the model's parameter {name!r} belongs to several of its "
+                "blocks, which are gathered one at a time"
+            )
 
 
 def check_compiler(gpu: bool) -> None:

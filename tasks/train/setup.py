@@ -16,7 +16,7 @@ from tasks.models.factory import Predictor
 from tasks.models.trained import Architecture
 from tasks.train.arithmetic.ema import AveragedWeights
 from tasks.train.arithmetic.precision import LossScaler, autocast, resolve_precision
-from tasks.train.checks import check_divisible, check_rows, pieces_of, traits_of
+from tasks.train.checks import check_divisible, check_parameters, check_rows, pieces_of, traits_of
 from tasks.train.config import TrainingConfig
 from tasks.train.data.loader import padding
 from tasks.train.lineage import Lineage
@@ -66,7 +66,8 @@ class Setup:
                 predictor = predictor.to(group.device)
             traits = traits_of(predictor, group.device)
             check_divisible(training, traits, precision)
-            check_exchange(exchange, group, precision)
+            check_parameters(training.parallel, predictor.network)
+            check_exchange(exchange, group.backend, precision)
             fast = compile_pass(predictor, pieces, precision, group) if training.compile else None
         with same_error_on_all_ranks():
             layout = Layout.connect(training.parallel, group.rank, group.world, group.device)

@@ -38,10 +38,12 @@ def fetch_prepared(directory: FlyteDirectory, place: Placement, fresh: Path) -> 
 
 
 def check(inputs: Mapping[str, Any], place: Placement) -> None:
+    from tasks.models.trained import TrainedModel
     from tasks.train.checks import check_training
 
     prepared = Path(inputs["prepared"].path)
-    check_training(prepared, inputs.get("model"), inputs["training"], place.world_size, place.nodes)
+    model = inputs["model"] if "model" in inputs else TrainedModel.open(Path(inputs["start"].path)).config
+    check_training(prepared, model, inputs["training"], place.world_size, place.nodes)
 
 
 class TrainedModels(TypedDict, total=False):

@@ -30,7 +30,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     place = tmp_path_factory.mktemp("data")
     rows = token_rows(120).numpy()
     write_token_rows(place / "tokens", {"train": rows[:100], "validation": rows[100:]}, vocabulary=256)
-    return {"tokens": place / "tokens", "table": table_of_numbers(place / "table", 200)}
+    write_token_rows(place / "odd", {"train": rows[:100], "validation": rows[100:]}, vocabulary=255)
+    return {"odd": place / "odd", "tokens": place / "tokens", "table": table_of_numbers(place / "table", 200)}
 
 
 class Started(Exception):
@@ -75,13 +76,43 @@ MISTAKES: dict[str, tuple[str, ModelConfig, dict[str, Any], int, str]] = {
         4,
         "training.parallel.tensor: 4 does not divide the model's num_key_value_heads, 2",
     ),
-    "hidden": (
+    "feed-forward": (
         "tokens",
         ModelConfig("transformer", {**SIZES, "intermediate_size": 25}),
         {"parallel": {"tensor": 2}},
         2,
         "training.parallel.tensor: 2 does not divide the model's intermediate_size, 25",
     ),
+    "hidden size": (
+        "tokens",
+        ModelConfig("transformer", {**SIZES, "hidden_size": 18, "head_dim": 4, "num_key_value_heads": 4}),
+        {"parallel": {"tensor": 4}},
+        4,
+        "training.parallel.tensor: 4 does not divide the model's hidden_size, 18",
+    ),
+    "vocabulary": (
+        "odd",
+        TRANSFORMER,
+        {"parallel": {"tensor": 2}},
+        2,
+        "training.parallel.tensor: 2 does not divide the model's vocab_size, 255",
+    ),
+    "a scalar": (
+        "table",
+        ModelConfig("tests.support.nets:with_scalars"),
+        {"parallel": {"shard": "weights"}},
+        2,
+        "'layers.0.scale' is a single number without dimensions",
+    ),
+    "shared": (
+        "table",
+        ModelConfig("tests.support.nets:with_shared"),
+        {"parallel": {"shard": "optimizer"}},
+        2,
+        "'layers.2.inner.0.weight' belongs to several of its blocks",
+    ),
+    "nccl": ("table", MLP, {"backend": "nccl"}, 2, "training.backend: nccl needs a GPU"),
+    "hook": ("table", MLP, {"gradients": {"hook": "bf16"}}, 2, "over gloo: the bf16 hook is NCCL's alone"),
     "stages": (
         "tokens",
         TRANSFORMER,

@@ -81,6 +81,25 @@ def test_every_layout_trains_it_alike(
     assert found.history["parameters"] == one.history["parameters"]
 
 
+IMAGES = Signature((TensorSpec("image", "uint8", (1, 8, 8)),), "classification", "y", ("a", "b"), (), (9.0,), (2.0,))
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_pictures_may_be_its_input(empty: bool) -> None:
+    """Mean and deviation of the pixels are values, though the network has none yet."""
+    made = build(ModelConfig("tests.support.nets:PlannedForPictures"), IMAGES, 0, empty=empty)
+    assert made.image_mean.item() == 9.0 and all(p.is_meta is empty for p in made.parameters())
+
+
+def test_a_function_may_make_it() -> None:
+    by_class, by_function = (
+        build(ModelConfig(f"tests.support.nets:{name}"), SIGNATURE, 7) for name in ("Planned", "planned")
+    )
+    for (name, one), other in zip(by_class.named_parameters(), by_function.parameters(), strict=True):
+        assert torch.equal(one, other), name
+    assert not by_function.get_parameter("network.first.bias").any()
+
+
 @pytest.mark.parametrize("constant", ["buffer", "attribute"])
 def test_a_constant_that_would_have_no_value_is_one_line(constant: str) -> None:
     """A network that states its deviations is built without memory, its constants, too."""

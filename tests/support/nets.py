@@ -145,3 +145,43 @@ class Planned(nn.Module):
             self.first = self.codes = None
         if stop < self.depth:
             self.head = None
+
+
+def planned(signature: Signature) -> nn.Module:
+    return Planned(signature)
+
+
+class PlannedForPictures(nn.Module):
+    """Takes images; states the deviations of its parameters."""
+
+    def __init__(self, signature: Signature) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(signature.inputs[0].shape[0], 4, 3)
+        self.head = nn.Linear(4, signature.outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.first(x).mean(dim=(2, 3)))
+
+    def initial_std(self, name: str) -> float:
+        return 0.1
+
+
+class ScaledBlock(nn.Module):
+    """Has a parameter without dimensions."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Linear(width, width), nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.scale * self.layer(x)
+
+
+def with_scalars(signature: Signature) -> nn.Module:
+    return OnNumbers(*(ScaledBlock(numbers(signature)) for _ in range(3)), nn.Linear(5, signature.outputs))
+
+
+def with_shared(signature: Signature) -> nn.Module:
+    blocks = [ResidualBlock(numbers(signature)) for _ in range(3)]
+    blocks[2].inner[0].weight = blocks[0].inner[0].weight
+    return OnNumbers(*blocks, nn.Linear(5, signature.outputs))

@@ -103,13 +103,41 @@ def test_it_goes_back_to_the_last_checkpoint_and_on_without_the_window(
     assert outcome(killed) == outcome(whole)
 
 
+@pytest.mark.parametrize(
+    "parallel", [{"shard": "weights"}, pytest.param({"shard": "weights", "offload": True}, marks=pytest.mark.prove)]
+)
+def test_a_divided_model_goes_back_too(parallel: dict[str, Any], clean: Path, tmp_path: Path) -> None:
+    settings = {"training": {"parallel": ParallelConfig(**parallel)}}
+    job = Job(clean, tmp_path / "divided", 2, str(tmp_path / "divided/home"), poisoned=(11, 12, 13, 14), **settings)
+    assert attempt(job).finished
+    found = history(job)
+    assert found["left_out"] == [{"after": 9, "through": 14}] and all_finite(job)
+    whole = Job(clean, tmp_path / "whole", 2, str(tmp_path / "whole/home"), poisoned=(11, 12, 13, 14))
+    assert attempt(whole).finished
+    losses = [[point["loss"] for point in one["steps"]] for one in (found, history(whole))]
+    # The masks of the dropout differ: each part draws its own.
+    assert losses[0] == pytest.approx(losses[1], rel=0.3)
+
+
+@pytest.mark.parametrize("factory", ["with_unused", "with_sometimes_unused"])
+def test_a_model_with_a_parameter_that_had_no_gradient_is_resumed(factory: str, clean: Path, tmp_path: Path) -> None:
+    whole = Job(clean, tmp_path / "whole", 2, str(tmp_path / "whole/home"), factory=f"tests.support.nets:{factory}")
+    assert attempt(whole).finished
+    killed = dataclasses.replace(whole, place=tmp_path / "killed", home=str(tmp_path / "killed/home"))
+    assert attempt(killed, Fault("step", rank=1, at=11)).fired == 1
+    assert attempt(killed).finished
+    assert "goes on from step" in (killed.place / "log-0").read_text()
+    assert outcome(killed) == outcome(whole)
+
+
 def test_without_a_checkpoint_since_the_last_time_it_ends_with_the_cause(clean: Path, tmp_path: Path) -> None:
     steps = (11, 12, 13, 14, 15, 16, 17, 18)
     job = Job(clean, tmp_path, 2, str(tmp_path / "home"), poisoned=steps)
     assert not attempt(job).finished
     said = (tmp_path / "log-1").read_text()
     assert "AgreedUserError" in said or "training.learning_rate: the loss or its gradient became no number" in said
-    assert "in 4 steps in a row, the last 18, and there is no checkpoint to go back to" in said
+    assert "in 4 steps in a row, the last 18 (no row of its batch by itself: history.json has them)" in said
+    assert "and there is no checkpoint to go back to" in said
     assert not (job.output / "manifest.json").exists()
 
 
@@ -119,6 +147,7 @@ def test_a_gradient_that_is_no_number_is_found_though_the_loss_is_one(tmp_path: 
     model = trained(prepared, tmp_path, 1, config, ModelConfig("tests.support.nets:fragile"))
     skipped = json.loads((model / "history.json").read_text())["skipped"]
     assert [one["rows"] for one in skipped] == [[31], [31]]
+    assert all(31 in one["batch"] and len(set(one["batch"])) == 40 for one in skipped)
     assert "(rows 31 of the training split by themselves)" in log(tmp_path)
 
 

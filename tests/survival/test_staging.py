@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 import time
@@ -106,3 +107,27 @@ def test_the_step_loop_waits_for_no_thread_to_start(tmp_path: Path, monkeypatch:
         run.steps(1)
         run.save(step)
     assert len(starters) == 2 and MAIN not in starters
+
+
+FAKE_GPUS = """
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from tasks.train.checkpoint.staging import with_placement_of
+
+dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+mesh = DeviceMesh("cuda", [0, 1], _init_backend=False, _rank=0)
+meta = TensorMeta(torch.Size((4, 2)), (2, 1), torch.float32)
+live = DTensor(torch.empty(2, 2, device="meta"), DTensorSpec(mesh, (Shard(0),), tensor_meta=meta), requires_grad=False)
+staged = with_placement_of(live, torch.ones(2, 2))
+print(staged.to_local().device, tuple(staged.shape), staged.placements == live.placements)
+"""
+
+
+def test_what_is_staged_of_a_divided_gpu_tensor_stays_on_the_host() -> None:
+    run = subprocess.run([sys.executable, "-c", FAKE_GPUS], capture_output=True, text=True)
+    assert run.stdout == "cpu (4, 2) True\n", run.stderr

@@ -45,6 +45,8 @@ class SkippedStep(TypedDict):
     #: Rows of the training split, counted through its files, that give such a loss or gradient by themselves; at most
     #: eight of each process, and none where it takes several rows.
     rows: list[int]
+    #: All rows of the step's batch.
+    batch: list[int]
 
 
 class LeftOut(TypedDict):

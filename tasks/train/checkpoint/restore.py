@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tasks.artifacts.format import FORMAT, MANIFEST, Artifact, DamagedArtifact
 from tasks.distributed.peers import Peers
@@ -18,6 +18,8 @@ from tasks.train.checkpoint.fetch import blocks_of, bring, make_room, share
 from tasks.train.checkpoint.layout import Name, complete
 from tasks.train.checkpoint.publish import CONTENT, KIND, run_and_gather
 from tasks.train.checkpoint.shards import Piece, holds_tensors
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -217,6 +219,14 @@ def open_verified(peers: Peers, directory: Path) -> Artifact:
 
 def damage(candidate: Candidate, error: DamagedArtifact | MissingObject) -> str:
     return f"{candidate.uri} is damaged ({error.message})"
+
+
+def that_has_stepped(live: Mapping[str, T], index: Mapping[str, Any]) -> dict[str, T]:
+    """What is ``live`` without the optimiser's state of parameters of which the checkpoint has none: those that had no
+    gradient until then."""
+    state = "optimizer/state/"
+    stepped = {name.rpartition("/")[0] for name in index if name.startswith(state)}
+    return {n: item for n, item in live.items() if not n.startswith(state) or n.rpartition("/")[0] in stepped}
 
 
 def check_tensors(candidate: Candidate, index: Mapping[str, Any], live: Mapping[str, tuple[int, ...]]) -> None:

@@ -116,6 +116,5 @@ def with_placement_of(tensor: Tensor, buffer: Tensor) -> Tensor:
     """The buffer, as a ``DTensor`` with the placement of ``tensor`` if that is one."""
     if not isinstance(tensor, DTensor):
         return buffer
-    return DTensor.from_local(
-        buffer, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
-    )
+    # ``from_local`` would move the buffer to the mesh's device.
+    return DTensor(buffer, tensor._spec, requires_grad=False)

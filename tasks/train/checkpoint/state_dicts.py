@@ -13,7 +13,11 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -42,7 +46,12 @@ class AppState:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over all but the model's tensors, which are filled in place."""
-        set_optimizer_state_dict(self.model, self.optimizer, optim_state_dict=state["optimizer"])
+        # Not strict: a parameter that had no gradient yet has no state.
+        options = StateDictOptions(strict=False)
+        set_optimizer_state_dict(self.model, self.optimizer, optim_state_dict=state["optimizer"], options=options)
+        for name, parameter in unwrapped(self.model).named_parameters():
+            if name not in state["optimizer"]["state"]:
+                self.optimizer.state.pop(parameter, None)
         for name, part in self.parts.items():
             part.load_state_dict(state["parts"][name])
 

@@ -46,7 +46,8 @@ def name_rows(
     batches.close()
     everyones: list[list[int]] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(everyones, rows[found].tolist())
-    return {"step": step, "rows": [row for one in everyones for row in one]}
+    batch = sorted(next(order.plans(0, 1, start, stop)).rows.tolist())
+    return {"step": step, "rows": [row for one in everyones for row in one], "batch": batch}
 
 
 @torch.no_grad()

@@ -155,8 +155,9 @@ class TrainLoop:
 
     def _rows(self) -> str:
         """The rows that the last skipped step was skipped for, as part of a sentence."""
-        rows = self._state.progress.skipped[-1]["rows"]
-        return f" (rows {', '.join(map(str, rows))} of the training split by themselves)" if rows else ""
+        skipped = self._state.progress.skipped[-1]
+        by_themselves = f"rows {', '.join(map(str, skipped['rows']))} of the training split by themselves"
+        return f" ({by_themselves if skipped['rows'] else 'no row of its batch by itself: history.json has them'})"
 
     def _batches(self) -> Generator[Batch, None, None]:
         order, group = self._order, self._rows_of

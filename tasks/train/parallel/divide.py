@@ -72,7 +72,9 @@ class DividedModel(ParallelModel):
 
     def norm(self) -> Tensor:
         shared = self._pipeline.counted_elsewhere if self._pipeline else []
-        return total_norm(self.parameters(), self._layout, shared)
+        norm = total_norm(self.parameters(), self._layout, shared)
+        # An optimiser on the host would not wait for a verdict that is still on its way from the device.
+        return norm.cpu() if self._layout.config.offload else norm
 
     def clip(self, norm: Tensor, largest: float) -> None:
         clip(self.parameters(), norm, largest)

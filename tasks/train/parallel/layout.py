@@ -93,6 +93,11 @@ def check_plan(config: ParallelConfig, plan: Plan | None, micro_batches: int) ->
             f"training.parallel.{name}: this model states no plan for it (tasks/models/plan.py); without one only "
             "training.parallel.shard divides a model"
         )
+    if config.tensor > 1 and not plan.tensor:
+        raise UserError(
+            "training.parallel.tensor: this model's plan does not say how its modules are divided (Plan.tensor); "
+            "expected 1"
+        )
     for name, size in plan.divisible.items() if config.tensor > 1 else ():
         if size % config.tensor:
             raise UserError(f"training.parallel.tensor: {config.tensor} does not divide the model's {name}, {size}")

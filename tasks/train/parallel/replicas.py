@@ -133,9 +133,9 @@ def replicate(
     return ReplicatedModel(model, traits, ddp, powersgd)
 
 
-def check_exchange(settings: GradientsConfig, group: Group, precision: str) -> None:
-    """Raise ``UserError`` if gradients cannot be exchanged so between these processes."""
-    if settings.hook == "bf16" and group.backend != "nccl":
-        raise settings.reject("hook", f"fp16 or powersgd over {group.backend}: the bf16 hook is NCCL's alone")
+def check_exchange(settings: GradientsConfig, backend: str, precision: str) -> None:
+    """Raise ``UserError`` if gradients cannot be exchanged so over this backend."""
+    if settings.hook == "bf16" and backend != "nccl":
+        raise settings.reject("hook", f"fp16 or powersgd over {backend}: the bf16 hook is NCCL's alone")
     if settings.hook == "powersgd" and precision == "fp16":
         raise settings.reject("hook", "another, or training.precision bf16 or fp32: fp16's loss scale changes")
