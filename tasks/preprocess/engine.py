@@ -7,7 +7,7 @@ import errno
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -65,7 +65,8 @@ def prepare(
 
     The same data and config give the same bytes on any number of ``workers`` (default: as many as the data is worth).
     A run that was interrupted resumes if it is given the same directory ``scratch`` again, on the disk of
-    ``directory``; other bytes, another config or other code need another one. Without ``scratch`` it begins anew.
+    ``directory``; another config or other code need another one. It begins anew without ``scratch``, and if a file is
+    not in the version that the interrupted run listed: nobody knows which bytes that one read.
     Raises ``UserError`` for what is wrong with the data.
     """
     listing = list_source(data) if isinstance(data, str) else data if isinstance(data, Listing) else None
@@ -79,6 +80,7 @@ def prepare(
         ):
             if listing is None:
                 listing = list_source(frame_file(data, place.root))
+            place.bind(versions_in(listing, place.root), keep=[Path(file.uri) for file in listing.files])
             with unchanged(listing.files):
                 if not listing.address:
                     prepare_images(writer, place, open_digits(target), config)
@@ -91,6 +93,12 @@ def prepare(
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise UserError(f"{directory}: no space left on the disk; free some or work in another directory") from None
+
+
+def versions_in(listing: Listing, scratch: Path) -> dict[str, Any]:
+    """The listed files in their versions; one in ``scratch``, a table from memory, is named by its content instead."""
+    files = [replace(file, version="") if Path(file.uri).parent == scratch else file for file in listing.files]
+    return replace(listing, files=tuple(files)).to_json()
 
 
 # Tables

@@ -335,3 +335,65 @@ def test_a_partitioned_directory_with_dates_in_text_goes_on_too(
     assert again.check_sha256().fingerprint == prepare(tmp_path / "whole", tmp_path / "in").fingerprint
     types = {column["name"]: column["type"] for column in again.read_json("card.json")["columns"]}
     assert types == {"day": "time", "x": "number", "y": "integer", "year": "integer"}
+
+
+#: Fingerprints a file, puts another into its place, and is killed in the fourth unit.
+OVERTAKEN = """
+import os, shutil, signal, sys
+from pathlib import Path
+from tasks.preprocess import engine
+from tasks.preprocess.config import DataConfig
+from tasks.preprocess.read.files import list_source
+
+data, other, directory, scratch = sys.argv[1:]
+listing, scan_units = list_source(data), engine.scan_units
+
+def killed(*arguments):
+    for number, part in enumerate(scan_units(*arguments)):
+        if number == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield part
+
+shutil.copy(other, data)
+engine.scan_units = killed
+engine.prepare(Path(directory), listing, "y", DataConfig(), {}, 1, Path(scratch))
+"""
+
+
+def test_what_was_made_of_other_bytes_meanwhile_is_not_taken_up(
+    parquet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run that could have said that the file was changed was killed, and the first bytes are back."""
+    table, first = pq.read_table(parquet), parquet.read_bytes()
+    other = tmp_path / "other.parquet"
+    pq.write_table(table.set_column(0, "x", pa.array(np.arange(float(len(table))))), other, row_group_size=ROWS)
+    command = [sys.executable, "-c", OVERTAKEN, parquet, other, tmp_path / "first", tmp_path / "scratch"]
+    assert subprocess.run(command).returncode == -signal.SIGKILL, "it was not killed"
+    assert len(list((tmp_path / "scratch").glob(f"scan*{RECORD}"))) > 2
+    parquet.write_bytes(first)
+    done = counted(monkeypatch)
+    again = prepare(tmp_path / "again", parquet, scratch=tmp_path / "scratch")
+    assert done["scan_unit"] == GROUPS and "resumes" not in capsys.readouterr().err
+    assert again.check_sha256().fingerprint == prepare(tmp_path / "whole", parquet).fingerprint
+
+
+def test_a_table_in_memory_goes_on_only_if_it_is_the_same(
+    parquet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, scratch = pq.read_table(parquet), tmp_path / "scratch"
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def interrupted(directory: str) -> None:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(engine, "merge_all", stop)
+            engine.prepare(tmp_path / directory, table, "y", DataConfig(), {}, 1, scratch)
+
+    interrupted("first")
+    done = counted(monkeypatch)
+    interrupted("same")
+    assert not done
+    other = engine.prepare(tmp_path / "other", table.slice(7), "y", DataConfig(), {}, 1, scratch)
+    assert done["scan_unit"] and not scratch.exists()
+    assert other.fingerprint == engine.prepare(tmp_path / "whole", table.slice(7), "y", DataConfig(), {}, 1).fingerprint

@@ -7,7 +7,8 @@ holds a value of the type that the function is annotated to return, and no pickl
 run code here.
 
 The directory belongs to one input, one configuration and one version of the code, because a unit is identified by its
-number in the work alone.
+number in the work alone. Of the input it says so itself (:meth:`ResumableScratch.bind`): a file may have held other
+bytes while a run that was killed read it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import shutil
 import types
 import typing
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,14 +28,18 @@ from typing import Any, TypeVar
 
 import xxhash
 
+from tasks.artifacts.format import canonical_json
 from tasks.artifacts.typed_values import decode, encode
 from tasks.errors import UserError
 from tasks.preprocess.pool.workers import WorkerLost, Workers
+from tasks.storage.local import sync_directory
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 RECORD = ".done"
+#: What the records were made from.
+BINDING = "made-from.json"
 PARTIAL = ".partial"
 PIECE_BYTES = 8 << 20
 #: Of a SHA-256, in bytes and as hexadecimal digits.
@@ -74,6 +79,22 @@ class ResumableScratch:
         self.found = len(list(root.glob(f"*{RECORD}")))
         self._workers = workers
         self._calls: Counter[str] = Counter()
+
+    def bind(self, made_from: dict[str, Any], keep: Collection[Path] = ()) -> None:
+        """Begin anew, without all but the files ``keep``, unless what is here was made from the same."""
+        binding, content = self.root / BINDING, canonical_json(made_from)
+        if binding.is_file() and binding.read_bytes() == content:
+            return
+        for path in [path for path in self.root.iterdir() if path not in keep]:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        sync_directory(self.root)  # a crash must not bring records back below the new binding
+        partial = binding.with_suffix(PARTIAL)
+        partial.write_bytes(content)
+        partial.replace(binding)
+        self.found = 0
 
     def map(self, work: Callable[[Job], Result], jobs: Iterable[Job]) -> Iterator[Result]:
         """:meth:`Workers.map`, except that a unit whose record is whole is not done again."""
