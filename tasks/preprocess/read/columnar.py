@@ -15,7 +15,7 @@ from tasks.errors import UserError
 from tasks.preprocess.columns import value_types
 from tasks.preprocess.columns.hashing import hash_values
 from tasks.preprocess.memory import Budget
-from tasks.preprocess.read.files import SourceFile
+from tasks.preprocess.read.files import SourceFile, cannot_be_read
 
 #: In the spool, the line of the user's file on which each row begins.
 LINE = "\0line"
@@ -71,6 +71,10 @@ def open_parquet(source: SourceFile, **options: Any) -> pq.ParquetFile:
 
 
 def damaged(uri: str, format: str, error: Exception) -> UserError:
+    if isinstance(error, OSError) and error.errno:
+        return cannot_be_read(uri, error)
+    if isinstance(error, OSError) and error.errno:
+        return cannot_be_read(uri, error)
     return UserError(f"{uri}: not a whole {format.capitalize()} file, it is cut or damaged ({str(error)[:200]})")
 
 

@@ -7,8 +7,11 @@ it has a version: a file that changes after it was listed is an error, and a fil
 from __future__ import annotations
 
 import difflib
+import errno
 import glob
+import os
 import re
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -76,7 +79,8 @@ class SourceFile:
         """A seekable binary reader. Raises ``UserError`` if a store's object is no longer the one that was listed, also
         while it is read; local files are checked by :func:`unchanged`, after the last read."""
         if self.local:
-            return Path(self.uri).open("rb")
+            with may_fail(Path(self.uri)):
+                return Path(self.uri).open("rb")
         return open_listed(ObjectInfo(self.uri, self.size, self.version))
 
     def check_unchanged(self) -> None:
@@ -150,12 +154,27 @@ def list_source(address: str) -> Listing:
     return Listing(address, tuple(sorted(found, key=lambda file: file.uri)))
 
 
-def local_file(path: Path, name: str = "") -> SourceFile:
-    """A local file as it is now, called ``name`` (default: its path). Raises ``UserError`` if it is gone."""
+@contextmanager
+def may_fail(path: Path) -> Iterator[None]:
+    """Raise ``UserError`` for what the operating system says about a local file or folder that was found."""
     try:
-        status = path.stat()
+        yield
     except FileNotFoundError:
         raise UserError(f"{path}: was removed while it was read; start again") from None
+    except OSError as error:
+        raise cannot_be_read(str(path), error) from None
+
+
+def cannot_be_read(path: str, error: OSError) -> UserError:
+    """The user error for an operating system's error, of which there is the number."""
+    said = os.strerror(error.errno) if error.errno else str(error)
+    return UserError(f"{path}: cannot be read ({said}); expected a path that exists and may be read; check it")
+
+
+def local_file(path: Path, name: str = "") -> SourceFile:
+    """A local file as it is now, called ``name`` (default: its path). Raises ``UserError`` if it is gone."""
+    with may_fail(path):
+        status = path.stat()
     return SourceFile(name or str(path), status.st_size, f"{status.st_mtime_ns:x}-{status.st_ino:x}")
 
 
@@ -189,25 +208,110 @@ def pattern_of(data: str) -> str:
 
 def local_files(data: str) -> list[SourceFile]:
     path = Path(data)
-    if path.is_file():
+    kind = kind_of(path)
+    if kind == "file":
         return [local_file(path, data)]
-    if path.is_dir():
-        paths = [p for p in path.rglob("*") if p.is_file() and wanted(p.relative_to(path).as_posix())]
-    elif glob.has_magic(data):
-        found = glob.glob(data, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
-        below = [q for p in map(Path, found) for q in ([p] if p.is_file() else p.rglob("*")) if q.is_file()]
-        paths = [p for p in dict.fromkeys(below) if wanted(str(p).removeprefix(root_of(data)))]
-    elif path.exists():
+    if kind == "folder":
+        paths = list(files_below(path))
+    elif kind:
         raise UserError(f"data: {data!r} is a device, a pipe or a socket; expected a file that can be read twice")
+    elif glob.has_magic(data):
+        paths = list(dict.fromkeys(matching_files(data)))
     else:
-        siblings = [p.name for p in path.parent.iterdir() if p.name != path.name] if path.parent.is_dir() else []
-        close = difflib.get_close_matches(path.name, siblings, n=1)
+        close = difflib.get_close_matches(path.name, siblings_of(path), n=1)
         hint = f"; did you mean {str(path.parent / close[0])!r}?" if close else ""
         raise UserError(
             f"data: {data!r} does not exist; expected a file, a directory, a glob or an address on s3://, gs:// or "
             f"abfs://{hint}"
         )
     return [local_file(p) for p in paths]
+
+
+def kind_of(path: Path) -> str:
+    """What is there, behind symbolic links: "file", "folder", "other" or "" for nothing. Raises ``UserError``."""
+    try:
+        mode = path.stat().st_mode
+    except ValueError:
+        return ""  # it cannot be a path
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return ""
+        raise cannot_be_read(str(path), error) from None
+    return "file" if stat.S_ISREG(mode) else "folder" if stat.S_ISDIR(mode) else "other"
+
+
+def siblings_of(path: Path) -> list[str]:
+    try:
+        return [sibling.name for sibling in path.parent.iterdir() if sibling.name != path.name]
+    except (OSError, ValueError):
+        return []
+
+
+def files_below(folder: Path, above: Iterable[str] = ()) -> Iterator[Path]:
+    """The files in a folder and in those below it that are :func:`wanted`, behind symbolic links too.
+
+    A link to a folder that it is in itself is left out; ``above`` are the real paths of those that this one is in.
+    Raises ``UserError`` for a folder that cannot be read.
+    """
+    waiting = [(folder, frozenset(above))]
+    while waiting:
+        current, above = waiting.pop()
+        here = os.path.realpath(current)
+        if here in above:
+            continue
+        with may_fail(current), os.scandir(current) as entries:
+            found = {current / entry.name: kind_of_entry(entry) for entry in entries if wanted(entry.name)}
+        yield from (path for path, kind in found.items() if kind == "file")
+        waiting += [(path, above | {here}) for path, kind in found.items() if kind == "folder"]
+
+
+def kind_of_entry(entry: os.DirEntry[str]) -> str:
+    """As :func:`kind_of`, which asks the system for each file."""
+    if entry.is_symlink():
+        return kind_of(Path(entry.path))
+    return "file" if entry.is_file() else "folder" if entry.is_dir() else "other"
+
+
+def matching_files(data: str) -> Iterator[Path]:
+    """The files that a glob matches, and those below the folders that it matches. Raises ``UserError`` for a folder
+    that cannot be read."""
+    root = root_of(data)
+    if "**" in data:
+        # Unlike glob, this does not follow links round and round.
+        matches = re.compile(pattern_of(data[len(root) :])).match
+        yield from (path for path in files_below(Path(root)) if matches(path.relative_to(root).as_posix()))
+        return
+    parts = data[len(root) :].split("/")
+    for depth, part in enumerate(parts):
+        # glob passes over folders that it may not read.
+        for path in found_by(root + "/".join(parts[:depth]), root):
+            check_folder(path, listed=glob.has_magic(part))
+    for path in found_by(data, root):
+        kind = kind_of(path)
+        if kind == "folder":
+            yield from files_below(path, real_parents(path, Path(root)))
+        elif kind == "file":
+            yield path
+
+
+def real_parents(path: Path, root: Path) -> list[str]:
+    """The folders that a path is in, up to ``root``, without symbolic links."""
+    return [os.path.realpath(folder) for folder in path.parents if folder == root or root in folder.parents]
+
+
+def found_by(pattern: str, root: str) -> list[Path]:
+    """What a pattern matches, but for what is not :func:`wanted`; wildcards are below ``root``."""
+    found = glob.glob(pattern) if pattern else ["."]  # noqa: PTH207 - Path.glob takes no absolute pattern
+    return [Path(name) for name in found if wanted(name.removeprefix(root).strip("/")) or name == "."]
+
+
+def check_folder(path: Path, *, listed: bool) -> None:
+    """Raise ``UserError`` for a folder that cannot be gone through or, if it has to be, ``listed``."""
+    if kind_of(path) == "folder":
+        with may_fail(path):
+            (path / "..").stat()
+            if listed:
+                os.scandir(path).close()
 
 
 def wanted(relative: str) -> bool:

@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ import pyarrow.csv as pacsv
 from tasks.errors import UserError
 from tasks.preprocess.config import DataConfig
 from tasks.preprocess.quarantine import BadRow
-from tasks.preprocess.read.files import SourceFile
+from tasks.preprocess.read.files import SourceFile, cannot_be_read
 
 BLOCK_BYTES = 12 << 20
 #: A quoted value with line breaks may span this many bytes; beyond that its quote is taken to be never closed.
@@ -45,7 +44,7 @@ class Block:
         """Raises ``UserError`` if it has to be read again and is not there any more."""
         if self.content is not None:
             return self.content
-        with Path(self.file).open("rb") as source:
+        with SourceFile(self.file, self.offset + self.size).open() as source:
             source.seek(self.offset)
             data = source.read(self.size)
         if len(data) != self.size:
@@ -94,6 +93,8 @@ class Utf8Stream:
         try:
             data = self._raw.read(size)
         except (OSError, EOFError, pa.ArrowException) as error:
+            if isinstance(error, OSError) and error.errno:
+                raise cannot_be_read(self._file.uri, error) from None
             raise UserError(f"{self._file.uri}: cannot be decompressed after byte {self.offset:,}: {error}") from None
         first, self.offset = self.offset == 0, self.offset + len(data)
         if self._decoder is not None:
