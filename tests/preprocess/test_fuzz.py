@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from pyarrow import feather
 
 from tasks.artifacts.prepared.data import SPLITS, PreparedData
 from tasks.errors import UserError
@@ -35,6 +36,8 @@ LINES = st.lists(CELLS, max_size=5).map(",".join)
 BREAKS = st.sampled_from(["\n", "\r\n", "\n\n"])
 BODIES = st.lists(st.tuples(LINES, BREAKS), max_size=12).map(lambda parts: "".join(a + b for a, b in parts))
 FUZZ = settings(max_examples=100, derandomize=True, deadline=20_000, suppress_health_check=[HealthCheck.too_slow])
+
+FEW = settings(FUZZ, max_examples=30)
 
 
 def prepare_bytes(name: str, raw: bytes, target: str = "y", **config: object) -> Iterator[str]:
@@ -152,6 +155,60 @@ def test_cut_and_flipped_parquet(cut: int, flips: list[tuple[int, int]]) -> None
     for place, bit in flips:
         raw[place % len(raw)] ^= 1 << bit
     list(prepare_bytes("t.parquet", bytes(raw[: max(0, len(raw) - cut)] if cut > 2000 else raw)))
+
+
+@FEW
+@given(flips=st.lists(st.tuples(st.integers(0, 100_000), st.integers(0, 7)), min_size=1, max_size=3))
+@pytest.mark.parametrize("name", ["t.arrow", "t.feather"])
+def test_flipped_arrow(name: str, flips: list[tuple[int, int]]) -> None:
+    raw = bytearray(whole_arrow(name))
+    for place, bit in flips:
+        raw[place % len(raw)] ^= 1 << bit
+    list(prepare_bytes(name, bytes(raw), quarantine_limit=1.0))
+
+
+def test_cut_arrow() -> None:
+    for name in ("t.arrow", "t.feather"):
+        raw = whole_arrow(name)
+        assert list(prepare_bytes(name, raw)) == ["prepared"]
+        # The beginning and the footer are whole, what lies between is zero.
+        assert list(prepare_bytes(name, raw[:9] + bytes(len(raw) - 1009) + raw[-1000:])) == ["refused"]
+
+
+@pytest.mark.parametrize("code", [3, 100, -1, -100])
+def test_codes_beyond_the_dictionary(code: int, tmp_path: Path) -> None:
+    codes = pa.array([0, 1, 2, None] * 40 + [code], pa.int8())
+    column = pa.DictionaryArray.from_arrays(codes, pa.array(list("abc")), safe=False)
+    table = pa.table({"x": np.arange(161) % 7 * 0.5, "c": column, "y": np.arange(161) % 2})
+    with pa.ipc.new_file(tmp_path / "t.arrow", table.schema) as sink:
+        sink.write_table(table)
+    for target in ("y", "c"):
+        with pytest.raises(UserError, match=r"t\.arrow: not a whole Arrow file, .*codes .* of 3 values"):
+            prepare(tmp_path / "p", str(tmp_path / "t.arrow"), target, DataConfig(), {})
+
+
+def test_dictionaries_of_dictionaries_are_refused(tmp_path: Path) -> None:
+    """Arrow writes them, and cannot read what it wrote."""
+    column = pa.DictionaryArray.from_arrays(pa.array([0, 1] * 30), pa.array(["a", "b"]).dictionary_encode())
+    table = pa.table({"x": np.arange(60) % 7 * 0.5, "c": column, "y": np.arange(60) % 2})
+    with pa.ipc.new_file(tmp_path / "t.arrow", table.schema) as sink:
+        sink.write_table(table, 25)
+    for target in ("y", "c"):
+        with pytest.raises(UserError, match=r"t\.arrow: not a whole Arrow file"):
+            prepare(tmp_path / "p", str(tmp_path / "t.arrow"), target, DataConfig(), {})
+
+
+@cache
+def whole_arrow(name: str) -> bytes:
+    draw, sink = np.random.default_rng(0), io.BytesIO()
+    texts = pa.array(draw.choice(list("abc"), 300))
+    columns = {"x": draw.normal(size=300), "t": texts, "d": texts.dictionary_encode(), "y": draw.integers(0, 2, 300)}
+    if name.endswith(".arrow"):
+        with pa.ipc.new_file(sink, pa.table(columns).schema) as stream:
+            stream.write_table(pa.table(columns), 100)
+    else:
+        feather.write_feather(pa.table(columns), sink, compression="zstd")
+    return sink.getvalue()
 
 
 def whole_parquet() -> bytes:

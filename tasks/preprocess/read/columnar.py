@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tasks.errors import UserError
@@ -20,6 +21,8 @@ from tasks.preprocess.read.files import SourceFile, cannot_be_read
 #: In the spool, the line of the user's file on which each row begins.
 LINE = "\0line"
 PAGE_BUFFER_BYTES = 1 << 16
+#: What is raised while a damaged file is read, besides ``UserError``, which is a ``ValueError`` too.
+BROKEN = (pa.ArrowException, OSError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ def open_file(source: SourceFile, format: str) -> Any:
         return pa.ipc.open_file(pa.memory_map(source.uri) if source.local else source.open())
     except UserError:
         raise  # the store's word on what the user has to mend
-    except (pa.ArrowException, OSError, ValueError) as error:
+    except BROKEN as error:
         raise damaged(source.uri, format, error) from None
 
 
@@ -70,9 +73,14 @@ def open_parquet(source: SourceFile, **options: Any) -> pq.ParquetFile:
     )
 
 
+def check_schema(schema: pa.Schema) -> None:
+    """Raise one of ``BROKEN`` for names and types that cannot be decoded or that are not what they should be."""
+    for column in schema:
+        value_types.type_of(column.type)
+        str(column.name)
+
+
 def damaged(uri: str, format: str, error: Exception) -> UserError:
-    if isinstance(error, OSError) and error.errno:
-        return cannot_be_read(uri, error)
     if isinstance(error, OSError) and error.errno:
         return cannot_be_read(uri, error)
     return UserError(f"{uri}: not a whole {format.capitalize()} file, it is cut or damaged ({str(error)[:200]})")
@@ -81,12 +89,18 @@ def damaged(uri: str, format: str, error: Exception) -> UserError:
 def units_of(file: SourceFile, format: str, first_row: int = 0) -> tuple[pa.Schema, list[Unit]]:
     """The schema of a columnar file and its pieces."""
     reader = open_file(file, format)
-    if format == "parquet":
-        sizes = [reader.metadata.row_group(i).num_rows for i in range(reader.metadata.num_row_groups)]
-        schema = reader.schema_arrow
-    else:
-        sizes = [reader.get_batch(i).num_rows for i in range(reader.num_record_batches)]
-        schema = reader.schema
+    try:
+        if format == "parquet":
+            sizes = [reader.metadata.row_group(i).num_rows for i in range(reader.metadata.num_row_groups)]
+            schema = reader.schema_arrow
+        else:
+            sizes = [reader.get_batch(i).num_rows for i in range(reader.num_record_batches)]
+            schema = reader.schema
+        check_schema(schema)
+    except UserError:
+        raise  # of the store
+    except BROKEN as error:
+        raise damaged(file.uri, format, error) from None
     starts = np.concatenate([[0], np.cumsum(sizes)]).astype(int).tolist()
     pieces = [
         Unit(file.uri, file.uri, format, index, rows, first_row + start, 1 + start, file.size, file.version)
@@ -130,7 +144,9 @@ def read(unit: Unit, names: list[str], budget: Budget) -> Iterator[tuple[pa.Reco
             if unit.uri == unit.file:
                 check_texts(batch, stored, unit)
             yield batch.select(names) if as_stored else assembled(batch, names, kinds, unit), lines
-    except (pa.ArrowException, OSError) as error:
+    except UserError:
+        raise
+    except BROKEN as error:
         raise damaged(unit.uri, unit.format, error) from None
 
 
@@ -139,10 +155,14 @@ def head(unit: Unit, names: list[str], rows: int) -> pa.RecordBatch:
     reader = open_file(unit.source, unit.format)
     try:
         if unit.format == "parquet":
-            batch = next(reader.iter_batches(rows, row_groups=[unit.index], columns=names, use_threads=False))
+            batch = next(reader.iter_batches(rows, row_groups=[unit.index], columns=names, use_threads=False), None)
+            if batch is None:
+                raise ValueError(f"row group {unit.index} has no rows")
         else:
             batch = reader.get_batch(unit.index).slice(0, rows)
-    except (pa.ArrowException, OSError) as error:
+    except UserError:
+        raise
+    except BROKEN as error:
         raise damaged(unit.uri, unit.format, error) from None
     check_texts(batch, names, unit)
     kinds = dict(zip(batch.schema.names, batch.schema.types, strict=True))
@@ -165,9 +185,11 @@ def assembled(batch: pa.RecordBatch, names: list[str], kinds: dict[str, pa.DataT
 
 
 def check_texts(batch: pa.RecordBatch, names: list[str], unit: Unit) -> None:
-    """Raise ``UserError`` if texts are not UTF-8, as a careless writer may leave them."""
+    """Raise ``UserError`` if texts are not UTF-8, as a careless writer may leave them, or are codes of none."""
     for name in names:
         column = batch.column(name)
+        if pa.types.is_dictionary(column.type):
+            check_codes(column, unit)
         texts = column.dictionary if pa.types.is_dictionary(column.type) else column
         if value_types.type_of(texts.type) != value_types.TEXT:
             continue
@@ -178,6 +200,14 @@ def check_texts(batch: pa.RecordBatch, names: list[str], unit: Unit) -> None:
                 f"{unit.file}: column {name!r} has texts that are not UTF-8; expected a file whose writer encodes them "
                 "so, or the column left out with data.drop"
             ) from None
+
+
+def check_codes(column: pa.DictionaryArray, unit: Unit) -> None:
+    """Raise ``UserError`` if a code has no place in the dictionary."""
+    codes = pc.min_max(column.indices)
+    low, high = codes["min"].as_py(), codes["max"].as_py()
+    if low is not None and not 0 <= low <= high < len(column.dictionary):
+        raise damaged(unit.uri, unit.format, ValueError(f"codes {low} to {high} of {len(column.dictionary)} values"))
 
 
 def check_partition(column: pa.Array, name: str, unit: Unit) -> None:
