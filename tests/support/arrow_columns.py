@@ -100,7 +100,7 @@ def present(kind: pa.DataType) -> st.SearchStrategy[Any]:
     if pa.types.is_nested(kind):
         return st.lists(values(kind.value_type), max_size=2)
     if pa.types.is_date64(kind):
-        return integers_of(kind).map(lambda n: n - n % 86_400_000 if n > -(2**62) else n)
+        return integers_of(kind).map(lambda n: max(n, 86_400_000 - 2**63) // 86_400_000 * 86_400_000)
     return integers_of(kind)
 
 
