@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from dataclasses import field
 from datetime import UTC, datetime
 from typing import Annotated, Literal
@@ -123,6 +124,8 @@ class DataConfig(Settings):
     """Which rows are held out."""
 
     def check(self) -> None:
+        if not is_text_encoding(self.encoding):
+            raise self.reject("encoding", 'a name of a text encoding such as "utf-8", "latin-1" or "cp1252"')
         if self.group and self.time:
             raise self.reject("group", "a group or a time to split by, not both")
         if self.weight and self.weight in (self.id, self.group, self.time):
@@ -139,3 +142,14 @@ class DataConfig(Settings):
                 raise self.reject(name, "one ASCII character or none")
             if mark and mark in [taken for other, taken in marks.items() if other != name]:
                 raise self.reject(name, "another character than the other marks of the file")
+
+
+def is_text_encoding(name: str) -> bool:
+    """Whether Python decodes bytes to text by this name, piece by piece, with an error where it cannot."""
+    try:
+        codec = codecs.lookup(name)
+        decoded = codec.incrementaldecoder().decode(b"", final=True)
+    except (LookupError, ValueError, TypeError, AttributeError):
+        return False
+    # Of Python's codecs these are no encodings of a file, though they give text.
+    return decoded == "" and codec.name not in ("punycode", "undefined", "idna", "rot13")

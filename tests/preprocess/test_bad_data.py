@@ -38,6 +38,16 @@ CASES = {
         r"line 122, byte 6: 0xe9 is not UTF-8; set data\.encoding",
     ),
     "no such encoding": (GOOD, {"encoding": "utf-9"}, r"data\.encoding: \"utf-9\""),
+    "no byte-order mark": (GOOD, {"encoding": "utf-16"}, r"t\.csv: byte 1 is not utf-16; set data\.encoding"),
+    "half of a pair": (
+        "a,y\n\\ud800,1\n",
+        {"encoding": "unicode_escape"},
+        r"is not unicode_escape; set data\.encoding",
+    ),
+    **{
+        f"no text encoding: {name}": (GOOD, {"encoding": name}, r"data\.encoding: .* a name of a text encoding such as")
+        for name in ("base64", "hex", "rot13", "zlib", "punycode", "undefined", "idna")
+    },
     "wrong encoding": ("a,y\n" + "é,1\n" * 9, {"encoding": "ascii"}, r"is not ascii; set data\.encoding"),
     "duplicate columns": (GOOD.replace("a,b", "a,a", 1), {}, r"'a' appears more than once"),
     "no names": (ROWS, {"header": False}, r"data\.columns: .* its 3 columns must be named"),

@@ -76,10 +76,7 @@ class Utf8Stream:
     def __init__(self, file: SourceFile, config: DataConfig) -> None:
         self._file = file
         self._encoding = config.encoding
-        try:
-            codec = codecs.lookup(config.encoding)
-        except LookupError:
-            raise config.reject("encoding", 'a name of an encoding such as "utf-8", "latin-1" or "cp1252"') from None
+        codec = codecs.lookup(config.encoding)
         self._decoder = None if codec.name == "utf-8" else codec.incrementaldecoder()
         raw = file.open()
         self._raw = raw if file.compression is None else pa.CompressedInputStream(raw, file.compression)
@@ -100,10 +97,11 @@ class Utf8Stream:
         if self._decoder is not None:
             try:
                 data = self._decoder.decode(data, final=not data).encode()
-            except UnicodeDecodeError as error:
+            except UnicodeError as error:
+                at = self.offset - len(data) + 1 + (error.start if isinstance(error, UnicodeDecodeError) else 0)
                 raise UserError(
-                    f"{self._file.uri}: byte {self.offset - len(data) + error.start + 1:,} is not {self._encoding}; "
-                    "set data.encoding to the encoding of the file"
+                    f"{self._file.uri}: byte {at:,} is not {self._encoding}; set data.encoding to the encoding of the "
+                    "file"
                 ) from None
         return data.removeprefix(codecs.BOM_UTF8) if first else data
 

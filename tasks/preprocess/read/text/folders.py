@@ -108,7 +108,8 @@ def read_files(job: TextFiles) -> TextUnit:
             raw = stream.read()
         try:
             text = raw.decode(job.config.encoding).removeprefix("\ufeff").strip()
-        except (UnicodeDecodeError, LookupError) as error:
+            text.encode()  # some codecs give halves of pairs, which are no text
+        except UnicodeError as error:
             bad.append(BadRow(file.uri, 1, TEXT, f"not {job.config.encoding} (data.encoding)", str(error)))
             continue
         if text:
