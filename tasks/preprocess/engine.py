@@ -128,7 +128,7 @@ class OpenedTable:
     source: Source
     scan: Scan
     dropped: list[str]
-    #: The names and sizes of the files, and their common fingerprint ("" if nobody took it), by the set that read them.
+    #: The names and sizes of the files, and their common fingerprint, by the set that read them.
     sources: list[dict[str, Any]]
     earlier: EarlierSet | None = None
 
@@ -185,12 +185,14 @@ def open_table(
     fingerprint: str = "",
     source: Source | None = None,
 ) -> OpenedTable:
-    """``fingerprint`` is that of all files of ``data``; ``source`` is what they hold, if somebody has read them."""
+    """``fingerprint`` is that of all files of ``data``, taken now if nobody has; ``source`` is what they hold, if
+    somebody has read them."""
     target, config = as_table(data, target, config)
     source = source or open_source(data, config, place)
     dropped = check_columns(source, data, target, config)
     types = {name: kind for name, kind in source.types.items() if name not in dropped}
     scan = Scan(types, target, source.rows, config, time_cuts(source, config))
+    fingerprint = fingerprint or digest_files([(data.relative(file), file) for file in data.files], target)
     return OpenedTable(source, scan, dropped, [source_record(list(data.files), data, fingerprint)])
 
 

@@ -198,6 +198,16 @@ def test_text_is_read_as_the_types_that_it_had(tmp_path: Path) -> None:
     assert (new["numeric"][:, 0] == 0).sum() == 50 and sorted(np.bincount(new[TARGET])) == [50, 50]
 
 
+def test_other_bytes_are_found_though_nobody_named_a_fingerprint(sales: Path, tmp_path: Path) -> None:
+    path = sales / "january.parquet"
+    engine.prepare(tmp_path / "first", str(sales), "y", DataConfig(), {})
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(UserError, match=r"'january.parquet' among them, one has other bytes"):
+        engine.prepare(tmp_path / "second", str(sales), "y", DataConfig(earlier=str(tmp_path / "first")), {})
+
+
 @pytest.mark.parametrize(
     ("what", "message"),
     [
