@@ -187,33 +187,37 @@ def open_table(
 ) -> OpenedTable:
     """``fingerprint`` is that of all files of ``data``, taken now if nobody has; ``source`` is what they hold, if
     somebody has read them."""
-    target, config = as_table(data, target, config)
+    asked, (target, config) = target, as_table(data, target, config)
     source = source or open_source(data, config, place)
     dropped = check_columns(source, data, target, config)
     types = {name: kind for name, kind in source.types.items() if name not in dropped}
     scan = Scan(types, target, source.rows, config, time_cuts(source, config))
-    fingerprint = fingerprint or digest_files([(data.relative(file), file) for file in data.files], target)
+    fingerprint = fingerprint or digest_files([(data.relative(file), file) for file in data.files], asked)
     return OpenedTable(source, scan, dropped, [source_record(list(data.files), data, fingerprint)])
 
 
 @dataclass(frozen=True)
 class NewFiles:
-    """The files that an earlier set has not seen, perhaps none, and the settings with which they are read."""
+    """The files that an earlier set has not seen, perhaps none, and the settings with which they are read.
+
+    ``asked`` is the target that the user named, which is part of fingerprints: none for texts in class folders.
+    """
 
     earlier: EarlierSet
     files: list[SourceFile]
+    asked: str
     target: str
     config: DataConfig
 
 
 def find_new_files(data: Listing, target: str, config: DataConfig, scratch: Path) -> NewFiles:
     """Raises ``UserError`` if the earlier set is another table's, or does not have the same files."""
-    target, config = as_table(data, target, config)
+    asked, (target, config) = target, as_table(data, target, config)
     earlier = EarlierSet.open(config.earlier, scratch)
     earlier.check_settings(target, config)
-    new = earlier.unseen({data.relative(file): file for file in data.files}, target)
+    new = earlier.unseen({data.relative(file): file for file in data.files}, asked)
     text = bool(new) and one_format(data, config, new) in TEXT_TABLES
-    return NewFiles(earlier, new, target, earlier.declared(config, text=text))
+    return NewFiles(earlier, new, asked, target, earlier.declared(config, text=text))
 
 
 def open_new_files(place: ResumableScratch, data: Listing, new: NewFiles, source: Source | None = None) -> OpenedTable:
@@ -223,7 +227,7 @@ def open_new_files(place: ResumableScratch, data: Listing, new: NewFiles, source
     new.earlier.check_columns(source.types)
     types = {name: kind for name, kind in source.types.items() if name not in config.drop}
     scan = Scan(types, target, source.rows, config, new.earlier.cuts)
-    named = digest_files([(data.relative(file), file) for file in new.files], target)
+    named = digest_files([(data.relative(file), file) for file in new.files], new.asked)
     sources = [*new.earlier.schema["sources"], source_record(new.files, data, named)]
     return OpenedTable(source, scan, config.drop, sources, new.earlier)
 

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from tasks.artifacts.format import Artifact
 from tasks.artifacts.prepared.data import PreparedData
 from tasks.errors import UserError
 from tasks.evaluate.baseline import features_of
@@ -19,6 +20,10 @@ from tasks.models.config import ModelConfig
 from tasks.models.factory import build
 from tasks.preprocess.columns.ngrams import BUCKETS, tokenise
 from tasks.preprocess.columns.transform import Transform
+from tasks.preprocess.config import DataConfig
+from tasks.preprocess.engine import prepare
+from tasks.preprocess.read.files import list_source
+from tasks.preprocess.read.fingerprint import fingerprint_source
 from tests.support.tables import Prepare, everything
 
 WORDS = {"good": ["lovely", "great", "fine", "happy"], "bad": ["awful", "poor", "sad", "broken"]}
@@ -161,3 +166,16 @@ def test_the_default_model_learns_texts_and_runs_in_onnx_runtime(prepared: Prepa
     to_onnx(model, data.signature, [np.resize(tokens, (EXAMPLE_ROWS, *tokens.shape[1:]))], 20, path)
     session = onnxruntime.InferenceSession(path)
     np.testing.assert_allclose(session.run(None, {"tokens": tokens})[0], found.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_new_texts_are_added_to_an_earlier_set(folders: Path, tmp_path: Path) -> None:
+    """Three times, with the fingerprint that the job's first task takes: of no target, as texts have none to name."""
+    places = [tmp_path / str(number) for number in range(3)]
+    for number, place in enumerate(places):
+        if number:
+            (folders / "good" / f"new{number}.txt").write_text(f"a new text, {number} of them, and it is good")
+        listing = list_source(str(folders))
+        config = DataConfig(earlier=str(places[number - 1])) if number else DataConfig()
+        prepare(place, listing, "", config, {"source": fingerprint_source(listing)})
+    read = [Artifact.open(place, "prepare").read_json("card.json")["rows"]["read"] for place in places]
+    assert read == [read[0], read[0] + 1, read[0] + 2]
