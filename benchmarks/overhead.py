@@ -2,11 +2,12 @@
 
     python benchmarks/overhead.py [--quick] [--json FILE]
 
-*Everything* is the guard's questions, the watcher, the ledger, and a checkpoint every second or two; the stall of its
-snapshot is counted apart. *Without* is the same ``train_loop`` on the same model and process group with a guard and a
-ledger that do nothing. Two ranks take turns with both, about 100 steps of 20 ms each, in an order that alternates;
-the figure is the median of the paired ratios with its distribution-free 95 % interval. On *a device* the host waits
-for the step, as with a GPU; on *the host* every core computes, so that what is written beside the steps shows most.
+*Everything* is the guard's questions, the watcher, the goodput record, and a checkpoint every second or two; the stall
+of its snapshot is counted apart. *Without* is the same ``train_loop`` on the same model and process group with a guard
+and a goodput record that do nothing. Two ranks take turns with both, about 100 steps of 20 ms each, in an order that
+alternates; the figure is the median of the paired ratios with its distribution-free 95 % interval. On *a device* the
+host waits for the step, as with a GPU; on *the host* every core computes, so that what is written beside the steps
+shows most.
 """
 
 from __future__ import annotations

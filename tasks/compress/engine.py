@@ -23,6 +23,7 @@ from tasks.compress.search import best, next_candidate, shares_of
 from tasks.compress.students import described, students_of
 from tasks.errors import UserError
 from tasks.gate.quality import UNITS, Loss, in_words, loss_of
+from tasks.models.config import ModelConfig
 from tasks.models.factory import build
 from tasks.models.metrics import HEADLINE, scores
 from tasks.models.predict import Predictor, held_out_rows, predict, targets_of, torch_predictor
@@ -60,7 +61,7 @@ class CompressionRun:
             return [f"{100 * share:g} % fewer units" for share in shares_of(self.config)]
         return [described(differing(student.arguments, self.trained.config.arguments)) for student in self.students()]
 
-    def students(self) -> list[Any]:
+    def students(self) -> list[ModelConfig]:
         return students_of(self.trained.config, self.trained.signature, self.config)
 
 

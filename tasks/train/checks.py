@@ -28,7 +28,6 @@ from tasks.train.data.loader import layout as layout_of
 from tasks.train.data.order import GlobalOrder
 from tasks.train.loop.probe import Traits, probe
 from tasks.train.loop.step import micro_batches, padded_rows
-from tasks.train.parallel.config import ParallelConfig
 from tasks.train.parallel.layout import check_plan
 from tasks.train.parallel.replicas import check_exchange
 
@@ -52,7 +51,8 @@ def check_training(prepared: Path, model: ModelConfig, training: TrainingConfig,
         predictor = build(model, data.signature, training.seed, empty=True)
         check_divisible(training, traits_of(predictor, torch.device("cpu")), precision)
         check_plan(training.parallel, plan_of(predictor.network), len(pieces))
-        check_parameters(training.parallel, predictor.network)
+        if training.parallel.divides and replicas * shards > 1:
+            check_parameters(predictor.network)
 
 
 def traits_of(predictor: Predictor, device: torch.device) -> Traits:
@@ -98,10 +98,8 @@ def check_divisible(training: TrainingConfig, traits: Traits, precision: str) ->
         )
 
 
-def check_parameters(config: ParallelConfig, network: nn.Module) -> None:
+def check_parameters(network: nn.Module) -> None:
     """Raise ``UserError`` for parameters that cannot be sharded by blocks."""
-    if config.shard == "none":
-        return
     blocks = blocks_of(network)
     owners: dict[nn.Parameter, set[str]] = {}
     for name, parameter in network.named_parameters(remove_duplicate=False):

@@ -66,7 +66,8 @@ class Setup:
                 predictor = predictor.to(group.device)
             traits = traits_of(predictor, group.device)
             check_divisible(training, traits, precision)
-            check_parameters(training.parallel, predictor.network)
+            if training.parallel.divides and replicas * shards > 1:
+                check_parameters(predictor.network)
             check_exchange(exchange, group.backend, precision)
             fast = compile_pass(predictor, pieces, precision, group) if training.compile else None
         with same_error_on_all_ranks():

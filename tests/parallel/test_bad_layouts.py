@@ -41,7 +41,6 @@ def test_settings_that_contradict_each_other(settings: dict[str, Any], message: 
     ("settings", "world", "message"),
     [
         ({"pipeline": 2, "tensor": 2}, 6, "pipeline 2 x tensor 2 does not divide the 6 processes"),
-        ({"tensor": 2}, 4, "none leaves the gradients of 2 data-parallel processes"),
         ({"shard": "weights", "replicas": 3}, 4, "replicas: 3 does not divide the 4 data-parallel processes"),
     ],
 )

@@ -42,6 +42,9 @@ LONG = {
     "1f1b 2 x optimizer 2": Case(4, {"pipeline": 2, "shard": "optimizer"}),
     "1f1b 2 x tensor 2": Case(4, {"pipeline": 2, "tensor": 2}),
     "hybrid 4 x tensor 2": Case(8, {"shard": "weights", "replicas": 2, "tensor": 2}),
+    "tensor 2 x replicas 2": Case(4, {"tensor": 2}),
+    "1f1b 2 x replicas 2": Case(4, {"pipeline": 2}),
+    "1f1b 2 x tensor 2 x replicas 2, tied": Case(8, {"pipeline": 2, "tensor": 2}, {"tie_word_embeddings": True}),
     "2 x 2 x 2": Case(8, {"pipeline": 2, "shard": "weights", "tensor": 2}),
     "2 x 2 x 2, tied, qwen3": Case(
         8, {"pipeline": 2, "shard": "weights", "tensor": 2}, {"tie_word_embeddings": True, "model_type": "qwen3"}

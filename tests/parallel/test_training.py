@@ -40,6 +40,7 @@ RUNS = {
     "tensor 2": Run(2, {"tensor": 2}),
     "weights 2 x tensor 2": Run(4, {"shard": "weights", "tensor": 2}),
     "1f1b 2": Run(2, {"pipeline": 2}),
+    "1f1b 2 x replicas 2": Run(4, {"pipeline": 2}),
     "interleaved 2": Run(2, {"pipeline": 2, "schedule": "interleaved", "stages_per_rank": 2}, accumulation=4),
     "2 x 2 x 2": Run(8, {"pipeline": 2, "shard": "optimizer", "tensor": 2}),
 }
@@ -137,7 +138,7 @@ def test_every_layout_trains_the_same_model(name: str, prepared: PreparedData, t
     "name",
     [
         *("weights 2", "weights 3", "hybrid 4", "tensor 2", "weights 2 x tensor 2"),
-        *("1f1b 2", "interleaved 2", "2 x 2 x 2"),
+        *("1f1b 2", "1f1b 2 x replicas 2", "interleaved 2", "2 x 2 x 2"),
     ],
 )
 def test_killed_and_resumed_is_bit_for_bit(name: str, prepared: PreparedData, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,10 +11,13 @@ import xxhash
 
 from tasks.errors import UserError
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 ROW_GROUP = 1 << 16
 
 
-def frame_file(frame: Any, directory: Path) -> str:
+def frame_file(frame: pa.Table | pd.DataFrame, directory: Path) -> str:
     """Write ``frame`` (pandas or Arrow) to a Parquet file in ``directory``, and give its path.
 
     The file is named by its content, so equal tables are one file, and what is made of it is found again. An index
@@ -40,7 +43,7 @@ def frame_file(frame: Any, directory: Path) -> str:
     return str(sink.replace(directory / f"frame-{digest.hexdigest()}.parquet"))
 
 
-def from_pandas(frame: Any) -> pa.Table:
+def from_pandas(frame: pd.DataFrame) -> pa.Table:
     import pandas as pd
 
     if not isinstance(frame, pd.DataFrame):

@@ -67,13 +67,7 @@ class ParallelConfig(Settings):
                 "processes; choose a product that does, or another number of processes"
             )
         if self.shard == "none":
-            if data > 1:
-                raise UserError(
-                    f"training.parallel.shard: none leaves the gradients of {data} data-parallel processes beside "
-                    f"pipeline {self.pipeline} x tensor {self.tensor} without an average; expected optimizer, "
-                    "gradients or weights"
-                )
-            return self.pipeline, 1, 1, self.tensor
+            return self.pipeline, data, 1, self.tensor
         # Stages are on different nodes, if there are enough.
         spanned = nodes // self.pipeline if nodes % self.pipeline == 0 else 1
         replicas = self.replicas or (spanned if data % spanned == 0 else 1)

@@ -54,7 +54,7 @@ class DividedModel(ParallelModel):
         else:
             (model,) = self._parts
             for piece in pieces:
-                if self._layout.config.shard != "none":
+                if isinstance(model, FSDPModule):
                     switch(model, self._layout.config, last=piece == pieces[-1])
                 with forward():
                     outputs = model(*(x[piece] for x in inputs))
@@ -153,7 +153,8 @@ def divide(
     for part in parts:
         if config.tensor > 1:
             divide_tensors(part.network, stated_plan(part), layout.mesh["tensor"], sequence=config.sequence)
-        if config.shard != "none":
+        # What is left over is data parallel: without ``shard`` each process has a whole shard, as with DDP.
+        if config.shard != "none" or layout.data_size > 1:
             shard(part, layout.mesh[DATA] if layout.size("replicate") > 1 else layout.mesh["shard"], config, precision)
         fill(part, torch.device("cpu") if config.offload else device, seed)
     pipeline = Pipeline(parts, layout, device, micro_batches, rows) if config.pipeline > 1 else None

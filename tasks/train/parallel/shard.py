@@ -52,7 +52,7 @@ def shard(model: Predictor, mesh: DeviceMesh, config: ParallelConfig, precision:
 def switch(model: nn.Module, config: ParallelConfig, *, last: bool) -> None:
     """Prepare the forward and backward pass of a micro-batch, the ``last`` of its step or another."""
     sharded = cast(FSDPModule, model)
-    each = config.shard != "optimizer"
+    each = config.shard in ("gradients", "weights")
     sharded.set_is_last_backward(last or each)
     sharded.set_requires_gradient_sync(last or each)
     sharded.set_reshard_after_backward(last or each)

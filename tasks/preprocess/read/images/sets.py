@@ -102,14 +102,14 @@ class FolderPart:
                 continue
             if picture.shape != self.shape:
                 raise UserError(
-                    f"{file.uri}: is {spelled(picture.shape)}, the first image {spelled(self.shape)}; set "
+                    f"{file.uri}: is {shape_text(picture.shape)}, the first image {shape_text(self.shape)}; set "
                     "data.image_size to [height, width] and data.image_channels to 1 or 3, and all are made alike"
                 )
             pixels[place] = picture
         yield Chunk(pixels, np.array(self.labels, np.int32), hash_images(pixels), good, bad)
 
 
-def spelled(shape: Shape) -> str:
+def shape_text(shape: Shape) -> str:
     return f"{shape[1]} x {shape[2]} {'grey' if shape[0] == 1 else 'RGB'}"
 
 
@@ -233,7 +233,9 @@ def open_arrays(data: Listing, files: list[SourceFile], target: str, config: Dat
     found = [open_array(file, target) for file in files]
     for file, (_, shape, _) in zip(files, found, strict=True):
         if shape != found[0][1]:
-            raise UserError(f"{file.uri}: its images are {spelled(shape)}, in {files[0].uri} {spelled(found[0][1])}")
+            raise UserError(
+                f"{file.uri}: its images are {shape_text(shape)}, in {files[0].uri} {shape_text(found[0][1])}"
+            )
     names = [[value_types.label(value) for value in labels.tolist()] for _, _, labels in found]
     numeric = all(labels.dtype.kind in "iu" for _, _, labels in found)
     classes = sorted({name for labels in names for name in labels}, key=float if numeric else None)

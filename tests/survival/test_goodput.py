@@ -1,4 +1,4 @@
-"""The ledger's sums, and that a page outlives the process that kept it."""
+"""The sums of the goodput record, and that an attempt's file outlives the process that wrote it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_time_goes_to_its_account(tmp_path: Path) -> None:
     assert kept.summary().executed == 4
 
 
-def keep_a_page_until_killed(home: str) -> None:
+def write_until_killed(home: str) -> None:
     goodput.PERIOD_S = 0.02
     kept = GoodputRecorder([storage_for(home)], 1, 2, writes=True, started=time.perf_counter())
     kept.begin(0)
@@ -77,8 +77,8 @@ def keep_a_page_until_killed(home: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_killed_attempt_leaves_its_page_and_the_next_one_counts_it(tmp_path: Path) -> None:
-    process = FORK.Process(target=keep_a_page_until_killed, args=(str(tmp_path),), daemon=True)
+def test_a_killed_attempt_leaves_its_record_and_the_next_one_counts_it(tmp_path: Path) -> None:
+    process = FORK.Process(target=write_until_killed, args=(str(tmp_path),), daemon=True)
     process.start()
     process.join(20)
     assert process.exitcode == -signal.SIGKILL
@@ -121,7 +121,7 @@ def test_a_worker_ends_with_its_agent(tmp_path: Path) -> None:
         time.sleep(0.01)
 
 
-def test_a_killed_attempts_stale_page_counts_up_to_where_the_next_went_on() -> None:
+def test_a_killed_attempts_stale_record_counts_up_to_where_the_next_went_on() -> None:
     stale = AttemptRecord(1, 2, first_step=0, last_step=3)
     found = summarise([stale, AttemptRecord(2, 2, first_step=10, last_step=20, ended="finished")])
     assert (found.executed, found.kept) == (20, 20)
