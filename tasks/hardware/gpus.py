@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,37 +19,45 @@ def visible_gpus() -> int:
 
 
 def nvidia_gpus() -> int:
-    return len(ask_nvml(lambda handle: handle))
+    import pynvml
+
+    return ask_nvml(lambda: int(pynvml.nvmlDeviceGetCount())) or 0
 
 
 def gpu_names() -> list[str]:
     """The names of this machine's NVIDIA GPUs; empty without any."""
     import pynvml
 
-    return ask_nvml(lambda handle: str(pynvml.nvmlDeviceGetName(handle)))
+    return ask_nvml(lambda: [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles()]) or []
 
 
 def bf16_gpus() -> bool:
     """Whether a GPU of this machine computes in bfloat16: NVIDIA's from compute capability 8.0 on, and AMD's."""
     import pynvml
 
-    capable = ask_nvml(lambda handle: tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle)) >= (8, 0))
-    return any(capable) if capable else amd_gpus() > 0
+    found = ask_nvml(lambda: [tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle)) for handle in handles()])
+    return max(found) >= (8, 0) if found else amd_gpus() > 0
 
 
-def ask_nvml(question: Callable[[Any], T]) -> list[T]:
-    """The answers of NVML about each of this machine's NVIDIA GPUs, given their handles; empty without any."""
+def handles() -> Iterator[Any]:
+    """What NVML knows each of this machine's NVIDIA GPUs by."""
+    import pynvml
+
+    return map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+
+
+def ask_nvml(question: Callable[[], T]) -> T | None:
+    """The answer of NVML; None where it has none."""
     import pynvml
 
     try:
         pynvml.nvmlInit()
         try:
-            handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
-            return list(map(question, handles))
+            return question()
         finally:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError:
-        return []
+        return None
 
 
 def amd_gpus() -> int:

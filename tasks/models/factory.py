@@ -134,7 +134,7 @@ def build(
 def check_without_constants(name: str, network: nn.Module) -> None:
     """Raise ``UserError`` if a network that was built without memory holds tensors that are no parameters: these were
     computed there, so that they have no values."""
-    constants = [name for name, _ in network.named_buffers()]
+    constants = [path for path, _ in network.named_buffers()]
     for path, module in network.named_modules():
         constants += [f"{path}.{key}".lstrip(".") for key, value in vars(module).items() if isinstance(value, Tensor)]
     if constants:

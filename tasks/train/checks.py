@@ -39,19 +39,20 @@ def check_training(prepared: Path, model: ModelConfig, training: TrainingConfig,
 
     The network is built only if settings depend on it.
     """
-    precision = precision_of(training.precision, gpu=visible_gpus() > 0, bf16=bf16_gpus())
-    check_exchange(training.gradients, backend_of(training.backend, visible_gpus()), precision)
+    gpus = visible_gpus()
+    precision = precision_of(training.precision, gpu=gpus > 0, bf16=bf16_gpus())
+    check_exchange(training.gradients, backend_of(training.backend, gpus), precision)
     _, replicas, shards, _ = training.parallel.sizes(processes, nodes)
     data = open_prepared(prepared)
     check_rows(data)
     pieces = pieces_of(data, training, replicas * shards)
     if training.compile:
-        check_compiler(visible_gpus() > 0)
+        check_compiler(gpus > 0)
     if training.parallel.divides or training.compile:
         predictor = build(model, data.signature, training.seed, empty=True)
         check_divisible(training, traits_of(predictor, torch.device("cpu")), precision)
         check_plan(training.parallel, plan_of(predictor.network), len(pieces))
-        if training.parallel.divides and replicas * shards > 1:
+        if training.parallel.uses_fsdp(replicas * shards):
             check_parameters(predictor.network)
 
 

@@ -66,7 +66,7 @@ class Setup:
                 predictor = predictor.to(group.device)
             traits = traits_of(predictor, group.device)
             check_divisible(training, traits, precision)
-            if training.parallel.divides and replicas * shards > 1:
+            if training.parallel.uses_fsdp(replicas * shards):
                 check_parameters(predictor.network)
             check_exchange(exchange, group.backend, precision)
             fast = compile_pass(predictor, pieces, precision, group) if training.compile else None

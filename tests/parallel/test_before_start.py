@@ -101,7 +101,7 @@ MISTAKES: dict[str, tuple[str, ModelConfig, dict[str, Any], int, str]] = {
         "table",
         ModelConfig("tests.support.nets:with_scalars"),
         {"parallel": {"shard": "weights"}},
-        2,
+        1,
         "'layers.0.scale' is a single number without dimensions",
     ),
     "shared": (

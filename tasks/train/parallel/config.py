@@ -53,6 +53,11 @@ class ParallelConfig(Settings):
         """Whether anything is divided; otherwise every process holds the whole model (DDP)."""
         return self.shard != "none" or self.pipeline > 1 or self.tensor > 1
 
+    def uses_fsdp(self, data: int) -> bool:
+        """Whether FSDP2 manages the parameters, with so many data-parallel processes. Without ``shard`` each of these
+        then has the only shard, as with DDP."""
+        return self.shard != "none" or (self.divides and data > 1)
+
     def sizes(self, world: int, nodes: int = 1) -> tuple[int, ...]:
         """The sizes of the mesh of ``world`` processes on ``nodes`` nodes: pipeline, replicate, shard, tensor.
 

@@ -153,8 +153,7 @@ def divide(
     for part in parts:
         if config.tensor > 1:
             divide_tensors(part.network, stated_plan(part), layout.mesh["tensor"], sequence=config.sequence)
-        # What is left over is data parallel: without ``shard`` each process has a whole shard, as with DDP.
-        if config.shard != "none" or layout.data_size > 1:
+        if config.uses_fsdp(layout.data_size):
             shard(part, layout.mesh[DATA] if layout.size("replicate") > 1 else layout.mesh["shard"], config, precision)
         fill(part, torch.device("cpu") if config.offload else device, seed)
     pipeline = Pipeline(parts, layout, device, micro_batches, rows) if config.pipeline > 1 else None
