@@ -38,28 +38,50 @@ def test_torchs_sockets_ask_no_name_server(block: str, asks: str, tmp_path: Path
         assert sent == []
 
 
-WORKERS = """
-import os, socket, subprocess, sys
-from tasks.distributed.process_group import meeting_store, process_group
-if "RANK" in os.environ:
-    with process_group(store=meeting_store()):
-        sys.exit()
-with socket.socket() as free:
-    free.bind(("127.0.0.1", 0))
-    port = free.getsockname()[1]
-world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
-ranks = [{**os.environ, **world, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
-workers = [subprocess.Popen([sys.executable, *sys.argv], env=rank) for rank in ranks]
-sys.exit(max(worker.wait() for worker in workers))
+RANKS = """
+import os, socket, subprocess, sys, time
+{imports}
+def rank_of_two():
+    {body}
+if __name__ == "__main__":
+    if "RANK" in os.environ:
+        sys.exit(rank_of_two())
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    world = {{"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}}
+    ranks = [{{**os.environ, **world, "RANK": str(rank), "LOCAL_RANK": str(rank)}} for rank in range(2)]
+    processes = [subprocess.Popen([sys.executable, *sys.argv], env=rank) for rank in ranks]
+    sys.exit(max(process.wait() for process in processes))
 """
+MEETING = (
+    "from tasks.distributed.process_group import meeting_store, process_group",
+    """
+    with process_group(store=meeting_store()):
+        pass
+""",
+)
+#: Rank 0 hosts the store that the other's workers connect to, and comes to the second launch later.
+LAUNCHES = (
+    "from tasks.collectives.launch.worker_group import WorkerGroup",
+    """
+    group = WorkerGroup.from_environment(os.environ, 60)
+    with group.exit_barrier():
+        group.rendezvous({})
+        group.launch(bool)
+        time.sleep(5 * group.is_leader)
+        group.launch(bool)
+""",
+)
 
 
 @pytest.mark.prove
-def test_workers_that_meet_on_one_machine_ask_no_name_server(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("imports", "body"), [MEETING, LAUNCHES], ids=["process group", "launches"])
+def test_ranks_that_meet_on_one_machine_ask_no_name_server(imports: str, body: str, tmp_path: Path) -> None:
     if reason := impossible():
         pytest.skip(reason)
-    (tmp_path / "workers.py").write_text(WORKERS)
-    ended, sent = recorded([sys.executable, "workers.py"], tmp_path, os.environ)
+    (tmp_path / "ranks.py").write_text(RANKS.format(imports=imports, body=body))
+    ended, sent = recorded([sys.executable, "ranks.py"], tmp_path, os.environ)
     assert (ended.returncode, sent) == (0, []), ended.stdout
 
 

@@ -178,23 +178,30 @@ class WorkerGroup:
         self._launches += 1
         name = f"launch-{self._launches}"
         workers: dict[int, WorkerProcess] = {}
-        try:
-            with names_of_this_machine(self.host):
+        # The thread of rank 0's store asks for the name of each worker that connects. So none starts before rank 0 is
+        # in this block, which it leaves when all have ended.
+        with names_of_this_machine(self.host):
+            self.broadcast(f"{name}/open", lambda: True)
+            try:
                 for spec, rank in self._worker_specs(ranks_by_host, f"{self.prefix}{name}/workers"):
                     workers[rank] = WorkerProcess(spec, environment or {}, work, arguments)
                 outcomes = self._watch(workers, f"{self.prefix}{name}/failure")
-            if not workers:
-                self._until_any(f"{self.prefix}{name}/outcome/0", f"{self.prefix}{name}/failure")
-        finally:
-            for worker in workers.values():
-                worker.kill()
-        outcomes = dict.fromkeys(self.ranks, Outcome("done")) | outcomes
-        own = {rank: [outcome.kind, outcome.why, outcome.during] for rank, outcome in outcomes.items()}
-        succeeded = all(outcome.kind == "done" for outcome in outcomes.values())
-        received = self.gather(f"{name}/outcome", own, self.timeout if succeeded else 2 * GRACE)
-        missing = ("silent", "", "its launch")
-        raise_if_failed({rank: Outcome(*received.get(rank, missing)) for rank in range(self.world)}, self.timeout)
+                if not workers:
+                    self._until_any(f"{self.prefix}{name}/outcome/0", f"{self.prefix}{name}/failure")
+            finally:
+                for worker in workers.values():
+                    worker.kill()
+            outcomes = self._gather_outcomes(f"{name}/outcome", dict.fromkeys(self.ranks, Outcome("done")) | outcomes)
+        raise_if_failed(outcomes, self.timeout)
         return workers[0].result if self.is_leader else None
+
+    def _gather_outcomes(self, key: str, own: Mapping[int, Outcome]) -> dict[int, Outcome]:
+        """How all ranks' workers ended, given this process's ``own``."""
+        values = {rank: [outcome.kind, outcome.why, outcome.during] for rank, outcome in own.items()}
+        succeeded = all(outcome.kind == "done" for outcome in own.values())
+        received = self.gather(key, values, self.timeout if succeeded else 2 * GRACE)
+        missing = ("silent", "", "its launch")
+        return {rank: Outcome(*received.get(rank, missing)) for rank in range(self.world)}
 
     def _worker_specs(self, ranks_by_host: Sequence[Sequence[int]], prefix: str) -> Iterator[tuple[WorkerSpec, int]]:
         """The specifications of this process's workers in a process group, each with its rank outside of it."""
