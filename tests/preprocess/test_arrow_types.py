@@ -17,7 +17,7 @@ from tasks.artifacts.prepared.data import SPLITS, PreparedData
 from tasks.errors import UserError
 from tasks.preprocess.config import ColumnType, DataConfig
 from tasks.preprocess.engine import prepare
-from tests.support.arrow_columns import ROWS, SUFFIXES, columns, fuzz, write_table_with
+from tests.support.arrow_columns import ROWS, SUFFIXES, UNIONS, columns, fuzz, made, write_table_with
 
 
 def outcome(column: pa.Array, suffix: str, target: bool = False, **config: object) -> str:
@@ -53,6 +53,8 @@ FUZZ = fuzz(60)
 @example(column=pa.array([2**64 - 1, 2**63] * (ROWS // 2), pa.uint64()), suffix=".arrow")
 @example(column=pa.array([[1, 2]] * ROWS), suffix=".parquet")
 @example(column=pa.nulls(ROWS), suffix=".parquet")
+@example(column=made(UNIONS[0], [(0, 1), (1, "a"), (1, None)] * (ROWS // 3)), suffix=".arrow")
+@example(column=made(UNIONS[1], [(0, 1), (1, "a"), (1, None)] * (ROWS // 3)), suffix=".arrow")
 @example(column=pa.array([Decimal(1000 * n) for n in range(ROWS)], pa.decimal128(9, -3)), suffix=".arrow")
 def test_a_column_of_any_type(column: pa.Array, suffix: str) -> None:
     assert outcome(column, suffix, quarantine_limit=1.0) in ("refused", "used", "said")

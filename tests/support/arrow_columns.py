@@ -36,6 +36,8 @@ NESTED = [
     *(pa.struct([("a", pa.int8()), ("b", pa.string())]), pa.map_(pa.string(), pa.int64())),
     *(pa.list_(pa.struct([("a", pa.list_(pa.null()))])), pa.struct([("a", pa.struct([("b", pa.bool_())]))])),
 ]
+#: Of Arrow files: Parquet has none.
+UNIONS = [make([pa.field("a", pa.int64()), pa.field("b", pa.string())]) for make in (pa.sparse_union, pa.dense_union)]
 EXTENSIONS = [
     *(pa.uuid(), pa.json_(), pa.bool8(), pa.opaque(pa.int16(), "odd", "here")),
     pa.fixed_shape_tensor(pa.float64(), [2]),
@@ -43,7 +45,7 @@ EXTENSIONS = [
 INNER = st.sampled_from([*PLAIN, *NESTED])
 KINDS = st.one_of(
     st.sampled_from(PLAIN),
-    st.sampled_from([*NESTED, *EXTENSIONS]),
+    st.sampled_from([*NESTED, *UNIONS, *EXTENSIONS]),
     st.builds(pa.dictionary, st.sampled_from(INDICES), INNER),
     st.builds(pa.run_end_encoded, st.sampled_from(RUN_ENDS), INNER),
 )
@@ -91,6 +93,8 @@ def present(kind: pa.DataType) -> st.SearchStrategy[Any]:
         return st.binary(max_size=4)
     if pa.types.is_interval(kind):
         return st.tuples(*[st.integers(-(2**31), 2**31 - 1)] * 2, st.integers(-(2**63), 2**63 - 1))
+    if pa.types.is_union(kind):
+        return st.one_of([st.tuples(st.just(code), values(field.type)) for code, field in enumerate(kind)])
     if pa.types.is_fixed_size_list(kind):
         return st.lists(values(kind.value_type), min_size=2, max_size=2)
     if pa.types.is_map(kind):
@@ -121,9 +125,22 @@ def made(kind: pa.DataType, cells: list[Any]) -> pa.Array:
         return pa.RunEndEncodedArray.from_arrays(
             pa.array(range(1, len(cells) + 1), kind.run_end_type), made(kind.value_type, cells), kind
         )
+    if pa.types.is_union(kind):
+        return union_of(kind, [(0, None) if cell is None else cell for cell in cells])
     if pa.types.is_temporal(kind) and not pa.types.is_interval(kind):
         return pa.array(cells, pa.int32() if bits(kind) == 32 else pa.int64()).view(kind)
     return pa.array(cells, kind)
+
+
+def union_of(kind: pa.UnionType, cells: list[tuple[int, Any]]) -> pa.Array:
+    codes = pa.array([code for code, _ in cells], pa.int8())
+    names = [field.name for field in kind]
+    children = [
+        made(field.type, [cell if code == child else None for code, cell in cells]) for child, field in enumerate(kind)
+    ]
+    if kind.mode == "sparse":
+        return pa.UnionArray.from_sparse(codes, children, names)
+    return pa.UnionArray.from_dense(codes, pa.array(range(len(cells)), pa.int32()), children, names)
 
 
 @st.composite
@@ -142,7 +159,7 @@ SUFFIXES = st.sampled_from([".parquet", ".arrow"])
 def write_table_with(column: pa.Array, path: Path) -> None:
     """A table of ``ROWS`` rows whose column ``c`` this is, beside a number ``x`` and two classes ``y``. Rejects the
     example if the format of the path has no such type."""
-    table = pa.table({"x": np.arange(ROWS) % 7 * 0.5, "c": column, "y": np.arange(ROWS) % 2})
+    table = pa.table({"x": np.arange(ROWS) * 0.5, "c": column, "y": np.arange(ROWS) % 2})
     try:
         write(table, path)
     except (pa.ArrowException, OSError):
