@@ -27,7 +27,7 @@ import pytest
 from tests.support import REPOSITORY
 from tests.support.processes import FORK
 
-INTERFACE = "eth0"
+INTERFACE, NETWORK = "eth0", "10.77.0"
 #: The share of a link's rate that is left for data in packets of 1,500 bytes: 20 are IP's and 32 TCP's with timestamps,
 #: and ``tc`` counts Ethernet's 14, too.
 PAYLOAD = 1448 / 1514
@@ -159,6 +159,9 @@ def build(world: int, kept: ExitStack) -> Links:
         links._in(switch, "ip", veth, f"link set port{rank} master bridge0 up")
         own = f"addr add {address(rank)}/24 dev {INTERFACE}"
         links._in(pid, "ip", own, f"link set {INTERFACE} up", "link set lo up")
+        # A host may have BBR, which sends slower than the link again and again to see whether it is free; every kernel
+        # has Reno, which a link that drops nothing does not slow.
+        links._in(pid, "ip", f"route replace {NETWORK}.0/24 dev {INTERFACE} src {address(rank)} congctl reno")
     return links
 
 
@@ -185,7 +188,7 @@ def entering(keeper: int) -> list[str]:
 
 
 def address(rank: int) -> str:
-    return f"10.77.0.{rank + 1}"
+    return f"{NETWORK}.{rank + 1}"
 
 
 def rank_main(rank: int, world: int, keeper: int, scratch: str, end: Connection, work: bytes) -> None:
