@@ -100,7 +100,7 @@ def dcp_async(trainer: Trainer, place: Path, name: str, stager: DefaultStager | 
 
 def ours(trainer: Trainer, place: Path) -> Way:
     checkpoints = Checkpoints(
-        [str(place / "ours")],
+        str(place / "ours"),
         AppState(trainer.model, trainer.optimizer),
         ResumePolicy({}),
         retention=Retention(last=1),

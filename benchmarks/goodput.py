@@ -118,7 +118,7 @@ def rank_main(rank: int, port: int, plan: Plan, mode: str) -> None:
                     **plan.saving(mode),
                 ),
                 directory=place / f"{mode}.model",
-                checkpoints_home=f"{place}/{mode}.home",
+                home=f"{place}/{mode}.home",
                 made_by={},
             )
             run(request)

@@ -158,7 +158,7 @@ class Bench:
             Progress(),
         )
         self.checkpoints = Checkpoints(
-            [home], AppState(predictor, self.state.optimizer), ResumePolicy({}), retention=Retention(last=1)
+            home, AppState(predictor, self.state.optimizer), ResumePolicy({}), retention=Retention(last=1)
         )
         self.checkpoints.prepare(self.state.to_save())
         self.turns = 0
@@ -171,8 +171,9 @@ class Bench:
         self.state.progress.evaluations.clear()
         guard: Guard = NoGuard()
         if guarded:
-            homes, rank = self.checkpoints.homes, self.group.rank
-            recorder = GoodputRecorder(homes, self.turns, WORLD, writes=rank == 0, started=time.perf_counter())
+            home, attempt = self.checkpoints.home, self.checkpoints.attempt
+            writes, started = self.group.rank == 0, time.perf_counter()
+            recorder = GoodputRecorder(home, attempt, WORLD, writes=writes, started=started)
             guard = Guard(self.checkpoints, Interval(steps=self.steps // SAVES), watcher, recorder)
             guard.begin(self.state.progress.step)
         training = replace(self.training, epochs=self.turns)

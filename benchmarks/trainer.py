@@ -74,10 +74,10 @@ class Ours(Contender):
             Progress(),
             traits,
         )
-        self.checkpoints = Checkpoints([home], AppState(self.model, self.state.optimizer), ResumePolicy({}))
+        self.checkpoints = Checkpoints(home, AppState(self.model, self.state.optimizer), ResumePolicy({}))
         self.checkpoints.prepare(self.state.to_save())
-        homes, started = self.checkpoints.homes, time.perf_counter()
-        self.recorder = GoodputRecorder(homes, 1, WORLD, writes=self.rank == 0, started=started)
+        started = time.perf_counter()
+        self.recorder = GoodputRecorder(self.checkpoints.home, 1, WORLD, writes=self.rank == 0, started=started)
         watcher = Watcher([], grace_s=25).__enter__()
         self.guard = Guard(self.checkpoints, Interval(steps=10**9), watcher, self.recorder)
         self.guard.begin(0)

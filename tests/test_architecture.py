@@ -12,15 +12,27 @@ from tasks.artifacts.versions import ROOT, imported_names, project_imports
 #: What each room of ``tasks/`` may import besides itself: the layers below it. Rooms of stages share no engine.
 ERRORS = {"errors"}
 BASE = ERRORS | {"settings"}
-SHARED = BASE | {"logs", "artifacts", "storage", "distributed", "hardware", "models", "network", "gate", "timing"}
+SHARED = BASE | {
+    "logs",
+    "text_table",
+    "artifacts",
+    "storage",
+    "distributed",
+    "hardware",
+    "models",
+    "network",
+    "gate",
+    "timing",
+}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "logs": set(),
     "cron": set(),
+    "text_table": set(),
     "settings": ERRORS,
     "storage": ERRORS,
     "distributed": ERRORS,
-    "hardware": BASE,
+    "hardware": BASE | {"text_table"},
     "artifacts": BASE | {"storage"},
     **dict.fromkeys(("models", "gate"), BASE | {"artifacts"}),
     "timing": {"artifacts", "models"},

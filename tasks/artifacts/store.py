@@ -19,6 +19,9 @@ from filelock import FileLock, Timeout
 
 from tasks.artifacts.format import Artifact, DamagedArtifact, canonical_json
 
+#: The store of a project on one machine.
+STORE = Path(".slipstream")
+
 
 def content_key(stage: str, version: str, inputs: Mapping[str, Any]) -> str:
     """The key of a stage's result: a digest of the stage, its code version and all inputs."""

@@ -45,18 +45,18 @@ class Peers:
         dist.all_gather_object(values, value, group=self.group)
         return values
 
-    def any(self, here: bool) -> Callable[[], bool]:
-        """Begin to ask whether it holds on any rank; the returned function waits for the answer. Unlike :meth:`gather`
-        it exchanges no pickles."""
+    def any(self, *here: bool) -> Callable[[], list[bool]]:
+        """Begin to ask of each of these whether it holds on any rank; the returned function waits for the answers.
+        Unlike :meth:`gather` it exchanges no pickles."""
         if self.group is None:
-            return lambda: here
-        found = torch.tensor(int(here))
+            return lambda: list(here)
+        found = torch.tensor(here, dtype=torch.uint8)
         work = dist.all_reduce(found, dist.ReduceOp.MAX, group=self.group, async_op=True)
         self._asked.append(work)
 
-        def answer() -> bool:
+        def answer() -> list[bool]:
             work.wait()
-            return bool(found)
+            return [bool(each) for each in found]
 
         return answer
 

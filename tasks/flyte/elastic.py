@@ -14,12 +14,11 @@
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from flytekit import FlyteContext, current_context
 from flytekit.exceptions.user import FlyteRecoverableException, FlyteUserRuntimeException
@@ -29,19 +28,24 @@ from flytekit.types.directory import FlyteDirectory
 from flytekitplugins.kfpytorch import CleanPodPolicy, Elastic, RunPolicy
 from flytekitplugins.kfpytorch.task import PytorchElasticFunctionTask
 
-from tasks.artifacts.format import Artifact
-from tasks.artifacts.store import Store
+from tasks.artifacts.format import MANIFEST, Artifact
+from tasks.artifacts.homes import Holder
 from tasks.distributed.devices import check_gpus
 from tasks.distributed.names import names_of_this_machine
 from tasks.errors import Interrupted, UserError
 from tasks.flyte.departure import one_verdict, outlive_sigterm
 from tasks.flyte.failures import GROUP_ENDED, PodPreempted, as_seen_by_flyte, failure_of
+from tasks.flyte.homes import home_of, this_attempt
 from tasks.flyte.reports import Outcome, Report, clear_report, collect_reports, this_rank
-from tasks.flyte.stage import STORE, Made, StageRun, local_path, map_errors, run_stage, runs_locally
+from tasks.flyte.stage import Made, StageRun, local_path, map_errors, run_stage, runs_locally
 from tasks.flyte.verdict import OutputPrefix
 from tasks.hardware.cpus import usable_cores
 from tasks.hardware.gpus import visible_gpus
 from tasks.hardware.profile import CHOICE, Placement, Profile, current_profile
+from tasks.logs import logger
+from tasks.storage import StorageUnavailable
+
+LOG = logger("flyte")
 
 
 @dataclass(frozen=True)
@@ -58,12 +62,11 @@ class Workspace:
     stage: str
     #: A fresh directory of this pod; rank 0 leaves the finished artifact in it.
     directory: str
-    #: Where this attempt keeps its checkpoints (a path or a URI), and where the attempt before kept its own, if any.
-    checkpoints: str
-    previous_checkpoints: str
-    #: The name of the execution of which this is an attempt, and whose preemption notices to watch for.
-    execution: str
+    #: Whose preemption notices to watch for.
     notices: str
+    #: The home of what is not finished (a path or a URI), and who works there; "" if the stage keeps nothing.
+    home: str
+    holder: Holder
 
     def work(self, body: Callable[[], object]) -> Any:
         """Run a worker's body and report how it ended. Returns what the agent goes on with, whatever the task returns:
@@ -108,6 +111,23 @@ def as_made(made: Made) -> Made:
     return made
 
 
+class Unfinished(Protocol):
+    """What a stage keeps for the attempts and executions after this one. Called in the agent."""
+
+    def lasting(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Of the task's inputs, which are on this machine, what the result depends on; of settings, their values."""
+
+    def address(self, home: str, inputs: Mapping[str, Any]) -> str:
+        """The home that the user's own settings name instead of ``home``, if they do."""
+
+    def take(self, home: str, holder: Holder, inputs: Mapping[str, Any], directory: Path) -> bool:
+        """Wait until nobody else is at the same work. Returns whether it is finished, and its result in
+        ``directory``."""
+
+    def finish(self, home: str, holder: Holder, artifact: str) -> None:
+        """The result lies at ``artifact`` (a path or a URI); delete what nobody needs any more."""
+
+
 @dataclass
 class Distributed(Elastic):
     """Configuration of our Elastic task; made by :func:`distributed`."""
@@ -117,6 +137,7 @@ class Distributed(Elastic):
     fetch: Fetch = fetch_all
     check: Check = nothing_to_check
     returns: Callable[[Made], Any] = as_made
+    unfinished: Unfinished | None = None
 
 
 def distributed(
@@ -124,10 +145,11 @@ def distributed(
     fetch: Fetch = fetch_all,
     check: Check = nothing_to_check,
     returns: Callable[[Made], Any] = as_made,
+    unfinished: Unfinished | None = None,
 ) -> Distributed:
     """The process group of a stage, as the current profile places it; ``fetch`` is how its inputs come to a pod,
-    ``check`` sees them there before any process starts, and ``returns`` makes the task's output of what the stage
-    made."""
+    ``check`` sees them there before any process starts, ``returns`` makes the task's output of what the stage made, and
+    ``unfinished`` says what is kept until it is made."""
     profile = current_profile()
     place = profile.placement(stage)
     return Distributed(
@@ -136,6 +158,7 @@ def distributed(
         fetch=fetch,
         check=check,
         returns=returns,
+        unfinished=unfinished,
         # The plugin makes a PyTorchJob of the text "2" and a plain pod of the number 1.
         nnodes=1 if place.nodes == 1 else str(place.nodes),
         nproc_per_node=place.processes,
@@ -153,16 +176,30 @@ class DistributedTask(PytorchElasticFunctionTask):
 
     def __init__(self, task_config: Distributed, task_function: Callable[..., Made], **kwargs: Any) -> None:
         super().__init__(task_config, task_function, ignore_input_vars=["workspace"], **kwargs)
+        #: The home and the holder of the attempt that was made in this process.
+        self._held: tuple[str, Holder] | None = None
 
     def dispatch_execute(self, ctx: FlyteContext, input_literal_map: LiteralMap) -> Any:
+        self._held = None
         try:
-            return super().dispatch_execute(ctx, input_literal_map)
+            outputs = super().dispatch_execute(ctx, input_literal_map)
+            self._let_go(outputs)
+            return outputs
         except FlyteUserRuntimeException as error:
             if self.task_config.nnodes == 1 and isinstance(error.value, PodPreempted):
                 # flytekit makes a user's failure of whatever ``execute`` raises, and of this a system failure: what
                 # Flyte calls a single pod that is taken away without a notice, it shall also be with one.
                 raise error.value from None
             raise
+
+    def _let_go(self, outputs: LiteralMap) -> None:
+        """The result is where Flyte looks for it: nobody needs what led to it any more."""
+        if self._held is None:
+            return
+        try:
+            self.task_config.unfinished.finish(*self._held, outputs.literals["artifact"].scalar.blob.uri)
+        except (UserError, StorageUnavailable) as error:
+            LOG.warning("%s: its checkpoints stay: %s", self._held[0], error)
 
     @map_errors
     def execute(self, **inputs: Any) -> Any:
@@ -192,15 +229,27 @@ class DistributedTask(PytorchElasticFunctionTask):
                 for name, value in inputs.items()
             }
             config.check(here, place)
-            homes = (str(Store(STORE).checkpoints(config.stage, key).absolute()), "") if local else flyte_checkpoints()
-            # Locally Flyte gives every run the same name; each is an execution of its own.
-            execution = f"local-{uuid.uuid4().hex}" if local else current_context().execution_id.name
-            workspace = Workspace(config.stage, str(directory.absolute()), *homes, execution, place.notices)
-            self._run_group(workspace, place.processes, here, local=local)
+            home, holder = self._take(here, place, directory)
+            if not (directory / MANIFEST).exists():
+                workspace = Workspace(config.stage, str(directory.absolute()), place.notices, home, holder)
+                self._run_group(workspace, place.processes, here, local=local)
             return Artifact.open(directory, config.stage)
 
         made = run_stage(config.stage, {**inputs, "world": [place.nodes, place.processes]}, make)
         return config.returns(made)
+
+    def _take(self, inputs: Mapping[str, Any], place: Placement, directory: Path) -> tuple[str, Holder]:
+        """The home of what the stage has not finished, and who this attempt is there; the result is in ``directory``
+        if it was finished."""
+        unfinished, holder = self.task_config.unfinished, this_attempt()
+        if unfinished is None:
+            return "", holder
+        stable = home_of(self.task_config.stage, unfinished.lasting(inputs), place)
+        home = unfinished.address(stable, inputs)
+        unfinished.take(home, holder, inputs, directory)
+        if home == stable:
+            self._held = home, holder
+        return home, holder
 
     def _run_group(self, workspace: Workspace, processes: int, inputs: dict[str, Any], *, local: bool) -> None:
         """Run this machine's workers. Returns if they finished and rank 0 is among them."""
@@ -231,15 +280,6 @@ class DistributedTask(PytorchElasticFunctionTask):
         if failure is ended:
             raise ended
         raise failure from (None if isinstance(failure, UserError) else ended)
-
-
-def flyte_checkpoints() -> tuple[str, str]:
-    """Flyte's checkpoint prefixes: this attempt's, and the previous attempt's (empty on the first)."""
-    try:
-        checkpoint = current_context().checkpoint
-    except NotImplementedError:
-        return "", ""
-    return str(checkpoint._checkpoint_dest or ""), str(checkpoint._checkpoint_src or "")
 
 
 def refuse_other_shape(name: str, place: Placement, environment: Mapping[str, str], *, local: bool) -> None:

@@ -19,15 +19,13 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from flytekit.types.directory import FlyteDirectory
 
 from tasks.artifacts.format import Artifact, DamagedArtifact
-from tasks.artifacts.store import Store, content_key
+from tasks.artifacts.store import STORE, Store, content_key
 from tasks.errors import UserError
 from tasks.flyte.metadata import AFRESH, MEASURED, cache_version
 from tasks.hardware.machine import measuring_machine
 from tasks.logs import logger
 from tasks.settings import Settings, to_dict
 from tasks.storage import STORES, StorageUnavailable, cannot_write, download_all
-
-STORE = Path(".slipstream")
 
 Work = TypeVar("Work", bound=Callable[..., Any])
 

@@ -122,6 +122,11 @@ class Placement(Settings):
     environment: dict[str, str] = field(default_factory=dict)
     termination_message_policy: Literal["File", "FallbackToLogsOnError"] = "FallbackToLogsOnError"
     """Whether Kubernetes shows the end of the log of a pod that failed."""
+    checkpoints: str = ""
+    """A directory or a store's address, reached by all pods, below which trainings keep their checkpoints. Empty: where
+    Flyte keeps its raw output; on one machine ``.slipstream``."""
+    checkpoint_days: Annotated[float, Field(gt=0)] = 14.0
+    """Days after its last sign of life from which on a training's checkpoints may be freed."""
     data_cache_gib: Annotated[float, Field(gt=0)] = 100.0
     """Local disk for prepared data (GiB per node). What fits is downloaded before the first step; what does not streams
     from S3 ahead of use."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tasks.hardware.placement import NVIDIA, Placement
 from tasks.hardware.profile import STAGES, Profile
+from tasks.text_table import aligned
 
 COLUMNS = (
     *("stage", "pods", "processes", "threads", "cpu", "memory", "disk", "/dev/shm"),
@@ -13,16 +14,8 @@ COLUMNS = (
 
 def table(profile: Profile) -> str:
     """The table, its columns aligned, numbers to the right."""
-    lines = [list(COLUMNS), *([stage, *cells(profile.asked(stage))] for stage in STAGES)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(COLUMNS))]
-    left = [column in ("stage", "devices") for column in COLUMNS]
-    return "\n".join(
-        "  ".join(
-            text.ljust(width) if to_left else text.rjust(width)
-            for text, width, to_left in zip(line, widths, left, strict=True)
-        ).rstrip()
-        for line in lines
-    )
+    rows = [[stage, *cells(profile.asked(stage))] for stage in STAGES]
+    return aligned(COLUMNS, rows, left=("stage", "devices"))
 
 
 def cells(place: Placement) -> list[str]:

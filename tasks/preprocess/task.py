@@ -10,13 +10,12 @@ from flytekit import StructuredDataset, conditional, map_task, task, workflow
 from flytekit.types.directory import FlyteDirectory
 
 from tasks.artifacts.format import Artifact, ArtifactWriter
-from tasks.artifacts.store import Store
+from tasks.artifacts.store import STORE, Store
 from tasks.artifacts.versions import code_version
 from tasks.config import RunConfig
 from tasks.flyte.metadata import on
 from tasks.flyte.stage import (
     BY_VALUE,
-    STORE,
     ArtifactDirectory,
     Made,
     fresh_directory,

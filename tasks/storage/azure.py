@@ -90,7 +90,10 @@ class AzureContainer:
         page = [blob async for blob in await anext(pages)]
         # In an account with a hierarchical namespace directories are listed, too.
         files = [blob for blob in page if not (blob.metadata or {}).get("hdi_isfolder")]
-        stats = [ObjectStat(blob.name, blob.size, blob.etag.strip('"')) for blob in files]
+        stats = [
+            ObjectStat(blob.name, blob.size, blob.etag.strip('"'), modified=blob.last_modified.timestamp())
+            for blob in files
+        ]
         return stats, pages.continuation_token or ""
 
     def stat(self, key: str) -> ObjectStat:

@@ -7,7 +7,7 @@ Cloud Storage and Azure Blob Storage (:mod:`tasks.storage.object_store`).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -23,11 +23,13 @@ STORES = (S3, GCS, AZURE)
 @dataclass(frozen=True)
 class ObjectInfo:
     """One stored file. ``etag`` changes with its content: the ETag of S3 and Azure, the generation of Google, or
-    modification time and size of a local file."""
+    modification time and size of a local file. ``modified`` is when it was written, in seconds of the store's clock;
+    0 where nobody asked."""
 
     uri: str
     size: int
     etag: str
+    modified: float = field(default=0.0, compare=False)
 
 
 class StorageUnavailable(RuntimeError):

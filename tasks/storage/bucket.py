@@ -19,6 +19,8 @@ class ObjectStat(NamedTuple):
     size: int
     version: str
     checksum: str = ""
+    #: When it was written, in seconds; 0 where nobody asked.
+    modified: float = 0.0
 
 
 class Bucket(Protocol):

@@ -11,6 +11,7 @@ import json
 import os
 import uuid
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -90,7 +91,7 @@ class GoogleBucket:
             prefix=prefix,
             pageToken=token or None,
             maxResults=PAGE,
-            fields="items(name,size,generation),nextPageToken",
+            fields="items(name,size,generation,updated),nextPageToken",
         )
         page = json.loads(answer.body)
         return [found(item) for item in page.get("items", [])], page.get("nextPageToken", "")
@@ -194,7 +195,10 @@ class GoogleBucket:
 
 
 def found(resource: dict[str, Any]) -> ObjectStat:
-    return ObjectStat(resource["name"], int(resource["size"]), resource["generation"], resource.get("crc32c", ""))
+    # Some emulators leave it out.
+    written = datetime.fromisoformat(resource["updated"]).timestamp() if "updated" in resource else 0.0
+    size, generation = int(resource["size"]), resource["generation"]
+    return ObjectStat(resource["name"], size, generation, resource.get("crc32c", ""), written)
 
 
 def arrived(answer: Response, size: int) -> int:

@@ -26,7 +26,7 @@ def local_path(uri: str) -> Path:
 
 def local_info(path: Path) -> ObjectInfo:
     status = path.stat()
-    return ObjectInfo(str(path), status.st_size, f"{status.st_mtime_ns:x}-{status.st_size:x}")
+    return ObjectInfo(str(path), status.st_size, f"{status.st_mtime_ns:x}-{status.st_size:x}", status.st_mtime)
 
 
 class LocalStorage:

@@ -68,7 +68,7 @@ def listed(uri: str) -> Iterator[ObjectInfo]:
     token = ""
     while True:
         found, token = ask(bucket, uri, partial(bucket.page, prefix, token))
-        yield from (ObjectInfo(root + each.key, each.size, each.version) for each in found)
+        yield from (ObjectInfo(root + each.key, each.size, each.version, each.modified) for each in found)
         if not token:
             return
 

@@ -162,7 +162,8 @@ def listed(bucket: str, prefix: str) -> Iterator[ObjectInfo]:
     with explained(f"{S3}{bucket}/{prefix}"):
         for page in client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
             for item in page.get("Contents", []):
-                yield ObjectInfo(f"{S3}{bucket}/{item['Key']}", item["Size"], item["ETag"].strip('"'))
+                modified = item["LastModified"].timestamp()
+                yield ObjectInfo(f"{S3}{bucket}/{item['Key']}", item["Size"], item["ETag"].strip('"'), modified)
 
 
 def list_below(uri: str) -> list[ObjectInfo]:

@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 from tasks.artifacts.format import MANIFEST, Artifact, DamagedArtifact, canonical_json
+from tasks.artifacts.homes import Holder
 from tasks.artifacts.prepared.data import PreparedData
 from tasks.artifacts.prepared.streamed import make_stub
 from tasks.artifacts.results.training import KIND
@@ -26,6 +27,7 @@ from tasks.errors import UserError
 from tasks.hardware.profile import current_profile
 from tasks.logs import logger
 from tasks.storage import STORES
+from tasks.train.homes.waiting import wait_for_others
 from tasks.train.request import TrainingRequest
 from tasks.train.run import identity, run
 
@@ -73,14 +75,18 @@ def main(prepared: str, output: Path, config: Path | None) -> None:
             if os.environ.get("RANK", "0") == "0":
                 LOG.info("%s is the model of this training already; remove it to train again", output)
             return
+        home = training.checkpoint_uri or f"{output}.checkpoints"
+        # The agent's run id, so that restarted workers belong to the same run; "none" if it has none.
+        run_id = os.environ.get("TORCHELASTIC_RUN_ID", "").removeprefix("none")
+        holder = Holder(run_id, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
+        wait_for_others(home, holder, training.when_held)
         request = TrainingRequest(
             prepared=directory,
             model=settings.model,
             training=training,
             directory=output,
-            checkpoints_home=f"{output}.checkpoints",
-            # The agent's run id, so that restarted workers belong to the same run; "none" if it has none.
-            execution=os.environ.get("TORCHELASTIC_RUN_ID", "").removeprefix("none"),
+            home=home,
+            holder=holder,
             made_by=made_by,
         )
         try:

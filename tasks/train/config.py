@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import Field
 
-from tasks.settings import Settings, settings
+from tasks.settings import Settings, settings, to_dict
 from tasks.train.parallel.config import GradientsConfig, ParallelConfig
+
+#: Marks a setting that may be another when a training is resumed: it does not decide the result, or only by rounding.
+#: All others must equal the checkpoint's, and are part of the key of its home.
+MAY_CHANGE = "may change on resume"
 
 
 @settings
@@ -34,7 +38,7 @@ class TrainingConfig(Settings):
     """The most passes over the training split."""
     batch_size: Annotated[int, Field(ge=1)] = 256
     """Samples per optimiser step, over all processes."""
-    accumulation: Annotated[int, Field(ge=1)] = 1
+    accumulation: Annotated[int, Field(ge=1), MAY_CHANGE] = 1
     """Pieces into which each process cuts its share of a batch, to save memory."""
     learning_rate: Annotated[float, Field(gt=0)] = 2e-3
     """The largest learning rate, at the end of the warm-up."""
@@ -58,37 +62,44 @@ class TrainingConfig(Settings):
     ema: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Decay per step of an exponential moving average of the weights, which is then what is evaluated and kept as the
     trained model; 0 switches it off."""
-    skip_nonfinite: Annotated[int, Field(ge=0)] = 3
+    skip_nonfinite: Annotated[int, Field(ge=0), MAY_CHANGE] = 3
     """Steps in a row that are skipped as their loss or gradient is no number; one more goes back to a checkpoint."""
     evaluate_every: Annotated[int, Field(ge=0)] = 0
     """Steps between evaluations; 0 means once an epoch."""
     patience: Annotated[int, Field(ge=0)] = 5
     """Evaluations without improvement after which training stops; 0 switches it off."""
-    checkpoint_every: Annotated[int, Field(ge=0)] = 0
+    checkpoint_every: Annotated[int, Field(ge=0), MAY_CHANGE] = 0
     """Steps between checkpoints. Without this and the next two: once an epoch."""
-    checkpoint_seconds: Annotated[float, Field(ge=0)] = 0.0
+    checkpoint_seconds: Annotated[float, Field(ge=0), MAY_CHANGE] = 0.0
     """Instead: seconds between checkpoints."""
-    mean_time_between_failures: Annotated[float, Field(ge=0)] = 0.0
+    mean_time_between_failures: Annotated[float, Field(ge=0), MAY_CHANGE] = 0.0
     """Instead: seconds between failures of the whole job, from which Young's and Daly's formula finds the interval."""
-    checkpoint_uri: str = ""
-    """A directory or a store's address for the checkpoints of this run and of later ones that are to go on from it."""
-    resume: Literal["auto", "never"] = "auto"
-    """Whether to go on from an older checkpoint: "never" leaves them alone."""
+    checkpoint_uri: Annotated[str, MAY_CHANGE] = ""
+    """A directory or a store's address of your own for the checkpoints, which are left there after the end. Empty: a
+    place that every attempt and execution of the same training finds, and that is emptied after the end."""
+    resume: Annotated[Literal["auto", "never"], MAY_CHANGE] = "auto"
+    """Whether to go on from a checkpoint of another execution: "never" leaves those alone."""
+    repetition: Annotated[int, Field(ge=0)] = 0
+    """Another number is another training: it begins afresh, and neither Flyte's cache nor older checkpoints count."""
+    when_held: Annotated[Literal["wait", "refuse"], MAY_CHANGE] = "wait"
+    """What to do while another execution is at work on the same training: wait for it, or end with an error."""
+    unsaved_limit: Annotated[float, Field(gt=0), MAY_CHANGE] = 3600.0
+    """Seconds for which training goes on though the store takes no checkpoint; then it waits for the store."""
 
-    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    parallel: Annotated[ParallelConfig, MAY_CHANGE] = field(default_factory=ParallelConfig)
     """How the model is divided among the processes."""
     gradients: GradientsConfig = field(default_factory=GradientsConfig)
     """How gradients are exchanged where the model is not divided."""
-    backend: Literal["auto", "nccl", "gloo"] = "auto"
+    backend: Annotated[Literal["auto", "nccl", "gloo"], MAY_CHANGE] = "auto"
     """What processes talk by: "auto" takes NCCL (RCCL on AMD) with GPUs and gloo without. Over gloo, NVIDIA and AMD
     GPUs can work in one job."""
 
-    profile: ProfileConfig = field(default_factory=ProfileConfig)
+    profile: Annotated[ProfileConfig, MAY_CHANGE] = field(default_factory=ProfileConfig)
     """Which operations take the time of a step."""
-    network_profile: str = ""
+    network_profile: Annotated[str, MAY_CHANGE] = ""
     """The address of a result of the tuner, or of a history of such, that is applied if it is of the same hardware;
     "latest": the newest in collectives.history."""
-    network_numbers: Literal["", "keep", "may_change"] = ""
+    network_numbers: Annotated[Literal["", "keep", "may_change"], MAY_CHANGE] = ""
     """Whether settings are applied that can change numbers; empty: as collectives.numbers says."""
 
     def check(self) -> None:
@@ -108,3 +119,10 @@ class TrainingConfig(Settings):
         chosen = [name for name in ways if getattr(self, name)]
         if len(chosen) > 1:
             raise self.reject(chosen[1], f"0, as training.{chosen[0]} is set: only one of them decides")
+
+
+def lasting(training: TrainingConfig) -> dict[str, Any]:
+    """The settings that decide the result, and so must stay when a training is resumed."""
+    hints = get_type_hints(TrainingConfig, include_extras=True)
+    free = {name for name, hint in hints.items() if MAY_CHANGE in getattr(hint, "__metadata__", ())}
+    return {name: value for name, value in to_dict(training).items() if name not in free}

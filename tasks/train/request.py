@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tasks.artifacts.homes import Holder
 from tasks.models.config import ModelConfig, TeachingConfig
 from tasks.train.config import TrainingConfig
 
@@ -21,14 +22,12 @@ class TrainingRequest:
     training: TrainingConfig
     #: Where rank 0 writes the trained model.
     directory: Path
-    #: Where this attempt stores its checkpoints, a path or a store's address. ``training.checkpoint_uri`` replaces it.
-    checkpoints_home: str
+    #: The home of the checkpoints, a path or a store's address.
+    home: str
     #: What goes into the manifest of the trained model.
     made_by: Mapping[str, Any]
-    #: The home of the attempt before, if it is another one; its newest checkpoint may be resumed from, too.
-    previous_checkpoints: str = ""
-    #: The id of the execution that this is an attempt of.
-    execution: str = ""
+    #: Who this is, to other attempts at the same training.
+    holder: Holder = Holder()
     #: The cloud whose preemption notices are watched for; "auto" tries all, "none" does not watch.
     notices: str = "none"
     #: Seconds that SIGTERM leaves to save and end.

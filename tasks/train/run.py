@@ -26,7 +26,7 @@ from tasks.settings import to_dict
 from tasks.train.arithmetic.precision import kernels
 from tasks.train.checkpoint import Checkpoints, Restored, ResumePolicy, Retention, newest_identity
 from tasks.train.checkpoint.random_state import seed_generators
-from tasks.train.config import TrainingConfig
+from tasks.train.config import TrainingConfig, lasting
 from tasks.train.data.loader import layout as layout_of
 from tasks.train.data.order import ORDER_VERSION, GlobalOrder
 from tasks.train.device_clock import clock_of
@@ -55,10 +55,9 @@ def run(request: TrainingRequest) -> None:
     started = time.perf_counter()
     end_with_torch_elastic()
     training = request.training
-    homes = [training.checkpoint_uri or request.checkpoints_home, request.previous_checkpoints]
 
     def began() -> Mapping[str, Any] | None:
-        found = newest_identity(homes, request.execution, training.resume)
+        found = newest_identity(request.home, request.holder, training.resume)
         return None if found is None else found.get("network", {})
 
     store = meeting_store()
@@ -80,68 +79,87 @@ def run(request: TrainingRequest) -> None:
         every = interval(training, setup.data)
         policy = ResumePolicy(
             identity(setup.data, setup.architecture.config, training, applied) | setup.lineage.identity(),
-            run=request.execution,
+            holder=request.holder,
             resume=training.resume,
             defaults={"model": to_dict(ModelConfig()), "training": to_dict(TrainingConfig())},
             layout=setup.layout.sizes if training.parallel.divides else (),
+            grace_s=max(0.0, request.grace_s - (time.perf_counter() - started)),
         )
         checkpoints = Checkpoints(
-            homes, state.app_state(), policy, retention=Retention(regular=every.steps), clock=clock
+            request.home,
+            state.app_state(),
+            policy,
+            retention=Retention(regular=every.steps),
+            clock=clock,
+            watcher=watcher,
         )
-        recorder = GoodputRecorder(
-            checkpoints.homes, checkpoints.attempt, group.world, writes=group.rank == 0, started=started
-        )
-        with recorder.time(RESTORE):
-            restored = checkpoints.restore(into=state.to_save())
-        if restored:
-            state.apply(restored, group)
-            if group.rank == 0:
-                log_resumption(restored, state)
-        checkpoints.prepare(state.to_save())
-        guard = Guard(checkpoints, every, watcher, recorder, clock)
-
-        def restore(least: int, most: int) -> Restored | None:
-            # A checkpoint that a notice brought about is none to go back to: another run would not have it.
-            regular = every.steps or 1
-            return checkpoints.restore(
-                lambda name: least <= name.step <= most and name.step % regular == 0, into=state.to_save()
+        with checkpoints:
+            recorder = GoodputRecorder(
+                checkpoints.home, checkpoints.attempt, group.world, writes=group.rank == 0, started=started
             )
-
-        first_step = state.progress.step
-        steps = training.profile.steps if group.rank == 0 else 0
-        profiler = StepProfiler(steps, group.device) if steps else None
-        guard.begin(first_step)
-        try:
-            TrainLoop(state, setup.data, training, group, setup.precision, guard, profiler).run(restore)
-            checkpoints.finish()
-        except Preempted:
-            raise
-        except Exception as error:
-            recorder.end(f"{type(error).__name__}: {error}")
-            raise
-        guard.close()
-        goodput = recorder.summary()
-        checkpoints.close()
-        speed = trained_speed(state, setup, training, group, first_step, recorder.record)
+            guard = Guard(checkpoints, every, watcher, recorder, clock, training.unsaved_limit)
+            record = train(setup, state, training, group, guard, checkpoints)
         best, last = (setup.parallel.whole(weights) for weights in (state.best_weights, state.weights()))
-        attempt = Attempt(
-            steps=state.progress.step - first_step,
-            resumed_from=restored.source if restored else "",
-            save_seconds=checkpoints.background.publish_seconds,
-            ledger=goodput.to_json(),
-        )
-        if speed:
-            attempt["throughput"] = speed
-        if setup.compiled:
-            attempt["compiled"] = setup.compiled.figures
         if group.rank == 0:
-            record = record_files(history(state, group, setup.precision), attempt)
-            record |= profiler.files if profiler else {}
             write_trained(request.directory, setup.architecture, best, last, request.made_by, record)
-            LOG.info("%s", goodput)
+            LOG.info("%s", guard.recorder.summary())
         else:
             deque(chain(best.tensors(), last.tensors()), maxlen=0)
         dist.barrier()
+
+
+def train(
+    setup: Setup,
+    state: TrainingState,
+    training: TrainingConfig,
+    group: Group,
+    guard: Guard,
+    checkpoints: Checkpoints,
+) -> dict[str, bytes]:
+    """Train from the newest checkpoint on, if there is one, to the end. Returns the files about it, by name."""
+    recorder = guard.recorder
+    with recorder.time(RESTORE):
+        restored = checkpoints.restore(into=state.to_save())
+    if restored:
+        state.apply(restored, group)
+        if group.rank == 0:
+            log_resumption(restored, state)
+    checkpoints.prepare(state.to_save())
+
+    def restore(least: int, most: int) -> Restored | None:
+        # A checkpoint that a notice brought about is none to go back to: another run would not have it.
+        regular = guard.interval.steps or 1
+        return checkpoints.restore(
+            lambda name: least <= name.step <= most and name.step % regular == 0, into=state.to_save()
+        )
+
+    first_step = state.progress.step
+    steps = training.profile.steps if group.rank == 0 else 0
+    profiler = StepProfiler(steps, group.device) if steps else None
+    guard.begin(first_step)
+    try:
+        TrainLoop(state, setup.data, training, group, setup.precision, guard, profiler).run(restore)
+        checkpoints.finish()
+    except Preempted:
+        raise
+    except Exception as error:
+        recorder.end(f"{type(error).__name__}: {error}")
+        raise
+    guard.close()
+    goodput = recorder.summary()
+    checkpoints.close()
+    attempt = Attempt(
+        steps=state.progress.step - first_step,
+        resumed_from=restored.source if restored else "",
+        save_seconds=checkpoints.background.publish_seconds,
+        ledger=goodput.to_json(),
+    )
+    if speed := trained_speed(state, setup, training, group, first_step, recorder.record):
+        attempt["throughput"] = speed
+    if setup.compiled:
+        attempt["compiled"] = setup.compiled.figures
+    files = record_files(history(state, group, setup.precision), attempt)
+    return files | (profiler.files if profiler else {})
 
 
 def log_resumption(restored: Restored, state: TrainingState) -> None:
@@ -158,17 +176,11 @@ def identity(
 ) -> dict[str, Any]:
     """What must equal the checkpoint's to resume it: everything that determines the result, but not how batches are
     divided into micro-batches and how often checkpoints are saved; and what of the tuner's result is applied."""
-    free = {
-        *("accumulation", "checkpoint_every", "checkpoint_seconds", "mean_time_between_failures"),
-        *("checkpoint_uri", "resume", "skip_nonfinite", "parallel", "backend"),
-        *("network_profile", "network_numbers", "profile"),
-    }
-    settings = {name: value for name, value in to_dict(training).items() if name not in free}
     return {
         "data": data.artifact.fingerprint,
         "model": to_dict(model),
         "order": ORDER_VERSION,
-        "training": settings,
+        "training": lasting(training),
         **({"network": asdict(applied)} if applied else {}),
     }
 

@@ -20,6 +20,7 @@ from tasks.models.config import ModelConfig, TeachingConfig
 from tasks.settings import to_dict
 from tasks.storage import STORES
 from tasks.train.config import TrainingConfig
+from tasks.train.homes.unfinished import UnfinishedTraining
 
 LOG = logger("train")
 #: Of the seconds from SIGTERM to SIGKILL, those in which nothing is saved any more but the processes end.
@@ -73,9 +74,8 @@ def run_in(
             model=model,
             training=training,
             directory=Path(workspace.directory),
-            checkpoints_home=workspace.checkpoints,
-            previous_checkpoints=workspace.previous_checkpoints,
-            execution=workspace.execution,
+            home=workspace.home,
+            holder=workspace.holder,
             notices=workspace.notices,
             grace_s=current_profile().placement("train").grace_seconds - ENDING_S,
             made_by={
@@ -91,7 +91,7 @@ def run_in(
     return workspace.work(body)
 
 
-@task(task_config=distributed("train", fetch_prepared, check), **on("train"))
+@task(task_config=distributed("train", fetch_prepared, check, unfinished=UnfinishedTraining()), **on("train"))
 def train(
     workspace: Workspace, prepared: ArtifactDirectory, model: ModelConfig, training: TrainingConfig, code: str
 ) -> Made:
@@ -104,7 +104,7 @@ def fetch_data_and_models(directory: FlyteDirectory, place: Placement, fresh: Pa
     return fetch_prepared(directory, place, fresh) if fresh.suffix == ".prepared" else local_path(directory)
 
 
-@task(task_config=distributed("train", fetch_data_and_models, check), **on("train"))
+@task(task_config=distributed("train", fetch_data_and_models, check, unfinished=UnfinishedTraining()), **on("train"))
 def tune(
     workspace: Workspace,
     start: ArtifactDirectory,

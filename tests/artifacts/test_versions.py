@@ -115,7 +115,7 @@ IMPORTED = {"pillow": "PIL", "scikit-learn": "sklearn", "torch-pruning": "torch_
 #: They move bytes, read settings, look at the machine or show progress, and compute nothing of a result.
 COMPUTE_NOTHING = {
     *("adlfs", "aiohttp", "azure", "boto3", "botocore", "fsspec", "gcsfs", "google", "requests", "s3transfer"),
-    *("click", "pydantic", "pydantic_core", "yaml"),
+    *("click", "filelock", "pydantic", "pydantic_core", "yaml"),
     *("psutil", "pynvml", "threadpoolctl", "tqdm"),
     *("cryptography", "google_crc32c", "safetensors", "xxhash"),
 }

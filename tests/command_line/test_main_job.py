@@ -48,7 +48,7 @@ def test_made_then_reused_then_mended_then_changed(pyflyte_run: Run, tmp_path: P
     session = onnxruntime.InferenceSession(directory / "model/model.onnx")
     (image,) = session.get_inputs()
     assert session.run(None, {image.name: np.zeros((7, 1, 8, 8), np.uint8)})[0].shape == (7, 10)
-    assert not list(tmp_path.glob(".slipstream/train/*.checkpoints")), "checkpoints outlived the finished training"
+    assert not list(tmp_path.glob(".slipstream/checkpoints/*/step-*")), "checkpoints outlived the finished training"
 
     second = pyflyte_run("--config", json.dumps(QUICK))
     assert second.returncode == 0 and made(second.stdout) == dict.fromkeys(STAGES, "reused"), second.stdout
@@ -127,7 +127,7 @@ def test_a_killed_run_goes_on_where_it_stopped_and_says_so(pyflyte_run: Run, tmp
     command = [PYFLYTE, "run", TRAINING, "train_and_export", "--config", config]
     killed = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
-    while not list(tmp_path.glob(".slipstream/train/*.checkpoints/step-*/manifest.json")):
+    while not list(tmp_path.glob(".slipstream/checkpoints/*/step-*/manifest.json")):
         assert killed.poll() is None and time.monotonic() < deadline, "it ended before it could be killed"
         time.sleep(0.02)
     killed.kill()

@@ -87,7 +87,7 @@ def train(run: Run, prepared: Path, place: Path, home: str, killed: bool) -> Non
                 parallel=ParallelConfig(**run.parallel),
             ),
             directory=place,
-            checkpoints_home=home,
+            home=home,
             made_by={},
         )
     )

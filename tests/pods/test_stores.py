@@ -19,7 +19,7 @@ from flytekit.types.directory import FlyteDirectory
 from tasks.models.config import ModelConfig
 from tasks.storage import download_all
 from tasks.train.config import TrainingConfig
-from tests.support.cluster.pods import Pod, primary_container, rendered, values_of
+from tests.support.cluster.pods import Pod, primary_container, raw_output, rendered, values_of
 from tests.support.faulty_stores import Remote
 from tests.support.package import package
 from tests.support.toys import table
@@ -51,13 +51,14 @@ def put_inputs(remote: Remote, prepared: Path) -> None:
     remote.storage.put("inputs.pb", LiteralMap(literals=literals).SerializeToString())
 
 
-def start(remote: Remote, template: Any, workdir: Path, name: str, previous: str = "") -> Pod:
+def start(remote: Remote, template: Any, workdir: Path, name: str, attempt: int) -> Pod:
     container = primary_container(template)
-    before = f"{remote.base}/{previous}" if previous else ""
-    values = values_of(f"{remote.base}/inputs.pb", f"{remote.base}/{name}", before)
+    raw = raw_output(f"{remote.base}/raw", "stores", "n0", attempt)
+    values = values_of(f"{remote.base}/inputs.pb", f"{remote.base}/{name}", raw)
     environment = {
         **remote.environment,
         "FLYTE_INTERNAL_EXECUTION_ID": "stores",
+        "FLYTE_ATTEMPT_NUMBER": str(attempt),
         # gcsfs, with which flytekit transfers outputs, else asks Google what kind of bucket it is.
         "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
         **container.environment,
@@ -70,14 +71,14 @@ def start(remote: Remote, template: Any, workdir: Path, name: str, previous: str
 def test_a_killed_training_pod_goes_on_where_its_store_is(remote: Remote, template: Any, tmp_path: Path) -> None:
     table(tmp_path / "prepared", "classification")
     put_inputs(remote, tmp_path / "prepared")
-    pod = start(remote, template, tmp_path, "first")
+    pod = start(remote, template, tmp_path, "first", 0)
     deadline = time.monotonic() + 120
-    while not any(key.endswith("/manifest.json") for key in remote.storage.list("first/checkpoints/")):
+    while not any(key.endswith("/manifest.json") for key in remote.storage.list("raw/checkpoints/")):
         assert pod.running and time.monotonic() < deadline, pod.said()
         time.sleep(0.1)
     pod.kill()
     pod.finish()
-    again = start(remote, template, tmp_path, "second", "first")
+    again = start(remote, template, tmp_path, "second", 1)
     said = again.finish()
     assert again.exit_code == 0 and "goes on from step" in said, said
     assert "second/outputs/error.pb" not in remote.storage.list("second/outputs"), said

@@ -18,7 +18,7 @@ from tests.support.training_pods import BUG, Cluster, pods_of_job, python_path, 
 @pytest.fixture(scope="module")
 def world(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model that two undisturbed pods train. Its upload is slow: the pod without rank 0 is done long before."""
-    cluster.server.slow = {"/world/raw/": 2.0}
+    cluster.server.slow = {"/world-n0-0/": 2.0}
     pods = pods_of_job(cluster, "world")
     verdict = run_job(pods, lambda: cluster.verdict("world"))
     outputs = [pod.finish() for pod in pods]
@@ -36,7 +36,7 @@ def test_two_pods_of_a_pytorchjob_form_one_world(cluster: Cluster, world: Path) 
     # Each rank took its own half of every batch: another world size gives the same global batches.
     assert history["best"]["accuracy"] > 0.9
     # One process group of two took checkpoints; two groups of one would each have claimed an attempt.
-    assert cluster.bucket.keys("world/checkpoints/attempts") == ["world/checkpoints/attempts/0001"]
+    assert {Path(key).name for key in cluster.home("world") if "/claims/" in key} == {"0001"}
 
 
 @pytest.mark.prove
@@ -44,26 +44,26 @@ def test_two_pods_of_a_pytorchjob_form_one_world(cluster: Cluster, world: Path) 
 def test_one_of_two_pods_is_killed_and_the_second_attempt_ends_the_same(
     victim: int, cluster: Cluster, world: Path, tmp_path: Path
 ) -> None:
-    first, second = f"pair{victim}-1", f"pair{victim}-2"
-    pods = pods_of_job(cluster, first)
-    until_saved(cluster, pods[0], first)
+    name = f"pair{victim}"
+    pods = pods_of_job(cluster, name)
+    until_saved(cluster, pods[0], name)
     pods[victim].kill()
     survivor = pods[1 - victim]
     output = survivor.finish()
     # What a cluster does: it takes the job for failed, whatever the other pod says, and starts both again.
     assert survivor.exit_code is not None and not [
-        key for key in cluster.bucket.keys(f"{first}/outputs") if key.endswith("outputs.pb")
+        key for key in cluster.bucket.keys(f"{name}/0/outputs") if key.endswith("outputs.pb")
     ], output
-    if f"{first}/outputs/error.pb" in cluster.bucket.keys(f"{first}/outputs"):
-        error = cluster.error(first)
+    if f"{name}/0/outputs/error.pb" in cluster.bucket.keys(f"{name}/0/outputs"):
+        error = cluster.error(name)
         assert error.kind == error.RECOVERABLE, output
 
-    pods = pods_of_job(cluster, second, previous=first)
+    pods = pods_of_job(cluster, name, attempt=1)
     outputs = [pod.finish() for pod in pods]
     assert [pod.exit_code for pod in pods] == [0, 0], outputs
     assert any("goes on from step" in output for output in outputs), outputs
-    resumed = cluster.trained(second, tmp_path)
-    assert f"{first}/checkpoints/step-" in json.loads((resumed / "attempt.json").read_text())["resumed_from"]
+    resumed = cluster.trained(name, tmp_path, 1)
+    assert f"{name}/raw/checkpoints/" in json.loads((resumed / "attempt.json").read_text())["resumed_from"]
     same_model(world, resumed)
 
 
@@ -73,18 +73,18 @@ def test_the_second_attempt_goes_on_where_the_first_was_killed(cluster: Cluster,
     output = whole.finish()
     assert whole.exit_code == 0, output
 
-    first = cluster.pod(1, "attempt1")
-    until_saved(cluster, first, "attempt1")
+    first = cluster.pod(1, "again")
+    until_saved(cluster, first, "again")
     first.kill()
     first.finish()
-    assert first.exit_code == -signal.SIGKILL and not cluster.bucket.keys("attempt1/outputs")
+    assert first.exit_code == -signal.SIGKILL and not cluster.bucket.keys("again/0/outputs")
 
-    second = cluster.pod(1, "attempt2", previous="attempt1")
+    second = cluster.pod(1, "again", attempt=1)
     output = second.finish()
     assert second.exit_code == 0, output
-    resumed = cluster.trained("attempt2", tmp_path / "resumed")
+    resumed = cluster.trained("again", tmp_path / "resumed", 1)
     attempt = json.loads((resumed / "attempt.json").read_text())
-    assert "attempt1/checkpoints/step-" in attempt["resumed_from"]
+    assert "again/raw/checkpoints/" in attempt["resumed_from"]
     assert attempt["steps"] < 72 and f"goes on from step {72 - attempt['steps']}" in output
     same_model(cluster.trained("whole", tmp_path / "whole"), resumed)
 
@@ -116,10 +116,10 @@ def test_a_pod_that_is_told_to_end_saves_and_is_worth_another_attempt(cluster: C
     until_saved(cluster, pod, "told")
     pod.terminate()
     output = pod.finish()
-    assert not [key for key in cluster.bucket.keys("told/outputs") if key.endswith("outputs.pb")], "an empty success"
+    assert not [key for key in cluster.bucket.keys("told/0/outputs") if key.endswith("outputs.pb")], "an empty success"
     verdict = cluster.verdict("told")
     assert (verdict.payer, verdict.recoverable) == ("system", True), output
-    (key,) = [key for key in cluster.bucket.keys("told/checkpoints") if "/ledger/" in key]
+    (key,) = [key for key in cluster.home("told") if "/ledger/" in key]
     page = json.loads(cluster.bucket.read(key))
     assert page["ended"].startswith(f"left at step {page['last_step']}, saved"), page
     assert page["saved_step"] == page["last_step"], "work was lost though there was time to save it"

@@ -12,6 +12,7 @@ import torch
 from flytekit.exceptions.user import FlyteRecoverableException, FlyteUserRuntimeException
 from flytekit.extend import IgnoreOutputs
 
+from tasks.artifacts.homes import Holder
 from tasks.errors import Preempted
 from tasks.flyte import departure
 from tasks.flyte.departure import one_verdict, outlive_sigterm
@@ -46,7 +47,7 @@ def pod(uri: str, environment: dict[str, str], directory: Path, play: Play) -> N
         first: Exception | None = None
         for local, (rank, error) in enumerate(play.workers):
             os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(local)}
-            workspace = Workspace("train", str(directory), "", "", "", "none")
+            workspace = Workspace("train", str(directory), "none", "", Holder())
             try:
                 workspace.work(lambda error=error: fail(error))
             except Exception as raised:

@@ -156,7 +156,7 @@ def set_up(case: Case) -> Divided:
     optimizer = torch.optim.AdamW(model.model.parameters(), lr=RATE, fused=True)
     policy = ResumePolicy({}, layout=layout.sizes if layout.config.divides else ())
     state = AppState(model.model, optimizer)
-    checkpoints = Checkpoints([case.home], state, policy, timeout=PATIENCE) if case.home else None
+    checkpoints = Checkpoints(case.home, state, policy, timeout=PATIENCE) if case.home else None
     return Divided(layout, model, rows, optimizer, checkpoints)
 
 

@@ -24,7 +24,6 @@ class Run:
         width: int = 8,
         identity: dict[str, Any] = IDENTITY,
         fused: bool | None = None,
-        previous: str = "",
         retention: Retention | None = None,
         **policy: Any,
     ) -> None:
@@ -33,7 +32,7 @@ class Run:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01, fused=fused)
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 20)
         self.checkpoints = Checkpoints(
-            [str(home), previous],
+            str(home),
             AppState(self.model, self.optimizer, parts={"scheduler": self.scheduler}),
             ResumePolicy(identity, **policy),
             retention=retention,

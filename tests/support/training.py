@@ -76,7 +76,7 @@ def trained(
         "model": model,
         "training": training,
         "directory": place / "model",
-        "checkpoints_home": str(place / "checkpoints"),
+        "home": str(place / "checkpoints"),
         "made_by": {},
         **more,
     }

@@ -22,6 +22,7 @@ from flytekit.core.type_engine import TypeEngine
 from flytekit.types.directory import FlyteDirectory
 
 from tasks.artifacts.format import ArtifactWriter
+from tasks.artifacts.homes import HOMES
 from tasks.artifacts.prepared.data import TARGET, Signature, TensorSpec
 from tasks.models.config import ModelConfig
 from tasks.train.config import TrainingConfig
@@ -29,7 +30,7 @@ from tests.support import REPOSITORY
 from tests.support.cluster.bucket import Bucket
 from tests.support.cluster.budgets import Verdict
 from tests.support.cluster.outcome import read_outcome
-from tests.support.cluster.pods import Pod, primary_container, rendered, values_of
+from tests.support.cluster.pods import Pod, primary_container, raw_output, rendered, values_of
 from tests.support.faulty_s3 import CREDENTIALS, FaultyS3, faulty_s3
 from tests.support.package import package
 from tests.support.processes import free_port
@@ -83,36 +84,49 @@ class Cluster:
         *,
         processes: int = 1,
         number: int = 0,
-        previous: str = "",
+        attempt: int = 0,
         inputs: str = "inputs",
         **variables: str,
     ) -> Pod:
-        """Start pod ``number`` of attempt ``name`` of the training task."""
+        """Start pod ``number`` of an attempt of the training task in the execution ``name``."""
         container = primary_container(self.template(nodes, processes))
-        place = self.bucket.uri(previous) if previous else ""
-        values = values_of(self.bucket.uri(f"{inputs}.pb"), self.bucket.uri(name), place)
+        # An execution has a bucket of its own, as it were: another with the same inputs would find its checkpoints.
+        raw, before = (
+            raw_output(self.bucket.uri(f"{name}/raw"), name, "n0", which) for which in (attempt, attempt - 1)
+        )
+        place = self.bucket.uri(f"{name}/{attempt}")
+        values = values_of(self.bucket.uri(f"{inputs}.pb"), place, raw, before if attempt else "")
         # Flyte names the execution in every pod; the pods of a PyTorchJob find each other by that name.
-        execution = {"FLYTE_INTERNAL_EXECUTION_ID": name.replace("_", "-")}
+        execution = {
+            "FLYTE_INTERNAL_EXECUTION_ID": name.replace("_", "-"),
+            "FLYTE_INTERNAL_EXECUTION_PROJECT": "project",
+            "FLYTE_INTERNAL_EXECUTION_DOMAIN": "development",
+            "FLYTE_ATTEMPT_NUMBER": str(attempt),
+        }
         return Pod.start(
-            f"{name}-{number}",
+            f"{name}-{attempt}-{number}",
             rendered(container.command, values),
             {**self.environment, **execution, **container.environment, **variables},
-            self.workdir / name / str(number),
+            self.workdir / name / f"{attempt}-{number}",
             container.grace_s,
         )
 
-    def trained(self, name: str, into: Path) -> Path:
-        """Download the trained model that attempt ``name`` handed on."""
-        outputs = self.bucket.message(f"{name}/outputs/outputs.pb", LiteralMap)
+    def home(self, name: str) -> list[str]:
+        """The keys below the home of the training of an execution."""
+        return self.bucket.keys(f"{name}/raw/{HOMES}/project/development/")
+
+    def trained(self, name: str, into: Path, attempt: int = 0) -> Path:
+        """Download the trained model that an attempt handed on."""
+        outputs = self.bucket.message(f"{name}/{attempt}/outputs/outputs.pb", LiteralMap)
         assert outputs, "no outputs"
         return self.bucket.download(outputs.literals["artifact"].scalar.blob.uri, into)
 
-    def verdict(self, name: str) -> Verdict:
-        """What propeller reads of attempt ``name`` once its pods have ended well."""
-        return read_outcome(self.bucket, f"{name}/outputs")[0]
+    def verdict(self, name: str, attempt: int = 0) -> Verdict:
+        """What propeller reads of an attempt once its pods have ended well."""
+        return read_outcome(self.bucket, f"{name}/{attempt}/outputs")[0]
 
-    def error(self, name: str) -> ContainerError:
-        document = self.bucket.message(f"{name}/outputs/error.pb", ErrorDocument)
+    def error(self, name: str, attempt: int = 0) -> ContainerError:
+        document = self.bucket.message(f"{name}/{attempt}/outputs/error.pb", ErrorDocument)
         assert document, "no error"
         return document.error
 
@@ -171,7 +185,7 @@ def write_inputs(bucket: Bucket, workdir: Path) -> None:
 def until_saved(cluster: Cluster, pod: Pod, name: str) -> None:
     """Wait until the pod has published a checkpoint."""
     deadline = time.monotonic() + 120
-    while not any(key.endswith("/manifest.json") for key in cluster.bucket.keys(f"{name}/checkpoints")):
+    while not any(key.endswith("/manifest.json") for key in cluster.home(name)):
         assert pod.running and time.monotonic() < deadline, pod.said()
         time.sleep(0.02)
 
@@ -188,7 +202,7 @@ def pods_of_job(
     name: str,
     *,
     processes: int = 1,
-    previous: str = "",
+    attempt: int = 0,
     inputs: str = "inputs",
     variables: Sequence[dict[str, str]] = ({}, {}),
 ) -> list[Pod]:
@@ -205,7 +219,7 @@ def pods_of_job(
             name,
             processes=processes,
             number=rank,
-            previous=previous,
+            attempt=attempt,
             inputs=inputs,
             **{"PET_NODE_RANK": str(rank), **job, **own},
         )

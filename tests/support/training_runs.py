@@ -22,6 +22,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from tasks.artifacts.homes import Holder
 from tasks.storage import storage_for
 from tests.support.processes import FORK, free_port
 
@@ -66,7 +67,8 @@ class Job:
     patience_s: int = 8
     #: What SIGTERM leaves.
     grace_s: float = 25
-    previous: str = ""
+    #: Who the attempts are, to each other.
+    holder: Holder = Holder()
     #: With a number, every rank notes the rows of each step in ``rows-<number>-<rank>``.
     watched: int = 0
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -123,8 +125,8 @@ def run_rank(job: Job, rank: int, port: int, faults: tuple[Fault, ...], fired: P
             patience=0,
         ),
         directory=job.output,
-        checkpoints_home=job.home,
-        previous_checkpoints=job.previous,
+        home=job.home,
+        holder=job.holder,
         made_by={},
         grace_s=job.grace_s,
         teacher=job.teacher,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,14 +15,14 @@ import numpy as np
 import pytest
 import torch
 
+from tasks.artifacts.homes import Holder
 from tasks.errors import UserError
 from tasks.storage import StorageUnavailable, storage_for
 from tasks.train.checkpoint import Retention, Superseded, publish
-from tasks.train.checkpoint.layout import Name
-from tasks.train.checkpoint.restore import OpenCheckpoint
 from tasks.train.checkpoint.shards import FileWriter
 from tasks.train.checkpoint.staging import assign_writers
 from tasks.train.checkpoint.state_json import join, split
+from tasks.train.homes.layout import Name
 from tests.support.small_run import Run, names, same
 
 
@@ -60,11 +61,11 @@ def test_preparing_and_saving_change_nothing_that_a_run_computes(tmp_path: Path)
     assert same(plain.everything(), saved.everything())
 
 
-def goes_on(home: Path, previous: str = "") -> dict[str, torch.Tensor]:
+def goes_on(home: Path) -> dict[str, torch.Tensor]:
     """What becomes of a run that finds nothing to resume."""
     random.seed(1)
     np.random.seed(1)
-    run = Run(home, previous=previous)
+    run = Run(home)
     assert run.checkpoints.restore(into={"step": 0}) is None
     run.checkpoints.prepare({"step": 0})
     run.steps(2)
@@ -82,25 +83,6 @@ def test_a_checkpoint_that_cannot_be_restored_leaves_nothing_behind(tmp_path: Pa
     assert same(goes_on(tmp_path / "empty"), goes_on(tmp_path))
 
 
-def test_a_checkpoint_that_cannot_be_taken_over_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = Run(tmp_path / "before")
-    first.steps(3)
-    first.save(3)
-    fresh = goes_on(tmp_path / "empty")
-    [shard] = (tmp_path / "before").glob("step-*/tensors-*.bin")
-    bring = OpenCheckpoint.bring
-
-    def then_lose(self: OpenCheckpoint, pieces: Any) -> None:
-        bring(self, pieces)
-        shard.unlink()
-
-    monkeypatch.setattr(OpenCheckpoint, "bring", then_lose)
-    assert same(fresh, goes_on(tmp_path / "next", str(tmp_path / "before")))
-    assert not shard.exists() and not list((tmp_path / "next").glob("step-*/manifest.json"))
-
-
 def test_the_last_the_best_and_every_nth_stay(tmp_path: Path) -> None:
     run = Run(tmp_path, retention=Retention(last=2, every=4))
     run.steps(1)
@@ -115,38 +97,30 @@ def test_the_last_the_best_and_every_nth_stay(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "latest.json").read_text())["checkpoint"] == "step-000000000007.a0001"
 
 
-def test_what_came_from_the_previous_home_is_in_this_one_at_once(tmp_path: Path) -> None:
-    first = Run(tmp_path / "attempt-0")
+def test_any_number_of_attempts_that_save_nothing_lose_nothing(tmp_path: Path) -> None:
+    first = Run(tmp_path)
     first.steps(2)
     first.save(2)
-    second = Run(tmp_path / "attempt-1", previous=str(tmp_path / "attempt-0"))
-    assert second.checkpoints.restore() is not None
-    # It dies before its first save; Flyte shows the next attempt only this home.
-    third = Run(tmp_path / "attempt-2", previous=str(tmp_path / "attempt-1"))
-    restored = third.checkpoints.restore()
+    for _ in range(3):  # they die before their first save
+        assert Run(tmp_path).checkpoints.restore() is not None
+    last = Run(tmp_path)
+    restored = last.checkpoints.restore()
     assert restored is not None and restored.step == 2
-    assert third.checkpoints.attempt == 3
-    assert names(tmp_path / "attempt-2") == ["step-000000000002.a0003"]
-    assert same(first.everything(), third.everything())
+    assert last.checkpoints.attempt == 5
+    assert names(tmp_path) == ["step-000000000002.a0001"]
+    assert same(first.everything(), last.everything())
 
 
-def test_a_checkpoint_that_was_taken_over_is_still_of_the_layout_that_wrote_it(tmp_path: Path) -> None:
-    first = Run(tmp_path / "attempt-0", layout=(1, 1, 2))
+def test_a_checkpoint_is_of_the_layout_that_wrote_it_whatever_those_after_it_had(tmp_path: Path) -> None:
+    first = Run(tmp_path, layout=(1, 1, 2))
     first.steps(2)
     first.save(2)
     # The layout changes, and the attempt dies before its first save.
-    second = Run(tmp_path / "attempt-1", previous=str(tmp_path / "attempt-0"), layout=(1, 2, 1))
-    restored = second.checkpoints.restore()
+    restored = Run(tmp_path, layout=(1, 2, 1)).checkpoints.restore()
     assert restored is not None and not restored.same_world
     for layout, resumes_bit_for_bit in {(1, 2, 1): False, (1, 1, 2): True, (): False}.items():
-        home = tmp_path / f"attempt-2-{len(layout)}-{resumes_bit_for_bit}"
-        third = Run(home, previous=str(tmp_path / "attempt-1"), layout=layout)
-        restored = third.checkpoints.restore()
+        restored = Run(tmp_path, layout=layout).checkpoints.restore()
         assert restored is not None and restored.same_world == resumes_bit_for_bit
-
-
-def test_a_previous_home_that_is_not_there_is_a_fresh_start(tmp_path: Path) -> None:
-    assert Run(tmp_path / "home", previous=str(tmp_path / "never")).checkpoints.restore() is None
 
 
 def test_an_older_attempt_cannot_publish_once_a_later_one_began(tmp_path: Path) -> None:
@@ -205,11 +179,11 @@ def test_another_model_is_refused_by_its_first_tensor(tmp_path: Path) -> None:
 
 def test_never_leaves_older_runs_alone_but_goes_on_with_its_own(tmp_path: Path) -> None:
     for run, step in (("execution-1", 7), ("execution-2", 3)):
-        made = Run(tmp_path, run=run, resume="never")
+        made = Run(tmp_path, holder=Holder(run), resume="never")
         assert made.checkpoints.restore() is None
         made.steps(1)
         made.save(step)
-    retried = Run(tmp_path, run="execution-2", resume="never").checkpoints.restore()
+    retried = Run(tmp_path, holder=Holder("execution-2"), resume="never").checkpoints.restore()
     assert retried is not None and retried.step == 3
 
 
@@ -239,20 +213,46 @@ def failing_writes(times: int, error: Exception) -> Iterator[list[str]]:
         FileWriter.write = original  # type: ignore[method-assign]
 
 
-def test_two_failures_in_a_row_are_borne_and_the_third_is_not(
+def test_two_refused_saves_in_a_row_are_borne_and_the_third_is_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = Run(tmp_path)
     run.steps(1)
-    with failing_writes(2, StorageUnavailable("away")) as failed:
+    with failing_writes(2, UserError("no space left")) as failed:
         for step in (1, 2, 3):
             run.checkpoints.save(step, {"step": step})
         assert run.checkpoints.finish() == Name(1, 3)
     assert len(failed) == 2
-    assert capsys.readouterr().err.count("not saved: away") == 2
-    with failing_writes(3, StorageUnavailable("away")), pytest.raises(StorageUnavailable):
+    assert capsys.readouterr().err.count("not saved: no space left") == 2
+    with failing_writes(3, UserError("no space left")), pytest.raises(UserError):
         for step in (4, 5, 6, 7):
             run.checkpoints.save(step, {"step": step})
+
+
+def test_a_store_that_stays_away_is_borne_however_often_and_each_snapshot_takes_the_place_of_the_one_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(tmp_path)
+    with failing_writes(6, StorageUnavailable("away")) as failed:
+        for step in range(1, 6):
+            run.steps(1)
+            run.checkpoints.save(step, {"step": step})
+            while run.checkpoints.background.busy():
+                time.sleep(0.001)
+        run.checkpoints.resume(5, busy=False)  # the fifth again, and for the last time in vain
+        while run.checkpoints.background.busy():
+            time.sleep(0.001)
+        kept = {name: tensor.clone() for name, tensor in run.everything().items()}
+        run.steps(2)
+        run.checkpoints.resume(7, busy=False)
+        assert run.checkpoints.finish() == Name(1, 5)
+    assert len(failed) == 6
+    said = capsys.readouterr().err
+    assert "nothing saved at" in said and "(away)" in said and "saved again: step 5" in said
+    assert names(tmp_path) == ["step-000000000005.a0001"]
+    resumed = Run(tmp_path)
+    assert resumed.checkpoints.restore() is not None
+    assert same(resumed.everything(), kept)
 
 
 def test_what_a_dead_attempt_left_half_written_is_swept(tmp_path: Path) -> None:

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tasks.artifacts.homes import Holder
 from tasks.distributed.parent_death import end_with_parent
 from tasks.storage import storage_for
+from tasks.train.homes.home import Home
 from tasks.train.survival import goodput
 from tasks.train.survival.goodput import (
     EVALUATION,
@@ -50,7 +52,7 @@ def test_an_attempt_that_falls_back_further_makes_more_than_its_predecessor_lose
 
 
 def test_time_goes_to_its_account(tmp_path: Path) -> None:
-    kept = GoodputRecorder([storage_for(str(tmp_path))], 1, 1, writes=False, started=time.perf_counter() - 5)
+    kept = GoodputRecorder(Home(storage_for(str(tmp_path))), 1, 1, writes=False, started=time.perf_counter() - 5)
     with kept.time("restore"):
         time.sleep(0.05)
     kept.begin(10)
@@ -69,7 +71,8 @@ def test_time_goes_to_its_account(tmp_path: Path) -> None:
 
 def write_until_killed(home: str) -> None:
     goodput.PERIOD_S = 0.02
-    kept = GoodputRecorder([storage_for(home)], 1, 2, writes=True, started=time.perf_counter())
+    place = Home(storage_for(home))
+    kept = GoodputRecorder(place, place.claim(Holder()), 2, writes=True, started=time.perf_counter())
     kept.begin(0)
     for done in range(1, 51):
         kept.step(done)
@@ -83,7 +86,8 @@ def test_a_killed_attempt_leaves_its_record_and_the_next_one_counts_it(tmp_path:
     process.join(20)
     assert process.exitcode == -signal.SIGKILL
     storage = storage_for(str(tmp_path))
-    second = GoodputRecorder([storage], 2, 2, writes=True, started=time.perf_counter())
+    home = Home(storage)
+    second = GoodputRecorder(home, home.claim(Holder()), 2, writes=True, started=time.perf_counter())
     second.begin(40)
     second.step(100)
     second.end("finished")

@@ -24,9 +24,7 @@ from tests.support.small_run import Run, names
 
 
 def guarded(run: Run, watcher: Watcher, interval: Interval) -> Guard:
-    ledger = GoodputRecorder(
-        run.checkpoints.homes, run.checkpoints.attempt, 1, writes=True, started=time.perf_counter()
-    )
+    ledger = GoodputRecorder(run.checkpoints.home, run.checkpoints.attempt, 1, writes=True, started=time.perf_counter())
     guard = Guard(run.checkpoints, interval, watcher, ledger)
     run.checkpoints.prepare({"step": 0})
     guard.begin(0)
@@ -55,7 +53,7 @@ def test_it_saves_every_so_many_steps(tmp_path: Path) -> None:
     run = Run(tmp_path)
     train_to_the_end(run, Interval(steps=4), 9)
     assert names(tmp_path) == ["step-000000000004.a0001", "step-000000000008.a0001"]
-    page = read_attempts(run.checkpoints.homes[0])[0]
+    page = read_attempts(run.checkpoints.home.storage)[0]
     assert (page.last_step, page.ended) == (9, "finished")
 
 
@@ -68,7 +66,7 @@ def test_on_notice_it_saves_leaves_and_nothing_is_lost(tmp_path: Path) -> None:
         with pytest.raises(Preempted, match=r"left at step \d+, saved \(rank 0: signal: SIGTERM\)"):
             train(run, guard, 2000, each_s=0.005)
     restored = Run(tmp_path).checkpoints.restore()
-    page = read_attempts(run.checkpoints.homes[0])[0]
+    page = read_attempts(run.checkpoints.home.storage)[0]
     assert restored is not None and restored.step == page.last_step == page.saved_step
     assert page.ended.startswith("left at step")
 

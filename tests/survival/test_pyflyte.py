@@ -54,7 +54,7 @@ class Runs:
 
     def published(self) -> int:
         with contextlib.suppress(IndexError, ValueError):
-            (home,) = self.place.glob(".slipstream/train/*.checkpoints")
+            (home,) = self.place.glob(".slipstream/checkpoints/*")
             return int(newest(home).name[5:17])
         return 0
 

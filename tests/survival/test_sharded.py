@@ -24,7 +24,7 @@ def rank_main(rank: int, world: int, port: int, home: str, restores: bool, place
     model = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3))
     fully_shard(model, mesh=init_device_mesh("cpu", (world,)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    checkpoints = Checkpoints([home], AppState(model, optimizer), ResumePolicy({}))
+    checkpoints = Checkpoints(home, AppState(model, optimizer), ResumePolicy({}))
     if restores:
         restored = checkpoints.restore()
         assert restored is not None and restored.step == 3

@@ -89,13 +89,13 @@ def body(prepared: Path, place: Path, port: int, batch_s: float) -> None:
             Progress(),
         )
         checkpoints = Checkpoints(
-            [str(place / "home")],
+            str(place / "home"),
             AppState(model, state.optimizer),
             ResumePolicy({}),
             retention=Retention(last=100),
             clock=clock,
         )
-        recorder = GoodputRecorder(checkpoints.homes, 1, 1, writes=False, started=time.perf_counter())
+        recorder = GoodputRecorder(checkpoints.home, 1, 1, writes=False, started=time.perf_counter())
 
         def given(*_: Any) -> StepResult:
             now = time.perf_counter()

@@ -3,7 +3,7 @@
 ::
 
     state = AppState(ddp, optimizer, parts={"scaler": scaler})
-    checkpoints = Checkpoints([home], state, ResumePolicy(identity={"seed": 0}))
+    checkpoints = Checkpoints(home, state, ResumePolicy(identity={"seed": 0}))
     restored = checkpoints.restore()              # None: there is no checkpoint to resume from
     checkpoints.prepare(progress)                 # before the first step: assigns writers, allocates buffers
     ...
@@ -22,8 +22,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, TypeVar, cast
@@ -33,12 +32,11 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from tasks.artifacts.format import DamagedArtifact, canonical_json
+from tasks.artifacts.format import DamagedArtifact
 from tasks.distributed.peers import Peers
 from tasks.logs import logger
-from tasks.storage import AlreadyThere, MissingObject, Storage
+from tasks.storage import MissingObject, storage_for
 from tasks.train.checkpoint.background import BackgroundSave
-from tasks.train.checkpoint.layout import ATTEMPTS, Name, Retention, attempt_key, complete, newest_attempt, unfinished
 from tasks.train.checkpoint.publish import (
     STATE,
     Publisher,
@@ -54,10 +52,8 @@ from tasks.train.checkpoint.restore import (
     OpenCheckpoint,
     ResumePolicy,
     SkippedCheckpoint,
-    candidates,
     check_tensors,
     damage,
-    homes_at,
     opened,
     that_has_stepped,
 )
@@ -66,6 +62,11 @@ from tasks.train.checkpoint.staging import Buffers, TensorKey, assign_writers, c
 from tasks.train.checkpoint.state_dicts import AppState
 from tasks.train.checkpoint.state_json import join, split
 from tasks.train.device_clock import DeviceClock
+from tasks.train.homes.home import Home
+from tasks.train.homes.layout import Name, Retention
+from tasks.train.homes.lease import Lease
+from tasks.train.homes.waiting import wait_for_announced
+from tasks.train.survival.notices import Watcher
 
 #: The beginnings of the names of tensors that do not change before :meth:`BackgroundSave.wait_for_copy`: the
 #: optimiser's state and the averaged weights, which its step changes, and those of the progress.
@@ -93,32 +94,43 @@ class Restored:
 
 
 class Checkpoints:
-    """The checkpoints of one attempt of one run.
+    """The checkpoints of one attempt at one training.
 
-    ``homes`` are directories or prefixes of a store that all ranks can access. Checkpoints are written to the first;
-    the others (Flyte's prefix of the attempt before) are only read and need not exist; empty addresses are left out.
-    Raises ``UserError`` if the first cannot be written. ``clock`` is the device's, for the waits of ``background``.
+    ``home`` is a directory or a prefix of a store that all ranks can access. This attempt claims it: attempts before it
+    may finish the save that they have announced, which is waited for, and begin no other. A ``watcher`` learns of it if
+    a later attempt claims the home. Raises ``UserError`` if the home cannot be written. ``clock`` is the device's, for
+    the waits of ``background``.
     """
 
     def __init__(
         self,
-        homes: Sequence[str],
+        home: str,
         state: AppState,
         policy: ResumePolicy,
         *,
         retention: Retention | None = None,
         clock: DeviceClock | None = None,
+        watcher: Watcher | None = None,
         timeout: timedelta = timedelta(minutes=10),
     ) -> None:
         self._state = state
         self._peers = Peers.connect(timeout)
-        self.homes = homes_at(homes)
-        # Writes the mark of this attempt, which fails here rather than at the first save if it cannot be written.
-        self.attempt, present = self._on_rank_0(lambda: begin_attempt(self.homes))
+        self.home = Home(storage_for(home))
+        self._watcher = watcher or Watcher([], grace_s=None)
+        self._lease: Lease | None = None
+        # Writes the claim, which fails here rather than at the first save if the home cannot be written.
+        self.attempt, present = self._on_rank_0(lambda: self._take_home(policy))
         self._policy = replace(policy, attempt=self.attempt)
-        ranks = policy.ranks(self._peers.world)
         self._publisher = Publisher(
-            self.homes[0], self._peers, self.attempt, policy.made_by, ranks, retention or Retention(), present
+            self.home,
+            # A group of its own: the step loop asks on the other one while this one publishes.
+            Peers.connect(timeout),
+            self.attempt,
+            self._lease,
+            policy.made_by,
+            policy.ranks(self._peers.world),
+            retention or Retention(),
+            present,
         )
         remove_stale_staging(self._publisher)
         self._tensor_keys: list[TensorKey] = []
@@ -127,6 +139,20 @@ class Checkpoints:
         #: The save in progress, and what is known of those before it.
         self.background = BackgroundSave(self._publisher, clock or DeviceClock())
         state.optimizer.register_step_pre_hook(lambda *_: self.background.delay_step())
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def _take_home(self, policy: ResumePolicy) -> tuple[int, list[Name]]:
+        """Claim the home on rank 0. Returns the number of this attempt, and the checkpoints that it inherits."""
+        attempt = self.home.claim(policy.holder)
+        self._lease = Lease(self.home, attempt, self._watcher.has_notice, self._watcher.lose_home)
+        if not self._lease.alone:
+            wait_for_announced(self.home, attempt, policy.grace_s)
+        return attempt, self.home.inherit(attempt)
 
     def _on_rank_0(self, work: Callable[[], T]) -> T:
         """Run ``work`` on rank 0 only; all ranks get its result or its error."""
@@ -163,35 +189,55 @@ class Checkpoints:
         ``own`` is state that differs between ranks: numbers and text. A checkpoint marked ``best`` is retained until
         another one is marked.
 
-        Waits for the previous save if that is not finished. Two failed saves in a row are logged; the third raises its
-        error, ``StorageUnavailable`` or ``UserError``. ``Superseded`` is always raised.
+        A save before it that is not finished is waited for a moment; if the store does not take it, the snapshot waits
+        for its turn while the steps go on, see :meth:`resume`. Two saves in a row that were refused are logged; the
+        third raises ``UserError``. ``Superseded`` is always raised.
         """
         started = time.perf_counter()
-        self.background.wait()
+        late = self.background.late()
         tree, tensors = self._tree(progress)
         fits = tensor_keys(tensors) == self._tensor_keys
-        to_plan = self._peers.any(not fits)
+        ask = self._peers.any(not fits, late)
         # While the ranks ask each other:
         own = {"random": capture_random_state(), "own": own}
         parameters = (parameter for group in self._state.optimizer.param_groups for parameter in group["params"])
         later = changed_later(tensors, parameters, UNCHANGED)
-        complete = self._buffers.stage(tensors, later) if self._buffers and fits else None
-        if to_plan() or complete is None:
-            complete = self._plan(tensors).stage(tensors, later)
-        self.background.begin(lambda: Snapshot(step, best, complete(), tree, own, self._parts_differ))
+        self.background.wait_for_copy()
+        complete = self._buffers.stage(tensors, later) if self._buffers and fits and not late else None
+        to_plan, anyone_late = ask()
+        if to_plan or complete is None:
+            self.background.wait_for_buffers()
+            buffers = self._plan(tensors) if to_plan or self._buffers is None else self._buffers
+            complete = buffers.stage(tensors, later)
+        self.background.begin(
+            step, lambda: Snapshot(step, best, complete(), tree, own, self._parts_differ), late=anyone_late
+        )
         return time.perf_counter() - started
+
+    def resume(self, step: int, *, busy: bool) -> None:
+        """After optimiser step ``step``: publish what waits, unless a save is in progress on any rank (``busy``)."""
+        self.background.resume(step, busy=busy)
 
     def finish(self) -> Name | None:
         """Wait until the last save is published and return its name. Raises the error if it failed."""
-        self.background.wait(tolerated=0)
+        self.background.finish()
         return self.background.published
 
+    def end(self) -> None:
+        """This attempt writes nothing any more: a successor need not wait for it."""
+        if self._lease is not None:
+            self._lease.end()
+
     def close(self) -> None:
-        """Release the process group and the staging directory, without waiting for a save as :meth:`finish` does."""
+        """Release the home, the process group and the staging directory, without waiting for a save as :meth:`finish`
+        does."""
+        self.end()
         shutil.rmtree(self._publisher.staging_directory, ignore_errors=True)
         self.background.close()
-        if self._peers.group is not None and not self.background.busy():
-            dist.destroy_process_group(self._peers.group)
+        idle = [self._peers] if self.background.busy() else [self._peers, self._publisher.peers]
+        for peers in idle:
+            if peers.group is not None:
+                dist.destroy_process_group(peers.group)
 
     # Restoring
 
@@ -200,18 +246,15 @@ class Checkpoints:
 
         The tensors of ``into``, a progress as :meth:`save` takes it, are overwritten and become those of the result's.
 
-        Checkpoints of the first home are tried before those of the others. All ranks skip damaged ones, which are
-        logged and listed in the result. One from another home is copied to the first before this returns, because Flyte
-        offers only the prefix of the attempt before and this attempt may die before its first save. Raises
-        ``UserError`` with the first difference if the newest checkpoint has another identity, ``StorageUnavailable`` if
-        the store is away.
+        All ranks skip damaged ones, which are logged and listed in the result. Raises ``UserError`` with the first
+        difference if the newest checkpoint has another identity, ``StorageUnavailable`` if the store is away.
         """
-        self.background.wait()
+        self.background.finish(tolerate=True)
         refused: list[str] = []
-        for index, name in self._on_rank_0(lambda: candidates(self.homes)):
+        for name in self._on_rank_0(self.home.checkpoints):
             if not accept(name):
                 continue
-            candidate = Candidate(self.homes[index], name)
+            candidate = Candidate(self.home.storage, name)
             try:
                 with opened(candidate, self._peers, self._policy) as checkpoint:
                     forget = self._state.initialize()
@@ -245,8 +288,6 @@ class Checkpoints:
             if name in live or name in unknown
         }
         checkpoint.bring(pieces_read(tensors, index))
-        if candidate.storage is not self.homes[0]:
-            self.background.published = self._publisher.adopt(candidate.storage, candidate.name, artifact)
         # From here on nothing is found to be damaged any more.
         dcp.load(
             tensors,
@@ -264,21 +305,3 @@ class Checkpoints:
             restore_random_state(ranks[self._peers.rank]["random"])
         owns = tuple(rank["own"] for rank in ranks)
         return Restored(artifact.made_by["step"], tree["progress"], owns, candidate.uri, same, refused)
-
-
-def begin_attempt(homes: Sequence[Storage]) -> tuple[int, list[Name]]:
-    """Claim the next attempt number in the first home, and delete incomplete checkpoints there.
-
-    The number follows the highest one in all homes. Returns it and the complete checkpoints of the first home.
-    """
-    home = homes[0]
-    keys = home.list()
-    attempt = max(newest_attempt(keys), *(newest_attempt(other.list(ATTEMPTS)) for other in homes)) + 1
-    while True:
-        try:
-            home.put(attempt_key(attempt), canonical_json({"attempt": attempt, "claim": uuid.uuid4().hex}), fresh=True)
-            break
-        except AlreadyThere:
-            attempt = max(attempt, newest_attempt(home.list(ATTEMPTS))) + 1
-    home.delete(unfinished(keys, before=attempt))
-    return attempt, complete(keys)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -17,21 +16,15 @@ from torch import Tensor
 from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
-from tasks.artifacts.format import (
-    FORMAT,
-    MANIFEST,
-    Artifact,
-    DamagedArtifact,
-    FileRecord,
-    canonical_json,
-    hash_file,
-)
+from tasks.artifacts.format import FORMAT, MANIFEST, FileRecord, canonical_json
 from tasks.distributed.peers import Peers
 from tasks.errors import UserError
 from tasks.storage import Storage, StorageUnavailable, cannot_write
-from tasks.train.checkpoint.layout import ATTEMPTS, LATEST, Name, Retention, newest_attempt
 from tasks.train.checkpoint.shards import FileWriter, ShardWriter
 from tasks.train.checkpoint.state_json import merge
+from tasks.train.homes.home import Home, Superseded
+from tasks.train.homes.layout import LATEST, Name, Retention
+from tasks.train.homes.lease import Lease
 
 KIND = "checkpoint"
 #: Version of what a checkpoint holds; a newer one is refused.
@@ -39,10 +32,6 @@ CONTENT = 1
 STATE = "state.json"
 
 T = TypeVar("T")
-
-
-class Superseded(RuntimeError):
-    """A later attempt has started in the same home, so this process must stop."""
 
 
 @dataclass(frozen=True)
@@ -95,26 +84,33 @@ def ranks_of(made_by: Mapping[str, Any]) -> dict[str, Any]:
 class Publisher:
     """Writes the checkpoints of one attempt into one home. All ranks call the methods at the same point."""
 
-    storage: Storage
+    home: Home
     peers: Peers
     attempt: int
+    #: This attempt's; None but on rank 0.
+    lease: Lease | None
     #: What manifests say about the run: its identity and its id.
     made_by: Mapping[str, Any]
     #: What they say of the ranks: their number and their layout.
     ranks: Mapping[str, Any]
     retention: Retention
-    #: The complete checkpoints in the home; only rank 0's list is used.
+    #: The checkpoints in the home that count; only rank 0's list is used.
     present: list[Name] = field(default_factory=list)
+
+    @property
+    def storage(self) -> Storage:
+        return self.home.storage
 
     @property
     def staging_directory(self) -> Path:
         """This rank's local directory for files that are not stored yet."""
         return self.storage.scratch() / f"{staging_prefix(self.storage, self.peers.rank)}{self.attempt:04d}"
 
-    def publish(self, snapshot: Snapshot) -> Name:
+    def publish(self, snapshot: Snapshot, staged: Callable[[], object] = lambda: None) -> Name:
         """Store one checkpoint, and write its manifest once all ranks have stored their files.
 
-        If a rank fails, all ranks raise: ``UserError``, ``StorageUnavailable``, ``Superseded``.
+        Calls ``staged`` once the snapshot's tensors are no longer needed, before anything is stored. If a rank fails,
+        all ranks raise: ``UserError``, ``StorageUnavailable``, ``Superseded``.
         """
         name = Name(self.attempt, snapshot.step, snapshot.best)
         directory = self.staging_directory / str(name)
@@ -123,39 +119,15 @@ class Publisher:
             self.write_tensors(files, snapshot)
             if snapshot.parts:
                 snapshot = replace(snapshot, state=reduce(merge, self.peers.gather(snapshot.state)))
-            stored = run_and_gather(self.peers, lambda: self.store(name, files, snapshot))
+            run_and_gather(self.peers, lambda: self.stage(name, files, snapshot, staged))
+            stored = run_and_gather(self.peers, lambda: self.store(name, files))
             records = {file: record for of_rank in stored for file, record in of_rank.items()}
-            self.write_manifests(name, self.ranks, records)
+            self.write_manifests(name, records)
         finally:
+            if self.lease is not None:
+                self.lease.withdraw()
             shutil.rmtree(directory, ignore_errors=True)
         return name
-
-    def adopt(self, source: Storage, found: Name, artifact: Artifact) -> Name:
-        """Copy the checkpoint ``found`` of another home into this one. ``artifact`` holds its manifest. Raises as
-        :meth:`publish` does, and ``DamagedArtifact`` and ``MissingObject``."""
-        name = Name(self.attempt, artifact.made_by["step"])
-        directory = self.staging_directory / str(name)
-        try:
-            run_and_gather(self.peers, lambda: self.copy(source, found, artifact, name, directory))
-            self.write_manifests(name, ranks_of(artifact.made_by), artifact.files)
-        finally:
-            shutil.rmtree(directory, ignore_errors=True)
-        return name
-
-    def copy(self, source: Storage, found: Name, artifact: Artifact, name: Name, directory: Path) -> None:
-        """Copy this rank's share of the files, and verify them on the way."""
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            for file in sorted(artifact.files)[self.peers.rank :: self.peers.world]:
-                path = source.get(f"{found}/{file}", directory)
-                # A local store gives the file itself.
-                copied = path if path.is_relative_to(directory) else Path(shutil.copyfile(path, directory / file))
-                if hash_file(copied).sha256 != artifact.files[file].sha256:
-                    raise DamagedArtifact(f"{source.base}/{found}/{file}: its SHA-256 is not the manifest's")
-                fsync(copied)
-                self.storage.put(f"{name}/{file}", copied)
-        except OSError as error:
-            raise cannot_write(directory, error) from None
 
     def write_tensors(self, files: FileWriter, snapshot: Snapshot) -> None:
         """Write this rank's tensors, and on rank 0 the index of all tensors, into the staging directory."""
@@ -173,62 +145,63 @@ class Publisher:
             error = next(iter(failure.failures.values()))[0]
             raise cannot_write(files.directory, error) if isinstance(error, OSError) else error from failure
 
-    def store(self, name: Name, files: FileWriter, snapshot: Snapshot) -> dict[str, FileRecord]:
-        """Write the JSON files and move all of this rank's files to the storage."""
+    def stage(self, name: Name, files: FileWriter, snapshot: Snapshot, staged: Callable[[], object]) -> None:
+        """Write the JSON files, and announce the checkpoint on rank 0: its files are stored after that."""
         try:
             files.write(rank_file(self.peers.rank), [canonical_json(snapshot.own)])
             if self.peers.rank == 0:
                 files.write(STATE, [canonical_json(snapshot.state)])
         except OSError as error:
             raise cannot_write(files.directory, error) from None
+        staged()
+        if self.lease is not None:
+            self.lease.announce(name)
+
+    def store(self, name: Name, files: FileWriter) -> dict[str, FileRecord]:
+        """Move all of this rank's files to the storage."""
         for file in files.records:
             self.storage.put(f"{name}/{file}", files.directory / file)
         return files.records
 
-    def write_manifests(self, name: Name, ranks: Mapping[str, Any], records: Mapping[str, FileRecord]) -> None:
-        """Complete the checkpoint whose files all ranks have stored, written by these ``ranks``, and delete expired
-        checkpoints."""
-        made_by = {**self.made_by, "content": CONTENT, "step": name.step, "attempt": name.attempt, **ranks}
+    def write_manifests(self, name: Name, records: Mapping[str, FileRecord]) -> None:
+        """Complete the checkpoint whose files all ranks have stored, and delete expired checkpoints."""
+        made_by = {**self.made_by, "content": CONTENT, "step": name.step, "attempt": name.attempt, **self.ranks}
         files = {file: vars(record) for file, record in sorted(records.items())}
         manifest = canonical_json({"format": FORMAT, "kind": KIND, "made_by": made_by, "files": files})
-        run_and_gather(self.peers, lambda: self.write_manifest(name, manifest) if self.peers.rank == 0 else None)
+        run_and_gather(self.peers, lambda: self.write_manifest(name, manifest) if self.lease is not None else None)
         self.present.append(name)
-        if self.peers.rank == 0:
-            self.delete_expired()
+        if self.lease is not None:
+            self.lease.saved(name)
+            self.point_to(name, manifest)
 
     def write_manifest(self, name: Name, manifest: bytes) -> None:
-        """Write the manifest, which completes the checkpoint, and ``latest.json``, which points to it."""
-        self.check_fence()
-        self.storage.put(f"{name}/{MANIFEST}", manifest)
-        # Again, because ``latest.json`` must not point back if a later attempt has started meanwhile.
-        self.check_fence()
+        """Write the manifest, which completes the checkpoint. A successor waits for what was announced, but not for
+        ever: once it has listed what it inherits, this checkpoint comes too late."""
+        if not self.home.is_inherited(self.attempt):
+            self.storage.put(f"{name}/{MANIFEST}", manifest)
+        if self.home.is_inherited(self.attempt) and name not in self.home.checkpoints():
+            raise Superseded(f"{self.storage.base}: a later attempt works here now; attempt {self.attempt} stops")
+
+    def point_to(self, name: Name, manifest: bytes) -> None:
+        """Write ``latest.json``, which points to the checkpoint, and delete the expired ones; if the store is
+        unavailable, the next save does. Nothing if a successor has begun: the rest of the home is its own."""
         digest = hashlib.sha256(manifest).hexdigest()
         pointer = {"checkpoint": str(name), "attempt": name.attempt, "step": name.step, "manifest_sha256": digest}
-        self.storage.put(LATEST, canonical_json(pointer))
-
-    def check_fence(self) -> None:
-        """Raise ``Superseded`` if a later attempt has started."""
-        newest = newest_attempt(self.storage.list(ATTEMPTS))
-        if newest > self.attempt:
-            raise Superseded(f"{self.storage.base}: attempt {newest} works here now; attempt {self.attempt} stops")
+        with suppress(UserError, StorageUnavailable, Superseded):
+            self.home.check_claim(self.attempt)
+            self.storage.put(LATEST, canonical_json(pointer))
+            self.delete_expired()
 
     def delete_expired(self) -> None:
-        """Delete the checkpoints that are not retained. If the store is unavailable, the next save tries again."""
         for name in self.retention.expired(self.present):
-            with suppress(UserError, StorageUnavailable):
-                delete(self.storage, name)
-                self.present.remove(name)
+            delete(self.storage, name)
+            self.present.remove(name)
 
 
 def delete(storage: Storage, name: Name) -> None:
     """Delete a checkpoint, the manifest first, so that a partly deleted one is not complete."""
     storage.delete([f"{name}/{MANIFEST}"])
     storage.delete(storage.list(f"{name}/"))
-
-
-def fsync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
 
 
 def staging_prefix(storage: Storage, rank: int) -> str:

@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tasks.artifacts.format import FORMAT, MANIFEST, Artifact, DamagedArtifact
+from tasks.artifacts.homes import Holder
 from tasks.distributed.peers import Peers
 from tasks.errors import UserError
 from tasks.storage import STORES, MissingObject, Storage, StorageUnavailable, storage_for
 from tasks.train.checkpoint.fetch import blocks_of, bring, make_room, share
-from tasks.train.checkpoint.layout import Name, complete
 from tasks.train.checkpoint.publish import CONTENT, KIND, run_and_gather
 from tasks.train.checkpoint.shards import Piece, holds_tensors
+from tasks.train.homes.home import Home
+from tasks.train.homes.layout import Name
 
 T = TypeVar("T")
 
@@ -44,9 +46,9 @@ class ResumePolicy:
 
     #: What must equal the checkpoint's (model, data, seed, …), as nested mappings of JSON values.
     identity: Mapping[str, Any]
-    #: The id of the execution.
-    run: str = ""
-    #: With "never" only checkpoints of the same ``run`` are used, so that retries resume while older ones are ignored.
+    #: Who makes them.
+    holder: Holder = Holder()
+    #: With "never" only checkpoints of the same execution are used: retries resume, and older ones are ignored.
     resume: str = "auto"
     #: What a setting that is absent from an identity is: older checkpoints do not know newer settings.
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -55,11 +57,13 @@ class ResumePolicy:
     layout: Sequence[int] = ()
     #: The number of this attempt, whose own checkpoints are used in any case; set by ``Checkpoints``.
     attempt: int = 0
+    #: Seconds for which an attempt before this one may still live, since its machine had a notice.
+    grace_s: float = 30.0
 
     @property
     def made_by(self) -> dict[str, Any]:
         """What the manifests of this run's checkpoints say of it."""
-        return {"identity": self.identity, "run": self.run}
+        return {"identity": self.identity, "run": self.holder.execution}
 
     def ranks(self, world: int) -> dict[str, Any]:
         """What the manifests of checkpoints say of the ranks that wrote them, if they are so many of this run."""
@@ -67,7 +71,8 @@ class ResumePolicy:
 
     def uses(self, name: Name, made_by: Mapping[str, Any]) -> bool:
         """Whether it may be resumed from, if it is alike."""
-        ours = name.attempt == self.attempt or (self.run and made_by.get("run") == self.run)
+        run = self.holder.execution
+        ours = name.attempt == self.attempt or (run and made_by.get("run") == run)
         return self.resume != "never" or bool(ours)
 
     def check(self, candidate: Candidate, manifest: Mapping[str, Any]) -> None:
@@ -116,29 +121,16 @@ def abbreviated(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def homes_at(addresses: Iterable[str]) -> list[Storage]:
-    """The storages at these addresses, without those that are empty or the same as one before."""
-    homes: dict[str, Storage] = {}
-    for storage in map(storage_for, filter(None, addresses)):
-        homes.setdefault(storage.base, storage)
-    return list(homes.values())
-
-
-def candidates(storages: Sequence[Storage]) -> list[tuple[int, Name]]:
-    """All complete checkpoints, each with the index of its storage: by storage, then newest first."""
-    return [(index, name) for index, storage in enumerate(storages) for name in complete(storage.list("step-"))]
-
-
-def newest_identity(homes: Iterable[str], run: str, resume: str) -> Mapping[str, Any] | None:
+def newest_identity(address: str, holder: Holder, resume: str) -> Mapping[str, Any] | None:
     """The identity of the checkpoint that a run would go on from if it is intact; None if there is none. What is wrong
     with it or with the storage is left to those who read it whole."""
-    policy, storages = ResumePolicy({}, run, resume), homes_at(homes)
-    with tempfile.TemporaryDirectory(prefix="checkpoint-") as temporary, suppress(StorageUnavailable):
-        for index, name in candidates(storages):
-            with suppress(MissingObject, ValueError, KeyError, TypeError):
-                manifest = json.loads(storages[index].get(f"{name}/{MANIFEST}", Path(temporary)).read_bytes())
-                if policy.uses(name, manifest["made_by"]):
-                    return manifest["made_by"]["identity"]
+    policy, home = ResumePolicy({}, holder, resume), Home(storage_for(address))
+    with suppress(StorageUnavailable):
+        for name in home.checkpoints():
+            with suppress(KeyError, TypeError):
+                made_by = home.read(f"{name}/{MANIFEST}")["made_by"]
+                if policy.uses(name, made_by):
+                    return made_by["identity"]
     return None
 
 

@@ -43,7 +43,8 @@ class Stop:
 class GroupState:
     """The result of an exchange, equal on all ranks; durations are those of the slowest rank.
 
-    ``advised`` says that a rank has a notice without a deadline: a reason to save soon, but not to stop.
+    ``advised`` says that a rank has a notice without a deadline: a reason to save soon, but not to stop; ``saving``
+    that a save is in progress on a rank.
     """
 
     stop: Stop | None
@@ -51,6 +52,8 @@ class GroupState:
     step_s: float
     stall_s: float
     publish_s: float
+    saving: bool = False
+    unsaved_s: float = 0.0
 
 
 class ExchangeSchedule:
@@ -82,16 +85,30 @@ class Consensus:
         self._watcher = watcher
         self._peers = Peers.connect(timeout)
 
-    def exchange(self, *, step_s: float = 0.0, stall_s: float = 0.0, publish_s: float = 0.0) -> GroupState:
+    def exchange(
+        self,
+        *,
+        step_s: float = 0.0,
+        stall_s: float = 0.0,
+        publish_s: float = 0.0,
+        saving: bool = False,
+        unsaved_s: float = 0.0,
+    ) -> GroupState:
         """Exchange notices and durations; all ranks must call this.
 
         The durations are what this rank measured, in seconds, 0 while unknown: of one step, of the stall that a save
-        causes, and from a snapshot to its publication.
+        causes, from a snapshot to its publication, and since the snapshot of the last checkpoint was taken. ``saving``
+        says whether a save is in progress on this rank.
         """
-        local = [-seconds_left(self._watcher.notice), step_s, stall_s, publish_s]
-        negative_left, step_s, stall_s, publish_s = self._maximum(local)
+        local = [-seconds_left(self._watcher.notice), step_s, stall_s, publish_s, float(saving), unsaved_s]
+        negative_left, step_s, stall_s, publish_s, saves, unsaved_s = self._maximum(local)
         stop = Stop(self._reason(), -negative_left) if negative_left > -ADVICE_S else None
-        return GroupState(stop, negative_left == -ADVICE_S, step_s, stall_s, publish_s)
+        return GroupState(stop, negative_left == -ADVICE_S, step_s, stall_s, publish_s, bool(saves), unsaved_s)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank speaks for all."""
+        return self._peers.rank == 0
 
     def local_stop(self) -> Stop | None:
         """The stop that this rank's own notice asks for, without an exchange."""

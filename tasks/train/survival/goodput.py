@@ -24,9 +24,12 @@ from tasks.artifacts.results.training import Goodput
 from tasks.errors import UserError
 from tasks.logs import logger
 from tasks.storage import Storage, StorageUnavailable
+from tasks.train.homes.home import Home, Superseded
 
 PREFIX = "ledger/"
 PERIOD_S = 5.0
+#: Seconds for which the end of an attempt waits for its last record; a store that stays away is not waited for.
+LAST_WRITE_S = 10.0
 #: Activities that the time of an attempt is spent on; the rest of the wall-clock time is idle or unaccounted for.
 START, RESTORE, STEPS, EVALUATION, DATA_WAIT, STALL = "start", "restore", "steps", "evaluation", "data_wait", "stall"
 ACTIVITIES = (START, RESTORE, STEPS, EVALUATION, DATA_WAIT, STALL)
@@ -134,21 +137,15 @@ class GoodputRecorder:
 
     def __init__(
         self,
-        homes: Sequence[Storage],
+        home: Home,
         attempt: int,
         world: int,
         *,
         writes: bool,
         started: float,
     ) -> None:
-        """``started`` is when this process began, on the clock of ``time.perf_counter``.
-
-        Records are written to the first of the ``homes``; those of the others, of attempts before, are copied to it.
-        """
-        self._storage = homes[0]
-        if writes:
-            for other in homes[1:]:
-                copy_attempts(other, self._storage)
+        """``started`` is when this process began, on the clock of ``time.perf_counter``."""
+        self._home, self._storage = home, home.storage
         self._writes = writes
         self._started = started
         self.record = AttemptRecord(attempt, world)
@@ -188,12 +185,16 @@ class GoodputRecorder:
         self.record.ended = reason
         if self._thread.is_alive():
             self._ended.set()
-            self._thread.join()
+            self._thread.join(LAST_WRITE_S)
 
     def summary(self) -> GoodputSummary:
-        """All attempts up to now, including this one."""
+        """All attempts up to now, including this one; without the earlier ones if the store is unavailable."""
         self._update_wall()
-        earlier = [record for record in read_attempts(self._storage) if record.attempt < self.record.attempt]
+        try:
+            earlier = [record for record in read_attempts(self._storage) if record.attempt < self.record.attempt]
+        except (UserError, StorageUnavailable) as error:
+            LOG.warning("only this attempt is counted: %s", error)
+            earlier = []
         return summarise([*earlier, self.record])
 
     def _update_wall(self) -> None:
@@ -208,8 +209,11 @@ class GoodputRecorder:
     def _write(self) -> None:
         self._update_wall()
         try:
+            self._home.check_claim(self.record.attempt)
             write_attempt(self._storage, self.record)
             self._failed = False
+        except Superseded:
+            self._ended.set()  # what is here now is a successor's
         except (UserError, StorageUnavailable) as error:
             if not self._failed:
                 LOG.warning("not written: %s", error)
@@ -218,12 +222,6 @@ class GoodputRecorder:
 
 def write_attempt(storage: Storage, record: AttemptRecord) -> None:
     storage.put(f"{PREFIX}{record.attempt:04d}.json", canonical_json(dataclasses.asdict(record)))
-
-
-def copy_attempts(previous: Storage, home: Storage) -> None:
-    """Copy the records of another home; attempts are numbered through from one home to the next."""
-    for record in read_attempts(previous):
-        write_attempt(home, record)
 
 
 def read_attempts(storage: Storage) -> list[AttemptRecord]:

@@ -14,6 +14,7 @@ lose their connection to it.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections import deque
@@ -21,16 +22,18 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from tasks.errors import Preempted
+from tasks.logs import logger
 from tasks.train.checkpoint import Checkpoints
 from tasks.train.checkpoint.background import StepWait
 from tasks.train.device_clock import DeviceClock, Mark
 from tasks.train.survival.checkpoint_interval import Interval
-from tasks.train.survival.consensus import Consensus, ExchangeSchedule, GroupState, Stop
+from tasks.train.survival.consensus import PERIOD_S, Consensus, ExchangeSchedule, GroupState, Stop
 from tasks.train.survival.goodput import DATA_WAIT, STALL, STEPS, GoodputRecorder
 from tasks.train.survival.notices import Watcher
 
 #: The stall of a save is the median of so many, so that one save on a busy machine does not count.
 STALLS = 5
+LOG = logger("train")
 #: Returns the arguments of :meth:`~tasks.train.checkpoint.Checkpoints.save`, the progress and this rank's own state, or
 #: None if what there is now is not to be kept. It has to call :meth:`Guard.finished` for all steps first.
 Capture = Callable[[], tuple[Any, Any] | None]
@@ -68,12 +71,15 @@ class Guard:
         watcher: Watcher,
         recorder: GoodputRecorder,
         clock: DeviceClock | None = None,
+        unsaved_limit_s: float = math.inf,
     ) -> None:
+        """After ``unsaved_limit_s`` without a finished save the steps wait for one."""
         self._checkpoints = checkpoints
+        self._unsaved_limit_s = unsaved_limit_s
         self._clock = clock or DeviceClock()
         self._given: deque[GivenStep] = deque()
         self._idle_since = 0.0
-        self._interval = interval
+        self.interval = interval
         self._consensus = Consensus(watcher)
         self._schedule = ExchangeSchedule()
         self.recorder = recorder
@@ -86,6 +92,7 @@ class Guard:
         """Training begins at ``step``, which needs no checkpoint. Raises :class:`Preempted` on all ranks if a machine
         already has a notice."""
         self.recorder.begin(step)
+        self._checkpoints.background.outage.begin(step)
         self._saved = step
         stop = self._exchange(0.0).stop
         if stop:
@@ -147,30 +154,51 @@ class Guard:
             self._exit(f"left waiting for data, with step {self._saved} saved ({stop.why})")
 
     def _exchange(self, each_s: float) -> GroupState:
+        background = self._checkpoints.background
         return self._consensus.exchange(
             step_s=each_s,
             stall_s=statistics.median(self._stalls) if self._stalls else 0.0,
-            publish_s=self._checkpoints.background.publish_seconds,
+            publish_s=background.publish_seconds,
+            saving=background.busy(),
+            unsaved_s=background.outage.seconds if background.waiting else 0.0,
         )
 
     def _exchange_after(self, step: int, capture: Capture) -> None:
-        state = self._exchange(self.recorder.record.seconds[STEPS] / max(1, self._finished))
+        state = self._look_round(step, capture)
+        if state.unsaved_s > self._unsaved_limit_s:
+            with self.recorder.time(STALL):
+                state = self._wait_until_saved(step, capture)
         self._group_state = state
         self._schedule.exchanged(step, state.step_s)
-        if state.stop:
-            self._stop(step, state.stop, capture)
         if state.advised and not self._advised:
             # Amid skipped steps there is nothing to save, until the next exchange.
             self._advised = self._save(step, capture)
 
+    def _look_round(self, step: int, capture: Capture) -> GroupState:
+        """Exchange, stop if a machine has a notice, and let the snapshot that waits be published if it may."""
+        state = self._exchange(self.recorder.record.seconds[STEPS] / max(1, self._finished))
+        if state.stop:
+            self._stop(step, state.stop, capture)
+        self._checkpoints.resume(step, busy=state.saving)
+        self._record_published()
+        return state
+
+    def _wait_until_saved(self, step: int, capture: Capture) -> GroupState:
+        """Wait for the store: by now a loss would cost more than the user will bear."""
+        if self._consensus.leads:
+            LOG.warning("nothing saved for training.unsaved_limit, %g s: the steps wait", self._unsaved_limit_s)
+        while (state := self._look_round(step, capture)).unsaved_s > self._unsaved_limit_s:
+            time.sleep(PERIOD_S)
+        return state
+
     def _checkpoint_due(self, step: int) -> bool:
         if self._saved == step:
             return False
-        if self._interval.steps:
+        if self.interval.steps:
             # At multiples, so that the steps do not depend on where the attempt began.
-            return step % self._interval.steps == 0
+            return step % self.interval.steps == 0
         state = self._group_state
-        return state is not None and step - self._saved >= self._interval.between(
+        return state is not None and step - self._saved >= self.interval.between(
             step_s=state.step_s, stall_s=state.stall_s, publish_s=state.publish_s
         )
 
@@ -183,13 +211,16 @@ class Guard:
         stall = self._checkpoints.save(step, progress, own=own)
         self._stalls.append(0.0)
         self._add_stall(stall)
-        if self._checkpoints.background.published:
-            self.recorder.saved(self._checkpoints.background.published.step)
+        self._record_published()
         self._saved = step
         if not (self._group_state and self._group_state.stall_s):
             # Exchange the measured stall at once: before the first save the interval is based on a guess.
             self._schedule.exchange_by(step + 1)
         return True
+
+    def _record_published(self) -> None:
+        if self._checkpoints.background.published:
+            self.recorder.saved(self._checkpoints.background.published.step)
 
     def _add_stall(self, seconds: float) -> None:
         """Add to the stall that the last save has caused in the step loop."""

@@ -253,6 +253,14 @@ class Watcher:
         assert self._grace_s is not None
         self._take(Notice("signal", "SIGTERM", time.monotonic() + self._grace_s))
 
+    def has_notice(self) -> bool:
+        """Whether this machine's end is announced."""
+        return self._notice is not None and self._notice.deadline is not None
+
+    def lose_home(self, why: str) -> None:
+        """Another attempt works in the home of the checkpoints: this one ends at once, as it can save nothing."""
+        self._take(Notice("lease", why, time.monotonic()))
+
     def _take(self, notice: Notice) -> None:
         """Store the notice if it is more urgent; one with a deadline replaces one without."""
         before = self._notice

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import signal
@@ -48,16 +49,26 @@ def primary_container(task: TaskTemplate) -> Container:
     return Container(command, environment, float(spec.get("terminationGracePeriodSeconds", GRACE_S)))
 
 
-def values_of(inputs: str, place: str, previous: str = "") -> dict[str, str]:
+def values_of(inputs: str, place: str, raw: str = "", previous: str = "") -> dict[str, str]:
     """Propeller's values for the templates of a command line: the address of the inputs, and the prefixes of an attempt
-    that has ``place`` to itself. ``previous`` is the place of the attempt before, if there was one."""
+    that has ``place`` to itself; ``raw`` is that of its raw output, ``previous`` that of the attempt before, if there
+    was one."""
+    raw = raw or f"{place}/raw"
     return {
         "input": inputs,
         "outputPrefix": f"{place}/outputs",
-        "rawOutputDataPrefix": f"{place}/raw",
-        "checkpointOutputPrefix": f"{place}/checkpoints",
-        "prevCheckpointPrefix": f"{previous}/checkpoints" if previous else '""',
+        "rawOutputDataPrefix": raw,
+        "checkpointOutputPrefix": f"{raw}/_flytecheckpoints",
+        "prevCheckpointPrefix": f"{previous}/_flytecheckpoints" if previous else '""',
     }
+
+
+def raw_output(base: str, execution: str, node: str, attempt: int) -> str:
+    """The prefix of an attempt's raw output below ``base``: each attempt has a shard of its own, that nobody can guess
+    (``taskexec_context.go: ComputeRawOutputPrefix``)."""
+    name = f"{execution}-{node.replace('/', '-')}-{attempt}"
+    shard = hashlib.sha256(name.encode()).hexdigest()[:2]
+    return f"{base}/{shard}/{name}"
 
 
 def rendered(command: Sequence[str], values: Mapping[str, str]) -> list[str]:

@@ -17,6 +17,7 @@ from flyteidl.core.literals_pb2 import BindingData, Literal, LiteralMap, Scalar,
 from flyteidl.core.tasks_pb2 import TaskTemplate
 from flyteidl.core.workflow_pb2 import ArrayNode, Node, NodeMetadata, WorkflowTemplate
 
+from tasks.artifacts.homes import HOMES
 from tasks.doctor.archive import Package
 from tests.support.cluster.bindings import START, resolve_all
 from tests.support.cluster.bucket import Bucket
@@ -26,13 +27,17 @@ from tests.support.cluster.conditions import decide
 from tests.support.cluster.kills import Kills
 from tests.support.cluster.operator import Aborted, watch_job, watch_pod
 from tests.support.cluster.outcome import read_outcome
-from tests.support.cluster.pods import Pod, primary_container, rendered, values_of
+from tests.support.cluster.pods import Pod, primary_container, raw_output, rendered, values_of
 from tests.support.cluster.record import Attempt, Record
 from tests.support.processes import free_port
 
 Literals = dict[str, Literal]
 #: An output of an element that failed.
 VOID = Literal(scalar=Scalar(none_type=Void()))
+#: Where all raw output lies in the bucket.
+RAW = "raw"
+#: Tasks that keep checkpoints in a home.
+TRAININGS = {"train", "tune"}
 #: The longest time (s) until propeller looks at a job that has ended; its pods may still run.
 ROUND_S = 1.0
 
@@ -209,9 +214,14 @@ class Execution:
     ) -> tuple[Verdict, Literals]:
         """One attempt: its pods from start to verdict. What it reads and writes has its own prefix."""
         place = f"{home}/{attempt.number}"
-        before = self.bucket.uri(f"{home}/{attempt.number - 1}") if attempt.number else ""
+        raw, before = (
+            raw_output(self.bucket.uri(RAW), self.name, attempt.node, number)
+            for number in (attempt.number, attempt.number - 1)
+        )
         container = primary_container(template)
-        values = values_of(self.bucket.uri(f"{home}/inputs.pb"), self.bucket.uri(place), before)
+        values = values_of(
+            self.bucket.uri(f"{home}/inputs.pb"), self.bucket.uri(place), raw, before if attempt.number else ""
+        )
         environment = {
             **container.environment,
             **self.bucket.environment,
@@ -244,7 +254,11 @@ class Execution:
             return pod
 
         pods = [start(replica) for replica in range(replicas)]
-        self.kills.watch(f"/{self.bucket.name}/{place}/", attempt.node, attempt.number, pods)
+        written = [place, self.bucket.key_of(raw)]
+        if attempt.task in TRAININGS:  # of these one runs at a time
+            written.append(f"{RAW}/{HOMES}")
+        for prefix in written:
+            self.kills.watch(f"/{self.bucket.name}/{prefix}/", attempt.node, attempt.number, pods)
         if job:
             verdict = watch_job(pods, start, str(template.custom["runPolicy"]["cleanPodPolicy"]), self.aborted)
             time.sleep(self.draw.uniform(0, ROUND_S))

@@ -1,21 +1,27 @@
-"""The files below the home of a run's checkpoints, and which checkpoints are retained.
+"""The files in a home, and which checkpoints are retained.
 
 ``step-000000001200.a0003/`` is one checkpoint: step 1200, written by attempt 3. It is complete once its
-``manifest.json`` exists, which is written last; a name is never used twice. ``attempts/0003`` marks the start of the
-third attempt, after which the second may no longer publish. ``latest.json`` is for people and other programs; a restore
-uses manifests only.
+``manifest.json`` exists, which is written last; a name is never used twice. ``claims/0003`` says who the third attempt
+is; from then on the second may finish the save that it has announced and begins no other. ``inherited/0003.json`` lists
+the checkpoints that the third attempt found then; of those of earlier attempts only these count. ``leases/0003.json``
+is the sign of life of the third attempt. ``finished.json`` says where the trained model lies. ``latest.json`` is for
+people and other programs; a restore uses manifests only.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tasks.artifacts.format import MANIFEST
 
 LATEST = "latest.json"
-ATTEMPTS = "attempts/"
+FINISHED = "finished.json"
+CLAIMS = "claims/"
+INHERITED = "inherited/"
+LEASES = "leases/"
+CHECKPOINTS = "step-"
 PATTERN = re.compile(r"step-(\d{12})\.a(\d{4,})(\.best)?")
 
 
@@ -63,23 +69,24 @@ def complete(keys: Iterable[str]) -> list[Name]:
     return sorted((name for name in map(Name.parse, directories) if name), reverse=True)
 
 
-def unfinished(keys: Sequence[str], before: int) -> list[str]:
-    """The keys of incomplete checkpoints of attempts earlier than ``before``."""
-    finished = {str(name) for name in complete(keys)}
-    left = []
-    for key in keys:
-        directory = key.partition("/")[0]
-        name = Name.parse(directory)
-        if name and name.attempt < before and directory not in finished:
-            left.append(key)
-    return left
+def number_of(key: str, prefix: str) -> int:
+    """The attempt that a key below ``prefix`` is of; 0 if it is of none."""
+    digits = key.removeprefix(prefix).removesuffix(".json")
+    return int(digits) if key.startswith(prefix) and digits.isdigit() else 0
 
 
-def newest_attempt(keys: Iterable[str]) -> int:
-    """The number of the last attempt that was started; 0 before the first."""
-    numbers = [key.removeprefix(ATTEMPTS) for key in keys if key.startswith(ATTEMPTS)]
-    return max((int(number) for number in numbers if number.isdigit()), default=0)
+def newest(keys: Iterable[str], prefix: str = CLAIMS) -> int:
+    """The highest attempt among the ``keys`` below ``prefix``; 0 if there is none."""
+    return max((number_of(key, prefix) for key in keys), default=0)
 
 
-def attempt_key(attempt: int) -> str:
-    return f"{ATTEMPTS}{attempt:04d}"
+def claim_key(attempt: int) -> str:
+    return f"{CLAIMS}{attempt:04d}"
+
+
+def inherited_key(attempt: int) -> str:
+    return f"{INHERITED}{attempt:04d}.json"
+
+
+def lease_key(attempt: int) -> str:
+    return f"{LEASES}{attempt:04d}.json"

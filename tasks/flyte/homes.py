@@ -1,0 +1,47 @@
+"""Where a stage keeps what it has not finished, and who does it, in the words of Flyte."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from flytekit import current_context
+
+from tasks.artifacts.homes import Holder, home_below
+from tasks.artifacts.store import STORE, content_key
+from tasks.artifacts.versions import code_version
+from tasks.flyte.stage import describe, runs_locally
+from tasks.hardware.placement import Placement
+
+
+def home_of(stage: str, inputs: Mapping[str, Any], place: Placement) -> str:
+    """The address of the home of a stage's unfinished work: the same for every attempt, recovery and relaunch.
+
+    ``inputs`` are what the result depends on; artifacts among them have to be on this machine.
+    """
+    key = content_key(stage, code_version(stage), {name: describe(value) for name, value in inputs.items()})
+    if runs_locally():
+        return home_below(place.checkpoints or str(STORE.absolute()), key)
+    context = current_context()
+    base = place.checkpoints or base_of(context.raw_output_prefix)
+    return home_below(base, key, context.execution_id.project, context.execution_id.domain)
+
+
+def base_of(raw_output_prefix: str) -> str:
+    """The prefix of Flyte's raw output that all attempts share: propeller appends a shard and the attempt's name to it
+    (``taskexec_context.go: ComputeRawOutputPrefix``)."""
+    return raw_output_prefix.rstrip("/").rsplit("/", 2)[0]
+
+
+def this_attempt() -> Holder:
+    """Who this is. Locally Flyte gives every run the same name; each is an execution of its own."""
+    if runs_locally():
+        return Holder(f"local-{uuid.uuid4().hex[:12]}")
+    context = current_context()
+    return Holder(
+        context.execution_id.name,
+        int(os.environ.get("FLYTE_ATTEMPT_NUMBER", "0")),
+        context.raw_output_prefix.rstrip("/"),
+    )
