@@ -8,47 +8,22 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tasks.doctor.archive import Package, Use
 from tasks.doctor.findings import Finding, Report
+from tasks.doctor.kubectl import Ask, KubectlError, items, kubectl
 from tasks.doctor.limits import quantity
+from tasks.doctor.propeller import check_propeller
 
-TIMEOUT_S = 30
 CRD = "pytorchjobs.kubeflow.org"
 TRAINER_V2 = "trainjobs.trainer.kubeflow.org"
 #: What the operator's image is called; its tag names the version, or a commit.
 OPERATOR = "training-operator"
 GPUS = ("nvidia.com/gpu", "amd.com/gpu")
 REPELS = ("NoSchedule", "NoExecute")
-
-#: Runs kubectl with arguments and returns what it printed as JSON. Raises ``KubectlError``.
-Ask = Callable[..., Any]
-
-
-class KubectlError(RuntimeError):
-    """kubectl did not answer; the message says why."""
-
-
-def kubectl(*arguments: str) -> Any:
-    try:
-        ended = subprocess.run(
-            ["kubectl", "--request-timeout=10s", *arguments], capture_output=True, text=True, timeout=TIMEOUT_S
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise KubectlError(f"kubectl {' '.join(arguments)}: {error}") from None
-    if ended.returncode:
-        said = " ".join((ended.stderr or ended.stdout).split())
-        raise KubectlError(f"kubectl {' '.join(arguments)}: {said or f'exit code {ended.returncode}'}")
-    if arguments[-1] != "json":
-        return ended.stdout.strip()
-    try:
-        return json.loads(ended.stdout)
-    except ValueError:
-        raise KubectlError(f"kubectl {' '.join(arguments)}: no JSON in its answer") from None
 
 
 def check_cluster(package: Package, ask: Ask = kubectl) -> Report:
@@ -66,12 +41,7 @@ def check_cluster(package: Package, ask: Ask = kubectl) -> Report:
             report += look(uses, ask)
         except KubectlError as error:
             report += Report(unchecked=(str(error),))
-    return report
-
-
-def items(ask: Ask, *arguments: str) -> list[dict[str, Any]]:
-    answer = ask("get", *arguments, "--output", "json")
-    return answer.get("items", []) if isinstance(answer, dict) else []
+    return report + check_propeller(ask)
 
 
 # The training operator

@@ -12,6 +12,7 @@ from tasks.doctor.archive import Package
 from tasks.doctor.cluster import check_cluster
 from tasks.doctor.findings import Report
 from tests.support import fake_kubectl as fake
+from tests.support import flyte_charts as flyte
 
 GPU = {"cloud.google.com/gke-accelerator": "nvidia-a100-80gb"}
 BIG = {"cpu": "96", "memory": "1300Gi", "gpu": "8", "disk": "900Gi"}
@@ -28,7 +29,8 @@ def look(healthy: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
     def check(change: Callable[[Package], None] = lambda _: None, **lists: list[dict[str, Any]]) -> Report:
         answers = {
             "customresourcedefinitions": [fake.definition()],
-            "deployments": [fake.operator()],
+            "deployments": [fake.operator(), flyte.binary()],
+            "configmaps": [flyte.binary_config(inline="propeller:\n  max-workflow-retries: 100000\n")],
             "nodes": NODES,
             "priorityclasses": [{"metadata": {"name": "system-node-critical"}}],
         }
@@ -45,6 +47,7 @@ def test_a_cluster_on_which_everything_fits(look: Callable[..., Report]) -> None
     assert "the cluster of kubectl's context test-cluster" in report.checked
     assert any("of 1.9 or newer, kubeflow/training-operator:v1-5170a36" in line for line in report.checked)
     assert any("6 nodes with 16 nvidia.com/gpu allocatable" in line for line in report.checked)
+    assert any("max-workflow-retries, 100000 by the ConfigMaps of deployment" in line for line in report.checked)
 
 
 def whats(report: Report, where: str = TRAIN) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +12,32 @@ shift # --request-timeout
 cd "$(dirname "$0")/answers" || exit 1
 case "$1 $2" in
   "config current-context") file=context ;;
+  "get configmap") file="configmaps/$5/$3.json" ;;
   get*) file="$2.json" ;;
 esac
+if [ -f "refused/$2" ]; then echo "Error from server (Forbidden): $2 is forbidden: you cannot $1" >&2; exit 1; fi
 if [ -f "$file" ]; then cat "$file"; else echo "error: the server does not answer about $*" >&2; exit 1; fi
 """
 
 
-def install(directory: Path, **lists: list[dict[str, Any]]) -> str:
-    """Write the executable and its answers to ``kubectl get``; returns a PATH on which it is the only kubectl."""
+def install(directory: Path, refused: Sequence[str] = (), **lists: list[dict[str, Any]]) -> str:
+    """Write the executable and its answers to ``kubectl get``; returns a PATH on which it is the only kubectl.
+
+    What is called ``refused`` the user may not get. ConfigMaps are got one by one, by ``kubectl get configmap NAME
+    --namespace NAMESPACE``.
+    """
     answers = directory / "answers"
     answers.mkdir(parents=True)
     (answers / "context").write_text("test-cluster\n")
     for kind, items in lists.items():
         (answers / f"{kind}.json").write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
+    for each in lists.get("configmaps", []):
+        file = answers / "configmaps" / each["metadata"]["namespace"] / f"{each['metadata']['name']}.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(each))
+    (answers / "refused").mkdir()
+    for kind in refused:
+        (answers / "refused" / kind).touch()
     script = directory / "kubectl"
     script.write_text(SCRIPT)
     script.chmod(0o755)

@@ -1,0 +1,40 @@
+"""What ``kubectl`` answers for the cluster of its current context."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+TIMEOUT_S = 30
+
+#: Runs kubectl with arguments and returns what it printed as JSON. Raises ``KubectlError``.
+Ask = Callable[..., Any]
+
+
+class KubectlError(RuntimeError):
+    """kubectl did not answer; the message says why."""
+
+
+def kubectl(*arguments: str) -> Any:
+    try:
+        ended = subprocess.run(
+            ["kubectl", "--request-timeout=10s", *arguments], capture_output=True, text=True, timeout=TIMEOUT_S
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise KubectlError(f"kubectl {' '.join(arguments)}: {error}") from None
+    if ended.returncode:
+        said = " ".join((ended.stderr or ended.stdout).split())
+        raise KubectlError(f"kubectl {' '.join(arguments)}: {said or f'exit code {ended.returncode}'}")
+    if arguments[-1] != "json":
+        return ended.stdout.strip()
+    try:
+        return json.loads(ended.stdout)
+    except ValueError:
+        raise KubectlError(f"kubectl {' '.join(arguments)}: no JSON in its answer") from None
+
+
+def items(ask: Ask, *arguments: str) -> list[dict[str, Any]]:
+    answer = ask("get", *arguments, "--output", "json")
+    return answer.get("items", []) if isinstance(answer, dict) else []
