@@ -224,6 +224,16 @@ def test_the_retry_waits_for_nobody_and_a_home_that_is_new_for_nothing(home: Hom
     assert not wait_for_others(home.storage.base, RETRY, "wait")
 
 
+def test_nobody_is_waited_for_in_a_home_whose_training_is_finished(home: Home, quick: None, unlocked: None) -> None:
+    _, lease = hold(home, FIRST)
+    lease.end()
+    home.finish(FIRST, "model")
+    home.storage.delete(["leases/0001.json"])
+    started = time.monotonic()
+    assert not wait_for_others(home.storage.base, OTHER, "wait")
+    assert time.monotonic() - started < 0.3
+
+
 def test_a_holder_learns_that_it_has_lost_its_home(home: Home, quick: None) -> None:
     lost: list[str] = []
     attempt = home.claim(FIRST)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import time
 from pathlib import Path
 
 import numpy as np
@@ -87,6 +89,49 @@ def test_the_second_attempt_goes_on_where_the_first_was_killed(cluster: Cluster,
     assert "again/raw/checkpoints/" in attempt["resumed_from"]
     assert attempt["steps"] < 72 and f"goes on from step {72 - attempt['steps']}" in output
     same_model(cluster.trained("whole", tmp_path / "whole"), resumed)
+
+
+@pytest.mark.prove
+def test_no_number_of_preemptions_and_no_execution_begins_at_step_0(cluster: Cluster, tmp_path: Path) -> None:
+    def step_of(output: str) -> int:
+        found = re.search(r"goes on from step (\d+)", output)
+        assert found, output
+        return int(found[1])
+
+    whole = cluster.pod(1, "spot-whole")
+    whole.finish()
+
+    first = cluster.pod(1, "spot")
+    until_saved(cluster, first, "spot")
+    first.kill()
+    for attempt in (1, 2):  # deleted while they start: they leave nothing
+        pod = cluster.pod(1, "spot", attempt=attempt, beside="spot")
+        time.sleep(1)
+        pod.kill()
+        pod.finish()
+    # Its predecessor left nothing; it goes on where the first one was, and is lost at once.
+    fourth = cluster.pod(1, "spot", attempt=3, beside="spot")
+    while "goes on from step" not in fourth.said():
+        assert fourth.running, fourth.said()
+        time.sleep(0.02)
+    fourth.kill()
+    assert step_of(fourth.finish()) >= 10
+    recovered = cluster.pod(1, "spot-recovered", beside="spot")
+    output = recovered.finish()
+    assert recovered.exit_code == 0 and step_of(output) >= 10, output
+    assert "held by attempt 3 of spot" in output, "a lost execution is not told from one at work"
+    same_model(cluster.trained("spot-whole", tmp_path / "whole"), cluster.trained("spot-recovered", tmp_path / "made"))
+
+    # What is finished is swept, is not trained again if Flyte did not learn of it, and begins afresh in another one.
+    assert {key.rpartition("/")[2] for key in cluster.home("spot")} == {"0003", "finished.json", "0003.json"}
+    again = cluster.pod(1, "spot-recovered", attempt=1, beside="spot")
+    output = again.finish()
+    assert again.exit_code == 0 and "takes its result from" in output and "validation loss" not in output, output
+    same_model(tmp_path / "made", cluster.trained("spot-recovered", tmp_path / "again", 1))
+    afresh = cluster.pod(1, "spot-afresh", beside="spot")
+    output = afresh.finish()
+    assert afresh.exit_code == 0 and "begins afresh" in output and "goes on from step" not in output, output
+    same_model(tmp_path / "whole", cluster.trained("spot-afresh", tmp_path / "afresh"))
 
 
 def same_model(uninterrupted: Path, resumed: Path) -> None:

@@ -86,14 +86,14 @@ class Cluster:
         number: int = 0,
         attempt: int = 0,
         inputs: str = "inputs",
+        beside: str = "",
         **variables: str,
     ) -> Pod:
-        """Start pod ``number`` of an attempt of the training task in the execution ``name``."""
+        """Start pod ``number`` of an attempt of the training task in the execution ``name``. Executions find each
+        other's checkpoints only if one of them is ``beside`` the other."""
         container = primary_container(self.template(nodes, processes))
-        # An execution has a bucket of its own, as it were: another with the same inputs would find its checkpoints.
-        raw, before = (
-            raw_output(self.bucket.uri(f"{name}/raw"), name, "n0", which) for which in (attempt, attempt - 1)
-        )
+        base = self.bucket.uri(f"{beside or name}/raw")
+        raw, before = (raw_output(base, name, "n0", which) for which in (attempt, attempt - 1))
         place = self.bucket.uri(f"{name}/{attempt}")
         values = values_of(self.bucket.uri(f"{inputs}.pb"), place, raw, before if attempt else "")
         # Flyte names the execution in every pod; the pods of a PyTorchJob find each other by that name.

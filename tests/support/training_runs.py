@@ -72,6 +72,8 @@ class Job:
     #: With a number, every rank notes the rows of each step in ``rows-<number>-<rank>``.
     watched: int = 0
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
+    #: Other values of the constants of the lease.
+    lease: dict[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def output(self) -> Path:
@@ -87,6 +89,7 @@ def run_rank(job: Job, rank: int, port: int, faults: tuple[Fault, ...], fired: P
     from tasks.train import run as engine
     from tasks.train.checkpoint import Checkpoints
     from tasks.train.config import TrainingConfig
+    from tasks.train.homes import lease
     from tasks.train.loop import train_loop
     from tasks.train.request import TrainingRequest
 
@@ -104,6 +107,8 @@ def run_rank(job: Job, rank: int, port: int, faults: tuple[Fault, ...], fired: P
     train_loop.HISTORY_POINTS = max(1, job.steps // 7)
     # Several batches to an evaluation, of three ranks not equally many for each.
     footprint.MOST_ROWS = 13
+    for name, value in job.lease.items():
+        setattr(lease, name, value)
     if job.watched:
         note_rows(train_loop, job.place / f"rows-{job.watched}-{rank}")
     poison(train_loop, job.poisoned)
@@ -166,6 +171,7 @@ def install(fault: Fault, fired: Path) -> None:
     from tasks.storage.s3 import S3Storage
     from tasks.train.checkpoint import shards
     from tasks.train.data import loader
+    from tasks.train.homes.home import Home
     from tasks.train.loop import evaluation, train_loop
 
     def strike(*_: Any) -> None:
@@ -178,7 +184,7 @@ def install(fault: Fault, fired: Path) -> None:
         if fault.what == "ENOSPC":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.kill(os.getpid(), getattr(signal, fault.what))
-        if fault.what == "SIGTERM" and fault.where != "data":
+        if fault.what in ("SIGTERM", "SIGSTOP") and fault.where != "data":
             return
         time.sleep(ATTEMPT_S)
 
@@ -200,7 +206,11 @@ def install(fault: Fault, fired: Path) -> None:
         for storage in (LocalStorage, S3Storage):
             before(storage, "put", lambda _self, key, *_: suffix in key)
 
-    if fault.where == "step":
+    if fault.where == "begin":
+        strike()
+    elif fault.where == "inherit":
+        before(Home, "inherit")
+    elif fault.where == "step":
         before(train_loop, "train_step")
     elif fault.where == "data":
         loader.BUFFER_BATCHES = 1  # it counts batches
@@ -255,8 +265,36 @@ class Attempt:
         return len(self.struck)
 
 
-def attempt(job: Job, *faults: Fault) -> Attempt:
-    """Run the ranks until all are done, or one died and the others were ended like by their agent."""
+@dataclass(frozen=True)
+class Running:
+    """An attempt that was begun."""
+
+    job: Job
+    faults: tuple[Fault, ...]
+    fired: Path
+    ranks: list[multiprocessing.process.BaseProcess]
+    started: float
+
+    def signal(self, number: int) -> None:
+        """Send a signal to all ranks that still live."""
+        for process in self.ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid or 0, number)
+
+    def finish(self) -> Attempt:
+        """Wait until all ranks are done, or one died and the others were ended like by their agent."""
+        try:
+            finished = wait(self.ranks, stops=any(fault.what == "SIGSTOP" for fault in self.faults))
+        finally:
+            self.signal(signal.SIGKILL)
+            for process in self.ranks:
+                process.join()
+        struck = tuple(self.fired.read_text().splitlines()) if self.fired.exists() else ()
+        return Attempt(finished, struck, time.perf_counter() - self.started)
+
+
+def begin(job: Job, *faults: Fault) -> Running:
+    """Start the ranks."""
     job.place.mkdir(parents=True, exist_ok=True)
     fired = job.place / "fired"
     fired.unlink(missing_ok=True)
@@ -266,15 +304,12 @@ def attempt(job: Job, *faults: Fault) -> Attempt:
     ranks = [FORK.Process(target=run_rank, args=a, daemon=True) for a in arguments]
     for process in ranks:
         process.start()
-    try:
-        finished = wait(ranks, stops=any(fault.what == "SIGSTOP" for fault in faults))
-    finally:
-        for process in ranks:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid or 0, signal.SIGKILL)
-            process.join()
-    struck = tuple(fired.read_text().splitlines()) if fired.exists() else ()
-    return Attempt(finished, struck, time.perf_counter() - started)
+    return Running(job, faults, fired, ranks, started)
+
+
+def attempt(job: Job, *faults: Fault) -> Attempt:
+    """Run the ranks until all are done, or one died and the others were ended like by their agent."""
+    return begin(job, *faults).finish()
 
 
 def wait(ranks: list[multiprocessing.process.BaseProcess], *, stops: bool) -> bool:

@@ -11,7 +11,7 @@ from tasks.logs import logger
 from tasks.storage import storage_for
 from tasks.train.homes.home import Finished, Home
 from tasks.train.homes.layout import Name
-from tasks.train.homes.lease import PERIOD_S, SILENT_PERIODS, Watch
+from tasks.train.homes.lease import Sign, Watch
 
 POLL_S = 1.0
 #: A predecessor on this machine's disk is seen to have gone at once.
@@ -29,7 +29,7 @@ def wait_for_others(address: str, holder: Holder, when_held: str, poll: Callable
     """
     home = Home(storage_for(address))
     watch, waited = Watch(home), False
-    while found := watch.look():
+    while (found := watch.look()) and not home.finished():
         attempt, sign = found
         other = home.holder_of(attempt)
         if holder.succeeds(other):
@@ -45,7 +45,7 @@ def wait_for_others(address: str, holder: Holder, when_held: str, poll: Callable
                 address,
                 other,
                 sign.step,
-                SILENT_PERIODS * PERIOD_S,
+                Sign().silence_s,
             )
         waited = True
         poll()

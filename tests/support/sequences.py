@@ -1,0 +1,197 @@
+"""Seeded sequences of attempts at one training, as propeller makes them: retries, recoveries and relaunches, each with
+a shard that nobody can guess; attempts that overlap; and what each has to show.
+
+Every attempt is real: processes that train, with their home on a disk or on S3, and that are killed, told to end, or
+stopped and let go on when they have long been succeeded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tasks.artifacts.homes import Holder, home_below
+from tasks.flyte.homes import base_of
+from tasks.storage import storage_for
+from tasks.train.homes.home import Home
+from tasks.train.homes.layout import Name
+from tasks.train.homes.waiting import result_of, wait_for_others
+from tests.support.cluster.pods import raw_output
+from tests.support.training_runs import Fault, Job, Running, begin
+
+#: How an attempt ends early: before, during and after its first save.
+ENDS = {
+    "lost before it claimed its home": Fault("begin"),
+    "lost before it looked what there is": Fault("inherit"),
+    "lost before its first save": Fault("step", at=2),
+    "lost in its first save, before its files were stored": Fault("upload"),
+    "lost in its first save, before its manifest was stored": Fault("manifest"),
+    "lost after its first save": Fault("step", at=5),
+    "lost after a later save": Fault("step", at=9),
+    "told to end": Fault("step", "SIGTERM", at=4),
+    "told to end later": Fault("step", "SIGTERM", at=8),
+}
+#: How an attempt comes about after one that ended: as the next of its execution, or in an execution of another name.
+NEXT = ("retried", "retried", "recovered", "relaunched")
+#: Whoever shows no sign of life for half a second has gone.
+LEASE = {"PERIOD_S": 0.1, "HASTE_S": 0.1, "GLANCE_S": 0.02, "SILENT_PERIODS": 6}
+RESUMED = re.compile(r"goes on from step (\d+) \((\S+)\)")
+
+
+@dataclass
+class Sequence:
+    """One training, its attempts one after another; ``base`` is where Flyte keeps raw output, a directory or a prefix
+    of S3."""
+
+    job: Job
+    base: str
+    seed: int
+    happened: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.draw = random.Random(self.seed)
+        self.execution = self.number = self.attempts = 0
+        #: Checkpoints that were completed by an attempt after its successor had looked what there is.
+        self.too_late: set[str] = set()
+
+    def holder(self) -> Holder:
+        name = f"f{self.seed}-{self.execution}"
+        return Holder(name, self.number, raw_output(self.base, name, "n0", self.number))
+
+    @property
+    def address(self) -> str:
+        """The home, as a pod of this attempt works it out from the prefix that it is given."""
+        return home_below(base_of(self.holder().prefix), "key", "project", "development")
+
+    @property
+    def home(self) -> Home:
+        return Home(storage_for(self.address))
+
+    def this_job(self) -> Job:
+        """The next attempt, with a log of its own."""
+        self.attempts += 1
+        return dataclasses.replace(
+            self.job,
+            place=self.job.place / f"attempt-{self.attempts}",
+            home=self.address,
+            holder=self.holder(),
+            lease=LEASE,
+        )
+
+    def then(self, how: str) -> None:
+        """Name the next attempt."""
+        if how == "retried":
+            self.number += 1
+        else:
+            self.execution, self.number = self.execution + 1, 0
+
+    def begin(self, *faults: Fault) -> Running:
+        """Begin an attempt as its agent does."""
+        assert not result_of(self.address, self.holder(), waited=wait_for_others(self.address, self.holder(), "wait"))
+        return begin(self.this_job(), *faults)
+
+    def check(self, running: Running, saved: Name | None) -> None:
+        """An attempt that began when ``saved`` was the newest checkpoint did not begin before it, and with nothing that
+        was completed too late. Raises ``AssertionError``."""
+        log = (running.job.place / "log-0").read_text()
+        found = RESUMED.search(log)
+        if found is None:
+            died_before = any(fault.where in ("begin", "inherit") for fault in running.faults)
+            assert saved is None or died_before, f"{self.happened}: {saved} was saved, begins at step 0: {log}"
+            return
+        assert found[2].rpartition("/")[2] not in self.too_late, f"{self.happened}: restored a zombie's {found[2]}"
+        assert saved is None or int(found[1]) >= saved.step, f"{self.happened}: {saved} was saved, {found[0]}"
+
+    # What happens
+
+    def ended_early(self) -> bool:
+        """One attempt that is lost or told to end; whether it reached the end before."""
+        how, fault = self.draw.choice(list(ENDS.items()))
+        saved = next(iter(self.home.checkpoints()), None)
+        # Only rank 0 looks what there is, and completes a checkpoint.
+        rank = 0 if fault.where in ("inherit", "manifest") else self.draw.randrange(self.job.world)
+        running = self.begin(dataclasses.replace(fault, rank=rank))
+        ended = running.finish()
+        assert ended.fired or ended.finished, f"{how}: did not happen; see {running.job.place}"
+        self.check(running, saved)
+        self.happened.append(how if ended.fired else "reached its end")
+        return ended.finished
+
+    def cut_off(self) -> None:
+        """An attempt whose machine is cut off, between two steps or amid a save: its processes stop; its successor
+        begins; then they go on."""
+        moment = self.draw.choice([Fault("step", "SIGSTOP", at=6), Fault("manifest", "SIGSTOP", at=2)])
+        running = self.begin(moment)
+        self.until(running, lambda: running.fired.exists())
+        running.signal(signal.SIGSTOP)
+        saved = next(iter(self.home.checkpoints()), None)
+        before = self.claims()
+        self.then(self.draw.choice(NEXT))
+        successor = self.begin(Fault("step", at=self.draw.choice([3, 6, 9])))
+        end = time.monotonic() + 60
+        while not self.home.is_inherited(before):
+            assert time.monotonic() < end, f"the successor did not begin; see {successor.job.place}"
+            time.sleep(0.01)
+        counted = set(map(str, self.home.checkpoints()))
+        running.signal(signal.SIGCONT)
+        zombie = running.finish()
+        assert not zombie.finished, f"a zombie went on to the end; see {running.job.place}"
+        listed = {key.partition("/")[0] for key in self.home.storage.list("step-") if key.endswith("/manifest.json")}
+        self.too_late |= {
+            name for name in listed - counted if (parsed := Name.parse(name)) and parsed.attempt <= before
+        }
+        successor.finish()
+        self.check(successor, saved)
+        self.happened.append(f"cut off at its {moment.where}" + ", which came too late" * bool(self.too_late))
+
+    def two_at_once(self) -> None:
+        """Another execution of the same training begins while one is at work, and waits until that is lost."""
+        before = self.claims()
+        running = self.begin(Fault("step", at=self.draw.choice([4, 7, 10])))
+        self.until(running, lambda: self.claims() > before)
+        self.then("relaunched")
+        waited: list[bool] = []
+        address, holder = self.address, self.holder()
+        second = threading.Thread(target=lambda: waited.append(wait_for_others(address, holder, "wait")))
+        second.start()
+        time.sleep(0.1)
+        assert not waited or not any(process.is_alive() for process in running.ranks), "two at once"
+        running.finish()
+        second.join(30)
+        assert waited, "the second one waits for ever"
+        self.happened.append("two at once")
+
+    def run(self) -> None:
+        """Disturbances until there were so many as were drawn, and then an attempt to the end."""
+        for _ in range(self.draw.randint(2, 4)):
+            what = self.draw.random()
+            if what < 0.2:
+                self.cut_off()
+            elif what < 0.35:
+                self.two_at_once()
+            elif self.ended_early():
+                return
+            self.then(self.draw.choice(NEXT))
+        saved = next(iter(self.home.checkpoints()), None)
+        running = self.begin()
+        assert running.finish().finished, f"{self.happened}: did not end; see {running.job.place}"
+        self.check(running, saved)
+
+    # Moments
+
+    def claims(self) -> int:
+        return max((int(key.rpartition("/")[2]) for key in self.home.storage.list("claims/")), default=0)
+
+    def until(self, running: Running, reached: Callable[[], bool]) -> None:
+        end = time.monotonic() + 60
+        while not reached():
+            assert time.monotonic() < end, f"see {running.job.place}"
+            if not all(process.is_alive() for process in running.ranks):
+                return
+            time.sleep(0.002)
