@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from tasks.artifacts.format import FORMAT, MANIFEST, Artifact, DamagedArtifact
 from tasks.distributed.peers import Peers
 from tasks.errors import UserError
-from tasks.storage import STORES, MissingObject, Storage, StorageUnavailable, storage_for
+from tasks.storage import STORES, MissingObject, Storage, StorageUnavailable, check_name, storage_for
 from tasks.train.checkpoint.fetch import blocks_of, bring, make_room, share
 from tasks.train.checkpoint.layout import Name, complete
 from tasks.train.checkpoint.publish import CONTENT, KIND, run_and_gather
@@ -189,7 +189,10 @@ def fetch(candidate: Candidate, policy: ResumePolicy, temporary: str) -> str:
     path = storage.get(f"{candidate.name}/{MANIFEST}", target)
     try:
         manifest = json.loads(path.read_bytes())
-        sizes = {file: int(record["size"]) for file, record in manifest["files"].items()}
+        sizes = {
+            check_name(file, f"{candidate.uri}/{MANIFEST}", DamagedArtifact): int(record["size"])
+            for file, record in manifest["files"].items()
+        }
         policy.check(candidate, manifest)
     except SkippedCheckpoint:
         return ""
