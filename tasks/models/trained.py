@@ -76,8 +76,8 @@ class TrainedModel:
         config, signature = ModelConfig.from_dict(model["config"]), Signature.from_json(model["signature"])
         if config.factory not in ("", factory):
             raise UntrustedFactory(
-                f"{directory / 'model.json'}: names the factory {config.factory}, which is not called because a file "
-                f"says so, but if your configuration does; if you know it, add there: model.name: {config.factory}"
+                f"{directory / 'model.json'}: names the factory {config.factory}, which is only called if your "
+                f"configuration names it, too; if you know that code, add model.name: {config.factory}"
             )
         return cls(artifact, Architecture(config, signature, model.get("kept", {})))
 
