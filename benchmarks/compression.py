@@ -86,12 +86,14 @@ class Bench:
     def train(self, name: str, hidden: Sequence[int], seed: int, epochs: int, **more: Path) -> TrainedModel:
         model = ModelConfig(PLAIN_MLP, {"hidden": list(hidden)})
         training = TrainingConfig(epochs=epochs, seed=seed)
-        return train(self.data.artifact.directory, self.directory / f"{name}-{seed}", model, training, **more)
+        return train(
+            self.data.artifact.directory, self.directory / f"{name}-{seed}", model, training, factory=PLAIN_MLP, **more
+        )
 
     def teacher(self, seed: int) -> TrainedModel:
         """The whole network, which both parts begin with."""
         if (made := self.directory / f"teacher-{seed}").exists():
-            return TrainedModel.open(made)
+            return TrainedModel.open(made, PLAIN_MLP)
         return self.train("teacher", self.sizes.hidden, seed, self.sizes.epochs)
 
     def start(self, name: str, trained: TrainedModel, seed: int, config: CompressionConfig) -> Path:

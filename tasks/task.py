@@ -21,7 +21,8 @@ from tasks.train.config import TrainingConfig
 
 
 class Sections(NamedTuple):
-    """The sections of a configuration, and what identifies the user's own model code ("" for built-in networks)."""
+    """The sections of a configuration, and the user's own factory and what identifies its code (both "" for built-in
+    networks)."""
 
     model: Annotated[ModelConfig, BY_VALUE]
     training: Annotated[TrainingConfig, BY_VALUE]
@@ -36,6 +37,8 @@ class Sections(NamedTuple):
     seed: int
     #: Of that smaller network: "given" or "searched"; "none" if none is made.
     size: str
+    #: The only factory from outside this project that trained models may be made by.
+    factory: str
 
 
 @task(**on("fingerprint"))
@@ -77,4 +80,5 @@ def read_config(config: RunConfig, method: str = "") -> Sections:
         compression.teaching,
         training.seed,
         ("searched" if compression.searches else "given") if smaller else "none",
+        config.model.factory,
     )

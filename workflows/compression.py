@@ -26,11 +26,13 @@ class Trained(NamedTuple):
 
 def rounds(number: int, given: dict[str, Any], seed: Any, tuning: Any, teaching: Any) -> Compressed:
     """Train ``number`` smaller networks one after another, each by what became of those before, and choose. ``given``
-    are the trained network, the prepared data and the configuration; all but ``number`` are promises.
+    are the trained network, the prepared data, the configuration and the user's factory; all but ``number`` are
+    promises.
 
     Once the search or its time is over, the same network is proposed again, and its training is in the cache.
     """
-    again = {"teacher": given["trained"], "prepared": given["prepared"], "training": tuning, "teaching": teaching}
+    again = {"teacher": given["trained"], "prepared": given["prepared"], "factory": given["factory"]}
+    again |= {"training": tuning, "teaching": teaching}
     tuned: list[Any] = []
     tried: Any = []
     for _ in range(number):
@@ -51,9 +53,10 @@ def compress_to_size(
     seed: int,
     tuning: TrainingConfig,
     teaching: TeachingConfig,
+    factory: str,
 ) -> Compressed:
     """Make a trained network as small as the configuration says."""
-    given = {"trained": trained, "prepared": prepared, "config": config}
+    given = {"trained": trained, "prepared": prepared, "config": config, "factory": factory}
     return rounds(1, given, seed, tuning, teaching)
 
 
@@ -65,9 +68,10 @@ def compress_by_search(
     seed: int,
     tuning: TrainingConfig,
     teaching: TeachingConfig,
+    factory: str,
 ) -> Compressed:
     """Make a trained network as small as the gate allows."""
-    given = {"trained": trained, "prepared": prepared, "config": config}
+    given = {"trained": trained, "prepared": prepared, "config": config, "factory": factory}
     return rounds(ROUNDS, given, seed, tuning, teaching)
 
 
@@ -76,7 +80,7 @@ def compress_by_search(
 
 
 @workflow
-def compress(
+def compress(  # noqa: PLR0913 - a Flyte workflow: promises go in one by one
     trained: ArtifactDirectory,
     prepared: ArtifactDirectory,
     size: str,
@@ -84,10 +88,11 @@ def compress(
     seed: int,
     tuning: TrainingConfig,
     teaching: TeachingConfig,
+    factory: str,
 ) -> Compressed:
     """Make a trained network smaller; its size is "given" or "searched"."""
     inputs = {"trained": trained, "prepared": prepared}
-    inputs |= {"config": config, "seed": seed, "tuning": tuning, "teaching": teaching}
+    inputs |= {"config": config, "seed": seed, "tuning": tuning, "teaching": teaching, "factory": factory}
     made = (
         conditional("size")
         .if_(size == "given")
@@ -116,10 +121,11 @@ def train_and_compress(  # noqa: PLR0913 - a Flyte workflow: promises go in one 
     seed: int,
     tuning: TrainingConfig,
     teaching: TeachingConfig,
+    factory: str,
 ) -> Trained:
     """Train, and make the network smaller."""
     trained = train(prepared=prepared, model=model, training=training, code=code)
-    how = {"size": size, "config": config, "seed": seed, "tuning": tuning, "teaching": teaching}
+    how = {"size": size, "config": config, "seed": seed, "tuning": tuning, "teaching": teaching, "factory": factory}
     smaller = compress(trained=trained.artifact, prepared=prepared, **how)
     return Trained(smaller.artifact, trained.run, smaller.compression)
 
@@ -135,10 +141,11 @@ def train_as_asked(  # noqa: PLR0913 - a Flyte workflow: promises go in one by o
     seed: int,
     tuning: TrainingConfig,
     teaching: TeachingConfig,
+    factory: str,
 ) -> Trained:
     """Train and, unless ``size`` is "none", make the network smaller."""
     inputs = {"prepared": prepared, "model": model, "training": training, "code": code}
-    how = {"size": size, "config": config, "seed": seed, "tuning": tuning, "teaching": teaching}
+    how = {"size": size, "config": config, "seed": seed, "tuning": tuning, "teaching": teaching, "factory": factory}
     made = (
         conditional("compression")
         .if_(size == "none")
@@ -157,4 +164,5 @@ def how_to_compress(sections: Any) -> dict[str, Any]:
         "seed": sections.seed,
         "tuning": sections.tuning,
         "teaching": sections.teaching,
+        "factory": sections.factory,
     }

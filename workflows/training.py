@@ -42,9 +42,13 @@ def run_stages(data: str, target: str, config: RunConfig) -> dict[str, Any]:
         code=sections.model_code,
         **how_to_compress(sections),
     )
-    evaluated = evaluate(trained=trained.artifact, prepared=prepared.artifact)
+    evaluated = evaluate(trained=trained.artifact, prepared=prepared.artifact, factory=sections.factory)
     exported = export(
-        trained=trained.artifact, prepared=prepared.artifact, config=sections.export, machine=describe_machine()
+        trained=trained.artifact,
+        prepared=prepared.artifact,
+        config=sections.export,
+        machine=describe_machine(),
+        factory=sections.factory,
     )
     # An element of a map task may fail: a finished training is not lost because its network could not be measured.
     networks = map_task(benchmark_collectives, min_success_ratio=0.0)(config=[sections.collectives])
@@ -106,12 +110,16 @@ def export_model(model: str, data: str, config: RunConfig = RunConfig()) -> Expo
     """Export a trained model as :func:`train_and_export` does, and stop.
 
     ``model`` is what training made and ``data`` the prepared data: directories, here or in a store. Of ``config`` only
-    the section ``export`` counts.
+    the section ``export`` counts, and, for a network of your own, ``model.name``: no other factory is called.
     """
     sections = read_config(config=config)
     given = open_inputs(model=model, data=data)
     exported = export(
-        trained=given.trained, prepared=given.prepared, config=sections.export, machine=describe_machine()
+        trained=given.trained,
+        prepared=given.prepared,
+        config=sections.export,
+        machine=describe_machine(),
+        factory=sections.factory,
     )
     return report_export(exported=exported.artifact, stages=[exported.run])
 
@@ -121,7 +129,8 @@ def prune(model: str, data: str, config: RunConfig = RunConfig()) -> Compression
     """Remove units of a trained model and train it further with the unpruned one as its teacher.
 
     ``model`` is what training made and ``data`` the prepared data: directories, here or in a store. Of ``config`` only
-    the sections ``compression`` and ``training`` count.
+    the sections ``compression`` and ``training`` count, and, for a network of your own, ``model.name``: no other
+    factory is called.
     """
     given, sections = open_inputs(model=model, data=data), read_config(config=config, method="prune")
     made = compress(trained=given.trained, prepared=given.prepared, **how_to_compress(sections))

@@ -58,7 +58,7 @@ def write_table(path: Path, rows: int, features: int) -> None:
 def train(prepared: Path, directory: Path, model: ModelConfig, training: TrainingConfig, **more: Any) -> TrainedModel:
     """Train in a process group of one, in a process of its own; ``more`` goes into the request."""
     alone(train_here, prepared, directory, model, training, more)
-    return TrainedModel.open(directory)
+    return TrainedModel.open(directory, model.factory)
 
 
 def train_here(

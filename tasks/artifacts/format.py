@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 import xxhash
 
 from tasks.errors import UserError
+from tasks.storage.names import check_name, path_below
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -41,8 +42,8 @@ class FileRecord:
     blocks: list[str]
 
     def consistent(self) -> bool:
-        """Whether there are as many digests as blocks."""
-        return self.block_bytes > 0 and len(self.blocks) == -(-self.size // self.block_bytes)
+        """Whether it has a size, and there are as many digests as blocks."""
+        return self.size >= 0 and self.block_bytes > 0 and len(self.blocks) == -(-self.size // self.block_bytes)
 
 
 class HashingFile:
@@ -95,8 +96,9 @@ class ArtifactWriter:
 
     @contextmanager
     def create(self, name: str, block_bytes: int = BLOCK_BYTES) -> Iterator[HashingFile]:
-        """Open the new file ``name`` (a relative POSIX path) for writing."""
-        path = self.directory / name
+        """Open the new file ``name`` (a relative POSIX path) for writing. Like all names here it is checked: raises
+        ``UserError`` if it leads out of the directory."""
+        path = path_below(self.directory, name)
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("xb") as raw:
             file = HashingFile(raw, block_bytes)
@@ -118,16 +120,16 @@ class ArtifactWriter:
 
     def link(self, file: Path, name: str, record: FileRecord) -> None:
         """Add ``file`` of another artifact under ``name``, by a hard link if possible. ``record`` must be its entry."""
-        link_or_copy(file, self.directory / name)
+        link_or_copy(file, path_below(self.directory, name))
         self._records[name] = record
 
     def add(self, name: str) -> None:
         """Add a file that was written into the directory by other code."""
-        self._records[name] = hash_file(self.directory / name)
+        self._records[name] = hash_file(path_below(self.directory, name))
 
     def note(self, name: str, record: FileRecord) -> None:
         """Add the entry of a file that other code will put into the artifact."""
-        self._records[name] = record
+        self._records[check_name(name, self.directory)] = record
 
     def finish(self, kind: str, made_by: Mapping[str, Any]) -> Artifact:
         """Write the manifest. ``made_by`` describes the work: settings, code version, fingerprints of the inputs."""
@@ -155,6 +157,32 @@ class ArtifactWriter:
 
 
 @dataclass(frozen=True)
+class Manifest:
+    """What the manifest of an artifact says, whether its files are here or not."""
+
+    kind: Any
+    format: Any
+    made_by: dict[str, Any]
+    files: dict[str, FileRecord]
+
+    @classmethod
+    def parse(cls, raw: bytes, where: object) -> Manifest:
+        """Raises ``DamagedArtifact``, which names the address ``where`` it lies, unless it is one whose files lie below
+        the artifact's directory."""
+        try:
+            manifest = json.loads(raw)
+            files = {name: FileRecord(**record) for name, record in manifest["files"].items()}
+            if not all(record.consistent() for record in files.values()):
+                raise ValueError
+            found = cls(manifest["kind"], manifest["format"], manifest["made_by"], files)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise DamagedArtifact(f"{where}: not a manifest of this format") from None
+        for name in files:
+            check_name(name, where, DamagedArtifact)
+        return found
+
+
+@dataclass(frozen=True)
 class Artifact:
     """An opened artifact. Opening checks that every file exists and has its size; reading verifies the bytes."""
 
@@ -170,16 +198,10 @@ class Artifact:
         path = directory / MANIFEST
         try:
             raw = path.read_bytes()
-            manifest = json.loads(raw)
-            found = manifest["kind"], manifest["format"]
-            files = {name: FileRecord(**record) for name, record in manifest["files"].items()}
-            if not all(record.consistent() for record in files.values()):
-                raise ValueError
-            made_by = manifest["made_by"]
         except OSError as error:
             raise DamagedArtifact(f"{path}: {error.strerror}; this is not a finished artifact") from None
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise DamagedArtifact(f"{path}: not a manifest of this format") from None
+        manifest = Manifest.parse(raw, path)
+        files, found = manifest.files, (manifest.kind, manifest.format)
         if found != (kind, FORMAT):
             expected = f"{kind!r}, format {FORMAT}"
             raise DamagedArtifact(f"{path}: holds {found[0]!r}, format {found[1]}; expected {expected}")
@@ -190,10 +212,11 @@ class Artifact:
                 raise DamagedArtifact(f"{directory / name}: missing, though the manifest lists it") from None
             if size != record.size:
                 raise DamagedArtifact(f"{directory / name}: {size} bytes, the manifest says {record.size}")
-        return cls(directory, kind, made_by, files, hashlib.sha256(raw).hexdigest())
+        return cls(directory, kind, manifest.made_by, files, hashlib.sha256(raw).hexdigest())
 
     def path(self, name: str) -> Path:
-        return self.directory / name
+        """Where the file lies. Raises ``DamagedArtifact`` if the name leads out of the directory."""
+        return self.directory / check_name(name, self.directory, DamagedArtifact)
 
     def check_block(self, name: str, index: int, data: Any) -> None:
         """Raise ``DamagedArtifact`` unless ``data`` is the block ``index`` of the file ``name``."""

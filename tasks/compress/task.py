@@ -45,18 +45,19 @@ class Compressed(NamedTuple):
 
 
 def work_on(
-    trained: FlyteDirectory, prepared: FlyteDirectory, config: CompressionConfig, seed: int = 0
+    trained: FlyteDirectory, prepared: FlyteDirectory, config: CompressionConfig, factory: str, seed: int = 0
 ) -> CompressionRun:
     from tasks.artifacts.prepared.streamed import open_prepared
     from tasks.compress.engine import CompressionRun
     from tasks.models.trained import TrainedModel
 
-    return CompressionRun(TrainedModel.open(local_path(trained)), open_prepared(rows_path(prepared)), config, seed)
+    model = TrainedModel.open(local_path(trained), factory)
+    return CompressionRun(model, open_prepared(rows_path(prepared)), config, seed)
 
 
 @task(**on("evaluate", cached=False))
 @map_errors
-def propose(
+def propose(  # noqa: PLR0913 - a Flyte task: promises go in one by one
     trained: ArtifactDirectory,
     prepared: ArtifactDirectory,
     tuned: list[ArtifactDirectory],
@@ -64,14 +65,16 @@ def propose(
     tried: list[CompressionTrial],
     config: CompressionConfig,
     seed: int,
+    factory: str = "",
 ) -> Proposal:
     """Judge the network that was trained last, if ``tuned`` holds one, and make the next: it is little beside its
-    training, which is cached, as the same network is made of the same bytes. ``seed`` is that of a student's weights.
+    training, which is cached, as the same network is made of the same bytes. ``seed`` is that of a student's weights,
+    ``factory`` the one that the user's configuration names, if any.
     """
     from tasks.compress import engine
     from tasks.models.source_code import fingerprint_model
 
-    work = work_on(trained, prepared, config, seed)
+    work = work_on(trained, prepared, config, factory, seed)
     tried = judged(work, tuned, runs, tried)
     directory = fresh_directory("start")
     made_by = {
@@ -94,17 +97,18 @@ def choose(
     runs: list[StageRun],
     tried: list[CompressionTrial],
     config: CompressionConfig,
+    factory: str = "",
 ) -> Compressed:
     """Judge the network that was trained last, the last of ``tuned``, and choose one of them or the trained one.
 
-    ``runs`` are those of their trainings.
+    ``runs`` are those of their trainings, ``factory`` is the one that the user's configuration names, if any.
     """
     from tasks.compress import engine
     from tasks.models.trained import TrainedModel
 
-    work = work_on(trained, prepared, config)
+    work = work_on(trained, prepared, config, factory)
     tried = judged(work, tuned[-1:], runs[-1:], tried)
-    models = [TrainedModel.open(local_path(each)) for each in tuned]
+    models = [TrainedModel.open(local_path(each), factory) for each in tuned]
     model, found = engine.choose(work, models, tried)
     directories = [uri_of(each) for each in (trained, *tuned)]
     place = directories[[work.trained, *models].index(model)]
@@ -122,6 +126,8 @@ def judged(
     from tasks.models.trained import TrainedModel
 
     for each, run in zip(tuned, runs, strict=True):
-        tried = engine.judge(work, TrainedModel.open(local_path(each)), run.seconds, tried)
+        # A smaller network is of the same factory as the trained one.
+        model = TrainedModel.open(local_path(each), work.trained.config.factory)
+        tried = engine.judge(work, model, run.seconds, tried)
         LOG.info("%s: %s", tried[-1].name, tried[-1].answer)
     return tried

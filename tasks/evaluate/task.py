@@ -14,15 +14,16 @@ from tasks.flyte.stage import ArtifactDirectory, Made, local_path, map_errors, r
 
 @task(**on("evaluate"))
 @map_errors
-def evaluate(trained: ArtifactDirectory, prepared: ArtifactDirectory) -> Made:
-    """Score the trained model on the test split, beside a baseline."""
+def evaluate(trained: ArtifactDirectory, prepared: ArtifactDirectory, factory: str = "") -> Made:
+    """Score the trained model on the test split, beside a baseline. ``factory`` is the one that the user's
+    configuration names, if any."""
 
     def make(directory: Path, key: str) -> Artifact:
         from tasks.artifacts.prepared.streamed import open_prepared
         from tasks.evaluate import engine
         from tasks.models.trained import TrainedModel
 
-        model, data = TrainedModel.open(local_path(trained)), open_prepared(rows_path(prepared))
+        model, data = TrainedModel.open(local_path(trained), factory), open_prepared(rows_path(prepared))
         made_by = {
             "code": code_version("evaluate"),
             "trained": model.artifact.fingerprint,
@@ -30,4 +31,4 @@ def evaluate(trained: ArtifactDirectory, prepared: ArtifactDirectory) -> Made:
         }
         return engine.evaluate(directory, model, data, made_by)
 
-    return run_stage("evaluate", {"trained": trained, "prepared": prepared}, make)
+    return run_stage("evaluate", {"trained": trained, "prepared": prepared, "factory": factory}, make)

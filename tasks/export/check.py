@@ -1,8 +1,9 @@
 """Check an exported model where it is to be served: ``python -m tasks.export.check DIRECTORY [--key PUBLIC.pem]``.
 
 Needs NumPy and ONNX Runtime, and ``cryptography`` for a signature; neither torch nor Flyte. It is checked, in this
-order: the digest over the manifest, the signature, the size and SHA-256 of every file, that there is no other file, the
-opset that the model was written in, and that this machine computes from the sample rows what the exporting one did.
+order: the digest over the manifest, the signature, that there are no symbolic links, the size and SHA-256 of every
+file, that there is no other file, the opset that the model was written in, and that this machine computes from the
+sample rows what the exporting one did.
 """
 
 from __future__ import annotations
@@ -70,20 +71,38 @@ def read_manifest(directory: Path) -> Any:
     return manifest
 
 
+def files_below(directory: Path) -> set[str]:
+    """The names of all files. Raises ``BadPackage`` for a symbolic link: what it leads to is no part of the package,
+    and may be another file tomorrow."""
+    found = sorted(directory.rglob("*"))
+    if link := next((path for path in found if path.is_symlink()), None):
+        raise BadPackage(
+            f"{link}: a symbolic link; expected the file or directory itself. Export or copy the model again"
+        )
+    return {path.relative_to(directory).as_posix() for path in found if not path.is_dir()}
+
+
 def check_files(directory: Path, records: dict[str, Any]) -> str:
+    there = files_below(directory)
     for name, record in records.items():
+        # Only names that were found here: a manifest may also list ../../etc/passwd.
+        if name not in there:
+            raise BadPackage(f"{directory}/{name}: missing, though the manifest lists it")
         path = directory / name
-        if not path.is_file():
-            raise BadPackage(f"{path}: missing, though the manifest lists it")
         if path.stat().st_size != record["size"]:
             raise BadPackage(f"{path}: {path.stat().st_size} bytes, the manifest says {record['size']}")
         with path.open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != record["sha256"]:
                 raise BadPackage(f"{path}: its SHA-256 is not the manifest's: it was changed")
-    known = {*records, MANIFEST, DIGEST, SIGNATURE}
-    there = {path.relative_to(directory).as_posix() for path in directory.rglob("*") if not path.is_dir()}
-    if extra := sorted(there - known):
+    if extra := sorted(there - {*records, MANIFEST, DIGEST, SIGNATURE}):
         raise BadPackage(f"{directory / extra[0]}: not part of the exported model; remove it")
+    if DEPLOYED in records:
+        deployed = json.loads((directory / DEPLOYED).read_text(encoding="utf-8"))
+        for one in filter(None, (deployed, deployed["raw"])):
+            if one["model"] not in records:
+                raise BadPackage(
+                    f"{directory / DEPLOYED}: names the model {one['model']!r}, which is not in the manifest"
+                )
     return f"files      {len(records)}, each with its SHA-256"
 
 

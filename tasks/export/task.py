@@ -63,16 +63,19 @@ def describe_machine() -> str:
 
 @task(**on("export"))
 @map_errors
-def export(trained: ArtifactDirectory, prepared: ArtifactDirectory, config: ExportConfig, machine: str = "") -> Made:
+def export(
+    trained: ArtifactDirectory, prepared: ArtifactDirectory, config: ExportConfig, machine: str = "", factory: str = ""
+) -> Made:
     """Export the trained model to ONNX, quantise it, measure the variants and choose one. ``machine`` is what
-    :func:`describe_machine` says of where this runs."""
+    :func:`describe_machine` says of where this runs, ``factory`` the one that the user's configuration names, if
+    any."""
 
     def make(directory: Path, key: str) -> Artifact:
         from tasks.artifacts.prepared.streamed import open_prepared
         from tasks.export import engine
         from tasks.models.trained import TrainedModel
 
-        model, data = TrainedModel.open(local_path(trained)), open_prepared(rows_path(prepared))
+        model, data = TrainedModel.open(local_path(trained), factory), open_prepared(rows_path(prepared))
         made_by = {
             "config": to_dict(config),
             "code": code_version("export"),
@@ -81,4 +84,5 @@ def export(trained: ArtifactDirectory, prepared: ArtifactDirectory, config: Expo
         }
         return engine.export(directory, model, data, config, made_by)
 
-    return run_stage("export", {"trained": trained, "prepared": prepared, "config": config}, make)
+    inputs = {"trained": trained, "prepared": prepared, "config": config, "factory": factory}
+    return run_stage("export", inputs, make)

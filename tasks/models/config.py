@@ -18,8 +18,9 @@ class ModelConfig(Settings):
 
     name: str = "auto"
     """The network: "auto" takes the MLP for tables, the ResNet for images and the transformer for rows of tokens;
-    otherwise "mlp", "resnet", "transformer", or your own as "package.module:factory", called with the Signature and
-    the arguments."""
+    otherwise "mlp", "resnet", "transformer", or your own as "package.module:factory", a function or a class that this
+    module defines, called with the Signature and the arguments. A trained model of your own factory is only opened with
+    this setting."""
     # A bare dict: flytekit warns of pickles at every start if it finds an Any in a type.
     arguments: dict = field(default_factory=dict)
     """Keyword arguments of the factory."""
@@ -31,6 +32,11 @@ class ModelConfig(Settings):
         module, colon, factory = self.name.partition(":")
         if self.name not in builtin and not (module and colon and factory.isidentifier()):
             raise self.reject("name", f"one of {', '.join(builtin)}, or your own as 'package.module:factory'")
+
+    @property
+    def factory(self) -> str:
+        """The factory from outside this project that is named; "" for the built-in networks."""
+        return self.name if ":" in self.name else ""
 
 
 @settings

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -166,8 +168,18 @@ def check_arguments(name: str, factory: Callable[..., Any], given: Iterable[str]
 
 
 def imported(name: str) -> Callable[..., Any]:
-    """Import the user's factory. The working directory is on the import path, as for ``python -m``."""
+    """Import the user's factory. The working directory is on the import path, as for ``python -m``.
+
+    Importing and calling it runs code: ``name`` has to come from the user's own configuration, as it does if it is in
+    an :class:`~tasks.models.trained.Architecture`. Raises ``UserError`` unless it is a function or a class of networks
+    that the named module itself defines, so that whoever reads that module sees what is called.
+    """
     module_name, _, attribute = name.partition(":")
+    expected = "a function that returns a torch.nn.Module, or a class of them"
+    if module_name.partition(".")[0] in sys.stdlib_module_names:
+        raise UserError(
+            f"model.name: {name} belongs to Python's standard library; expected {expected}, in a module of another name"
+        )
     import_from_working_directory()
     try:
         module = importlib.import_module(module_name)
@@ -177,6 +189,13 @@ def imported(name: str) -> Callable[..., Any]:
             f"expected 'package.module:factory', importable from the working directory or installed"
         ) from error
     factory = getattr(module, attribute, None)
-    if not callable(factory):
+    if factory is None:
         raise UserError(f"model.name: {module_name!r} has no factory {attribute!r}")
+    is_class = isinstance(factory, type) and issubclass(factory, nn.Module)
+    if not is_class and not isinstance(factory, FunctionType):
+        what = f"the class {factory.__name__}" if isinstance(factory, type) else f"a {type(factory).__name__}"
+        raise UserError(f"model.name: {name} is {what}; expected {expected}, defined in {module_name}")
+    if factory.__module__ != module.__name__:
+        there = f"{factory.__module__}:{factory.__qualname__}"
+        raise UserError(f"model.name: {name} is defined in {factory.__module__}; name it there: {there}")
     return factory

@@ -13,11 +13,10 @@ from tasks.models.config import ModelConfig
 
 def fingerprint_model(config: ModelConfig) -> str:
     """XXH3-128 of the factory's source file, without the modules that it imports; empty for the built-in networks, or
-    if
-    there is no such file."""
-    module, colon, _ = config.name.partition(":")
-    if not colon:
+    if there is no such file."""
+    if not config.factory:
         return ""
+    module = config.factory.partition(":")[0]
     import_from_working_directory()
     try:
         spec = importlib.util.find_spec(module)

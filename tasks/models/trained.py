@@ -3,6 +3,9 @@
 The artifact holds ``best.safetensors`` and ``last.safetensors`` (weights), ``model.json`` (the network, its arguments,
 the signature and, of a pruned network, the units that it retained), and ``history.json`` and ``attempt.json``
 (:mod:`tasks.artifacts.results.training`), which a network lacks that was not trained yet.
+
+``model.json`` may name a factory from outside this project. An artifact may come from anywhere, so that factory is
+imported and called only if the user's own configuration names it, too: :meth:`TrainedModel.open` is told which.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from torch import Tensor
 from tasks.artifacts.format import Artifact, ArtifactWriter
 from tasks.artifacts.prepared.data import Signature
 from tasks.artifacts.results.training import HISTORY, KIND, History
+from tasks.errors import UserError
 from tasks.models.config import ModelConfig
 from tasks.models.factory import Predictor, build, resolve
 from tasks.models.pruning import Retained
@@ -25,9 +29,13 @@ from tasks.models.weights_file import Weights
 from tasks.settings import to_dict
 
 
+class UntrustedFactory(UserError):
+    """A trained model names a factory that the configuration does not."""
+
+
 @dataclass(frozen=True)
 class Architecture:
-    """What a network is built from, besides its weights."""
+    """What a network is built from, besides its weights. ``config`` is the user's own, or was compared with it."""
 
     config: ModelConfig
     signature: Signature
@@ -56,11 +64,21 @@ class TrainedModel:
         return self.architecture.signature
 
     @classmethod
-    def open(cls, directory: Path) -> TrainedModel:
-        """Raises ``DamagedArtifact`` if the directory does not hold a whole trained model."""
+    def open(cls, directory: Path, factory: str = "") -> TrainedModel:
+        """``factory`` is the one that the user's configuration names (:attr:`ModelConfig.factory`); without it only the
+        built-in networks can be opened.
+
+        Raises ``DamagedArtifact`` if the directory does not hold a whole trained model, ``UntrustedFactory`` if that
+        names another factory, of which nothing is imported.
+        """
         artifact = Artifact.open(directory, KIND)
         model = artifact.read_json("model.json")
         config, signature = ModelConfig.from_dict(model["config"]), Signature.from_json(model["signature"])
+        if config.factory not in ("", factory):
+            raise UntrustedFactory(
+                f"{directory / 'model.json'}: names the factory {config.factory}, which is only called if your "
+                f"configuration names it, too; if you know that code, add model.name: {config.factory}"
+            )
         return cls(artifact, Architecture(config, signature, model.get("kept", {})))
 
     def load(self, which: str = "best") -> Predictor:

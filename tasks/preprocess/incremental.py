@@ -4,7 +4,6 @@ prepared, as further segments.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ import xxhash
 
 from tasks.artifacts.format import MANIFEST, ArtifactWriter, DamagedArtifact, hash_file
 from tasks.artifacts.prepared.data import SPLITS, PreparedData, segment_number
+from tasks.artifacts.prepared.streamed import ROWS, make_hole
 from tasks.errors import UserError
 from tasks.logs import logger
 from tasks.preprocess import quarantine
@@ -30,7 +30,7 @@ from tasks.preprocess.quarantine import BadRow
 from tasks.preprocess.read.files import SourceFile
 from tasks.preprocess.read.fingerprint import digest_files
 from tasks.settings import to_dict
-from tasks.storage import S3, STORES, copy_within_s3, list_objects, open_reader, storage_for
+from tasks.storage import S3, STORES, copy_within_s3, list_names, open_reader, storage_for
 
 #: The card of the data that the statistics were fitted on, if that was an earlier set.
 REFERENCE = "reference.json"
@@ -215,13 +215,10 @@ def take(files: dict[str, SourceFile], path: str, size: int) -> SourceFile | Non
 
 def fetch(address: str, directory: Path) -> Path:
     """All of an artifact in a store but the rows, instead of which there are holes of their size."""
-    storage, base = storage_for(address), f"{address.rstrip('/')}/"
-    for found in list_objects(base):
-        name = found.uri.removeprefix(base)
-        if name.endswith(".rows"):
-            directory.mkdir(parents=True, exist_ok=True)
-            (directory / name).touch()
-            os.truncate(directory / name, found.size)
+    storage = storage_for(address)
+    for name, found in list_names(address).items():
+        if name.endswith(ROWS):
+            make_hole(directory, name, found.size)
         else:
             storage.get(name, directory)
     return directory

@@ -2,9 +2,11 @@
 
 from tasks.storage.base import S3, STORES, AlreadyThere, MissingObject, ObjectInfo, Storage, StorageUnavailable
 from tasks.storage.local import cannot_write
+from tasks.storage.names import check_name, path_below
 from tasks.storage.open import (
     copy_within_s3,
     download_all,
+    list_names,
     list_objects,
     open_listed,
     open_reader,
@@ -22,11 +24,14 @@ __all__ = [
     "Storage",
     "StorageUnavailable",
     "cannot_write",
+    "check_name",
     "copy_within_s3",
     "download_all",
+    "list_names",
     "list_objects",
     "open_listed",
     "open_reader",
+    "path_below",
     "read_range",
     "stat_object",
     "storage_for",

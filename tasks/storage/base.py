@@ -47,8 +47,9 @@ class AlreadyThere(Exception):
 class Storage(Protocol):
     """Files by key (a relative POSIX path) under ``base``.
 
-    All methods raise ``UserError`` for what the user can correct (permissions, no such bucket, no space) and
-    ``StorageUnavailable`` if the store does not answer.
+    All methods raise ``UserError`` for what the user can correct (permissions, no such bucket, no space), for keys that
+    could lead out of ``base`` (:mod:`tasks.storage.names`), given or listed, and ``StorageUnavailable`` if the store
+    does not answer.
     """
 
     base: str

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tasks.errors import UserError
 from tasks.storage.base import AlreadyThere, MissingObject, ObjectInfo
+from tasks.storage.names import check_keys, check_prefix, path_below
 
 SCRATCH = ".scratch"
 
@@ -46,7 +47,7 @@ class LocalStorage:
         return path
 
     def put(self, key: str, source: Path | bytes, *, fresh: bool = False) -> None:
-        target = self.directory / key
+        target = path_below(self.directory, key)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             if isinstance(source, bytes):
@@ -64,7 +65,7 @@ class LocalStorage:
             raise cannot_write(self.directory, error) from None
 
     def get(self, key: str, directory: Path) -> Path:
-        path = self.directory / key
+        path = path_below(self.directory, key)
         if not path.is_file():
             raise MissingObject(f"{path}: no such file")
         return path
@@ -72,16 +73,15 @@ class LocalStorage:
     def list(self, prefix: str = "") -> list[str]:
         # Only the prefix's directory is walked. Files that others delete meanwhile are left out.
         found = []
-        for parent, directories, files in os.walk(self.directory / prefix.rpartition("/")[0]):
+        for parent, directories, files in os.walk(self.directory / check_prefix(prefix, self.base).rpartition("/")[0]):
             if SCRATCH in directories:
                 directories.remove(SCRATCH)
             where = Path(parent).relative_to(self.directory)
             found += [(where / file).as_posix() for file in files]
-        return sorted(key for key in found if key.startswith(prefix))
+        return check_keys((key for key in found if key.startswith(prefix)), self.base)
 
     def delete(self, keys: Iterable[str]) -> None:
-        for key in keys:
-            path = self.directory / key
+        for path in [path_below(self.directory, key) for key in keys]:
             path.unlink(missing_ok=True)
             for parent in path.parents:
                 if parent == self.directory or not remove_if_empty(parent):

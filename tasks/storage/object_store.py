@@ -20,6 +20,7 @@ from typing import BinaryIO, TypeVar
 from tasks.errors import UserError
 from tasks.storage.base import AZURE, GCS, AlreadyThere, MissingObject, ObjectInfo, StorageUnavailable, at_or_below
 from tasks.storage.bucket import CONCURRENCY, PART_BYTES, Bucket
+from tasks.storage.names import check_keys, check_name, check_prefix, path_below
 from tasks.storage.ranged import fetch_listed, ranged_reader
 from tasks.storage.retry import retried
 
@@ -122,7 +123,7 @@ class ObjectStorage:
         return Path(tempfile.gettempdir())
 
     def put(self, key: str, source: Path | bytes, *, fresh: bool = False) -> None:
-        uri, name = f"{self.base}/{key}", self._prefix + key
+        uri, name = f"{self.base}/{key}", self._prefix + check_name(key, self.base)
         if isinstance(source, bytes):
             size = len(source)
             try:
@@ -141,7 +142,7 @@ class ObjectStorage:
             source.unlink()
 
     def get(self, key: str, directory: Path) -> Path:
-        path = directory / key
+        path = path_below(directory, key, self.base)
         path.parent.mkdir(parents=True, exist_ok=True)
         uri = f"{self.base}/{key}"
         found = ask(self._bucket, uri, partial(self._bucket.stat, self._prefix + key))
@@ -162,7 +163,8 @@ class ObjectStorage:
         return path
 
     def list(self, prefix: str = "") -> list[str]:
-        return sorted(info.uri[len(self.base) + 1 :] for info in listed(f"{self.base}/{prefix}"))
+        found = listed(f"{self.base}/{check_prefix(prefix, self.base)}")
+        return check_keys((info.uri[len(self.base) + 1 :] for info in found), self.base)
 
     def delete(self, keys: Iterable[str]) -> None:
         def remove(key: str) -> None:
@@ -170,4 +172,4 @@ class ObjectStorage:
                 ask(self._bucket, f"{self.base}/{key}", partial(self._bucket.delete, self._prefix + key))
 
         with ThreadPoolExecutor(CONCURRENCY) as pool:
-            list(pool.map(remove, keys))
+            list(pool.map(remove, [check_name(key, self.base) for key in keys]))

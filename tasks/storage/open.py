@@ -9,6 +9,7 @@ from typing import BinaryIO
 from tasks.errors import UserError
 from tasks.storage.base import S3, STORES, MissingObject, ObjectInfo, RequestStore, Storage
 from tasks.storage.local import LocalStorage, local_info, local_path
+from tasks.storage.names import check_name
 
 #: Files that are downloaded at the same time.
 DOWNLOADS = 8
@@ -33,7 +34,8 @@ def storage_for(uri: str) -> Storage:
 def list_objects(uri: str) -> list[ObjectInfo]:
     """The file at ``uri``, or all files below it, sorted by URI; empty if there are none. Raises ``UserError``.
 
-    The URI of a store is one file if that key exists, otherwise a directory: the keys below ``uri/``.
+    The URI of a store is one file if that key exists, otherwise a directory: the keys below ``uri/``. These are
+    addresses to read from, and may be any; what is written by their names is listed by :func:`list_names`.
     """
     if uri.startswith(STORES):
         return store_of(uri).list_below(uri)
@@ -42,16 +44,22 @@ def list_objects(uri: str) -> list[ObjectInfo]:
     return sorted((local_info(found) for found in paths), key=lambda info: info.uri)
 
 
+def list_names(uri: str) -> dict[str, ObjectInfo]:
+    """All files below the directory ``uri``, by their names in it. Raises ``UserError`` if one of these could lead out
+    of a directory, so that nothing is fetched of a listing that cannot be trusted."""
+    base = uri.rstrip("/") + "/"
+    return {check_name(found.uri.removeprefix(base), uri): found for found in list_objects(base)}
+
+
 def download_all(uri: str, directory: Path) -> Path:
     """Download all files below ``uri`` into ``directory``, which is returned. Raises ``MissingObject`` if there are
-    none, ``StorageUnavailable``."""
-    base = uri.rstrip("/") + "/"
-    keys = [found.uri.removeprefix(base) for found in list_objects(base)]
-    if not keys:
+    none, ``UserError`` for names that are not safe, ``StorageUnavailable``."""
+    names = list_names(uri)
+    if not names:
         raise MissingObject(f"{uri}: there is nothing; check the address")
-    storage = storage_for(base)
+    storage = storage_for(uri)
     with ThreadPoolExecutor(DOWNLOADS) as pool:
-        list(pool.map(lambda key: storage.get(key, directory), keys))
+        list(pool.map(lambda name: storage.get(name, directory), names))
     return directory
 
 

@@ -24,6 +24,7 @@ from s3transfer.exceptions import RetriesExceededError
 from tasks.errors import UserError
 from tasks.storage import retry
 from tasks.storage.base import S3, AlreadyThere, MissingObject, ObjectInfo, StorageUnavailable, at_or_below
+from tasks.storage.names import check_keys, check_name, check_prefix, path_below
 from tasks.storage.ranged import fetch_listed, ranged_reader
 from tasks.storage.retry import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, TRANSIENT_STATUS, pause, retried
 
@@ -235,7 +236,7 @@ class S3Storage:
 
     def put(self, key: str, source: Path | bytes, *, fresh: bool = False) -> None:
         # boto3 sends a CRC with every object and every part; S3 checks it before it stores anything.
-        uri, name = f"{self.base}/{key}", self._prefix + key
+        uri, name = f"{self.base}/{key}", self._prefix + check_name(key, self.base)
         if isinstance(source, bytes):
             size = len(source)
             self._put_bytes(uri, name, source, fresh)
@@ -263,7 +264,7 @@ class S3Storage:
                     raise
 
     def get(self, key: str, directory: Path) -> Path:
-        path = directory / key
+        path = path_below(directory, key, self.base)
         path.parent.mkdir(parents=True, exist_ok=True)
         with explained(f"{self.base}/{key}"):
             config = TransferConfig(PART_BYTES, CONCURRENCY, PART_BYTES, num_download_attempts=retry.ATTEMPTS)
@@ -272,10 +273,11 @@ class S3Storage:
 
     def list(self, prefix: str = "") -> list[str]:
         cut = len(S3) + len(self._bucket) + 1 + len(self._prefix)
-        return sorted(info.uri[cut:] for info in listed(self._bucket, self._prefix + prefix))
+        found = listed(self._bucket, self._prefix + check_prefix(prefix, self.base))
+        return check_keys((info.uri[cut:] for info in found), self.base)
 
     def delete(self, keys: Iterable[str]) -> None:
-        keys = list(keys)
+        keys = [check_name(key, self.base) for key in keys]
         for start in range(0, len(keys), 1000):
             names = [{"Key": self._prefix + key} for key in keys[start : start + 1000]]
             with explained(self.base):

@@ -16,6 +16,7 @@ from tasks.models.trained import Architecture, TrainedModel
 from tasks.settings import to_dict
 from tasks.train.config import TrainingConfig
 from tasks.train.loop.teacher import Teacher
+from tasks.train.request import TrainingRequest
 
 
 @dataclass(frozen=True)
@@ -28,17 +29,16 @@ class Lineage:
     teaching: TeachingConfig
 
     @classmethod
-    def open(
-        cls, start: Path | None, teacher: Path | None, teaching: TeachingConfig, data: PreparedData, divides: bool
-    ) -> Lineage:
-        """Raises ``UserError`` if one of the models is of data with other inputs or outputs, or if the network shall be
-        divided (``divides``)."""
-        if divides and (start or teacher):
+    def open(cls, request: TrainingRequest, data: PreparedData) -> Lineage:
+        """Raises ``UserError`` if one of the models is of data with other inputs or outputs or of a factory that the
+        request does not name, or if the network shall be divided."""
+        if request.training.parallel.divides and (request.start or request.teacher):
             raise UserError(
                 "training.parallel: a network that is compressed cannot be divided; expected no shard, pipeline or "
                 "tensor"
             )
-        return cls(opened(start, data), opened(teacher, data), teaching)
+        start, teacher = (opened(each, request.factory, data) for each in (request.start, request.teacher))
+        return cls(start, teacher, request.teaching)
 
     def architecture(self, model: ModelConfig, data: PreparedData) -> Architecture:
         """Of the network that is trained; ``model`` is that of a training from scratch."""
@@ -66,10 +66,10 @@ class Lineage:
         return found
 
 
-def opened(directory: Path | None, data: PreparedData) -> TrainedModel | None:
+def opened(directory: Path | None, factory: str, data: PreparedData) -> TrainedModel | None:
     if directory is None:
         return None
-    model = TrainedModel.open(directory)
+    model = TrainedModel.open(directory, factory)
     if model.signature != data.signature:
         raise UserError(
             f"{directory}: this model has other inputs or outputs than the prepared data; expected the data that it "

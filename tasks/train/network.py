@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from tasks.artifacts.network.profile import Fingerprint
-from tasks.artifacts.network.tuning import DdpSettings, Tuning, changes_numbers
+from tasks.artifacts.network.tuning import DdpSettings, Tuning, changes_numbers, check_variables
 from tasks.distributed.agreement import AgreedUserError
 from tasks.distributed.devices import backend_of
 from tasks.distributed.process_group import process_group
@@ -59,10 +59,11 @@ def agreed(
     """What all ranks apply, with its variables set in ``environment``. All must call this, before they join a group.
 
     ``began``, called on rank 0, gives what the run that is gone on from applied; None if there is none. Raises
-    ``UserError`` on all ranks if the tuner's result cannot be read.
+    ``UserError`` on all ranks if the tuner's result cannot be read, or if that or the checkpoint sets a variable that
+    is none of the tuner's.
     """
     leads = environment["RANK"] == "0"
-    begun = from_rank_0(store, "begun", leads, began)
+    begun = from_rank_0(store, "begun", leads, lambda: checked(began()))
     applied = Applied() if begun is None else Applied(**begun)
     if applied.environment or (begun is None and training.network_profile):
         here = look(training, store)
@@ -78,6 +79,12 @@ def agreed(
     if applied and leads:
         LOG.info("applies the tuner's result: %s", applied)
     return applied
+
+
+def checked(begun: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """What a checkpoint says was applied. Raises ``UserError`` for a variable that is none of the tuner's."""
+    check_variables((begun or {}).get("environment", {}), "the checkpoint that is gone on from")
+    return begun
 
 
 def from_rank_0(store: dist.Store, key: str, leads: bool, value: Callable[[], Any]) -> Any:

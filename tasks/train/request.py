@@ -37,3 +37,5 @@ class TrainingRequest:
     #: A trained model to learn from, too, and how.
     teacher: Path | None = None
     teaching: TeachingConfig = field(default_factory=TeachingConfig)
+    #: The factory of the user's configuration, the only one from outside this project that these two may be made by.
+    factory: str = ""

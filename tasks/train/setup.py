@@ -58,7 +58,7 @@ class Setup:
             check_rows(data)
             _, replicas, shards, _ = training.parallel.sizes(group.world, nodes(group.world))
             pieces = pieces_of(data, training, replicas * shards)
-            lineage = Lineage.open(request.start, request.teacher, request.teaching, data, training.parallel.divides)
+            lineage = Lineage.open(request, data)
             architecture = lineage.architecture(request.model, data)
             predictor = lineage.begin(architecture, training)
             precision = resolve_precision(training.precision, group.device)

@@ -43,7 +43,8 @@ def check(inputs: Mapping[str, Any], place: Placement) -> None:
     from tasks.train.checks import check_training
 
     prepared = Path(inputs["prepared"].path)
-    model = inputs["model"] if "model" in inputs else TrainedModel.open(Path(inputs["start"].path)).config
+    start = None if "model" in inputs else TrainedModel.open(Path(inputs["start"].path), inputs["factory"])
+    model = start.config if start else inputs["model"]
     check_training(prepared, model, inputs["training"], place.world_size, place.nodes)
 
 
@@ -53,6 +54,7 @@ class TrainedModels(TypedDict, total=False):
     start: Path
     teacher: Path
     teaching: TeachingConfig
+    factory: str
 
 
 def run_in(
@@ -112,12 +114,14 @@ def tune(
     prepared: ArtifactDirectory,
     training: TrainingConfig,
     teaching: TeachingConfig,
+    factory: str = "",
 ) -> Made:
-    """Train the network of ``start`` from its weights on, with another one as its teacher, in a process group."""
+    """Train the network of ``start`` from its weights on, with another one as its teacher, in a process group.
+    ``factory`` is the one that the user's configuration names."""
     made_by = {
         "start": fingerprint_of(start),
         "teacher": fingerprint_of(teacher),
         "teaching": to_dict(teaching),
     }
-    lineage = TrainedModels(start=Path(start.path), teacher=Path(teacher.path), teaching=teaching)
+    lineage = TrainedModels(start=Path(start.path), teacher=Path(teacher.path), teaching=teaching, factory=factory)
     return run_in(workspace, prepared, ModelConfig(), training, made_by, **lineage)

@@ -50,6 +50,25 @@ def test_units_are_removed_and_then_reused(model: tuple[str, str], pyflyte_run: 
     assert second.returncode == 0 and "train        reused" in second.stdout, second.stdout
 
 
+def test_a_network_of_the_users_own_is_pruned_if_the_configuration_names_it(
+    model: tuple[str, str], pyflyte_run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "nets.py").write_text(
+        "from tasks.models.mlp import MLP\ndef build(signature, hidden): return MLP(signature, hidden=hidden)\n"
+    )
+    named, own = TrainedModel.open(Path(model[0])), ModelConfig("nets:build", {"hidden": [16, 8]})
+    weights = named.load().state_dict()
+    write_trained(tmp_path / "own", Architecture(own, named.signature), weights, weights, {})
+    given = ("--model", str(tmp_path / "own"), "--data", model[1], "--config")
+    config = {**SHORT, "compression": {"share": 0.5}}
+    refused = pyflyte_run(*given, json.dumps(config), workflow="prune")
+    assert refused.returncode == 1 and "model.name: nets:build" in one_message(refused.stdout), refused.stdout
+    ended = pyflyte_run(*given, json.dumps({**config, "model": {"name": "nets:build"}}), workflow="prune")
+    assert ended.returncode == 0, ended.stdout
+    smaller = TrainedModel.open(result_of(ended.stdout, tmp_path), "nets:build")
+    assert smaller.architecture.retained and smaller.config == own
+
+
 @pytest.mark.prove
 def test_the_smallest_student_that_loses_little_enough_is_searched(
     model: tuple[str, str], pyflyte_run: Run, tmp_path: Path

@@ -83,3 +83,43 @@ def test_a_mistake_is_one_line(
     ended = pyflyte_run(*arguments, workflow="export_model")
     assert ended.returncode != 0 and message in one_message(ended.stdout), ended.stdout
     assert not list(Path(model[0]).parent.glob("runs/*"))
+
+
+NETS = """
+open("ran", "w").close()
+from tasks.models.mlp import MLP
+def build(signature, hidden): return MLP(signature, hidden=hidden)
+"""
+
+
+def of_a_factory(name: str, arguments: dict[str, object], tmp_path: Path) -> tuple[str, ...]:
+    """The arguments for a trained model whose file names a factory; ``nets.py`` in the working directory has one."""
+    data = table(tmp_path / "data", "regression")
+    weights = build(ModelConfig("mlp", {"hidden": [16]}), data.signature, seed=0).state_dict()
+    named = Architecture(ModelConfig(name, arguments), data.signature)
+    write_trained(tmp_path / "trained", named, weights, weights, {})
+    (tmp_path / "nets.py").write_text(NETS)
+    return ("--model", str(tmp_path / "trained"), "--data", str(tmp_path / "data"))
+
+
+def test_a_factory_is_called_if_the_configuration_names_it(pyflyte_run: Run, tmp_path: Path) -> None:
+    given = of_a_factory("nets:build", {"hidden": [16]}, tmp_path)
+    for config in (SHORT, json.dumps({"model": {"name": "nets:other"}})):
+        refused = pyflyte_run(*given, "--config", config, workflow="export_model")
+        assert refused.returncode == 1, refused.stdout
+        message = one_message(refused.stdout)
+        assert "model.json: names the factory nets:build" in message and "model.name: nets:build" in message
+        assert not (tmp_path / "ran").exists() and not (tmp_path / "runs").exists()
+    config = json.dumps({"model": {"name": "nets:build"}, **json.loads(SHORT)})
+    ended = pyflyte_run(*given, "--config", config, workflow="export_model")
+    assert ended.returncode == 0 and "▸" in ended.stdout, ended.stdout
+    again = pyflyte_run(*given, "--config", SHORT, workflow="export_model")
+    assert again.returncode == 1, "what was made with the configuration is not handed on without it"
+
+
+@pytest.mark.parametrize("workflow", ["export_model", "prune", "distil"])
+def test_a_models_file_runs_no_command(workflow: str, pyflyte_run: Run, tmp_path: Path) -> None:
+    command = {"file": "touch", "args": ["touch", str(tmp_path / "ran")]}
+    refused = pyflyte_run(*of_a_factory("os:spawnvp", command, tmp_path), workflow=workflow)
+    assert refused.returncode == 1 and "names the factory os:spawnvp" in one_message(refused.stdout), refused.stdout
+    assert not (tmp_path / "ran").exists() and not (tmp_path / "runs").exists()

@@ -51,7 +51,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(prepared: Path, place: Path, world: int, parallel: dict[str, Any]) -> TrainedModel:
     training = {"epochs": 2, "batch_size": 24, "accumulation": 2, "clip_norm": 0.5, "learning_rate": 0.02}
     config = TrainingConfig.from_dict({**training, "parallel": parallel})
-    return TrainedModel.open(trained(prepared, place, world, config, ModelConfig(PLANNED)))
+    return TrainedModel.open(trained(prepared, place, world, config, ModelConfig(PLANNED)), PLANNED)
 
 
 @pytest.fixture(scope="module")

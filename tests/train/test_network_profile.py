@@ -11,17 +11,20 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tasks.artifacts.network.profile import Fingerprint
+from tasks.artifacts.network.tuning import VARIABLES as VARIABLES_OF_THE_TUNER
 from tasks.artifacts.network.tuning import DdpSettings, Tuning, write_tuning
 from tasks.artifacts.versions import code_version
 from tasks.collectives.config import CollectivesConfig
+from tasks.collectives.tune.candidates import candidates
 from tasks.config import RunConfig
 from tasks.errors import UserError
 from tasks.flyte.stage import digest_of
 from tasks.network.history import TuningHistory, tuning_at
 from tasks.train.config import TrainingConfig
-from tasks.train.network import Applied, choose
+from tasks.train.network import Applied, agreed, choose
 from tasks.train.parallel.config import GradientsConfig, ParallelConfig
 from tests.support.layout_runs import on_ranks
 from tests.support.network_profiles import network_profile
@@ -151,3 +154,30 @@ def test_a_new_result_makes_nothing_run_again(tmp_path: Path) -> None:
     assert (digest_of(config.for_training()), code_version("train")) == before
     # Who applies nothing trains the same whatever is said of the collectives.
     assert RunConfig(collectives=config.collectives).for_training() == TrainingConfig()
+
+
+@pytest.mark.parametrize("variable", ["NCCL_NET_PLUGIN", "NCCL_TUNER_PLUGIN", "LD_PRELOAD", "PYTHONPATH", "PATH"])
+def test_a_file_sets_no_variable_but_the_tuners(
+    variable: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Some of them name code that is loaded; who can write to the history, or a checkpoint, shall not choose it."""
+    evil = replace(FOUND, environment={variable: "/tmp/evil.so"})
+    write_tuning(tmp_path / "evil", evil, {})
+    with pytest.raises(UserError, match=f"sets the environment variable '{variable}', which the tuner never does"):
+        tuning_at(str(tmp_path / "evil"), HERE)
+    # Of a history it is passed over, as what cannot be read.
+    TuningHistory(str(tmp_path / "history"), HERE).publish(evil, {})
+    with caplog.at_level(logging.WARNING):
+        assert tuning_at(str(tmp_path / "history"), HERE) is None
+    assert "skipped: /" in caplog.text and variable in caplog.text
+
+    environment = {"RANK": "0"}
+    begun = {"environment": {variable: "/tmp/evil.so"}, "fingerprint": HERE.digest}
+    with pytest.raises(UserError, match=f"the checkpoint that is gone on from: sets .* '{variable}'"):
+        agreed(TrainingConfig(), lambda: begun, dist.HashStore(), environment)
+    assert environment == {"RANK": "0"}
+
+
+def test_all_that_the_tuner_tries_may_be_set() -> None:
+    tried = candidates("nccl", [4], [], []) + candidates("gloo", [4], ["eth1"], [])
+    assert {name for one in tried for name in one.environment} == set(VARIABLES_OF_THE_TUNER)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +16,11 @@ from tasks.errors import UserError
 FILE = "tuning.json"
 #: What decides in which order gradients are added.
 ORDER = ("bucket_cap_mb", "static_graph", "NCCL_ALGO", "NCCL_PROTO", "NCCL_MIN_CTAS", "NCCL_MAX_CTAS")
+#: All that the tuner tries. What else a file names is not set: some variables of NCCL name a library that is loaded.
+VARIABLES = (
+    *("GLOO_SOCKET_IFNAME", "NCCL_ALGO", "NCCL_BUFFSIZE", "NCCL_IB_QPS_PER_CONNECTION", "NCCL_MAX_CTAS"),
+    *("NCCL_MIN_CTAS", "NCCL_NTHREADS", "NCCL_P2P_NET_CHUNKSIZE", "NCCL_PROTO"),
+)
 TrialVerdict = Literal["taken", "no change", "may change numbers", "failed", "not tried"]
 
 
@@ -116,11 +121,23 @@ def to_json(tuning: Tuning) -> dict[str, Any]:
 def from_json(value: Mapping[str, Any], where: str) -> Tuning:
     """Raises ``UserError`` naming ``where`` it came from unless it is a tuning of this version."""
     try:
-        return TUNING.validate_python(value)
+        tuning = TUNING.validate_python(value)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         at = ".".join(str(step) for step in first["loc"])
         raise UserError(f"{where}: not a tuning of this version ({at}: {first['msg']}); tune again") from None
+    check_variables(tuning.environment, where)
+    return tuning
+
+
+def check_variables(names: Iterable[str], where: str) -> None:
+    """Raise ``UserError`` naming ``where`` they came from if one of the environment variables is none that the tuner
+    tries."""
+    if odd := next((name for name in names if name not in VARIABLES), None):
+        raise UserError(
+            f"{where}: sets the environment variable {odd!r}, which the tuner never does; expected some of "
+            f"{', '.join(VARIABLES)}; tune again"
+        )
 
 
 def write_tuning(directory: Path, tuning: Tuning, made_by: Mapping[str, Any]) -> Artifact:

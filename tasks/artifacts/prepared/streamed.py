@@ -22,10 +22,10 @@ from typing import BinaryIO, TypeVar
 
 import numpy as np
 
-from tasks.artifacts.format import MANIFEST, Artifact, DamagedArtifact, canonical_json
+from tasks.artifacts.format import MANIFEST, Artifact, DamagedArtifact, Manifest, canonical_json
 from tasks.artifacts.prepared.data import Block, PreparedData
 from tasks.errors import UserError
-from tasks.storage import list_objects, read_range, storage_for
+from tasks.storage import list_names, path_below, read_range, storage_for
 
 STUB = "remote.json"
 ROWS = ".rows"
@@ -40,8 +40,21 @@ Item = TypeVar("Item")
 def size_of(uri: str) -> int:
     """The size of an artifact in bytes, from its manifest. Raises ``UserError`` if there is none."""
     with tempfile.TemporaryDirectory() as scratch:
-        manifest = storage_for(uri).get(MANIFEST, Path(scratch)).read_bytes()
-    return sum(record["size"] for record in json.loads(manifest)["files"].values())
+        return sum(record.size for record in manifest_at(uri, Path(scratch)).files.values())
+
+
+def manifest_at(uri: str, directory: Path) -> Manifest:
+    """The manifest of an artifact at an address in a store, which is fetched into ``directory``. Raises ``UserError``
+    if there is none."""
+    return Manifest.parse(storage_for(uri).get(MANIFEST, directory).read_bytes(), f"{uri.rstrip('/')}/{MANIFEST}")
+
+
+def make_hole(directory: Path, name: str, size: int) -> None:
+    """A file of ``size`` bytes in place of one that stays in a store."""
+    path = path_below(directory, name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    os.truncate(path, size)
 
 
 def make_stub(uri: str, directory: Path, cache_bytes: int | None = None) -> Path:
@@ -52,15 +65,14 @@ def make_stub(uri: str, directory: Path, cache_bytes: int | None = None) -> Path
     """
     storage = storage_for(uri)
     directory.mkdir(parents=True)
-    files = json.loads(storage.get(MANIFEST, directory).read_bytes())["files"]
+    files = manifest_at(uri, directory).files
     for name, record in files.items():
         if name.endswith(ROWS):
-            (directory / name).touch()
-            os.truncate(directory / name, record["size"])
+            make_hole(directory, name, record.size)
         else:
             storage.get(name, directory)
     if cache_bytes is None:
-        cache_bytes = sum(record["size"] for record in files.values())
+        cache_bytes = sum(record.size for record in files.values())
     (directory / STUB).write_bytes(canonical_json({"uri": uri, "cache_bytes": cache_bytes}))
     return directory
 
@@ -91,8 +103,7 @@ class Stream:
     def __init__(self, artifact: Artifact) -> None:
         stub = json.loads((artifact.directory / STUB).read_bytes())
         self._artifact = artifact
-        base = stub["uri"].rstrip("/")
-        self._objects = {info.uri.removeprefix(f"{base}/"): info for info in list_objects(base)}
+        self._objects = list_names(stub["uri"])
         self._cache_bytes: int = stub["cache_bytes"]
         self._files: dict[str, BinaryIO] = {}
         self._pool = ThreadPoolExecutor(REQUESTS, thread_name_prefix="stream")

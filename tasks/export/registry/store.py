@@ -20,7 +20,7 @@ from tasks.artifacts.format import MANIFEST
 from tasks.errors import UserError
 from tasks.export.check import SIGNATURE, BadPackage, check_files, read_manifest
 from tasks.export.package.sign import sign
-from tasks.storage import AlreadyThere, Storage, storage_for
+from tasks.storage import AlreadyThere, Storage, path_below, storage_for
 
 VERSIONS, PROMOTED = "versions", "promoted"
 
@@ -72,7 +72,7 @@ class Registry:
         storage, prefix = self.storage, f"{VERSIONS}/{pointer.version}/"
         with tempfile.TemporaryDirectory() as scratch:
             for key in storage.list(prefix):
-                target = directory / key.removeprefix(prefix)
+                target = path_below(directory, key.removeprefix(prefix), f"{self.uri}/{prefix}")
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(storage.get(key, Path(scratch)), target)
         return verified(directory, pointer)

@@ -13,7 +13,7 @@ import click
 
 from tasks.artifacts.prepared.tokenizer import tokenizer_files
 from tasks.errors import UserError
-from tasks.models.trained import TrainedModel
+from tasks.models.trained import TrainedModel, UntrustedFactory
 from tasks.models.transformer.hugging_face import files_of
 from tasks.models.transformer.network import Transformer
 
@@ -26,9 +26,13 @@ DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
 @click.option("--which", type=click.Choice(["best", "last"]), default="best", help="Which weights.")
 @click.option("--tokenizer", type=DIRECTORY, help="A directory whose tokenizer is copied beside them.")
 def main(trained: Path, output: Path, which: str, tokenizer: Path | None) -> None:
-    network = TrainedModel.open(trained).load(which).network
+    expected = "expected a model of model.name transformer"
+    try:
+        network = TrainedModel.open(trained).load(which).network
+    except UntrustedFactory:
+        raise UserError(f"{trained}: holds a network of another factory; {expected}") from None
     if not isinstance(network, Transformer):
-        raise UserError(f"{trained}: holds a {type(network).__name__}; expected a model of model.name transformer")
+        raise UserError(f"{trained}: holds a {type(network).__name__}; {expected}")
     if output.exists():
         raise UserError(f"{output}: exists already; choose a directory that is to be made")
     more = tokenizer_files(tokenizer, network.config.vocab_size) if tokenizer else []

@@ -16,6 +16,7 @@ from tasks.artifacts.format import Artifact, ArtifactWriter, DamagedArtifact, li
 from tasks.artifacts.typed_values import decode, encode
 from tasks.preprocess.pool.resume import ResumableScratch, resumable_scratch
 from tasks.preprocess.pool.workers import Workers
+from tasks.storage.names import fault
 
 KIND = "prepare.part"
 VALUE = "value.safetensors"
@@ -57,7 +58,7 @@ def read(directory: Path, kind: type[T]) -> T:
 
 def path_in(directory: Path, name: str | Path) -> Path:
     """The file that a value names. Raises ``DamagedArtifact`` unless it lies in ``directory`` itself."""
-    if str(name) != Path(name).name or str(name) in ("", ".."):
+    if fault(str(name)) or "/" in str(name):
         raise DamagedArtifact(f"{directory / VALUE}: names the file {str(name)!r}; expected a name without a directory")
     return directory / name
 

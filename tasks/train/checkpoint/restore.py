@@ -14,7 +14,7 @@ from tasks.artifacts.format import FORMAT, MANIFEST, Artifact, DamagedArtifact
 from tasks.artifacts.homes import Holder
 from tasks.distributed.peers import Peers
 from tasks.errors import UserError
-from tasks.storage import STORES, MissingObject, Storage, StorageUnavailable, storage_for
+from tasks.storage import STORES, MissingObject, Storage, StorageUnavailable, check_name, storage_for
 from tasks.train.checkpoint.fetch import blocks_of, bring, make_room, share
 from tasks.train.checkpoint.publish import CONTENT, KIND, run_and_gather
 from tasks.train.checkpoint.shards import Piece, holds_tensors
@@ -181,7 +181,10 @@ def fetch(candidate: Candidate, policy: ResumePolicy, temporary: str) -> str:
     path = storage.get(f"{candidate.name}/{MANIFEST}", target)
     try:
         manifest = json.loads(path.read_bytes())
-        sizes = {file: int(record["size"]) for file, record in manifest["files"].items()}
+        sizes = {
+            check_name(file, f"{candidate.uri}/{MANIFEST}", DamagedArtifact): int(record["size"])
+            for file, record in manifest["files"].items()
+        }
         policy.check(candidate, manifest)
     except SkippedCheckpoint:
         return ""

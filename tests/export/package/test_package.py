@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -302,3 +303,57 @@ def test_tokens_are_drawn_with_padding(tmp_path: Path) -> None:
     assert tokens.dtype == np.int32 and tokens.min() >= 0 and tokens.max() < 50
     ended = np.cumsum(tokens == 0, axis=2) > 0
     assert (tokens[ended] == 0).all() and (tokens == 0).any() and (tokens != 0).any()
+
+
+def resigned(package: Path, **files: dict[str, object] | None) -> None:
+    """Enter other files into the manifest, and its new digest beside it, as who made the package could have done."""
+    manifest = json.loads((package / MANIFEST).read_text())
+    manifest["files"] |= files
+    (package / MANIFEST).write_text(json.dumps(manifest))
+    (package / DIGEST).write_text(digest_line((package / MANIFEST).read_bytes()))
+
+
+def one_finding(package: Path) -> str:
+    ran = run_check(package)
+    assert ran.returncode == 1 and not ran.stdout and ran.stderr.count("\n") == 1, ran.stdout + ran.stderr
+    return ran.stderr
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "signature.json", "manifest.json", "extra.txt"])
+def test_a_symbolic_link_to_a_file_is_found(name: str, copy: Path, tmp_path: Path) -> None:
+    """Even where it leads to the very bytes: it may lead elsewhere tomorrow."""
+    (tmp_path / "elsewhere").write_bytes((copy / name).read_bytes() if (copy / name).exists() else b"")
+    (copy / name).unlink(missing_ok=True)
+    (copy / name).symlink_to(tmp_path / "elsewhere")
+    assert f"{copy / name}: a symbolic link; expected the file or directory itself" in one_finding(copy)
+
+
+def test_a_symbolic_link_to_a_directory_or_to_nothing_is_found(copy: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    for target in ("elsewhere", "absent"):
+        (copy / "link").symlink_to(tmp_path / target)
+        assert f"{copy / 'link'}: a symbolic link" in one_finding(copy)
+        (copy / "link").unlink()
+    assert run_check(copy).returncode == 0
+    (tmp_path / "whole").symlink_to(copy)  # how a package is reached is its user's affair
+    assert run_check(tmp_path / "whole").returncode == 0
+
+
+@pytest.mark.parametrize("name", ["../secret", "{}/secret", "sub/../model.onnx", "./model.onnx", "model.onnx/", ""])
+def test_a_manifest_lists_files_of_the_package_only(name: str, copy: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(b"1234")
+    name = name.format(tmp_path)
+    resigned(copy, **{name: {"size": 4, "sha256": hashlib.sha256(b"1234").hexdigest()}})
+    assert f"{copy}/{name}: missing, though the manifest lists it" in one_finding(copy)
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_the_model_that_is_run_is_one_of_the_package(raw: bool, copy: Path, tmp_path: Path) -> None:
+    shutil.copy(copy / "model.onnx", tmp_path / "other.onnx")
+    deployed = json.loads((copy / "signature.json").read_text())
+    (deployed["raw"] if raw else deployed)["model"] = "../other.onnx"
+    text = json.dumps(deployed).encode()
+    (copy / "signature.json").write_bytes(text)
+    resigned(copy, **{"signature.json": {"size": len(text), "sha256": hashlib.sha256(text).hexdigest()}})
+    expected = f"{copy / 'signature.json'}: names the model '../other.onnx', which is not in the manifest"
+    assert expected in one_finding(copy)

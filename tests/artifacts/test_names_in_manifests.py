@@ -1,0 +1,145 @@
+"""A manifest that somebody else wrote names no file outside of its artifact: not where it is opened, and not where its
+files are fetched from a store by it."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from tasks.artifacts.format import MANIFEST, Artifact, ArtifactWriter, DamagedArtifact, hash_file
+from tasks.artifacts.network.profile import FILE as PROFILE_FILE
+from tasks.artifacts.prepared.streamed import make_stub, size_of
+from tasks.errors import UserError
+from tasks.export.registry.store import Registry
+from tasks.network.history import ProfileHistory
+from tasks.preprocess.incremental import EarlierSet, fetch
+from tasks.storage import storage_for
+from tasks.storage.names import fault
+from tasks.train.checkpoint import restore
+from tasks.train.checkpoint.layout import Name
+from tests.support.hostile_names import HOSTILE, NAMES, MemoryBucket, memory, outside
+from tests.support.network_profiles import network_profile
+
+__all__ = ["memory"]
+RECORD = {"size": 4, "sha256": "0" * 64, "block_bytes": 4, "blocks": ["0" * 32]}
+
+
+def manifest(*names: str, kind: str = "test", **made_by: Any) -> bytes:
+    files = dict.fromkeys(names, RECORD)
+    return json.dumps({"format": 1, "kind": kind, "made_by": made_by, "files": files}).encode()
+
+
+@given(name=NAMES)
+def test_an_opened_artifact_has_files_below_its_directory_only(name: str) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        place = Path(scratch, "artifact")
+        place.mkdir()
+        (place / MANIFEST).write_bytes(manifest(name))
+        if fault(name) == "":
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            (place / name).write_bytes(b"1234")
+            opened = Artifact.open(place, "test")
+            assert opened.path(name).resolve().is_relative_to(place.resolve())
+        else:
+            with pytest.raises(DamagedArtifact, match=rf"{MANIFEST}: the name .*expected a relative path"):
+                Artifact.open(place, "test")
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_neither_writer_nor_artifact_takes_such_a_name(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("1234")
+    writer = ArtifactWriter(tmp_path / "artifact")
+    for write in (
+        lambda: writer.write_bytes(name, b"x"),
+        lambda: writer.link(file, name, hash_file(file)),
+        lambda: writer.note(name, hash_file(file)),
+        lambda: writer.add(name),
+    ):
+        with pytest.raises(UserError, match="expected a relative path"):
+            write()
+    written = writer.finish("test", {})
+    assert not written.files
+    with pytest.raises(DamagedArtifact, match="expected a relative path"):
+        written.path(name)
+
+
+@pytest.mark.parametrize("name", ["../evil", "/proc/evil", "a/../../evil.rows", "..\\evil.rows", "../evil.rows"])
+def test_what_is_fetched_by_a_manifest_stays_where_it_is_fetched_to(
+    name: str, memory: MemoryBucket, tmp_path: Path
+) -> None:
+    """The rows of prepared data, which stay in the store, and all that does not."""
+    memory.objects = {f"set/{MANIFEST}": manifest("card.json", name, kind="prepare"), "set/card.json": b"1234"}
+    memory.objects[f"set/{name}"] = b"evil"
+    target = tmp_path / "deep" / "target"
+    for work in (
+        lambda: make_stub("gs://bucket/set", target),
+        lambda: size_of("gs://bucket/set"),
+        lambda: fetch("gs://bucket/set", target),
+        lambda: EarlierSet.open("gs://bucket/set", target),
+    ):
+        with pytest.raises(UserError, match=r"gs://bucket/set.*: the name .*expected a relative path"):
+            work()
+    assert not outside(tmp_path, target) or list(outside(tmp_path, target)) == [str(tmp_path / "deep")]
+    del memory.objects[f"set/{name}"]  # so that the listing is fine, and the manifest alone is not
+    with pytest.raises(UserError, match=r"the name .*expected a relative path"):
+        EarlierSet.open("gs://bucket/set", target)
+
+
+@pytest.mark.parametrize("name", ["../evil", "../evil.safetensors", "/proc/evil.safetensors", "a\\b"])
+@pytest.mark.parametrize("store", ["gs://bucket/home", "local"])
+def test_a_checkpoint_that_names_files_elsewhere_is_damaged(
+    name: str, store: str, memory: MemoryBucket, tmp_path: Path
+) -> None:
+    """So that it is passed over, as any damaged one is."""
+    home = storage_for(str(tmp_path / "home") if store == "local" else store)
+    home.put(f"{Name(1, 2)}/{MANIFEST}", manifest(name, kind="checkpoint", identity={}, run=""))
+    target = tmp_path / "deep" / "target"
+    target.mkdir(parents=True)
+    before = outside(tmp_path, target)
+    with pytest.raises(DamagedArtifact, match=rf"{MANIFEST}: the name .*expected a relative path"):
+        restore.fetch(restore.Candidate(home, Name(1, 2)), restore.ResumePolicy({}), str(target))
+    assert outside(tmp_path, target) == before
+
+
+@pytest.mark.parametrize("version", ["../evil", "..", "/etc", "a/../..", "a\\b", ""])
+@pytest.mark.parametrize("store", ["gs://bucket/registry", "local"])
+def test_a_registry_fetches_versions_of_its_own_only(
+    version: str, store: str, memory: MemoryBucket, tmp_path: Path
+) -> None:
+    uri = str(tmp_path / "registry") if store == "local" else store
+    pointer = {"number": 1, "version": version, "manifest": "", "why": "", "at": "", "run": ""}
+    storage_for(uri).put("promoted/00000001.json", json.dumps(pointer).encode())
+    served, registry = Registry(uri).promoted(), Registry(uri)
+    assert served is not None
+    before = outside(tmp_path, tmp_path / "model")
+    with pytest.raises(UserError, match=r"the name .*expected a relative path"):
+        registry.fetch(served, tmp_path / "model")
+    assert outside(tmp_path, tmp_path / "model") == before and not (tmp_path / "model").exists()
+
+
+def test_a_registrys_listing_writes_nowhere_else(memory: MemoryBucket, tmp_path: Path) -> None:
+    memory.objects["r/promoted/00000001.json"] = json.dumps(
+        {"number": 1, "version": "v", "manifest": "", "why": "", "at": "", "run": ""}
+    ).encode()
+    memory.objects["r/versions/v/../../../../evil"] = b"evil"
+    registry = Registry("gs://bucket/r")
+    served = registry.promoted()
+    assert served is not None
+    with pytest.raises(UserError, match=r"has the part '\.\.'"):
+        registry.fetch(served, tmp_path / "deep/model")
+    assert not list(tmp_path.rglob("evil"))
+
+
+def test_the_history_of_the_interconnect_reads_names_of_its_own_only(memory: MemoryBucket, tmp_path: Path) -> None:
+    history = ProfileHistory("gs://bucket/history", network_profile().fingerprint)
+    below = history.address.removeprefix("gs://bucket/")
+    memory.objects = {f"{below}/..\\evil/{MANIFEST}": b"{}", f"{below}/..\\evil/{PROFILE_FILE}": b"{}"}
+    for work in (history.names, history.latest, lambda: history.fetch("..\\evil"), lambda: history.fetch("../x")):
+        with pytest.raises(UserError, match="expected a relative path"):
+            work()
