@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable
@@ -21,8 +22,19 @@ JITTER = random.Random()
 T = TypeVar("T")
 
 
+#: When a request of this process last failed and is to be tried again, on the clock of ``time.monotonic``.
+_last_failure = -math.inf
+
+
+def failed_since(moment: float) -> bool:
+    """Whether a request has failed since then, on the clock of ``time.monotonic``."""
+    return _last_failure >= moment
+
+
 def pause(attempt: int) -> float:
-    """Seconds to wait after this attempt (from 1): doubled each time, with jitter of up to a quarter."""
+    """Seconds to wait after this attempt (from 1), which failed: doubled each time, with jitter of up to a quarter."""
+    global _last_failure
+    _last_failure = time.monotonic()
     longest = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (attempt - 1))
     return longest * JITTER.uniform(0.75, 1.0)
 

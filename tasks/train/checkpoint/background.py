@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from tasks.errors import UserError
 from tasks.logs import logger
 from tasks.storage import StorageUnavailable
+from tasks.storage.retry import failed_since
 from tasks.train.checkpoint.outage import Outage
 from tasks.train.checkpoint.priority import give_way, given_way_s, needed
 from tasks.train.checkpoint.publish import Publisher, Snapshot
@@ -27,8 +28,8 @@ from tasks.train.homes.layout import Name
 
 #: Saves in a row that may be refused (a full disk, a right that is missing) before training stops.
 TOLERATED_FAILURES = 2
-#: Seconds for which the steps wait for a save that is still in progress when the next is due; once, until one is done.
-PATIENCE_S = 2.0
+#: Seconds at a time for which the steps wait for a save that is still in progress when the next is due.
+GLANCE_S = 0.05
 
 LOG = logger("checkpoint")
 
@@ -54,6 +55,7 @@ class Save:
     step: int
     #: When the snapshot was taken, on the clock of :class:`~tasks.train.checkpoint.outage.Outage`.
     taken: float
+    begun: float = field(default_factory=time.monotonic)
     #: None until it is copied.
     snapshot: Snapshot | None = None
     #: Set once the buffers may be used for the next snapshot.
@@ -65,7 +67,7 @@ class Save:
         return self.outcome.done()
 
     def again(self) -> Save:
-        return Save(self.step, self.taken, self.snapshot)
+        return Save(self.step, self.taken, snapshot=self.snapshot)
 
 
 class BackgroundSave:
@@ -98,12 +100,15 @@ class BackgroundSave:
         """Whether a save is in progress on this rank. Ranks may differ for a moment."""
         return self._active is not None and not self._active.over
 
-    def late(self) -> bool:
-        """Whether the save before is still in progress on this rank, though it was waited for a moment. One that was
-        late on any rank is not waited for again."""
-        if self._active is not None and not self._was_late:
-            wait([self._active.outcome], timeout=PATIENCE_S)
-        return self.busy()
+    def failing(self) -> bool:
+        """Whether the save in progress is not worth waiting for: the store does not answer this rank, or the save was
+        late before."""
+        return self._active is not None and (self._was_late or failed_since(self._active.begun))
+
+    def glance(self) -> None:
+        """Wait for the save in progress, a moment at most."""
+        if self._active is not None:
+            wait([self._active.outcome], timeout=GLANCE_S)
 
     def wait_for_buffers(self) -> None:
         """Wait until the buffers hold nothing that is still to be written; a snapshot that waits may be overwritten."""

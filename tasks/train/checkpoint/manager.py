@@ -36,7 +36,7 @@ from tasks.artifacts.format import DamagedArtifact
 from tasks.distributed.peers import Peers
 from tasks.logs import logger
 from tasks.storage import MissingObject, storage_for
-from tasks.train.checkpoint.background import BackgroundSave
+from tasks.train.checkpoint.background import GLANCE_S, BackgroundSave
 from tasks.train.checkpoint.publish import (
     STATE,
     Publisher,
@@ -71,6 +71,9 @@ from tasks.train.survival.notices import Watcher
 #: The beginnings of the names of tensors that do not change before :meth:`BackgroundSave.wait_for_copy`: the
 #: optimiser's state and the averaged weights, which its step changes, and those of the progress.
 UNCHANGED = ("optimizer/", "parts/ema/", "progress/")
+
+#: Seconds for which the steps wait for a save that is still in progress when the next is due; once, until one is done.
+PATIENCE_S = 2.0
 
 LOG = logger("checkpoint")
 T = TypeVar("T")
@@ -194,25 +197,34 @@ class Checkpoints:
         third raises ``UserError``. ``Superseded`` is always raised.
         """
         started = time.perf_counter()
-        late = self.background.late()
+        busy = self.background.busy()
         tree, tensors = self._tree(progress)
         fits = tensor_keys(tensors) == self._tensor_keys
-        ask = self._peers.any(not fits, late)
+        ask = self._peers.any(not fits, busy, self.background.failing())
         # While the ranks ask each other:
         own = {"random": capture_random_state(), "own": own}
         parameters = (parameter for group in self._state.optimizer.param_groups for parameter in group["params"])
         later = changed_later(tensors, parameters, UNCHANGED)
         self.background.wait_for_copy()
-        complete = self._buffers.stage(tensors, later) if self._buffers and fits and not late else None
-        to_plan, anyone_late = ask()
+        complete = self._buffers.stage(tensors, later) if self._buffers and fits and not busy else None
+        to_plan, anyone_busy, failing = ask()
+        late = anyone_busy and (failing or self._still_busy())
         if to_plan or complete is None:
             self.background.wait_for_buffers()
             buffers = self._plan(tensors) if to_plan or self._buffers is None else self._buffers
             complete = buffers.stage(tensors, later)
-        self.background.begin(
-            step, lambda: Snapshot(step, best, complete(), tree, own, self._parts_differ), late=anyone_late
-        )
+        self.background.begin(step, lambda: Snapshot(step, best, complete(), tree, own, self._parts_differ), late=late)
         return time.perf_counter() - started
+
+    def _still_busy(self) -> bool:
+        """Wait a moment for the save before, as long as the store answers all ranks; whether it is still in progress on
+        any of them."""
+        for _ in range(round(PATIENCE_S / GLANCE_S)):
+            self.background.glance()
+            busy, failing = self._peers.any(self.background.busy(), self.background.failing())()
+            if failing or not busy:
+                return busy
+        return True
 
     def resume(self, step: int, *, busy: bool) -> None:
         """After optimiser step ``step``: publish what waits, unless a save is in progress on any rank (``busy``)."""
