@@ -28,7 +28,7 @@ from flytekit.types.directory import FlyteDirectory
 from flytekitplugins.kfpytorch import CleanPodPolicy, Elastic, RunPolicy
 from flytekitplugins.kfpytorch.task import PytorchElasticFunctionTask
 
-from tasks.artifacts.format import MANIFEST, Artifact
+from tasks.artifacts.format import Artifact
 from tasks.artifacts.homes import Holder
 from tasks.distributed.devices import check_gpus
 from tasks.distributed.names import names_of_this_machine
@@ -229,8 +229,8 @@ class DistributedTask(PytorchElasticFunctionTask):
                 for name, value in inputs.items()
             }
             config.check(here, place)
-            home, holder = self._take(here, place, directory)
-            if not (directory / MANIFEST).exists():
+            home, holder, finished = self._take(here, place, directory)
+            if not finished:
                 workspace = Workspace(config.stage, str(directory.absolute()), place.notices, home, holder)
                 self._run_group(workspace, place.processes, here, local=local)
             return Artifact.open(directory, config.stage)
@@ -238,18 +238,17 @@ class DistributedTask(PytorchElasticFunctionTask):
         made = run_stage(config.stage, {**inputs, "world": [place.nodes, place.processes]}, make)
         return config.returns(made)
 
-    def _take(self, inputs: Mapping[str, Any], place: Placement, directory: Path) -> tuple[str, Holder]:
-        """The home of what the stage has not finished, and who this attempt is there; the result is in ``directory``
-        if it was finished."""
+    def _take(self, inputs: Mapping[str, Any], place: Placement, directory: Path) -> tuple[str, Holder, bool]:
+        """The home of what the stage has not finished, who this attempt is there, and whether it was finished before:
+        then the result is in ``directory``."""
         unfinished, holder = self.task_config.unfinished, this_attempt()
         if unfinished is None:
-            return "", holder
+            return "", holder, False
         stable = home_of(self.task_config.stage, unfinished.lasting(inputs), place)
         home = unfinished.address(stable, inputs)
-        unfinished.take(home, holder, inputs, directory)
         if home == stable:
             self._held = home, holder
-        return home, holder
+        return home, holder, unfinished.take(home, holder, inputs, directory)
 
     def _run_group(self, workspace: Workspace, processes: int, inputs: dict[str, Any], *, local: bool) -> None:
         """Run this machine's workers. Returns if they finished and rank 0 is among them."""

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from tasks.artifacts.format import hash_file
 from tasks.artifacts.homes import Holder
 from tasks.errors import UserError
 from tasks.storage import StorageUnavailable, storage_for
@@ -253,6 +254,24 @@ def test_a_store_that_stays_away_is_borne_however_often_and_each_snapshot_takes_
     resumed = Run(tmp_path)
     assert resumed.checkpoints.restore() is not None
     assert same(resumed.everything(), kept)
+
+
+def test_an_index_that_leads_out_of_its_checkpoint_is_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = Run(tmp_path)
+    first.steps(1)
+    first.save(1)
+    elsewhere = tmp_path / "elsewhere.bin"
+    [shard] = tmp_path.glob("step-*/tensors-*.bin")
+    elsewhere.write_bytes(shard.read_bytes())
+    index = shard.parent / "index.json"
+    index.write_text(index.read_text().replace(shard.name, f"../{elsewhere.name}"))
+    manifest = json.loads((shard.parent / "manifest.json").read_bytes())
+    manifest["files"]["index.json"] = vars(hash_file(index))  # as whoever can write it would
+    (shard.parent / "manifest.json").write_text(json.dumps(manifest))
+    assert Run(tmp_path).checkpoints.restore() is None
+    assert "is in '../elsewhere.bin', which the manifest does not list" in capsys.readouterr().err
 
 
 def test_what_a_dead_attempt_left_half_written_is_swept(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ from tasks.train.checkpoint.restore import (
     opened,
     that_has_stepped,
 )
-from tasks.train.checkpoint.shards import ShardReader, load_planner, pieces_read, read_index
+from tasks.train.checkpoint.shards import ShardReader, check_index, load_planner, pieces_read, read_index
 from tasks.train.checkpoint.staging import Buffers, TensorKey, assign_writers, changed_later, tensor_keys
 from tasks.train.checkpoint.state_dicts import AppState
 from tasks.train.checkpoint.state_json import join, split
@@ -286,6 +286,7 @@ class Checkpoints:
     def _load(self, candidate: Candidate, checkpoint: OpenCheckpoint, into: Any, refused: tuple[str, ...]) -> Restored:
         artifact = checkpoint.artifact
         index = read_index(artifact.directory)
+        check_index(index, artifact.files, candidate.uri)
         live = that_has_stepped(self._tree(into)[1], index)
         sizes: dict[str, tuple[int, ...]] = {}
         for of_rank in self._peers.gather({name: tuple(tensor.shape) for name, tensor in live.items()}):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,7 +37,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from tasks.artifacts.format import FileRecord, HashingFile, canonical_json
+from tasks.artifacts.format import DamagedArtifact, FileRecord, HashingFile, canonical_json
 
 INDEX = "index.json"
 #: The most bytes that are read at once.
@@ -260,3 +260,11 @@ def pieces_read(tensors: Mapping[str, Tensor], index: dict[str, Any]) -> Iterato
 
 def read_index(directory: Path) -> dict[str, Any]:
     return json.loads((directory / INDEX).read_bytes())
+
+
+def check_index(index: Mapping[str, Any], files: Container[str], where: str) -> None:
+    """Raise ``DamagedArtifact`` if the index names a file of tensors that the manifest does not list."""
+    for name, entry in index.items():
+        for chunk in entry["chunks"]:
+            if (file := Piece(*chunk["piece"]).file) not in files:
+                raise DamagedArtifact(f"{where}/{INDEX}: {name} is in {file!r}, which the manifest does not list")

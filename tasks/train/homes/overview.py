@@ -13,7 +13,7 @@ from tasks.storage import STORES, ObjectInfo, list_objects, storage_for
 from tasks.storage.local import LocalStorage, local_path
 from tasks.train.homes.home import Home
 from tasks.train.homes.layout import CLAIMS, FINISHED, INHERITED, LATEST, LEASES, Name, complete, lease_key, newest
-from tasks.train.homes.lease import PERIOD_S, SILENT_PERIODS, Sign
+from tasks.train.homes.lease import Sign, is_unlocked
 
 DAY_S = 86400.0
 #: What the first files below a home are called, besides checkpoints.
@@ -71,8 +71,10 @@ def summary(base: str, name: str, files: Iterable[tuple[str, ObjectInfo]], now: 
         state = "finished"
     elif sign is None or sign.ended:
         state = "ended"
+    elif home.is_local and is_unlocked(home.storage):
+        state = "lost"
     else:
-        state = "at work" if now - modified < SILENT_PERIODS * PERIOD_S else "lost"
+        state = "at work" if now - modified < Sign().silence_s else "lost"
     return HomeSummary(
         f"{base}/{name}",
         name,
