@@ -124,8 +124,9 @@ class Unfinished(Protocol):
         """Wait until nobody else is at the same work. Returns whether it is finished, and its result in
         ``directory``."""
 
-    def finish(self, home: str, holder: Holder, artifact: str) -> None:
-        """The result lies at ``artifact`` (a path or a URI); delete what nobody needs any more."""
+    def deliver(self, home: str, holder: Holder, inputs: Mapping[str, Any]) -> Callable[[str], None]:
+        """The workers are done: hold the home until what is returned is called with the address of the result, where
+        Flyte finds it."""
 
 
 @dataclass
@@ -176,11 +177,11 @@ class DistributedTask(PytorchElasticFunctionTask):
 
     def __init__(self, task_config: Distributed, task_function: Callable[..., Made], **kwargs: Any) -> None:
         super().__init__(task_config, task_function, ignore_input_vars=["workspace"], **kwargs)
-        #: The home and the holder of the attempt that was made in this process.
-        self._held: tuple[str, Holder] | None = None
+        #: To be called with the address of the result that was made in this process.
+        self._delivered: Callable[[str], None] | None = None
 
     def dispatch_execute(self, ctx: FlyteContext, input_literal_map: LiteralMap) -> Any:
-        self._held = None
+        self._delivered = None
         try:
             outputs = super().dispatch_execute(ctx, input_literal_map)
             self._let_go(outputs)
@@ -194,12 +195,12 @@ class DistributedTask(PytorchElasticFunctionTask):
 
     def _let_go(self, outputs: LiteralMap) -> None:
         """The result is where Flyte looks for it: nobody needs what led to it any more."""
-        if self._held is None:
+        if self._delivered is None:
             return
         try:
-            self.task_config.unfinished.finish(*self._held, outputs.literals["artifact"].scalar.blob.uri)
+            self._delivered(outputs.literals["artifact"].scalar.blob.uri)
         except (UserError, StorageUnavailable) as error:
-            LOG.warning("%s: its checkpoints stay: %s", self._held[0], error)
+            LOG.warning("the checkpoints of what is finished stay: %s", error)
 
     @map_errors
     def execute(self, **inputs: Any) -> Any:
@@ -233,10 +234,19 @@ class DistributedTask(PytorchElasticFunctionTask):
             if not finished:
                 workspace = Workspace(config.stage, str(directory.absolute()), place.notices, home, holder)
                 self._run_group(workspace, place.processes, here, local=local)
+                self._hold(home, holder, here)
             return Artifact.open(directory, config.stage)
 
         made = run_stage(config.stage, {**inputs, "world": [place.nodes, place.processes]}, make)
         return config.returns(made)
+
+    def _hold(self, home: str, holder: Holder, inputs: Mapping[str, Any]) -> None:
+        """Hold the home until the result of the workers, which are done, is where Flyte finds it."""
+        if self.task_config.unfinished is not None:
+            try:
+                self._delivered = self.task_config.unfinished.deliver(home, holder, inputs)
+            except (UserError, StorageUnavailable) as error:
+                LOG.warning("%s: not held until the result is delivered: %s", home, error)
 
     def _take(self, inputs: Mapping[str, Any], place: Placement, directory: Path) -> tuple[str, Holder, bool]:
         """The home of what the stage has not finished, who this attempt is there, and whether it was finished before:
@@ -244,10 +254,7 @@ class DistributedTask(PytorchElasticFunctionTask):
         unfinished, holder = self.task_config.unfinished, this_attempt()
         if unfinished is None:
             return "", holder, False
-        stable = home_of(self.task_config.stage, unfinished.lasting(inputs), place)
-        home = unfinished.address(stable, inputs)
-        if home == stable:
-            self._held = home, holder
+        home = unfinished.address(home_of(self.task_config.stage, unfinished.lasting(inputs), place), inputs)
         return home, holder, unfinished.take(home, holder, inputs, directory)
 
     def _run_group(self, workspace: Workspace, processes: int, inputs: dict[str, Any], *, local: bool) -> None:

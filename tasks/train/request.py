@@ -28,6 +28,8 @@ class TrainingRequest:
     made_by: Mapping[str, Any]
     #: Who this is, to other attempts at the same training.
     holder: Holder = Holder()
+    #: Whether somebody else holds the home from the end of the training until the trained model is where it belongs.
+    delivered_by_agent: bool = False
     #: The cloud whose preemption notices are watched for; "auto" tries all, "none" does not watch.
     notices: str = "none"
     #: Seconds that SIGTERM leaves to save and end.

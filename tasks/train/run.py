@@ -99,13 +99,15 @@ def run(request: TrainingRequest) -> None:
             )
             guard = Guard(checkpoints, every, watcher, recorder, clock, training.unsaved_limit)
             record = train(setup, state, training, group, guard, checkpoints)
-        best, last = (setup.parallel.whole(weights) for weights in (state.best_weights, state.weights()))
-        if group.rank == 0:
-            write_trained(request.directory, setup.architecture, best, last, request.made_by, record)
-            LOG.info("%s", guard.recorder.summary())
-        else:
-            deque(chain(best.tensors(), last.tensors()), maxlen=0)
-        dist.barrier()
+            best, last = (setup.parallel.whole(weights) for weights in (state.best_weights, state.weights()))
+            if group.rank == 0:
+                write_trained(request.directory, setup.architecture, best, last, request.made_by, record)
+                LOG.info("%s", guard.recorder.summary())
+            else:
+                deque(chain(best.tensors(), last.tensors()), maxlen=0)
+            if request.delivered_by_agent:
+                checkpoints.hand_over()
+            dist.barrier()
 
 
 def train(

@@ -78,6 +78,7 @@ def run_in(
             directory=Path(workspace.directory),
             home=workspace.home,
             holder=workspace.holder,
+            delivered_by_agent=True,
             notices=workspace.notices,
             grace_s=current_profile().placement("train").grace_seconds - ENDING_S,
             made_by={

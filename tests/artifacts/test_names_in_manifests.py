@@ -21,7 +21,7 @@ from tasks.preprocess.incremental import EarlierSet, fetch
 from tasks.storage import storage_for
 from tasks.storage.names import fault
 from tasks.train.checkpoint import restore
-from tasks.train.checkpoint.layout import Name
+from tasks.train.homes.layout import Name
 from tests.support.hostile_names import HOSTILE, NAMES, MemoryBucket, memory, outside
 from tests.support.network_profiles import network_profile
 

@@ -14,11 +14,13 @@ from tasks.errors import UserError
 from tasks.flyte.homes import base_of
 from tasks.storage import storage_for
 from tasks.train.checkpoint import Superseded
+from tasks.train.config import TrainingConfig
 from tasks.train.homes import lease as leases
 from tasks.train.homes import waiting
 from tasks.train.homes.home import Home
 from tasks.train.homes.layout import Name
 from tasks.train.homes.lease import Lease
+from tasks.train.homes.unfinished import UnfinishedTraining
 from tasks.train.homes.waiting import result_of, wait_for_announced, wait_for_others
 from tests.support.small_run import Run, names, same
 
@@ -218,6 +220,19 @@ def test_on_a_disk_a_lock_tells_at_once_that_a_process_has_gone(home: Home) -> N
     assert time.monotonic() - started < 1
 
 
+def test_nobody_sees_a_claim_without_its_lock(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    claim, seen = Home.claim, list[bool]()
+
+    def then_look(self: Home, holder: Holder) -> int:
+        attempt = claim(self, holder)
+        seen.append(leases.is_unlocked(self.storage))
+        return attempt
+
+    monkeypatch.setattr(Home, "claim", then_look)
+    Lease.take(home, FIRST, lambda: False, lambda why: None)
+    assert seen == [False]
+
+
 def test_the_retry_waits_for_nobody_and_a_home_that_is_new_for_nothing(home: Home, unlocked: None) -> None:
     assert not wait_for_others(home.storage.base, OTHER, "wait")
     hold(home, FIRST)
@@ -232,6 +247,49 @@ def test_nobody_is_waited_for_in_a_home_whose_training_is_finished(home: Home, q
     started = time.monotonic()
     assert not wait_for_others(home.storage.base, OTHER, "wait")
     assert time.monotonic() - started < 0.3
+
+
+def test_what_is_finished_but_not_yet_delivered_is_waited_for_and_taken(
+    home: Home, quick: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Between the end of the workers and the upload of their result the agent keeps the lease, from another process."""
+    attempt, workers = hold(home, FIRST)
+    put_checkpoint(home, Name(attempt, 10))
+    workers.hand_over()
+    waited: list[bool] = []
+    other = threading.Thread(target=lambda: waited.append(wait_for_others(home.storage.base, OTHER, "wait")))
+    other.start()
+    time.sleep(0.3)  # no process has the lock
+    inputs = {"training": TrainingConfig()}
+    delivered = UnfinishedTraining().deliver(home.storage.base, FIRST, inputs)
+    time.sleep(1.0)  # longer than one without a sign of life is waited for
+    assert not waited
+    delivered("model")
+    other.join(5)
+    assert waited == [True]
+    assert home.storage.list() == ["claims/0001", "finished.json"]
+    found = result_of(home.storage.base, OTHER, waited=True)
+    assert found is not None and found.artifact == "model"
+
+
+def test_what_somebody_else_works_in_is_not_swept(home: Home) -> None:
+    attempt, workers = hold(home, FIRST)
+    put_checkpoint(home, Name(attempt, 10))
+    workers.hand_over()
+    delivered = UnfinishedTraining().deliver(home.storage.base, FIRST, {"training": TrainingConfig()})
+    home.inherit(home.claim(OTHER))
+    delivered("model")
+    assert home.checkpoints() == [Name(attempt, 10)] and home.finished() is None
+
+
+def test_a_home_of_the_users_own_is_left_as_it_is(home: Home) -> None:
+    attempt, workers = hold(home, FIRST)
+    put_checkpoint(home, Name(attempt, 10))
+    workers.hand_over()
+    inputs = {"training": TrainingConfig(checkpoint_uri=home.storage.base)}
+    UnfinishedTraining().deliver(home.storage.base, FIRST, inputs)("model")
+    assert home.checkpoints() == [Name(attempt, 10)] and home.finished() is None
+    assert not wait_for_others(home.storage.base, OTHER, "refuse")
 
 
 def test_a_holder_learns_that_it_has_lost_its_home(home: Home, quick: None) -> None:

@@ -61,7 +61,7 @@ def test_what_there_is(invoke: Callable[..., Result], tmp_path: Path) -> None:
     ended = Run(below / "cccc", holder=Holder("f3", 1))
     ended.steps(1)
     ended.save(5)
-    ended.checkpoints.close()
+    ended.checkpoints.end()
     lost(str(below / "dddd"), Holder("f4", 0), 10).finish(Holder("f4", 0), "model")
     working = Run(below / "eeee", holder=Holder("f5", 0))
     working.save(8)

@@ -14,7 +14,9 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from tasks.artifacts.homes import Holder, home_below
 from tasks.flyte.homes import base_of
@@ -42,6 +44,12 @@ NEXT = ("retried", "retried", "recovered", "relaunched")
 #: Whoever shows no sign of life for half a second has gone.
 LEASE = {"PERIOD_S": 0.1, "HASTE_S": 0.1, "GLANCE_S": 0.02, "SILENT_PERIODS": 6}
 RESUMED = re.compile(r"goes on from step (\d+) \((\S+)\)")
+
+
+def stopped(pid: int | None) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    return False
 
 
 @dataclass
@@ -128,7 +136,8 @@ class Sequence:
         begins; then they go on."""
         moment = self.draw.choice([Fault("step", "SIGSTOP", at=6), Fault("manifest", "SIGSTOP", at=2)])
         running = self.begin(moment)
-        self.until(running, lambda: running.fired.exists())
+        # Rank 0 stops by itself; a signal before that would leave it stopped when it is to go on.
+        self.until(running, lambda: stopped(running.ranks[0].pid))
         running.signal(signal.SIGSTOP)
         saved = next(iter(self.home.checkpoints()), None)
         before = self.claims()

@@ -151,11 +151,10 @@ class Checkpoints:
 
     def _take_home(self, policy: ResumePolicy) -> tuple[int, list[Name]]:
         """Claim the home on rank 0. Returns the number of this attempt, and the checkpoints that it inherits."""
-        attempt = self.home.claim(policy.holder)
-        self._lease = Lease(self.home, attempt, self._watcher.has_notice, self._watcher.lose_home)
+        self._lease = Lease.take(self.home, policy.holder, self._watcher.has_notice, self._watcher.lose_home)
         if not self._lease.alone:
-            wait_for_announced(self.home, attempt, policy.grace_s)
-        return attempt, self.home.inherit(attempt)
+            wait_for_announced(self.home, self._lease.attempt, policy.grace_s)
+        return self._lease.attempt, self.home.inherit(self._lease.attempt)
 
     def _on_rank_0(self, work: Callable[[], T]) -> T:
         """Run ``work`` on rank 0 only; all ranks get its result or its error."""
@@ -240,10 +239,14 @@ class Checkpoints:
         if self._lease is not None:
             self._lease.end()
 
+    def hand_over(self) -> None:
+        """The training is finished; somebody else holds the home from now on."""
+        if self._lease is not None:
+            self._lease.hand_over()
+
     def close(self) -> None:
-        """Release the home, the process group and the staging directory, without waiting for a save as :meth:`finish`
-        does."""
-        self.end()
+        """Release the process groups and the staging directory, without waiting for a save as :meth:`finish` does. The
+        home stays held until :meth:`end`."""
         shutil.rmtree(self._publisher.staging_directory, ignore_errors=True)
         self.background.close()
         idle = [self._peers] if self.background.busy() else [self._peers, self._publisher.peers]

@@ -127,7 +127,10 @@ class Home:
     # The end
 
     def finish(self, holder: Holder, artifact: str) -> None:
-        """Record where the trained model lies, and delete all that nobody needs any more."""
+        """Record where the trained model lies, and delete all that nobody needs any more. Nothing if another attempt
+        has taken the home over."""
+        if self.holder_of(newest(self.storage.list(CLAIMS))) != holder:
+            return
         record = {"holder": holder.to_json(), "artifact": artifact}
         self.storage.put(FINISHED, canonical_json(record))
         self.sweep()

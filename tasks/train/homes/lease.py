@@ -18,6 +18,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from tasks.artifacts.format import canonical_json
+from tasks.artifacts.homes import Holder
 from tasks.errors import UserError
 from tasks.logs import logger
 from tasks.storage import Storage, StorageUnavailable
@@ -50,6 +51,8 @@ class Sign:
     announced: str = ""
     #: Whether its machine has a notice: it ends within its grace period.
     leaving: bool = False
+    #: Whether the training is finished, and its result on the way to where Flyte looks for it.
+    delivering: bool = False
     #: Whether it has ended by itself, and writes nothing any more.
     ended: bool = False
 
@@ -60,13 +63,18 @@ class Sign:
             sign = cls(**data)
         except TypeError:
             return None
-        kinds = {"beat": int, "step": int, "announced": str, "leaving": bool, "ended": bool}
+        kinds = {"beat": int, "step": int, "announced": str, "leaving": bool, "delivering": bool, "ended": bool}
         return sign if all(type(getattr(sign, name)) is kind for name, kind in kinds.items()) else None
 
     @property
     def silence_s(self) -> float:
         """Seconds without another sign after which there is none to come."""
         return SILENT_IN_HASTE * HASTE_S if self.announced or self.leaving else SILENT_PERIODS * PERIOD_S
+
+
+def sign_of(home: Home, attempt: int) -> Sign | None:
+    """The last sign of life of an attempt; None if there is none."""
+    return Sign.from_json(home.read(lease_key(attempt)))
 
 
 class Lease:
@@ -76,18 +84,39 @@ class Lease:
     taken the home over. Both are called from the lease's thread.
     """
 
-    def __init__(self, home: Home, attempt: int, leaving: Callable[[], bool], lost: Callable[[str], None]) -> None:
-        self._home, self._attempt = home, attempt
+    def __init__(
+        self,
+        home: Home,
+        attempt: int,
+        leaving: Callable[[], bool] = lambda: False,
+        lost: Callable[[str], None] = lambda why: None,
+        sign: Sign | None = None,
+        lock: FileLock | None = None,
+    ) -> None:
+        """``sign`` is the last one that this attempt has given; ``lock`` that of the home, if it was acquired."""
+        self._home, self.attempt = home, attempt
         self._leaving, self._lost = leaving, lost
-        self._sign = Sign()
+        self._sign = sign or Sign()
         self._changing, self._writing = threading.Lock(), threading.Lock()
         self._over = threading.Event()
         #: Whether it was said before any later attempt began that the end of this one is near.
         self._may_take_leave = False
-        self._process_lock = process_lock(home.storage)
+        self._process_lock = lock or process_lock(home.storage)
         self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
         self._write()
         self._thread.start()
+
+    @classmethod
+    def take(cls, home: Home, holder: Holder, leaving: Callable[[], bool], lost: Callable[[str], None]) -> Lease:
+        """Claim a home and hold its lease."""
+        # The lock first: nobody may see a claim without it, which is what one leaves whose process has gone.
+        lock = process_lock(home.storage)
+        try:
+            return cls(home, home.claim(holder), leaving, lost, lock=lock)
+        except BaseException:
+            if lock is not None:
+                lock.release()
+            raise
 
     @property
     def alone(self) -> bool:
@@ -102,9 +131,9 @@ class Lease:
         """
         self._write(announced=str(name))
         try:
-            self._home.check_claim(self._attempt)
+            self._home.check_claim(self.attempt)
         except Superseded:
-            if not self._may_take_leave or self._home.is_inherited(self._attempt):
+            if not self._may_take_leave or self._home.is_inherited(self.attempt):
                 raise
 
     def saved(self, name: Name) -> None:
@@ -117,19 +146,31 @@ class Lease:
 
     def end(self) -> None:
         """This attempt writes nothing any more. A store that stays away is not waited for."""
+        self._stop(ended=True)
+
+    def hand_over(self) -> None:
+        """The training is finished; another process of this attempt keeps the lease until its result is delivered."""
+        self._stop(delivering=True)
+
+    def drop(self) -> None:
+        """As :meth:`end`, without a word of it: the home is about to be swept."""
+        self._stop()
+
+    def _stop(self, **last_word: bool) -> None:
         if self._over.is_set():
             return
         self._over.set()
         self._thread.join(HASTE_S)
-        last = threading.Thread(target=self._last_sign, name="lease", daemon=True)
-        last.start()
-        last.join(SILENT_IN_HASTE * HASTE_S)
+        if last_word:
+            last = threading.Thread(target=self._last_sign, kwargs=last_word, name="lease", daemon=True)
+            last.start()
+            last.join(SILENT_IN_HASTE * HASTE_S)
         if self._process_lock is not None:
             self._process_lock.release()
 
-    def _last_sign(self) -> None:
+    def _last_sign(self, **last_word: bool) -> None:
         with suppress(UserError, StorageUnavailable):
-            self._write(ended=True, announced="")
+            self._write(announced="", **last_word)
 
     def _change(self, **changes: Any) -> Sign:
         with self._changing:
@@ -139,7 +180,7 @@ class Lease:
     def _write(self, **changes: Any) -> None:
         with self._writing:
             sign = self._change(beat=self._sign.beat + 1, **changes)
-            self._home.storage.put(lease_key(self._attempt), canonical_json(asdict(sign)))
+            self._home.storage.put(lease_key(self.attempt), canonical_json(asdict(sign)))
 
     def _beat(self) -> None:
         due = time.monotonic() + PERIOD_S
@@ -157,15 +198,15 @@ class Lease:
     def _lost_to(self, leaving: bool) -> str:
         """Give a sign of life; unless the home is lost, and nothing may be finished any more: then why it is."""
         try:
-            self._home.check_claim(self._attempt)
+            self._home.check_claim(self.attempt)
         except Superseded as error:
             last = self._sign.announced or self._may_take_leave
-            if not last or self._home.is_inherited(self._attempt):
+            if not last or self._home.is_inherited(self.attempt):
                 return str(error)
         self._write(leaving=self._sign.leaving or leaving)
         if leaving:
             with suppress(Superseded):
-                self._home.check_claim(self._attempt)
+                self._home.check_claim(self.attempt)
                 self._may_take_leave = True
         return ""
 
@@ -206,9 +247,12 @@ class Watch:
         is none, or it has ended, or it has been silent for so long that nobody is there."""
         keys = self._home.storage.list(CLAIMS)
         attempt = newest(key for key in keys if not before or newest([key]) < before)
-        if not attempt or (not before and is_unlocked(self._home.storage)):
+        if not attempt:
             return None
-        sign = Sign.from_json(self._home.read(lease_key(attempt)))
+        sign = sign_of(self._home, attempt)
+        # Between two processes of one attempt nobody has the lock.
+        if not before and not (sign and sign.delivering) and is_unlocked(self._home.storage):
+            return None
         if self._seen != (attempt, sign):
             self.alive = self._seen is not None and self._seen[0] == attempt and sign is not None
             self._seen, self._since = (attempt, sign), self._now()

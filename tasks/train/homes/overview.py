@@ -13,7 +13,7 @@ from tasks.storage import STORES, ObjectInfo, list_objects, storage_for
 from tasks.storage.local import LocalStorage, local_path
 from tasks.train.homes.home import Home
 from tasks.train.homes.layout import CLAIMS, FINISHED, INHERITED, LATEST, LEASES, Name, complete, lease_key, newest
-from tasks.train.homes.lease import Sign, is_unlocked
+from tasks.train.homes.lease import Sign, is_unlocked, sign_of
 
 DAY_S = 86400.0
 #: What the first files below a home are called, besides checkpoints.
@@ -66,12 +66,12 @@ def summary(base: str, name: str, files: Iterable[tuple[str, ObjectInfo]], now: 
     checkpoints, attempt = complete(listed), newest(listed)
     modified = max(info.modified for info in listed.values())
     finished = home.finished() if FINISHED in listed else None
-    sign = Sign.from_json(home.read(lease_key(attempt))) if lease_key(attempt) in listed else None
+    sign = sign_of(home, attempt) if lease_key(attempt) in listed else None
     if finished:
         state = "finished"
     elif sign is None or sign.ended:
         state = "ended"
-    elif home.is_local and is_unlocked(home.storage):
+    elif home.is_local and not sign.delivering and is_unlocked(home.storage):
         state = "lost"
     else:
         state = "at work" if now - modified < Sign().silence_s else "lost"

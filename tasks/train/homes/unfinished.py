@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from tasks.logs import logger
 from tasks.storage import STORES, MissingObject, download_all, storage_for
 from tasks.train.config import lasting
 from tasks.train.homes.home import Home
+from tasks.train.homes.layout import CLAIMS, newest
+from tasks.train.homes.lease import Lease, Sign, sign_of
 from tasks.train.homes.waiting import result_of, wait_for_others
 
 LOG = logger("train")
@@ -39,8 +42,23 @@ class UnfinishedTraining:
         Home(storage_for(home)).reopen()
         return False
 
-    def finish(self, home: str, holder: Holder, artifact: str) -> None:
-        Home(storage_for(home)).finish(holder, artifact)
+    def deliver(self, home: str, holder: Holder, inputs: Mapping[str, Any]) -> Callable[[str], None]:
+        place = Home(storage_for(home))
+        attempt = newest(place.storage.list(CLAIMS))
+        ours = place.holder_of(attempt) == holder
+        sign = replace(sign_of(place, attempt) or Sign(), delivering=True)
+        lease = Lease(place, attempt, sign=sign) if ours else None
+
+        def delivered(artifact: str) -> None:
+            if lease is None:
+                return
+            if inputs["training"].checkpoint_uri:
+                lease.end()
+            else:
+                lease.drop()
+                place.finish(holder, artifact)
+
+        return delivered
 
 
 def fetch(artifact: str, directory: Path) -> bool:
