@@ -121,10 +121,12 @@ class BackgroundSave:
         after it. Raises as :meth:`resume` does."""
         save = Save(step, self.outage.now())
         self._was_late = late
+        if not late:
+            self._settle()
+        self.outage.tries(save.taken)
         if late:
             self._waiting = save
         else:
-            self._settle()
             self._waiting, self._active = None, save
         self._copied.clear()
         self._copier.submit(self._copy, complete, save, publish=not late)
@@ -171,6 +173,7 @@ class BackgroundSave:
             self._settle()
             if self._waiting is not None:
                 self._active, self._waiting = self._waiting, None
+                self.outage.tries(self._active.taken)
                 # After its copy: the copier works in order.
                 self._copier.submit(self._start, self._active)
         self._warn(step)

@@ -19,6 +19,8 @@ class Outage:
     #: The step of the last checkpoint, and when its snapshot was taken.
     step: int = 0
     since: float = field(init=False)
+    #: When the first snapshot was taken that is not saved yet; None if there is none.
+    tried: float | None = None
     #: Why the last save failed; "" if it did not.
     why: str = ""
     #: The seconds without a save after which there is a warning.
@@ -32,6 +34,15 @@ class Outage:
         """How old the work is that a loss would cost."""
         return self.now() - self.since
 
+    @property
+    def tried_s(self) -> float:
+        """For how long there has been a snapshot that is not saved; 0 without one."""
+        return 0.0 if self.tried is None else self.now() - self.tried
+
+    def tries(self, taken: float) -> None:
+        """A snapshot that was ``taken`` then is to be saved."""
+        self.tried = taken if self.tried is None else self.tried
+
     def begin(self, step: int) -> None:
         """The work begins at ``step``."""
         self.step, self.since = step, self.now()
@@ -42,7 +53,7 @@ class Outage:
     def saved(self, step: int, taken: float) -> str:
         """A checkpoint of ``step`` is published, whose snapshot was ``taken`` then. Returns what to say of it, if there
         was a warning."""
-        self.step, self.since, self.why = step, taken, ""
+        self.step, self.since, self.why, self.tried = step, taken, "", None
         warned, self._next_s = self._next_s > 0, 0.0
         return f"saved again: step {step} at {self.home}" if warned else ""
 

@@ -97,7 +97,7 @@ class Consensus:
         """Exchange notices and durations; all ranks must call this.
 
         The durations are what this rank measured, in seconds, 0 while unknown: of one step, of the stall that a save
-        causes, from a snapshot to its publication, and since the snapshot of the last checkpoint was taken. ``saving``
+        causes, from a snapshot to its publication, and since the first snapshot was taken that is not saved. ``saving``
         says whether a save is in progress on this rank.
         """
         local = [-seconds_left(self._watcher.notice), step_s, stall_s, publish_s, float(saving), unsaved_s]

@@ -160,7 +160,7 @@ class Guard:
             stall_s=statistics.median(self._stalls) if self._stalls else 0.0,
             publish_s=background.publish_seconds,
             saving=background.busy(),
-            unsaved_s=background.outage.seconds if background.waiting else 0.0,
+            unsaved_s=background.outage.tried_s,
         )
 
     def _exchange_after(self, step: int, capture: Capture) -> None:
