@@ -185,9 +185,9 @@ def test_another_execution_waits_until_the_holder_has_ended(
 ) -> None:
     _, lease = hold(home, FIRST)
     threading.Timer(0.8, lease.end).start()
-    started, polls = time.monotonic(), list[int]()
-    assert wait_for_others(home.storage.base, OTHER, "wait", lambda: polls.append(1))
-    assert time.monotonic() - started > 0.7 and len(polls) > 5
+    started = time.monotonic()
+    assert wait_for_others(home.storage.base, OTHER, "wait")
+    assert time.monotonic() - started > 0.7
     (line,) = capsys.readouterr().err.splitlines()
     assert "held by attempt 0 of f1 (saved step 0): waits until it has ended" in line
 

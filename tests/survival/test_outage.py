@@ -175,6 +175,7 @@ def test_steps_go_on_and_end_with_the_same_weights(
             steps=400 if seconds == 5 else 3600,
             checkpoint_every=40,
             step_s=SLEEP_S,
+            patience_s=120,  # one rank waits for the request of another, which is tried for 37 s
             limit_s=400,
             environment=environment,
         )

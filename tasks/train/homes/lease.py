@@ -218,7 +218,7 @@ def process_lock(storage: Storage) -> FileLock | None:
     lock = FileLock(storage.scratch() / "holder.lock", thread_local=False)
     try:
         lock.acquire(blocking=False)
-    except (Timeout, OSError):
+    except (Timeout, OSError, NotImplementedError):
         return None  # of an attempt that was superseded and still lives; or on a disk without locks
     return lock
 

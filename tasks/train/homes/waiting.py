@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from tasks.artifacts.homes import Holder
 from tasks.errors import UserError
@@ -20,12 +19,11 @@ POLL_IN_HASTE_S = 0.1
 LOG = logger("checkpoint")
 
 
-def wait_for_others(address: str, holder: Holder, when_held: str, poll: Callable[[], None] = lambda: None) -> bool:
+def wait_for_others(address: str, holder: Holder, when_held: str) -> bool:
     """Wait until no other execution works in the home at ``address``; returns whether there was one.
 
     What comes before ``holder`` in the same execution is not waited for: its end is certain, and it is fenced off when
-    ``holder`` claims the home. ``poll`` is called every second and may raise. Raises ``UserError`` if ``when_held`` is
-    "refuse" and the other one is alive.
+    ``holder`` claims the home. Raises ``UserError`` if ``when_held`` is "refuse" and the other one is alive.
     """
     home = Home(storage_for(address))
     watch, waited = Watch(home), False
@@ -48,7 +46,6 @@ def wait_for_others(address: str, holder: Holder, when_held: str, poll: Callable
                 Sign().silence_s,
             )
         waited = True
-        poll()
         time.sleep(POLL_S)
     return waited
 
