@@ -134,6 +134,32 @@ def test_no_number_of_preemptions_and_no_execution_begins_at_step_0(cluster: Clu
     same_model(tmp_path / "whole", cluster.trained("spot-afresh", tmp_path / "afresh"))
 
 
+@pytest.mark.prove
+def test_the_next_attempt_waits_for_the_last_save_of_a_pod_in_its_grace_period(cluster: Cluster) -> None:
+    """Flyte starts it a second and a half after a plain pod was deleted, beside the old one, which still saves."""
+    cluster.server.slow = {}
+    first = cluster.pod(1, "grace", inputs="endless")
+    until_saved(cluster, first, "grace")
+    # So that the last save takes longer than the start of another pod: a checkpoint has five files, one after another.
+    cluster.server.slow = {"/step-": 2.0}
+    first.delete()
+    time.sleep(1.5)
+    second = cluster.pod(1, "grace", attempt=1, inputs="endless")
+    try:
+        while "goes on from step" not in (output := second.said()):
+            assert second.running, output
+            time.sleep(0.05)
+    finally:
+        second.kill()
+        cluster.server.slow = {}
+    first.finish()
+    (record,) = [key for key in cluster.home("grace") if key.endswith("/ledger/0001.json")]
+    page = json.loads(cluster.bucket.read(record))
+    assert page["ended"].startswith(f"left at step {page['last_step']}, saved"), page
+    assert "waits for the last save of attempt 0 of grace" in output, output
+    assert f"goes on from step {page['last_step']} " in output, (page, output)
+
+
 def same_model(uninterrupted: Path, resumed: Path) -> None:
     """Killed or not, the weights are the same to the bit, and so is the history."""
     for weights in ("best.safetensors", "last.safetensors"):

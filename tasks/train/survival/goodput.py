@@ -24,7 +24,7 @@ from tasks.artifacts.results.training import Goodput
 from tasks.errors import UserError
 from tasks.logs import logger
 from tasks.storage import Storage, StorageUnavailable
-from tasks.train.homes.home import Home, Superseded
+from tasks.train.homes.home import Home
 
 PREFIX = "ledger/"
 PERIOD_S = 5.0
@@ -209,11 +209,11 @@ class GoodputRecorder:
     def _write(self) -> None:
         self._update_wall()
         try:
-            self._home.check_claim(self.record.attempt)
+            if self._home.is_inherited(self.record.attempt):
+                self._ended.set()  # what is here now is a successor's
+                return
             write_attempt(self._storage, self.record)
             self._failed = False
-        except Superseded:
-            self._ended.set()  # what is here now is a successor's
         except (UserError, StorageUnavailable) as error:
             if not self._failed:
                 LOG.warning("not written: %s", error)

@@ -13,8 +13,7 @@ import pytest
 from tasks.train.homes import lease, waiting
 from tests.support.faulty_s3 import CREDENTIALS, FaultyS3
 from tests.support.sequences import LEASE, Sequence
-from tests.support.toys import table
-from tests.support.training_runs import Job, attempt, outcome
+from tests.support.training_runs import Job, outcome
 
 #: 200 sequences in all: by where the home lies, the number of tests of so many each.
 OF_A_TEST = 10
@@ -26,29 +25,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in LEASE.items():
         monkeypatch.setattr(lease, name, value)
     monkeypatch.setattr(waiting, "POLL_S", 0.02)
-
-
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("prepared") / "table"
-    table(directory, "classification")
-    return directory
-
-
-@pytest.fixture(scope="module")
-def undisturbed(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], dict[str, str]]:
-    """What a run that nothing happens to ends with, by the number of its ranks."""
-    known: dict[int, dict[str, str]] = {}
-
-    def of(world: int) -> dict[str, str]:
-        if world not in known:
-            place = tmp_path_factory.mktemp("undisturbed")
-            job = Job(prepared, place, world, str(place / "home"))
-            assert attempt(job).finished
-            known[world] = outcome(job)
-        return known[world]
-
-    return of
 
 
 def check(sequence: Sequence, undisturbed: Callable[[int], dict[str, str]]) -> None:
