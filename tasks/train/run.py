@@ -102,7 +102,6 @@ def run(request: TrainingRequest) -> None:
             best, last = (setup.parallel.whole(weights) for weights in (state.best_weights, state.weights()))
             if group.rank == 0:
                 write_trained(request.directory, setup.architecture, best, last, request.made_by, record)
-                LOG.info("%s", guard.recorder.summary())
             else:
                 deque(chain(best.tensors(), last.tensors()), maxlen=0)
             if request.delivered_by_agent:
@@ -149,6 +148,8 @@ def train(
         raise
     guard.close()
     goodput = recorder.summary()
+    if group.rank == 0:
+        LOG.info("%s", goodput)
     checkpoints.close()
     attempt = Attempt(
         steps=state.progress.step - first_step,

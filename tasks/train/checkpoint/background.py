@@ -171,12 +171,16 @@ class BackgroundSave:
         """
         if not busy:
             self._settle()
-            if self._waiting is not None:
-                self._active, self._waiting = self._waiting, None
-                self.outage.tries(self._active.taken)
-                # After its copy: the copier works in order.
-                self._copier.submit(self._start, self._active)
+            self._publish_waiting()
         self._warn(step)
+
+    def _publish_waiting(self) -> None:
+        """Publish the snapshot that waits, if there is one; no save is in progress."""
+        if self._waiting is not None:
+            self._active, self._waiting = self._waiting, None
+            self.outage.tries(self._active.taken)
+            # After its copy: the copier works in order.
+            self._copier.submit(self._start, self._active)
 
     def _warn(self, step: int) -> None:
         """Say what a loss would cost, if nothing can be saved and it is time to."""
@@ -216,9 +220,8 @@ class BackgroundSave:
         """Publish all there is. Raises the error of a save that failed, unless it is to be tolerated."""
         while self.waiting:
             if self._active is None:
-                self._active, self._waiting = self._waiting, None
-                assert self._active is not None
-                self._copier.submit(self._start, self._active)
+                self._publish_waiting()
+            assert self._active is not None
             wait([self._active.outcome])
             failed = self._active.outcome.exception() is not None
             newer = self._waiting is not None

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tasks.artifacts.format import Artifact, DamagedArtifact, link_or_copy
+from tasks.artifacts.format import MANIFEST, Artifact, DamagedArtifact, link_or_copy
 from tasks.artifacts.homes import Holder
 from tasks.artifacts.results.training import KIND
 from tasks.logs import logger
@@ -68,7 +68,7 @@ def fetch(artifact: str, directory: Path) -> bool:
             download_all(artifact, directory)
         else:
             directory.mkdir(parents=True, exist_ok=True)
-            for name in ("manifest.json", *Artifact.open(Path(artifact), KIND).files):
+            for name in (*Artifact.open(Path(artifact), KIND).files, MANIFEST):
                 link_or_copy(Path(artifact) / name, directory / name)
         Artifact.open(directory, KIND).check()
     except (DamagedArtifact, MissingObject) as error:
