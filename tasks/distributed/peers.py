@@ -1,4 +1,4 @@
-"""A second process group over the same ranks, to exchange small objects from background threads."""
+"""A process group beside the training's, over the same ranks, to exchange small objects and flags."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ import torch.distributed as dist
 
 @dataclass(frozen=True)
 class Peers:
-    """This process's rank, and a gloo group that only the owner uses; ``group`` is None for a single process.
+    """This process's rank, and a gloo group for one thread of every rank; ``group`` is None for a single process.
 
-    The group is separate because a collective of a background thread and one of the step loop on the same group could
-    be matched with each other, which deadlocks both.
+    Each thread has a group of its own because a collective of a background thread and one of the step loop on the same
+    group could be matched with each other, which deadlocks both.
     """
 
     rank: int

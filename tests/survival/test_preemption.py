@@ -6,9 +6,11 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from datetime import timedelta
 
 import pytest
 
+from tasks.distributed.peers import Peers
 from tasks.train.survival import notices
 from tasks.train.survival.consensus import Consensus, Stop
 from tasks.train.survival.notices import Aws, Azure, Gcp, MetadataUnavailable, Notice, Server, Watcher
@@ -96,7 +98,7 @@ def test_sigterm_is_a_notice_with_the_grace_that_kubernetes_gives() -> None:
 
 def test_advice_asks_for_a_save_and_only_a_certain_notice_for_an_end() -> None:
     with metadata_server("aws") as server, Watcher([Aws(server.url)], grace_s=None, period_s=0.02) as watcher:
-        consensus = Consensus(watcher)
+        consensus = Consensus(watcher, Peers.connect(timedelta(minutes=1)))
         assert not consensus.exchange().advised
         server.rebalance = True
         wait_for(lambda: watcher.notice)

@@ -117,7 +117,8 @@ class Checkpoints:
         timeout: timedelta = timedelta(minutes=10),
     ) -> None:
         self._state = state
-        self._peers = Peers.connect(timeout)
+        #: For what the ranks ask each other between two steps.
+        self.peers = Peers.connect(timeout)
         self.home = Home(storage_for(home))
         self._watcher = watcher or Watcher([], grace_s=None)
         self._lease: Lease | None = None
@@ -126,12 +127,12 @@ class Checkpoints:
         self._policy = replace(policy, attempt=self.attempt)
         self._publisher = Publisher(
             self.home,
-            # A group of its own: the step loop asks on the other one while this one publishes.
+            # Another group, because publishing goes on while the ranks ask each other between steps.
             Peers.connect(timeout),
             self.attempt,
             self._lease,
             policy.made_by,
-            policy.ranks(self._peers.world),
+            policy.ranks(self.peers.world),
             retention or Retention(),
             present,
         )
@@ -158,7 +159,7 @@ class Checkpoints:
 
     def _on_rank_0(self, work: Callable[[], T]) -> T:
         """Run ``work`` on rank 0 only; all ranks get its result or its error."""
-        result = run_and_gather(self._peers, lambda: work() if self._peers.rank == 0 else None)[0]
+        result = run_and_gather(self.peers, lambda: work() if self.peers.rank == 0 else None)[0]
         return cast(T, result)
 
     def _tree(self, progress: Any) -> tuple[Any, dict[str, Tensor]]:
@@ -175,10 +176,10 @@ class Checkpoints:
 
     def _plan(self, tensors: Mapping[str, Tensor]) -> Buffers:
         self._tensor_keys = tensor_keys(tensors)
-        everyones = self._peers.gather(self._tensor_keys)
+        everyones = self.peers.gather(self._tensor_keys)
         self._parts_differ = len({tuple(name for name, *_ in keys) for keys in everyones}) > 1
         chosen = assign_writers(everyones)
-        self._buffers = Buffers(tensors, chosen, self._peers.rank)
+        self._buffers = Buffers(tensors, chosen, self.peers.rank)
         return self._buffers
 
     def save(self, step: int, progress: Any, *, own: Any = None, best: bool = False) -> float:
@@ -199,7 +200,7 @@ class Checkpoints:
         busy = self.background.busy()
         tree, tensors = self._tree(progress)
         fits = tensor_keys(tensors) == self._tensor_keys
-        ask = self._peers.any(not fits, busy, self.background.failing())
+        ask = self.peers.any(not fits, busy, self.background.failing())
         # While the ranks ask each other:
         own = {"random": capture_random_state(), "own": own}
         parameters = (parameter for group in self._state.optimizer.param_groups for parameter in group["params"])
@@ -220,7 +221,7 @@ class Checkpoints:
         any of them."""
         for _ in range(round(PATIENCE_S / GLANCE_S)):
             self.background.glance()
-            busy, failing = self._peers.any(self.background.busy(), self.background.failing())()
+            busy, failing = self.peers.any(self.background.busy(), self.background.failing())()
             if failing or not busy:
                 return busy
         return True
@@ -249,7 +250,7 @@ class Checkpoints:
         home stays held until :meth:`end`."""
         shutil.rmtree(self._publisher.staging_directory, ignore_errors=True)
         self.background.close()
-        idle = [self._peers] if self.background.busy() else [self._peers, self._publisher.peers]
+        idle = [self.peers] if self.background.busy() else [self.peers, self._publisher.peers]
         for peers in idle:
             if peers.group is not None:
                 dist.destroy_process_group(peers.group)
@@ -271,7 +272,7 @@ class Checkpoints:
                 continue
             candidate = Candidate(self.home.storage, name)
             try:
-                with opened(candidate, self._peers, self._policy) as checkpoint:
+                with opened(candidate, self.peers, self._policy) as checkpoint:
                     forget = self._state.initialize()
                     try:
                         return self._load(candidate, checkpoint, into, tuple(refused))
@@ -282,7 +283,7 @@ class Checkpoints:
                 continue
             except (DamagedArtifact, MissingObject) as error:
                 refused.append(damage(candidate, error))
-                if self._peers.rank == 0:
+                if self.peers.rank == 0:
                     LOG.warning("%s; looking for an older one", refused[-1])
         return None
 
@@ -292,7 +293,7 @@ class Checkpoints:
         check_index(index, artifact.files, candidate.uri)
         live = that_has_stepped(self._tree(into)[1], index)
         sizes: dict[str, tuple[int, ...]] = {}
-        for of_rank in self._peers.gather({name: tuple(tensor.shape) for name, tensor in live.items()}):
+        for of_rank in self.peers.gather({name: tuple(tensor.shape) for name, tensor in live.items()}):
             sizes |= of_rank
         check_tensors(candidate, index, sizes)
         # What only other ranks hold is theirs to read. What none holds is of no use, but for a progress that was not
@@ -309,15 +310,15 @@ class Checkpoints:
             tensors,
             storage_reader=ShardReader(artifact.directory, index),
             planner=load_planner(),
-            process_group=self._peers.group,
-            no_dist=self._peers.group is None,
+            process_group=self.peers.group,
+            no_dist=self.peers.group is None,
         )
         # The tensors were filled in place; there are numbers besides.
         tree = join(json.loads(artifact.path(STATE).read_bytes()), tensors)
         self._state.load_state_dict(tree)
         ranks = [json.loads(artifact.path(rank_file(rank)).read_bytes()) for rank in range(artifact.made_by["world"])]
-        same = ranks_of(artifact.made_by) == self._policy.ranks(self._peers.world)
+        same = ranks_of(artifact.made_by) == self._policy.ranks(self.peers.world)
         if same:
-            restore_random_state(ranks[self._peers.rank]["random"])
+            restore_random_state(ranks[self.peers.rank]["random"])
         owns = tuple(rank["own"] for rank in ranks)
         return Restored(artifact.made_by["step"], tree["progress"], owns, candidate.uri, same, refused)

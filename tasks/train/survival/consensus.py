@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -79,11 +78,11 @@ class ExchangeSchedule:
 
 
 class Consensus:
-    """The exchange itself, on a process group of its own."""
+    """The exchange itself, between ``peers``, on whose group nothing else is in progress meanwhile."""
 
-    def __init__(self, watcher: Watcher, timeout: timedelta = timedelta(minutes=10)) -> None:
+    def __init__(self, watcher: Watcher, peers: Peers) -> None:
         self._watcher = watcher
-        self._peers = Peers.connect(timeout)
+        self._peers = peers
 
     def exchange(
         self,
@@ -128,10 +127,6 @@ class Consensus:
         reasons = self._peers.gather(stop.why if stop else "")
         rank = next(rank for rank, why in enumerate(reasons) if why)
         return f"rank {rank}: {reasons[rank]}"
-
-    def close(self) -> None:
-        if self._peers.group is not None:
-            dist.destroy_process_group(self._peers.group)
 
 
 def seconds_left(notice: Notice | None) -> float:

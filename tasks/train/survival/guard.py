@@ -80,7 +80,7 @@ class Guard:
         self._given: deque[GivenStep] = deque()
         self._idle_since = 0.0
         self.interval = interval
-        self._consensus = Consensus(watcher)
+        self._consensus = Consensus(watcher, checkpoints.peers)
         self._schedule = ExchangeSchedule()
         self.recorder = recorder
         self._group_state: GroupState | None = None
@@ -246,4 +246,3 @@ class Guard:
     def close(self) -> None:
         """The run is finished."""
         self.recorder.end("finished")
-        self._consensus.close()
