@@ -28,7 +28,7 @@ prove: $(READY)
 # The main workflow of a profile, pod by pod on this machine, with pods that are lost; draws runs/rehearsal.html.
 PROFILE ?= a100-spot
 rehearse: $(READY)
-	$(BIN)/python -m tests.support.cluster $(PROFILE)
+	$(BIN)/slipstream rehearse $(PROFILE)
 
 bench: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,bench]'

@@ -34,7 +34,7 @@ from harness.command import benchmark
 from harness.processes import on_ranks
 from harness.table import Column, Table
 from harness.turns import Figures, in_turns, settled
-from tasks.train.checkpoint import AppState, Checkpoints, ResumePolicy, Retention
+from slipstream.train.checkpoint import AppState, Checkpoints, ResumePolicy, Retention
 
 WORLD = 2
 WIDTH = 1024

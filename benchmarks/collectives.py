@@ -25,9 +25,9 @@ from harness.command import benchmark
 from harness.processes import on_ranks
 from harness.table import Column, Table
 from harness.turns import Figures, medians
-from tasks.collectives.config import OPERATIONS
-from tasks.collectives.launch.timing import run, slowest, time_cases
-from tasks.collectives.operations.cases import ALWAYS_IN_PLACE, REDUCING, Kind, prepare
+from slipstream.collectives.config import OPERATIONS
+from slipstream.collectives.launch.timing import run, slowest, time_cases
+from slipstream.collectives.operations.cases import ALWAYS_IN_PLACE, REDUCING, Kind, prepare
 
 WORLD = 2
 SIZES = (1 << 10, 256 << 10, 4 << 20, 64 << 20)

@@ -28,19 +28,19 @@ from scipy.stats import t as student_t
 from harness.command import benchmark, part_option
 from harness.models import PLAIN_MLP, train, write_table
 from harness.table import Column, Table
-from tasks.artifacts.prepared.data import PreparedData
-from tasks.artifacts.results.export import Estimate
-from tasks.compress.config import CompressionConfig
-from tasks.compress.engine import CompressionRun, propose
-from tasks.export.convert import EXAMPLE_ROWS, to_onnx
-from tasks.export.session import onnx_predictor
-from tasks.models.config import ModelConfig
-from tasks.models.predict import inputs_of, predict, targets_of, torch_predictor
-from tasks.models.trained import TrainedModel
-from tasks.preprocess.config import DataConfig
-from tasks.preprocess.engine import prepare
-from tasks.timing.latencies import Workload, measure_latencies
-from tasks.train.config import TrainingConfig
+from slipstream.artifacts.prepared.data import PreparedData
+from slipstream.artifacts.results.export import Estimate
+from slipstream.comparison.latencies import Workload, measure_latencies
+from slipstream.compress.config import CompressionConfig
+from slipstream.compress.engine import CompressionRun, propose
+from slipstream.export.convert import EXAMPLE_ROWS, to_onnx
+from slipstream.export.session import onnx_predictor
+from slipstream.models.config import ModelConfig
+from slipstream.models.predict import inputs_of, predict, targets_of, torch_predictor
+from slipstream.models.trained import TrainedModel
+from slipstream.prepare.config import DataConfig
+from slipstream.prepare.engine import prepare
+from slipstream.train.config import TrainingConfig
 
 BATCH = 32
 #: Of the built network's speed, of the teacher's, and points of accuracy below the built network's.

@@ -36,28 +36,28 @@ from harness.command import benchmark, part_option
 from harness.models import PLAIN_MLP, train, write_table
 from harness.table import Column, Table
 from harness.turns import Figures
-from tasks.artifacts.prepared.data import PreparedData
-from tasks.artifacts.prepared.token_rows import write_token_rows
-from tasks.artifacts.results.export import Estimate, LatencyFigures, read_export
-from tasks.export import engine
-from tasks.export.candidates.quantise import Quantiser
-from tasks.export.candidates.recipes import Recipe, convolutional
-from tasks.export.candidates.search import BATCHES, calibration
-from tasks.export.config import ExportConfig
-from tasks.export.convert import quiet
-from tasks.export.operator_times import at_batch
-from tasks.export.package.assemble import MODEL
-from tasks.export.session import onnx_predictor
-from tasks.export.variants import FP32, FP32_FILE
-from tasks.gate.quality import loss_of
-from tasks.hardware.machine import VNNI, this_machine
-from tasks.models.config import ModelConfig
-from tasks.models.predict import predict, targets_of
-from tasks.models.trained import TrainedModel
-from tasks.preprocess.config import DataConfig
-from tasks.preprocess.engine import prepare
-from tasks.timing.latencies import Workload, measure_latencies
-from tasks.train.config import TrainingConfig
+from slipstream.artifacts.prepared.data import PreparedData
+from slipstream.artifacts.prepared.token_rows import write_token_rows
+from slipstream.artifacts.results.export import Estimate, LatencyFigures, read_export
+from slipstream.comparison.latencies import Workload, measure_latencies
+from slipstream.comparison.quality import loss_of
+from slipstream.export import engine
+from slipstream.export.config import ExportConfig
+from slipstream.export.convert import quiet
+from slipstream.export.operator_times import at_batch
+from slipstream.export.package.assemble import MODEL
+from slipstream.export.quantize.quantise import Quantiser
+from slipstream.export.quantize.recipes import Recipe, convolutional
+from slipstream.export.quantize.search import BATCHES, calibration
+from slipstream.export.session import onnx_predictor
+from slipstream.export.variants import FP32, FP32_FILE
+from slipstream.machine.description import VNNI, this_machine
+from slipstream.models.config import ModelConfig
+from slipstream.models.predict import predict, targets_of
+from slipstream.models.trained import TrainedModel
+from slipstream.prepare.config import DataConfig
+from slipstream.prepare.engine import prepare
+from slipstream.train.config import TrainingConfig
 
 MAX_LOSS = 1.0
 #: Shares of the best peer's speed: the figure, and the lower end of its interval. Times the smallest peer's size.
@@ -150,7 +150,7 @@ def ort_static(fp32: Path, target: Path, inputs: Sequence[np.ndarray]) -> None:
     from onnxruntime.quantization import quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    from tasks.export.candidates.quantise import calibration_rows
+    from slipstream.export.quantize.quantise import calibration_rows
 
     prepared = target.with_suffix(".prepared")
     quant_pre_process(fp32, prepared)

@@ -2,8 +2,8 @@
 
     python benchmarks/goodput.py [--quick] [--json FILE]
 
-Ray (release/train_tests, 8 workers, 4 preemptions, 1,600 steps) reports 75.6 % useful steps with a checkpoint every
-400 steps and 94.6 % with a checkpoint on notice. Here two ranks of ``tasks.train.run`` train a model whose steps take
+Ray (release/train_tests, 8 workers, 4 preemptions, 1,600 steps) reports 75.6 % useful steps with a checkpoint every 400
+steps and 94.6 % with a checkpoint on notice. Here two ranks of ``slipstream.train.run`` train a model whose steps take
 at least 50 ms; the faults come at times drawn from a seed, which the trainer cannot see. *periodic* saves every 400
 steps and is killed without notice; *auto* chooses its interval, told a mean time between failures of 400 steps, and is
 killed without notice; *notice* saves every 400 steps and gets SIGTERM first. Executed steps are counted by the model
@@ -35,15 +35,15 @@ from harness.command import benchmark
 from harness.processes import FRESH, alone
 from harness.table import Column, Table
 from harness.turns import Figures
-from tasks import logs
-from tasks.artifacts.prepared.data import PreparedData, Signature
-from tasks.models.config import ModelConfig
-from tasks.preprocess.config import DataConfig
-from tasks.preprocess.engine import prepare
-from tasks.storage import storage_for
-from tasks.train.config import TrainingConfig
-from tasks.train.loop.coupled_rows import ROWS
-from tasks.train.survival.goodput import STALL, STEPS, read_attempts
+from slipstream import logs
+from slipstream.artifacts.prepared.data import PreparedData, Signature
+from slipstream.models.config import ModelConfig
+from slipstream.prepare.config import DataConfig
+from slipstream.prepare.engine import prepare
+from slipstream.storage import storage_for
+from slipstream.train.config import TrainingConfig
+from slipstream.train.fault_tolerance.goodput import STALL, STEPS, read_attempts
+from slipstream.train.loop.coupled_rows import ROWS
 
 WORLD = 2
 SAVE_EVERY = STEPS_BETWEEN_FAILURES = 400
@@ -94,9 +94,9 @@ def build(signature: Signature, counter: str, step_s: float) -> nn.Module:
 
 def rank_main(rank: int, port: int, plan: Plan, mode: str) -> None:
     """One rank of one attempt."""
-    from tasks.train.request import TrainingRequest
-    from tasks.train.run import run
-    from tasks.train.survival.guard import Preempted
+    from slipstream.train.fault_tolerance.guard import Preempted
+    from slipstream.train.request import TrainingRequest
+    from slipstream.train.run import run
 
     where = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": WORLD, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     # As under torch elastic, whose agent holds the store.

@@ -30,9 +30,9 @@ from harness.command import benchmark, part_option
 from harness.processes import alone
 from harness.table import Column, Table
 from harness.turns import Figures, in_turns, settled
-from tasks.artifacts.format import Artifact, ArtifactWriter
-from tasks.artifacts.prepared.data import KIND, TARGET, PreparedData, Signature, TensorSpec
-from tasks.preprocess.shuffle.sorted_runs import block_rows
+from slipstream.artifacts.format import Artifact, ArtifactWriter
+from slipstream.artifacts.prepared.data import KIND, TARGET, PreparedData, Signature, TensorSpec
+from slipstream.prepare.shuffle.sorted_runs import block_rows
 
 COLUMNS, BATCH = 200, 1024
 PAIRS = 7
@@ -73,9 +73,9 @@ def make(directory: Path, rows: int) -> None:
 def ours(directory: Path) -> Iterator[Any]:
     import torch
 
-    from tasks.distributed.process_group import Group
-    from tasks.train.data.loader import layout, training_batches
-    from tasks.train.data.order import GlobalOrder
+    from slipstream.distributed.process_group import Group
+    from slipstream.train.data.loader import layout, training_batches
+    from slipstream.train.data.order import GlobalOrder
 
     data = PreparedData.open(directory / "prepared")
     order, alone = GlobalOrder(layout(data, "train"), BATCH, seed=0), Group(0, 1, torch.device("cpu"), "gloo")

@@ -31,23 +31,23 @@ from harness.command import benchmark
 from harness.processes import on_ranks
 from harness.table import Column, Table
 from harness.turns import Figures, interval_of_median, medians
-from tasks.artifacts.prepared.data import PreparedData
-from tasks.distributed.process_group import Group
-from tasks.models.factory import Predictor
-from tasks.preprocess.config import DataConfig
-from tasks.preprocess.engine import prepare
-from tasks.train.arithmetic.precision import LossScaler
-from tasks.train.checkpoint import AppState, Checkpoints, ResumePolicy, Retention
-from tasks.train.config import TrainingConfig
-from tasks.train.loop.probe import Traits
-from tasks.train.loop.state import Progress, TrainingState, weights_of
-from tasks.train.loop.step import make_optimizer
-from tasks.train.loop.train_loop import TrainLoop
-from tasks.train.parallel.replicas import replicate
-from tasks.train.survival.checkpoint_interval import Interval
-from tasks.train.survival.goodput import STALL, GoodputRecorder
-from tasks.train.survival.guard import Guard
-from tasks.train.survival.notices import Watcher
+from slipstream.artifacts.prepared.data import PreparedData
+from slipstream.distributed.process_group import Group
+from slipstream.models.factory import Predictor
+from slipstream.prepare.config import DataConfig
+from slipstream.prepare.engine import prepare
+from slipstream.train.checkpoint import AppState, Checkpoints, ResumePolicy, Retention
+from slipstream.train.config import TrainingConfig
+from slipstream.train.fault_tolerance.checkpoint_interval import Interval
+from slipstream.train.fault_tolerance.goodput import STALL, GoodputRecorder
+from slipstream.train.fault_tolerance.guard import Guard
+from slipstream.train.fault_tolerance.notices import Watcher
+from slipstream.train.loop.probe import Traits
+from slipstream.train.loop.state import Progress, TrainingState, weights_of
+from slipstream.train.loop.step import make_optimizer
+from slipstream.train.loop.train_loop import TrainLoop
+from slipstream.train.optim.precision import LossScaler
+from slipstream.train.parallel.replicas import replicate
 
 WORLD = 2
 STEP_S = 0.02

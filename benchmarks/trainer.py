@@ -39,19 +39,19 @@ from harness.loops import RIVALS, WORKLOADS, WORLD, Contender, Workload
 from harness.processes import on_ranks
 from harness.table import Column, Table
 from harness.turns import Figures, interval_of_median, medians
-from tasks.artifacts.prepared.data import PreparedData
-from tasks.distributed.process_group import Group
-from tasks.train.arithmetic.precision import LossScaler, kernels
-from tasks.train.checkpoint import AppState, Checkpoints, ResumePolicy
-from tasks.train.loop.probe import probe
-from tasks.train.loop.state import Progress, TrainingState, weights_of
-from tasks.train.loop.step import make_optimizer
-from tasks.train.loop.train_loop import TrainLoop
-from tasks.train.parallel.replicas import replicate
-from tasks.train.survival.checkpoint_interval import Interval
-from tasks.train.survival.goodput import GoodputRecorder
-from tasks.train.survival.guard import Guard
-from tasks.train.survival.notices import Watcher
+from slipstream.artifacts.prepared.data import PreparedData
+from slipstream.distributed.process_group import Group
+from slipstream.train.checkpoint import AppState, Checkpoints, ResumePolicy
+from slipstream.train.fault_tolerance.checkpoint_interval import Interval
+from slipstream.train.fault_tolerance.goodput import GoodputRecorder
+from slipstream.train.fault_tolerance.guard import Guard
+from slipstream.train.fault_tolerance.notices import Watcher
+from slipstream.train.loop.probe import probe
+from slipstream.train.loop.state import Progress, TrainingState, weights_of
+from slipstream.train.loop.step import make_optimizer
+from slipstream.train.loop.train_loop import TrainLoop
+from slipstream.train.optim.precision import LossScaler, kernels
+from slipstream.train.parallel.replicas import replicate
 
 SAME, USUAL = "the same, by hand", "as people write it"
 #: Published names and what has to be installed.

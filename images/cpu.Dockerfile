@@ -14,8 +14,10 @@ RUN python requirements.py \
 RUN useradd --create-home --uid 1000 flyte && chown 1000 /root
 
 COPY --chown=1000 README.md LICENSE ./
+COPY --chown=1000 slipstream slipstream
 COPY --chown=1000 tasks tasks
 COPY --chown=1000 workflows workflows
 RUN python -m pip install --no-deps --editable .
-ENV HOME=/home/flyte
+# Only slipstream is installed: tasks and workflows are found here.
+ENV HOME=/home/flyte PYTHONPATH=/root
 USER 1000

@@ -16,8 +16,10 @@ RUN (getent passwd 1000 || useradd --uid 1000 flyte) \
     && mkdir --parents /home/flyte && chown 1000 /home/flyte /root
 
 COPY --chown=1000 README.md LICENSE ./
+COPY --chown=1000 slipstream slipstream
 COPY --chown=1000 tasks tasks
 COPY --chown=1000 workflows workflows
 RUN python -m pip install --no-deps --editable .
-ENV HOME=/home/flyte
+# Only slipstream is installed: tasks and workflows are found here.
+ENV HOME=/home/flyte PYTHONPATH=/root
 USER 1000

@@ -1,49 +1,84 @@
-"""The configuration of one run: everything a user can set, in one tree.
-
-``python -m tasks.config > run.schema.json`` writes the JSON Schema by which editors complete and check ``run.yaml``.
-"""
+"""The Flyte task of the whole configuration: what each stage gets of it."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import field, replace
+from dataclasses import replace
+from typing import Annotated, NamedTuple
 
-from tasks.collectives.config import CollectivesConfig
-from tasks.compress.config import CompressionConfig
-from tasks.export.config import ExportConfig
-from tasks.export.registry.config import PromotionConfig
-from tasks.models.config import ModelConfig
-from tasks.preprocess.config import DataConfig
-from tasks.settings import Settings, described_schema_of, settings
-from tasks.train.config import TrainingConfig
+from flytekit import task
+
+from slipstream.collectives.config import CollectivesConfig
+from slipstream.compress.config import CompressionConfig
+from slipstream.config import RunConfig
+from slipstream.errors import UserError
+from slipstream.export.config import ExportConfig
+from slipstream.models.config import ModelConfig, TeachingConfig
+from slipstream.profiles.profile import current_profile
+from slipstream.settings import to_dict
+from slipstream.train.config import TrainingConfig
+from tasks.flyte.metadata import on
+from tasks.flyte.stage import BY_VALUE, map_errors
 
 
-@settings
-class RunConfig(Settings):
-    """Each section goes to the stage it names and to no other, so that a change reruns only what depends on it."""
+class Sections(NamedTuple):
+    """The sections of a configuration, and the user's own factory and what identifies its code (both "" for built-in
+    networks)."""
 
-    data: DataConfig = field(default_factory=DataConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
-    training: TrainingConfig = field(default_factory=TrainingConfig)
-    compression: CompressionConfig = field(default_factory=CompressionConfig)
-    export: ExportConfig = field(default_factory=ExportConfig)
-    promotion: PromotionConfig = field(default_factory=PromotionConfig)
-    collectives: CollectivesConfig = field(default_factory=CollectivesConfig)
+    model: Annotated[ModelConfig, BY_VALUE]
+    training: Annotated[TrainingConfig, BY_VALUE]
+    export: Annotated[ExportConfig, BY_VALUE]
+    collectives: Annotated[CollectivesConfig, BY_VALUE]
+    model_code: str
+    compression: Annotated[CompressionConfig, BY_VALUE]
+    #: The same section's, for the trainer: how a smaller network is trained, and how much it learns from its teacher.
+    tuning: Annotated[TrainingConfig, BY_VALUE]
+    teaching: Annotated[TeachingConfig, BY_VALUE]
+    #: Of the weights that a smaller network begins with.
+    seed: int
+    #: Of that smaller network: "given" or "searched"; "none" if none is made.
+    size: str
+    #: The only factory from outside this project that trained models may be made by.
+    factory: str
 
-    def for_training(self) -> TrainingConfig:
-        """The section of training, with what it takes from ``collectives`` if it applies results of the tuner. What
-        is found there is no part of it, so that a new result makes nothing run again."""
-        training = self.training
-        if not training.network_profile:
-            return training
-        latest = training.network_profile == "latest"
-        return replace(
-            training,
-            network_profile=self.collectives.history if latest else training.network_profile,
-            network_numbers=training.network_numbers or self.collectives.numbers,
+
+@task(**on("fingerprint"))
+@map_errors
+def read_config(config: RunConfig, method: str = "") -> Sections:
+    """Hand the sections on; ``method`` ("prune" or "distil") replaces that of ``compression``. Never cached: edited
+    model code is new work.
+
+    Raises ``UserError`` before anything else runs if the layout of the training does not fit its processes, or if a
+    network that is made smaller is to be divided among them.
+    """
+    from slipstream.models.source_code import fingerprint_model
+
+    place, training, compression = current_profile().placement("train"), config.for_training(), config.compression
+    if place.processes:  # else as many as the machine has
+        training.parallel.sizes(place.nodes * place.processes, place.nodes)
+    if method:
+        compression = CompressionConfig.from_dict({**to_dict(compression), "method": method})
+    smaller = compression.method != "none"
+    if smaller and training.parallel.divides:
+        raise UserError(
+            "training.parallel: a network that is compressed cannot be divided; expected no shard, pipeline or tensor, "
+            "or compression.method none"
         )
-
-
-if __name__ == "__main__":
-    dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
-    print(json.dumps({**dialect, **described_schema_of(RunConfig)}, indent=2))
+    tuning = replace(
+        training,
+        epochs=compression.epochs or training.epochs,
+        learning_rate=compression.learning_rate or training.learning_rate,
+        checkpoint_uri="",  # one home for the checkpoints of one training
+    )
+    return Sections(
+        config.model,
+        training,
+        config.export,
+        config.collectives,
+        fingerprint_model(config.model),
+        compression,
+        tuning,
+        compression.teaching,
+        training.seed,
+        ("searched" if compression.searches else "given") if smaller else "none",
+        config.model.factory,
+    )

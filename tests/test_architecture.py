@@ -1,4 +1,4 @@
-"""The layout of the code: arrows point down only, and there is no circle."""
+"""The layout of the code: three floors, imports point down only, and there is no circle."""
 
 from __future__ import annotations
 
@@ -7,73 +7,96 @@ from pathlib import Path
 
 import pytest
 
-from tasks.artifacts.versions import ROOT, imported_names, project_imports
+from slipstream.artifacts.versions import ROOT, imported_names
 
-#: What each room of ``tasks/`` may import besides itself: the layers below it. Rooms of stages share no engine.
+FLOORS = ("workflows", "tasks", "slipstream")
+#: What each package of ``slipstream/`` may import besides itself. First the foundations, then the stages, which stand
+#: beside each other: none imports another, but for promotion, which judges the packages that export writes.
 ERRORS = {"errors"}
 BASE = ERRORS | {"settings"}
-SHARED = BASE | {
+FOUNDATIONS = BASE | {
+    "stages",
     "logs",
     "text_table",
     "artifacts",
     "storage",
     "distributed",
-    "hardware",
+    "machine",
+    "profiles",
     "models",
-    "network",
-    "gate",
-    "timing",
+    "interconnect",
+    "comparison",
 }
+STAGES = ("prepare", "train", "evaluate", "compress", "export", "collectives")
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "logs": set(),
     "cron": set(),
     "text_table": set(),
+    "stages": set(),
     "settings": ERRORS,
     "storage": ERRORS,
     "distributed": ERRORS,
-    "hardware": BASE | {"text_table"},
-    "artifacts": BASE | {"storage"},
-    **dict.fromkeys(("models", "gate"), BASE | {"artifacts"}),
-    "timing": {"artifacts", "models"},
-    "network": BASE | {"logs", "artifacts", "storage", "hardware"},
-    "flyte": BASE | {"logs", "artifacts", "storage", "distributed", "hardware"},
-    **dict.fromkeys(("preprocess", "train", "evaluate", "compress", "export", "collectives"), SHARED),
-    **dict.fromkeys(("report", "doctor"), SHARED | {"cron"}),
+    "machine": ERRORS,
+    "profiles": BASE | {"stages", "text_table", "machine"},
+    "artifacts": BASE | {"stages", "storage"},
+    "models": BASE | {"artifacts"},
+    "comparison": BASE | {"artifacts", "models"},
+    "interconnect": BASE | {"logs", "artifacts", "storage", "machine"},
+    **dict.fromkeys(STAGES, FOUNDATIONS),
+    "promote": FOUNDATIONS | {"export"},
+    **dict.fromkeys(("report", "doctor"), FOUNDATIONS | {"cron"}),
+    "config": BASE | {"models", "promote", *STAGES},
+    "schema": BASE | {"config"},
+    "cli": {"subcommands", "export"},
+    "subcommands": ERRORS,
+    "__main__": {"cli"},
 }
-#: The configuration of a run names the settings of every stage; these name it, as it comes to them whole.
-CONFIG = {
-    "train/__main__.py",
-    "collectives/__main__.py",
-    "collectives/task.py",
-    "export/registry/task.py",
-    "preprocess/task.py",
-    "report/task.py",
-}
+#: Commands read the configuration of a run, which names the settings of every stage.
+READ_CONFIG = {"slipstream/train/command.py", "slipstream/collectives/command.py"}
 
 
 def module_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-MODULES = {module_of(path): path for path in sorted((ROOT / "tasks").rglob("*.py"))}
-IMPORTS = {module: set(project_imports(path)) - {module} for module, path in MODULES.items()}
+MODULES = {module_of(path): path for floor in FLOORS for path in sorted((ROOT / floor).rglob("*.py"))}
 
 
-def room_of(module: str) -> str:
+def imports_of(path: Path) -> set[str]:
+    """The modules of the project that a file imports; ``from package import name`` may name one."""
+    names = [(name, name.rpartition(".")[0]) for name in imported_names(path)]
+    return {next(name for name in either if name in MODULES) for either in names if MODULES.keys() & set(either)}
+
+
+IMPORTS = {module: imports_of(path) - {module} for module, path in MODULES.items()}
+
+
+def package_of(module: str) -> str:
     return module.split(".")[1] if "." in module else ""
 
 
-@pytest.mark.parametrize("module", [module for module in MODULES if room_of(module) not in ("", "config", "task")])
-def test_arrows_point_down(module: str) -> None:
-    room, path = room_of(module), MODULES[module].relative_to(ROOT / "tasks").as_posix()
-    allowed = ALLOWED[room] | {room}
-    if path.endswith("/task.py"):
-        allowed |= {"flyte"}
-    if path in CONFIG:
+def test_the_floors_are_workflows_above_tasks_above_slipstream() -> None:
+    for module, imports in IMPORTS.items():
+        floor = FLOORS.index(module.split(".")[0])
+        assert not {name for name in imports if FLOORS.index(name.split(".")[0]) < floor}, module
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if module.startswith("slipstream.")])
+def test_inside_the_lowest_floor_imports_point_down(module: str) -> None:
+    package = package_of(module)
+    allowed = ALLOWED[package] | {package}
+    if MODULES[module].relative_to(ROOT).as_posix() in READ_CONFIG:
         allowed |= {"config"}
-    found = {room_of(imported) for imported in IMPORTS[module]} - {""}
-    assert found <= allowed, f"{path} imports {sorted(found - allowed)}"
+    found = {package_of(imported) for imported in IMPORTS[module]} - {""}
+    assert found <= allowed, f"{module} imports {sorted(found - allowed)}"
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if module.startswith("tasks.flyte.")])
+def test_the_glue_knows_no_stage(module: str) -> None:
+    imported = {name.split(".")[1] for name in IMPORTS[module] if name.startswith("slipstream.")}
+    assert imported <= FOUNDATIONS
+    assert {name for name in IMPORTS[module] if name.startswith("tasks.")} <= {m for m in MODULES if "tasks.flyte" in m}
 
 
 def test_there_is_no_circle() -> None:
@@ -85,10 +108,9 @@ def test_there_is_no_circle() -> None:
     assert not left, f"these import each other, or wait for such: {sorted(left)}"
 
 
-def test_only_tasks_and_the_glue_import_flytekit() -> None:
-    knows = [p for p in MODULES.values() if any(name.startswith("flytekit") for name in imported_names(p))]
-    rooms = {p.relative_to(ROOT / "tasks").as_posix() for p in knows}
-    assert rooms and not {name for name in rooms if Path(name).name != "task.py" and not name.startswith("flyte/")}
+def test_only_the_two_upper_floors_import_flytekit() -> None:
+    knows = {name for name, path in MODULES.items() if any(i.startswith("flytekit") for i in imported_names(path))}
+    assert {"tasks", "workflows"} == {name.split(".")[0] for name in knows}
 
 
 def test_a_folder_fits_on_one_screen() -> None:
@@ -103,7 +125,7 @@ def test_the_readme_names_every_folder() -> None:
         above = [*above[: len(indent) // 2], folder]
         named.add("/".join(above))
     code = {path.parent.relative_to(ROOT).as_posix() for path in MODULES.values()}
-    assert {name for name in named if name.startswith("tasks")} == code
+    assert {name for name in named if name.startswith(FLOORS)} == code
 
 
 def test_tests_share_helpers_only_through_support() -> None:

@@ -15,7 +15,7 @@ from flytekit.clients.auth.exceptions import AccessTokenNotFoundError, Authentic
 from flytekit.clis.sdk_in_container import constants, utils
 from flytekit.configuration import Config
 
-from tasks.errors import UserError
+from slipstream.errors import UserError
 
 #: The module of flytekit through which every call of the backend goes.
 REMOTE = "flytekit.remote.remote"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from flytekit import workflow
 
-from tasks.collectives.config import CollectivesConfig
-from tasks.collectives.task import compare_collectives, measure_collectives, tune_collectives
-from tasks.config import RunConfig
-from tasks.preprocess.task import prepare_data
-from tasks.report.summary import NetworkSummary, TuningSummary
-from tasks.report.task import report_network, report_tuning
+from slipstream.collectives.config import CollectivesConfig
+from slipstream.config import RunConfig
+from slipstream.report.summary import NetworkSummary, TuningSummary
+from tasks.collectives import compare_collectives, measure_collectives, tune_collectives
+from tasks.prepare import prepare_data
+from tasks.report import report_network, report_tuning
 from workflows.command_line import prepare_pyflyte
 
 prepare_pyflyte()

@@ -16,8 +16,8 @@ from flytekit.core.data_persistence import FileAccessProvider
 from flytekit.interaction import click_types
 from flytekit.models.types import LiteralType
 
-from tasks.errors import UserError
-from tasks.settings import Settings
+from slipstream.errors import UserError
+from slipstream.settings import Settings
 from workflows.backend_errors import explain_backend_errors
 
 

@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 
 from flytekit import conditional, workflow
 
-from tasks.artifacts.results.compression import Compression
-from tasks.compress.config import ROUNDS, CompressionConfig
-from tasks.compress.task import Compressed, choose, propose
+from slipstream.artifacts.results.compression import Compression
+from slipstream.compress.config import ROUNDS, CompressionConfig
+from slipstream.models.config import ModelConfig, TeachingConfig
+from slipstream.train.config import TrainingConfig
+from tasks.compress import Compressed, choose, propose
 from tasks.flyte.stage import ArtifactDirectory, StageRun
-from tasks.models.config import ModelConfig, TeachingConfig
-from tasks.train.config import TrainingConfig
-from tasks.train.task import train, tune
+from tasks.train import train, tune
 
 
 class Trained(NamedTuple):

@@ -1,29 +1,19 @@
-"""What will go wrong, before it does: with a package, with a cluster, with a node.
-
-    python -m workflows.doctor PACKAGE.tgz [--limits cluster.toml] [--trained DIRECTORY]
-    python -m workflows.doctor --node [--store URI] [--endpoint URL]
-
-As a workflow, ``check_nodes`` looks at as many nodes as training has, each from a pod placed as training's.
-"""
+"""What will go wrong with the nodes of training, before it does; ``slipstream doctor`` looks at a package and at this
+machine."""
 
 from __future__ import annotations
-
-if __name__ == "__main__":  # before the imports below, which take seconds and need a profile
-    from tasks.doctor.command import main
-
-    main()
 
 import functools
 
 from flytekit import map_task, workflow
 
-from tasks.doctor.task import NodeCheck, check_node
-from tasks.hardware.profile import current_profile
+from slipstream.profiles.profile import current_profile
+from tasks.doctor import NodeCheck, check_node
 
 PODS = list(range(current_profile().placement("train").nodes))
 
 
 @workflow
 def check_nodes(store: str = "", endpoint: str = "") -> list[NodeCheck]:
-    """Look at the nodes of training; the tables are in the decks."""
+    """Look at as many nodes as training has, each from a pod placed as training's; the tables are in the decks."""
     return map_task(functools.partial(check_node, store=store, endpoint=endpoint))(pod=PODS)

@@ -6,15 +6,15 @@ from typing import Any
 
 from flytekit import StructuredDataset, conditional, map_task, workflow
 
-from tasks.collectives.task import benchmark_collectives
-from tasks.config import RunConfig
-from tasks.evaluate.task import evaluate
-from tasks.export.registry.task import judge, leave_in_service, open_registry, put_in_service
-from tasks.export.task import describe_machine, export, open_inputs
-from tasks.preprocess.task import address_of, prepare_data
-from tasks.report.summary import CompressionSummary, DataSummary, ExportSummary, RunSummary
-from tasks.report.task import report, report_compression, report_data, report_export
-from tasks.task import read_config
+from slipstream.config import RunConfig
+from slipstream.report.summary import CompressionSummary, DataSummary, ExportSummary, RunSummary
+from tasks.collectives import benchmark_collectives
+from tasks.config import read_config
+from tasks.evaluate import evaluate
+from tasks.export import describe_machine, export, open_inputs
+from tasks.prepare import address_of, prepare_data
+from tasks.promote import judge, leave_in_service, open_registry, put_in_service
+from tasks.report import report, report_compression, report_data, report_export
 from workflows.command_line import prepare_pyflyte
 from workflows.compression import compress, how_to_compress, train_as_asked
 

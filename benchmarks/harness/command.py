@@ -13,9 +13,9 @@ from typing import Any
 import click
 
 from harness.table import Table
-from tasks.artifacts.versions import installed
-from tasks.hardware.cpus import usable_cores
-from tasks.hardware.machine import this_machine
+from slipstream.artifacts.versions import installed
+from slipstream.machine.cpus import usable_cores
+from slipstream.machine.description import this_machine
 
 #: Whose versions are told beside the figures.
 LIBRARIES = ("torch", "numpy", "pyarrow", "onnxruntime", "nncf", "polars", "datasets", "grain", "litdata")

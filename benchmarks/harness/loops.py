@@ -18,17 +18,17 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from harness.turns import Figures
-from tasks.artifacts.format import ArtifactWriter
-from tasks.artifacts.prepared.data import KIND, TARGET, PreparedData, Signature, TensorSpec
-from tasks.artifacts.prepared.token_rows import write_token_rows
-from tasks.models.config import ModelConfig
-from tasks.models.factory import build
-from tasks.preprocess.shuffle.sorted_runs import block_rows
-from tasks.train.arithmetic.schedule import learning_rate
-from tasks.train.config import TrainingConfig
-from tasks.train.data.loader import layout
-from tasks.train.data.order import GlobalOrder, share
-from tasks.train.loop.step import make_optimizer
+from slipstream.artifacts.format import ArtifactWriter
+from slipstream.artifacts.prepared.data import KIND, TARGET, PreparedData, Signature, TensorSpec
+from slipstream.artifacts.prepared.token_rows import write_token_rows
+from slipstream.models.config import ModelConfig
+from slipstream.models.factory import build
+from slipstream.prepare.shuffle.sorted_runs import block_rows
+from slipstream.train.config import TrainingConfig
+from slipstream.train.data.loader import layout
+from slipstream.train.data.order import GlobalOrder, share
+from slipstream.train.loop.step import make_optimizer
+from slipstream.train.optim.schedule import learning_rate
 
 WORLD = 2
 CARDINALITIES = (9, 16, 7, 15, 6, 5, 2, 42)

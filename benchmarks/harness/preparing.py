@@ -13,9 +13,9 @@ from pathlib import Path
 
 
 def ours(data: Path, out: Path, shuffle: bool = True) -> None:
-    from tasks.hardware.cpus import usable_cores
-    from tasks.preprocess.config import DataConfig
-    from tasks.preprocess.engine import prepare
+    from slipstream.machine.cpus import usable_cores
+    from slipstream.prepare.config import DataConfig
+    from slipstream.prepare.engine import prepare
 
     # In the main job another task has taken the fingerprint.
     made_by = {"source": "benchmarks/preprocess.py"}
@@ -27,12 +27,12 @@ def ours_in_order(data: Path, out: Path) -> None:
 
 
 def ours_ingest(data: Path, out: Path) -> None:
-    from tasks.hardware.cpus import usable_cores
-    from tasks.preprocess.config import DataConfig
-    from tasks.preprocess.pool.resume import resumable_scratch
-    from tasks.preprocess.pool.workers import Workers
-    from tasks.preprocess.read.files import list_source
-    from tasks.preprocess.read.tables import open_source
+    from slipstream.machine.cpus import usable_cores
+    from slipstream.prepare.config import DataConfig
+    from slipstream.prepare.source.files import list_source
+    from slipstream.prepare.source.tables import open_source
+    from slipstream.prepare.workers.pool import Workers
+    from slipstream.prepare.workers.resume import resumable_scratch
 
     with closing(Workers(usable_cores())) as workers, resumable_scratch(out, workers) as place:
         source = open_source(list_source(str(data)), DataConfig(id="id"), place)

@@ -12,7 +12,9 @@ from typing import Any
 
 #: Forked from a server that has imported what the benchmarks import, so that starting one takes no seconds.
 FRESH = multiprocessing.get_context("forkserver")
-FRESH.set_forkserver_preload(["torch._dynamo", "tasks.train.run", "tasks.preprocess.engine", "scipy.stats", "click"])
+FRESH.set_forkserver_preload(
+    ["torch._dynamo", "slipstream.train.run", "slipstream.prepare.engine", "scipy.stats", "click"]
+)
 
 
 def alone(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -17,11 +17,11 @@ from functools import partial
 
 from flytekit.extend import IgnoreOutputs
 
-from tasks.errors import UserError
+from slipstream.errors import UserError
+from slipstream.logs import logger
+from slipstream.storage import StorageUnavailable
 from tasks.flyte.failures import PodPreempted
 from tasks.flyte.verdict import OutputPrefix, Verdict, is_cause
-from tasks.logs import logger
-from tasks.storage import StorageUnavailable
 
 LOG = logger("flyte")
 

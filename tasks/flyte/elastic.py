@@ -8,7 +8,7 @@
 - The pods of a job leave together and with one verdict (:mod:`tasks.flyte.departure`).
 - A preemption that was noticed spends the same budget of Flyte's as one that was not: of a single pod the platform's,
   whose last attempt runs on demand; of a job the task's own ``retries``, which leave it on spot
-  (:mod:`tasks.hardware.retries`).
+  (:mod:`slipstream.profiles.retries`).
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from flytekit.types.directory import FlyteDirectory
 from flytekitplugins.kfpytorch import CleanPodPolicy, Elastic, RunPolicy
 from flytekitplugins.kfpytorch.task import PytorchElasticFunctionTask
 
-from tasks.artifacts.format import Artifact
-from tasks.artifacts.homes import Holder
-from tasks.distributed.devices import check_gpus
-from tasks.distributed.names import names_of_this_machine
-from tasks.errors import Interrupted, UserError
+from slipstream.artifacts.format import Artifact
+from slipstream.artifacts.homes import Holder
+from slipstream.distributed.devices import check_gpus
+from slipstream.distributed.names import names_of_this_machine
+from slipstream.errors import Interrupted, UserError
+from slipstream.logs import logger
+from slipstream.machine.cpus import usable_cores
+from slipstream.machine.gpus import visible_gpus
+from slipstream.profiles.profile import CHOICE, Placement, Profile, current_profile
+from slipstream.storage import StorageUnavailable
 from tasks.flyte.departure import one_verdict, outlive_sigterm
 from tasks.flyte.failures import GROUP_ENDED, PodPreempted, as_seen_by_flyte, failure_of
 from tasks.flyte.homes import home_of, this_attempt
 from tasks.flyte.reports import Outcome, Report, clear_report, collect_reports, this_rank
 from tasks.flyte.stage import Made, StageRun, local_path, map_errors, run_stage, runs_locally
 from tasks.flyte.verdict import OutputPrefix
-from tasks.hardware.cpus import usable_cores
-from tasks.hardware.gpus import visible_gpus
-from tasks.hardware.profile import CHOICE, Placement, Profile, current_profile
-from tasks.logs import logger
-from tasks.storage import StorageUnavailable
 
 LOG = logger("flyte")
 

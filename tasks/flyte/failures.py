@@ -17,10 +17,10 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError
 
-from tasks.distributed.explained import explained
-from tasks.errors import Interrupted, UserError
+from slipstream.distributed.explained import explained
+from slipstream.errors import Interrupted, UserError
+from slipstream.storage import StorageUnavailable
 from tasks.flyte.reports import Outcome, Report
-from tasks.storage import StorageUnavailable
 
 #: What an agent raises when it cannot reach the others: their pod may have gone, or not have come.
 LOST_AGENT = (RendezvousError, DistError)

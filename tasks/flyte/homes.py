@@ -9,11 +9,11 @@ from typing import Any
 
 from flytekit import current_context
 
-from tasks.artifacts.homes import Holder, home_below
-from tasks.artifacts.store import STORE, content_key
-from tasks.artifacts.versions import code_version
+from slipstream.artifacts.homes import Holder, home_below
+from slipstream.artifacts.store import STORE, content_key
+from slipstream.artifacts.versions import code_version
+from slipstream.profiles.placement import Placement
 from tasks.flyte.stage import describe, runs_locally
-from tasks.hardware.placement import Placement
 
 
 def home_of(stage: str, inputs: Mapping[str, Any], place: Placement) -> str:

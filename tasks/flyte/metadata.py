@@ -10,24 +10,19 @@ from typing import Any
 from flytekit import Cache, Resources
 from flytekit.extras.accelerators import BaseAccelerator, GPUAccelerator, MultiInstanceGPUAccelerator
 
-from tasks.artifacts.versions import CODE, code_version
+from slipstream.artifacts.versions import code_version
+from slipstream.machine.cpus import CPU
+from slipstream.machine.memory import MEMORY
+from slipstream.profiles.placement import Placement
+from slipstream.profiles.profile import RESOLVED, Profile, current_profile
+from slipstream.stages import STAGES
 from tasks.flyte.literal_types import describe_once
 from tasks.flyte.pods import needs_template, pod_template
-from tasks.hardware.cpus import CPU
-from tasks.hardware.memory import MEMORY
-from tasks.hardware.placement import Placement
-from tasks.hardware.profile import RESOLVED, Profile, current_profile
 
-#: Stages whose results are measured times: those of other hardware are not theirs.
-MEASURED = ("collectives", "export")
-#: Stages that look by themselves for what an earlier run made, because only in the running group they know the hardware
-#: that a result belongs to: neither Flyte nor the local store keeps theirs. Of a result that was there already, the
-#: manifest says in ``made_by`` that it was ``reused``.
-AFRESH = ("collectives",)
 #: adlfs does not take the metadata that flytekit attaches to what it uploads: every task fails whose outputs are on
 #: Azure.
 FLYTEKIT = {"FLYTE_PERSISTENCE_ATTACH_EXECUTION_METADATA": "false"}
-#: As ``tasks/__init__.py`` sets it, for what imports ONNX Runtime before any of our code.
+#: As ``slipstream/__init__.py`` sets it, for what imports ONNX Runtime before any of our code.
 NO_TELEMETRY = {"ORT_DISABLE_TELEMETRY": "1"}
 #: For a task with a deck of its own, and none of flytekit's: for the list of dependencies it runs pip in the pod, which
 #: takes seconds and asks the network whether there is a newer pip.
@@ -37,7 +32,7 @@ describe_once()
 
 
 def on(stage: str, besides: tuple[str, ...] = (), *, cached: bool = True) -> dict[str, Any]:
-    """The metadata of a stage's task, from the current profile. Stages without a code version are never cached;
+    """The metadata of a stage's task, from the current profile. Stages without engines are never cached;
     ``besides`` are inputs that make no difference to the cache."""
     profile = current_profile()
     place = profile.asked(stage)
@@ -48,7 +43,7 @@ def on(stage: str, besides: tuple[str, ...] = (), *, cached: bool = True) -> dic
         "environment": environment(profile, place),
         **pod_of(place),
     }
-    if cached and stage in CODE and stage not in AFRESH:
+    if cached and STAGES[stage].engines and not STAGES[stage].finds_earlier:
         # Serialised: of two executions that want the same result at once, the second waits for the first's.
         metadata["cache"] = Cache(version=cache_version(stage), serialize=True, ignored_inputs=besides)
     if place.accelerator:
@@ -60,7 +55,7 @@ def on(stage: str, besides: tuple[str, ...] = (), *, cached: bool = True) -> dic
 
 def cache_version(stage: str) -> str:
     """What a cached result depends on besides its inputs: the code, and the hardware where it is measured."""
-    if stage not in MEASURED:
+    if not STAGES[stage].measured:
         return code_version(stage)
     hardware = json.dumps(current_profile().asked(stage).hardware, sort_keys=True)
     return f"{code_version(stage)}-{hashlib.sha256(hardware.encode()).hexdigest()[:8]}"

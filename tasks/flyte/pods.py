@@ -6,8 +6,8 @@ from typing import Any
 
 from flytekit import PodTemplate
 
-from tasks.hardware.placement import NVIDIA, Placement
-from tasks.settings import to_dict
+from slipstream.profiles.placement import NVIDIA, Placement
+from slipstream.settings import to_dict
 
 PRIMARY = "primary"
 #: Fields that only a pod template can say, if they differ from Kubernetes' or Flyte's own for a container task.

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from enum import IntEnum
 from pathlib import Path
 
-from tasks.errors import Interrupted, Preempted, UserError
+from slipstream.errors import Interrupted, Preempted, UserError
 
 
 class Outcome(IntEnum):

@@ -18,14 +18,15 @@ from flytekit import FlyteContextManager, HashMethod, current_context
 from flytekit.exceptions.user import FlyteRecoverableException
 from flytekit.types.directory import FlyteDirectory
 
-from tasks.artifacts.format import Artifact, DamagedArtifact
-from tasks.artifacts.store import STORE, Store, content_key
-from tasks.errors import UserError
-from tasks.flyte.metadata import AFRESH, MEASURED, cache_version
-from tasks.hardware.machine import measuring_machine
-from tasks.logs import logger
-from tasks.settings import Settings, to_dict
-from tasks.storage import STORES, StorageUnavailable, cannot_write, download_all
+from slipstream.artifacts.format import Artifact, DamagedArtifact
+from slipstream.artifacts.store import STORE, Store, content_key
+from slipstream.errors import UserError
+from slipstream.logs import logger
+from slipstream.machine.description import measuring_machine
+from slipstream.settings import Settings, to_dict
+from slipstream.stages import STAGES
+from slipstream.storage import STORES, StorageUnavailable, cannot_write, download_all
+from tasks.flyte.metadata import cache_version
 
 Work = TypeVar("Work", bound=Callable[..., Any])
 
@@ -134,7 +135,7 @@ def rows_path(prepared: FlyteDirectory) -> Path:
     uri = uri_of(prepared)
     if not uri.startswith(STORES):
         return local_path(prepared)
-    from tasks.artifacts.prepared.streamed import make_stub
+    from slipstream.artifacts.prepared.streamed import make_stub
 
     return make_stub(uri, fresh_directory("prepared"))
 
@@ -162,7 +163,7 @@ def describe(value: Any) -> Any:
 def key_of(stage: str, inputs: dict[str, Any]) -> str:
     """The key of a stage's result on this machine."""
     described = {name: describe(value) for name, value in inputs.items()}
-    if stage in MEASURED:
+    if STAGES[stage].measured:
         described["machine"] = measuring_machine()
     return content_key(stage, cache_version(stage), described)
 
@@ -179,7 +180,7 @@ def run_stage(stage: str, inputs: dict[str, Any], make: Callable[[Path, str], ob
         directory = Path(current_context().working_directory) / stage
         make(directory, key)
         return result_of(directory, stage, started, reused=False)
-    if stage in AFRESH:
+    if STAGES[stage].finds_earlier:
         directory = fresh_directory(stage)
         make(directory, key)
         was_there = bool(Artifact.open(directory, stage).made_by["reused"])

@@ -18,7 +18,7 @@ from flyteidl.core.errors_pb2 import ContainerError, ErrorDocument
 from flyteidl.core.execution_pb2 import ExecutionError
 from flytekit.exceptions.user import FlyteRecoverableException, FlyteUserRuntimeException
 
-from tasks.storage import AlreadyThere, MissingObject, open_reader, storage_for
+from slipstream.storage import AlreadyThere, MissingObject, open_reader, storage_for
 
 ERROR, OUTPUTS = "error.pb", "outputs.pb"
 

@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from tasks.artifacts.format import MANIFEST, Artifact, ArtifactWriter, DamagedArtifact, hash_file
-from tasks.artifacts.network.profile import FILE as PROFILE_FILE
-from tasks.artifacts.prepared.streamed import make_stub, size_of
-from tasks.errors import UserError
-from tasks.export.registry.store import Registry
-from tasks.network.history import ProfileHistory
-from tasks.preprocess.incremental import EarlierSet, fetch
-from tasks.storage import storage_for
-from tasks.storage.names import fault
-from tasks.train.checkpoint import restore
-from tasks.train.homes.layout import Name
+from slipstream.artifacts.format import MANIFEST, Artifact, ArtifactWriter, DamagedArtifact, hash_file
+from slipstream.artifacts.prepared.streamed import make_stub, size_of
+from slipstream.errors import UserError
+from slipstream.interconnect.history import ProfileHistory
+from slipstream.interconnect.profile import FILE as PROFILE_FILE
+from slipstream.prepare.incremental import EarlierSet, fetch
+from slipstream.promote.store import Registry
+from slipstream.storage import storage_for
+from slipstream.storage.names import fault
+from slipstream.train.checkpoint import restore
+from slipstream.train.homes.layout import Name
 from tests.support.hostile_names import HOSTILE, NAMES, MemoryBucket, memory, outside
 from tests.support.network_profiles import network_profile
 

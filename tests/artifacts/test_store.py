@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.artifacts.format import Artifact, ArtifactWriter, DamagedArtifact
-from tasks.artifacts.store import Store, content_key
+from slipstream.artifacts.format import Artifact, ArtifactWriter, DamagedArtifact
+from slipstream.artifacts.store import Store, content_key
 
 
 def fill(directory: Path, content: bytes = b"content") -> None:
@@ -102,7 +102,7 @@ def test_turns_that_follow_each_other_closely_exclude_each_other(tmp_path: Path)
     turns = """
 import sys, time
 from pathlib import Path
-from tasks.artifacts.store import Store
+from slipstream.artifacts.store import Store
 root = Path(sys.argv[1])
 for _ in range(40):
     with Store(root).turn("stage", "k"):

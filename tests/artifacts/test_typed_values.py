@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load, save
 
-from tasks.artifacts.format import DamagedArtifact
-from tasks.artifacts.typed_values import TREE, decode, encode
-from tasks.errors import UserError
+from slipstream.artifacts.format import DamagedArtifact
+from slipstream.artifacts.typed_values import TREE, decode, encode
+from slipstream.errors import UserError
 from tests.support.bits import bits
 
 

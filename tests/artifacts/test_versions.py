@@ -10,20 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from tasks.artifacts import versions
+from slipstream.artifacts import versions
+from slipstream.stages import STAGES
 
 CACHES = (versions.code_version, versions.imported_names, versions.source_of)
+CACHED = [name for name, stage in STAGES.items() if stage.engines]
 SOURCES = {
-    "tasks/__init__.py": "",
-    "tasks/errors.py": "ERROR = 1",
-    "tasks/train/__init__.py": "",
-    "tasks/train/run.py": "from tasks.train import loop\ndef run():\n    from tasks.errors import ERROR",
-    "tasks/train/loop.py": "import tasks.train.data.order",
-    "tasks/train/data/__init__.py": "",
-    "tasks/train/data/order.py": "import math",
-    "tasks/train/task.py": "import tasks.train.run",
-    "tasks/preprocess/__init__.py": "",
-    "tasks/preprocess/page.py": "COLOUR = 'red'",
+    "slipstream/__init__.py": "",
+    "slipstream/errors.py": "ERROR = 1",
+    "slipstream/train/__init__.py": "",
+    "slipstream/train/run.py": "from slipstream.train import loop\ndef run():\n    from slipstream.errors import ERROR",
+    "slipstream/train/loop.py": "import slipstream.train.data.order",
+    "slipstream/train/data/__init__.py": "",
+    "slipstream/train/data/order.py": "import math",
+    "tasks/train.py": "import slipstream.train.run",
+    "slipstream/prepare/__init__.py": "",
+    "slipstream/prepare/page.py": "COLOUR = 'red'",
 }
 
 
@@ -50,11 +52,11 @@ def test_a_file_counts_if_and_only_if_the_engine_imports_it(project: Path, name:
     (project / name).write_text(SOURCES[name] + "\n# changed")
     forget()
     changed = versions.code_version("train") != before
-    assert changed is (name not in ("tasks/train/task.py", "tasks/preprocess/__init__.py", "tasks/preprocess/page.py"))
+    assert changed is (name not in ("tasks/train.py", "slipstream/prepare/__init__.py", "slipstream/prepare/page.py"))
 
 
 def test_an_import_inside_a_function_is_followed(project: Path) -> None:
-    assert "tasks.errors" in versions.import_closure(("tasks.train.run",))
+    assert "slipstream.errors" in versions.import_closure(("slipstream.train.run",))
 
 
 def parsed(source: str) -> set[str]:
@@ -69,7 +71,8 @@ def parsed(source: str) -> set[str]:
 
 
 def test_the_pattern_finds_the_imports_that_the_parser_finds() -> None:
-    sources = [path for folder in ("tasks", "workflows") for path in (versions.ROOT / folder).rglob("*.py")]
+    folders = ("slipstream", "tasks", "workflows")
+    sources = [path for folder in folders for path in (versions.ROOT / folder).rglob("*.py")]
     assert len(sources) > 300
     for path in sources:
         assert set(versions.imported_names(path)) == parsed(path.read_text()), path
@@ -97,15 +100,15 @@ def test_imports_of_every_shape_are_found(tmp_path: Path) -> None:
 
 
 def test_an_engine_that_does_not_exist_is_an_error(project: Path) -> None:
-    with pytest.raises(ValueError, match=r"tasks\.train\.gone: no such module"):
-        versions.import_closure(("tasks.train.gone",))
+    with pytest.raises(ValueError, match=r"slipstream\.train\.gone: no such module"):
+        versions.import_closure(("slipstream.train.gone",))
 
 
-@pytest.mark.parametrize("stage", versions.CODE)
+@pytest.mark.parametrize("stage", CACHED)
 def test_the_closure_holds_every_module_that_importing_the_engine_loads(stage: str) -> None:
     """What Python itself loads is part of what was found in the sources; more is found, as imports in functions are."""
-    engines = versions.CODE[stage].engines
-    code = f"import {', '.join(engines)}, sys; print(*(m for m in sys.modules if m.split('.')[0] == 'tasks'))"
+    engines = STAGES[stage].engines
+    code = f"import {', '.join(engines)}, sys; print(*(m for m in sys.modules if m.split('.')[0] == 'slipstream'))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert set(run.stdout.split()) <= set(versions.import_closure(engines))
 
@@ -124,21 +127,21 @@ COMPUTE_NOTHING = {
 def imported_libraries(stage: str) -> set[str]:
     return {
         name.split(".")[0]
-        for path in versions.import_closure(versions.CODE[stage].engines).values()
+        for path in versions.import_closure(STAGES[stage].engines).values()
         for name in versions.imported_names(path)
-    } - {*sys.stdlib_module_names, "tasks"}
+    } - {*sys.stdlib_module_names, "slipstream"}
 
 
 def listed_libraries(stage: str) -> set[str]:
-    return {IMPORTED.get(library, library) for library in versions.CODE[stage].libraries}
+    return {IMPORTED.get(library, library) for library in STAGES[stage].libraries}
 
 
-@pytest.mark.parametrize("stage", versions.CODE)
+@pytest.mark.parametrize("stage", CACHED)
 def test_every_library_of_a_stage_is_imported_by_its_code(stage: str) -> None:
     used_by_onnx_exporter = {"onnxscript"}
     assert listed_libraries(stage) - used_by_onnx_exporter <= imported_libraries(stage)
 
 
-@pytest.mark.parametrize("stage", versions.CODE)
+@pytest.mark.parametrize("stage", CACHED)
 def test_every_library_that_computes_is_part_of_the_key(stage: str) -> None:
     assert imported_libraries(stage) - COMPUTE_NOTHING <= listed_libraries(stage)

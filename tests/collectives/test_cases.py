@@ -10,13 +10,20 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tasks.collectives.config import OPERATIONS
-from tasks.collectives.launch.timing import check
-from tasks.collectives.launch.worker import WorkerContext
-from tasks.collectives.operations.cases import ALWAYS_IN_PLACE, BUILDERS, IN_AND_OUT_OF_PLACE, REDUCING, Kind, prepare
-from tasks.collectives.operations.feasibility import unsupported_reason
-from tasks.collectives.operations.reference_data import DTYPES
-from tasks.distributed.agreement import AgreedUserError
+from slipstream.collectives.config import OPERATIONS
+from slipstream.collectives.launch.timing import check
+from slipstream.collectives.launch.worker import WorkerContext
+from slipstream.collectives.operations.cases import (
+    ALWAYS_IN_PLACE,
+    BUILDERS,
+    IN_AND_OUT_OF_PLACE,
+    REDUCING,
+    Kind,
+    prepare,
+)
+from slipstream.collectives.operations.feasibility import unsupported_reason
+from slipstream.collectives.operations.reference_data import DTYPES
+from slipstream.distributed.agreement import AgreedUserError
 from tests.support.worker_groups import in_group
 
 CPU = torch.device("cpu")

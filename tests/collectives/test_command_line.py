@@ -1,4 +1,4 @@
-"""``python -m tasks.collectives``, alone and under torchrun: one line for a mistake, and rank 0 alone speaks."""
+"""``slipstream collectives``, alone and under torchrun: one line for a mistake, and rank 0 alone speaks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 from tests.support import REPOSITORY
 from tests.support.command_line import Ended, run_process
 
-ALONE = [sys.executable, "-m", "tasks.collectives"]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", "-m", "tasks.collectives"]
+ALONE = [sys.executable, "-m", "slipstream", "collectives"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", "-m", "slipstream", "collectives"]
 SMALL = "{{operations: [all_reduce, barrier], smallest: 1024, largest: 4096, budget: 0.001, {}}}"
 
 
@@ -92,7 +92,7 @@ def test_of_torchruns_ranks_only_the_first_speaks(tmp_path: Path) -> None:
     assert ended.returncode != 0
     assert ended.stdout.count("this machine has no interface 'nowhere0'") == 1, ended.stdout
     # torchrun adds its own account; none of ours is a traceback.
-    assert "tasks/collectives" not in ended.stdout
+    assert "slipstream/collectives" not in ended.stdout
 
 
 @pytest.mark.prove

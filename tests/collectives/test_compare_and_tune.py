@@ -28,7 +28,7 @@ WORKFLOW = str(REPOSITORY / "workflows/collectives.py")
 
 def command(directory: Path, *words: str) -> Ended:
     (directory / "run.json").write_text(json.dumps({"collectives": SMALL}))
-    start = [sys.executable, "-m", "tasks.collectives", *words, "--config", "run.json"]
+    start = [sys.executable, "-m", "slipstream", "collectives", *words, "--config", "run.json"]
     return run_process(start, directory, {"PYTHONPATH": str(REPOSITORY)})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tasks.collectives.tune.decision import decide
+from slipstream.collectives.tune.decision import decide
 
 
 def turns(rng: np.random.Generator, gain: float, noise: float, count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tasks.artifacts.network.profile import Fingerprint, Host, Launch, Measurement, NetworkProfile, Topology
-from tasks.collectives.expected_bandwidth import PUBLISHED, grade
+from slipstream.collectives.expected_bandwidth import PUBLISHED, grade
+from slipstream.interconnect.profile import Fingerprint, Host, Launch, Measurement, NetworkProfile, Topology
 
 GIB = 1 << 30
 

@@ -6,13 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from tasks.collectives.config import OPERATIONS, CollectivesConfig
-from tasks.collectives.launch.measurements import inspect_group
-from tasks.collectives.launch.subgroups import subgroup_ranks
-from tasks.collectives.operations import feasibility
-from tasks.collectives.operations.feasibility import free_memory, kinds, memory_needed, refuse_too_large, select_kinds
-from tasks.errors import UserError
-from tasks.hardware.memory import MEMORY
+from slipstream.collectives.config import OPERATIONS, CollectivesConfig
+from slipstream.collectives.launch.measurements import inspect_group
+from slipstream.collectives.launch.subgroups import subgroup_ranks
+from slipstream.collectives.operations import feasibility
+from slipstream.collectives.operations.feasibility import (
+    free_memory,
+    kinds,
+    memory_needed,
+    refuse_too_large,
+    select_kinds,
+)
+from slipstream.errors import UserError
+from slipstream.machine.memory import MEMORY
 from tests.support.worker_groups import in_group
 
 

@@ -19,18 +19,18 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tasks.artifacts.network.profile import Launch, NetworkProfile, merged
-from tasks.artifacts.network.tuning import DdpSettings
-from tasks.collectives.config import CollectivesConfig
-from tasks.collectives.launch.measurements import measure_group
-from tasks.collectives.launch.worker_group import WorkerGroup
-from tasks.collectives.model.all_reduce import AllReduce, model_of
-from tasks.collectives.model.schemes import SCHEMES, evaluate_schemes, message_model
-from tasks.collectives.model.step_time import Compute, predict
-from tasks.collectives.regression import ENOUGH, compare, overall
-from tasks.collectives.slow_ranks_and_links import slow_ranks_and_links
-from tasks.collectives.tune.steps import SyntheticModel, measure_compute, time_alternately
-from tasks.network.topology import interfaces
+from slipstream.collectives.config import CollectivesConfig
+from slipstream.collectives.launch.measurements import measure_group
+from slipstream.collectives.launch.worker_group import WorkerGroup
+from slipstream.collectives.model.all_reduce import AllReduce, model_of
+from slipstream.collectives.model.schemes import SCHEMES, evaluate_schemes, message_model
+from slipstream.collectives.model.step_time import Compute, predict
+from slipstream.collectives.regression import ENOUGH, compare, overall
+from slipstream.collectives.slow_ranks_and_links import slow_ranks_and_links
+from slipstream.collectives.tune.steps import SyntheticModel, measure_compute, time_alternately
+from slipstream.interconnect.profile import Launch, NetworkProfile, merged
+from slipstream.interconnect.topology import interfaces
+from slipstream.interconnect.tuning import DdpSettings
 from tests.support.link_profiles import profile_of_this_launch, profile_over, worker_context
 from tests.support.links import PAYLOAD, Links, linked
 

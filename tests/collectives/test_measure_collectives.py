@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from flytekit.clis.sdk_in_container.pyflyte import main as pyflyte
 
-from tasks.artifacts.network.profile import read_profile
-from tasks.collectives.config import CollectivesConfig
+from slipstream.collectives.config import CollectivesConfig
+from slipstream.interconnect.profile import read_profile
+from slipstream.profiles.profile import current_profile
 from tasks.flyte.stage import local_path
-from tasks.hardware.profile import current_profile
 from tests.support import REPOSITORY
 from tests.support.command_line import invoke
 from tests.support.quick_config import NETWORK
@@ -35,7 +35,7 @@ def test_its_result_is_a_table_to_read_and_a_page(tmp_path: Path) -> None:
 def test_the_main_job_reuses_a_young_profile_of_the_same_hardware(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tasks.collectives.task import benchmark_collectives
+    from tasks.collectives import benchmark_collectives
 
     monkeypatch.chdir(tmp_path)
     config = CollectivesConfig.from_dict(NETWORK)

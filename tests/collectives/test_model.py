@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tasks.artifacts.network.profile import Fingerprint, Host, Launch, Measurement, NetworkProfile, Topology
-from tasks.collectives.model.hockney import fit
-from tasks.collectives.model.report import lines, model_curve, step_lines
-from tasks.collectives.model.schemes import SCHEMES, Scheme, evaluate_schemes, message_model
-from tasks.collectives.model.step_time import Compute
+from slipstream.collectives.model.hockney import fit
+from slipstream.collectives.model.report import lines, model_curve, step_lines
+from slipstream.collectives.model.schemes import SCHEMES, Scheme, evaluate_schemes, message_model
+from slipstream.collectives.model.step_time import Compute
+from slipstream.interconnect.profile import Fingerprint, Host, Launch, Measurement, NetworkProfile, Topology
 
 SIZES = [1 << n for n in range(10, 21, 2)]
 RING, TREE = SCHEMES["all_reduce"]

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from tasks.collectives import engine
-from tasks.collectives.config import CollectivesConfig
-from tasks.collectives.launch.numa import bind_threads, node_cpus, node_of, numbers, reason_to_skip
-from tasks.collectives.launch.worker_group import WorkerGroup
-from tasks.collectives.output import table
+from slipstream.collectives import engine
+from slipstream.collectives.config import CollectivesConfig
+from slipstream.collectives.launch.numa import bind_threads, node_cpus, node_of, numbers, reason_to_skip
+from slipstream.collectives.launch.worker_group import WorkerGroup
+from slipstream.collectives.output import table
 from tests.support.network_profiles import network_profile
 from tests.support.processes import FORK
 

@@ -7,8 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tasks.collectives.config import CollectivesConfig
-from tasks.collectives.other_benchmarks import compare_with_installed, installed_benchmarks, read_nccl_tests, read_osu
+from slipstream.collectives.config import CollectivesConfig
+from slipstream.collectives.other_benchmarks import (
+    compare_with_installed,
+    installed_benchmarks,
+    read_nccl_tests,
+    read_osu,
+)
 from tests.support.network_profiles import network_profile
 
 #: As the READMEs of nccl-tests and of the OSU micro-benchmarks print them.

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from tasks.artifacts.network.profile import Launch, from_json
-from tasks.collectives.output import csv_text, json_text, table
+from slipstream.collectives.output import csv_text, json_text, table
+from slipstream.interconnect.profile import Launch, from_json
 from tests.support.network_profiles import network_profile
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tasks.artifacts.network.profile import Fingerprint, Host, Launch, Measurement, NetworkProfile, Topology
-from tasks.collectives.compare import HistoryComparison
-from tasks.collectives.config import CollectivesConfig
-from tasks.collectives.regression import compare, overall
-from tasks.network.history import ProfileHistory
+from slipstream.collectives.compare import HistoryComparison
+from slipstream.collectives.config import CollectivesConfig
+from slipstream.collectives.regression import compare, overall
+from slipstream.interconnect.history import ProfileHistory
+from slipstream.interconnect.profile import Fingerprint, Host, Launch, Measurement, NetworkProfile, Topology
 
 LINK = ("eth0 (10.0.0.1)", "eth0 (10.0.0.2)")
 #: An address of one's own is reached over loopback, too, whichever interface has it.

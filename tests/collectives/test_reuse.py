@@ -6,10 +6,10 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from tasks.artifacts.network.profile import NetworkProfile
-from tasks.collectives.config import CollectivesConfig
-from tasks.collectives.engine import find_profile
-from tasks.network.history import ProfileHistory
+from slipstream.collectives.config import CollectivesConfig
+from slipstream.collectives.engine import find_profile
+from slipstream.interconnect.history import ProfileHistory
+from slipstream.interconnect.profile import NetworkProfile
 from tests.support.network_profiles import network_profile
 
 DAY = 86_400

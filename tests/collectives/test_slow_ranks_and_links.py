@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from tasks.artifacts.network.profile import Launch, NetworkProfile
-from tasks.collectives.slow_ranks_and_links import slow_ranks_and_links
+from slipstream.collectives.slow_ranks_and_links import slow_ranks_and_links
+from slipstream.interconnect.profile import Launch, NetworkProfile
 from tests.support.network_profiles import launch, measured, network_profile
 
 

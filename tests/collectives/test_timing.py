@@ -10,12 +10,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from tasks.artifacts.network.profile import Launch, Mode
-from tasks.collectives.config import OPERATIONS, CollectivesConfig
-from tasks.collectives.launch import timing
-from tasks.collectives.launch.measurements import measurements_of
-from tasks.collectives.launch.worker import WorkerContext
-from tasks.collectives.operations.cases import Case, Kind, prepare
+from slipstream.collectives.config import OPERATIONS, CollectivesConfig
+from slipstream.collectives.launch import timing
+from slipstream.collectives.launch.measurements import measurements_of
+from slipstream.collectives.launch.worker import WorkerContext
+from slipstream.collectives.operations.cases import Case, Kind, prepare
+from slipstream.interconnect.profile import Launch, Mode
 from tests.support.worker_groups import in_group
 
 CPU = torch.device("cpu")

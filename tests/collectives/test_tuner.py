@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from tasks.artifacts.network.tuning import DdpSettings, Trial, Tuning, from_json, to_json
-from tasks.collectives.config import CollectivesConfig
-from tasks.collectives.launch.worker_group import WorkerGroup
-from tasks.collectives.tune import tuner
-from tasks.collectives.tune.candidates import TuningCandidate, candidates
-from tasks.collectives.tune.decision import FEWEST_TURNS, Decision, decide
-from tasks.collectives.tune.plugin_csv import plugin_csv
-from tasks.collectives.tune.steps import SyntheticModel, time_alternately
-from tasks.errors import UserError
+from slipstream.collectives.config import CollectivesConfig
+from slipstream.collectives.launch.worker_group import WorkerGroup
+from slipstream.collectives.tune import tuner
+from slipstream.collectives.tune.candidates import TuningCandidate, candidates
+from slipstream.collectives.tune.decision import FEWEST_TURNS, Decision, decide
+from slipstream.collectives.tune.plugin_csv import plugin_csv
+from slipstream.collectives.tune.steps import SyntheticModel, time_alternately
+from slipstream.errors import UserError
+from slipstream.interconnect.tuning import DdpSettings, Trial, Tuning, from_json, to_json
 from tests.support.link_profiles import worker_context
 from tests.support.links import linked
 from tests.support.worker_groups import in_group
@@ -96,7 +96,7 @@ def test_the_command_finds_the_hook_at_200_mbit_and_takes_it_if_numbers_may_chan
 ) -> None:
     settings = {"numbers": numbers, "tune_seconds": 180, "history": "history"}
     (tmp_path / "run.json").write_text(json.dumps({"collectives": settings}))
-    start = [sys.executable, "-m", "tasks.collectives", "tune", "--config", "run.json", "--json", "tuning.json"]
+    start = [sys.executable, "-m", "slipstream", "collectives", "tune", "--config", "run.json", "--json", "tuning.json"]
     with linked(2, 200) as links:
         (code, said), (other_code, other_said) = links.command(start, tmp_path)
     assert (code, other_code) == (0, 0), said + other_said
@@ -209,7 +209,7 @@ def test_the_plugins_table_covers_every_size_of_every_operation_with_its_channel
 
 
 def tuning_of(ddp: DdpSettings, environment: dict[str, str]) -> Tuning:
-    from tasks.artifacts.network.profile import Fingerprint
+    from slipstream.interconnect.profile import Fingerprint
 
     return Tuning(Fingerprint(2, 1, "gloo", ("cpu",), (), "", {}), "a model", ddp, environment)
 

@@ -12,10 +12,10 @@ import psutil
 import pytest
 import torch.distributed as dist
 
-from tasks.collectives.launch.outcome import Outcome, raise_if_failed
-from tasks.collectives.launch.worker import WorkerContext
-from tasks.collectives.launch.worker_group import LeaderUnreachable, WorkerGroup
-from tasks.errors import Interrupted, UserError
+from slipstream.collectives.launch.outcome import Outcome, raise_if_failed
+from slipstream.collectives.launch.worker import WorkerContext
+from slipstream.collectives.launch.worker_group import LeaderUnreachable, WorkerGroup
+from slipstream.errors import Interrupted, UserError
 
 
 def who(worker: WorkerContext) -> dict[str, object]:

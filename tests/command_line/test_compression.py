@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks.models.config import ModelConfig
-from tasks.models.factory import build
-from tasks.models.trained import Architecture, TrainedModel, write_trained
+from slipstream.models.config import ModelConfig
+from slipstream.models.factory import build
+from slipstream.models.trained import Architecture, TrainedModel, write_trained
 from tests.support.command_line import Run, one_message
 from tests.support.quick_config import EXPORT, NETWORK
 from tests.support.toys import table
@@ -54,7 +54,7 @@ def test_a_network_of_the_users_own_is_pruned_if_the_configuration_names_it(
     model: tuple[str, str], pyflyte_run: Run, tmp_path: Path
 ) -> None:
     (tmp_path / "nets.py").write_text(
-        "from tasks.models.mlp import MLP\ndef build(signature, hidden): return MLP(signature, hidden=hidden)\n"
+        "from slipstream.models.mlp import MLP\ndef build(signature, hidden): return MLP(signature, hidden=hidden)\n"
     )
     named, own = TrainedModel.open(Path(model[0])), ModelConfig("nets:build", {"hidden": [16, 8]})
     weights = named.load().state_dict()

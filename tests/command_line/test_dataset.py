@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tasks.errors import UserError
-from tasks.preprocess.read.structured_dataset import parquet_address
+from slipstream.errors import UserError
+from slipstream.prepare.source.structured_dataset import parquet_address
 from tests.support import REPOSITORY
 from tests.support.command_line import Run, one_message, run_process
 
@@ -20,8 +20,8 @@ from typing import Annotated
 import pandas as pd
 from flytekit import StructuredDataset, task, workflow
 
-from tasks.errors import UserError
-from tasks.report.summary import DataSummary
+from slipstream.errors import UserError
+from slipstream.report.summary import DataSummary
 from workflows.training import prepare_dataset
 
 @task

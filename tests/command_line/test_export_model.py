@@ -8,9 +8,9 @@ from pathlib import Path
 import onnxruntime
 import pytest
 
-from tasks.models.config import ModelConfig
-from tasks.models.factory import build
-from tasks.models.trained import Architecture, write_trained
+from slipstream.models.config import ModelConfig
+from slipstream.models.factory import build
+from slipstream.models.trained import Architecture, write_trained
 from tests.support.command_line import Run, one_message
 from tests.support.report_pages import assert_is_inert
 from tests.support.tokens import VOCABULARY, small_transformer, token_data, word_tokenizer
@@ -87,7 +87,7 @@ def test_a_mistake_is_one_line(
 
 NETS = """
 open("ran", "w").close()
-from tasks.models.mlp import MLP
+from slipstream.models.mlp import MLP
 def build(signature, hidden): return MLP(signature, hidden=hidden)
 """
 

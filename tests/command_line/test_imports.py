@@ -9,7 +9,7 @@ import pytest
 
 HEAVY = ("torch._dynamo", "onnx", "onnxruntime", "onnxscript", "sklearn", "matplotlib", "jinja2", "polars", "moto")
 #: The tasks that need no process group, and with it no torch.
-PLAIN = ("preprocess", "evaluate", "compress", "export", "report")
+PLAIN = ("prepare", "evaluate", "compress", "export", "report")
 
 
 def loaded_by(*modules: str) -> list[set[str]]:
@@ -44,7 +44,7 @@ def test_annotations_that_cannot_be_remembered_are_described_all_the_same() -> N
 
     from flytekit.core.type_engine import TypeEngine
 
-    from tasks.artifacts.results.compression import NetworkSize
+    from slipstream.artifacts.results.compression import NetworkSize
     from tasks.flyte.metadata import on
 
     assert on("report")
@@ -53,19 +53,19 @@ def test_annotations_that_cannot_be_remembered_are_described_all_the_same() -> N
 
 
 def test_tasks_without_a_process_group_load_no_torch() -> None:
-    for room, loaded in zip(PLAIN, loaded_by(*(f"tasks.{room}.task" for room in PLAIN)), strict=True):
-        assert f"tasks.{room}.task" in loaded, room
+    for room, loaded in zip(PLAIN, loaded_by(*(f"tasks.{room}" for room in PLAIN)), strict=True):
+        assert f"tasks.{room}" in loaded, room
         assert not loaded & {"torch", "scipy", *HEAVY}, room
 
 
 def test_a_data_card_needs_no_charts() -> None:
-    (loaded,) = loaded_by("tasks.report.data_engine")
+    (loaded,) = loaded_by("slipstream.report.data_engine")
     assert "jinja2" in loaded and not loaded & {"torch", "matplotlib"}
 
 
-@pytest.mark.parametrize("room", ["preprocess", "train", "evaluate", "compress", "export", "collectives", "report"])
+@pytest.mark.parametrize("room", ["prepare", "train", "evaluate", "compress", "export", "collectives", "report"])
 def test_engines_know_nothing_of_flyte(room: str) -> None:
     from pathlib import Path
 
-    engines = [path for path in Path("tasks", room).rglob("*.py") if path.name != "task.py"]
+    engines = list(Path("slipstream", room).rglob("*.py"))
     assert engines and not [path for path in engines if "flytekit" in path.read_text(encoding="utf-8")]

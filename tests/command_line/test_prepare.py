@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.artifacts.prepared.data import PreparedData
+from slipstream.artifacts.prepared.data import PreparedData
 from tests.support.command_line import Run, start_in
 
 ROWS = 300
@@ -89,8 +89,8 @@ from pathlib import Path
 
 class Finder:
     def find_spec(self, name, path=None, target=None):
-        if name == "tasks.preprocess.engine":
-            from tasks.preprocess.shuffle import sorted_runs
+        if name == "slipstream.prepare.engine":
+            from slipstream.prepare.shuffle import sorted_runs
             merge = sorted_runs.merge
             def faulty(writer, name, *arguments):
                 if name.startswith("test"):

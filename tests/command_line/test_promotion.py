@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tasks.export.check import check
-from tasks.export.registry.store import Registry
+from slipstream.export.check import check
+from slipstream.promote.store import Registry
 from tests.support.command_line import run_in
 from tests.support.quick_config import EXPORT, NETWORK
 from tests.support.tables import table_text

@@ -12,15 +12,15 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from tasks.artifacts.prepared.data import PreparedData, Signature, TensorSpec
-from tasks.compress.config import CompressionConfig
-from tasks.compress.engine import CompressionRun, choose, judge, propose
-from tasks.models.config import ModelConfig, TeachingConfig
-from tasks.models.factory import Predictor
-from tasks.models.trained import TrainedModel
-from tasks.train.config import TrainingConfig
-from tasks.train.loop.teacher import Teacher
-from tasks.train.parallel.config import ParallelConfig
+from slipstream.artifacts.prepared.data import PreparedData, Signature, TensorSpec
+from slipstream.compress.config import CompressionConfig
+from slipstream.compress.engine import CompressionRun, choose, judge, propose
+from slipstream.models.config import ModelConfig, TeachingConfig
+from slipstream.models.factory import Predictor
+from slipstream.models.trained import TrainedModel
+from slipstream.train.config import TrainingConfig
+from slipstream.train.loop.teacher import Teacher
+from slipstream.train.parallel.config import ParallelConfig
 from tests.support.training import SMALL, log, refusal, table_of_numbers, trained
 from tests.support.training_runs import Fault, Job, attempt, outcome
 
@@ -153,8 +153,8 @@ def test_what_cannot_be_taught_is_refused_in_one_line(prepared: Path, teacher: P
 
 
 def other_model(directory: Path, signature: Signature) -> Path:
-    from tasks.models.factory import build
-    from tasks.models.trained import Architecture, write_trained
+    from slipstream.models.factory import build
+    from slipstream.models.trained import Architecture, write_trained
 
     weights = build(SMALL, signature, seed=0).state_dict()
     write_trained(directory, Architecture(SMALL, signature), weights, weights, {})

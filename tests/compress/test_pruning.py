@@ -11,17 +11,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tasks.artifacts.prepared.data import TARGET, PreparedData, Signature, TensorSpec
-from tasks.compress.config import CompressionConfig
-from tasks.compress.engine import CompressionRun, propose
-from tasks.compress.groups import Group, find_groups, united
-from tasks.compress.importance import importance, strongest
-from tasks.errors import UserError
-from tasks.models.config import ModelConfig
-from tasks.models.factory import Predictor, build
-from tasks.models.pruning import compose, prune
-from tasks.models.trained import Architecture, TrainedModel, write_trained
-from tasks.train.config import TrainingConfig
+from slipstream.artifacts.prepared.data import TARGET, PreparedData, Signature, TensorSpec
+from slipstream.compress.config import CompressionConfig
+from slipstream.compress.engine import CompressionRun, propose
+from slipstream.compress.groups import Group, find_groups, united
+from slipstream.compress.importance import importance, strongest
+from slipstream.errors import UserError
+from slipstream.models.config import ModelConfig
+from slipstream.models.factory import Predictor, build
+from slipstream.models.pruning import compose, prune
+from slipstream.models.trained import Architecture, TrainedModel, write_trained
+from slipstream.train.config import TrainingConfig
 from tests.support.toys import table
 from tests.support.training import trained
 
@@ -161,9 +161,9 @@ def work_on(model: Path, prepared: Path, method: str = "prune", **settings: obje
 
 
 def test_a_pruned_model_trains_on_is_pruned_again_and_exported(tmp_path: Path) -> None:
-    from tasks.artifacts.results.export import read_export
-    from tasks.export.config import ExportConfig
-    from tasks.export.engine import export
+    from slipstream.artifacts.results.export import read_export
+    from slipstream.export.config import ExportConfig
+    from slipstream.export.engine import export
 
     prepared = tmp_path / "prepared"
     table(prepared, "classification")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tasks.artifacts.prepared.data import Signature, TensorSpec
-from tasks.artifacts.results.compression import CompressionTrial, NetworkSize
-from tasks.compress.config import ROUNDS, CompressionConfig
-from tasks.compress.search import best, next_candidate, shares_of
-from tasks.compress.students import described, students_of
-from tasks.errors import UserError
-from tasks.models.config import ModelConfig
+from slipstream.artifacts.prepared.data import Signature, TensorSpec
+from slipstream.artifacts.results.compression import CompressionTrial, NetworkSize
+from slipstream.compress.config import ROUNDS, CompressionConfig
+from slipstream.compress.search import best, next_candidate, shares_of
+from slipstream.compress.students import described, students_of
+from slipstream.errors import UserError
+from slipstream.models.config import ModelConfig
 
 NUMBERS = Signature((TensorSpec("numeric", "float32", (5,)),), "classification", "y", ("a", "b", "c"))
 

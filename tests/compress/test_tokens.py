@@ -9,14 +9,14 @@ import pytest
 import torch
 import transformers
 
-from tasks.artifacts.prepared.data import PreparedData
-from tasks.compress.config import CompressionConfig
-from tasks.compress.engine import CompressionRun, choose, judge, propose
-from tasks.models.pruning import prune
-from tasks.models.trained import TrainedModel
-from tasks.models.transformer import Transformer
-from tasks.models.transformer.hugging_face import files_of
-from tasks.train.config import TrainingConfig
+from slipstream.artifacts.prepared.data import PreparedData
+from slipstream.compress.config import CompressionConfig
+from slipstream.compress.engine import CompressionRun, choose, judge, propose
+from slipstream.models.pruning import prune
+from slipstream.models.trained import TrainedModel
+from slipstream.models.transformer import Transformer
+from slipstream.models.transformer.hugging_face import files_of
+from slipstream.train.config import TrainingConfig
 from tests.support.tokens import SIZES, small_transformer, token_data
 from tests.support.training import trained
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.doctor.archive import Package, read_package
+from slipstream.doctor.archive import Package, read_package
 from tests.support.package import package
 
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from tasks.doctor.archive import Package
-from tasks.doctor.cluster import check_cluster
-from tasks.doctor.findings import Report
+from slipstream.doctor.archive import Package
+from slipstream.doctor.cluster import check_cluster
+from slipstream.doctor.findings import Report
 from tests.support import fake_kubectl as fake
 from tests.support import flyte_charts as flyte
 
 GPU = {"cloud.google.com/gke-accelerator": "nvidia-a100-80gb"}
 BIG = {"cpu": "96", "memory": "1300Gi", "gpu": "8", "disk": "900Gi"}
-TRAIN = "tasks.train.task.train"
+TRAIN = "tasks.train.train"
 #: Two nodes with GPUs and four without, on which everything fits.
 NODES = [
     *(fake.node(f"gpu-{i}", GPU, ("nvidia.com/gpu", "slipstream/spot"), **BIG) for i in range(2)),

@@ -1,4 +1,4 @@
-"""``python -m workflows.doctor``: what it prints, its exit code, and one line for what it cannot use."""
+"""``slipstream doctor``: what it prints, its exit code, and one line for what it cannot use."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks.artifacts.format import ArtifactWriter
-from tasks.artifacts.results.training import ATTEMPT, KIND
-from tasks.doctor.command import main
+from slipstream.artifacts.format import ArtifactWriter
+from slipstream.artifacts.results.training import ATTEMPT, KIND
+from slipstream.doctor.command import main
 from tests.support import REPOSITORY
 from tests.support.command_line import Ended, invoke, run_process
 
@@ -147,7 +147,7 @@ def test_the_node_is_read_without_a_package(tmp_path: Path) -> None:
 
 def test_a_wrong_profile_does_not_matter_to_it(tmp_path: Path) -> None:
     """The module is also that of a workflow, whose tasks are placed by a profile."""
-    command = [sys.executable, "-m", "workflows.doctor", "absent.tgz"]
+    command = [sys.executable, "-m", "slipstream", "doctor", "absent.tgz"]
     ended = run_process(command, tmp_path, {"PYTHONPATH": str(REPOSITORY), "SLIPSTREAM_PROFILE": "none"})
     assert ended.returncode == 1
     assert ended.stdout == "Error: absent.tgz: no such file; expected an archive of `pyflyte package`\n"

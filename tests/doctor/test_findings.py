@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tasks.doctor.findings import Finding, Reading, Report, readings_text
+from slipstream.doctor.findings import Finding, Reading, Report, readings_text
 
 DISK = [Finding("warning", f"task {number}", "no disk", "evicted first", "ask for some") for number in range(5)]
 GPU = Finding("error", "train", "no GPU " * 12, "runs on a CPU", "set gpu")

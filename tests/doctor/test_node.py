@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from tasks.doctor import gpus, node
-from tasks.doctor.findings import Reading
-from tasks.storage import s3
+from slipstream.doctor import gpus, node
+from slipstream.doctor.findings import Reading
+from slipstream.storage import s3
 from tests.support.faulty_s3 import FaultyS3
 
 GIB = 1 << 30

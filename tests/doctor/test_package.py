@@ -12,15 +12,15 @@ from flyteidl.core.literals_pb2 import Binding, BindingData
 from flyteidl.core.tasks_pb2 import Resources, TaskTemplate
 from flyteidl.core.types_pb2 import INTEGER, STRUCT
 
-from tasks.doctor.archive import Package
-from tasks.doctor.findings import Finding
-from tasks.doctor.limits import Limits
-from tasks.doctor.package import Save, check_package
+from slipstream.doctor.archive import Package
+from slipstream.doctor.findings import Finding
+from slipstream.doctor.limits import Limits
+from slipstream.doctor.package import Save, check_package
 
-TRAIN, EVALUATE = "tasks.train.task.train", "tasks.evaluate.task.evaluate"
+TRAIN, EVALUATE = "tasks.train.train", "tasks.evaluate.evaluate"
 NIGHTLY = "nightly_training"
 MAIN = "workflows.training.train_and_export"
-UNITS = "tasks.preprocess.task.prepare_by_units"
+UNITS = "tasks.prepare.prepare_by_units"
 LARGE = Limits(cpu="96", memory="1100Gi", gpu="8", ephemeral_storage="1Ti")
 SIX_SECONDS = Save(6.0, "measured in a test")
 
@@ -145,7 +145,7 @@ def test_what_was_broken_is_found_and_nothing_else(
 
 
 def test_a_single_pod_on_spot_needs_no_retries(healthy: Package) -> None:
-    evaluate = healthy.tasks["tasks.evaluate.task.evaluate"]
+    evaluate = healthy.tasks["tasks.evaluate.evaluate"]
     evaluate.metadata.retries.retries = 0
     assert evaluate.metadata.interruptible and not found(healthy)
 
@@ -251,7 +251,7 @@ def test_a_path_into_a_structure_that_a_sub_workflow_gets(healthy: Package) -> N
 
 def test_a_path_into_a_structure_that_nothing_cached_gets(healthy: Package) -> None:
     workflow = healthy.workflows[MAIN]
-    node(healthy, MAIN, "tasks.report.task.report").inputs[0].binding.CopyFrom(promise("", "config", "data"))
+    node(healthy, MAIN, "tasks.report.report").inputs[0].binding.CopyFrom(promise("", "config", "data"))
     workflow.outputs.append(Binding(var="part", binding=promise("", "config", "data")))
     findings = found(healthy)
     assert [finding.severity for finding in findings] == ["warning"] * 2

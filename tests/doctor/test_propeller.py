@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tasks.doctor.findings import Report
-from tasks.doctor.kubectl import kubectl
-from tasks.doctor.propeller import check_propeller
+from slipstream.doctor.findings import Report
+from slipstream.doctor.kubectl import kubectl
+from slipstream.doctor.propeller import check_propeller
 from tests.support import fake_kubectl as fake
 from tests.support import flyte_charts as flyte
 

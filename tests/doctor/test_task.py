@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tasks.doctor import node, task
-from tasks.doctor.archive import read_package
-from tasks.doctor.findings import Reading
+from slipstream.doctor import node
+from slipstream.doctor.archive import read_package
+from slipstream.doctor.findings import Reading
+from tasks import doctor as task
 from workflows.doctor import check_nodes
 
 BAD = Reading("/dev/shm", "<64 MiB>", "too small")
@@ -16,7 +17,7 @@ BAD = Reading("/dev/shm", "<64 MiB>", "too small")
 
 def test_it_is_placed_as_training_and_never_cached(archive: Path) -> None:
     made = read_package(archive)
-    check, train = made.tasks["tasks.doctor.task.check_node"], made.tasks["tasks.train.task.train"]
+    check, train = made.tasks["tasks.doctor.check_node"], made.tasks["tasks.train.train"]
     assert check.type == "python-task" and check.metadata.generates_deck.value
     assert not check.metadata.discoverable and not check.metadata.discovery_version
     assert check.extended_resources.gpu_accelerator.device == train.extended_resources.gpu_accelerator.device

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from tasks.artifacts.prepared.data import TARGET, Signature, TensorSpec
-from tasks.errors import UserError
-from tasks.evaluate.baseline import MOST_PIXELS, baseline, categorical_columns, features_of
-from tasks.evaluate.engine import evaluate
+from slipstream.artifacts.prepared.data import TARGET, Signature, TensorSpec
+from slipstream.errors import UserError
+from slipstream.evaluate.baseline import MOST_PIXELS, baseline, categorical_columns, features_of
+from slipstream.evaluate.engine import evaluate
 from tests.support.toys import ROWS, ToyTrained, images, table, trained_on, write_prepared
 
 
@@ -102,7 +102,7 @@ def test_a_large_training_split_stops_by_the_validation_split(
 
     One row of a class of its own is no obstacle, neither among the training rows nor among those that stop it.
     """
-    monkeypatch.setattr("tasks.evaluate.baseline.STOP_EARLY_ABOVE", 100)
+    monkeypatch.setattr("slipstream.evaluate.baseline.STOP_EARLY_ABOVE", 100)
     full = table(tmp_path / "data", task)
     splits = {name: np.array(full.split(name)) for name in ROWS}
     signature = full.signature

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from tasks.models import metrics
+from slipstream.models import metrics
 
 # Four rows, two classes: right, right, wrong, right; the truth has the probabilities .9 .8 .3 .6.
 PROBABILITIES = np.array([[0.9, 0.1], [0.2, 0.8], [0.7, 0.3], [0.6, 0.4]])

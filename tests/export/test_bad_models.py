@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import nn
 
-from tasks.artifacts.format import MANIFEST
-from tasks.artifacts.prepared.data import PreparedData, Signature
-from tasks.errors import UserError
-from tasks.export import engine
-from tasks.export.config import ExportConfig
-from tasks.models.config import ModelConfig
-from tasks.models.factory import build
+from slipstream.artifacts.format import MANIFEST
+from slipstream.artifacts.prepared.data import PreparedData, Signature
+from slipstream.errors import UserError
+from slipstream.export import engine
+from slipstream.export.config import ExportConfig
+from slipstream.models.config import ModelConfig
+from slipstream.models.factory import build
 from tests.support.toys import ToyTrained, images, table, trained_on, write_prepared
 
 SHORT = ExportConfig(seconds=1.0)

@@ -13,15 +13,15 @@ import torch
 from onnx import numpy_helper
 from torch import nn
 
-from tasks.artifacts.prepared.data import PreparedData
-from tasks.errors import UserError
-from tasks.export.candidates.quantise import Quantiser
-from tasks.export.convert import PARITY_BATCHES, check_dynamic_batch, check_opset, check_parity, opset_of, to_onnx
-from tasks.export.session import onnx_predictor
-from tasks.models.config import ModelConfig
-from tasks.models.factory import build
-from tasks.models.predict import inputs_of, torch_predictor
-from tasks.models.resnet import ResNet
+from slipstream.artifacts.prepared.data import PreparedData
+from slipstream.errors import UserError
+from slipstream.export.convert import PARITY_BATCHES, check_dynamic_batch, check_opset, check_parity, opset_of, to_onnx
+from slipstream.export.quantize.quantise import Quantiser
+from slipstream.export.session import onnx_predictor
+from slipstream.models.config import ModelConfig
+from slipstream.models.factory import build
+from slipstream.models.predict import inputs_of, torch_predictor
+from slipstream.models.resnet import ResNet
 from tests.support.toys import ToyTrained, images, table, trained_on
 
 

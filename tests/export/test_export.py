@@ -13,18 +13,18 @@ import onnx
 import onnxruntime
 import pytest
 
-from tasks.artifacts.format import Artifact
-from tasks.artifacts.prepared.data import PreparedData
-from tasks.errors import UserError
-from tasks.export import engine, variants
-from tasks.export.candidates import search as searching
-from tasks.export.candidates import speed_ranking
-from tasks.export.candidates.candidate import ExportCandidate
-from tasks.export.candidates.quantise import Quantiser
-from tasks.export.candidates.recipes import Recipe
-from tasks.export.config import ExportConfig
-from tasks.hardware.machine import Machine
-from tasks.models.predict import inputs_of, targets_of
+from slipstream.artifacts.format import Artifact
+from slipstream.artifacts.prepared.data import PreparedData
+from slipstream.errors import UserError
+from slipstream.export import engine, variants
+from slipstream.export.config import ExportConfig
+from slipstream.export.quantize import search as searching
+from slipstream.export.quantize import speed_ranking
+from slipstream.export.quantize.candidate import ExportCandidate
+from slipstream.export.quantize.quantise import Quantiser
+from slipstream.export.quantize.recipes import Recipe
+from slipstream.machine.description import Machine
+from slipstream.models.predict import inputs_of, targets_of
 from tests.support.captured import Captured
 from tests.support.toys import ToyTrained, images, table, trained_on, write_prepared
 

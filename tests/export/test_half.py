@@ -11,16 +11,16 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tasks.artifacts.prepared.data import PreparedData
-from tasks.errors import UserError
-from tasks.export import engine
-from tasks.export.candidates.half_precision import Half, error_of, write_half
-from tasks.export.candidates.quantise import Quantiser
-from tasks.export.check import check
-from tasks.export.config import ExportConfig
-from tasks.export.convert import to_onnx
-from tasks.export.session import onnx_predictor
-from tasks.models.predict import inputs_of
+from slipstream.artifacts.prepared.data import PreparedData
+from slipstream.errors import UserError
+from slipstream.export import engine
+from slipstream.export.check import check
+from slipstream.export.config import ExportConfig
+from slipstream.export.convert import to_onnx
+from slipstream.export.quantize.half_precision import Half, error_of, write_half
+from slipstream.export.quantize.quantise import Quantiser
+from slipstream.export.session import onnx_predictor
+from slipstream.models.predict import inputs_of
 from tests.support.toys import images, table, trained_on
 
 TYPES: dict[Half, int] = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
@@ -140,7 +140,7 @@ def test_a_provider_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: p
 
 def test_on_a_gpu_16_bits_are_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The provider's name stands for the CPU here, which computes FP16, and has no BF16: which is then said."""
-    from tasks.export import session
+    from slipstream.export import session
 
     monkeypatch.setitem(session.PROVIDERS, "cuda", "CPUExecutionProvider")
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "a GPU")

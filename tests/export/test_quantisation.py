@@ -14,18 +14,18 @@ import onnxruntime
 import pytest
 from onnx import numpy_helper
 
-from tasks.artifacts.prepared.data import PreparedData
-from tasks.errors import UserError
-from tasks.export.candidates import quantise as quantisation
-from tasks.export.candidates.quantise import WEIGHT_BITS, Quantiser
-from tasks.export.candidates.recipes import Recipe, narrow_convolutions, recipes_for
-from tasks.export.candidates.sensitivity import products_of, rank_by_error
-from tasks.export.candidates.smooth_quant import smooth_first_product
-from tasks.export.candidates.tensorrt import check_symmetric, trtexec, write_tensorrt
-from tasks.export.convert import to_onnx
-from tasks.export.session import onnx_predictor
-from tasks.hardware.machine import this_machine
-from tasks.models.predict import inputs_of
+from slipstream.artifacts.prepared.data import PreparedData
+from slipstream.errors import UserError
+from slipstream.export.convert import to_onnx
+from slipstream.export.quantize import quantise as quantisation
+from slipstream.export.quantize.quantise import WEIGHT_BITS, Quantiser
+from slipstream.export.quantize.recipes import Recipe, narrow_convolutions, recipes_for
+from slipstream.export.quantize.sensitivity import products_of, rank_by_error
+from slipstream.export.quantize.smooth_quant import smooth_first_product
+from slipstream.export.quantize.tensorrt import check_symmetric, trtexec, write_tensorrt
+from slipstream.export.session import onnx_predictor
+from slipstream.machine.description import this_machine
+from slipstream.models.predict import inputs_of
 from tests.support.toys import images, table, trained_on
 
 OURS = Recipe("static", smooth=True)

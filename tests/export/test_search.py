@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.artifacts.prepared.data import Signature, TensorSpec
-from tasks.export.candidates import speed_ranking
-from tasks.export.candidates.candidate import ExportCandidate
-from tasks.export.candidates.recipes import Recipe
-from tasks.export.candidates.search import choose_finalists
-from tasks.export.candidates.speed_ranking import FP32, SpeedRanking
-from tasks.export.config import ExportConfig
+from slipstream.artifacts.prepared.data import Signature, TensorSpec
+from slipstream.export.config import ExportConfig
+from slipstream.export.quantize import speed_ranking
+from slipstream.export.quantize.candidate import ExportCandidate
+from slipstream.export.quantize.recipes import Recipe
+from slipstream.export.quantize.search import choose_finalists
+from slipstream.export.quantize.speed_ranking import FP32, SpeedRanking
 
 NUMERIC = Signature((TensorSpec("numeric", "float32", (3,)),), "regression", "y")
 

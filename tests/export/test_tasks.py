@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from flytekit.types.directory import FlyteDirectory
 
-from tasks.artifacts.format import Artifact
-from tasks.evaluate.task import evaluate
-from tasks.export.config import ExportConfig
-from tasks.export.task import export
+from slipstream.artifacts.format import Artifact
+from slipstream.export.config import ExportConfig
+from tasks.evaluate import evaluate
+from tasks.export import export
 from tasks.flyte.stage import Made
 from tests.support.toys import table, untrained
 

@@ -11,18 +11,18 @@ import pytest
 import torch
 import transformers
 
-from tasks.artifacts.prepared.data import PreparedData
-from tasks.errors import UserError
-from tasks.export import engine
-from tasks.export.check import check
-from tasks.export.config import ExportConfig
-from tasks.export.package.triton import write_repository
-from tasks.export.session import onnx_predictor
-from tasks.gate.quality import ERROR, loss_of
-from tasks.gate.tokens import rows_enough, upper_limit
-from tasks.models.metrics import scores
-from tasks.models.predict import graded, predict
-from tasks.models.trained import TrainedModel
+from slipstream.artifacts.prepared.data import PreparedData
+from slipstream.comparison.quality import ERROR, loss_of
+from slipstream.comparison.tokens import rows_enough, upper_limit
+from slipstream.errors import UserError
+from slipstream.export import engine
+from slipstream.export.check import check
+from slipstream.export.config import ExportConfig
+from slipstream.export.package.triton import write_repository
+from slipstream.export.session import onnx_predictor
+from slipstream.models.metrics import scores
+from slipstream.models.predict import graded, predict
+from slipstream.models.trained import TrainedModel
 from tests.support.tokens import LENGTH, VOCABULARY, data_with_words, small_transformer
 
 
@@ -91,7 +91,7 @@ def test_logits_of_many_rows_are_not_held_at_once(data: PreparedData, monkeypatc
         sizes.append(len(rows))
         return np.zeros((len(rows), LENGTH, VOCABULARY), np.float32)
 
-    monkeypatch.setattr("tasks.models.predict.MOST_LOGITS", 7 * LENGTH * VOCABULARY)
+    monkeypatch.setattr("slipstream.models.predict.MOST_LOGITS", 7 * LENGTH * VOCABULARY)
     assert predict(run, data.signature, data.split("test")).shape == (200, LENGTH, 2)
     assert max(sizes) == 7 and sum(sizes) == 200
     with pytest.raises(UserError, match=r"its outputs have the shape \(7, 16\); expected \(7, 16, 48\)"):

@@ -20,7 +20,7 @@ from tests.support import REPOSITORY
 from tests.support.dockerfile import Instruction, copied, ignored, instructions
 
 IMAGES = {path.stem: instructions(path) for path in sorted((REPOSITORY / "images").glob("*.Dockerfile"))}
-CODE = {"tasks", "workflows"}
+CODE = {"slipstream", "tasks", "workflows"}
 
 
 @pytest.fixture(params=IMAGES)
@@ -52,7 +52,7 @@ def test_it_runs_as_a_user_by_number_who_owns_home_and_working_directory(image: 
     (owner,) = places(image, "RUN", rf"chown 1000 .*{directory}$")
     assert "HOME=/home/flyte" in image[home].value
     assert re.search(r"useradd --create-home|chown 1000 /home/flyte", image[owner].value)
-    for place in places(image, "COPY", "tasks|workflows"):
+    for place in places(image, "COPY", "slipstream|tasks|workflows"):
         assert "--chown=1000" in image[place].value
 
 
@@ -64,7 +64,7 @@ def test_registered_code_is_unpacked_over_the_images_own(image: list[Instruction
         for command in (register, run)
     )
     assert image[workdir].value == by_register and by_run == "."
-    for place in places(image, "COPY", "tasks|workflows"):
+    for place in places(image, "COPY", "slipstream|tasks|workflows"):
         (source,) = copied(image[place])
         assert image[place].value.split()[-1] == source
 
@@ -73,7 +73,11 @@ def test_what_is_copied_exists_and_reaches_the_builder(image: list[Instruction])
     for instruction in image:
         for source in copied(instruction) if instruction.name == "COPY" else ():
             assert (REPOSITORY / source).exists() and not ignored(source), source
-    for path in ("tasks/config.py", "workflows/schedules/development.toml", "tasks/hardware/profiles/local.toml"):
+    for path in (
+        "slipstream/config.py",
+        "workflows/schedules/development.toml",
+        "slipstream/profiles/built_in/local.toml",
+    ):
         assert (REPOSITORY / path).exists() and not ignored(path)
     assert not ignored("nets.py") and not ignored("mine/nets.py") and ignored("churn.parquet")
     for path in (".git", ".git/HEAD", ".venv", ".slipstream", "runs", "tests", "tasks/__pycache__", "docs/report.png"):

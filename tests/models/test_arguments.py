@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from torch import nn
 
-from tasks.errors import UserError
-from tasks.models.config import ModelConfig
-from tasks.models.factory import build
+from slipstream.errors import UserError
+from slipstream.models.config import ModelConfig
+from slipstream.models.factory import build
 from tests.support.toys import images, table
 
 MINE = "tests.models.test_arguments:"

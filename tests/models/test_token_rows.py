@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.artifacts.prepared.token_rows import write_token_rows
-from tasks.errors import UserError
-from tasks.train.data.loader import layout, training_batches
-from tasks.train.data.order import GlobalOrder
+from slipstream.artifacts.prepared.token_rows import write_token_rows
+from slipstream.errors import UserError
+from slipstream.train.data.loader import layout, training_batches
+from slipstream.train.data.order import GlobalOrder
 from tests.support.groups import ALONE
 
 

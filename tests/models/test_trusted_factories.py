@@ -8,27 +8,27 @@ from pathlib import Path
 
 import pytest
 
-from tasks.artifacts.format import ArtifactWriter
-from tasks.artifacts.prepared.data import PreparedData, Signature
-from tasks.artifacts.results.training import KIND
-from tasks.compress.config import CompressionConfig
-from tasks.compress.engine import CompressionRun, propose
-from tasks.errors import UserError
-from tasks.models.config import ModelConfig
-from tasks.models.factory import build
-from tasks.models.mlp import MLP
-from tasks.models.trained import Architecture, TrainedModel, UntrustedFactory, write_trained
-from tasks.models.transformer.__main__ import main
-from tasks.train.config import TrainingConfig
-from tasks.train.lineage import Lineage
-from tasks.train.request import TrainingRequest
+from slipstream.artifacts.format import ArtifactWriter
+from slipstream.artifacts.prepared.data import PreparedData, Signature
+from slipstream.artifacts.results.training import KIND
+from slipstream.compress.config import CompressionConfig
+from slipstream.compress.engine import CompressionRun, propose
+from slipstream.errors import UserError
+from slipstream.models.config import ModelConfig
+from slipstream.models.factory import build
+from slipstream.models.mlp import MLP
+from slipstream.models.trained import Architecture, TrainedModel, UntrustedFactory, write_trained
+from slipstream.models.transformer.command import main
+from slipstream.train.config import TrainingConfig
+from slipstream.train.lineage import Lineage
+from slipstream.train.request import TrainingRequest
 from tests.support.toys import table
 
 #: Says so when it is imported, and when its factory is called.
 NETS = """
 from pathlib import Path
 Path("imported").touch()
-from tasks.models.mlp import MLP
+from slipstream.models.mlp import MLP
 def build(signature, **arguments):
     Path("called").touch()
     return MLP(signature, **arguments)
@@ -188,7 +188,9 @@ def test_only_what_the_module_itself_defines_is_called(name: str, message: str, 
 def test_functions_and_classes_of_the_module_are_called(data: PreparedData) -> None:
     assert isinstance(build(ModelConfig("own_nets:build"), data.signature, seed=0).network, MLP)
     Path("class_nets.py").write_text(
-        "from tasks.models.mlp import MLP\nclass Network(MLP): pass\nbuild = lambda signature: Network(signature)\n"
+        "from slipstream.models.mlp import MLP\n"
+        "class Network(MLP): pass\n"
+        "build = lambda signature: Network(signature)\n"
     )
     for name in ("class_nets:Network", "class_nets:build"):
         assert type(build(ModelConfig(name), data.signature, seed=0).network).__name__ == "Network"

@@ -13,15 +13,15 @@ import pyarrow.parquet as pq
 import pytest
 from flyteidl.core.literals_pb2 import Literal
 
-from tasks.artifacts.format import Artifact
-from tasks.config import RunConfig
-from tasks.hardware.profile import parse
-from tasks.preprocess.config import DataConfig
-from tasks.preprocess.engine import prepare
-from tasks.preprocess.read.files import list_source
-from tasks.preprocess.read.fingerprint import fingerprint_source
-from tasks.preprocess.task import made_by
-from tasks.storage.s3 import client_of
+from slipstream.artifacts.format import Artifact
+from slipstream.config import RunConfig
+from slipstream.prepare.config import DataConfig
+from slipstream.prepare.engine import prepare
+from slipstream.prepare.source.files import list_source
+from slipstream.prepare.source.fingerprint import fingerprint_source
+from slipstream.profiles.profile import parse
+from slipstream.storage.s3 import client_of
+from tasks.prepare import made_by
 from tests.support.cluster.propeller import Execution
 from tests.support.cluster.rehearsal import Rehearsal, literal, rehearsal
 

@@ -13,7 +13,7 @@ from flyteidl.core.literals_pb2 import BindingData, Literal
 from flyteidl.core.tasks_pb2 import TaskTemplate
 from flyteidl.core.workflow_pb2 import ArrayNode, IfElseBlock, Node
 
-from tasks.hardware.profile import BUILT_IN, load
+from slipstream.profiles.profile import BUILT_IN, load
 from tests.support.cluster.bindings import START, resolve
 from tests.support.cluster.budgets import Budget, Verdict
 from tests.support.cluster.cache_keys import cache_key

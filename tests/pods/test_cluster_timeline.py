@@ -12,7 +12,7 @@ from tests.support.cluster.record import Record, short
 from tests.support.cluster.timeline import WIDTH, chart, write_page
 from tests.support.report_pages import HOSTILE, Parsed
 
-MAPPED = f"tasks.preprocess.task.map_scan_share_{32 * 'a'}-arraynode"
+MAPPED = f"tasks.prepare.map_scan_share_{32 * 'a'}-arraynode"
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def record(tmp_path: Path) -> Record:
     said: list[str] = []
     made, budget = Record(said.append), Budget(retries=1, interruptible=True)
     for number, verdict in enumerate((Verdict("user", f"lost {HOSTILE}"), Verdict("", ""))):
-        attempt = made.begin("n3", "tasks.train.task.train", number, budget, pods=2)
+        attempt = made.begin("n3", "tasks.train.train", number, budget, pods=2)
         for worker in range(2):
             name = f"n3-{number}-worker-{worker}"
             attempt.pods.append(Pod.start(name, ["true"], {}, tmp_path / name, 1.0))
@@ -31,7 +31,7 @@ def record(tmp_path: Path) -> Record:
             budget.spend(verdict)
         made.end(attempt, verdict)
     made.looked_up("n2/0", MAPPED, True)
-    made.looked_up("n3", "tasks.train.task.train", False)
+    made.looked_up("n3", "tasks.train.train", False)
     made.ended = attempt.ended
     assert [line.split()[2:4] for line in said] == [["n3", "train"]] * 4 + [["n2/0", "scan_share"]]
     return made

@@ -14,7 +14,7 @@ from tests.support.training_pods import Cluster, pods_of_job, python_path, until
 #: One rank has too little memory, at a step and after a time of its own.
 OUT_OF_MEMORY = """
 import os, time, torch
-from tasks.train.loop import step
+from slipstream.train.loop import step
 real, steps = step.train_step, []
 def train_step(*arguments):
     steps.append(1)

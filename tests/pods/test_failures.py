@@ -10,7 +10,7 @@ from flytekit.exceptions.user import FlyteRecoverableException, FlyteUserRuntime
 from flytekit.extend import IgnoreOutputs
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
-from tasks.errors import Interrupted, Preempted, UserError
+from slipstream.errors import Interrupted, Preempted, UserError
 from tasks.flyte.failures import PodPreempted, WorkerFailed, failure_of
 from tasks.flyte.reports import Outcome, Report, collect_reports
 

@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 from google.protobuf.json_format import MessageToDict
 
-from tasks.doctor.archive import Package, nodes_of
-from tasks.hardware.cpus import CPU
-from tasks.hardware.memory import MEMORY
-from tasks.hardware.profile import RESOLVED, load, names
+from slipstream.doctor.archive import Package, nodes_of
+from slipstream.machine.cpus import CPU
+from slipstream.machine.memory import MEMORY
+from slipstream.profiles.profile import RESOLVED, load, names
 from tests.support.cluster.pods import primary_container
 from tests.support.package import IMAGE, package
 
 STAGES = {
-    "tasks.preprocess.task.list_data": "fingerprint",
-    "tasks.task.read_config": "fingerprint",
+    "tasks.prepare.list_data": "fingerprint",
+    "tasks.config.read_config": "fingerprint",
     **{
-        f"tasks.preprocess.task.{name}": "prepare"
+        f"tasks.prepare.{name}": "prepare"
         for name in (
             "prepare",
             "open_texts",
@@ -35,19 +35,23 @@ STAGES = {
             "assemble",
         )
     },
-    "tasks.train.task.train": "train",
-    "tasks.train.task.tune": "train",
-    "tasks.evaluate.task.evaluate": "evaluate",
-    "tasks.export.task.export": "export",
-    "tasks.collectives.task.benchmark_collectives": "collectives",
-    "tasks.collectives.task.measure_collectives": "collectives",
-    "tasks.collectives.task.compare_collectives": "collectives",
-    "tasks.collectives.task.tune_collectives": "collectives",
-    "tasks.report.task.report": "report",
-    "tasks.report.task.report_compression": "report",
-    "tasks.report.task.report_data": "report",
-    "tasks.report.task.report_network": "report",
-    "tasks.report.task.report_tuning": "report",
+    "tasks.train.train": "train",
+    "tasks.train.tune": "train",
+    "tasks.evaluate.evaluate": "evaluate",
+    "tasks.compress.propose": "compress",
+    "tasks.compress.choose": "compress",
+    "tasks.promote.judge": "promote",
+    "tasks.promote.put_in_service": "promote",
+    "tasks.export.export": "export",
+    "tasks.collectives.benchmark_collectives": "collectives",
+    "tasks.collectives.measure_collectives": "collectives",
+    "tasks.collectives.compare_collectives": "collectives",
+    "tasks.collectives.tune_collectives": "collectives",
+    "tasks.report.report": "report",
+    "tasks.report.report_compression": "report",
+    "tasks.report.report_data": "report",
+    "tasks.report.report_network": "report",
+    "tasks.report.report_tuning": "report",
 }
 CACHED = {"prepare", "train", "evaluate", "export"}
 DISTRIBUTED = {"train", "collectives"}
@@ -80,7 +84,7 @@ def test_every_task_carries_its_metadata(packaged: tuple[str, Package]) -> None:
         assert metadata.discoverable == (stage in CACHED), task_name
         assert bool(metadata.discovery_version) == (stage in CACHED), task_name
         # Where data lies makes no difference: what it is comes from the fingerprint.
-        besides = ["listing"] if task_name == "tasks.preprocess.task.prepare" else []
+        besides = ["listing"] if task_name == "tasks.prepare.prepare" else []
         assert list(metadata.cache_ignore_input_vars) == besides, task_name
         environment = primary_container(template).environment
         if template.HasField("container"):
@@ -102,7 +106,7 @@ def test_every_task_carries_its_metadata(packaged: tuple[str, Package]) -> None:
 def test_what_is_timed_is_kept_for_the_machine_that_it_was_timed_on(package_for: Callable[[str], Package]) -> None:
     """A task that is never cached, with the export's own placement, tells the export's key which machine that is."""
     tasks = package_for("a100-spot").tasks
-    machine, export = tasks["tasks.export.task.describe_machine"], tasks["tasks.export.task.export"]
+    machine, export = tasks["tasks.export.describe_machine"], tasks["tasks.export.export"]
     assert not machine.metadata.discoverable and export.metadata.discoverable
     assert "machine" in export.interface.inputs.variables
     assert "machine" not in export.metadata.cache_ignore_input_vars
@@ -161,7 +165,7 @@ def test_a_table_is_prepared_by_as_many_pods_as_the_profile_says(packaged: tuple
     for workflow in (WORKFLOW, "workflows.training.prepare"):
         nodes = made.workflows[workflow].nodes
         branches = [node.branch_node.if_else for node in nodes if node.HasField("branch_node")]
-        alone = [n for n in nodes if n.task_node.reference_id.name == "tasks.preprocess.task.prepare"]
+        alone = [n for n in nodes if n.task_node.reference_id.name == "tasks.prepare.prepare"]
         if place.nodes == 1:
             assert (len(branches), len(alone)) == (0, 1)
             continue
@@ -169,8 +173,8 @@ def test_a_table_is_prepared_by_as_many_pods_as_the_profile_says(packaged: tuple
         divided = [
             case.then_node.workflow_node.sub_workflow_ref.name for case in (branches[0].case, *branches[0].other)
         ]
-        assert divided == ["tasks.preprocess.task.prepare_by_units", "tasks.preprocess.task.prepare_by_files"]
-        assert branches[0].else_node.task_node.reference_id.name == "tasks.preprocess.task.prepare"
+        assert divided == ["tasks.prepare.prepare_by_units", "tasks.prepare.prepare_by_files"]
+        assert branches[0].else_node.task_node.reference_id.name == "tasks.prepare.prepare"
         for by, tasks in zip(divided, (3, 4), strict=True):
             mapped = [node.array_node for node in made.workflows[by].nodes if node.HasField("array_node")]
             assert len(mapped) == tasks
@@ -210,7 +214,7 @@ def test_a_network_that_cannot_be_measured_loses_no_training(packaged: tuple[str
     assert [node.min_success_ratio for node in mapped] == [0.0]
     element = made.tasks[mapped[0].node.task_node.reference_id.name]
     assert element.type == ("python-task" if load(name).asked("collectives").nodes == 1 else "pytorch")
-    alone = made.tasks["tasks.collectives.task.benchmark_collectives"]
+    alone = made.tasks["tasks.collectives.benchmark_collectives"]
     assert element.custom == alone.custom and element.metadata.retries == alone.metadata.retries
 
 
@@ -226,7 +230,7 @@ def test_the_two_distributed_stages_never_run_side_by_side(packaged: tuple[str, 
 
     training = "workflows.compression.train_as_asked"
     (train,) = (node for node in nodes.values() if node.workflow_node.sub_workflow_ref.name == training)
-    (network,) = (node for name, node in by_task.items() if name.startswith("tasks.collectives.task.map_benchmark"))
+    (network,) = (node for name, node in by_task.items() if name.startswith("tasks.collectives.map_benchmark"))
     assert waits_for(network, train.id) or waits_for(train, network.id)
 
 
@@ -238,5 +242,5 @@ def test_each_night_looks_at_the_data_afresh(packaged: tuple[str, Package]) -> N
     sources = [b.binding.promise for node in nodes for b in node.inputs if b.binding.promise.var == "source"]
     assert len(sources) == (1 if load(packaged[0]).asked("prepare").nodes == 1 else 3)
     for source in sources:
-        assert outer[source.node_id].task_node.reference_id.name == "tasks.preprocess.task.list_data"
-    assert not made.tasks["tasks.preprocess.task.list_data"].metadata.discoverable
+        assert outer[source.node_id].task_node.reference_id.name == "tasks.prepare.list_data"
+    assert not made.tasks["tasks.prepare.list_data"].metadata.discoverable

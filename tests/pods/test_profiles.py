@@ -9,12 +9,13 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
-from tasks.errors import UserError
+from slipstream.errors import UserError
+from slipstream.machine.gpus import visible_gpus
+from slipstream.profiles.command import main
+from slipstream.profiles.placement import Placement
+from slipstream.profiles.profile import Profile, load, names, parse
+from slipstream.stages import STAGES
 from tasks.flyte.elastic import DistributedTask, distributed, refuse_other_shape
-from tasks.hardware.__main__ import main
-from tasks.hardware.gpus import visible_gpus
-from tasks.hardware.placement import Placement
-from tasks.hardware.profile import STAGES, Profile, load, names, parse
 
 SHIPPED = ["a100-mig", "a100-spot", "cpu-cluster", "h100-efa-spot", "l4-spot", "local", "mi300x", "t4-shared"]
 
@@ -43,6 +44,12 @@ def test_stages_inherit_the_default_and_override_it() -> None:
     assert spot.placement("report") == spot.default and spot.default.interruptible
     # A preempted PyTorchJob spends the user's retries, one a preemption.
     assert spot.placement("train").retries > spot.default.retries
+
+
+def test_compression_and_promotion_have_resources_of_their_own() -> None:
+    profile = parse("mine", {"stages": {"compress": {"gpu": "1"}, "promote": {"memory": "3Gi"}}})
+    assert profile.asked("compress").gpu == "1" and profile.asked("promote").memory == "3Gi"
+    assert profile.asked("evaluate") == profile.asked("report") == profile.default
 
 
 def test_local_takes_what_the_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:

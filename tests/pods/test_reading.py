@@ -13,13 +13,13 @@ from flytekit import FlyteContextManager
 from flytekit.core.type_engine import TypeEngine
 from flytekit.types.directory import FlyteDirectory
 
-from tasks.artifacts.format import MANIFEST, Artifact, ArtifactWriter
-from tasks.artifacts.prepared.data import KIND, SAMPLED_BLOCKS, SPLITS, PreparedData
-from tasks.doctor.archive import Package
-from tasks.export.config import ExportConfig
+from slipstream.artifacts.format import MANIFEST, Artifact, ArtifactWriter
+from slipstream.artifacts.prepared.data import KIND, SAMPLED_BLOCKS, SPLITS, PreparedData
+from slipstream.doctor.archive import Package
+from slipstream.export.config import ExportConfig
+from slipstream.prepare.config import DataConfig
+from slipstream.prepare.engine import prepare
 from tasks.flyte.stage import StageRun
-from tasks.preprocess.config import DataConfig
-from tasks.preprocess.engine import prepare
 from tests.support.cluster.bucket import Bucket
 from tests.support.cluster.pods import Pod, primary_container, rendered, values_of
 from tests.support.faulty_s3 import FaultyS3
@@ -91,7 +91,7 @@ def test_a_pod_of_the_report_asks_for_no_rows(
     run_pod(
         packaged,
         bucket,
-        "tasks.report.task.report_data",
+        "tasks.report.report_data",
         tmp_path,
         prepared=(FlyteDirectory(bucket.uri("prepared"), remote_directory=False), FlyteDirectory),
         stages=([StageRun("prepare", 1.0, False)], list[StageRun]),
@@ -109,7 +109,7 @@ def test_a_pod_asks_for_the_blocks_that_it_reads(
     run_pod(
         packaged,
         bucket,
-        f"tasks.{stage}.task.{stage}",
+        f"tasks.{stage}.{stage}",
         tmp_path,
         trained=(FlyteDirectory(bucket.uri("trained"), remote_directory=False), FlyteDirectory),
         prepared=(FlyteDirectory(bucket.uri("prepared"), remote_directory=False), FlyteDirectory),

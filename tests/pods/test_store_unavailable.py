@@ -10,19 +10,19 @@ import pytest
 from flytekit.exceptions.user import FlyteRecoverableException
 from flytekit.types.directory import FlyteDirectory
 
-from tasks.config import RunConfig
-from tasks.errors import UserError
-from tasks.evaluate.task import evaluate
-from tasks.export.config import ExportConfig
-from tasks.export.task import export
+from slipstream.config import RunConfig
+from slipstream.errors import UserError
+from slipstream.export.config import ExportConfig
+from slipstream.models.config import ModelConfig
+from slipstream.prepare.config import DataConfig
+from slipstream.storage import retry
+from slipstream.train.config import TrainingConfig
+from tasks.evaluate import evaluate
+from tasks.export import export
 from tasks.flyte import elastic, stage
-from tasks.models.config import ModelConfig
-from tasks.preprocess.config import DataConfig
-from tasks.preprocess.task import list_data, prepare
-from tasks.report.task import report, report_data
-from tasks.storage import retry
-from tasks.train.config import TrainingConfig
-from tasks.train.task import train
+from tasks.prepare import list_data, prepare
+from tasks.report import report, report_data
+from tasks.train import train
 from tests.support.faulty_s3 import FaultyS3
 
 ELSEWHERE = "s3://bucket/away/artifact"

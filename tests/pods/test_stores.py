@@ -16,15 +16,15 @@ from flytekit import FlyteContextManager
 from flytekit.core.type_engine import TypeEngine
 from flytekit.types.directory import FlyteDirectory
 
-from tasks.models.config import ModelConfig
-from tasks.storage import download_all
-from tasks.train.config import TrainingConfig
+from slipstream.models.config import ModelConfig
+from slipstream.storage import download_all
+from slipstream.train.config import TrainingConfig
 from tests.support.cluster.pods import Pod, primary_container, raw_output, rendered, values_of
 from tests.support.faulty_stores import Remote
 from tests.support.package import package
 from tests.support.toys import table
 
-TRAIN = "tasks.train.task.train"
+TRAIN = "tasks.train.train"
 
 
 @pytest.fixture(scope="module")

@@ -17,12 +17,12 @@ from flyteidl.core.errors_pb2 import ContainerError, ErrorDocument
 from flytekit.exceptions.user import FlyteRecoverableException
 from flytekit.extend import IgnoreOutputs
 
-from tasks.errors import UserError
+from slipstream.errors import UserError
+from slipstream.storage import open_reader, retry
 from tasks.flyte import departure
 from tasks.flyte.departure import one_verdict
 from tasks.flyte.failures import PodPreempted
 from tasks.flyte.verdict import OutputPrefix, Verdict, error_document
-from tasks.storage import open_reader, retry
 from tests.support.cluster.bucket import Bucket
 from tests.support.cluster.budgets import Verdict as PropellersVerdict
 from tests.support.cluster.operator import run_job

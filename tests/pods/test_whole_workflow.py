@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from flyteidl.core.literals_pb2 import Literal
 
-from tasks.hardware.profile import load
+from slipstream.profiles.profile import load
 from tests.support.cluster.acts import Acts
 from tests.support.cluster.propeller import NodeFailed
 from tests.support.cluster.rehearsal import CONFIG, TARGET, Rehearsal, literal, rehearsal, table

@@ -83,7 +83,7 @@ def site(server: FaultyS3, tmp_path: Path) -> Iterator[Site]:
 
 def edit(site: Site) -> None:
     """Change the code of one task: what ``measure_collectives`` says."""
-    output = site.project / "tasks/collectives/output.py"
+    output = site.project / "slipstream/collectives/output.py"
     output.write_text(output.read_text().replace('yield f"{its.world} process', 'yield f"EDITED {its.world} process'))
 
 
@@ -91,7 +91,7 @@ def edit(site: Site) -> None:
 def test_registered_twice_it_is_the_same_and_changed_it_is_a_new_version(site: Site) -> None:
     site.run("register")
     first = site.registered()
-    assert {"tasks.train.task.train", "workflows.training.train_and_export", *SCHEDULED} <= {key[2] for key in first}
+    assert {"tasks.train.train", "workflows.training.train_and_export", *SCHEDULED} <= {key[2] for key in first}
     (version,) = {key[3] for key in first}
     assert not site.admin.active
 
@@ -104,7 +104,7 @@ def test_registered_twice_it_is_the_same_and_changed_it_is_a_new_version(site: S
     assert first < site.registered() and newer != version
     assert {key[3] for key in site.admin.active} == {newer} and {key[2] for key in site.admin.active} >= SCHEDULED
     # The stages whose code did not change keep their results.
-    for task in ("tasks.train.task.train", "tasks.collectives.task.benchmark_collectives"):
+    for task in ("tasks.train.train", "tasks.collectives.benchmark_collectives"):
         old, new = (
             site.admin.tasks[(*key[:3], which)] for key in first if key[2] == task for which in (version, newer)
         )
@@ -118,7 +118,7 @@ def test_run_remote_starts_what_it_registered_with_all_of_the_code(site: Site) -
     assert execution.spec.launch_plan.name == "workflows.training.train_and_export"
     assert execution.inputs.literals["data"].scalar.primitive.string_value == "s3://bucket/churn/"
     (sent,) = {frozenset(site.code_of(task)) for task in site.admin.tasks.values()}
-    assert {"nets.py", "tasks/train/run.py", "tasks/report/pages/templates/report.html"} <= sent
+    assert {"nets.py", "slipstream/train/run.py", "slipstream/report/pages/templates/report.html"} <= sent
     assert not {name for name in sent if name.startswith(("tests/", ".venv/"))}
     destinations = {option(list(t.template.container.args), "--dest-dir") for t in site.admin.tasks.values()}
     assert destinations == {"."}
@@ -133,7 +133,7 @@ def test_without_copy_all_it_leaves_the_rest_behind(site: Site) -> None:
     ended = run_pyflyte(site.project, *command, SLIPSTREAM_PROFILE="local")
     assert ended.returncode == 0, ended.stdout
     (sent,) = {frozenset(site.code_of(task)) for task in site.admin.tasks.values()}
-    assert "tasks/train/task.py" in sent and not {"nets.py", "tasks/report/pages/templates/report.html"} & sent
+    assert "tasks/train.py" in sent and not {"nets.py", "slipstream/report/pages/templates/report.html"} & sent
 
 
 @pytest.mark.prove
@@ -141,7 +141,7 @@ def test_the_package_is_written_where_the_next_command_looks(site: Site) -> None
     site.run("package")
     section = (REPOSITORY / "README.md").read_text().partition("flytectl register files ")[2]
     with tarfile.open(site.project / section.split()[0]) as archive:
-        assert any(re.search(r"tasks\.train\.task\.train_1\.pb$", name) for name in archive.getnames())
+        assert any(re.search(r"tasks\.train\.train_1\.pb$", name) for name in archive.getnames())
     assert not site.admin.calls
 
 
@@ -183,9 +183,9 @@ def test_the_registered_command_runs_as_uid_1000_in_the_image(site: Site, tmp_pa
             plans = {key[2]: plan for key, plan in site.admin.launch_plans.items()}
             default = plans["workflows.collectives.benchmark"].default_inputs.parameters["config"].default
             inputs = LiteralMap(literals={"config": default})
-        _, measured = pod(site, image, "tasks.collectives.task.measure_collectives", inputs)
+        _, measured = pod(site, image, "tasks.collectives.measure_collectives", inputs)
         network = LiteralMap(literals={"network": measured.literals["o0"]})
-        _, told = pod(site, image, "tasks.report.task.report_network", network)
+        _, told = pod(site, image, "tasks.report.report_network", network)
         assert "EDITED 2 processes, gloo, " in str(told.literals["o0"])
-        owner: Any = image.start(["stat", "--format=%u", "/root/tasks/collectives/output.py"]).stdout.strip()
+        owner: Any = image.start(["stat", "--format=%u", "/root/slipstream/collectives/output.py"]).stdout.strip()
         assert owner == "1000"

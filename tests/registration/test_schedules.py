@@ -9,10 +9,10 @@ import pytest
 from click.testing import CliRunner
 from flytekit import CronSchedule
 
-from tasks.cron import flaw, next_times
-from tasks.errors import UserError
+from slipstream.cron import flaw, next_times
+from slipstream.errors import UserError
 from tests.support.package import package
-from workflows.schedules.__main__ import described, main
+from workflows.schedules.command import described, main
 from workflows.schedules.settings import SHIPPED, TrainingSchedule, read_schedules
 
 MINE = """

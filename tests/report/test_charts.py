@@ -12,8 +12,8 @@ import pytest
 from markupsafe import Markup
 from matplotlib.axes import Axes
 
-from tasks.report.pages import charts
-from tasks.report.pages.inline_svg import inline_svg, tooltip
+from slipstream.report.pages import charts
+from slipstream.report.pages.inline_svg import inline_svg, tooltip
 from tests.support.report_runs import history
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks.artifacts.format import Artifact, DamagedArtifact
-from tasks.report import engine
-from tasks.report.figures import to_json
+from slipstream.artifacts.format import Artifact, DamagedArtifact
+from slipstream.report import engine
+from slipstream.report.figures import to_json
 from tests.support.report_runs import INT8, STAGES, results
 
 CONFIG = {"training": {"epochs": 20}}

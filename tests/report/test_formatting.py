@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tasks.report import formatting
+from slipstream.report import formatting
 
 
 @pytest.mark.parametrize(

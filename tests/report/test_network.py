@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tasks.artifacts.network.profile import (
+from slipstream.interconnect.profile import (
     COURSE,
     CSV,
     MODEL,
@@ -21,11 +21,11 @@ from tasks.artifacts.network.profile import (
     read_profile,
     write_profile,
 )
-from tasks.artifacts.network.tuning import DdpSettings, Trial, Tuning, write_tuning
-from tasks.report import formatting as fmt
-from tasks.report.network_engine import build_network, build_tuning
-from tasks.report.pages.inline_svg import SERIES
-from tasks.report.pages.network_charts import LINES, drawn
+from slipstream.interconnect.tuning import DdpSettings, Trial, Tuning, write_tuning
+from slipstream.report import formatting as fmt
+from slipstream.report.network_engine import build_network, build_tuning
+from slipstream.report.pages.inline_svg import SERIES
+from slipstream.report.pages.network_charts import LINES, drawn
 from tests.support.network_profiles import launch, network_profile
 from tests.support.report_pages import CHROMIUM, assert_is_inert, too_wide
 

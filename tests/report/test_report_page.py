@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tasks.artifacts.results.compression import Compression
-from tasks.config import RunConfig
-from tasks.preprocess.quarantine import BadRow
-from tasks.report.engine import build
-from tasks.report.pages.report_page import report_page
-from tasks.report.summary_builder import run_summary
-from tasks.settings import to_dict
+from slipstream.artifacts.results.compression import Compression
+from slipstream.config import RunConfig
+from slipstream.prepare.quarantine import BadRow
+from slipstream.report.engine import build
+from slipstream.report.pages.report_page import report_page
+from slipstream.report.summary_builder import run_summary
+from slipstream.settings import to_dict
 from tests.support.report_pages import CHROMIUM, HOSTILE, Parsed, assert_is_inert, too_wide
 from tests.support.report_runs import STAGES, compression, results
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.report.engine import build
-from tasks.report.schedule import schedule_figures, skipped_runs
+from slipstream.report.engine import build
+from slipstream.report.schedule import schedule_figures, skipped_runs
 from tests.support.report_pages import Parsed
 from tests.support.report_runs import STAGES, results
 

@@ -11,11 +11,11 @@ from flytekit import FlyteContextManager
 from flytekit.core.type_engine import TypeEngine
 from flytekit.types.directory import FlyteDirectory
 
-from tasks.config import RunConfig
+from slipstream.config import RunConfig
+from slipstream.report.summary import RunSummary
+from slipstream.report.summary_builder import run_summary
 from tasks.flyte.stage import MadeByElement, StageRun
-from tasks.report.summary import RunSummary
-from tasks.report.summary_builder import run_summary
-from tasks.report.task import report
+from tasks.report import report
 from tests.support.report_runs import INT8, STAGES, compression, results
 
 
@@ -81,7 +81,7 @@ def test_a_run_that_a_schedule_started_names_the_runs_that_were_skipped(
 
 def test_a_pod_uploads_what_it_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("tasks.report.task.runs_locally", lambda: False)
+    monkeypatch.setattr("tasks.report.runs_locally", lambda: False)
     summary = run_task(tmp_path)
     raw_outputs = FlyteContextManager.current_context().file_access.raw_output_prefix
     assert summary.directory.startswith(raw_outputs)

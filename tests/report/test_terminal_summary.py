@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tasks.report.figures import StageFigures
-from tasks.report.summary import CompressionSummary, RunFigures
-from tasks.report.summary_builder import run_summary
-from tasks.report.terminal_summary import WIDTH
+from slipstream.report.figures import StageFigures
+from slipstream.report.summary import CompressionSummary, RunFigures
+from slipstream.report.summary_builder import run_summary
+from slipstream.report.terminal_summary import WIDTH
 from tests.support.report_runs import STAGES, compression, results
 
 

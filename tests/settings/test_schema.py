@@ -11,9 +11,9 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from tasks.config import RunConfig
-from tasks.errors import UserError
-from tasks.settings import to_dict
+from slipstream.config import RunConfig
+from slipstream.errors import UserError
+from slipstream.settings import to_dict
 from tests.support import REPOSITORY
 
 SHIPPED = (REPOSITORY / "run.schema.json").read_text(encoding="utf-8")
@@ -25,9 +25,9 @@ def accepts(data: Any) -> bool:
 
 
 def test_the_shipped_schema_is_what_the_command_writes() -> None:
-    command = [sys.executable, "-m", "tasks.config"]
+    command = [sys.executable, "-m", "slipstream", "schema"]
     written = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
-    assert written == SHIPPED, "run: python -m tasks.config > run.schema.json"
+    assert written == SHIPPED, "run: slipstream schema > run.schema.json"
     Draft202012Validator.check_schema(SCHEMA)
 
 

@@ -14,11 +14,11 @@ from flytekit import FlyteContextManager
 from flytekit.core.type_engine import TypeEngine
 from pydantic import Field
 
-from tasks.config import RunConfig
-from tasks.errors import UserError
-from tasks.preprocess.config import DataConfig
-from tasks.settings import Settings, settings, to_dict
-from tasks.train.config import TrainingConfig
+from slipstream.config import RunConfig
+from slipstream.errors import UserError
+from slipstream.prepare.config import DataConfig
+from slipstream.settings import Settings, settings, to_dict
+from slipstream.train.config import TrainingConfig
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.errors import UserError
-from tasks.storage import (
+from slipstream.errors import UserError
+from slipstream.storage import (
     AlreadyThere,
     MissingObject,
     Storage,
@@ -270,7 +270,7 @@ def put_as_a_child(base: str) -> None:
     ],
 )
 def test_a_missing_package_names_the_extra(uri: str, package: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("tasks.storage.gcs", "tasks.storage.azure"):
+    for module in ("slipstream.storage.gcs", "slipstream.storage.azure"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(UserError, match=line):

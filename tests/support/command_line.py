@@ -20,8 +20,8 @@ from typing import Any
 import click
 from flytekit.clis.sdk_in_container.pyflyte import main as pyflyte
 
-from tasks.hardware import profile
-from tasks.storage import s3
+from slipstream.profiles import profile
+from slipstream.storage import s3
 from tests.support import REPOSITORY
 from tests.support.captured import Captured
 

@@ -19,7 +19,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 from gcp_storage_emulator.server import create_server
 
-from tasks.storage import Storage, storage_for
+from slipstream.storage import Storage, storage_for
 from tests.support.faulty_s3 import CREDENTIALS, FaultyS3, Handler, faulty
 from tests.support.processes import free_port
 

@@ -29,7 +29,7 @@ from flyteidl.service import (
 )
 from google.protobuf.message import Message
 
-from tasks.doctor.archive import nodes_of
+from slipstream.doctor.archive import nodes_of
 from tests.support import REPOSITORY
 from tests.support.cluster.bucket import Bucket
 from tests.support.faulty_s3 import FaultyS3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tasks.distributed.process_group import Group
+from slipstream.distributed.process_group import Group
 
 
 def on_cpu(rank: int, world: int) -> Group:

@@ -23,15 +23,15 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial
 from torch.nn import functional
 
-from tasks.artifacts.prepared.data import Signature, TensorSpec
-from tasks.models.config import ModelConfig
-from tasks.models.factory import build
+from slipstream.artifacts.prepared.data import Signature, TensorSpec
+from slipstream.models.config import ModelConfig
+from slipstream.models.factory import build
 from tests.support.processes import FORK, free_port
 
 if TYPE_CHECKING:
-    from tasks.train.checkpoint import Checkpoints
-    from tasks.train.parallel.layout import Layout
-    from tasks.train.parallel.model import ParallelModel
+    from slipstream.train.checkpoint import Checkpoints
+    from slipstream.train.parallel.layout import Layout
+    from slipstream.train.parallel.model import ParallelModel
 
 LENGTH = 16
 SIGNATURE = Signature((TensorSpec("tokens", "int64", (LENGTH,)),), "next token", "next token", buckets=256)
@@ -107,7 +107,7 @@ def by_hand(case: Case) -> Outcome:
     """What one process computes without any layout."""
     torch.set_num_threads(1)
     # Filled in the type that is computed in, as a layout does.
-    from tasks.train.parallel.divide import fill
+    from slipstream.train.parallel.divide import fill
 
     model = model_of(case, empty=True)
     fill(model, torch.device("cpu"), SEED)
@@ -135,13 +135,13 @@ class Divided(NamedTuple):
 
 
 def set_up(case: Case) -> Divided:
-    from tasks.distributed.process_group import Group
-    from tasks.train.checkpoint import AppState, Checkpoints, ResumePolicy
-    from tasks.train.loop.probe import Traits
-    from tasks.train.parallel.config import ParallelConfig
-    from tasks.train.parallel.divide import divide, fill
-    from tasks.train.parallel.layout import Layout
-    from tasks.train.parallel.replicas import replicate
+    from slipstream.distributed.process_group import Group
+    from slipstream.train.checkpoint import AppState, Checkpoints, ResumePolicy
+    from slipstream.train.loop.probe import Traits
+    from slipstream.train.parallel.config import ParallelConfig
+    from slipstream.train.parallel.divide import divide, fill
+    from slipstream.train.parallel.layout import Layout
+    from slipstream.train.parallel.replicas import replicate
 
     device = torch.device("cpu")
     layout = Layout.connect(ParallelConfig(**case.parallel), dist.get_rank(), dist.get_world_size(), device)
@@ -216,7 +216,7 @@ def whole(mine: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def break_something(fault: str) -> None:
     """Put in an error that the comparison has to find."""
-    from tasks.train.parallel import divide, gradients
+    from slipstream.train.parallel import divide, gradients
 
     if fault == "clip by stage":
 
@@ -232,7 +232,7 @@ def break_something(fault: str) -> None:
 
         divide.settle = relabel  # type: ignore[assignment]
     elif fault == "tied gradient not summed":
-        from tasks.train.parallel.pipeline import Pipeline
+        from slipstream.train.parallel.pipeline import Pipeline
 
         Pipeline._add_shared = lambda self: None  # type: ignore[method-assign]
 

@@ -8,10 +8,10 @@ from multiprocessing import Pipe
 
 import torch
 
-from tasks.artifacts.network.profile import NetworkProfile, merged
-from tasks.collectives.config import CollectivesConfig
-from tasks.collectives.launch.measurements import measure_group
-from tasks.collectives.launch.worker import WorkerContext
+from slipstream.collectives.config import CollectivesConfig
+from slipstream.collectives.launch.measurements import measure_group
+from slipstream.collectives.launch.worker import WorkerContext
+from slipstream.interconnect.profile import NetworkProfile, merged
 from tests.support.links import Links
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from tasks.artifacts.prepared.data import Signature
-from tasks.models.plan import Plan, Style
+from slipstream.artifacts.prepared.data import Signature
+from slipstream.models.plan import Plan, Style
 
 
 def numbers(signature: Signature) -> int:

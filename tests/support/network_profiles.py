@@ -7,7 +7,7 @@ from itertools import combinations
 
 import numpy as np
 
-from tasks.artifacts.network.profile import (
+from slipstream.interconnect.profile import (
     Fingerprint,
     Host,
     Launch,

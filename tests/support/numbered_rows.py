@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.artifacts.format import ArtifactWriter
-from tasks.artifacts.prepared.data import KIND, TARGET, PreparedData, Signature, TensorSpec
+from slipstream.artifacts.format import ArtifactWriter
+from slipstream.artifacts.prepared.data import KIND, TARGET, PreparedData, Signature, TensorSpec
 
 SIGNATURE = Signature(
     inputs=(

@@ -10,7 +10,7 @@ from pathlib import Path
 from flytekit.clis.sdk_in_container.pyflyte import main as pyflyte
 from flytekit.core.type_engine import DataclassTransformer
 
-from tasks.doctor.archive import Package, read_package
+from slipstream.doctor.archive import Package, read_package
 from tests.support import REPOSITORY
 from tests.support.processes import FORK
 

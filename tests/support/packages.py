@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tasks.artifacts.prepared.data import PreparedData
-from tasks.export import engine
-from tasks.export.config import ExportConfig
+from slipstream.artifacts.prepared.data import PreparedData
+from slipstream.export import engine
+from slipstream.export.config import ExportConfig
 from tests.support.toys import trained_on
 
 

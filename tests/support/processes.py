@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 
 # It has a list of its own, and the last one that is set counts, for the whole process.
-import tasks.collectives.launch.worker  # noqa: F401
+import slipstream.collectives.launch.worker  # noqa: F401
 
 #: Starts a process in a tenth of a second; it has torch, the training engine and flytekit's commands, but no workflow.
 FORK = multiprocessing.get_context("forkserver")
@@ -16,8 +16,8 @@ FORK.set_forkserver_preload(
     [
         "torch",
         "torch._dynamo",
-        "tasks.train.run",
-        "tasks.collectives.launch.measurements",
+        "slipstream.train.run",
+        "slipstream.collectives.launch.measurements",
         "tests.support.training_runs",
         "tests.support.package",
         "tests.support.job_pods",
@@ -39,7 +39,7 @@ def running(pid: int) -> bool:
         return False
 
 
-def workers_of(agent: int, marked: bytes = b"tasks.train") -> list[int]:
+def workers_of(agent: int, marked: bytes = b"slipstream.train") -> list[int]:
     """The agent's ranks: its children whose command line is so ``marked`` (it also has a resource tracker)."""
     found = []
     for status in Path("/proc").glob("[0-9]*/stat"):

@@ -15,7 +15,7 @@ from tests.support.processes import FORK
 
 #: What a clone has that registration reads, or that decides what it uploads.
 FILES = ("pyproject.toml", "constraints.txt", "README.md", ".dockerignore", ".gitignore", "flyte.config.yaml")
-FOLDERS = ("tasks", "workflows", "images")
+FOLDERS = ("slipstream", "tasks", "workflows", "images")
 
 Ended = subprocess.CompletedProcess[str]
 
@@ -50,7 +50,7 @@ def in_process(project: Path, arguments: list[str], log: Path, environment: dict
     os.environ.clear()
     os.environ.update(environment)
     for name in list(sys.modules):
-        if name.split(".")[0] in ("tasks", "workflows"):
+        if name.split(".")[0] in ("slipstream", "tasks", "workflows"):
             del sys.modules[name]
     sys.path.insert(0, str(project))
     pyflyte.main(args=arguments, prog_name="pyflyte")

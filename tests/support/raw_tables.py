@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from tasks.export.package.raw_columns import TEXT, RawColumns, read_columns
-from tasks.preprocess.columns import value_types
-from tasks.preprocess.columns.transform import Transform
-from tasks.preprocess.config import DataConfig
-from tasks.preprocess.engine import prepare
+from slipstream.export.package.raw_columns import TEXT, RawColumns, read_columns
+from slipstream.prepare.columns import value_types
+from slipstream.prepare.columns.transform import Transform
+from slipstream.prepare.config import DataConfig
+from slipstream.prepare.engine import prepare
 
 ARROW = {
     "number": pa.float64(),

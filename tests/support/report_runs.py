@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from tasks.artifacts.format import ArtifactWriter
-from tasks.artifacts.network.profile import COURSE, MODEL, TrendPoint, write_profile
-from tasks.artifacts.prepared.data import Signature, TensorSpec
-from tasks.artifacts.results.compression import Compression, CompressionTrial, NetworkSize, Speedup
-from tasks.collectives.model.report import model_curve
-from tasks.evaluate.engine import plot_data
-from tasks.models import metrics
-from tasks.preprocess import quarantine
-from tasks.preprocess.quarantine import BadRow
-from tasks.report.figures import StageFigures
-from tasks.report.stage_results import Results
+from slipstream.artifacts.format import ArtifactWriter
+from slipstream.artifacts.prepared.data import Signature, TensorSpec
+from slipstream.artifacts.results.compression import Compression, CompressionTrial, NetworkSize, Speedup
+from slipstream.collectives.model.report import model_curve
+from slipstream.evaluate.engine import plot_data
+from slipstream.interconnect.profile import COURSE, MODEL, TrendPoint, write_profile
+from slipstream.models import metrics
+from slipstream.prepare import quarantine
+from slipstream.prepare.quarantine import BadRow
+from slipstream.report.figures import StageFigures
+from slipstream.report.stage_results import Results
 from tests.support.network_profiles import network_profile
 
 ROWS = 600

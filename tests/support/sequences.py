@@ -18,12 +18,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tasks.artifacts.homes import Holder, home_below
+from slipstream.artifacts.homes import Holder, home_below
+from slipstream.storage import storage_for
+from slipstream.train.homes.home import Home
+from slipstream.train.homes.layout import Name
+from slipstream.train.homes.waiting import result_of, wait_for_others
 from tasks.flyte.homes import base_of
-from tasks.storage import storage_for
-from tasks.train.homes.home import Home
-from tasks.train.homes.layout import Name
-from tasks.train.homes.waiting import result_of, wait_for_others
 from tests.support.cluster.pods import raw_output
 from tests.support.training_runs import Fault, Job, Running, begin
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from tasks.artifacts.format import Artifact
-from tasks.preprocess.cluster import csv_parsing, merge_partitions, shares
-from tasks.preprocess.cluster.division import divide
-from tasks.preprocess.cluster.exchange import SUMMARY
-from tasks.preprocess.cluster.request import Division, TableRequest
-from tasks.preprocess.config import DataConfig
-from tasks.preprocess.read.files import Listing, list_source
+from slipstream.artifacts.format import Artifact
+from slipstream.prepare.config import DataConfig
+from slipstream.prepare.sharded import csv_parsing, merge_partitions, shares
+from slipstream.prepare.sharded.division import divide
+from slipstream.prepare.sharded.exchange import SUMMARY
+from slipstream.prepare.sharded.request import Division, TableRequest
+from slipstream.prepare.source.files import Listing, list_source
 
 CONFIG = DataConfig(id="id", quarantine_limit=0.05)
 MADE_BY = {"code": "this"}

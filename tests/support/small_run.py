@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from tasks.train.checkpoint import AppState, Checkpoints, ResumePolicy, Retention
+from slipstream.train.checkpoint import AppState, Checkpoints, ResumePolicy, Retention
 
 IDENTITY = {"training": {"seed": 0}, "data": "abc"}
 

@@ -11,11 +11,11 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from tasks.artifacts.format import Artifact
-from tasks.artifacts.prepared.data import TARGET, PreparedData
-from tasks.artifacts.prepared.token_rows import write_token_rows
-from tasks.models.config import ModelConfig
-from tasks.models.factory import build
+from slipstream.artifacts.format import Artifact
+from slipstream.artifacts.prepared.data import TARGET, PreparedData
+from slipstream.artifacts.prepared.token_rows import write_token_rows
+from slipstream.models.config import ModelConfig
+from slipstream.models.factory import build
 from tests.support.toys import as_artifact
 
 LENGTH, VOCABULARY = 16, 48

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from tasks.artifacts.format import Artifact, ArtifactWriter
-from tasks.artifacts.prepared.data import KIND, TARGET, PreparedData, Signature, TensorSpec
-from tasks.models.config import ModelConfig
-from tasks.models.factory import build
-from tasks.models.trained import Architecture, write_trained
+from slipstream.artifacts.format import Artifact, ArtifactWriter
+from slipstream.artifacts.prepared.data import KIND, TARGET, PreparedData, Signature, TensorSpec
+from slipstream.models.config import ModelConfig
+from slipstream.models.factory import build
+from slipstream.models.trained import Architecture, write_trained
 
 ROWS = {"train": 600, "validation": 40, "test": 300}
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from tasks.artifacts.format import ArtifactWriter
-from tasks.artifacts.prepared.data import TARGET, Signature, TensorSpec
-from tasks.models.config import ModelConfig
-from tasks.train.config import TrainingConfig
+from slipstream.artifacts.format import ArtifactWriter
+from slipstream.artifacts.prepared.data import TARGET, Signature, TensorSpec
+from slipstream.models.config import ModelConfig
+from slipstream.train.config import TrainingConfig
 from tests.support.processes import FORK, free_port
 
 SMALL = ModelConfig(arguments={"hidden": [16]})
@@ -41,10 +41,10 @@ def table_of_numbers(
 
 
 def rank_body(rank: int, world: int, port: int, settings: dict[str, Any], environment: dict[str, str]) -> None:
-    from tasks.distributed.explained import explained
-    from tasks.errors import UserError
-    from tasks.train.request import TrainingRequest
-    from tasks.train.run import run
+    from slipstream.distributed.explained import explained
+    from slipstream.errors import UserError
+    from slipstream.train.request import TrainingRequest
+    from slipstream.train.run import run
 
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in place.items()} | environment)

@@ -21,11 +21,11 @@ from flytekit import FlyteContextManager
 from flytekit.core.type_engine import TypeEngine
 from flytekit.types.directory import FlyteDirectory
 
-from tasks.artifacts.format import ArtifactWriter
-from tasks.artifacts.homes import HOMES
-from tasks.artifacts.prepared.data import TARGET, Signature, TensorSpec
-from tasks.models.config import ModelConfig
-from tasks.train.config import TrainingConfig
+from slipstream.artifacts.format import ArtifactWriter
+from slipstream.artifacts.homes import HOMES
+from slipstream.artifacts.prepared.data import TARGET, Signature, TensorSpec
+from slipstream.models.config import ModelConfig
+from slipstream.train.config import TrainingConfig
 from tests.support import REPOSITORY
 from tests.support.cluster.bucket import Bucket
 from tests.support.cluster.budgets import Verdict
@@ -35,7 +35,7 @@ from tests.support.faulty_s3 import CREDENTIALS, FaultyS3, faulty_s3
 from tests.support.package import package
 from tests.support.processes import free_port
 
-TRAIN = "tasks.train.task.train"
+TRAIN = "tasks.train.train"
 
 PROFILE = """
 [stages.train]
@@ -52,7 +52,7 @@ processes = {processes}
 BUG = """
 def train_step(*arguments):
     raise ZeroDivisionError('a bug in the step')
-from tasks.train.loop import step
+from slipstream.train.loop import step
 step.train_step = train_step
 """
 
@@ -227,7 +227,7 @@ def pods_of_job(
     ]
 
 
-def python_path(directory: Path, code: str, before: str = "tasks.train.loop.train_loop") -> dict[str, str]:
+def python_path(directory: Path, code: str, before: str = "slipstream.train.loop.train_loop") -> dict[str, str]:
     """Variables with which a pod and its workers run ``code`` when they first import the module ``before``."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "sitecustomize.py").write_text(

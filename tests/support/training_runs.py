@@ -22,8 +22,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from tasks.artifacts.homes import Holder
-from tasks.storage import storage_for
+from slipstream.artifacts.homes import Holder
+from slipstream.storage import storage_for
 from tests.support.processes import FORK, free_port
 
 ATTEMPT_S = 90
@@ -88,14 +88,14 @@ def run_rank(job: Job, rank: int, port: int, faults: tuple[Fault, ...], fired: P
     """The body of one process of the fork server."""
     import torch
 
-    from tasks.models import footprint
-    from tasks.models.config import ModelConfig
-    from tasks.train import run as engine
-    from tasks.train.checkpoint import Checkpoints
-    from tasks.train.config import TrainingConfig
-    from tasks.train.homes import lease
-    from tasks.train.loop import train_loop
-    from tasks.train.request import TrainingRequest
+    from slipstream.models import footprint
+    from slipstream.models.config import ModelConfig
+    from slipstream.train import run as engine
+    from slipstream.train.checkpoint import Checkpoints
+    from slipstream.train.config import TrainingConfig
+    from slipstream.train.homes import lease
+    from slipstream.train.loop import train_loop
+    from slipstream.train.request import TrainingRequest
 
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": job.world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in place.items()})
@@ -185,13 +185,13 @@ def poison(loop: Any, steps: tuple[int, ...]) -> None:
 
 def install(fault: Fault, fired: Path) -> None:
     """Make ``fault`` happen in this process: wrap the function that is passed at that moment."""
-    from tasks.artifacts.format import MANIFEST, Artifact
-    from tasks.storage.local import LocalStorage
-    from tasks.storage.s3 import S3Storage
-    from tasks.train.checkpoint import shards
-    from tasks.train.data import loader
-    from tasks.train.homes.home import Home
-    from tasks.train.loop import evaluation, train_loop
+    from slipstream.artifacts.format import MANIFEST, Artifact
+    from slipstream.storage.local import LocalStorage
+    from slipstream.storage.s3 import S3Storage
+    from slipstream.train.checkpoint import shards
+    from slipstream.train.data import loader
+    from slipstream.train.homes.home import Home
+    from slipstream.train.loop import evaluation, train_loop
 
     def strike(*_: Any) -> None:
         if fault.where == "data":

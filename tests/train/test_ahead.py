@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tasks.train.device_clock import DeviceClock, Mark
+from slipstream.train.device_clock import DeviceClock, Mark
 from tests.support.processes import FORK, free_port
 from tests.support.training import table_of_numbers
 
@@ -50,22 +50,22 @@ def body(prepared: Path, place: Path, port: int, batch_s: float) -> None:
     """Train with a stand-in for the device, on which each step takes STEP_S, and batches that take ``batch_s``."""
     import torch
 
-    from tasks.artifacts.prepared.data import PreparedData
-    from tasks.distributed.process_group import process_group
-    from tasks.models.config import ModelConfig
-    from tasks.models.factory import build
-    from tasks.train.arithmetic.precision import LossScaler
-    from tasks.train.checkpoint import AppState, Checkpoints, ResumePolicy, Retention
-    from tasks.train.config import TrainingConfig
-    from tasks.train.data import loader
-    from tasks.train.loop import train_loop
-    from tasks.train.loop.state import Progress, TrainingState, weights_of
-    from tasks.train.loop.step import StepResult, make_optimizer
-    from tasks.train.parallel.replicas import ReplicatedModel
-    from tasks.train.survival.checkpoint_interval import Interval
-    from tasks.train.survival.goodput import GoodputRecorder
-    from tasks.train.survival.guard import Guard
-    from tasks.train.survival.notices import Watcher
+    from slipstream.artifacts.prepared.data import PreparedData
+    from slipstream.distributed.process_group import process_group
+    from slipstream.models.config import ModelConfig
+    from slipstream.models.factory import build
+    from slipstream.train.checkpoint import AppState, Checkpoints, ResumePolicy, Retention
+    from slipstream.train.config import TrainingConfig
+    from slipstream.train.data import loader
+    from slipstream.train.fault_tolerance.checkpoint_interval import Interval
+    from slipstream.train.fault_tolerance.goodput import GoodputRecorder
+    from slipstream.train.fault_tolerance.guard import Guard
+    from slipstream.train.fault_tolerance.notices import Watcher
+    from slipstream.train.loop import train_loop
+    from slipstream.train.loop.state import Progress, TrainingState, weights_of
+    from slipstream.train.loop.step import StepResult, make_optimizer
+    from slipstream.train.optim.precision import LossScaler
+    from slipstream.train.parallel.replicas import ReplicatedModel
 
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     clock, ends, ahead, ledger_ahead = StandIn(), list[float](), list[int](), list[int]()

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tasks.errors import UserError
-from tasks.models.config import ModelConfig
-from tasks.train.config import TrainingConfig
+from slipstream.errors import UserError
+from slipstream.models.config import ModelConfig
+from slipstream.train.config import TrainingConfig
 from tests.support.training import log, refusal, table_of_numbers, trained
 from tests.support.training_runs import Fault, Job, attempt, outcome
 

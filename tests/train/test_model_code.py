@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from tasks.artifacts.store import content_key
+from slipstream.artifacts.store import content_key
+from slipstream.models.config import ModelConfig
+from slipstream.models.source_code import fingerprint_model
 from tasks.flyte.stage import describe
-from tasks.models.config import ModelConfig
-from tasks.models.source_code import fingerprint_model
 
 
 def test_the_fingerprint_follows_the_file_and_with_it_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

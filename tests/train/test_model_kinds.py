@@ -10,17 +10,17 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from tasks.artifacts.prepared.data import Signature, TensorSpec
-from tasks.distributed.explained import explained
-from tasks.models.config import ModelConfig
-from tasks.models.factory import Predictor, build
-from tasks.models.footprint import BATCH_BYTES, batch_rows
-from tasks.models.mlp import MLP
-from tasks.train.config import TrainingConfig
-from tasks.train.loop.coupled_rows import coupled_micro_batches
-from tasks.train.loop.probe import probe
-from tasks.train.loop.state import weights_of
-from tasks.train.loop.step import micro_batches, padded_rows
+from slipstream.artifacts.prepared.data import Signature, TensorSpec
+from slipstream.distributed.explained import explained
+from slipstream.models.config import ModelConfig
+from slipstream.models.factory import Predictor, build
+from slipstream.models.footprint import BATCH_BYTES, batch_rows
+from slipstream.models.mlp import MLP
+from slipstream.train.config import TrainingConfig
+from slipstream.train.loop.coupled_rows import coupled_micro_batches
+from slipstream.train.loop.probe import probe
+from slipstream.train.loop.state import weights_of
+from slipstream.train.loop.step import micro_batches, padded_rows
 from tests.support import nets
 from tests.support.processes import FORK, free_port
 from tests.support.training import refusal, table_of_numbers, trained
@@ -113,8 +113,8 @@ def test_a_probe_finds_what_a_model_needs_and_leaves_it_as_it_was() -> None:
 
 
 def buffers_body(port: int) -> None:
-    from tasks.distributed.process_group import process_group
-    from tasks.train.parallel.replicas import replicate
+    from slipstream.distributed.process_group import process_group
+    from slipstream.train.parallel.replicas import replicate
 
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     signature = numbers_signature()

@@ -13,19 +13,19 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tasks.artifacts.network.profile import Fingerprint
-from tasks.artifacts.network.tuning import VARIABLES as VARIABLES_OF_THE_TUNER
-from tasks.artifacts.network.tuning import DdpSettings, Tuning, write_tuning
-from tasks.artifacts.versions import code_version
-from tasks.collectives.config import CollectivesConfig
-from tasks.collectives.tune.candidates import candidates
-from tasks.config import RunConfig
-from tasks.errors import UserError
+from slipstream.artifacts.versions import code_version
+from slipstream.collectives.config import CollectivesConfig
+from slipstream.collectives.tune.candidates import candidates
+from slipstream.config import RunConfig
+from slipstream.errors import UserError
+from slipstream.interconnect.history import TuningHistory, tuning_at
+from slipstream.interconnect.profile import Fingerprint
+from slipstream.interconnect.tuning import VARIABLES as VARIABLES_OF_THE_TUNER
+from slipstream.interconnect.tuning import DdpSettings, Tuning, write_tuning
+from slipstream.train.config import TrainingConfig
+from slipstream.train.network import Applied, agreed, choose
+from slipstream.train.parallel.config import GradientsConfig, ParallelConfig
 from tasks.flyte.stage import digest_of
-from tasks.network.history import TuningHistory, tuning_at
-from tasks.train.config import TrainingConfig
-from tasks.train.network import Applied, agreed, choose
-from tasks.train.parallel.config import GradientsConfig, ParallelConfig
 from tests.support.layout_runs import on_ranks
 from tests.support.network_profiles import network_profile
 from tests.support.toys import table
@@ -37,8 +37,8 @@ FOUND = Tuning(HERE, "a model", DdpSettings(50, hook="fp16"), VARIABLES)
 
 
 def look() -> Fingerprint:
-    from tasks.network.fingerprint import fingerprint_of
-    from tasks.network.topology import topology_of
+    from slipstream.interconnect.fingerprint import fingerprint_of
+    from slipstream.interconnect.topology import topology_of
 
     device = torch.device("cpu")
     return fingerprint_of(topology_of(device), device)

@@ -7,8 +7,8 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from tasks.models.config import ModelConfig
-from tasks.train.config import ProfileConfig, TrainingConfig
+from slipstream.models.config import ModelConfig
+from slipstream.train.config import ProfileConfig, TrainingConfig
 from tests.support.training import table_of_numbers, trained
 
 #: 8 steps an epoch, without evaluations between them.

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from tasks.artifacts.prepared.data import Signature, TensorSpec
-from tasks.distributed.process_group import Group
-from tasks.hardware.peaks import data_sheet_peak
-from tasks.models.config import ModelConfig
-from tasks.models.factory import build
-from tasks.train.config import TrainingConfig
-from tasks.train.loop.probe import probe
-from tasks.train.speed.throughput import measured_peak, throughput
+from slipstream.artifacts.prepared.data import Signature, TensorSpec
+from slipstream.distributed.process_group import Group
+from slipstream.machine.peaks import data_sheet_peak
+from slipstream.models.config import ModelConfig
+from slipstream.models.factory import build
+from slipstream.train.config import TrainingConfig
+from slipstream.train.loop.probe import probe
+from slipstream.train.metrics.throughput import measured_peak, throughput
 from tests.support.groups import ALONE
 from tests.support.training import table_of_numbers, trained
 from tests.support.worker_groups import in_group
@@ -65,7 +65,7 @@ def test_the_figures_are_of_all_processes() -> None:
 def figures(child: object) -> object:
     import torch.distributed as dist
 
-    from tasks.train.speed import throughput as module
+    from slipstream.train.metrics import throughput as module
 
     module.measured_peak = lambda device, kind: 1e9  # type: ignore[assignment]
     group = Group(dist.get_rank(), dist.get_world_size(), CPU, "gloo")

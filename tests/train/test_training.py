@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from tasks.artifacts.results.training import read_attempt
-from tasks.train.arithmetic.schedule import learning_rate
-from tasks.train.config import TrainingConfig
+from slipstream.artifacts.results.training import read_attempt
+from slipstream.train.config import TrainingConfig
+from slipstream.train.optim.schedule import learning_rate
 from tests.support.processes import FORK, free_port
 from tests.support.training import refusal, table_of_numbers, trained
 
@@ -91,7 +91,7 @@ def outlived_by_a_reducer(port: int) -> None:
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
-    from tasks.distributed.process_group import process_group
+    from slipstream.distributed.process_group import process_group
 
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     with process_group():

@@ -16,9 +16,9 @@ from flytekit import CronSchedule, Email, LaunchPlan, Slack, workflow
 from flytekit.models.concurrency import ConcurrencyLimitBehavior, ConcurrencyPolicy
 from flytekit.models.core.execution import WorkflowExecutionPhase
 
-from tasks.config import RunConfig
-from tasks.report.summary import RunSummary
-from tasks.report.task import report
+from slipstream.config import RunConfig
+from slipstream.report.summary import RunSummary
+from tasks.report import report
 from workflows.collectives import benchmark
 from workflows.schedules.settings import CHOICE, DEFAULT, CollectivesSchedule, Notify, TrainingSchedule, read_schedules
 from workflows.training import promotion_stages, run_stages, train_and_export, train_and_promote

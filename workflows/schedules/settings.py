@@ -8,11 +8,11 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal
 
-from tasks.collectives.config import CollectivesConfig
-from tasks.config import RunConfig
-from tasks.cron import flaw
-from tasks.errors import UserError
-from tasks.settings import Settings, settings
+from slipstream.collectives.config import CollectivesConfig
+from slipstream.config import RunConfig
+from slipstream.cron import flaw
+from slipstream.errors import UserError
+from slipstream.settings import Settings, settings
 
 CHOICE = "SLIPSTREAM_SCHEDULES"
 DEFAULT = "development"

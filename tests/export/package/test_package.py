@@ -17,13 +17,13 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519, x25519
 
-from tasks.artifacts.prepared.data import PreparedData, Signature, TensorSpec
-from tasks.artifacts.results import export as exported
-from tasks.artifacts.versions import ROOT
-from tasks.errors import UserError
-from tasks.export import check as checking
-from tasks.export.check import DIGEST, MANIFEST, SIGNATURE, BadPackage, check, digest_line, opsets
-from tasks.export.package.sign import sign
+from slipstream.artifacts.prepared.data import PreparedData, Signature, TensorSpec
+from slipstream.artifacts.results import export as exported
+from slipstream.artifacts.versions import ROOT
+from slipstream.errors import UserError
+from slipstream.export import check as checking
+from slipstream.export.check import DIGEST, MANIFEST, SIGNATURE, BadPackage, check, digest_line, opsets
+from slipstream.export.package.sign import sign
 from tests.support.packages import package
 from tests.support.raw_tables import mixed_table
 from tests.support.toys import images
@@ -45,7 +45,7 @@ def copy(model: Path, tmp_path: Path) -> Path:
 
 
 def run_check(*arguments: str | Path, code: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *(["-c", code] if code else ["-m", "tasks.export.check"]), *map(str, arguments)]
+    command = [sys.executable, *(["-c", code] if code else ["-m", "slipstream", "check"]), *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
 
@@ -115,10 +115,11 @@ def test_the_digest_has_one_name() -> None:
 def test_it_is_checked_with_numpy_and_onnxruntime_alone(model: Path) -> None:
     """In a fresh interpreter, where nothing else than these was imported."""
     code = (
-        "import sys, runpy\n"
+        "import sys\n"
         "before = set(sys.modules)\n"
-        "try: runpy.run_module('tasks.export.check', run_name='__main__')\n"
-        "except SystemExit as stop: assert not stop.code, stop.code\n"
+        "from slipstream.cli import main\n"
+        "sys.argv.insert(1, 'check')\n"
+        "assert main() == 0\n"
         "from importlib.metadata import packages_distributions\n"
         "named = packages_distributions()\n"
         "print(sorted({d for m in set(sys.modules) - before for d in named.get(m.split('.')[0], [])}))\n"
@@ -296,7 +297,7 @@ def test_what_is_not_whole_is_not_signed(copy: Path, keys: tuple[Path, Path]) ->
 
 def test_tokens_are_drawn_with_padding(tmp_path: Path) -> None:
     """A document's ids stay below the number of buckets, and end in padding."""
-    from tasks.export.package.samples import draw_tensors
+    from slipstream.export.package.samples import draw_tensors
 
     signature = Signature((TensorSpec("tokens", "int32", (2, 9)),), "classification", "y", ("a", "b"), buckets=50)
     tokens = draw_tensors(signature)["tokens"]

@@ -13,10 +13,10 @@ from click.testing import CliRunner
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from tasks.artifacts.prepared.data import PreparedData
-from tasks.errors import UserError
-from tasks.export.package import triton
-from tasks.export.package.triton import TYPES, configuration, flaws_of, parse, rendered, write_repository
+from slipstream.artifacts.prepared.data import PreparedData
+from slipstream.errors import UserError
+from slipstream.export.package import triton
+from slipstream.export.package.triton import TYPES, configuration, flaws_of, parse, rendered, write_repository
 from tests.support.packages import package
 from tests.support.raw_tables import mixed_table
 

@@ -109,7 +109,7 @@ class Pod:
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "HOME": str(directory),
             "TMPDIR": str(directory / "tmp"),
-            "PYTHONPATH": str(REPOSITORY),  # in the image the project is installed
+            "PYTHONPATH": str(REPOSITORY),  # as in the image
         }
         with (directory / "log").open("wb") as log:
             process = subprocess.Popen(

@@ -17,8 +17,8 @@ from flyteidl.core.literals_pb2 import BindingData, Literal, LiteralMap, Scalar,
 from flyteidl.core.tasks_pb2 import TaskTemplate
 from flyteidl.core.workflow_pb2 import ArrayNode, Node, NodeMetadata, WorkflowTemplate
 
-from tasks.artifacts.homes import HOMES
-from tasks.doctor.archive import Package
+from slipstream.artifacts.homes import HOMES
+from slipstream.doctor.archive import Package
 from tests.support.cluster.bindings import START, resolve_all
 from tests.support.cluster.bucket import Bucket
 from tests.support.cluster.budgets import Budget, Verdict

@@ -14,14 +14,14 @@ from flyteidl.core.literals_pb2 import Literal
 from flytekit import FlyteContextManager
 from flytekit.core.type_engine import TypeEngine
 
-from tasks.collectives.config import CollectivesConfig
-from tasks.config import RunConfig
-from tasks.doctor.archive import Package
-from tasks.export.config import ExportConfig
-from tasks.hardware.profile import RESOLVED, Profile
-from tasks.models.config import ModelConfig
-from tasks.preprocess.config import DataConfig
-from tasks.train.config import TrainingConfig
+from slipstream.collectives.config import CollectivesConfig
+from slipstream.config import RunConfig
+from slipstream.doctor.archive import Package
+from slipstream.export.config import ExportConfig
+from slipstream.models.config import ModelConfig
+from slipstream.prepare.config import DataConfig
+from slipstream.profiles.profile import RESOLVED, Profile
+from slipstream.train.config import TrainingConfig
 from tests.support.cluster.bucket import Bucket
 from tests.support.cluster.cache_keys import Catalog
 from tests.support.cluster.kills import Kills

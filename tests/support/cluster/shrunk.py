@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tasks.hardware.profile import Placement, Profile
+from slipstream.profiles.profile import Placement, Profile
 
 #: What a rehearsal is about, and so is kept: who retries, what is spot, what the pods are told.
 KEPT = ("interruptible", "retries", "restarts", "timeout_minutes", "tolerations", "data_cache_gib")

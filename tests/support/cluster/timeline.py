@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.report.pages.rendering import environment
+from slipstream.report.pages.rendering import environment
 from tests.support.cluster.budgets import Verdict
 from tests.support.cluster.pods import Pod
 from tests.support.cluster.record import Attempt, Record

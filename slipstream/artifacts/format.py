@@ -1,0 +1,272 @@
+"""Artifacts: directories with a manifest that lists the size and the digests of every file.
+
+All inputs and outputs of stages are artifacts. The manifest is written last, so a directory without one is not an
+artifact. It holds the size and the SHA-256 of every file, computed while writing, and the XXH3-128 of every block,
+which is verified on every read, because XXH3 is as fast as memory and SHA-256 is not. The SHA-256 of the manifest is
+the artifact's fingerprint. Manifests hold no timestamps, so that equal work has equal fingerprints.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import xxhash
+
+from slipstream.errors import UserError
+from slipstream.storage.names import check_name, path_below
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+BLOCK_BYTES = 4 << 20
+
+
+class DamagedArtifact(UserError):
+    """An artifact's file is missing, truncated or changed; the message names it."""
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """The manifest's entry of one file. ``blocks`` are the XXH3-128 digests (hex) of its blocks of ``block_bytes``."""
+
+    size: int
+    sha256: str
+    block_bytes: int
+    blocks: list[str]
+
+    def consistent(self) -> bool:
+        """Whether it has a size, and there are as many digests as blocks."""
+        return self.size >= 0 and self.block_bytes > 0 and len(self.blocks) == -(-self.size // self.block_bytes)
+
+
+class HashingFile:
+    """A file that computes its digests while it is written, so that it need not be read again."""
+
+    def __init__(self, raw: BinaryIO, block_bytes: int) -> None:
+        self._raw = raw
+        self._block_bytes = block_bytes
+        self._sha256 = hashlib.sha256()
+        self._block = xxhash.xxh3_128()
+        self._in_block = 0
+        self._size = 0
+        self._blocks: list[str] = []
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        self._raw.write(view)
+        self._sha256.update(view)
+        self._size += len(view)
+        start = 0
+        while start < len(view):
+            piece = view[start : start + self._block_bytes - self._in_block]
+            self._block.update(piece)
+            self._in_block += len(piece)
+            start += len(piece)
+            if self._in_block == self._block_bytes:
+                self._close_block()
+        return len(view)
+
+    def _close_block(self) -> None:
+        self._blocks.append(self._block.hexdigest())
+        self._block.reset()
+        self._in_block = 0
+
+    def record(self) -> FileRecord:
+        if self._in_block:
+            self._close_block()
+        return FileRecord(self._size, self._sha256.hexdigest(), self._block_bytes, self._blocks)
+
+
+class ArtifactWriter:
+    """Writes one artifact into the fresh ``directory``, which becomes an artifact by :meth:`finish`."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._records: dict[str, FileRecord] = {}
+        directory.mkdir(parents=True, exist_ok=True)
+        if (directory / MANIFEST).exists():
+            raise ValueError(f"{directory} already holds an artifact; artifacts are never written twice")
+
+    @contextmanager
+    def create(self, name: str, block_bytes: int = BLOCK_BYTES) -> Iterator[HashingFile]:
+        """Open the new file ``name`` (a relative POSIX path) for writing. Like all names here it is checked: raises
+        ``UserError`` if it leads out of the directory."""
+        path = path_below(self.directory, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("xb") as raw:
+            file = HashingFile(raw, block_bytes)
+            yield file
+            raw.flush()
+            os.fsync(raw.fileno())
+        self._records[name] = file.record()
+
+    def write_bytes(self, name: str, data: bytes) -> None:
+        with self.create(name) as file:
+            file.write(data)
+
+    def write_json(self, name: str, value: Any) -> None:
+        self.write_bytes(name, canonical_json(value))
+
+    def record(self, name: str) -> FileRecord:
+        """The manifest's entry of a file that was written."""
+        return self._records[name]
+
+    def link(self, file: Path, name: str, record: FileRecord) -> None:
+        """Add ``file`` of another artifact under ``name``, by a hard link if possible. ``record`` must be its entry."""
+        link_or_copy(file, path_below(self.directory, name))
+        self._records[name] = record
+
+    def add(self, name: str) -> None:
+        """Add a file that was written into the directory by other code."""
+        self._records[name] = hash_file(path_below(self.directory, name))
+
+    def note(self, name: str, record: FileRecord) -> None:
+        """Add the entry of a file that other code will put into the artifact."""
+        self._records[check_name(name, self.directory)] = record
+
+    def finish(self, kind: str, made_by: Mapping[str, Any]) -> Artifact:
+        """Write the manifest. ``made_by`` describes the work: settings, code version, fingerprints of the inputs."""
+        self.write_manifest(kind, made_by)
+        return Artifact.open(self.directory, kind)
+
+    def write_manifest(self, kind: str, made_by: Mapping[str, Any]) -> None:
+        """As :meth:`finish`, for an artifact that still lacks some of its files."""
+        for path in sorted(self.directory.rglob("*")):
+            name = path.relative_to(self.directory).as_posix()
+            if path.is_file() and name not in self._records:
+                self.add(name)
+        manifest = {
+            "format": FORMAT,
+            "kind": kind,
+            "made_by": made_by,
+            "files": {name: vars(record) for name, record in sorted(self._records.items())},
+        }
+        partial = self.directory / (MANIFEST + ".partial")
+        with partial.open("wb") as file:
+            file.write(canonical_json(manifest))
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(self.directory / MANIFEST)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What the manifest of an artifact says, whether its files are here or not."""
+
+    kind: Any
+    format: Any
+    made_by: dict[str, Any]
+    files: dict[str, FileRecord]
+
+    @classmethod
+    def parse(cls, raw: bytes, where: object) -> Manifest:
+        """Raises ``DamagedArtifact``, which names the address ``where`` it lies, unless it is one whose files lie below
+        the artifact's directory."""
+        try:
+            manifest = json.loads(raw)
+            files = {name: FileRecord(**record) for name, record in manifest["files"].items()}
+            if not all(record.consistent() for record in files.values()):
+                raise ValueError
+            found = cls(manifest["kind"], manifest["format"], manifest["made_by"], files)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise DamagedArtifact(f"{where}: not a manifest of this format") from None
+        for name in files:
+            check_name(name, where, DamagedArtifact)
+        return found
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """An opened artifact. Opening checks that every file exists and has its size; reading verifies the bytes."""
+
+    directory: Path
+    kind: str
+    made_by: dict[str, Any]
+    files: dict[str, FileRecord]
+    fingerprint: str
+
+    @classmethod
+    def open(cls, directory: Path, kind: str) -> Artifact:
+        """Raises ``DamagedArtifact`` unless the directory is a complete artifact of this ``kind`` and format."""
+        path = directory / MANIFEST
+        try:
+            raw = path.read_bytes()
+        except OSError as error:
+            raise DamagedArtifact(f"{path}: {error.strerror}; this is not a finished artifact") from None
+        manifest = Manifest.parse(raw, path)
+        files, found = manifest.files, (manifest.kind, manifest.format)
+        if found != (kind, FORMAT):
+            expected = f"{kind!r}, format {FORMAT}"
+            raise DamagedArtifact(f"{path}: holds {found[0]!r}, format {found[1]}; expected {expected}")
+        for name, record in files.items():
+            try:
+                size = (directory / name).stat().st_size
+            except OSError:
+                raise DamagedArtifact(f"{directory / name}: missing, though the manifest lists it") from None
+            if size != record.size:
+                raise DamagedArtifact(f"{directory / name}: {size} bytes, the manifest says {record.size}")
+        return cls(directory, kind, manifest.made_by, files, hashlib.sha256(raw).hexdigest())
+
+    def path(self, name: str) -> Path:
+        """Where the file lies. Raises ``DamagedArtifact`` if the name leads out of the directory."""
+        return self.directory / check_name(name, self.directory, DamagedArtifact)
+
+    def check_block(self, name: str, index: int, data: Any) -> None:
+        """Raise ``DamagedArtifact`` unless ``data`` is the block ``index`` of the file ``name``."""
+        if xxhash.xxh3_128_hexdigest(data) != self.files[name].blocks[index]:
+            raise DamagedArtifact(f"{self.directory / name}: block {index} is not what was written")
+
+    def read_bytes(self, name: str) -> bytes:
+        data = self.path(name).read_bytes()
+        view, step = memoryview(data), self.files[name].block_bytes
+        for index in range(len(self.files[name].blocks)):
+            self.check_block(name, index, view[index * step : (index + 1) * step])
+        return data
+
+    def read_json(self, name: str) -> Any:
+        return json.loads(self.read_bytes(name))
+
+    def check(self) -> Artifact:
+        """Verify all blocks and return the artifact itself. Raises ``DamagedArtifact``."""
+        for name, record in self.files.items():
+            with self.path(name).open("rb") as file:
+                for index in range(len(record.blocks)):
+                    self.check_block(name, index, file.read(record.block_bytes))
+        return self
+
+    def check_sha256(self, names: Iterable[str] | None = None) -> Artifact:
+        """Verify the SHA-256 of all files, or of those ``names``, which also detects deliberate changes, and return the
+        artifact itself."""
+        for name in self.files if names is None else names:
+            if hash_file(self.path(name)).sha256 != self.files[name].sha256:
+                raise DamagedArtifact(f"{self.directory / name}: its SHA-256 is not the manifest's")
+        return self
+
+
+def hash_file(path: Path, block_bytes: int = BLOCK_BYTES) -> FileRecord:
+    """The manifest's entry of an existing file."""
+    with path.open("rb") as source, Path(os.devnull).open("wb") as nowhere:
+        file = HashingFile(nowhere, block_bytes)
+        while piece := source.read(block_bytes):
+            file.write(piece)
+    return file.record()
+
+
+def link_or_copy(file: Path, target: Path) -> None:
+    """Make ``target`` a hard link to ``file``, or a copy where that is not possible."""
+    try:
+        os.link(file, target)
+    except OSError:
+        shutil.copyfile(file, target)
+
+
+def canonical_json(value: Any) -> bytes:
+    """JSON of which the bytes depend on the value only. Raises ``ValueError`` for NaN and infinity."""
+    return (json.dumps(value, sort_keys=True, indent=1, allow_nan=False, ensure_ascii=False) + "\n").encode()

@@ -1,0 +1,237 @@
+"""Prepared data, as preprocess writes it and every later stage reads it.
+
+Each split has one or more segments ``<split>-00000.rows`` of fixed-width little-endian records for memory mapping: the
+model's inputs in the order of the signature, then the target, then the row's weight if rows are weighted. Rows that are
+added to an earlier set become further segments. A large segment is divided into parts: the first is named as above, the
+others ``<split>-00000_00001.rows`` and so on. The rows of a segment, with all its parts, are stored shuffled, and a
+block of the manifest is a whole number of rows; so any block is a random sample of its segment that can be verified by
+itself.
+
+Further files: ``signature.json`` (inputs and outputs of a model), ``schema.json`` and ``statistics.json`` (the
+transformation from raw columns to inputs, fitted on the training split only), ``card.json`` (the data card) and
+``quarantine.parquet`` (rejected rows, with reasons).
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slipstream.artifacts.format import Artifact, DamagedArtifact
+
+KIND = "prepare"
+SPLITS = ("train", "validation", "test")
+TARGET = "target"
+WEIGHT = "weight"
+#: Least number of blocks that a sample is taken from.
+SAMPLED_BLOCKS = 8
+#: A block: the file name of its segment, and its number in that file.
+Block = tuple[str, int]
+
+
+def segment_name(split: str, number: int, part: int) -> str:
+    """The file name of a part of a segment; names sort by number and part."""
+    return f"{split}-{number:05d}_{part:05d}.rows" if part else f"{split}-{number:05d}.rows"
+
+
+def segment_number(name: str) -> int:
+    """The number of the segment that a file belongs to."""
+    return int(name.partition("-")[2].partition(".")[0].partition("_")[0])
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One input of the model: ``[batch, *shape]`` of ``dtype`` (float32, int32, int64 or uint8)."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The inputs and outputs of a model.
+
+    Tables have the inputs ``numeric`` (float32 ``[batch, F]``, standardised) and ``categorical`` (int32
+    ``[batch, C]``, codes below ``cardinalities``) and ``tokens`` (int32 ``[batch, D, length]``, of each of D columns
+    of documents the ids of its words, below ``buckets``), each of them absent when there is no such column; images have
+    ``image`` (uint8 ``[batch, channels, height, width]``; the model itself standardises with ``image_mean`` and
+    ``image_std``, per channel, in units of the stored values). A classifier returns logits ``[batch, classes]``; a
+    regressor returns ``[batch, 1]``, in units of the target.
+
+    Rows of token ids have the input ``tokens`` (int64 ``[batch, length]``, below ``buckets``) and the task "next
+    token": a model returns logits ``[batch, length, buckets]``, and the target is the row shifted by one.
+    """
+
+    inputs: tuple[TensorSpec, ...]
+    task: str  # "classification", "regression" or "next token"
+    target: str
+    classes: tuple[str, ...] = ()
+    cardinalities: tuple[int, ...] = ()
+    image_mean: tuple[float, ...] = ()
+    image_std: tuple[float, ...] = ()
+    target_mean: float = 0.0
+    target_std: float = 1.0
+    #: The column of row weights for training; empty if all rows have the same weight. The mean of the stored weights
+    #: over the training split is 1.
+    weight: str = ""
+    #: Number of token ids, with 0 for padding; 0 without texts.
+    buckets: int = 0
+
+    @property
+    def outputs(self) -> int:
+        """The size of a model's output for one row, or for one token."""
+        return {"classification": len(self.classes), "next token": self.buckets}.get(self.task, 1)
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """The shape of a model's output for one row."""
+        return (*self.inputs[0].shape, self.outputs) if self.task == "next token" else (self.outputs,)
+
+    @property
+    def labels(self) -> tuple[TensorSpec, ...]:
+        """The fields of a stored row besides the inputs: the target and, if rows are weighted, the weight."""
+        if self.task == "next token":
+            return (TensorSpec(TARGET, self.inputs[0].dtype, self.inputs[0].shape),)
+        target = TensorSpec(TARGET, "int32" if self.task == "classification" else "float32", ())
+        return (target, TensorSpec(WEIGHT, "float32", ())) if self.weight else (target,)
+
+    @property
+    def record(self) -> np.dtype:
+        """The dtype of one stored row: every field aligned to four bytes, the inputs first and then the labels.
+
+        A row of tokens is stored once, with one token more than its length: input and target overlap.
+        """
+        if self.task == "next token":
+            token, (length,) = np.dtype(self.inputs[0].dtype).newbyteorder("<"), self.inputs[0].shape
+            places = {self.inputs[0].name: 0, TARGET: token.itemsize}
+            return np.dtype(
+                {
+                    "names": list(places),
+                    "formats": [(token, (length,))] * 2,
+                    "offsets": list(places.values()),
+                    "itemsize": token.itemsize * (length + 1),
+                }
+            )
+        names, formats, offsets, offset = [], [], [], 0
+        for spec in (*self.inputs, *self.labels):
+            scalar = np.dtype(spec.dtype).newbyteorder("<")
+            names.append(spec.name)
+            formats.append((scalar, spec.shape))
+            offsets.append(offset)
+            offset += -(-math.prod(spec.shape) * scalar.itemsize // 4) * 4
+        return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": offset})
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Signature:
+        inputs = tuple(TensorSpec(i["name"], i["dtype"], tuple(i["shape"])) for i in data["inputs"])
+        lists = ("classes", "cardinalities", "image_mean", "image_std")
+        return cls(**{**data, "inputs": inputs, **{name: tuple(data[name]) for name in lists}})
+
+
+@dataclass(frozen=True)
+class PreparedData:
+    """Opened prepared data."""
+
+    artifact: Artifact
+    signature: Signature
+
+    @classmethod
+    def open(cls, directory: Path) -> PreparedData:
+        """Raises ``DamagedArtifact`` unless the directory holds complete prepared data."""
+        artifact = Artifact.open(directory, KIND)
+        return cls(artifact, Signature.from_json(artifact.read_json("signature.json")))
+
+    def segments(self, split: str) -> list[str]:
+        """The file names of a split's segments and their parts, in order."""
+        return sorted(name for name in self.artifact.files if name.startswith(f"{split}-") and name.endswith(".rows"))
+
+    def segment_rows(self, split: str) -> tuple[int, ...]:
+        """The number of rows in each file of a split."""
+        return tuple(self.artifact.files[name].size // self.signature.record.itemsize for name in self.segments(split))
+
+    def shuffled_rows(self, split: str) -> tuple[int, ...]:
+        """The number of rows in each segment of a split, with all its parts, which were shuffled together."""
+        rows: Counter[int] = Counter()
+        for name, count in zip(self.segments(split), self.segment_rows(split), strict=True):
+            rows[segment_number(name)] += count
+        return tuple(rows.values())
+
+    def block_rows(self, split: str) -> int:
+        """The number of rows per block, which is equal in all segments of a split."""
+        sizes = {self.artifact.files[name].block_bytes for name in self.segments(split)}
+        rows, rest = divmod(max(sizes, default=0), self.signature.record.itemsize)
+        if len(sizes) != 1 or rest:
+            raise DamagedArtifact(
+                f"{self.artifact.directory}: the blocks of the {split} split are not equal whole rows"
+            )
+        return rows
+
+    def mapped(self, segment: str) -> np.ndarray:
+        """The records of a segment as uint8 ``[rows, record]``, memory-mapped and not verified."""
+        raw = np.memmap(self.artifact.path(segment), np.uint8, mode="r")
+        return raw.reshape(-1, self.signature.record.itemsize)
+
+    def blocks(self, split: str) -> list[Block]:
+        """The blocks of a split, in order."""
+        files = self.artifact.files
+        return [(name, number) for name in self.segments(split) for number in range(len(files[name].blocks))]
+
+    def verified(self, blocks: list[Block]) -> Iterator[np.ndarray]:
+        """The bytes of these blocks (uint8), each verified before it is yielded. Raises ``DamagedArtifact``."""
+        for segment, of_segment in groupby(blocks, key=itemgetter(0)):
+            raw, step = self.mapped(segment).reshape(-1), self.artifact.files[segment].block_bytes
+            for _, number in of_segment:
+                data = raw[number * step : (number + 1) * step]
+                self.artifact.check_block(segment, number, data)
+                yield data
+
+    def split(self, name: str) -> np.ndarray:
+        """All records ``[rows]`` of a split, every block verified. They are memory-mapped, so that a large split need
+        not fit into memory; several files are first joined in one unnamed file."""
+        for _ in self.verified(self.blocks(name)):
+            pass
+        filled = [segment for segment in self.segments(name) if self.artifact.files[segment].size]
+        parts = [self.mapped(segment).reshape(-1) for segment in filled]
+        if len(parts) > 1:
+            ends = np.cumsum([len(part) for part in parts]).tolist()
+            with tempfile.TemporaryFile(dir=self.artifact.directory) as file:
+                joined = np.memmap(file, np.uint8, "w+", shape=(ends[-1],))
+            for end, part in zip(ends, parts, strict=True):
+                joined[end - len(part) : end] = part
+            parts = [joined]
+        return parts[0].view(self.signature.record) if parts else np.empty(0, self.signature.record)
+
+    def sample(self, name: str, most: int) -> np.ndarray:
+        """``most`` records ``[rows]`` of a split, or all if there are fewer. They are evenly spaced in blocks that are
+        evenly spaced in the split; only these blocks are read."""
+        blocks = self.blocks(name)
+        if not blocks:
+            return np.empty(0, self.signature.record)
+        # Each segment may end with a short block.
+        enough = max(SAMPLED_BLOCKS, -(-most // self.block_rows(name)) + len(self.segments(name)))
+        chosen = [blocks[place] for place in evenly(len(blocks), enough)]
+        records = np.concatenate([data.view(self.signature.record) for data in self.verified(chosen)])
+        return records[evenly(len(records), most)]
+
+    @property
+    def card(self) -> dict[str, Any]:
+        """The data card: ``rows`` (read, kept, quarantined, and per split), columns, warnings."""
+        return self.artifact.read_json("card.json")
+
+
+def evenly(length: int, most: int) -> np.ndarray:
+    """``most`` evenly spaced numbers below ``length``, or all if there are fewer; ascending."""
+    return np.unique(np.linspace(0, length - 1, min(most, length)).astype(int))

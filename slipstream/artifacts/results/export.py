@@ -1,0 +1,215 @@
+"""The exported model: ONNX files, what was measured about them, and how to call the chosen one.
+
+The artifact holds one ``.onnx`` file per variant, ``model.onnx`` (the chosen one) and, for a table, ``model.raw.onnx``
+(the same from raw columns), ``export.json`` (an :class:`ExportReport`), ``signature.json`` (a
+:class:`DeployedSignature`), ``schema.json`` and ``statistics.json`` (how raw columns become the model's inputs, copied
+from the prepared data), ``samples.npz`` and ``samples.json`` (rows to check it with) and ``MODEL_CARD.md``. Beside the
+manifest lies its digest, ``manifest.sha256``; :mod:`slipstream.export.check` verifies all of it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NotRequired, TypedDict
+
+from slipstream.artifacts.format import MANIFEST, Artifact
+from slipstream.artifacts.results.evaluation import Scores
+
+KIND = "export"
+REPORT = "export.json"
+SIGNATURE = "signature.json"
+MODEL_CARD = "MODEL_CARD.md"
+#: The SHA-256 of the manifest, as ``sha256sum`` writes it: the one digest over all files.
+DIGEST = "manifest.sha256"
+#: Files of the prepared data that are copied beside the model, so that it can be used anywhere.
+PREPROCESSING = ("schema.json", "statistics.json")
+
+
+class Estimate(TypedDict):
+    """A measured figure and its interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class LatencyFigures(TypedDict):
+    """Milliseconds per call by percentile, with 95 % intervals; None if fewer than ten calls lie beyond it."""
+
+    p50: Estimate | None
+    p90: Estimate | None
+    p99: Estimate | None
+    calls: int
+    #: How many times as fast as ``onnx-fp32``, in paired turns; each limit holds with 95 %.
+    speedup: NotRequired[Estimate]
+
+
+class QualityFigures(TypedDict):
+    """What a variant loses against FP32 on the same rows, in points of accuracy or percent of RMSE."""
+
+    loss: float
+    #: Limits of the true loss, each of which holds with the probability ``level``.
+    low: float
+    high: float
+    level: float
+    rows: int
+    #: The splits that the rows are from.
+    evidence: str
+    #: "passed", "failed" or "can't tell".
+    answer: str
+    #: How many rows would show it, if that can be said.
+    rows_enough: int | None
+
+
+class VariantFigures(TypedDict):
+    """One variant. One that was not timed has only the fields that are required; ``file`` and ``bytes`` are then
+    None, unless it was made for other devices. ``file`` is also None for what is not part of the artifact: torch, and
+    variants that were left out early."""
+
+    name: str
+    file: str | None
+    bytes: int | None
+    chosen: bool
+    #: What became of it, in one or two words, and why.
+    verdict: str
+    reason: str
+    #: By batch size.
+    latency_ms: NotRequired[dict[str, LatencyFigures]]
+    rows_per_second: NotRequired[dict[str, float]]
+    #: By batch size, if there is a price per hour: its currency for a million rows.
+    cost_per_million: NotRequired[dict[str, float]]
+    #: On the test split.
+    metrics: NotRequired[Scores]
+    #: The largest and the mean absolute difference to the torch model's outputs on the test split.
+    largest_difference: NotRequired[float]
+    mean_difference: NotRequired[float]
+    quality: NotRequired[QualityFigures]
+
+
+class ProfileFigures(TypedDict):
+    """Where FP32 spends its time at one batch size."""
+
+    batch: int
+    #: Shares of the time by operator, the largest first.
+    operators: dict[str, float]
+    #: The share of products and convolutions, which INT8 can speed up, and how many times as fast a network would be
+    #: in which they took no time at all.
+    products: float
+    at_most: float
+
+
+class MachineFigures(TypedDict):
+    """The CPU, the threads per call and the library versions with which the variants were measured."""
+
+    cpu: str
+    #: On which they ran, if ``export.provider`` was cuda; else "".
+    gpu: str
+    architecture: str
+    #: Instruction set extensions that matter for INT8.
+    flags: list[str]
+    cores: int
+    threads: int
+    onnxruntime: str
+    onnx: str
+    torch: str
+
+
+class ExportReport(TypedDict):
+    """The contents of ``export.json``."""
+
+    task: str
+    variants: list[VariantFigures]
+    #: The name of the variant to deploy, and the reason.
+    chosen: str
+    why: str
+    decided_at_batch: int
+    #: The best variant at each batch size.
+    best: dict[str, str]
+    max_loss: float
+    #: Bits of the INT8 variants' weights: 7 give the same numbers on every CPU, 8 need VNNI on x86.
+    weight_bits: int
+    profile: list[ProfileFigures]
+    machine: MachineFigures
+    #: Of the model; "" if it was not given.
+    licence: str
+
+
+class DeployedTensor(TypedDict):
+    """An input or output of the ONNX model; the first dimension of ``shape`` is the text ``batch``."""
+
+    name: str
+    dtype: str
+    shape: list[str | int]
+    units: NotRequired[str]
+
+
+class Holdout(TypedDict):
+    """How test rows were held out, from which follows whether a row can have been trained on.
+
+    ``by`` is "content", "id", "group" or "time"; ``settings`` are those of the split, and the columns that are hashed;
+    ``cuts`` the seconds since 1970 from which rows validated and tested, where they were split in time.
+    """
+
+    by: str
+    settings: dict[str, Any]
+    cuts: list[float] | None
+
+
+class RawSignature(TypedDict):
+    """The model that takes raw columns: each an input ``[batch, 1]`` in this order, float64 (NaN for missing) or text.
+
+    Its outputs are ``label`` and ``probabilities``, or ``value``.
+    """
+
+    model: str
+    inputs: list[DeployedTensor]
+    outputs: list[DeployedTensor]
+    #: How a missing text is written.
+    missing: str
+    #: By how much the last output may differ from the sample rows' on another machine.
+    tolerance: float
+
+
+class SampleRows(TypedDict):
+    """The rows in ``samples.npz``: whether they are of the test split, or drawn from the schema and the vocabularies;
+    and by how much the output may differ from theirs on another machine."""
+
+    real: bool
+    tolerance: float
+
+
+class ModelSignature(TypedDict):
+    """The model on tensors: what a caller must know of it."""
+
+    format: int
+    task: str
+    target: str
+    #: ``model.onnx``, a copy of the chosen variant that says of itself what is written here.
+    model: str
+    opset: int
+    dynamic_batch: bool
+    inputs: list[DeployedTensor]
+    outputs: list[DeployedTensor]
+    classes: list[str]
+    cardinalities: list[int]
+    preprocessing: list[str]
+
+
+class DeployedSignature(ModelSignature):
+    """The contents of ``signature.json``: what a caller who has only this directory must know."""
+
+    samples: SampleRows
+    #: None where a graph cannot start from raw columns; ``no_raw`` then says why.
+    raw: RawSignature | None
+    no_raw: str
+    holdout: Holdout | None
+
+
+def digest_line(fingerprint: str) -> str:
+    """The content of ``DIGEST`` for an artifact."""
+    return f"{fingerprint}  {MANIFEST}\n"
+
+
+def read_export(directory: Path) -> ExportReport:
+    """Raises ``DamagedArtifact`` if the directory does not hold a whole exported model."""
+    return Artifact.open(directory, KIND).read_json(REPORT)

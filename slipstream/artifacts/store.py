@@ -1,0 +1,123 @@
+"""The local store: finished artifacts under ``.slipstream/<stage>/<key>/``, where the key depends on all inputs.
+
+Unlike Flyte's local cache it verifies the bytes before it reuses an artifact, makes damaged or deleted ones again, and
+reports what was reused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from slipstream.artifacts.format import Artifact, DamagedArtifact, canonical_json
+
+#: The store of a project on one machine.
+STORE = Path(".slipstream")
+
+
+def content_key(stage: str, version: str, inputs: Mapping[str, Any]) -> str:
+    """The key of a stage's result: a digest of the stage, its code version and all inputs."""
+    return hashlib.sha256(canonical_json({"stage": stage, "version": version, "inputs": inputs})).hexdigest()[:32]
+
+
+class Store:
+    """Finished artifacts by stage and key. Entries appear complete, by a rename."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def entry(self, stage: str, key: str) -> Path:
+        return self.root / stage / key
+
+    def checkpoints(self, stage: str, key: str) -> Path:
+        """The directory for unfinished work on this entry; removed once the entry is published."""
+        return self.root / stage / f"{key}.checkpoints"
+
+    def find(self, stage: str, key: str) -> Artifact | DamagedArtifact | None:
+        """The entry, every byte verified; the error if it is damaged; None if it does not exist."""
+        directory = self.entry(stage, key)
+        if not directory.exists():
+            return None
+        try:
+            return Artifact.open(directory, stage).check()
+        except DamagedArtifact as damage:
+            return damage
+        except OSError as error:
+            return DamagedArtifact(f"{directory}: {error}")
+
+    @contextmanager
+    def turn(self, stage: str, key: str) -> Iterator[bool]:
+        """Let one process at a time make an entry, because they would share its unfinished work.
+
+        Yields whether this process had to wait for another one, which may then have made the entry.
+        """
+        unfinished, lock = self.checkpoints(stage, key), FileLock(self.root / stage / f"{key}.lock")
+        unfinished.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(blocking=False)
+            waited = False
+        except Timeout:
+            lock.acquire()
+            waited = True
+        try:
+            unfinished.mkdir(exist_ok=True)
+            yield waited
+        finally:
+            with suppress(OSError):
+                unfinished.rmdir()  # if it is empty
+            # Removed while it is held: filelock lets those who wait for an unlinked file try again on a fresh one.
+            Path(lock.lock_file).unlink(missing_ok=True)
+            lock.release()
+
+    @contextmanager
+    def workspace(self, stage: str) -> Iterator[Path]:
+        """A fresh directory on the store's disk, removed afterwards unless it was published."""
+        parent = self.root / stage
+        parent.mkdir(parents=True, exist_ok=True)
+        sweep(parent)
+        directory = Path(tempfile.mkdtemp(prefix=f".{os.getpid()}-", dir=parent))
+        try:
+            yield directory
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def publish(self, directory: Path, stage: str, key: str) -> Artifact:
+        """Move a finished workspace to its entry, replacing a damaged one."""
+        Artifact.open(directory, stage)
+        target = self.entry(stage, key)
+        if isinstance(self.find(stage, key), DamagedArtifact):
+            shutil.rmtree(target)
+        try:
+            directory.rename(target)
+        except OSError:
+            # Another process published the same work first.
+            if not isinstance(self.find(stage, key), Artifact):
+                raise
+        shutil.rmtree(self.checkpoints(stage, key), ignore_errors=True)
+        return Artifact.open(target, stage)
+
+
+def sweep(parent: Path) -> None:
+    """Remove the workspaces of processes that no longer exist."""
+    for directory in parent.glob(".*-*"):
+        pid = directory.name[1:].split("-")[0]
+        if pid.isdigit() and not process_alive(int(pid)):
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def process_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

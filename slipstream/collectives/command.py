@@ -1,0 +1,123 @@
+"""``slipstream collectives``: measure the interconnect without Flyte."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from slipstream.artifacts.prepared.streamed import open_prepared
+from slipstream.collectives.compare import compare_with_history
+from slipstream.collectives.engine import benchmark
+from slipstream.collectives.launch.worker_group import LeaderUnreachable, WorkerGroup
+from slipstream.collectives.output import csv_text, json_text, table
+from slipstream.collectives.tune.plugin_csv import plugin_csv
+from slipstream.collectives.tune.steps import ConfiguredModel, Model, SyntheticModel
+from slipstream.collectives.tune.tuner import tune
+from slipstream.config import RunConfig
+from slipstream.distributed.devices import check_gpus
+from slipstream.errors import Interrupted, UserError
+from slipstream.interconnect.tuning import to_json as tuning_json
+from slipstream.machine.gpus import visible_gpus
+
+#: Some of what torchrun sets.
+TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR")
+OUTPUT = click.Path(path_type=Path, dir_okay=False)
+
+
+class OneSpeaker(click.Command):
+    """Of torchrun's ranks only rank 0 says what is wrong, as all fail for the same reason; unless it is rank 0 that is
+    missing."""
+
+    def make_context(self, *arguments: Any, **more: Any) -> click.Context:
+        with once():
+            return super().make_context(*arguments, **more)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with once():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def once() -> Iterator[None]:
+    """End this process for an error, which only one of torchrun's ranks says."""
+    speaks = os.environ.get("RANK", "0") == "0"
+    try:
+        yield
+    except click.ClickException as error:
+        if speaks:
+            raise
+        sys.exit(error.exit_code)
+    except Interrupted as error:
+        if speaks or isinstance(error, LeaderUnreachable):
+            click.echo(f"Error: {error}", err=True)
+        sys.exit(1)
+
+
+@click.command(cls=OneSpeaker)
+@click.argument("what", type=click.Choice(["benchmark", "compare", "tune"]), default="benchmark")
+@click.option("--processes", type=click.IntRange(1), help="How many to start: by default one for each GPU, or 2.")
+@click.option("--config", "file", type=click.Path(path_type=Path), help="The YAML or JSON file of a run's settings.")
+@click.option("--json", "json_file", type=OUTPUT, help="Also write the profile with all raw times to this file.")
+@click.option("--csv", "csv_file", type=OUTPUT, help="Also write a line for each case to this file.")
+@click.option("--nccl-csv", type=OUTPUT, help="For tune: also write the table of NCCL's tuner plugin to this file.")
+@click.option("--prepared", type=click.Path(path_type=Path), help="For tune: prepared data, to train the real model.")
+def main(
+    what: str,
+    processes: int | None,
+    file: Path | None,
+    json_file: Path | None,
+    csv_file: Path | None,
+    nccl_csv: Path | None,
+    prepared: Path | None,
+) -> None:
+    """Measure the collectives between processes, say what is slow, and keep the profile in the history. "compare" also
+    says whether the network is slower than it was; "tune" finds settings with which training steps are faster.
+
+    Alone it starts processes of its own on this machine; under torchrun the processes are torchrun's, on any number of
+    machines.
+
+    \b
+    Example: slipstream collectives compare --processes 2
+             torchrun --nproc-per-node 8 -m slipstream collectives
+    """
+    run = RunConfig.from_file(file) if file else RunConfig()
+    config = run.collectives
+    if not any(name in os.environ for name in TORCHRUN_VARIABLES):
+        gpus = visible_gpus()
+        check_gpus(processes or gpus, gpus)
+        workers = WorkerGroup.local(processes or gpus or 2, config.timeout)
+    elif processes:
+        raise UserError("--processes: torchrun has started the processes already; leave it out")
+    else:
+        workers = WorkerGroup.from_environment(os.environ, config.timeout)
+    if what == "tune":
+        tuning = tune(workers, config, model_of(run, prepared, workers.world))
+        if tuning:
+            click.echo(tuning)
+            if json_file:
+                json_file.write_text(json.dumps(tuning_json(tuning)) + "\n", encoding="utf-8")
+            if nccl_csv:
+                nccl_csv.write_text(plugin_csv(tuning), encoding="utf-8")
+        return
+    measured = compare_with_history(workers, config) if what == "compare" else benchmark(workers, config, reuse=False)
+    if measured is None:
+        return
+    profile, answer = measured
+    click.echo(f"{answer}\n\n{table(profile)}" if what == "compare" else table(profile))
+    for path, text in ((json_file, json_text), (csv_file, csv_text)):
+        if path:
+            path.write_text(text(profile), encoding="utf-8")
+
+
+def model_of(run: RunConfig, prepared: Path | None, world: int) -> Model:
+    if prepared is None:
+        return SyntheticModel()
+    signature = open_prepared(prepared).signature
+    return ConfiguredModel(run.model, signature, max(1, run.training.batch_size // world), run.training.seed)

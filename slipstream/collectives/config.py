@@ -1,0 +1,117 @@
+"""What can be set about the measurement of the interconnect."""
+
+from __future__ import annotations
+
+from dataclasses import field, replace
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import Field
+
+from slipstream.settings import Settings, settings, to_dict
+
+Operation = Literal[
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "all_to_all",
+    "all_to_allv",
+    "send_recv",
+    "barrier",
+]
+OPERATIONS: tuple[Operation, ...] = get_args(Operation)
+DataType = Literal["float32", "bfloat16", "float16", "int32", "int64"]
+Reduction = Literal["sum", "avg", "max"]
+Mode = Literal["loop", "barrier"]
+#: Settings that say what becomes of a profile, but not what it holds.
+HANDLING = ("history", "reuse_days", "timeout", "compare_seconds", "tune_seconds", "numbers")
+
+
+@settings
+class CollectivesConfig(Settings):
+    """Which collectives are measured, from which size to which."""
+
+    section = "collectives"
+
+    operations: list[Operation] = field(default_factory=lambda: list(OPERATIONS))
+    """The collectives to measure, each once."""
+    dtypes: list[DataType] = field(default_factory=lambda: ["float32"])
+    """The types of data, each once."""
+    reductions: list[Reduction] = field(default_factory=lambda: ["sum"])
+    """How all_reduce, reduce_scatter and reduce combine, each once."""
+    modes: list[Mode] = field(default_factory=lambda: ["loop"])
+    """loop: iterations follow one another; barrier: each begins after a barrier."""
+    in_place: bool = False
+    """Measure all_gather and reduce_scatter within one buffer, too."""
+    in_flight: list[Annotated[int, Field(ge=1, le=64)]] = field(default_factory=lambda: [1])
+    """How many operations are started before the first is waited for, each number once."""
+    smallest: Annotated[int, Field(ge=64)] = 1 << 10
+    """The first size, in bytes."""
+    largest: Annotated[int, Field(ge=64)] = 16 << 20
+    """The last size, in bytes."""
+    factor: Annotated[int, Field(ge=2)] = 8
+    """The factor between one size and the next."""
+    budget: Annotated[float, Field(gt=0)] = 0.03
+    """Seconds at most for each case (an operation at one size in one mode) in each launch; it ends before if the
+    median is known to within 2 %."""
+    launches: Annotated[int, Field(ge=1, le=100)] = 3
+    """Fresh process groups that measure everything, one after another; intervals come from the spread between them."""
+    worlds: list[Annotated[int, Field(ge=2)]] = field(default_factory=list)
+    """Smaller numbers of processes that are measured, too, each once: what the model says of more processes is then
+    fitted to several numbers, and tested on each. They are taken from each host in turn."""
+    pairs: bool = True
+    """Measure each pair of ranks by itself, which tells a slow rank from a slow link."""
+    overlap: bool = True
+    """Measure how much of an all_reduce is hidden behind a matrix product."""
+    history: str = ".slipstream/history"
+    """Where profiles are kept, by hardware, versions and number of processes: a directory, or an address in a store."""
+    reuse_days: Annotated[float, Field(ge=0)] = 7
+    """The main job takes a profile of the same hardware from the history if it is younger; 0: it always measures."""
+    timeout: Annotated[float, Field(gt=0)] = 60
+    """Seconds after which a rank that has not arrived, or does not go on, is given up and named."""
+    compare_seconds: Annotated[float, Field(gt=0)] = 120
+    """Seconds after which compare adds no more launches, even if nothing can be told yet."""
+    tune_seconds: Annotated[float, Field(gt=0)] = 300
+    """Seconds that the tuner shares among all settings that it tries."""
+    numbers: Literal["keep", "may_change"] = "keep"
+    """may_change: the tuner may take settings that change the numbers of a training, such as compressed gradients."""
+
+    def check(self) -> None:
+        if self.largest < self.smallest:
+            raise self.reject("largest", f"at least collectives.smallest ({self.smallest})")
+        choices: dict[str, Any] = {
+            "operations": OPERATIONS,
+            "dtypes": get_args(DataType),
+            "reductions": get_args(Reduction),
+            "modes": get_args(Mode),
+            "in_flight": (1, 2, 4),
+        }
+        for name, allowed in choices.items():
+            chosen = getattr(self, name)
+            if not chosen or len(set(chosen)) < len(chosen):
+                raise self.reject(name, f"some of {', '.join(map(str, allowed))}, each once")
+        if len(set(self.worlds)) < len(self.worlds):
+            raise self.reject("worlds", "each number of processes once")
+
+    @property
+    def sizes(self) -> list[int]:
+        """The sizes to measure, in bytes; the largest is always one of them."""
+        sizes, size = [], self.smallest
+        while size < self.largest:
+            sizes.append(size)
+            size *= self.factor
+        return [*sizes, self.largest]
+
+    @property
+    def plain(self) -> CollectivesConfig:
+        """The same operations and sizes, in the one form that models are fitted to."""
+        one: dict[str, Any] = {"dtypes": ["float32"], "reductions": ["sum"], "modes": ["loop"], "in_flight": [1]}
+        return replace(self, **one, in_place=False)
+
+    @property
+    def measuring(self) -> dict[str, Any]:
+        """The settings that decide what a profile holds."""
+        return {name: value for name, value in to_dict(self).items() if name not in HANDLING}

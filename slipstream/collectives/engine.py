@@ -1,0 +1,123 @@
+"""The benchmark: look at the group, take a profile from the history or measure one in fresh process groups."""
+
+from __future__ import annotations
+
+import os
+import platform
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.metadata import version
+from typing import Any
+
+from slipstream.artifacts.versions import code_version
+from slipstream.collectives.config import CollectivesConfig
+from slipstream.collectives.launch.measurements import inspect_group
+from slipstream.collectives.launch.numa import NODES, all_reduce_bound, reason_to_skip
+from slipstream.collectives.launch.subgroups import measure_launch, subgroups_of
+from slipstream.collectives.launch.worker_group import WorkerGroup
+from slipstream.collectives.other_benchmarks import compare_with_installed
+from slipstream.collectives.slow_ranks_and_links import slow_ranks_and_links
+from slipstream.collectives.tune.decision import FEWEST_TURNS
+from slipstream.errors import UserError
+from slipstream.interconnect import nccl_log
+from slipstream.interconnect.fingerprint import refuse_unknown_interfaces
+from slipstream.interconnect.history import ProfileHistory, age_in_days
+from slipstream.interconnect.profile import METHOD, NetworkProfile, merged
+from slipstream.logs import logger
+from slipstream.settings import to_dict
+
+LOG = logger("collectives")
+
+
+def always(profile: NetworkProfile) -> bool:
+    return True
+
+
+def benchmark(
+    workers: WorkerGroup, config: CollectivesConfig, *, reuse: bool, enough: Callable[[NetworkProfile], bool] = always
+) -> tuple[NetworkProfile, bool] | None:
+    """Measure the interconnect between the ranks of ``workers``; all its processes call this.
+
+    Returns the profile and whether it was taken from the history, in the process of rank 0, and None in the others.
+    With ``reuse`` a profile of the same fingerprint that is younger than ``collectives.reuse_days`` and was measured
+    with the same settings is taken. After ``collectives.launches`` there are more until ``enough`` says so of what has
+    been measured. Raises the same on all ranks: ``UserError``; ``Interrupted`` naming a rank that did
+    not come, died or does not answer.
+    """
+    with workers.exit_barrier(), tempfile.TemporaryDirectory(prefix="nccl-") as logs:
+        rendezvous_and_check(workers)
+        environment = nccl_log.environment(logs, os.environ)
+        empty = workers.launch(inspect_group, config, environment=environment)
+        found: list[NetworkProfile] = []
+        if workers.broadcast("reused", lambda: find_profile(empty, config, found, reuse=reuse)):
+            return (found[0], True) if found else None
+        groups = workers.broadcast("groups", lambda: subgroups_of(empty, config))
+        launches: list[Any] = []
+        while len(launches) < config.launches or not workers.broadcast(
+            f"enough/{len(launches)}", lambda: enough(merged(launches))
+        ):
+            if workers.is_leader:
+                LOG.info("launch %d of %d", len(launches) + 1, config.launches)
+            launches.append(measure_launch(workers, config, groups, environment))
+        bound = numa_turns(workers, config, empty)
+    if not workers.is_leader:
+        return None
+    profile = merged(launches)
+    topology = replace(profile.topology, findings=(*profile.topology.findings, *slow_ranks_and_links(profile)))
+    profile = replace(profile, topology=topology, beside=compare_with_installed(profile, config), numa=tuple(bound))
+    if reason := reason_to_skip(empty):
+        profile = replace(profile, left_out=(*profile.left_out, reason))
+    address = ProfileHistory(config.history, profile.fingerprint).publish(profile, made_by(config))
+    LOG.info("published at %s", address)
+    return profile, False
+
+
+def numa_turns(workers: WorkerGroup, config: CollectivesConfig, empty: NetworkProfile) -> list[tuple[float, float]]:
+    """The largest all_reduce with ranks as they are and with each bound to a NUMA node, in turns between fresh
+    processes; in the process of rank 0, and nothing where there is one node."""
+    if workers.broadcast("numa", lambda: reason_to_skip(empty)):
+        return []
+    found: tuple[list[float], list[float]] = ([], [])
+    for turn in range(FEWEST_TURNS):
+        for bind in (False, True) if turn % 2 == 0 else (True, False):
+            found[bind].append(workers.launch(all_reduce_bound, config, bind, str(NODES)))
+    return list(zip(*found, strict=True)) if workers.is_leader else []
+
+
+def rendezvous_and_check(workers: WorkerGroup) -> None:
+    """Wait for all ranks. Raises the same on all: ``Interrupted`` naming those that did not come, ``UserError`` naming
+    one of other versions, or one that cannot measure."""
+    workers.rendezvous(
+        {"torch": version("torch"), "Python": platform.python_version(), "way of measuring": str(METHOD)}
+    )
+    refused = workers.gather("refused", dict.fromkeys(workers.ranks, preflight_error()), workers.timeout)
+    for rank, message in refused.items():
+        if message:
+            raise UserError(f"rank {rank}: {message}")
+
+
+def preflight_error() -> str:
+    """What is wrong with this process's settings, found before any worker starts; empty if nothing is."""
+    try:
+        refuse_unknown_interfaces(os.environ)
+    except UserError as error:
+        return error.message
+    return ""
+
+
+def find_profile(empty: NetworkProfile, config: CollectivesConfig, found: list[NetworkProfile], *, reuse: bool) -> bool:
+    """Whether the history has a profile to reuse, appended to ``found``; otherwise, that one can be published. Raises
+    ``UserError``."""
+    history = ProfileHistory(config.history, empty.fingerprint)
+    profile = history.latest() if reuse and config.reuse_days else None
+    if profile and age_in_days(profile) < config.reuse_days and profile.settings == empty.settings:
+        LOG.info("the network profile of %.1f days ago is reused, from %s", age_in_days(profile), history.address)
+        found.append(profile)
+        return True
+    history.check_writable()
+    return False
+
+
+def made_by(config: CollectivesConfig) -> dict[str, Any]:
+    return {"config": to_dict(config), "code": code_version("collectives")}

@@ -1,0 +1,184 @@
+"""What the workers of one launch measure, in the process group that they have joined."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from slipstream.collectives.config import CollectivesConfig
+from slipstream.collectives.launch.timing import FEWEST, slowest, time_cases, warm_up
+from slipstream.collectives.launch.worker import WorkerContext
+from slipstream.collectives.operations.cases import Kind, prepare
+from slipstream.collectives.operations.feasibility import free_memory_of, refuse_too_large, select_kinds
+from slipstream.interconnect.fingerprint import fingerprint_of
+from slipstream.interconnect.profile import Measurement, Mode, NetworkProfile, Overlap
+from slipstream.interconnect.topology import gather_from_ranks, topology_of
+
+#: The size of what a pair of ranks exchanges, unless the largest is smaller.
+PAIR_BYTES = 1 << 20
+#: Of the product that is measured beside a collective: float32 matrices of this order, multiplied again and again.
+ORDER = 192
+TURNS = 5
+ALL_REDUCE = Kind("all_reduce", reduction="sum", in_place=True)
+
+
+def inspect_group(worker: WorkerContext, config: CollectivesConfig) -> NetworkProfile:
+    """What the group is, without measurements. Raises ``UserError`` for what cannot be measured in it."""
+    world = dist.get_world_size()
+    asked, left_out = select_kinds(config, dist.get_backend(), world)
+    refuse_too_large(config, asked, free_memory_of(worker.device))
+    topology = topology_of(worker.device)
+    fingerprint = fingerprint_of(topology, worker.device)
+    if world == 1:
+        left_out += [f"{what}: a single process has no link" for what in ("pairs", "overlap") if getattr(config, what)]
+    left_out += [f"worlds {n}: not fewer than all {world}" for n in config.worlds if n >= world]
+    return NetworkProfile(fingerprint, 0.0, (), topology, left_out=tuple(left_out), settings=config.measuring)
+
+
+def measure_group(worker: WorkerContext, config: CollectivesConfig) -> NetworkProfile:
+    """Everything that the configuration asks for, measured in this process group."""
+    several = dist.get_world_size() > 1
+    warm_up(prepare(ALL_REDUCE, config.smallest, worker.device), worker.device)
+    measurements = tuple(measurements_of(worker, config))
+    overlaps = (measure_overlap(worker, config),) if several and config.overlap else ()
+    pairs = tuple(measure_pairs(worker, config)) if several and config.pairs else ()
+    products = (measure_matrix_products(worker),)
+    return replace(
+        # Now that the backend has connections to look at.
+        inspect_group(worker, config),
+        measured_at=round(time.time(), 3),
+        measurements=measurements,
+        overlaps=overlaps,
+        pairs=pairs,
+        products=products,
+    )
+
+
+def measure_subgroup(worker: WorkerContext, config: CollectivesConfig) -> tuple[Measurement, ...]:
+    """What the models are fitted to and tested on, in a group of some of the ranks."""
+    warm_up(prepare(ALL_REDUCE, config.smallest, worker.device), worker.device)
+    return tuple(measurements_of(worker, config.plain))
+
+
+def measurements_of(worker: WorkerContext, config: CollectivesConfig) -> Iterator[Measurement]:
+    asked, _ = select_kinds(config, dist.get_backend(), dist.get_world_size())
+    for kind in asked:
+        sizes = config.sizes if kind.dtype else [0]
+        modes: list[Mode] = config.modes if kind.dtype else ["loop"]
+        for size in sizes:
+            for in_flight in config.in_flight:
+                for mode in modes:
+                    yield measure(worker, kind, size, mode, config.budget, in_flight)
+
+
+def measure(worker: WorkerContext, kind: Kind, size: int, mode: Mode, budget: float, in_flight: int = 1) -> Measurement:
+    """One case of one launch."""
+    worker.set_activity(f"{kind} of {size} bytes" if size else str(kind))
+    cases = [prepare(kind, size, worker.device) for _ in range(in_flight)]
+    launch = time_cases(cases, mode, budget, worker.device)
+    world = len(kind.members) or dist.get_world_size()
+    return Measurement(
+        operation=kind.operation,
+        dtype=kind.dtype,
+        reduction=kind.reduction,
+        bytes=cases[0].bytes,
+        world=world,
+        mode=mode,
+        in_place=kind.in_place,
+        launches=(launch,),
+        in_flight=in_flight,
+        ranks=kind.members,
+    )
+
+
+def measure_pairs(worker: WorkerContext, config: CollectivesConfig) -> Iterator[Measurement]:
+    """Each pair of ranks by itself, while the others wait."""
+    for pair in combinations(range(dist.get_world_size()), 2):
+        kind = Kind("send_recv", members=pair)
+        yield measure(worker, kind, min(PAIR_BYTES, config.largest), "loop", config.budget)
+
+
+class MatrixProduct:
+    """A matrix product, as often as it takes to last for a given time on the slowest rank."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._left = torch.full((ORDER, ORDER), 1 / ORDER, device=device)
+        self._right, self._out = self._left.clone(), self._left.clone()
+        self._device = device
+        self.times = 1
+
+    def run(self) -> None:
+        for _ in range(self.times):
+            torch.mm(self._left, self._right, out=self._out)
+
+    def calibrate(self, seconds: float) -> None:
+        """Choose how often, all ranks alike."""
+        self.times = 20
+        once = float(np.median(slowest(np.array([self.seconds() for _ in range(FEWEST)]), self._device))) / self.times
+        self.times = max(1, round(seconds / once))
+
+    def seconds(self) -> float:
+        synchronise(self._device)
+        started = time.perf_counter()
+        self.run()
+        synchronise(self._device)
+        return time.perf_counter() - started
+
+
+def measure_overlap(worker: WorkerContext, config: CollectivesConfig) -> Overlap:
+    """An all_reduce of the largest size alone, a product that takes as long, and both at once, in turns."""
+    worker.set_activity(f"all_reduce of {config.largest} bytes beside a matrix product")
+    case = prepare(ALL_REDUCE, config.largest, worker.device)
+    case.clear()
+    product = MatrixProduct(worker.device)
+
+    def seconds_of_both(communicate: bool, multiply: bool) -> float:
+        dist.barrier()
+        synchronise(worker.device)
+        started = time.perf_counter()
+        pending = list(case.start()) if communicate else []
+        if multiply:
+            product.run()
+        for each in pending:
+            if each is not None:
+                each.wait()
+        synchronise(worker.device)
+        return time.perf_counter() - started
+
+    seconds_of_both(True, True)
+    alone = np.array([seconds_of_both(True, False) for _ in range(FEWEST)])
+    product.calibrate(float(np.median(slowest(alone, worker.device))))
+    mine = np.array(
+        [[seconds_of_both(*what) for what in ((True, False), (False, True), (True, True))] for _ in range(TURNS)]
+    )
+    turns = slowest(mine.ravel(), worker.device).reshape(mine.shape)
+    rounded = tuple((round(float(a), 9), round(float(b), 9), round(float(c), 9)) for a, b, c in turns)
+    return Overlap("all_reduce", "float32", case.bytes, dist.get_world_size(), rounded)
+
+
+def measure_matrix_products(worker: WorkerContext) -> tuple[float, ...]:
+    """Seconds that the same product takes on each rank: who is short of its processor. The ranks of a host take turns,
+    as they may share cores. The mean, because a process that is held back may run at full speed in between."""
+    worker.set_activity("the same matrix product on each rank")
+    product = MatrixProduct(worker.device)
+    product.times = 20
+    mine = []
+    rank = int(os.environ.get("LOCAL_RANK", dist.get_rank()))
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
+    for turn in range(3 * FEWEST * ranks):
+        dist.barrier()
+        if turn % ranks == rank:
+            mine.append(product.seconds())
+    return tuple(round(seconds, 9) for seconds in gather_from_ranks(float(np.mean(mine))))
+
+
+def synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()

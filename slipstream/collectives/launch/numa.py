@@ -1,0 +1,66 @@
+"""What it is worth to bind each rank to one NUMA node: the largest all_reduce between fresh processes, as they are and
+bound, in turns. Measured only where every machine has two nodes or more."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slipstream.collectives.config import CollectivesConfig
+from slipstream.collectives.launch.measurements import ALL_REDUCE, measure
+from slipstream.collectives.launch.worker import WorkerContext
+from slipstream.interconnect.profile import NetworkProfile
+from slipstream.machine.cgroup import read
+
+NODES = Path("/sys/devices/system/node")
+PCI = Path("/sys/bus/pci/devices")
+
+
+def reason_to_skip(profile: NetworkProfile) -> str:
+    """Why there is nothing to measure; empty if there is."""
+    if profile.fingerprint.world == 1:
+        return "NUMA binding: a single process has no link"
+    single = [host.ranks[0] for host in profile.topology.hosts if host.numa_nodes < 2]
+    return f"NUMA binding: the machine of rank {single[0]} has one NUMA node" if single else ""
+
+
+def all_reduce_bound(worker: WorkerContext, config: CollectivesConfig, bind: bool, nodes: str) -> float:
+    """The median seconds of the largest all_reduce; with ``bind`` this rank's threads stay on one of the ``nodes``."""
+    if bind:
+        bind_threads(node_of(worker.device, node_cpus(Path(nodes))))
+    return measure(worker, ALL_REDUCE, config.largest, "loop", config.budget).p50
+
+
+def node_cpus(root: Path) -> list[set[int]]:
+    """The CPUs of each NUMA node that this process may use; nodes without any are left out. Linux only, as is ``root``:
+    elsewhere no machine is known to have two nodes."""
+    allowed = os.sched_getaffinity(0)
+    nodes = sorted(root.glob("node[0-9]*"), key=lambda path: int(path.name.removeprefix("node")))
+    return [mine for path in nodes if (mine := numbers(read(path / "cpulist")) & allowed)]
+
+
+def numbers(ranges: str) -> set[int]:
+    """``0-3,8`` as the kernel writes it."""
+    pairs = [part.partition("-") for part in ranges.split(",") if part]
+    return {number for first, _, last in pairs for number in range(int(first), int(last or first) + 1)}
+
+
+def node_of(device: torch.device, nodes: Sequence[set[int]]) -> set[int]:
+    """The node of this rank's GPU, if it is known; otherwise the ranks of a machine take the nodes in turns."""
+    if device.type == "cuda":
+        its: Any = torch.cuda.get_device_properties(device)  # whose PCI address torch's type stubs leave out
+        address = f"{its.pci_domain_id:04x}:{its.pci_bus_id:02x}:{its.pci_device_id:02x}.0"
+        known = read(PCI / address / "numa_node")
+        if known.isdigit() and int(known) < len(nodes):
+            return nodes[int(known)]
+    return nodes[int(os.environ.get("LOCAL_RANK", "0")) % len(nodes)]
+
+
+def bind_threads(cpus: set[int]) -> None:
+    """All threads of this process: those of the backend run already."""
+    for task in Path("/proc/self/task").iterdir():
+        os.sched_setaffinity(int(task.name), cpus)

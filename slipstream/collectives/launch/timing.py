@@ -1,0 +1,150 @@
+"""Time one case in the process group that this code runs in.
+
+No clocks are compared across ranks: each rank times every iteration by itself, and an iteration counts as long as on
+the slowest rank. Iterations are timed as they come, without resetting buffers in between: what the ranks' resets differ
+by would be inside the clock, and caches would be cold. In mode "loop" nothing is between two iterations; in mode
+"barrier" each begins after a barrier, so that it shows the skew with which ranks leave one (small sizes).
+
+Iterations go on until the median is known to within ``NARROW`` or the time is over. All ranks decide by the same
+numbers, as they have the same longest times.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from slipstream.collectives.operations.cases import Case
+from slipstream.distributed.agreement import same_error_on_all_ranks
+from slipstream.errors import UserError
+from slipstream.interconnect.profile import Launch, Mode
+
+#: Runs before the measurement of a case: the first call of an operation opens connections and may take 50,000 times as
+#: long.
+WARM_UP = 3
+#: Seconds that fresh processes run something before anything is measured. Their first few hundred iterations take
+#: up to three times as long: the processor's clock, the allocator and the sockets' buffers adapt.
+WARM_UP_S = 0.3
+#: Half of the median's 95 % interval, as a share of the median.
+NARROW = 0.02
+#: Iterations from which that interval is believed; iterations in any case, and at most.
+BELIEVED, FEWEST, MOST = 20, 5, 5000
+#: Iterations between two decisions take about this share of the budget.
+BLOCK = 0.2
+
+
+def time_cases(cases: Sequence[Case], mode: Mode, budget: float, device: torch.device) -> Launch:
+    """Time the ``cases``, which are in flight together, for at most about ``budget`` seconds, after checking the result
+    of a run and before checking that of another. All ranks call it and get the same, but for errors.
+
+    Raises the same ``AgreedUserError`` on all ranks if a result is wrong.
+    """
+    for _ in range(WARM_UP):
+        run(cases)
+    check(cases)
+    for case in cases:
+        case.clear()
+    longest, own = np.empty(0), np.empty(0)
+    count = FEWEST
+    while True:
+        mine = np.array(time_block(cases, mode, count, device))
+        longest, own = np.concatenate([longest, slowest(mine, device)]), np.concatenate([own, mine])
+        if narrow := is_narrow(longest):
+            break
+        left = budget - longest.sum()
+        if left <= 0 or len(longest) >= MOST:
+            break
+        fitting = min(left, BLOCK * budget) / float(np.median(longest))
+        count = int(np.clip(fitting, 1, MOST - len(longest)))
+    check(cases)
+    medians: list[float] = [0.0] * dist.get_world_size()
+    dist.all_gather_object(medians, round(float(np.median(own)), 9))
+    return Launch(tuple(round(float(seconds), 9) for seconds in longest), narrow, tuple(medians))
+
+
+def warm_up(case: Case, device: torch.device) -> None:
+    """Run ``case`` until ``WARM_UP_S`` seconds have passed on the slowest rank. All ranks call it."""
+    case.clear()
+    spent, count = 0.0, FEWEST
+    while spent < WARM_UP_S:
+        block = slowest(np.array(time_block([case], "loop", count, device)), device)
+        spent += float(block.sum())
+        count = int(np.clip(WARM_UP_S / 10 / float(np.median(block)), 1, MOST))
+
+
+def run(cases: Sequence[Case]) -> None:
+    works = [work for case in cases for work in case.start()]
+    for work in works:
+        if work is not None:
+            work.wait()
+
+
+def is_narrow(seconds: np.ndarray) -> bool:
+    """Whether the median is known to within ``NARROW``: by order statistics, which assume no distribution."""
+    count = len(seconds)
+    if count < BELIEVED:
+        return False
+    ordered, half = np.sort(seconds), 0.98 * count**0.5
+    low, high = ordered[max(0, int(count / 2 - half))], ordered[min(count - 1, int(np.ceil(count / 2 + half)))]
+    return bool(high - low <= 2 * NARROW * np.median(ordered))
+
+
+def slowest(seconds: np.ndarray, device: torch.device) -> np.ndarray:
+    """The longest over the ranks, iteration by iteration; equal on all ranks."""
+    longest = torch.tensor(seconds, dtype=torch.float64, device=device)
+    dist.all_reduce(longest, dist.ReduceOp.MAX)
+    return longest.cpu().numpy()
+
+
+def time_block(cases: Sequence[Case], mode: Mode, count: int, device: torch.device) -> list[float]:
+    """Seconds of ``count`` iterations by this rank's own clock."""
+    timing = time_on_gpu if device.type == "cuda" else time_on_cpu
+    dist.barrier()
+    return timing(cases, mode, count)
+
+
+def time_on_cpu(cases: Sequence[Case], mode: Mode, count: int) -> list[float]:
+    """By the wall clock; with gloo an operation has finished when its wait returns."""
+    seconds = []
+    for _ in range(count):
+        if mode == "barrier":
+            dist.barrier()
+        started = time.perf_counter_ns()
+        run(cases)
+        seconds.append((time.perf_counter_ns() - started) / 1e9)
+    return seconds
+
+
+def time_on_gpu(cases: Sequence[Case], mode: Mode, count: int) -> list[float]:
+    """By CUDA events on the current stream, which waits for the stream of the communication."""
+    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(count)]
+    for started, ended in events:
+        if mode == "barrier":
+            dist.barrier()
+        started.record()
+        run(cases)
+        ended.record()
+    torch.cuda.synchronize()
+    return [started.elapsed_time(ended) / 1e3 for started, ended in events]
+
+
+def check(cases: Sequence[Case]) -> None:
+    """Run the cases on fresh data. Raises ``AgreedUserError`` on all ranks unless the output is right on every rank."""
+    for case in cases:
+        case.fill()
+    dist.barrier()
+    run(cases)
+    if cases[0].target.is_cuda:
+        torch.cuda.synchronize()
+    with same_error_on_all_ranks():
+        for case in cases:
+            if wrong := case.first_wrong():
+                at, found, wanted = wrong
+                raise UserError(
+                    f"{case.kind} of {case.bytes} bytes is wrong on rank {dist.get_rank()}: element {at} is {found} "
+                    f"instead of {wanted}; check the network and the settings of {dist.get_backend()}"
+                )

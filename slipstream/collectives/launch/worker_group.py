@@ -1,0 +1,233 @@
+"""A worker group: launches fresh processes that form a process group, any number of times.
+
+Figures differ more between process groups than within one, and libraries read some variables once, when a process
+starts. So the ranks of a measurement (one per process under torchrun and Flyte, all of them in one process otherwise)
+join no process group themselves. They are parents: for each launch they start a worker per rank. The workers form a
+process group through the parents' store, under a prefix of their own. The parents agree on the outcome, name the rank
+that died or does not answer, and end the workers that are left.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from itertools import chain
+from typing import Any
+
+import torch.distributed as dist
+
+from slipstream.collectives.launch.outcome import Outcome, named, raise_if_failed
+from slipstream.collectives.launch.worker import WorkerProcess, WorkerSpec
+from slipstream.distributed.names import names_of_this_machine
+from slipstream.errors import Interrupted, UserError
+
+#: Seconds between two polls of the store, and those that a worker gets to end once another rank's has failed.
+POLL, GRACE = 0.2, 5.0
+ENVIRONMENT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+class LeaderUnreachable(Interrupted):
+    """The process of rank 0 cannot be reached, or does not answer."""
+
+
+@dataclass
+class WorkerGroup:
+    """This process's part of the group of parents."""
+
+    store: dist.Store
+    host: str
+    port: int
+    #: Number of ranks, those whose workers this process starts, and how many of all are on this machine.
+    world: int
+    ranks: tuple[int, ...]
+    local_world: int
+    #: Seconds to wait for a rank that does not arrive or answer.
+    timeout: float
+    #: The first of the local ranks, which choose the GPUs.
+    first_local: int = 0
+    prefix: str = ""
+    #: Closed when the rendezvous is over.
+    _until_rendezvous: ExitStack = field(default_factory=ExitStack)
+    _launches: int = field(default=0, init=False)
+
+    @classmethod
+    def local(cls, processes: int, timeout: float) -> WorkerGroup:
+        """All ranks on this machine, with this process as their only parent."""
+        with names_of_this_machine("127.0.0.1"):
+            store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        return cls(store, "127.0.0.1", store.port, processes, tuple(range(processes)), processes, timeout)
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str], timeout: float) -> WorkerGroup:
+        """One rank, as torchrun or Flyte's Elastic task started it. Raises ``UserError`` if a variable is missing,
+        ``LeaderUnreachable`` if rank 0's machine cannot be reached in time."""
+        missing = [name for name in ENVIRONMENT if name not in environment]
+        if missing:
+            raise UserError(
+                f"{' and '.join(missing)}: not in the environment, though {ENVIRONMENT[0]} or another of torchrun's "
+                "is; start this with torchrun, or without any of them for processes of its own"
+            )
+        rank, world = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+        host, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
+        hosts_store = rank == 0 and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        # Until all have arrived: the thread of the store asks for the name of each process that connects to it.
+        until_rendezvous = ExitStack()
+        until_rendezvous.enter_context(names_of_this_machine(host))
+        try:
+            store = dist.TCPStore(
+                host, port, is_master=hosts_store, wait_for_workers=False, timeout=timedelta(seconds=timeout)
+            )
+        except dist.DistError as error:
+            until_rendezvous.close()
+            raise LeaderUnreachable(
+                f"rank {rank}: rank 0 at {host}:{port} cannot be reached within {timeout:g} s"
+            ) from error
+        local_world, local = int(environment.get("LOCAL_WORLD_SIZE", "1")), int(environment["LOCAL_RANK"])
+        prefix = f"attempt-{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}/"
+        return cls(store, host, port, world, (rank,), local_world, timeout, local, prefix, until_rendezvous)
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this process has rank 0, which decides, writes and reports."""
+        return 0 in self.ranks
+
+    # Communication between the parents
+
+    def send(self, key: str, value: Any) -> None:
+        self.store.set(self.prefix + key, json.dumps(value))
+
+    def receive(self, key: str) -> Any:
+        """The value that was sent under ``key``. Raises ``LeaderUnreachable`` after the timeout."""
+        deadline = time.monotonic() + self.timeout
+        while not self.store.check([self.prefix + key]):
+            if time.monotonic() > deadline:
+                raise LeaderUnreachable(f"no answer from rank 0 within {self.timeout:g} s")
+            time.sleep(POLL / 4)
+        return json.loads(self.store.get(self.prefix + key))
+
+    def broadcast(self, key: str, value: Callable[[], Any]) -> Any:
+        """The result of ``value`` on the leader (JSON), on all. A ``UserError`` there is raised on all."""
+        if self.is_leader:
+            try:
+                message = {"value": value()}
+            except UserError as error:
+                message = {"refused": error.message}
+            self.send(key, message)
+        message = self.receive(key)
+        if "refused" in message:
+            raise UserError(message["refused"])
+        return message["value"]
+
+    def gather(self, key: str, values: Mapping[int, Any], patience: float) -> dict[int, Any]:
+        """The values of all ranks (JSON), without those of ranks that send none within ``patience`` seconds."""
+        for rank, value in values.items():
+            self.send(f"{key}/{rank}", value)
+        deadline, waiting = time.monotonic() + patience, set(range(self.world))
+        while True:
+            waiting = {rank for rank in waiting if not self.store.check([f"{self.prefix}{key}/{rank}"])}
+            if not waiting or time.monotonic() > deadline:
+                break
+            time.sleep(POLL / 4)
+        arrived = sorted(set(range(self.world)) - waiting)
+        return {rank: json.loads(self.store.get(f"{self.prefix}{key}/{rank}")) for rank in arrived}
+
+    def rendezvous(self, versions: Mapping[str, str]) -> None:
+        """Wait for all ranks, and check that they have the same ``versions`` (by name). Raises ``Interrupted`` naming
+        the ranks that did not arrive, ``UserError`` naming the first that differs."""
+        with self._until_rendezvous:
+            arrived = self.gather("hello", dict.fromkeys(self.ranks, versions), self.timeout)
+        if missing := [rank for rank in range(self.world) if rank not in arrived]:
+            raise Interrupted(f"{named(missing)} of {self.world} did not arrive within {self.timeout:g} s")
+        for rank, theirs in arrived.items():
+            for name in theirs:
+                if theirs[name] != arrived[0].get(name):
+                    raise UserError(
+                        f"rank {rank} has {name} {theirs[name]}, rank 0 has {arrived[0].get(name)}; all ranks have to "
+                        "run the same versions"
+                    )
+
+    @contextmanager
+    def exit_barrier(self) -> Iterator[None]:
+        """Rank 0's process, which hosts the store, leaves last."""
+        try:
+            yield
+        finally:
+            with suppress(dist.DistError, RuntimeError):  # rank 0's process has ended already
+                self.gather("done", dict.fromkeys(self.ranks, True), GRACE if self.is_leader else 0)
+
+    # Workers
+
+    def launch(
+        self,
+        work: Callable[..., Any],
+        *arguments: Any,
+        environment: Mapping[str, str] | None = None,
+        ranks_by_host: Sequence[Sequence[int]] = (),
+    ) -> Any:
+        """The result of ``work(worker_context, *arguments)`` on rank 0 of a fresh process group, or None in processes
+        without rank 0.
+
+        ``environment`` is added to that of the workers. ``ranks_by_host`` are the ranks that take part, rank 0 one of
+        them; all ranks if it is empty. Raises on all ranks: ``UserError`` if a rank refused, ``Interrupted`` naming the
+        rank that died or did not answer, ``RuntimeError`` for anything else.
+        """
+        self._launches += 1
+        name = f"launch-{self._launches}"
+        workers: dict[int, WorkerProcess] = {}
+        # The thread of rank 0's store asks for the name of each worker that connects. So none starts before rank 0 is
+        # in this block, which it leaves when all have ended.
+        with names_of_this_machine(self.host):
+            self.broadcast(f"{name}/open", lambda: True)
+            try:
+                for spec, rank in self._worker_specs(ranks_by_host, f"{self.prefix}{name}/workers"):
+                    workers[rank] = WorkerProcess(spec, environment or {}, work, arguments)
+                outcomes = self._watch(workers, f"{self.prefix}{name}/failure")
+                if not workers:
+                    self._until_any(f"{self.prefix}{name}/outcome/0", f"{self.prefix}{name}/failure")
+            finally:
+                for worker in workers.values():
+                    worker.kill()
+            outcomes = self._gather_outcomes(f"{name}/outcome", dict.fromkeys(self.ranks, Outcome("done")) | outcomes)
+        raise_if_failed(outcomes, self.timeout)
+        return workers[0].result if self.is_leader else None
+
+    def _gather_outcomes(self, key: str, own: Mapping[int, Outcome]) -> dict[int, Outcome]:
+        """How all ranks' workers ended, given this process's ``own``."""
+        values = {rank: [outcome.kind, outcome.why, outcome.during] for rank, outcome in own.items()}
+        succeeded = all(outcome.kind == "done" for outcome in own.values())
+        received = self.gather(key, values, self.timeout if succeeded else 2 * GRACE)
+        missing = ("silent", "", "its launch")
+        return {rank: Outcome(*received.get(rank, missing)) for rank in range(self.world)}
+
+    def _worker_specs(self, ranks_by_host: Sequence[Sequence[int]], prefix: str) -> Iterator[tuple[WorkerSpec, int]]:
+        """The specifications of this process's workers in a process group, each with its rank outside of it."""
+        members = sorted(chain.from_iterable(ranks_by_host)) or list(range(self.world))
+        for number, rank in enumerate(self.ranks):
+            if rank in members:
+                local_world = next((len(host) for host in ranks_by_host if rank in host), self.local_world)
+                place = (members.index(rank), len(members), self.first_local + number, local_world)
+                yield WorkerSpec(*place, self.host, self.port, prefix, self.timeout), rank
+
+    def _until_any(self, *keys: str) -> None:
+        while not any(self.store.check([key]) for key in keys):
+            time.sleep(POLL)
+
+    def _watch(self, workers: Mapping[int, WorkerProcess], failure: str) -> dict[int, Outcome]:
+        """How each of this process's workers ended. Once any worker fails, the others get ``GRACE`` seconds."""
+        outcomes: dict[int, Outcome] = {}
+        deadline: float | None = None
+        while waiting := workers.keys() - outcomes.keys():
+            for rank in waiting:
+                if outcome := workers[rank].outcome(POLL / len(waiting)):
+                    outcomes[rank] = outcome
+                    if outcome.kind != "done":
+                        self.store.set(failure, "")
+            if deadline is None and self.store.check([failure]):
+                deadline = time.monotonic() + GRACE
+            if deadline is not None and time.monotonic() > deadline:
+                outcomes |= {rank: workers[rank].kill() for rank in workers.keys() - outcomes.keys()}
+        return outcomes

@@ -1,0 +1,80 @@
+"""What the model says about a profile, in lines to read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+
+from slipstream.collectives.model.all_reduce import model_of, off, smaller_worlds
+from slipstream.collectives.model.schemes import SCHEMES, evaluate_schemes, shared_cores
+from slipstream.collectives.model.step_time import Compute, predict
+from slipstream.interconnect.profile import ModelPoint, NetworkProfile
+
+CURVE_POINTS = 60
+NO_STEPS = "steps between more ranks are not predicted"
+
+
+def lines(profile: NetworkProfile) -> Iterator[str]:
+    """The messages of the all_reduce, what each operation follows, and the all_reduce between more ranks."""
+    here, model = profile.fingerprint.world, model_of(profile)
+    if isinstance(model, str):
+        if profile.of("all_reduce") and here > 1:
+            yield f"{model}: no prediction"
+        return
+    message = model.message
+    breaks = "".join(f", another from {int(size)} bytes" for size in message.breaks)
+    if model.tested:
+        *most, last = map(str, (*smaller_worlds(profile), here))
+        yield f"{model.tested}: each of {', '.join(most)} and {last} ranks from the others"
+    yield (
+        f"a message takes {message.latency * 1e6:.0f} us and its bytes at {message.bandwidth / 1e9:.3g} GB/s{breaks}, "
+        f"{'as' if model.tested else 'if'} all_reduce is a {model.scheme.name} ({off(message)})"
+    )
+    for name in dict.fromkeys(m.operation for m in profile.measurements):
+        if name in SCHEMES and name != "all_reduce":
+            worlds = (here, *smaller_worlds(profile))
+            yield str(
+                evaluate_schemes(name, message, [m for world in worlds for m in profile.of(name, world=world)[-1:]])
+            )
+    size = profile.of("all_reduce")[-1].bytes
+    for world in (2 * here, 4 * here):
+        if reason := shared_cores(profile, world):
+            yield f"{reason}: no prediction"
+            return
+        expected = model.seconds(world, size)
+        yield f"all_reduce of {size} bytes between {world} ranks: {expected.milliseconds} expected, on a like network"
+
+
+def model_curve(profile: NetworkProfile) -> list[ModelPoint]:
+    """The model of all_reduce between its smallest and its largest size; empty where it explains nothing."""
+    model = model_of(profile)
+    if isinstance(model, str):
+        return []
+    measured, world = profile.of("all_reduce"), profile.fingerprint.world
+    sizes = np.geomspace(measured[0].bytes, measured[-1].bytes, CURVE_POINTS).round().astype(int).tolist()
+    estimates = [(size, model.seconds(world, size)) for size in sizes]
+    return [ModelPoint(bytes=size, seconds=e.seconds, low=e.low, high=e.high) for size, e in estimates]
+
+
+def step_lines(profile: NetworkProfile | None, compute: Compute) -> Iterator[str]:
+    """The steps of a model whose computation was measured, between these and more ranks; or why they are not predicted.
+    ``profile`` is None if there is none of this hardware."""
+    if profile is None:
+        yield f"{NO_STEPS}: the history has no profile of this hardware; run the benchmark first"
+        return
+    here, model = profile.fingerprint.world, model_of(profile)
+    if isinstance(model, str):
+        yield f"{NO_STEPS}: {model}"
+        return
+    for world in (here, 2 * here, 4 * here):
+        if reason := shared_cores(profile, world):
+            yield f"{reason}: no prediction"
+            return
+        expected = predict(compute, partial(model.seconds, world))
+        share = expected.efficiency
+        yield (
+            f"a step between {world} ranks: {expected.step.milliseconds} expected, of which computation is "
+            f"{share.seconds:.0%} ({share.low:.0%} to {share.high:.0%})"
+        )

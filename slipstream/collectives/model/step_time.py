@@ -1,0 +1,73 @@
+"""How long a training step takes on other numbers of ranks: the user's gradients and compute, the model's all_reduce.
+
+DistributedDataParallel fills buckets with gradients in the reverse order of the parameters and reduces each bucket once
+all its gradients are there, while the backward pass goes on (Li et al., VLDB 2020). Buckets are reduced one after the
+other; the step ends when the backward pass and the last bucket have ended, and the optimiser has run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from slipstream.collectives.model.hockney import Estimate
+
+#: torch.distributed: the first bucket is smaller, so that the communication begins early.
+FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Seconds of one step on a single rank, without communication, and the bytes of each gradient."""
+
+    forward: float
+    backward: float
+    optimizer: float
+    #: In the order of the parameters.
+    gradients: tuple[int, ...]
+
+    @property
+    def seconds(self) -> float:
+        return self.forward + self.backward + self.optimizer
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of a step, and the share of them that is computation: 1 for perfect weak scaling."""
+
+    step: Estimate
+    efficiency: Estimate
+
+
+def buckets_of(gradients: Sequence[int], first: int = FIRST_BUCKET, cap: int = BUCKET) -> list[int]:
+    """The bytes of each bucket, in the order in which they are reduced."""
+    buckets: list[int] = []
+    filling = 0
+    for size in reversed(gradients):
+        filling += size
+        if filling >= (cap if buckets else first):
+            buckets.append(filling)
+            filling = 0
+    return [*buckets, filling] if filling else buckets
+
+
+def step_seconds(compute: Compute, buckets: Sequence[int], all_reduce: Callable[[int], float]) -> float:
+    """Gradients appear evenly over the backward pass, by their bytes."""
+    total, ready, ended = sum(buckets), 0, 0.0
+    for size in buckets:
+        ready += size
+        appears = compute.forward + compute.backward * ready / total
+        ended = max(ended, appears) + all_reduce(size)
+    return max(ended, compute.forward + compute.backward) + compute.optimizer
+
+
+def predict(compute: Compute, all_reduce: Callable[[int], Estimate]) -> StepTime:
+    """The step with buckets as DDP makes them. The interval is that of the all_reduce, carried through the step."""
+    buckets = buckets_of(compute.gradients)
+    step = Estimate(
+        step_seconds(compute, buckets, lambda size: all_reduce(size).seconds),
+        step_seconds(compute, buckets, lambda size: all_reduce(size).low),
+        step_seconds(compute, buckets, lambda size: all_reduce(size).high),
+    )
+    alone = compute.seconds
+    return StepTime(step, Estimate(alone / step.seconds, alone / step.high, alone / step.low))

@@ -1,0 +1,267 @@
+"""The operations that are measured: their buffers, how they are started, and what each rank has to hold afterwards.
+
+Sizes follow nccl-tests (doc/PERFORMANCE.md), see :class:`slipstream.interconnect.profile.Measurement`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from slipstream.collectives.operations.reference_data import DTYPES, POISON, ReferenceData, pieces
+
+ROOT = 0
+REDUCTIONS = {"sum": dist.ReduceOp.SUM, "avg": dist.ReduceOp.AVG, "max": dist.ReduceOp.MAX}
+#: Operations that reduce, and those that can write into the buffer that they read or into another.
+REDUCING = ("all_reduce", "reduce_scatter", "reduce")
+IN_AND_OUT_OF_PLACE = ("all_gather", "reduce_scatter")
+ALWAYS_IN_PLACE = ("all_reduce", "broadcast", "reduce")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is run: an operation on a type of data. ``members`` are the ranks that take part, () for all."""
+
+    operation: str
+    dtype: str = "float32"
+    reduction: str = ""
+    in_place: bool = False
+    members: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        words = [self.operation, *(f"by {self.reduction}" for _ in [0] if self.reduction), "in", self.dtype]
+        pair = f" between ranks {' and '.join(map(str, self.members))}" if self.members else ""
+        return " ".join(words if self.dtype else words[:1]) + pair
+
+
+@dataclass(frozen=True)
+class Span:
+    """A stretch of a buffer, and where its values come from: the input of ``rank`` (None: the reduced inputs of all)
+    from ``position`` on."""
+
+    start: int
+    count: int
+    rank: int | None
+    position: int
+
+
+Start = Callable[[], Iterable["dist.Work | None"]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operation at one size on this rank, ready to run any number of times."""
+
+    kind: Kind
+    #: By the convention, rounded down to whole elements per rank.
+    bytes: int
+    start: Start
+    #: The buffers that are read and written (the same if it is in place), and what they hold before and after. Empty
+    #: on a rank that sends or receives nothing.
+    source: Tensor
+    target: Tensor
+    before: tuple[Span, ...]
+    after: tuple[Span, ...]
+    values: ReferenceData
+
+    def run(self) -> None:
+        """Start it and wait for its end; on a GPU the current stream waits."""
+        for work in self.start():
+            if work is not None:
+                work.wait()
+
+    def fill(self) -> None:
+        """The inputs of a run that is checked."""
+        self.target.fill_(POISON)
+        for span in self.before:
+            for start, count in pieces(span.count):
+                at = span.start + start
+                self.source[at : at + count].copy_(self.values_of(span, start, count))
+
+    def clear(self) -> None:
+        """The inputs of timed runs: zeros, as sums that are added to themselves soon would be infinite."""
+        self.source.zero_()
+        self.target.zero_()
+
+    def first_wrong(self) -> tuple[int, str, str] | None:
+        """The first wrong element of the output on this rank: its position, what it is and what it has to be."""
+        for span in self.after:
+            for start, count in pieces(span.count):
+                at = span.start + start
+                found, wanted = self.target[at : at + count].cpu(), self.values_of(span, start, count)
+                wrong = self.values.first_wrong(found, wanted)
+                if wrong is not None:
+                    return at + wrong, f"{found[wrong].item():g}", f"{wanted[wrong].item():g}"
+        return None
+
+    def values_of(self, span: Span, start: int, count: int) -> Tensor:
+        at = span.position + start
+        return self.values.reduced(at, count) if span.rank is None else self.values.sent(span.rank, at, count)
+
+
+def prepare(kind: Kind, size: int, device: torch.device) -> Case:
+    """Allocate the buffers of one case of about ``size`` bytes. All ranks of the initialised group call it."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    return BUILDERS[kind.operation](kind, rank, world, size, device)
+
+
+def elements(kind: Kind, size: int) -> int:
+    return max(1, size // DTYPES[kind.dtype].itemsize)
+
+
+class Buffer(NamedTuple):
+    """A buffer and its contents: the input of a run, or its expected output."""
+
+    tensor: Tensor
+    contents: Sequence[Span]
+
+
+def make_case(kind: Kind, size: int, world: int, start: Start, source: Buffer, target: Buffer) -> Case:
+    values = ReferenceData(kind.dtype, world, kind.reduction)
+    return Case(kind, size, start, source.tensor, target.tensor, tuple(source.contents), tuple(target.contents), values)
+
+
+def empty(kind: Kind, count: int, device: torch.device) -> Tensor:
+    # Written at once: pages of zeros that were never written are one page, and faster than memory is.
+    return torch.full((count,), POISON, dtype=DTYPES[kind.dtype], device=device)
+
+
+def all_reduce(kind: Kind, rank: int, world: int, size: int, device: torch.device) -> Case:
+    count = elements(kind, size)
+    buffer, op = empty(kind, count, device), REDUCTIONS[kind.reduction]
+    start = lambda: [dist.all_reduce(buffer, op, async_op=True)]  # noqa: E731
+    before, after = [Span(0, count, rank, 0)], [Span(0, count, None, 0)]
+    return make_case(kind, buffer.nbytes, world, start, Buffer(buffer, before), Buffer(buffer, after))
+
+
+def reduce(kind: Kind, rank: int, world: int, size: int, device: torch.device) -> Case:
+    count = elements(kind, size)
+    buffer, op = empty(kind, count, device), REDUCTIONS[kind.reduction]
+    start = lambda: [dist.reduce(buffer, ROOT, op, async_op=True)]  # noqa: E731
+    after = [Span(0, count, None, 0)] if rank == ROOT else []
+    return make_case(
+        kind, buffer.nbytes, world, start, Buffer(buffer, [Span(0, count, rank, 0)]), Buffer(buffer, after)
+    )
+
+
+def broadcast(kind: Kind, rank: int, world: int, size: int, device: torch.device) -> Case:
+    count = elements(kind, size)
+    buffer, all_of_it = empty(kind, count, device), [Span(0, count, ROOT, 0)]
+    start = lambda: [dist.broadcast(buffer, ROOT, async_op=True)]  # noqa: E731
+    return make_case(
+        kind, buffer.nbytes, world, start, Buffer(buffer, all_of_it if rank == ROOT else []), Buffer(buffer, all_of_it)
+    )
+
+
+def all_gather(kind: Kind, rank: int, world: int, size: int, device: torch.device) -> Case:
+    share = max(1, elements(kind, size) // world)
+    target = empty(kind, share * world, device)
+    source = target[rank * share : (rank + 1) * share] if kind.in_place else empty(kind, share, device)
+    start = lambda: [dist.all_gather_single(target, source, async_op=True)]  # noqa: E731
+    after = [Span(peer * share, share, peer, 0) for peer in range(world)]
+    return make_case(
+        kind, target.nbytes, world, start, Buffer(source, [Span(0, share, rank, 0)]), Buffer(target, after)
+    )
+
+
+def reduce_scatter(kind: Kind, rank: int, world: int, size: int, device: torch.device) -> Case:
+    share = max(1, elements(kind, size) // world)
+    source, op = empty(kind, share * world, device), REDUCTIONS[kind.reduction]
+    target = source[rank * share : (rank + 1) * share] if kind.in_place else empty(kind, share, device)
+    start = lambda: [dist.reduce_scatter_single(target, source, op, async_op=True)]  # noqa: E731
+    before, after = [Span(0, share * world, rank, 0)], [Span(0, share, None, rank * share)]
+    return make_case(kind, source.nbytes, world, start, Buffer(source, before), Buffer(target, after))
+
+
+def gather(kind: Kind, rank: int, world: int, size: int, device: torch.device) -> Case:
+    share = max(1, elements(kind, size) // world)
+    source = empty(kind, share, device)
+    target = empty(kind, share * world if rank == ROOT else 0, device)
+    parts = list(target.split(share)) if rank == ROOT else None
+    start = lambda: [dist.gather(source, parts, ROOT, async_op=True)]  # noqa: E731
+    after = [Span(peer * share, share, peer, 0) for peer in range(world)] if rank == ROOT else []
+    size = share * world * source.itemsize
+    return make_case(kind, size, world, start, Buffer(source, [Span(0, share, rank, 0)]), Buffer(target, after))
+
+
+def scatter(kind: Kind, rank: int, world: int, size: int, device: torch.device) -> Case:
+    share = max(1, elements(kind, size) // world)
+    source = empty(kind, share * world if rank == ROOT else 0, device)
+    target = empty(kind, share, device)
+    parts = list(source.split(share)) if rank == ROOT else None
+    start = lambda: [dist.scatter(target, parts, ROOT, async_op=True)]  # noqa: E731
+    before = [Span(0, share * world, ROOT, 0)] if rank == ROOT else []
+    size = share * world * target.itemsize
+    return make_case(
+        kind, size, world, start, Buffer(source, before), Buffer(target, [Span(0, share, ROOT, rank * share)])
+    )
+
+
+def all_to_all(kind: Kind, rank: int, world: int, size: int, device: torch.device) -> Case:
+    share = max(1, elements(kind, size) // world)
+    return exchange(kind, rank, world, [[share] * world for _ in range(world)], device)
+
+
+def all_to_allv(kind: Kind, rank: int, world: int, size: int, device: torch.device) -> Case:
+    """Shares of one, two and three units in turn: as much is received as sent, but not from or to each peer alike."""
+    parts = [[1 + (sender + receiver) % 3 for receiver in range(world)] for sender in range(world)]
+    unit = max(1, elements(kind, size) // max(sum(line) for line in parts))
+    return exchange(kind, rank, world, [[unit * part for part in line] for line in parts], device)
+
+
+def exchange(kind: Kind, rank: int, world: int, counts: list[list[int]], device: torch.device) -> Case:
+    """Rank i sends ``counts[i][j]`` elements to rank j."""
+    sends, receives = counts[rank], [line[rank] for line in counts]
+    source, target = empty(kind, sum(sends), device), empty(kind, sum(receives), device)
+    start = lambda: [dist.all_to_all_single(target, source, receives, sends, async_op=True)]  # noqa: E731
+    after = [Span(sum(receives[:peer]), receives[peer], peer, sum(counts[peer][:rank])) for peer in range(world)]
+    most = max(max(sum(line) for line in counts), max(sum(column) for column in zip(*counts, strict=True)))
+    size = most * source.itemsize
+    return make_case(kind, size, world, start, Buffer(source, [Span(0, sum(sends), rank, 0)]), Buffer(target, after))
+
+
+def send_recv(kind: Kind, rank: int, world: int, size: int, device: torch.device) -> Case:
+    """Each rank sends to the next and receives from the one before, in a ring of the members."""
+    ring = kind.members or tuple(range(world))
+    count = elements(kind, size)
+    size = count * DTYPES[kind.dtype].itemsize
+    if rank not in ring:
+        nothing = empty(kind, 0, device)
+        return make_case(kind, size, world, list, Buffer(nothing, []), Buffer(nothing, []))
+    source, target = empty(kind, count, device), empty(kind, count, device)
+    at = ring.index(rank)
+    after, before = ring[(at + 1) % len(ring)], ring[at - 1]
+
+    def start() -> list[dist.Work]:
+        ops = [dist.P2POp(dist.isend, source, after), dist.P2POp(dist.irecv, target, before)]
+        return dist.batch_isend_irecv(ops)
+
+    return make_case(
+        kind, size, world, start, Buffer(source, [Span(0, count, rank, 0)]), Buffer(target, [Span(0, count, before, 0)])
+    )
+
+
+def barrier(kind: Kind, rank: int, world: int, size: int, device: torch.device) -> Case:
+    nothing = torch.empty(0, device=device)
+    start = lambda: [dist.barrier(async_op=True)]  # noqa: E731
+    return Case(kind, 0, start, nothing, nothing, (), (), ReferenceData("float32", world))
+
+
+BUILDERS: dict[str, Callable[[Kind, int, int, int, torch.device], Case]] = {
+    "all_reduce": all_reduce,
+    "all_gather": all_gather,
+    "reduce_scatter": reduce_scatter,
+    "broadcast": broadcast,
+    "reduce": reduce,
+    "gather": gather,
+    "scatter": scatter,
+    "all_to_all": all_to_all,
+    "all_to_allv": all_to_allv,
+    "send_recv": send_recv,
+    "barrier": barrier,
+}

@@ -1,0 +1,130 @@
+"""What can be measured at all: what a backend lacks, what one process cannot do, and what fits into memory.
+
+An operation that a backend lacks is refused beforehand, because it may fail on some ranks only, give a wrong result, or
+break the group for the operations after it. Tests compare :func:`unsupported_reason` with fresh process groups of the
+installed torch.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from slipstream.collectives.config import CollectivesConfig
+from slipstream.collectives.operations.cases import ALWAYS_IN_PLACE, IN_AND_OUT_OF_PLACE, REDUCING, Kind
+from slipstream.errors import UserError
+from slipstream.interconnect.topology import gather_from_ranks
+from slipstream.machine.cgroup import groups, memory_limit, read
+from slipstream.machine.memory import MEMORY
+from slipstream.machine.quantities import quantity_in_environment
+
+
+def unsupported_reason(backend: str, kind: Kind) -> str:
+    """Why the backend cannot run this, or nothing (torch 2.13)."""
+    if backend == "gloo" and kind.reduction == "avg" and kind.dtype.startswith("int"):
+        return "gloo cannot average integers: it raises when waited for, and the next operation fails, too"
+    return ""
+
+
+def kinds(config: CollectivesConfig) -> list[Kind]:
+    """All that is asked for: each operation on each type, by each reduction, in and out of place where torch has
+    both."""
+    found = []
+    for operation in config.operations:
+        reductions = config.reductions if operation in REDUCING else [""]
+        dtypes: Sequence[str] = config.dtypes if operation != "barrier" else [""]
+        places = [operation in ALWAYS_IN_PLACE]
+        if config.in_place and operation in IN_AND_OUT_OF_PLACE:
+            places = [False, True]
+        found += [Kind(operation, d, r, place) for d in dtypes for r in reductions for place in places]
+    return found
+
+
+def select_kinds(config: CollectivesConfig, backend: str, world: int) -> tuple[list[Kind], list[str]]:
+    """What is measured, and what is left out because one process has nobody to talk to. Raises ``UserError`` for what
+    the backend lacks."""
+    asked = kinds(config)
+    for kind in asked:
+        if why := unsupported_reason(backend, kind):
+            raise UserError(f"collectives.reductions: {kind} cannot be measured: {why}; leave out one of the two")
+    if world > 1:
+        return asked, []
+    alone = [kind for kind in asked if kind.operation != "send_recv"]
+    left_out = ["send_recv: a single process has nobody to send to"] if len(alone) < len(asked) else []
+    return alone, left_out
+
+
+def memory_needed(config: CollectivesConfig, asked: Iterable[Kind]) -> tuple[int, Kind]:
+    """The bytes that a rank needs for the largest case, and which that is: its buffers, for each operation in flight,
+    and as much again for the backend's own copies."""
+    in_flight = max(config.in_flight)
+
+    def bytes_of(kind: Kind) -> int:
+        buffers = 1 if kind.in_place else 2
+        return config.largest * (buffers * in_flight + 1) if kind.dtype else 0
+
+    return max(((bytes_of(kind), kind) for kind in asked), key=lambda found: found[0])
+
+
+def refuse_too_large(config: CollectivesConfig, asked: Sequence[Kind], places: Mapping[int, tuple[str, int]]) -> None:
+    """Raise ``UserError`` unless the largest case fits into the memory that is free. ``places`` is, for each rank,
+    where its memory is (ranks of a host share it) and how many bytes of it are free."""
+    needed, kind = memory_needed(config, asked)
+    sharing: dict[str, list[int]] = defaultdict(list)
+    for rank, (place, _) in places.items():
+        sharing[place].append(rank)
+    for place, ranks in sharing.items():
+        free = min(places[rank][1] for rank in ranks)
+        if needed * len(ranks) > free:
+            fits = largest_that_fits(config.largest, needed, free // len(ranks))
+            raise UserError(
+                f"collectives.largest: {config.largest} bytes of {kind} need {needed >> 20} MiB on each of "
+                f"{len(ranks)} ranks of {place}, where {free >> 20} MiB are free; at most {fits} would fit"
+            )
+
+
+def largest_that_fits(largest: int, needed: int, room: int) -> int:
+    """A power of two."""
+    return 1 << max(6, int(largest * room / needed).bit_length() - 1)
+
+
+def free_memory_of(device: torch.device) -> dict[int, tuple[str, int]]:
+    """Where each rank's memory for buffers is, and how many bytes of it are free."""
+    if device.type == "cuda":
+        place = f"{torch.cuda.get_device_name(device)} of {socket.gethostname()}, {device}"
+        return dict(enumerate(gather_from_ranks((place, torch.cuda.mem_get_info(device)[0]))))
+    return dict(enumerate(gather_from_ranks(free_memory())))
+
+
+def free_memory() -> tuple[str, int]:
+    """This host (or pod), and the bytes that its processes may still take together."""
+    available = next(
+        (int(line.split()[1]) << 10 for line in read_meminfo() if line.startswith("MemAvailable:")), 1 << 62
+    )
+    if (limit := memory_limit()) is not None:
+        available = min(available, max(0, int(limit) - memory_used()))
+    # What the placement gave the pod says nothing of a control group that holds more than the pod.
+    if (given := quantity_in_environment(MEMORY)) is not None:
+        available = min(available, int(given))
+    return socket.gethostname(), available
+
+
+def read_meminfo() -> list[str]:
+    return read(Path("/proc/meminfo")).splitlines()
+
+
+def memory_used() -> int:
+    """Bytes that this process's control group has taken, without what the kernel would give back (file pages)."""
+    for group in groups(Path("/"), "memory"):
+        for name, pages in (("memory.current", "inactive_file"), ("memory.usage_in_bytes", "total_inactive_file")):
+            used = read(group / name)
+            if used.isdigit():
+                cached = dict(
+                    line.split() for line in read(group / "memory.stat").splitlines() if len(line.split()) == 2
+                )
+                return max(0, int(used) - int(cached.get(pages, 0)))
+    return 0

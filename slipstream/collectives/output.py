@@ -1,0 +1,151 @@
+"""A network profile as text in the columns of nccl-tests, as CSV and as JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+from itertools import groupby
+
+from slipstream.collectives.expected_bandwidth import grade
+from slipstream.collectives.model.report import lines as model_lines
+from slipstream.collectives.operations.cases import ROOT
+from slipstream.collectives.operations.reference_data import DTYPES
+from slipstream.collectives.tune.decision import decide
+from slipstream.interconnect.profile import Measurement, NetworkProfile, to_json
+
+ROOTED = ("broadcast", "reduce", "gather", "scatter")
+PERCENTILES = (10, 50, 90, 99)
+#: The first nine are those of nccl-tests; "time" is the median.
+COLUMNS = (
+    *(("size", 12), ("count", 12), ("type", 9), ("redop", 6), ("root", 5)),
+    *(("time", 10), ("algbw", 8), ("busbw", 8), ("#wrong", 7)),
+    *(("mode", 8), ("place", 6), ("fly", 4), ("p10", 10), ("p90", 10), ("p99", 10), ("95 %", 9), ("runs", 7)),
+)
+UNITS = (
+    "(B)",
+    "(elements)",
+    "",
+    "",
+    "",
+    "(us)",
+    "(GB/s)",
+    "(GB/s)",
+    "",
+    "",
+    "",
+    "",
+    "(us)",
+    "(us)",
+    "(us)",
+    "(+-%)",
+    "",
+)
+#: The interval of the median over launches is from ``low_us`` to ``high_us``.
+CSV = (
+    *("operation", "dtype", "reduction", "bytes", "world", "ranks", "mode", "in_place", "in_flight", "launches"),
+    *("iterations", "narrow", "p10_us", "p50_us", "p90_us", "p99_us", "low_us", "high_us", "algbw_gbps", "busbw_gbps"),
+)
+
+
+def table(profile: NetworkProfile) -> str:
+    """A line for each case, under a heading for each operation. A percentile that too few iterations lie beyond and an
+    interval of too few launches are a dash; ``*`` marks counts of iterations that ended when the time was over."""
+    lines = [f"# {line}" for line in heading(profile)]
+    for (operation, world), found in groupby(profile.measurements, key=lambda m: (m.operation, m.world)):
+        some = (
+            "" if world == profile.fingerprint.world else f" between {world} of {profile.fingerprint.world} processes"
+        )
+        lines += ["#", f"# {operation}{some}", "#" + row([name for name, _ in COLUMNS])[1:], "#" + row(list(UNITS))[1:]]
+        lines += [row(cells(m)) for m in found]
+    lines += ["#", *(f"# {line}" for line in remarks(profile))]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def heading(profile: NetworkProfile) -> Iterator[str]:
+    its = profile.fingerprint
+    nodes = f" on {its.nodes} nodes" if its.nodes > 1 else ""
+    versions = ", ".join(f"{name} {version}" for name, version in its.libraries.items())
+    launches = f"{profile.launches} launch{'es' if profile.launches > 1 else ''}"
+    yield f"{its.world} process{'es' if its.world > 1 else ''}{nodes}, {its.backend}, {versions}, {launches}"
+    for host in profile.topology.hosts:
+        ranks = f"rank {host.ranks[0]}" if len(host.ranks) == 1 else f"ranks {', '.join(map(str, host.ranks))}"
+        yield f"{ranks}: {host.devices[0]}, {host.cores} cores, {host.numa_nodes} NUMA node(s)"
+        for line in (*host.links, *host.interfaces, *host.rdma):
+            yield f"  {line}"
+    for line in profile.topology.transports:
+        yield f"used: {line}"
+
+
+def remarks(profile: NetworkProfile) -> Iterator[str]:
+    """What is not a line of the table: overlap, pairs, the model and the grade, findings, what was left out."""
+    for overlap in profile.overlaps:
+        yield str(overlap)
+    if profile.pairs:
+        slowest, fastest = max(profile.pairs, key=lambda p: p.p50), min(profile.pairs, key=lambda p: p.p50)
+        for word, pair in (("fastest", fastest), ("slowest", slowest)):
+            yield f"{word} pair: ranks {pair.ranks[0]} and {pair.ranks[1]}, {pair.busbw():.3f} GB/s each way"
+    if profile.numa:
+        free, bound = map(list, zip(*profile.numa, strict=True))
+        yield f"with each rank bound to a NUMA node, the largest all_reduce: {decide(free, bound, tried=1)}"
+    yield from model_lines(profile)
+    yield from grade(profile)
+    yield from (f"FINDING: {line}" for line in profile.topology.findings)
+    yield from (f"beside: {line}" for line in profile.beside)
+    yield from (f"left out: {line}" for line in profile.left_out)
+    ended = sum(not launch.narrow for m in profile.measurements for launch in m.launches)
+    of = sum(len(m.launches) for m in profile.measurements)
+    yield f"{of - ended} of {of} runs ended as their median was known to 2 %, {ended} (*) as the time was over"
+
+
+def row(words: list[str]) -> str:
+    return "".join(f"{word:>{width + 1}}" for word, (_, width) in zip(words, COLUMNS, strict=True))
+
+
+def cells(m: Measurement) -> list[str]:
+    count = m.bytes // DTYPES[m.dtype].itemsize if m.dtype else 0
+    root = str(ROOT) if m.operation in ROOTED else "-1"
+    p10, p90, p99 = (microseconds(m.percentile(percent)) for percent in (10, 90, 99))
+    ended = "" if all(launch.narrow for launch in m.launches) else "*"
+    return [
+        *(str(m.bytes), str(count), m.dtype or "none", m.reduction or "none", root),
+        *(microseconds(m.p50), f"{m.algbw():.3f}", f"{m.busbw():.3f}", "0"),
+        *(m.mode, "in" if m.in_place else "out", str(m.in_flight), p10, p90, p99, spread(m), f"{m.iterations}{ended}"),
+    ]
+
+
+def spread(m: Measurement) -> str:
+    """Half of the interval over launches, in percent of the median."""
+    interval = m.interval()
+    if interval is None:
+        return "-"
+    half = 50 * (interval[1] - interval[0]) / m.p50
+    return f"{half:.1f}" if half < 100 else ">100"
+
+
+def microseconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1e6:.1f}"
+
+
+def csv_text(profile: NetworkProfile) -> str:
+    """A line for each case, the pairs included; empty where a figure cannot be quoted."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(CSV)
+    for m in (*profile.measurements, *profile.pairs):
+        times = [m.percentile(percent) for percent in PERCENTILES] + list(m.interval() or (None, None))
+        narrow = all(launch.narrow for launch in m.launches)
+        writer.writerow(
+            (
+                *(m.operation, m.dtype, m.reduction, m.bytes, m.world, " ".join(map(str, m.ranks)), m.mode),
+                *(int(m.in_place), m.in_flight, len(m.launches), m.iterations, int(narrow)),
+                *("" if seconds is None else f"{seconds * 1e6:.3f}" for seconds in times),
+                *(f"{m.algbw():.6f}", f"{m.busbw():.6f}"),
+            )
+        )
+    return text.getvalue()
+
+
+def json_text(profile: NetworkProfile) -> str:
+    return json.dumps(to_json(profile)) + "\n"

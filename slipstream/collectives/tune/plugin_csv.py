@@ -1,0 +1,37 @@
+"""A tuning as the table that NCCL's example tuner plugin reads (``NCCL_TUNER_CONFIG_FILE``; nccl, ext-tuner/example).
+
+A size or operation without a row runs on a single channel, and so do rows that leave the channels open. So every row
+names its channels, and together they cover all sizes of all operations.
+"""
+
+from __future__ import annotations
+
+from slipstream.errors import UserError
+from slipstream.interconnect.tuning import Tuning
+
+HEADER = "collective_type,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks,numPipeOps,regBuff"
+#: What a table must say, and the variables that say it.
+NEEDED = {"algorithm": "NCCL_ALGO", "protocol": "NCCL_PROTO", "channels": "NCCL_MAX_CTAS"}
+#: The tuner times all_reduce only; a ring is what NCCL has for all of these.
+OTHERS = ("broadcast", "reduce", "allgather", "reducescatter")
+LARGEST = 2**62
+
+
+def plugin_csv(tuning: Tuning) -> str:
+    """The table for the hardware that was tuned. Raises ``UserError`` unless the tuner chose all that a row needs."""
+    its = tuning.fingerprint
+    if its.backend != "nccl":
+        raise UserError(f"--nccl-csv: NCCL's plugin is of no use over {its.backend}")
+    if missing := [name for name, variable in NEEDED.items() if variable not in tuning.environment]:
+        raise UserError(
+            f"--nccl-csv: a table names algorithm, protocol and channels of every size, and the tuner found no better "
+            f"{' and '.join(missing)} than NCCL's own choice; paste the lines instead"
+        )
+    algorithm, protocol, channels = (tuning.environment[variable].lower() for variable in NEEDED.values())
+    chosen = {"allreduce": algorithm} | dict.fromkeys(OTHERS, "ring")
+    rows = [
+        f"{operation},0,{LARGEST},{way},{protocol if way == algorithm else 'simple'},{channels},"
+        f"{its.nodes},{its.world},-1,-1"
+        for operation, way in chosen.items()
+    ]
+    return "\n".join([HEADER, *rows, ""])

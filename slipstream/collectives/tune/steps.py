@@ -1,0 +1,184 @@
+"""Steps of distributed training with one setting and with another, in turns: what a child of the tuner does."""
+
+from __future__ import annotations
+
+import copy
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from slipstream.artifacts.prepared.data import Signature
+from slipstream.collectives.launch.timing import slowest
+from slipstream.collectives.launch.worker import WorkerContext
+from slipstream.collectives.model.step_time import Compute, buckets_of
+from slipstream.collectives.tune.decision import FEWEST_TURNS
+from slipstream.interconnect.tuning import DdpSettings
+from slipstream.models.config import ModelConfig
+from slipstream.models.factory import build, zeros
+
+WARM_UP, COMPUTE_STEPS = 3, 7
+MOST_TURNS = 60
+#: Seconds that a setting runs in each turn, at least: a single step may be too short for the clock.
+SLOT_S = 0.05
+
+
+@dataclass(frozen=True)
+class ConfiguredModel:
+    """The model of a configuration on prepared data."""
+
+    model: ModelConfig
+    signature: Signature
+    #: Rows of each rank's share of a batch.
+    rows: int
+    seed: int = 0
+
+    def __str__(self) -> str:
+        return f"model {self.model.name} with {self.rows} rows on each rank"
+
+    def build(self) -> tuple[nn.Module, list[Tensor]]:
+        """Raises ``UserError`` if it cannot be built."""
+        return build(self.model, self.signature, self.seed), zeros(self.signature, self.rows)
+
+
+@dataclass(frozen=True)
+class SyntheticModel:
+    """Linear layers with about so many megabytes of gradients, where there is no model of the user's."""
+
+    megabytes: int = 16
+    width: int = 512
+
+    def __str__(self) -> str:
+        return f"a stand-in with {self.megabytes} MB of gradients"
+
+    def build(self) -> tuple[nn.Module, list[Tensor]]:
+        torch.manual_seed(0)
+        layers = max(1, (self.megabytes << 20) // (4 * self.width * self.width))
+        return nn.Sequential(*(nn.Linear(self.width, self.width) for _ in range(layers))), [torch.zeros(8, self.width)]
+
+
+Model = ConfiguredModel | SyntheticModel
+
+
+class DdpTrainer:
+    """A copy of the model, trained with its own settings."""
+
+    def __init__(self, module: nn.Module, inputs: list[Tensor], settings: DdpSettings, device: torch.device) -> None:
+        module = copy.deepcopy(module).to(device)
+        self._device, self._inputs = device, [x.to(device) for x in inputs]
+        self._ddp = DistributedDataParallel(
+            module,
+            device_ids=[device] if device.type == "cuda" else None,
+            bucket_cap_mb=settings.bucket_cap_mb,
+            gradient_as_bucket_view=settings.gradient_as_bucket_view,
+            static_graph=settings.static_graph,
+        )
+        if settings.hook == "fp16":
+            self._ddp.register_comm_hook(None, fp16_compress_hook)
+        self._optimizer = torch.optim.AdamW(module.parameters(), lr=1e-6)
+        for _ in range(WARM_UP):
+            self.step()
+
+    def step(self) -> None:
+        self._ddp(*self._inputs).float().mean().backward()
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def seconds(self, steps: int) -> float:
+        """Of each of ``steps`` steps, by this rank's clock."""
+        dist.barrier()
+        started = now(self._device)
+        for _ in range(steps):
+            self.step()
+        return (now(self._device) - started) / steps
+
+
+def measure_compute(worker: WorkerContext, model: Model) -> Compute:
+    """Medians of the steps of a single rank, without communication; all ranks at once, as they compute in training."""
+    worker.set_activity("steps without communication")
+    module, inputs = model.build()
+    module, inputs = module.to(worker.device), [x.to(worker.device) for x in inputs]
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-6)
+    times = []
+    for _ in range(WARM_UP + COMPUTE_STEPS):
+        marks = [now(worker.device)]
+        loss = module(*inputs).float().mean()
+        marks.append(now(worker.device))
+        loss.backward()
+        marks.append(now(worker.device))
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        times.append(np.diff([*marks, now(worker.device)]))
+    forward, backward, update = map(float, slowest(np.median(times[WARM_UP:], axis=0), worker.device))
+    return Compute(forward, backward, update, gradients_of(module))
+
+
+def gradients_of(module: nn.Module) -> tuple[int, ...]:
+    """The bytes of each gradient, in the order of the parameters."""
+    return tuple(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
+
+
+def now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def time_alternately(
+    worker: WorkerContext, model: Model, in_use: DdpSettings, other: DdpSettings, budget: float
+) -> tuple[list[float], list[float]]:
+    """Seconds of a step with each of two settings, turn by turn: the longest over the ranks. It takes about ``budget``
+    seconds with the warm-up, or as long as ``FEWEST_TURNS`` take. Who begins changes with every turn, so that a load
+    that rises or falls favours neither."""
+    worker.set_activity(f"steps with {other}")
+    started = time.perf_counter()
+    module, inputs = model.build()
+    trainers = [DdpTrainer(module, inputs, settings, worker.device) for settings in (in_use, other)]
+    pilot = np.array([trainer.seconds(1) for trainer in trainers])
+    steps = max(1, round(SLOT_S / float(slowest(pilot, worker.device).max())))
+    found: list[np.ndarray] = []
+    while len(found) < MOST_TURNS:
+        mine = np.empty(3)
+        for which in (0, 1) if len(found) % 2 == 0 else (1, 0):
+            mine[which] = trainers[which].seconds(steps)
+        mine[2] = time.perf_counter() - started
+        *both, elapsed = slowest(mine, worker.device)
+        found.append(np.array(both))
+        if elapsed > budget and len(found) >= FEWEST_TURNS:
+            break
+    in_use_seconds, other_seconds = np.array(found).T.tolist()
+    return in_use_seconds, other_seconds
+
+
+def time_in_one_launch(
+    worker: WorkerContext, model: Model, settings: DdpSettings, budget: float
+) -> tuple[float, float]:
+    """The median seconds of an all_reduce of the model's largest bucket, and of a training step: for settings that
+    only fresh processes can take."""
+    worker.set_activity(f"steps with {settings}")
+    module, inputs = model.build()
+    buffer = torch.zeros(max(buckets_of(gradients_of(module))) // 4, device=worker.device)
+    trainer = DdpTrainer(module, inputs, settings, worker.device)
+    seconds: dict[str, list[float]] = {"reduce": [], "step": []}
+    started = time.perf_counter()
+    while True:
+        seconds["reduce"].append(reduce_seconds(buffer))
+        seconds["step"].append(trainer.seconds(1))
+        count = torch.tensor([float(time.perf_counter() - started > budget)], device=worker.device)
+        dist.all_reduce(count, dist.ReduceOp.MAX)  # all ranks end together
+        if count.item() and len(seconds["step"]) >= FEWEST_TURNS:
+            break
+    reduce, step = (float(np.median(slowest(np.array(each), worker.device))) for each in seconds.values())
+    return reduce, step
+
+
+def reduce_seconds(buffer: Tensor) -> float:
+    dist.barrier()
+    started = now(buffer.device)
+    dist.all_reduce(buffer)
+    return now(buffer.device) - started

@@ -1,0 +1,137 @@
+"""The tuner: coordinate descent over what may be tried, each candidate against the best so far, on training steps.
+
+All processes of a worker group run it alike; that of rank 0 decides, and tells the others. What a running process can
+change is compared in turns within one launch. What libraries read once, at their start, is compared over interleaved
+launches of fresh processes, and has to be faster in a bare all_reduce, too. A candidate that fails is dropped with the
+reason.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any
+
+from slipstream.collectives.config import CollectivesConfig
+from slipstream.collectives.engine import made_by, rendezvous_and_check
+from slipstream.collectives.launch.measurements import inspect_group
+from slipstream.collectives.launch.worker_group import WorkerGroup
+from slipstream.collectives.model.report import step_lines
+from slipstream.collectives.model.step_time import Compute
+from slipstream.collectives.tune.candidates import TuningCandidate, candidates
+from slipstream.collectives.tune.decision import FEWEST_TURNS, Decision, decide
+from slipstream.collectives.tune.steps import Model, measure_compute, time_alternately, time_in_one_launch
+from slipstream.errors import Interrupted, UserError
+from slipstream.interconnect.history import ProfileHistory, TuningHistory
+from slipstream.interconnect.profile import NetworkProfile
+from slipstream.interconnect.tuning import DdpSettings, Trial, TrialVerdict, Tuning
+from slipstream.logs import logger
+
+LOG = logger("collectives")
+
+
+def tune(workers: WorkerGroup, config: CollectivesConfig, model: Model) -> Tuning | None:
+    """Find settings with which steps of ``model`` are faster; all processes of ``workers`` call this.
+
+    Returns the recommendation in the process of rank 0, and None in the others. Raises the same on all ranks:
+    ``UserError``; ``Interrupted`` naming a rank that did not come or died.
+    """
+    with workers.exit_barrier():
+        rendezvous_and_check(workers)
+        empty = workers.launch(inspect_group, config)
+        compute = workers.launch(measure_compute, model)
+
+        def begin() -> list[dict[str, Any]]:
+            TuningHistory(config.history, empty.fingerprint).check_writable()
+            return [asdict(each) for each in list_candidates(empty, compute)]
+
+        listed = workers.broadcast("tune/candidates", begin)
+        tuner = Tuner(workers, model, len(listed), config.numbers == "may_change")
+        ends = time.monotonic() + config.tune_seconds
+        trials = []
+        for number, candidate in enumerate(TuningCandidate(**fields) for fields in listed):
+            seconds = workers.broadcast(f"tune/{number}/seconds", partial(share_of_time, ends, len(listed) - number))
+            trial = tuner.evaluate(candidate, seconds)
+            trials.append(trial)
+            if workers.broadcast(f"tune/{number}/taken", partial(bool, trial.verdict == "taken")):
+                tuner.adopt(candidate)
+            if workers.is_leader:
+                LOG.info("%s", trial)
+    if not workers.is_leader:
+        return None
+    expected = tuple(step_lines(ProfileHistory(config.history, empty.fingerprint).latest(), compute))
+    tuning = Tuning(empty.fingerprint, str(model), tuner.ddp, tuner.environment, tuple(trials), expected)
+    LOG.info("published at %s", TuningHistory(config.history, empty.fingerprint).publish(tuning, made_by(config)))
+    return tuning
+
+
+def share_of_time(ends: float, left: int) -> float:
+    """Seconds for each of the candidates that are ``left``; 0 when the time is over."""
+    return max(0.0, ends - time.monotonic()) / left
+
+
+def list_candidates(empty: NetworkProfile, compute: Compute) -> tuple[TuningCandidate, ...]:
+    """For the group as it was looked at; interfaces are known as ``eth0: 10000 Mbit/s, MTU 1500``."""
+    names = [{line.partition(":")[0] for line in host.interfaces} for host in empty.topology.hosts]
+    shared = sorted(set.intersection(*names)) if names else []
+    used = {line.partition(" ")[0] for line in empty.topology.transports}
+    return candidates(empty.fingerprint.backend, compute.gradients, shared, used)
+
+
+@dataclass
+class Tuner:
+    """The best settings so far, and how candidates are compared with them."""
+
+    workers: WorkerGroup
+    model: Model
+    #: How many candidates there are altogether.
+    candidates: int
+    may_change_numbers: bool
+    ddp: DdpSettings = field(default_factory=DdpSettings)
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def adopt(self, candidate: TuningCandidate) -> None:
+        self.ddp = candidate.applied(self.ddp)
+        self.environment |= candidate.environment
+
+    def evaluate(self, candidate: TuningCandidate, seconds: float) -> Trial:
+        """Compare a candidate with what is in use. Only the process of rank 0 gets a trial that means something."""
+        if not seconds:
+            return Trial(candidate.name, "not tried", why="the time was over; give collectives.tune_seconds more")
+        try:
+            compare = self._over_launches if candidate.environment else self._in_turns
+            decisions = compare(candidate, seconds)
+        except (UserError, Interrupted, RuntimeError) as error:
+            return Trial(candidate.name, "failed", why=str(error).strip().splitlines()[-1])
+        return self._judged(candidate, decisions) if self.workers.is_leader else Trial(candidate.name, "no change")
+
+    def _in_turns(self, candidate: TuningCandidate, seconds: float) -> list[Decision]:
+        other = candidate.applied(self.ddp)
+        turns = self.workers.launch(
+            time_alternately, self.model, self.ddp, other, seconds, environment=self.environment
+        )
+        return [decide(turns[0], turns[1], self.candidates)] if turns else []
+
+    def _over_launches(self, candidate: TuningCandidate, seconds: float) -> list[Decision]:
+        """Launches without and with the variables, in turns: the decisions for a bare all_reduce and for a step."""
+        budget = seconds / (4 * FEWEST_TURNS)  # the other half goes into starting processes
+        found: list[list[tuple[float, float]]] = [[], []]
+        for turn in range(FEWEST_TURNS):
+            for which in (0, 1) if turn % 2 == 0 else (1, 0):
+                variables = self.environment | (candidate.environment if which else {})
+                launched = self.workers.launch(time_in_one_launch, self.model, self.ddp, budget, environment=variables)
+                found[which].append(launched)
+        if not self.workers.is_leader:
+            return []
+        without, with_it = ([list(column) for column in zip(*launches, strict=True)] for launches in found)
+        return [decide(*pair, self.candidates) for pair in zip(without, with_it, strict=True)]
+
+    def _judged(self, candidate: TuningCandidate, decisions: list[Decision]) -> Trial:
+        """All decisions have to be for it; the figures are those of the last, the training step."""
+        verdict: TrialVerdict = "no change"
+        if all(decision.change for decision in decisions):
+            allowed = self.may_change_numbers or not candidate.may_change_numbers(self.workers.world)
+            verdict = "taken" if allowed else "may change numbers"
+        step = decisions[-1]
+        return Trial(candidate.name, verdict, step.gain, step.low, step.high, step.turns, step.unseen)

@@ -1,0 +1,69 @@
+"""Intervals of what was timed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from slipstream.artifacts.results.export import Estimate, LatencyFigures
+
+PERCENTILES = {"p50": 0.50, "p90": 0.90, "p99": 0.99}
+#: A percentile is quoted if so many calls lie beyond it.
+BEYOND = 10
+LEVEL = 0.95
+
+
+def calls_needed(share: float) -> int:
+    """Calls from which ``BEYOND`` lie beyond the percentile: 20 for p50, 100 for p90, 1,000 for p99."""
+    return round(BEYOND / (1 - share))
+
+
+def percentile(sorted_ms: np.ndarray, share: float) -> Estimate | None:
+    """A percentile of sorted latencies with its 95 % interval; None if too few calls lie beyond it.
+
+    The interval is between order statistics whose ranks the binomial distribution gives (David and Nagaraja, "Order
+    Statistics", 2003, section 7.1); it takes the calls as independent.
+    """
+    from scipy.stats import binom
+
+    calls = len(sorted_ms)
+    if calls < calls_needed(share):
+        return None
+    ranks = binom.ppf([(1 - LEVEL) / 2, (1 + LEVEL) / 2], calls, share).astype(int)
+    low, high = sorted_ms[np.clip(ranks, 0, calls - 1)]
+    return {"value": float(np.quantile(sorted_ms, share)), "low": float(low), "high": float(high)}
+
+
+def ratio(logarithms: Sequence[np.ndarray]) -> Estimate:
+    """How many times as fast, from the logarithms of the ratios of paired turns, one array per load of the files.
+
+    Two loads of one file differ by some percent for as long as they live, so rounds with the same loads are no
+    independent evidence: each load gives one figure, the median of its rounds, and Student's distribution of their mean
+    gives a 95 % limit on each side.
+    """
+    from scipy.stats import t
+
+    medians = np.array([np.median(each) for each in logarithms])
+    mean, loads = float(medians.mean()), len(medians)
+    half = float(t.ppf(LEVEL, loads - 1) * medians.std(ddof=1) / np.sqrt(loads)) if loads > 1 else np.inf
+    return {
+        "value": float(np.exp(mean)),
+        "low": float(np.exp(mean - half)),
+        "high": float(np.exp(min(mean + half, 50.0))),
+    }
+
+
+def latency(nanoseconds: np.ndarray, speedup: Estimate | None) -> LatencyFigures:
+    """The percentiles of all calls of a variant at one batch size."""
+    milliseconds = np.sort(nanoseconds) / 1e6
+    found = {name: percentile(milliseconds, share) for name, share in PERCENTILES.items()}
+    figures: LatencyFigures = {
+        "p50": found["p50"],
+        "p90": found["p90"],
+        "p99": found["p99"],
+        "calls": len(milliseconds),
+    }
+    if speedup:
+        figures["speedup"] = speedup
+    return figures

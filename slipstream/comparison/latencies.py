@@ -1,0 +1,108 @@
+"""Latencies of variants by batch size, and how many times as fast as the reference each is."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from slipstream.artifacts.prepared.data import Signature
+from slipstream.artifacts.results.export import LatencyFigures
+from slipstream.comparison.intervals import latency, ratio
+from slipstream.comparison.turns import FEWEST_LOADS, LOADS, Turns, take_turns, torch_threads, turn
+from slipstream.models.predict import Predictor, inputs_of
+
+#: Calls at one batch size, of all variants together: six of them, loaded three times, in turns of two.
+FEWEST_CALLS = 36
+#: Loads a variant anew.
+Load = Callable[[], Predictor]
+#: Screening: the number of rounds, and the most calls and seconds of each turn.
+SCREENING_ROUNDS = 3
+SCREENING_CALLS, SCREENING_SECONDS = 3, 0.003
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is timed: predictions for ``records`` of prepared data, with so many threads."""
+
+    signature: Signature
+    records: np.ndarray
+    threads: int
+
+    def inputs(self, rows: int) -> tuple[np.ndarray, ...]:
+        """The inputs of a batch of ``rows``; the records are repeated if they are fewer."""
+        return inputs_of(self.signature, np.resize(self.records, rows))
+
+
+def measure_latencies(
+    loads: Mapping[str, Load],
+    reference: str,
+    workload: Workload,
+    seconds: float,
+    batches: Sequence[int],
+) -> dict[str, dict[str, LatencyFigures]]:
+    """The latencies by variant and batch size, and each variant's speedup over ``reference``, measured for about
+    ``seconds`` altogether."""
+    order, deadline = np.random.default_rng(0), time.perf_counter() + seconds
+    inputs = {rows: workload.inputs(rows) for rows in batches}
+    taken = {rows: {name: Turns() for name in loads} for rows in batches}
+    with torch_threads(workload.threads):
+        for done in range(LOADS):
+            if done >= FEWEST_LOADS and time.perf_counter() > deadline:
+                break
+            runs = {name: loads[name]() for name in order.permutation(list(loads)).tolist()}
+            for rows in batches:
+                calls = {name: partial(run, inputs[rows]) for name, run in runs.items()}
+                take_turns(calls, taken[rows], seconds / LOADS / len(batches), order)
+    found: dict[str, dict[str, LatencyFigures]] = {name: {} for name in loads}
+    for rows, turns in taken.items():
+        for name, own in turns.items():
+            speedup = ratio(own.against(turns[reference])) if name != reference else None
+            found[name][str(rows)] = latency(np.array(own.calls), speedup)
+    return found
+
+
+def affordable_batches(run: Predictor, workload: Workload, seconds: float, batches: Sequence[int]) -> tuple[int, ...]:
+    """The batch sizes at which ``FEWEST_CALLS`` take at most ``seconds``, and always the first of ``batches``."""
+    found = list(batches[:1])
+    with torch_threads(workload.threads):
+        for rows in sorted(batches[1:]):
+            inputs = workload.inputs(rows)
+            taken = turn(partial(run, inputs), calls=1)[0] / 1e9
+            if taken * FEWEST_CALLS > seconds:
+                break
+            found.append(rows)
+    return tuple(sorted(found))
+
+
+def screen_speedups(
+    runs: Mapping[str, Predictor],
+    reference: str,
+    workload: Workload,
+    batch: int,
+    rounds: int,
+    deadline: float = math.inf,
+) -> dict[str, list[float]]:
+    """A quick estimate of each variant's speedup over the reference at one batch size: one figure per round of short
+    turns.
+
+    There is at least one round, and none begins after ``deadline`` (``time.perf_counter``). The estimate is good enough
+    to drop variants that are clearly slower, but not to name the fastest.
+    """
+    order, names = np.random.default_rng(0), list(runs)
+    inputs, found = workload.inputs(batch), {name: list[float]() for name in names}
+    with torch_threads(workload.threads):
+        while len(found[reference]) < rounds:
+            took = {}
+            for index in order.permutation(len(names)):
+                call = partial(runs[names[index]], inputs)
+                took[names[index]] = float(np.median(turn(call, SCREENING_CALLS, SCREENING_SECONDS)))
+            for name in names:
+                found[name].append(took[reference] / took[name])
+            if time.perf_counter() > deadline:
+                break
+    return found

@@ -1,0 +1,110 @@
+"""Whether a variant's quality is shown: passed, failed, or can't tell with so many rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from slipstream.artifacts.results.export import QualityFigures
+from slipstream.comparison import rmse, tokens
+from slipstream.comparison.accuracy import lower_limit, rows_enough, upper_limit
+
+Answer = Literal["passed", "failed", "can't tell"]
+#: The probability that a variant passes which truly loses ``max_loss``, over all variants that are judged on the rows.
+ERROR = 0.05
+UNITS = {
+    "classification": "points of accuracy",
+    "regression": "% of RMSE",
+    "next token": "points of accuracy over tokens",
+}
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The loss against FP32 in points of accuracy or percent of RMSE, with limits that hold with ``level`` each."""
+
+    value: float
+    low: float
+    high: float
+    level: float
+    rows: int
+    #: How many rows would show a loss below the allowed one; None if none would, or if it cannot be said (RMSE).
+    enough: int | None
+
+    def answer(self, most: float) -> Answer:
+        """Whether a loss below ``most`` is shown, or one above it, or neither."""
+        if self.high < most or self.high == most == 0:
+            return "passed"
+        return "failed" if self.low > most else "can't tell"
+
+    def figures(self, most: float, evidence: str) -> QualityFigures:
+        return {
+            "loss": self.value,
+            "low": self.low,
+            "high": self.high,
+            "level": self.level,
+            "rows": self.rows,
+            "evidence": evidence,
+            "answer": self.answer(most),
+            "rows_enough": self.enough,
+        }
+
+
+def loss_of(task: str, truth: np.ndarray, fp32: np.ndarray, variant: np.ndarray, most: float, judged: int = 1) -> Loss:
+    """The loss of ``variant`` on rows with these outputs, as :func:`slipstream.models.predict.predict` gives them.
+
+    ``judged`` variants share the rows: by Bonferroni's correction each may err with ``ERROR / judged``.
+    """
+    return paired_loss(task, truth, answers_of(task, fp32), answers_of(task, variant), most, judged)
+
+
+def answers_of(task: str, outputs: np.ndarray) -> np.ndarray:
+    """Class numbers or values ``[rows]``; of tokens whether each was right, bool ``[rows, length]``."""
+    if task == "next token":
+        return outputs[..., 0] > 0
+    return outputs.argmax(axis=1) if task == "classification" else outputs[:, 0].astype(np.float64)
+
+
+def right_of(task: str, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """Whether the answers are right: of classes ``[rows]``, of tokens ``[rows, length]``; bool."""
+    answers = answers_of(task, outputs)
+    return answers if task == "next token" else answers == truth
+
+
+def paired_loss(
+    task: str, truth: np.ndarray, before: np.ndarray, after: np.ndarray, most: float, judged: int = 1
+) -> Loss:
+    """The loss of ``after`` against ``before``, both as of :func:`answers_of`, with what is right of ``truth``."""
+    error, rows = ERROR / judged, len(before)
+    if task == "next token":
+        lost = tokens.lost_by_row(before, after)
+        low, high = tokens.lower_limit(lost, error), tokens.upper_limit(lost, error)
+        enough = tokens.rows_enough(lost, most / 100, error) if most else None
+        return Loss(100 * float(lost.mean()), 100 * low, 100 * high, 1 - error, rows, enough)
+    if task == "classification":
+        right, still = before == truth, after == truth
+        b, c = int(np.sum(right & ~still)), int(np.sum(still & ~right))
+        low, high = float(lower_limit(b, c, rows, error)), float(upper_limit(b, c, rows, error))
+        enough = rows_enough(b, c, rows, most / 100, error) if most else None
+        return Loss(100 * (b - c) / rows, 100 * low, 100 * high, 1 - error, rows, enough)
+    squares = [(answers - truth) ** 2 for answers in (before, after)]
+    value = float(np.sqrt(squares[1].sum() / max(squares[0].sum(), 1e-300)) - 1)
+    low, high = rmse.limits(squares[0], squares[1], error)
+    return Loss(100 * value, 100 * low, 100 * high, 1 - error, rows, None)
+
+
+def in_words(loss: Loss, task: str, most: float, evidence: str) -> str:
+    """The answer as half a sentence: what is shown, with its interval and the rows that it rests on."""
+    unit, answer = UNITS[task], loss.answer(most)
+    seen = (
+        f"it lost {loss.value:.2f} {unit} on {loss.rows:,} {evidence} rows, at most {loss.high:.2f} "
+        f"({100 * loss.level:.3g} % limit)"
+    )
+    if answer == "passed":
+        return f"{seen}, less than the {most:g} allowed"
+    if answer == "failed":
+        return f"{seen} and at least {loss.low:.2f}, more than the {most:g} allowed"
+    more = f"; about {loss.enough:,} rows would be enough" if loss.enough and loss.enough > loss.rows else ""
+    return f"can't tell with {loss.rows:,} rows: {seen}, which may be more than the {most:g} allowed{more}"

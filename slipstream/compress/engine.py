@@ -1,0 +1,195 @@
+"""Make a trained network smaller: what is trained next, what it lost, and whether it is taken.
+
+The training itself is the trainer's, between :func:`propose` and :func:`judge`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slipstream.artifacts.format import Artifact
+from slipstream.artifacts.prepared.data import PreparedData
+from slipstream.artifacts.results.compression import Compression, CompressionTrial, NetworkSize, Speedup
+from slipstream.comparison.latencies import Workload, measure_latencies
+from slipstream.comparison.quality import UNITS, Loss, in_words, loss_of
+from slipstream.compress.config import CompressionConfig
+from slipstream.compress.groups import find_groups, united
+from slipstream.compress.importance import importance, strongest
+from slipstream.compress.search import best, next_candidate, shares_of
+from slipstream.compress.students import described, students_of
+from slipstream.errors import UserError
+from slipstream.models.config import ModelConfig
+from slipstream.models.factory import build
+from slipstream.models.metrics import HEADLINE, scores
+from slipstream.models.predict import Predictor, held_out_rows, predict, targets_of, torch_predictor
+from slipstream.models.pruning import LAYERS, compose, prune, units
+from slipstream.models.trained import Architecture, TrainedModel, write_trained
+
+#: The trained network among those that are timed; for so many seconds altogether, with so many rows a call.
+WHOLE = "as trained"
+SECONDS, TIMED_ROWS = 2.0, 32
+
+
+@dataclass(frozen=True)
+class CompressionRun:
+    """The inputs of a compression: the trained network, its data and the settings."""
+
+    trained: TrainedModel
+    data: PreparedData
+    config: CompressionConfig
+    #: Of the weights that a student begins with.
+    seed: int = 0
+
+    def check(self) -> None:
+        """Raise ``UserError`` if the model does not fit the data."""
+        signature = self.trained.signature
+        if signature != self.data.signature:
+            raise UserError(
+                f"{self.trained.artifact.directory}: this model has other inputs or outputs than the prepared data; "
+                "expected the data that it was trained on, or data prepared alike (data.earlier)"
+            )
+
+    def names(self) -> list[str]:
+        """Of the candidates, the least compressed first."""
+        if self.config.method == "prune":
+            return [f"{100 * share:g} % fewer units" for share in shares_of(self.config)]
+        return [described(differing(student.arguments, self.trained.config.arguments)) for student in self.students()]
+
+    def students(self) -> list[ModelConfig]:
+        return students_of(self.trained.config, self.trained.signature, self.config)
+
+
+def differing(arguments: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in arguments.items() if others.get(name) != value}
+
+
+def propose(
+    directory: Path, work: CompressionRun, tried: Sequence[CompressionTrial], made_by: Mapping[str, Any]
+) -> Artifact:
+    """Write the network that is trained next, with the weights that its training begins with, as a trained model.
+
+    If the search or its time is over, that of one that was trained already. Raises ``UserError``.
+    """
+    work.check()
+    candidate = next_candidate(len(work.names()), tried, work.config)
+    if work.config.method == "prune":
+        return write_pruned(directory, work, shares_of(work.config)[candidate], made_by)
+    student = Architecture(work.students()[candidate], work.trained.signature)
+    weights = build(student.config, student.signature, work.seed).state_dict()
+    return write_trained(directory, student, weights, weights, made_by)
+
+
+def write_pruned(directory: Path, work: CompressionRun, share: float, made_by: Mapping[str, Any]) -> Artifact:
+    """Remove ``share`` of the units of each group: the least important ones."""
+    trained = work.trained
+    model = trained.load()
+    groups = find_groups(model)
+    found = importance(model, groups, work.data)
+    retained = united([g.retained(strongest(g, of, share)) for g, of in zip(groups, found, strict=True)])
+    prune(model.network, retained)
+    pruned = replace(trained.architecture, retained=compose(trained.architecture.retained, retained))
+    pruned.empty()  # refuses what does not run so
+    weights = model.state_dict()
+    return write_trained(directory, pruned, weights, weights, made_by)
+
+
+def judge(
+    work: CompressionRun, tuned: TrainedModel, seconds: float, tried: Sequence[CompressionTrial]
+) -> list[CompressionTrial]:
+    """``tried`` and what became of the candidate that :func:`propose` wrote for them and that was then trained."""
+    candidate = next_candidate(len(work.names()), tried, work.config)
+    if any(one.candidate == candidate for one in tried):
+        return list(tried)
+    rows = work.data.split("validation")
+    outputs = outputs_of(work, tuned, rows)
+    loss = loss_on(work, outputs, rows)
+    return [
+        *tried,
+        CompressionTrial(
+            candidate,
+            work.names()[candidate],
+            size_of(tuned),
+            value_of(work, outputs, rows),
+            loss.value,
+            loss.low,
+            loss.high,
+            loss.rows,
+            loss.answer(work.config.max_loss),
+            seconds,
+        ),
+    ]
+
+
+def outputs_of(work: CompressionRun, model: TrainedModel, rows: np.ndarray) -> np.ndarray:
+    return predict(torch_predictor(model.load()), work.trained.signature, rows)
+
+
+def value_of(work: CompressionRun, outputs: np.ndarray, rows: np.ndarray) -> float:
+    """The metric that says how good these outputs are."""
+    task = work.trained.signature.task
+    return scores(task, outputs, targets_of(rows))[HEADLINE[task][0]]
+
+
+def loss_on(work: CompressionRun, outputs: np.ndarray, rows: np.ndarray) -> Loss:
+    """What a smaller network with these outputs loses against the trained one."""
+    before = outputs_of(work, work.trained, rows)
+    return loss_of(work.trained.signature.task, targets_of(rows), before, outputs, work.config.max_loss)
+
+
+def size_of(model: TrainedModel) -> NetworkSize:
+    network = model.load()
+    layers = [module for module in network.modules() if type(module) in LAYERS and "in" in LAYERS[type(module)]]
+    return NetworkSize(sum(p.numel() for p in network.parameters()), [units(layer, "out") for layer in layers[:-1]])
+
+
+def speeds_of(work: CompressionRun, tuned: Mapping[str, TrainedModel], rows: np.ndarray) -> dict[str, Speedup]:
+    """How many times as fast as the trained network each of the others is."""
+    networks = {WHOLE: work.trained, **tuned}
+    loads = {name: partial(load_anew, model) for name, model in networks.items()}
+    timed = measure_latencies(loads, WHOLE, Workload(work.trained.signature, rows, 1), SECONDS, [TIMED_ROWS])
+    found = {name: timed[name][str(TIMED_ROWS)]["speedup"] for name in tuned}
+    return {name: Speedup(each["value"], each["low"], each["high"]) for name, each in found.items()}
+
+
+def load_anew(model: TrainedModel) -> Predictor:
+    return torch_predictor(model.load())
+
+
+def choose(
+    work: CompressionRun, tuned: Sequence[TrainedModel], tried: Sequence[CompressionTrial]
+) -> tuple[TrainedModel, Compression]:
+    """The model to go on with, and why. ``tuned`` are the networks that were trained, in the order of ``tried``; once
+    the search was over, the same one again.
+
+    The test rows are looked at once, for the best candidate. One that was asked for is taken whatever it loses.
+    """
+    config, signature, rows = work.config, work.trained.signature, work.data.split("validation")
+    metric, _ = HEADLINE[signature.task]
+    given = not config.searches
+    models = {one.name: model for one, model in zip(tried, tuned, strict=False)}
+    found = Compression(
+        config.method,
+        metric,
+        size_of(work.trained),
+        value_of(work, outputs_of(work, work.trained, rows), rows),
+        list(tried),
+        speeds_of(work, models, rows[:TIMED_ROWS]),
+        TIMED_ROWS,
+    )
+    winner = tried[0] if given else best(tried, config)
+    if winner is None:
+        why = f"none of {len(tried)} is shown to lose less than the {config.max_loss:g} {UNITS[signature.task]} allowed"
+        return work.trained, replace(found, why=why)
+    model, rows = models[winner.name], held_out_rows(work.data)
+    loss = loss_on(work, outputs_of(work, model, rows), rows)
+    answer, said = loss.answer(config.max_loss), in_words(loss, signature.task, config.max_loss, "test")
+    if given or answer == "passed" or (answer == "can't tell" and config.when_in_doubt == "take"):
+        doubt = "" if answer == "passed" else " (taken all the same: " + ("it was asked for)" if given else "in doubt)")
+        return model, replace(found, taken=winner.name, why=said + doubt)
+    return work.trained, replace(found, why=f"{winner.name}: {said}")

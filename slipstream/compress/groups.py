@@ -1,0 +1,201 @@
+"""The units of a network that have to be removed together.
+
+Torch-Pruning (Fang et al. 2023, "DepGraph: Towards Any Structural Pruning") traces which outputs and inputs of which
+layers are the same unit. A group is only believed if its units can be exchanged with one another everywhere without
+changing what the network computes, and if all its layers can be cut; others stay whole.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from slipstream.errors import UserError
+from slipstream.models.factory import Predictor, zeros
+from slipstream.models.pruning import LAYERS, Side, can_be_pruned, prune, units
+from slipstream.models.transformer import Transformer
+
+#: Rows of random inputs on which exchanged units must leave the outputs as they are, and how far rounding may go, as a
+#: share of the largest output.
+ROWS, TOLERANCE = 8, 1e-4
+
+
+@dataclass(frozen=True)
+class Member:
+    """One side of a layer, and which of its indices belong to each unit of the group: int64 ``[units, per unit]``."""
+
+    name: str
+    side: Side
+    indices: Tensor
+
+
+@dataclass(frozen=True)
+class Group:
+    """``units`` that share their members. They form ``blocks`` of equal length, each of which keeps equally many units,
+    as group normalisation asks."""
+
+    units: int
+    blocks: int
+    members: tuple[Member, ...]
+
+    @property
+    def name(self) -> str:
+        return self.members[0].name
+
+    def retained(self, chosen: Sequence[int]) -> dict[str, dict[str, list[int]]]:
+        """What :func:`slipstream.models.pruning.prune` retains if the units ``chosen`` stay, in this order."""
+        found: dict[str, dict[str, list[int]]] = {}
+        for member in self.members:
+            picked = member.indices[torch.tensor(chosen)]
+            # The indices of a unit of a flattened layer lie together or apart; both ways their order has to stay.
+            together = member.indices.shape[1] == 1 or bool((member.indices[:, 1] - member.indices[:, 0] == 1).all())
+            found.setdefault(member.name, {})[member.side] = (picked if together else picked.T).flatten().tolist()
+        return found
+
+
+def united(parts: Sequence[Mapping[str, Mapping[str, list[int]]]]) -> dict[str, dict[str, list[int]]]:
+    """What is retained by several groups."""
+    found: dict[str, dict[str, list[int]]] = {}
+    for part in parts:
+        for name, sides in part.items():
+            found.setdefault(name, {}).update(sides)
+    return found
+
+
+def find_groups(model: Predictor) -> list[Group]:
+    """The groups of the network of ``model``, which is in evaluation mode, in the order in which they are traced.
+
+    Raises ``UserError`` if the network cannot be traced or has no units that can be removed.
+    """
+    if isinstance(model.network, Transformer):
+        return feed_forward(model.network)
+    traced = trace(model)
+    shared = {id(p) for p, number in Counter(uses_of_parameters(model.network)).items() if number > 1}
+    groups = (group_of(model.network, members, shared) for members in traced)
+    found = [group for group in groups if group and exchangeable(model, group)]
+    if not found:
+        raise UserError(
+            "compression.method: this network has no units that can be removed; expected linear layers or convolutions "
+            "that follow each other, or choose distil, which trains a smaller network"
+        )
+    return found
+
+
+def feed_forward(network: Transformer) -> list[Group]:
+    """The hidden units of a transformer's feed-forward layers. Torch-Pruning cannot follow units through its heads."""
+    found = []
+    for number in network.model.layers:
+        name = f"model.layers.{number}.mlp"
+        hidden = torch.arange(units(network.get_submodule(f"{name}.down_proj"), "in"))[:, None]
+        sides: dict[str, Side] = {"gate_proj": "out", "up_proj": "out", "down_proj": "in"}
+        members = (Member(f"{name}.{layer}", side, hidden) for layer, side in sides.items())
+        found.append(Group(len(hidden), 1, tuple(members)))
+    return found
+
+
+def uses_of_parameters(network: nn.Module) -> list[nn.Parameter]:
+    return [p for module in network.modules() for p in module.parameters(recurse=False)]
+
+
+def trace(model: Predictor) -> list[list[tuple[nn.Module, Side, list[int], list[int]]]]:
+    """Of each group the layers, their side, its indices, and the unit that each index belongs to."""
+    from torch_pruning import DependencyGraph
+
+    inputs = standardised(model, example(model))
+    try:
+        with warnings.catch_warnings(), torch.enable_grad():
+            warnings.simplefilter("ignore")
+            graph = DependencyGraph().build_dependency(model.network, list(inputs), verbose=False)
+            found = []
+            for group in graph.get_all_groups():
+                members = []
+                for item in group:
+                    side: Side = "out" if graph.is_out_channel_pruning_fn(item.dep.handler) else "in"
+                    members.append((item.dep.target.module, side, list(item.idxs), list(item.root_idxs)))
+                found.append(members)
+            return found
+    except Exception as error:
+        raise UserError(
+            f"compression.method: this network cannot be traced ({type(error).__name__}: {error}); choose distil, "
+            "which trains a smaller network"
+        ) from error
+
+
+def example(model: Predictor) -> list[Tensor]:
+    """Rows that are not all alike, of values that every input allows."""
+    generator = torch.Generator().manual_seed(0)
+    return [
+        torch.randn(x.shape, generator=generator).to(x.dtype) if x.is_floating_point() else x
+        for x in zeros(model.signature, ROWS)
+    ]
+
+
+def standardised(model: Predictor, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """What the predictor gives its network for ``inputs``."""
+    given: list[tuple[Tensor, ...]] = []
+    hook = model.network.register_forward_pre_hook(lambda _, arguments: given.append(arguments))
+    try:
+        with torch.no_grad():
+            model(*inputs)
+    finally:
+        hook.remove()
+    return given[0]
+
+
+def group_of(
+    network: nn.Module, traced: Sequence[tuple[nn.Module, Side, list[int], list[int]]], shared: set[int]
+) -> Group | None:
+    """The group of traced members; None if one of them cannot be cut or if its units are the network's outputs."""
+    names = {module: name for name, module in network.named_modules()}
+    count, members = len(traced[0][2]), []
+    for module, side, indices, roots in traced:
+        if not any(True for _ in module.parameters()) and type(module).__module__.startswith("torch_pruning"):
+            continue  # an operation that has no tensors
+        if module not in names or not can_be_pruned(module) or any(id(p) in shared for p in module.parameters()):
+            return None
+        side = side if side in LAYERS[type(module)] else "out"
+        if len(indices) != units(module, side) or len(indices) % count or len(roots) != len(indices):
+            return None
+        by_unit = torch.tensor(indices)[torch.argsort(torch.tensor(roots), stable=True)].reshape(count, -1)
+        members.append(Member(names[module], side, by_unit))
+    if not any(member.side == "in" for member in members):
+        return None
+    norms = [network.get_submodule(member.name) for member in members]
+    blocks = math.lcm(*(norm.num_groups for norm in norms if isinstance(norm, nn.GroupNorm)))
+    return Group(count, blocks, tuple(members)) if count % blocks == 0 and count > blocks else None
+
+
+def exchangeable(model: Predictor, group: Group) -> bool:
+    """Whether the network computes the same if the units of each block change places, and still runs with one less in
+    each."""
+    places = torch.arange(group.units).reshape(group.blocks, -1)
+    generator = torch.Generator().manual_seed(1)
+    inputs = [
+        x + torch.randn(x.shape, generator=generator) if x.is_floating_point() else x
+        for x in standardised(model, example(model))
+    ]
+    expected = outputs_with(model.network, group, places, inputs)
+    moved = outputs_with(model.network, group, places.roll(1, dims=1), inputs)
+    fewer = outputs_with(model.network, group, places[:, 1:], inputs)
+    if expected is None or moved is None or fewer is None:
+        return False
+    return bool((moved - expected).abs().max() <= TOLERANCE * expected.abs().max())
+
+
+@torch.no_grad()
+def outputs_with(network: nn.Module, group: Group, places: Tensor, inputs: Sequence[Tensor]) -> Tensor | None:
+    """The outputs of a copy that keeps the units ``places``; None if it does not run, as one may that names its sizes
+    in its forward pass."""
+    other = deepcopy(network)
+    try:
+        prune(other, group.retained(places.flatten().tolist()))
+        return other(*inputs)
+    except Exception:
+        return None

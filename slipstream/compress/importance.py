@@ -1,0 +1,70 @@
+"""How much each unit of a group counts for the loss.
+
+Molchanov et al. 2019, "Importance Estimation for Neural Network Pruning": the change of the loss if a unit's weights
+became zero, to first order, is the sum of weight times gradient; squared and averaged over batches. Of a group the
+estimates of its members are added up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from slipstream.artifacts.prepared.data import PreparedData
+from slipstream.compress.groups import Group
+from slipstream.models.factory import Predictor
+from slipstream.models.predict import inputs_of, targets_of
+
+#: Batches and rows of each, evenly spaced in the training split.
+BATCHES, ROWS = 32, 64
+
+
+def importance(model: Predictor, groups: Sequence[Group], data: PreparedData) -> list[Tensor]:
+    """Of each group the units' estimates, float64 ``[units]``. ``model`` is in evaluation mode."""
+    records = data.sample("train", BATCHES * ROWS)
+    found = [torch.zeros(group.units, dtype=torch.float64) for group in groups]
+    for start in range(0, len(records), ROWS):
+        add_batch(model, groups, records[start : start + ROWS], found)
+    return found
+
+
+def add_batch(model: Predictor, groups: Sequence[Group], records: np.ndarray, found: Sequence[Tensor]) -> None:
+    inputs = [torch.from_numpy(array) for array in inputs_of(model.signature, records)]
+    target = torch.from_numpy(targets_of(records))
+    model.zero_grad(set_to_none=True)
+    outputs = model(*inputs)
+    if model.signature.task == "regression":
+        loss = functional.mse_loss(outputs[:, 0], target) / model.signature.target_std**2
+    else:
+        loss = functional.cross_entropy(outputs.flatten(0, -2), target.long().flatten())
+    loss.backward()
+    for group, total in zip(groups, found, strict=True):
+        for member in group.members:
+            changes = change_by_index(model.network.get_submodule(member.name), member.side)
+            if changes is not None:
+                total += changes[member.indices].sum(dim=1) ** 2
+    model.zero_grad(set_to_none=True)
+
+
+@torch.no_grad()
+def change_by_index(module: nn.Module, side: str) -> Tensor | None:
+    """The sum of weight times gradient of each output or input of a layer, float64; None without parameters."""
+    dim = 1 if side == "in" else 0
+    sums = [
+        (p * p.grad).double().transpose(0, dim).flatten(1).sum(dim=1) if p.ndim > 1 else (p * p.grad).double()
+        for p in module.parameters(recurse=False)
+        if p.grad is not None and p.ndim > dim
+    ]
+    return torch.stack(sums).sum(dim=0) if sums else None
+
+
+def strongest(group: Group, importance: Tensor, share: float) -> list[int]:
+    """The units that stay if about ``share`` of them go: of each block the most important, in order, at least one."""
+    length = group.units // group.blocks
+    number = max(1, round((1 - share) * length))
+    best = importance.reshape(group.blocks, length).topk(number, dim=1).indices
+    return (best + torch.arange(group.blocks)[:, None] * length).sort(dim=1).values.flatten().tolist()

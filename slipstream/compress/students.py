@@ -1,0 +1,75 @@
+"""The smaller networks that may learn from a trained one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from slipstream.artifacts.prepared.data import Signature
+from slipstream.compress.config import CompressionConfig
+from slipstream.errors import UserError
+from slipstream.models.config import ModelConfig
+from slipstream.models.factory import build
+from slipstream.models.mlp import MLP
+from slipstream.models.resnet import ResNet
+
+#: The argument of a built-in network that holds its widths, and the shares of them that its students have.
+WIDTHS = {"mlp": (MLP, "hidden"), "resnet": (ResNet, "widths")}
+SHARES = (0.75, 0.5, 0.375, 0.25, 0.1875, 0.125, 0.0625)
+#: Widths that group normalisation can divide.
+MULTIPLE = 8
+
+
+def students_of(trained: ModelConfig, signature: Signature, config: CompressionConfig) -> list[ModelConfig]:
+    """The networks of ``compression.students``, else narrower ones of the trained network; the largest first.
+
+    Raises ``UserError`` if a student is no smaller than another network of the list or than the trained one, cannot be
+    built, or if none is named for a network that is not built in.
+    """
+    wanted = config.students or narrower(trained)
+    students = [ModelConfig(trained.name, {**trained.arguments, **arguments}) for arguments in wanted]
+    sizes = [parameters(student, signature) for student in students]
+    whole = parameters(trained, signature)
+    for student, arguments, size in zip(students, wanted, sizes, strict=True):
+        if size >= whole:
+            raise UserError(
+                f"compression.students: {described(arguments)} has {size:,} parameters, no fewer than the trained "
+                f"network's {whole:,}; expected arguments that make {student.name} smaller"
+            )
+    return [students[index] for index in sorted(range(len(students)), key=lambda index: -sizes[index])]
+
+
+def narrower(trained: ModelConfig) -> list[dict[str, Any]]:
+    if trained.name not in WIDTHS:
+        raise UserError(
+            f"compression.students: how {trained.name} is made smaller is not known; expected a list of arguments of "
+            'its factory, such as [{"hidden": [96, 48]}]'
+        )
+    network, argument = WIDTHS[trained.name]
+    widths = trained.arguments.get(argument) or inspect.signature(network).parameters[argument].default
+    found: list[dict[str, Any]] = []
+    for share in SHARES:
+        scaled = [min(width, max(MULTIPLE, round(share * width / MULTIPLE) * MULTIPLE)) for width in widths]
+        if scaled != list(widths) and {argument: scaled} not in found:
+            found.append({argument: scaled})
+    if not found:
+        raise UserError("compression.students: this network is too small to be made narrower; train it as it is")
+    return found
+
+
+def parameters(config: ModelConfig, signature: Signature) -> int:
+    """Raises ``UserError`` if the network cannot be built."""
+    try:
+        return sum(p.numel() for p in build(config, signature, seed=0, empty=True).parameters())
+    except UserError as error:
+        raise UserError(f"compression.students: {error.message}") from error
+
+
+def described(arguments: Mapping[str, Any]) -> str:
+    """``hidden 96-48``"""
+    values = {
+        name: "-".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+        for name, value in arguments.items()
+    }
+    return ", ".join(f"{name} {value}" for name, value in values.items())

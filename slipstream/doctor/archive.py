@@ -1,0 +1,210 @@
+"""A packaged archive (``pyflyte package``) as the doctor reads it: its protobufs, and each task as nodes run it."""
+
+from __future__ import annotations
+
+import re
+import tarfile
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from flyteidl.admin.launch_plan_pb2 import LaunchPlan
+from flyteidl.admin.task_pb2 import TaskSpec
+from flyteidl.admin.workflow_pb2 import WorkflowSpec
+from flyteidl.core.tasks_pb2 import Resources
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import DecodeError
+
+from slipstream.errors import UserError
+from slipstream.profiles.placement import NVIDIA
+
+KINDS: dict[str, Any] = {"_1.pb": TaskSpec, "_2.pb": WorkflowSpec, "_3.pb": LaunchPlan}
+PYTORCHJOB = "pytorch"
+#: GPUs as Flyte's containers ask for them, which propeller renames; other resources it does not know.
+GPU = "gpu"
+#: The name of a mapped task ends in a digest of what is bound.
+MAPPED = re.compile(r"map_(\w+)_[0-9a-f]{32}-arraynode$")
+
+
+@dataclass(frozen=True)
+class Package:
+    """The protobufs of one archive by name: task templates, workflow templates and specs of launch plans."""
+
+    tasks: Mapping[str, Any]
+    workflows: Mapping[str, Any]
+    launch_plans: Mapping[str, Any]
+
+    def uses(self) -> list[Use]:
+        """Every task by itself, and once more for each node that changes something about it."""
+        found = [Use(short(name), template) for name, template in self.tasks.items()]
+        for name, workflow in self.workflows.items():
+            for identity, node in nodes_of(workflow):
+                task = self.tasks.get(node.task_node.reference_id.name)
+                if task is not None and (use := Use(f"{name}/{identity}", task, node)).differs:
+                    found.append(use)
+        return found
+
+
+def short(task: str) -> str:
+    """``tasks.train.train``; a mapped task without its digest."""
+    return MAPPED.sub(r"\1 (mapped)", task)
+
+
+@dataclass(frozen=True)
+class Use:
+    """A task as a node runs it; without a node, as it was declared."""
+
+    where: str
+    task: Any
+    node: Any = None
+
+    @property
+    def differs(self) -> bool:
+        """Whether the node overrides something that is looked at here."""
+        declared = Use("", self.task)
+        return (self.retries, self.timeout_s, self.interruptible, self.image, self.limits, self.requests) != (
+            declared.retries,
+            declared.timeout_s,
+            declared.interruptible,
+            declared.image,
+            declared.limits,
+            declared.requests,
+        ) or self.accelerator != declared.accelerator
+
+    @property
+    def is_job(self) -> bool:
+        return self.task.type == PYTORCHJOB
+
+    @property
+    def pods(self) -> int:
+        """Pods that must run at the same time."""
+        custom = MessageToDict(self.task.custom)
+        return int(custom.get("workerReplicas", {}).get("replicas", 1)) if self.is_job else 1
+
+    @property
+    def retries(self) -> int:
+        own = self.node.metadata.retries.retries if self.node else 0
+        return int(own or self.task.metadata.retries.retries)
+
+    @property
+    def timeout_s(self) -> int:
+        """Seconds per attempt; 0 is no limit."""
+        own = self.node.metadata.timeout.seconds if self.node else 0
+        return int(own or self.task.metadata.timeout.seconds)
+
+    @property
+    def interruptible(self) -> bool:
+        if self.node and self.node.metadata.WhichOneof("interruptible_value"):
+            return bool(self.node.metadata.interruptible)
+        return bool(self.task.metadata.interruptible)
+
+    @cached_property
+    def pod(self) -> dict[str, Any]:
+        """The pod spec, as Kubernetes names its fields; empty for a plain container."""
+        spec = MessageToDict(self.task.k8s_pod.pod_spec) if self.task.HasField("k8s_pod") else {}
+        return spec if isinstance(spec, dict) else {}
+
+    @property
+    def container(self) -> dict[str, Any]:
+        """The primary container of the pod spec."""
+        containers = self.pod.get("containers") or [{}]
+        primary = self.task.config.get("primary_container_name", "primary")
+        return next((each for each in containers if each.get("name") == primary), containers[0])
+
+    @property
+    def image(self) -> str:
+        own = self.node.task_node.overrides.container_image if self.node else ""
+        return own or self.task.container.image or self.container.get("image", "")
+
+    @property
+    def requests(self) -> dict[str, str]:
+        return self._resources("requests")
+
+    @property
+    def limits(self) -> dict[str, str]:
+        return self._resources("limits")
+
+    def _resources(self, kind: str) -> dict[str, str]:
+        """Quantities by Kubernetes' name; a GPU that was asked for as such is ``gpu``."""
+        found = named(getattr(self.task.container.resources, kind)) or {
+            name: str(value) for name, value in (self.container.get("resources", {}).get(kind) or {}).items()
+        }
+        own = getattr(self.node.task_node.overrides.resources, kind) if self.node else ()
+        return {**found, **named(own)}
+
+    @property
+    def accelerator(self) -> str:
+        own = self.node.task_node.overrides.extended_resources.gpu_accelerator.device if self.node else ""
+        return own or self.task.extended_resources.gpu_accelerator.device
+
+    @property
+    def gpus(self) -> str:
+        """The GPUs of the limits that propeller goes by; empty if there are none."""
+        return next((self.limits[name] for name in (GPU, NVIDIA) if self.limits.get(name, "0") != "0"), "")
+
+
+def named(entries: Iterable[Any]) -> dict[str, str]:
+    return {Resources.ResourceName.Name(entry.name).lower().replace("_", "-"): entry.value for entry in entries}
+
+
+def nodes_of(workflow: Any) -> Iterator[tuple[str, Any]]:
+    """All nodes of a workflow with their path, also those in the branches of a conditional and in array nodes."""
+    nodes = list(workflow.nodes)
+    if workflow.HasField("failure_node"):
+        nodes.append(workflow.failure_node)
+    for node in nodes:
+        yield from with_inner(node.id, node)
+
+
+def with_inner(path: str, node: Any) -> Iterator[tuple[str, Any]]:
+    yield path, node
+    if node.HasField("branch_node"):
+        choice = node.branch_node.if_else
+        chosen = [choice.case.then_node, *(case.then_node for case in choice.other)]
+        if choice.HasField("else_node"):
+            chosen.append(choice.else_node)
+        for inner in chosen:
+            yield from with_inner(f"{path}/{inner.id}", inner)
+    if node.HasField("array_node"):
+        yield from with_inner(path, node.array_node.node)
+
+
+def read_package(path: Path) -> Package:
+    """Raises ``UserError`` if there is no file, or it is not what ``pyflyte package`` writes."""
+    tasks: dict[str, Any] = {}
+    workflows: dict[str, Any] = {}
+    plans: dict[str, Any] = {}
+    try:
+        for kind, message in messages(path):
+            if kind is TaskSpec:
+                tasks[message.template.id.name] = message.template
+            elif kind is WorkflowSpec:
+                for template in (message.template, *message.sub_workflows):
+                    workflows[template.id.name] = template
+            else:
+                plans[message.id.name] = message.spec
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; expected an archive of `pyflyte package`") from None
+    except tarfile.ReadError:
+        raise UserError(
+            f"{path}: not an archive of `pyflyte package` (it is no whole tar file); package again"
+        ) from None
+    except (tarfile.TarError, EOFError, zlib.error, DecodeError) as error:
+        raise UserError(f"{path}: not an archive of `pyflyte package` ({error}); package again") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read as an archive of `pyflyte package`: {error}") from None
+    if not tasks or "" in (*tasks, *workflows, *plans):
+        raise UserError(f"{path}: not an archive of `pyflyte package` (it describes no tasks); package again")
+    # Archives are in no order.
+    return Package(*(dict(sorted(each.items())) for each in (tasks, workflows, plans)))
+
+
+def messages(path: Path) -> Iterator[tuple[Any, Any]]:
+    with tarfile.open(path) as archive:
+        for member in archive:
+            kind, content = KINDS.get(member.name[-5:]), archive.extractfile(member)
+            if kind and content:
+                yield kind, kind.FromString(content.read())

@@ -1,0 +1,178 @@
+"""What a package needs of a cluster beside what the cluster has, as ``kubectl`` tells it.
+
+Node pools that are scaled to zero show no nodes, and Flyte's own configuration adds selectors and tolerations that
+cannot be seen from here; so whatever concerns nodes is a warning.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from slipstream.doctor.archive import Package, Use
+from slipstream.doctor.findings import Finding, Report
+from slipstream.doctor.kubectl import Ask, KubectlError, items, kubectl
+from slipstream.doctor.limits import quantity
+from slipstream.doctor.propeller import check_propeller
+
+CRD = "pytorchjobs.kubeflow.org"
+TRAINER_V2 = "trainjobs.trainer.kubeflow.org"
+#: What the operator's image is called; its tag names the version, or a commit.
+OPERATOR = "training-operator"
+GPUS = ("nvidia.com/gpu", "amd.com/gpu")
+REPELS = ("NoSchedule", "NoExecute")
+
+
+def check_cluster(package: Package, ask: Ask = kubectl) -> Report:
+    """Compare the package with the cluster of the current context. Says so if there is no kubectl or no context."""
+    if ask is kubectl and not shutil.which("kubectl"):
+        return Report(unchecked=("the cluster: no kubectl on PATH",))
+    try:
+        context = ask("config", "current-context")
+    except KubectlError as error:
+        return Report(unchecked=(f"the cluster: no current context ({error})",))
+    uses = package.uses()
+    report = Report(checked=(f"the cluster of kubectl's context {context}",))
+    for look in (check_operator, check_priorities, check_nodes):
+        try:
+            report += look(uses, ask)
+        except KubectlError as error:
+            report += Report(unchecked=(str(error),))
+    return report + check_propeller(ask)
+
+
+# The training operator
+
+
+def check_operator(uses: Sequence[Use], ask: Ask) -> Report:
+    jobs = [use.where for use in uses if use.is_job]
+    if not jobs:
+        return Report()
+    definitions = {each["metadata"]["name"]: each for each in items(ask, "customresourcedefinitions")}
+    fix = "install training-operator 1.8 or 1.9"
+    if CRD not in definitions:
+        what = f"the cluster has no {CRD}"
+        what += ", only Kubeflow Trainer v2, which has no PyTorchJob" if TRAINER_V2 in definitions else ""
+        consequence = "propeller cannot create the job: the task waits, and fails"
+        return Report(tuple(Finding("error", where, what, consequence, fix) for where in jobs))
+    version = generation(definitions[CRD])
+    findings: tuple[Finding, ...] = ()
+    if version == "older than 1.8":
+        what = f"the cluster's {CRD} is {version}"
+        findings = (Finding("warning", "the cluster", what, "its elastic jobs behave in other ways", fix),)
+    containers = [
+        container
+        for deployment in items(ask, "deployments", "--all-namespaces")
+        for container in deployment["spec"]["template"]["spec"]["containers"]
+        if OPERATOR in container.get("image", "")
+    ]
+    if not containers:
+        what = "no deployment runs the training operator"
+        findings += (Finding("warning", "the cluster", what, "jobs are created, and nobody starts their pods", fix),)
+    images = ", ".join(sorted({container["image"] for container in containers})) or "no deployment"
+    return Report(findings, (f"training operator: {CRD} {version}, {images}",))
+
+
+def generation(definition: Mapping[str, Any]) -> str:
+    """The operator's version by what its resource knows: its images are tagged with commits. ``managedBy`` came with
+    1.9; before it the generator's version tells 1.8 from what is older."""
+    served = [version for version in definition["spec"]["versions"] if version.get("served")]
+    if '"managedBy"' in json.dumps(served):
+        return "of 1.9 or newer"
+    annotations = definition["metadata"].get("annotations", {})
+    generator = annotations.get("controller-gen.kubebuilder.io/version", "v0.0").removeprefix("v").split(".")
+    return "of 1.8" if [int(part) for part in generator[:2]] >= [0, 14] else "older than 1.8"
+
+
+# Priority classes
+
+
+def check_priorities(uses: Sequence[Use], ask: Ask) -> Report:
+    wanted = {use.where: use.pod["priorityClassName"] for use in uses if use.pod.get("priorityClassName")}
+    if not wanted:
+        return Report()
+    there = {each["metadata"]["name"] for each in items(ask, "priorityclasses")}
+    findings = [
+        Finding(
+            "error",
+            where,
+            f"the cluster has no priority class {name}",
+            "Kubernetes refuses the pod",
+            "create it, or change priority in the profile",
+        )
+        for where, name in wanted.items()
+        if name not in there
+    ]
+    return Report(tuple(findings), (f"priority classes {', '.join(sorted(set(wanted.values())))}",))
+
+
+# Nodes
+
+
+def check_nodes(uses: Sequence[Use], ask: Ask) -> Report:
+    nodes = items(ask, "nodes")
+    allocatable = {name: sum(amount(node, name) for node in nodes) for name in GPUS}
+    gpus = ", ".join(f"{total:g} {name}" for name, total in allocatable.items() if total) or "no GPUs"
+    checked = f"selectors, tolerations and requests against {len(nodes)} nodes with {gpus} allocatable"
+    affine = any("affinity" in use.pod for use in uses)
+    unchecked = ("the affinity of pods, which only the scheduler can tell",) if affine else ()
+    return Report(tuple(finding for use in uses for finding in unschedulable(use, nodes)), (checked,), unchecked)
+
+
+def unschedulable(use: Use, nodes: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+    """A finding if the nodes cannot hold all pods of a task at the same time, as far as they are empty."""
+    obstacles = Counter(obstacle(use, node) for node in nodes)
+    room = sum(pods_on(use, node) for node in nodes if not obstacle(use, node))
+    if room >= use.pods or not use.image:
+        return
+    reasons = ", ".join(f"{number} {why}" for why, number in obstacles.items() if why)
+    yield Finding(
+        "warning",
+        use.where,
+        f"of {use.pods} pods {room} fit on the cluster's {len(nodes)} nodes ({reasons or 'too few of them'})",
+        "the others stay Pending until an autoscaler adds a node that fits, or the timeout ends them",
+        "check labels, taints and sizes of the node pool, or the profile's node_selector, tolerations and requests",
+    )
+
+
+def obstacle(use: Use, node: Mapping[str, Any]) -> str:
+    """Why no pod of the task can be placed on a node, however empty it is; empty if one can."""
+    labels = node["metadata"].get("labels", {})
+    for name, value in (use.pod.get("nodeSelector") or {}).items():
+        if labels.get(name) != value:
+            return f"without label {name}={value}"
+    if use.accelerator and use.gpus and use.accelerator not in labels.values():
+        return f"without a label for accelerator {use.accelerator}"
+    for taint in node["spec"].get("taints", []):
+        if taint["effect"] in REPELS and not any(tolerates(each, taint) for each in use.pod.get("tolerations") or []):
+            return f"with taint {taint['key']} that is not tolerated"
+    for name, text in use.requests.items():
+        if amount(node, name) < (quantity(text) or 0):
+            return f"with less than {text} {name}"
+    if node["spec"].get("unschedulable"):
+        return "cordoned"
+    return ""
+
+
+def tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
+    if toleration.get("effect") not in (None, "", taint["effect"]):
+        return False
+    if toleration.get("operator", "Equal") == "Exists":
+        return toleration.get("key") in (None, "", taint["key"])
+    return (toleration.get("key"), toleration.get("value", "")) == (taint["key"], taint.get("value", ""))
+
+
+def pods_on(use: Use, node: Mapping[str, Any]) -> int:
+    """How many pods of the task an empty node holds."""
+    each = {name: value for name, text in use.requests.items() if (value := quantity(text))}
+    return min((int(amount(node, name) // value) for name, value in each.items()), default=use.pods)
+
+
+def amount(node: Mapping[str, Any], resource: str) -> float:
+    """What a node can give of a resource. ``gpu`` is whichever GPU it has, as Flyte is configured for one kind."""
+    given = node["status"].get("allocatable", {})
+    names = GPUS if resource == "gpu" else (resource,)
+    return max(quantity(given.get(name, "0")) or 0.0 for name in names)

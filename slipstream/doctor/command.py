@@ -1,0 +1,62 @@
+"""The command line of the doctor; it loads nothing of Flyte's, which would take seconds and need a profile."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import click
+
+from slipstream.errors import UserError
+
+
+@click.command()
+@click.argument("package", required=False, type=click.Path(path_type=Path))
+@click.option(
+    "--limits", type=click.Path(path_type=Path), help="TOML with [limits] cpu, memory, gpu, ephemeral_storage."
+)
+@click.option(
+    "--trained", type=click.Path(path_type=Path), help="A trained model, whose record says how long saves take."
+)
+@click.option("--node", is_flag=True, help="Look at this machine instead.")
+@click.option("--store", default="", help="With --node: a directory or URI whose speed to measure.")
+@click.option("--endpoint", default="", help="With --node: an HTTP(S) address whose clock to compare with.")
+def main(
+    package: Path | None, limits: Path | None, trained: Path | None, node: bool, store: str, endpoint: str
+) -> None:
+    """Say what a PACKAGE and the cluster of kubectl's context lack, or this node. Exits 1 if something will fail.
+
+    \b
+    Example: slipstream doctor flyte-package.tgz --limits cluster.toml
+             slipstream doctor --node --store s3://flyte
+    """
+    width = shutil.get_terminal_size((120, 24)).columns if sys.stdout.isatty() else None
+    if node:
+        if package or limits or trained:
+            raise UserError("--node looks at this machine; leave PACKAGE, --limits and --trained out")
+        from slipstream.doctor.findings import readings_text
+        from slipstream.doctor.node import read_node
+
+        click.echo(readings_text(read_node(store, endpoint), width))
+        return
+    if package is None or store or endpoint:
+        raise UserError(
+            "expected PACKAGE.tgz, an archive of `pyflyte package`; or --node [--store URI] [--endpoint URL]"
+        )
+    from slipstream.doctor.archive import read_package
+    from slipstream.doctor.cluster import check_cluster
+    from slipstream.doctor.limits import Limits, read_limits
+    from slipstream.doctor.package import Save, check_package, measured_save
+
+    made = read_package(package)
+    dockerfiles = sorted(package.parent.glob("images/*.Dockerfile"))
+    report = check_package(
+        made,
+        read_limits(limits) if limits else Limits(),
+        measured_save(trained) if trained else Save(),
+        dockerfiles,
+    )
+    report += check_cluster(made)
+    click.echo(report.text(width))
+    sys.exit(int(report.failed))

@@ -1,0 +1,183 @@
+"""What a node (or the pod on it) has for training: whatever cannot be read says why, nothing raises.
+
+``root`` is where /proc, /sys and /dev are found, so that other machines' can be read from a copy.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from slipstream.doctor.findings import Reading
+from slipstream.doctor.gpus import amd, gib, libraries, nvidia
+from slipstream.machine.cgroup import cpu_quota, memory_limit
+from slipstream.machine.cpus import visible_cores
+from slipstream.storage import S3, storage_for
+
+ROOT = Path("/")
+STORE_MIB = 16
+#: S3 refuses requests whose clock is off by 15 minutes; certificates and tokens suffer earlier.
+SKEW_S = 60.0
+#: A container's /dev/shm where nobody asked for more.
+SMALL_SHM = 64 << 20
+
+
+def read_node(store: str = "", endpoint: str = "", root: Path = ROOT) -> list[Reading]:
+    """Everything that is known of this node. ``store`` is a directory or URI to write to and read from, ``endpoint`` an
+    HTTP(S) address whose clock to compare with."""
+    import pynvml
+
+    gpus = [*readings("NVIDIA driver", lambda: nvidia(root, pynvml)), *readings("AMD driver", lambda: amd(root))]
+    there = any(" free" in reading.found for reading in gpus)
+    return [
+        Reading("host", socket.gethostname()),
+        *gpus,
+        *readings("torch", lambda: libraries(there)),
+        *readings("/dev/shm", lambda: shared_memory(root)),
+        *readings("CPU", lambda: processors(root, visible_cores())),
+        *readings("memory", lambda: memory(root)),
+        *readings("NUMA", lambda: numa(root)),
+        *readings("network", lambda: interfaces(root)),
+        *readings("InfiniBand, EFA", lambda: fabric(root)),
+        *readings("store", lambda: store_speed(store)),
+        *readings("clock", lambda: clock(store, endpoint)),
+    ]
+
+
+def readings(what: str, look: Callable[[], Iterable[Reading]]) -> Iterator[Reading]:
+    """What ``look`` yields; if it fails, what it had until then and why it went no further."""
+    try:
+        yield from look()
+    except Exception as error:  # whatever a machine may lack must not hide the rest
+        yield Reading(what, f"not read: {type(error).__name__}: {' '.join(str(error).split())}")
+
+
+def shared_memory(root: Path) -> Iterator[Reading]:
+    state = os.statvfs(root / "dev/shm")
+    total, free = state.f_frsize * state.f_blocks, state.f_frsize * state.f_bavail
+    small = total <= SMALL_SHM
+    problem = "a container's default: too small for NCCL and loaders; set shared_memory in the profile" if small else ""
+    yield Reading("/dev/shm", f"{gib(free)} of {gib(total)} free", problem)
+
+
+def processors(root: Path, visible: int) -> Iterator[Reading]:
+    """The cores that a process sees, beside what its control group lets it use and what it was told to use."""
+    quota, told = cpu_quota(root), os.environ.get("OMP_NUM_THREADS")
+    found = f"{visible} cores in the affinity mask, cgroup limit {f'{quota:g}' if quota else 'none'}"
+    problem = ""
+    if quota and quota < visible and not told:
+        problem = f"what counts cores starts {visible} threads on {quota:g} CPUs; set OMP_NUM_THREADS"
+    yield Reading("CPU", f"{found}, OMP_NUM_THREADS {told or 'not set'}", problem)
+
+
+def memory(root: Path) -> Iterator[Reading]:
+    """The machine's memory beside the cgroup's limit."""
+    lines = (root / "proc/meminfo").read_text().splitlines()
+    kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines) if rest}
+    limit = memory_limit(root)
+    available = f"{gib(kib['MemAvailable'] << 10)} of {gib(kib['MemTotal'] << 10)} available"
+    yield Reading("memory", f"{available}, cgroup limit {gib(int(limit)) if limit else 'none'}")
+
+
+def numa(root: Path) -> Iterator[Reading]:
+    nodes = sorted((root / "sys/devices/system/node").glob("node[0-9]*"))
+    if not nodes:
+        yield Reading("NUMA", "not read: the kernel shows no NUMA nodes")
+        return
+    cpus = [f"{node.name} has CPUs {(node / 'cpulist').read_text().strip()}" for node in nodes]
+    yield Reading("NUMA", f"{len(nodes)} node{'s' if len(nodes) > 1 else ''}: {'; '.join(cpus)}")
+
+
+def interfaces(root: Path) -> Iterator[Reading]:
+    for interface in sorted((root / "sys/class/net").iterdir()):
+        state = (interface / "operstate").read_text().strip()
+        found = f"{state}, MTU {(interface / 'mtu').read_text().strip()}"
+        try:
+            speed = int((interface / "speed").read_text())
+        except (OSError, ValueError):  # the loopback and many virtual interfaces refuse
+            speed = 0
+        yield Reading(
+            f"network {interface.name}", f"{found}, {speed} Mbit/s" if speed > 0 else f"{found}, speed unknown"
+        )
+
+
+def fabric(root: Path) -> Iterator[Reading]:
+    """InfiniBand, RoCE and EFA devices; the latter are those of the driver ``efa``."""
+    devices = sorted((root / "sys/class/infiniband").glob("*"))
+    if not devices:
+        yield Reading("InfiniBand, EFA", "none (the kernel shows no RDMA device)")
+    for device in devices:
+        driver = (device / "device/driver").resolve().name
+        for port in sorted((device / "ports").iterdir()):
+            state, rate = ((port / name).read_text().strip() for name in ("state", "rate"))
+            problem = "" if "ACTIVE" in state else "this port carries nothing"
+            kind = "EFA" if driver == "efa" else "RDMA"
+            yield Reading(f"{kind} {device.name}", f"port {port.name}: {state}, {rate}", problem)
+
+
+def store_speed(uri: str) -> Iterator[Reading]:
+    """Write some bytes under a fresh key, read them back, and delete them."""
+    if not uri:
+        yield Reading("store", "not read: no --store was given")
+        return
+    data, key = os.urandom(STORE_MIB << 20), f"doctor-{uuid.uuid4().hex}"
+    storage = storage_for(uri)
+    started = time.perf_counter()
+    storage.put(key, data)
+    written = time.perf_counter()
+    try:
+        with TemporaryDirectory(prefix="doctor-") as directory:
+            same = storage.get(key, Path(directory)).read_bytes() == data
+            read = time.perf_counter()
+    finally:
+        storage.delete([key])
+    speeds = (STORE_MIB / (written - started), STORE_MIB / (read - written))
+    found = "{}: {} MiB written at {:.0f} MiB/s, read at {:.0f} MiB/s".format(uri, STORE_MIB, *speeds)
+    yield Reading("store", found, "" if same else "the bytes that were read are not those that were written")
+
+
+def clock(store: str, endpoint: str) -> Iterator[Reading]:
+    """This machine's clock against the Date header of an HTTP(S) endpoint, or of the store."""
+    if endpoint:
+        source, ask = endpoint, lambda: date_of(endpoint)
+    elif store.startswith(S3):
+        source, ask = store, lambda: date_of_store(store)
+    else:
+        why = "of stores only S3's clock is read" if store else "there is no store to compare with"
+        yield Reading("clock", f"not read: {why}; give --endpoint URL")
+        return
+    before = time.time()
+    header = ask()
+    middle = (before + time.time()) / 2
+    if not header:
+        yield Reading("clock", f"not read: {source} sent no Date")
+        return
+    # The header has whole seconds, cut off.
+    skew = middle - (parsedate_to_datetime(header).timestamp() + 0.5)
+    problem = f"signatures and certificates may be refused; it is {datetime.now(UTC):%H:%M:%S} UTC here, start NTP"
+    yield Reading("clock", f"{skew:+.0f} s against {source}", problem if abs(skew) > SKEW_S else "")
+
+
+def date_of(endpoint: str) -> str:
+    request = urllib.request.Request(endpoint, method="HEAD")
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return answer.headers.get("Date", "")
+    except urllib.error.HTTPError as refusal:  # it has a clock, too
+        return refusal.headers.get("Date", "")
+
+
+def date_of_store(uri: str) -> str:
+    from slipstream.storage.s3 import client, split_uri
+
+    answer = client().head_bucket(Bucket=split_uri(uri)[0])
+    return answer["ResponseMetadata"]["HTTPHeaders"].get("date", "")

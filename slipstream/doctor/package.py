@@ -1,0 +1,246 @@
+"""What a packaged archive will suffer from on a cluster, read from its protobufs alone.
+
+The rules are those of Flyte v1.16.8's sources: admin's validation at registration, the compiler and propeller.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slipstream.artifacts.results.training import read_attempt
+from slipstream.cron import flaw
+from slipstream.doctor.archive import GPU, Package, Use
+from slipstream.doctor.bindings import attribute_paths
+from slipstream.doctor.findings import Finding, Report
+from slipstream.doctor.limits import LIMITED, Limits, limit_name, quantity
+from slipstream.errors import UserError
+from slipstream.profiles.placement import NVIDIA
+
+#: The tasks that save checkpoints when they are told to end.
+SAVES = ("tasks.train.train",)
+#: Kubernetes' terminationGracePeriodSeconds where a pod does not say.
+GRACE_S = 30
+#: How long a save is taken to last where none was measured: what a pod has by default.
+ASSUMED_SAVE_S = 30.0
+#: What an attempt may spend before it works: the cluster autoscaler's limit for a new node, and our rendezvous's.
+START_S = 15 * 60
+REFUSED = "registration is refused"
+DEFAULT_LIMITS = " (Flyte's defaults; --limits FILE says which are yours)"
+MOVING_TAGS = frozenset({"latest", "main", "master", "dev", "edge", "nightly", "stable"})
+#: What Flyte's scheduler reads besides an expression's fields; croniter does not.
+TIME_ZONE = re.compile(r"^(CRON_)?TZ=\S+\s+")
+INTERVAL = "@every "
+USER = re.compile(r"^\s*(FROM|USER)\s+(\S+)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Save:
+    """How long the save of a checkpoint takes, and where that is known from."""
+
+    seconds: float = ASSUMED_SAVE_S
+    source: str = "assumed"
+
+
+def measured_save(trained: Path) -> Save:
+    """The last save of the training that made the trained model in this directory. Raises ``UserError`` if it is none,
+    or recorded no save."""
+    seconds = read_attempt(trained).get("save_seconds", 0.0)
+    if not seconds:
+        raise UserError(f"{trained}: its record has no save; train with a checkpoint, or leave --trained out")
+    return Save(seconds, f"measured in {trained}")
+
+
+def check_package(package: Package, limits: Limits, save: Save, dockerfiles: list[Path]) -> Report:
+    """All findings about a package. ``dockerfiles`` are those of its images."""
+    uses = package.uses()
+    findings = [*attribute_paths(package)]
+    for use in uses:
+        findings += over_limits(use, limits)
+        findings += spot_without_retries(use)
+        findings += short_grace(use, save)
+        findings += accelerator_without_gpu(use)
+        findings += no_disk(use)
+        findings += moving_image(use)
+        findings += user_of_pod(use)
+        findings += timeout_of_all_attempts(use)
+    for name, plan in package.launch_plans.items():
+        findings += never_fires(name, plan.entity_metadata.schedule)
+    needs_number = any(runs_as_non_root(use) for use in uses)
+    for file in dockerfiles:
+        findings += user_of_image(file, needs_number)
+    images = sorted({use.image for use in uses if use.image})
+    limited = ", ".join(f"{limit} {name}" for name in LIMITED if (limit := limits.of(name)))
+    checked = [
+        f"attribute paths, spot and retries, timeouts, accelerators, disk, users and schedules of {len(package.tasks)} "
+        f"tasks, {len(package.workflows)} workflows, {len(package.launch_plans)} launch plans",
+        f"requests against the platform's limits of {limited}{DEFAULT_LIMITS if limits == Limits() else ''}",
+        f"grace periods against a save of {save.seconds:g} s ({save.source})",
+        f"images {', '.join(images)}",
+    ]
+    unchecked = []
+    if dockerfiles:
+        checked.append(f"the users of {', '.join(str(file) for file in dockerfiles)}")
+    else:
+        unchecked.append("the images' users: no images/*.Dockerfile beside the package")
+    return Report(tuple(findings), tuple(checked), tuple(unchecked))
+
+
+def over_limits(use: Use, limits: Limits) -> Iterator[Finding]:
+    """Admin compares in whole units, rounded up, and only what is requested."""
+    for name, requested in use.requests.items():
+        limit = use.limits.get(name)
+        values = [quantity(text) for text in (requested, limit or "0")]
+        if None in values:
+            fix = 'write it as Kubernetes does: "4", "500m", "16Gi"'
+            yield Finding("error", use.where, f"{name} {requested} is no quantity", REFUSED, fix)
+            continue
+        # 57000m is 57, which floating point would miss by a hair.
+        asked, most = (math.ceil(round(value, 6)) for value in values if value is not None)
+        if limit and (asked > most or (name == GPU and asked != most)):
+            what = f"{name}: the request {requested} does not fit its limit {limit}"
+            yield Finding("error", use.where, what, REFUSED, "make them equal")
+        allowed = limits.of(name)
+        if allowed and max(asked, most) > (quantity(allowed) or 0):
+            what = f"{name} {max(requested, limit or '', key=size)} is over the platform's {allowed}"
+            fix = f"raise task_resources.limits.{limit_name(name)} in FlyteAdmin's configuration, or ask for less"
+            # Admin looks neither at what a node overrides nor at GPUs by the name that a pod template has to use.
+            unseen = use.node is not None or name == NVIDIA
+            quietly = f"registration lets it through, and propeller quietly gives the pod {allowed}"
+            yield Finding("error", use.where, what, quietly if unseen else REFUSED, fix)
+
+
+def size(text: str) -> float:
+    return float(quantity(text or "0") or 0)
+
+
+def spot_without_retries(use: Use) -> Iterator[Finding]:
+    """A single pod's preemption is a system failure and spends no retries; a job's is a user failure."""
+    if use.is_job and use.interruptible and use.retries == 0:
+        yield Finding(
+            "error",
+            use.where,
+            "a PyTorchJob on spot with retries 0",
+            "its first preemption fails the execution",
+            "set retries in the profile to more than the preemptions that are to be expected",
+        )
+
+
+def short_grace(use: Use, save: Save) -> Iterator[Finding]:
+    if not (use.interruptible and use.task.id.name in SAVES):
+        return
+    grace, measured = int(use.pod.get("terminationGracePeriodSeconds", GRACE_S)), save.source != Save.source
+    if grace < save.seconds:
+        yield Finding(
+            "error" if measured else "warning",
+            use.where,
+            f"terminationGracePeriodSeconds {grace} is shorter than a save of {save.seconds:g} s ({save.source})",
+            "a preempted pod is killed while it saves, and all since the checkpoint before is computed again",
+            f"set grace_seconds in the profile to {math.ceil(2 * save.seconds)} or more, if the cloud leaves that much"
+            + ("" if measured else "; --trained DIRECTORY compares with a measured save"),
+        )
+
+
+def accelerator_without_gpu(use: Use) -> Iterator[Finding]:
+    if use.accelerator and not use.gpus:
+        yield Finding(
+            "error",
+            use.where,
+            f"accelerator {use.accelerator} without a GPU in the limits",
+            "propeller ignores the accelerator, and the pod runs on any node, without a GPU",
+            "set gpu in the profile, or take the accelerator out",
+        )
+
+
+def no_disk(use: Use) -> Iterator[Finding]:
+    if use.image and "ephemeral-storage" not in use.requests:
+        yield Finding(
+            "warning",
+            use.where,
+            "no request for disk (ephemeral-storage)",
+            "it may be placed on a node without room for its data, and is evicted first when that disk is full",
+            "request ephemeral-storage, in the profile",
+        )
+
+
+def moving_image(use: Use) -> Iterator[Finding]:
+    name, _, digest = use.image.partition("@")
+    tag = name.rpartition("/")[2].partition(":")[2]
+    if use.image and not digest and (not tag or tag in MOVING_TAGS):
+        yield Finding(
+            "warning",
+            use.where,
+            f"image {use.image} {'has no tag' if not tag else 'has a tag that moves'}",
+            "a retry may run other code than the attempt before, and the cache does not know",
+            "package with a tag of its own for every build, or with the image's digest",
+        )
+
+
+def user_of_pod(use: Use) -> Iterator[Finding]:
+    for context in (use.pod.get("securityContext") or {}, use.container.get("securityContext") or {}):
+        user = context.get("runAsUser")
+        if user is None:
+            continue
+        if not isinstance(user, float):  # a protobuf Struct has no integers
+            yield Finding(
+                "error",
+                use.where,
+                f"securityContext.runAsUser is the name {user!r}",
+                "Kubernetes refuses the pod",
+                "give the number, as 1000",
+            )
+        elif user == 0 and context.get("runAsNonRoot"):
+            yield Finding(
+                "error",
+                use.where,
+                "securityContext has runAsUser 0 and runAsNonRoot",
+                "the container is never started",
+                "give the number of another user, as 1000",
+            )
+
+
+def runs_as_non_root(use: Use) -> bool:
+    """Whether the kubelet must know from the image's USER that it is not root."""
+    contexts = {**(use.pod.get("securityContext") or {}), **(use.container.get("securityContext") or {})}
+    return bool(contexts.get("runAsNonRoot")) and "runAsUser" not in contexts
+
+
+def user_of_image(file: Path, needs_number: bool) -> Iterator[Finding]:
+    """The last USER of a Dockerfile's last stage."""
+    user = "root"
+    for line in file.read_text(encoding="utf-8").splitlines():
+        if found := USER.match(line):
+            user = "root" if found[1].upper() == "FROM" else found[2]
+    if not user.partition(":")[0].isdigit():
+        yield Finding(
+            "error" if needs_number else "warning",
+            str(file),
+            f"the image's user is {user}, by name",
+            "where pods must not run as root (runAsNonRoot), the container is never started",
+            "end it with USER and a number, as `USER 1000`",
+        )
+
+
+def timeout_of_all_attempts(use: Use) -> Iterator[Finding]:
+    """Propeller ends a node at twice its timeout over all attempts, Pending included."""
+    if use.timeout_s and use.retries * START_S > use.timeout_s:
+        total = 2 * use.timeout_s / 60
+        yield Finding(
+            "warning",
+            use.where,
+            f"{use.retries} retries within a timeout of {use.timeout_s / 60:g} min",
+            f"the node as a whole ends after {total:g} min; attempts that wait {START_S // 60} min each for their "
+            "machines leave the last one less than its timeout",
+            f"raise timeout_minutes to {use.retries * START_S // 60} or lower retries, in the profile",
+        )
+
+
+def never_fires(name: str, schedule: Any) -> Iterator[Finding]:
+    cron = TIME_ZONE.sub("", schedule.cron_schedule.schedule or schedule.cron_expression)
+    if cron and not cron.startswith(INTERVAL) and (why := flaw(cron)):
+        fix = 'write it as "0 2 * * *": 2:00 UTC every day'
+        yield Finding("error", name, f"cron {cron!r}: {why}", "it is refused, or nothing ever runs", fix)

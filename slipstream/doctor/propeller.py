@@ -1,0 +1,197 @@
+"""How many failed rounds propeller allows an execution, by its configuration on the cluster.
+
+Both of Flyte's charts mount ConfigMaps as one directory, and propeller merges those of its files that ``--config``
+matches, in the order of their names. Deployments and ConfigMaps are named by the release or by its values, containers
+are not; so the deployment that runs propeller says which ConfigMaps count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import pairwise
+from typing import Any
+
+import yaml
+
+from slipstream.doctor.findings import Finding, Report
+from slipstream.doctor.kubectl import Ask, KubectlError, items
+
+RETRIES = "max-workflow-retries"
+#: What propeller takes if no file sets it.
+DEFAULT = 10
+#: About two hours of failed rounds, as they follow each other while a store refuses.
+ENOUGH = 10_000
+ADVISED = 100_000
+#: Containers of the charts that run propeller, and where the chart's values set it.
+CONTAINERS = {
+    "flyte": "flyte-binary's configuration.inline.propeller",
+    "flytepropeller": "flyte-core's configmap.core.propeller",
+    "flytepropeller-manager": "flyte-core's configmap.core.propeller",
+}
+
+
+class Unreadable(RuntimeError):
+    """The configuration is there, but not as propeller could read it; the message says why."""
+
+
+@dataclass(frozen=True)
+class Propeller:
+    """A deployment that runs propeller, and where its configuration comes from."""
+
+    namespace: str
+    deployment: str
+    #: Where the chart's values set what propeller reads.
+    values: str
+    #: Which files of the directory it reads, as ``*.yaml``.
+    pattern: str
+    config_maps: tuple[str, ...]
+    secrets: tuple[str, ...]
+
+    @property
+    def where(self) -> str:
+        return f"deployment {self.namespace}/{self.deployment}"
+
+
+def check_propeller(ask: Ask) -> Report:
+    """Report every propeller of the cluster whose executions end after few failed rounds."""
+    try:
+        deployments = items(ask, "deployments", "--all-namespaces")
+    except KubectlError as error:
+        return unchecked(str(error))
+    found = [propeller for deployment in deployments for propeller in propellers(deployment)]
+    if not found:
+        return unchecked("no deployment runs propeller as Flyte's charts do")
+    return sum((check_retries(propeller, ask) for propeller in found), Report())
+
+
+def unchecked(why: str) -> Report:
+    return Report(unchecked=(f"propeller's {RETRIES}: {why}",))
+
+
+def check_retries(propeller: Propeller, ask: Ask) -> Report:
+    if not propeller.config_maps:
+        return unchecked(f"{propeller.where} has its configuration from no ConfigMap")
+    try:
+        files = read_files(propeller, ask)
+        retries = allowed(setting(files, "propeller", RETRIES))
+    except (KubectlError, Unreadable) as error:
+        return unchecked(f"{propeller.where}: {error}")
+    if setting(files, "flyte", "propeller", "disabled") is True:  # flyte-binary as a control plane
+        return unchecked(f"{propeller.where} has propeller disabled")
+    findings = () if retries is not None and retries >= ENOUGH else (too_few(propeller, retries),)
+    said = f"{DEFAULT}, the default," if retries is None else str(retries)
+    checked = f"propeller's {RETRIES}, {said} by the ConfigMaps of {propeller.where}"
+    return Report(findings, (checked,)) + unread_secrets(propeller)
+
+
+def too_few(propeller: Propeller, retries: int | None) -> Finding:
+    is_set = f"not set, and {DEFAULT} by default" if retries is None else str(retries)
+    last = (DEFAULT if retries is None else retries) + 1
+    return Finding(
+        "warning",
+        propeller.where,
+        f"propeller's {RETRIES} is {is_set}",
+        f"failed round {last} of an execution ends it and its pods, in mid-training too, whatever retries say; 11 took "
+        "8 s of a store that refuses",
+        f"set {propeller.values}.{RETRIES} to {ADVISED} in the chart's values",
+    )
+
+
+def unread_secrets(propeller: Propeller) -> Report:
+    """The doctor reads no Secret. What flyte-binary renders into its own has nothing of propeller's."""
+    others = [name for name in propeller.secrets if name != f"{propeller.deployment}-config-secret"]
+    return unchecked(f"Secret {', '.join(others)} of {propeller.where} may set it, too") if others else Report()
+
+
+# Which ConfigMaps count
+
+
+def propellers(deployment: Mapping[str, Any]) -> Iterator[Propeller]:
+    pod = deployment["spec"]["template"]["spec"]
+    for container in pod["containers"]:
+        words = [*(container.get("command") or []), *(container.get("args") or [])]
+        directory, _, pattern = option(words, "--config").rpartition("/")
+        if container["name"] not in CONTAINERS or not directory:
+            continue
+        sources = mounted(pod, container, directory)
+        yield Propeller(
+            namespace=deployment["metadata"]["namespace"],
+            deployment=deployment["metadata"]["name"],
+            values=CONTAINERS[container["name"]],
+            pattern=pattern,
+            config_maps=tuple(source["configMap"]["name"] for source in sources if "configMap" in source),
+            secrets=tuple(source["secret"]["name"] for source in sources if "secret" in source),
+        )
+
+
+def option(words: Sequence[str], name: str) -> str:
+    """The value of an option of a command line, as two words or one; empty if it is not there."""
+    for word, following in pairwise([*words, ""]):
+        if word == name:
+            return following
+        if word.startswith(f"{name}="):
+            return word.partition("=")[2]
+    return ""
+
+
+def mounted(pod: Mapping[str, Any], container: Mapping[str, Any], directory: str) -> list[dict[str, Any]]:
+    """What a directory of a container is made of: both charts project it; flyte-core did not before 1.16."""
+    mounts = {mount["mountPath"].rstrip("/"): mount["name"] for mount in container.get("volumeMounts") or []}
+    volumes = {volume["name"]: volume for volume in pod.get("volumes") or []}
+    volume = volumes.get(mounts.get(directory), {})
+    return [volume] if "configMap" in volume else volume.get("projected", {}).get("sources", [])
+
+
+# What they say
+
+
+def read_files(propeller: Propeller, ask: Ask) -> list[dict[Any, Any]]:
+    """The files that propeller merges, the later over the earlier."""
+    texts: dict[str, Any] = {}
+    for name in propeller.config_maps:
+        answer = ask("get", "configmap", name, "--namespace", propeller.namespace, "--output", "json")
+        data = answer.get("data") if isinstance(answer, dict) else None
+        texts |= data if isinstance(data, dict) else {}
+    return [parse(name, texts[name]) for name in sorted(texts) if fnmatchcase(name, propeller.pattern)]
+
+
+def parse(name: str, text: str) -> dict[Any, Any]:
+    try:
+        content = yaml.safe_load(text)
+    except Exception:  # for odd scalars and depths PyYAML raises much beside its own errors
+        raise Unreadable(f"{name} is no YAML") from None
+    if not isinstance(content, dict | None):
+        raise Unreadable(f"{name} has no settings at its top")
+    return content or {}
+
+
+def setting(files: Sequence[Any], *path: str) -> Any:
+    """What the last file says that says something; ``None`` if none does, or if it says null."""
+    said = [value for content in files for value in values_at(content, path)]
+    return said[-1] if said else None
+
+
+def values_at(content: Any, path: Sequence[str]) -> Iterator[Any]:
+    """What a file has at a path of keys: propeller does not distinguish their case."""
+    if not path:
+        yield content
+    elif isinstance(content, dict):
+        for key, below in content.items():
+            if isinstance(key, str) and key.lower() == path[0]:
+                yield from values_at(below, path[1:])
+
+
+def allowed(value: Any) -> int | None:
+    """The number that propeller makes of the setting's value; ``None`` if it is not set."""
+    if value is None:
+        return None
+    try:
+        number = float(value)  # to PyYAML 1e5 is text, and propeller takes text, too
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise Unreadable(f"{RETRIES} is no number")
+    return int(number) % 2**32  # it is kept as uint32, so that -1 is endless

@@ -1,0 +1,274 @@
+"""Check an exported model where it is to be served: ``slipstream check``.
+
+Needs NumPy and ONNX Runtime, and ``cryptography`` for a signature; neither torch nor Flyte. It is checked, in this
+order: the digest over the manifest, the signature, that there are no symbolic links, the size and SHA-256 of every
+file, that there is no other file, the opset that the model was written in, and that this machine computes from the
+sample rows what the exporting one did.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+#: ``sha256sum``'s line about the manifest: the one digest over all files, as the manifest holds those of each.
+DIGEST = "manifest.sha256"
+SIGNATURE = "manifest.sig"
+MANIFEST, DEPLOYED = "manifest.json", "signature.json"
+#: Sample rows: tensors and the model's outputs, and raw columns with what the raw model makes of them.
+TENSORS, RAW = "samples.npz", "samples.json"
+OUTPUT = "output"
+
+
+class BadPackage(Exception):
+    """The directory is no exported model, or not the one that was exported; the message names the file."""
+
+
+def digest_line(manifest: bytes) -> str:
+    """The content of ``manifest.sha256``."""
+    return f"{hashlib.sha256(manifest).hexdigest()}  {MANIFEST}\n"
+
+
+def check(directory: Path, key: Path | None = None) -> list[str]:
+    """What was found to be right, a line each. Raises ``BadPackage``."""
+    manifest = read_manifest(directory)
+    lines = [f"digest     {hashlib.sha256((directory / MANIFEST).read_bytes()).hexdigest()}"]
+    lines += check_signature(directory, key)
+    lines.append(check_files(directory, manifest["files"]))
+    deployed = json.loads((directory / DEPLOYED).read_text(encoding="utf-8"))
+    lines.append(check_opset(directory / deployed["model"], deployed["opset"]))
+    lines.append(check_tensors(directory, deployed))
+    if deployed["raw"]:
+        lines.append(check_raw(directory, deployed))
+    return lines
+
+
+# The files
+
+
+def read_manifest(directory: Path) -> Any:
+    path = directory / MANIFEST
+    if not path.is_file():
+        raise BadPackage(f"{directory}: no exported model; expected a directory with a {MANIFEST}")
+    raw, digest = path.read_bytes(), directory / DIGEST
+    if not digest.is_file():
+        raise BadPackage(f"{digest}: missing; without it a changed {MANIFEST} is not found. Export the model again")
+    if digest.read_bytes() != digest_line(raw).encode():
+        raise BadPackage(f"{path}: its SHA-256 is not the one in {DIGEST}: one of the two was changed")
+    try:
+        manifest = json.loads(raw)
+        if (manifest["kind"], manifest["format"]) != ("export", 1) or not isinstance(manifest["files"], dict):
+            raise BadPackage(f"{path}: holds {manifest['kind']!r}, format {manifest['format']}; expected 'export', 1")
+    except (ValueError, KeyError, TypeError):
+        raise BadPackage(f"{path}: not the manifest of an exported model") from None
+    return manifest
+
+
+def files_below(directory: Path) -> set[str]:
+    """The names of all files. Raises ``BadPackage`` for a symbolic link: what it leads to is no part of the package,
+    and may be another file tomorrow."""
+    found = sorted(directory.rglob("*"))
+    if link := next((path for path in found if path.is_symlink()), None):
+        raise BadPackage(
+            f"{link}: a symbolic link; expected the file or directory itself. Export or copy the model again"
+        )
+    return {path.relative_to(directory).as_posix() for path in found if not path.is_dir()}
+
+
+def check_files(directory: Path, records: dict[str, Any]) -> str:
+    there = files_below(directory)
+    for name, record in records.items():
+        # Only names that were found here: a manifest may also list ../../etc/passwd.
+        if name not in there:
+            raise BadPackage(f"{directory}/{name}: missing, though the manifest lists it")
+        path = directory / name
+        if path.stat().st_size != record["size"]:
+            raise BadPackage(f"{path}: {path.stat().st_size} bytes, the manifest says {record['size']}")
+        with path.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != record["sha256"]:
+                raise BadPackage(f"{path}: its SHA-256 is not the manifest's: it was changed")
+    if extra := sorted(there - {*records, MANIFEST, DIGEST, SIGNATURE}):
+        raise BadPackage(f"{directory / extra[0]}: not part of the exported model; remove it")
+    if DEPLOYED in records:
+        deployed = json.loads((directory / DEPLOYED).read_text(encoding="utf-8"))
+        for one in filter(None, (deployed, deployed["raw"])):
+            if one["model"] not in records:
+                raise BadPackage(
+                    f"{directory / DEPLOYED}: names the model {one['model']!r}, which is not in the manifest"
+                )
+    return f"files      {len(records)}, each with its SHA-256"
+
+
+def check_signature(directory: Path, key: Path | None) -> list[str]:
+    """Verify the Ed25519 signature (RFC 8032) of the manifest."""
+    path = directory / SIGNATURE
+    if not path.exists():
+        if key:
+            raise BadPackage(f"{path}: missing: the model is not signed; sign it, or check it without --key")
+        return []
+    if not key:
+        raise BadPackage(f"{path}: signed, but no key was given; check it with --key and its signer's public key (PEM)")
+    public = load_key(key)
+    from cryptography.exceptions import InvalidSignature
+
+    try:
+        public.verify(path.read_bytes(), (directory / MANIFEST).read_bytes())
+    except InvalidSignature:
+        raise BadPackage(f"{path}: {key} did not sign this model, or the model was changed since") from None
+    return [f"signature  of {key}"]
+
+
+def load_key(path: Path) -> Any:
+    """The Ed25519 public key in a PEM file."""
+    try:
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+        from cryptography.hazmat.primitives.serialization import load_pem_public_key
+    except ModuleNotFoundError:
+        raise BadPackage(f"{path}: a signature needs the package cryptography; pip install cryptography") from None
+    try:
+        key = load_pem_public_key(path.read_bytes())
+    except OSError as error:
+        raise BadPackage(f"{path}: cannot be read ({error.strerror}); expected a public key (PEM)") from None
+    except ValueError:
+        raise BadPackage(f"{path}: no public key; expected an Ed25519 public key (PEM)") from None
+    if not isinstance(key, Ed25519PublicKey):
+        raise BadPackage(f"{path}: {type(key).__name__} is no Ed25519 key")
+    return key
+
+
+# The model
+
+
+def check_opset(model: Path, expected: int) -> str:
+    found = next((version for domain, version in opsets(model.read_bytes()) if domain in ("", "ai.onnx")), None)
+    if found != expected:
+        raise BadPackage(f"{model}: is written in opset {found}; {DEPLOYED} says {expected}")
+    return f"opset      {found}"
+
+
+def opsets(model: bytes) -> Iterator[tuple[str, int]]:
+    """Domain and version of each operator set of a serialised ``ModelProto`` (its field 8)."""
+    for number, value in fields(model):
+        if number == 8 and isinstance(value, bytes):
+            parts = dict(fields(value))
+            domain, version = parts.get(1, b""), parts.get(2, 0)
+            yield domain.decode() if isinstance(domain, bytes) else "", version if isinstance(version, int) else 0
+
+
+def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """The fields of a protobuf message: varints as numbers, what has a length as bytes; others are passed over."""
+    place = 0
+
+    def varint() -> int:
+        nonlocal place
+        value = shift = 0
+        while True:
+            byte = message[place]
+            place, value, shift = place + 1, value | (byte & 127) << shift, shift + 7
+            if byte < 128:
+                return value
+
+    while place < len(message):
+        tag = varint()
+        if tag & 7 == 0:
+            yield tag >> 3, varint()
+        elif tag & 7 == 2:
+            length = varint()
+            place += length
+            yield tag >> 3, message[place - length : place]
+        else:
+            place += 8 if tag & 7 == 1 else 4
+
+
+def providers() -> list[str]:
+    """A GPU if this ONNX Runtime knows one, else the CPU."""
+    import onnxruntime
+
+    there = onnxruntime.get_available_providers()
+    return [name for name in ("CUDAExecutionProvider", "CPUExecutionProvider") if name in there]
+
+
+def session_of(path: Path) -> Any:
+    import onnxruntime
+
+    onnxruntime.set_default_logger_severity(3)
+    try:
+        return onnxruntime.InferenceSession(path, providers=providers())
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise BadPackage(f"{path}: ONNX Runtime {onnxruntime.__version__} cannot load it: {reason}") from None
+
+
+def check_tensors(directory: Path, deployed: dict[str, Any]) -> str:
+    """Run the model on the sample rows, all at once and one at a time."""
+    path = directory / deployed["model"]
+    session = session_of(path)
+    with np.load(directory / TENSORS, allow_pickle=False) as samples:
+        inputs = {spec["name"]: samples[spec["name"]] for spec in deployed["inputs"]}
+        expected = samples[OUTPUT]
+    singly = [run(path, session, {name: rows[[row]] for name, rows in inputs.items()}) for row in range(len(expected))]
+    allowed = deployed["samples"]["tolerance"]
+    for found in (run(path, session, inputs), np.concatenate(singly)):
+        difference = float(np.abs(found.astype(np.float64) - expected).max())
+        if not difference <= allowed:
+            raise BadPackage(
+                f"{path}: on the sample rows its outputs differ by {difference:.3g} from those of the machine that "
+                f"exported it, more than the {allowed:.3g} that rounding explains; do not serve it on this one"
+            )
+    return f"outputs    of {len(expected)} sample rows, within {allowed:.3g}"
+
+
+def check_raw(directory: Path, deployed: dict[str, Any]) -> str:
+    """Run the raw model on the raw sample rows. Labels count where the two most likely are not within rounding."""
+    raw = deployed["raw"]
+    path, samples = directory / raw["model"], json.loads((directory / RAW).read_text(encoding="utf-8"))
+    session = session_of(path)
+    feed = {spec["name"]: column_of(samples["inputs"][spec["name"]], spec["dtype"]) for spec in raw["inputs"]}
+    found = run(path, session, feed, raw["outputs"][-1]["name"])
+    expected, allowed = np.array(samples["outputs"]), raw["tolerance"]
+    if not (difference := float(np.abs(found.astype(np.float64) - expected).max())) <= allowed:
+        raise BadPackage(f"{path}: its outputs on raw sample rows differ by {difference:.3g}, more than {allowed:.3g}")
+    if samples["labels"]:
+        labels = run(path, session, feed, raw["outputs"][0]["name"])[:, 0]
+        ranked = np.sort(expected, axis=1)
+        clear = ranked[:, -1] - ranked[:, -2] > 2 * allowed
+        if wrong := [row for row in np.flatnonzero(clear) if labels[row] != samples["labels"][row]]:
+            raise BadPackage(f"{path}: sample row {wrong[0] + 1} is labelled {labels[wrong[0]]!r}, not as exported")
+    return f"raw model  {len(expected)} sample rows, within {allowed:.3g}"
+
+
+def column_of(values: Sequence[Any], dtype: str) -> np.ndarray:
+    """A column of raw values ``[rows, 1]``; None is a missing number."""
+    if dtype == "string":
+        return np.array(values, object)[:, None]
+    return np.array([np.nan if value is None else value for value in values], np.float64)[:, None]
+
+
+def run(path: Path, session: Any, feed: dict[str, np.ndarray], output: str | None = None) -> np.ndarray:
+    try:
+        return session.run([output or session.get_outputs()[0].name], feed)[0]
+    except Exception as error:
+        raise BadPackage(f"{path}: does not run on the sample rows: {str(error).splitlines()[0]}") from None
+
+
+def main(argv: Sequence[str]) -> int:
+    """The command; returns its exit code."""
+    parser = argparse.ArgumentParser(prog="slipstream check", description=check.__doc__)
+    parser.description = "Check an exported model: digest, signature, opset, and its outputs on the sample rows."
+    parser.add_argument("directory", type=Path, help="what was exported: runs/…/model, or a version of a registry")
+    parser.add_argument("--key", type=Path, help="the signer's Ed25519 public key (PEM)")
+    arguments = parser.parse_args(argv)
+    try:
+        print("\n".join(check(arguments.directory, arguments.key)))
+    except BadPackage as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return 1
+    print(f"{arguments.directory}: whole, and gives here what it gave where it was exported")
+    return 0

@@ -1,0 +1,160 @@
+"""The choice of the variant to deploy: a pure function of what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from slipstream.artifacts.results.export import Estimate, LatencyFigures
+from slipstream.comparison.intervals import PERCENTILES, calls_needed
+from slipstream.comparison.quality import Loss, in_words
+from slipstream.errors import UserError
+from slipstream.export.config import ExportConfig
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A variant that could be deployed; ``loss`` is None for FP32, against which the others are judged."""
+
+    name: str
+    bytes: int
+    latency: dict[str, LatencyFigures]
+    loss: Loss | None = None
+
+    def speedup(self, batch: int) -> Estimate | None:
+        return self.latency[str(batch)].get("speedup")
+
+
+@dataclass(frozen=True)
+class VariantVerdict:
+    """What became of a variant, in one or two words, and why."""
+
+    short: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The name of the variant to deploy, the reason, a verdict on each contender, and the best at each batch size."""
+
+    chosen: str
+    why: str
+    verdicts: dict[str, VariantVerdict]
+    best: dict[str, str]
+
+
+def decide(task: str, fp32: Contender, others: Sequence[Contender], config: ExportConfig) -> Decision:
+    """Choose the best by ``config.optimise`` of those that are good enough, fast enough and within the budget; else
+    FP32. Raises ``UserError`` if no contender is within the budget."""
+    check_budget([fp32, *others], config)
+    batch = config.decide_at_batch
+    verdicts = {other.name: verdict(task, other, config, batch) for other in others}
+    best = {at: best_at(fp32, others, config, int(at)).name for at in fp32.latency}
+    chosen = best[str(batch)]
+    if chosen != fp32.name:
+        verdicts[chosen] = VariantVerdict("chosen", verdicts[chosen].reason)
+        why = f"{chosen} is {verdicts[chosen].reason}"
+    else:
+        why = f"{fp32.name} stays: {nearest(others, verdicts, batch)}"
+    return Decision(chosen, why, verdicts, best)
+
+
+def nearest(others: Sequence[Contender], verdicts: Mapping[str, VariantVerdict], batch: int) -> str:
+    """What became of the fastest that was not chosen."""
+    if not others:
+        return "no other variant could be made that is worth timing"
+    fastest = max(others, key=lambda each: (each.speedup(batch) or {"value": 0.0})["value"])
+    return f"{fastest.name}, the fastest of the others, is {verdicts[fastest.name].reason}"
+
+
+def best_at(fp32: Contender, others: Sequence[Contender], config: ExportConfig, batch: int) -> Contender:
+    """The best contender at a batch size, by the order that ``config.optimise`` asks for."""
+    able = [each for each in others if good(each, config)]
+    allowed = [fp32, *(each for each in able if fast(each, config, batch))]
+    if batch == config.decide_at_batch:
+        # If FP32 breaks the budget, that decides, and no margin above FP32.
+        allowed = [each for each in (allowed if within(fp32, config) else able) if within(each, config)]
+    if config.optimise == "size":
+        return min(allowed, key=lambda each: each.bytes)
+    return max(allowed, key=lambda each: (each.speedup(batch) or {"value": 1.0})["value"])
+
+
+def good(each: Contender, config: ExportConfig) -> bool:
+    answer = each.loss.answer(config.max_loss) if each.loss else "passed"
+    return answer == "passed" or (answer == "can't tell" and config.when_in_doubt == "take")
+
+
+def fast(each: Contender, config: ExportConfig, batch: int) -> bool:
+    speedup = each.speedup(batch)
+    return config.optimise == "size" or (speedup is not None and speedup["low"] > config.min_speedup)
+
+
+def verdict(task: str, each: Contender, config: ExportConfig, batch: int) -> VariantVerdict:
+    """The first objection to a contender, or "passed"; and all that was measured, in words."""
+    assert each.loss is not None
+    speedup, answer = each.speedup(batch), each.loss.answer(config.max_loss)
+    assert speedup is not None
+    speed = (
+        f"{speedup['value']:.2f} times as fast as FP32 at batch {batch} ({speedup['low']:.2f} to {speedup['high']:.2f})"
+    )
+    said = f"{speed}, and {in_words(each.loss, task, config.max_loss, config.evidence)}"
+    if not fast(each, config, batch):
+        short = "slower" if speedup["high"] < 1 else "not faster"
+        return VariantVerdict(short, f"{speed}, less than the {config.min_speedup:g} asked for")
+    if not good(each, config):
+        return VariantVerdict(answer, said)
+    if not within(each, config):
+        return VariantVerdict("over budget", f"{said}; {exceeds(each, config)}")
+    taken = "" if answer == "passed" else " (taken all the same: export.when_in_doubt)"
+    return VariantVerdict("passed", said + taken)
+
+
+def within(each: Contender, config: ExportConfig) -> bool:
+    return not exceeds(each, config)
+
+
+def exceeds(each: Contender, config: ExportConfig) -> str:
+    """In which way a contender breaks the budget, in words; empty if it is shown that it does not."""
+    if config.budget_mb and each.bytes > config.budget_mb * 1e6:
+        return f"{each.bytes / 1e6:.3g} MB is {each.bytes / 1e6 / config.budget_mb:.2f} times the budget"
+    if not config.budget_ms:
+        return ""
+    name, batch = config.budget_percentile, config.decide_at_batch
+    figures = each.latency[str(batch)]
+    found = estimate_of(figures, name)
+    if found is None:
+        needed = calls_needed(PERCENTILES[name])
+        return f"{name} is not known from {figures['calls']:,} calls ({needed:,} are needed; raise export.seconds)"
+    if found["high"] <= config.budget_ms:
+        return ""
+    return f"{name} of {found['value']:.3g} ms (up to {found['high']:.3g}) is over the budget"
+
+
+def estimate_of(figures: LatencyFigures, percentile: str) -> Estimate | None:
+    return {"p50": figures["p50"], "p90": figures["p90"], "p99": figures["p99"]}[percentile]
+
+
+def check_budget(contenders: Sequence[Contender], config: ExportConfig) -> None:
+    """Raises ``UserError`` with who comes closest, and by how much, unless the budget is met by a variant that is good
+    enough."""
+    able = [each for each in contenders if good(each, config)]
+    if any(within(each, config) for each in able):
+        return
+    smallest = min(able, key=lambda each: each.bytes)
+    if config.budget_mb and smallest.bytes > config.budget_mb * 1e6:
+        raise UserError(
+            f"export.budget_mb: no variant that may be deployed has at most {config.budget_mb:g} MB; {smallest.name} "
+            f"comes closest: {exceeds(smallest, config)}; raise it, or train a smaller model"
+        )
+    name, batch = config.budget_percentile, str(config.decide_at_batch)
+
+    def far(each: Contender) -> float:
+        found = estimate_of(each.latency[batch], name)
+        return found["high"] if found else float("inf")
+
+    closest = min(able, key=far)
+    raise UserError(
+        f"export.budget_ms: no variant that may be deployed is shown to need at most {config.budget_ms:g} ms at "
+        f"batch {batch} ({name}); {closest.name} comes closest: {exceeds(closest, config)}; raise it, or "
+        "train a smaller model"
+    )

@@ -1,0 +1,218 @@
+"""Export the trained model to ONNX, quantise it, measure the variants and choose the one to deploy."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from slipstream.artifacts.format import Artifact, ArtifactWriter
+from slipstream.artifacts.prepared.data import PreparedData, Signature
+from slipstream.artifacts.results.export import (
+    MODEL_CARD,
+    PREPROCESSING,
+    REPORT,
+    SIGNATURE,
+    ExportReport,
+    MachineFigures,
+    ModelSignature,
+)
+from slipstream.artifacts.versions import installed
+from slipstream.comparison.latencies import Workload, affordable_batches, measure_latencies
+from slipstream.comparison.quality import Loss, loss_of
+from slipstream.errors import UserError
+from slipstream.export.card import model_card
+from slipstream.export.choose import Contender, VariantVerdict, decide
+from slipstream.export.config import ExportConfig
+from slipstream.export.convert import PARITY_BATCHES, output_name
+from slipstream.export.gpu_files import gpu_files
+from slipstream.export.operator_times import operator_times
+from slipstream.export.package.assemble import assemble, finish
+from slipstream.export.package.hugging_face import write_hugging_face
+from slipstream.export.package.metadata import Origin
+from slipstream.export.quantize.search import BATCHES, search
+from slipstream.export.session import check_provider
+from slipstream.export.variants import (
+    FP32,
+    TORCH,
+    TORCH_BF16,
+    Variant,
+    figures,
+    fp32_variant,
+    left_out,
+    onnx_variant,
+    torch_variants,
+)
+from slipstream.machine.cpus import usable_cores
+from slipstream.machine.description import Machine, this_machine
+from slipstream.models.predict import held_out_rows, predict, targets_of
+
+if TYPE_CHECKING:
+    from slipstream.models.trained import TrainedModel
+
+#: Verdicts on the variants that the gate does not judge.
+REFERENCES = {
+    TORCH: VariantVerdict("reference", "torch itself, run eagerly: the reference for the others"),
+    TORCH_BF16: VariantVerdict("reference", "torch with products in bfloat16: no file to deploy, told for comparison"),
+    FP32: VariantVerdict("exact", f"gives what torch gives, at batches {', '.join(map(str, PARITY_BATCHES))}"),
+}
+#: Letters of a value in a message.
+LONGEST = 120
+#: The share of the time that is kept for the finalists, however long the search took.
+TIMING = 0.3
+
+
+def export(
+    directory: Path, trained: TrainedModel, data: PreparedData, config: ExportConfig, made_by: Mapping[str, Any]
+) -> Artifact:
+    """Write the artifact of :mod:`slipstream.artifacts.results.export` into the fresh ``directory``.
+
+    Raises ``UserError`` if the model cannot be exported to ONNX, if the ONNX model does not agree with torch, or if no
+    variant is within the budget. Of a variant that cannot be made ``export.json`` says why and nothing is raised.
+    """
+    writer, machine, signature = ArtifactWriter(directory), this_machine(), trained.signature
+    if config.target == "vnni" and machine.saturates:
+        raise config.reject("target", f"portable, as {machine.cpu} has no VNNI to measure such files with")
+    check_provider(config.provider)
+    check_inputs(signature, data.signature)
+    test, model = held_out_rows(data), trained.load()
+    torch = torch_variants(model, signature, test, machine)
+    fp32 = fp32_variant(directory, model, torch[0].load(), data, test, config)
+    for_gpus = gpu_files(writer, directory / str(fp32.file), data, config)
+    started = time.perf_counter()
+    deciding_first = sorted(BATCHES, key=lambda batch: batch != config.decide_at_batch)
+    workload = Workload(signature, test, config.threads)
+    batches = affordable_batches(fp32.load(), workload, TIMING * config.seconds, deciding_first)
+    profiled = operator_times(directory / str(fp32.file), signature, test, config, batches)
+    found = search(directory, directory / str(fp32.file), data, config, started, batches)
+    finalists = [onnx_variant(each.name, each.path, signature, test, config) for each in found.finalists]
+    left = max(TIMING * config.seconds, config.seconds - (time.perf_counter() - started))
+    timed_variants = [*torch, fp32, *finalists]
+    loads = {variant.name: variant.load for variant in timed_variants}
+    timed = measure_latencies(loads, FP32, workload, left, batches)
+    losses = judge(fp32, finalists, data, test, config)
+    decision = decide(
+        signature.task,
+        Contender(FP32, fp32.bytes, timed[FP32]),
+        [Contender(each.name, each.bytes, timed[each.name], losses[each.name]) for each in finalists],
+        config,
+    )
+    verdicts = {**REFERENCES, **decision.verdicts}
+    variants = [figures(v, torch[0], signature.task, test, timed[v.name], config) for v in timed_variants]
+    for variant in variants:
+        name = variant["name"]
+        variant["chosen"] = name == decision.chosen
+        variant["verdict"], variant["reason"] = verdicts[name].short, verdicts[name].reason
+        if name in losses:
+            variant["quality"] = losses[name].figures(config.max_loss, config.evidence)
+    report: ExportReport = {
+        "task": signature.task,
+        "variants": [*variants, *for_gpus, *(left_out(name, verdict) for name, verdict in found.others.items())],
+        "chosen": decision.chosen,
+        "why": decision.why,
+        "decided_at_batch": config.decide_at_batch,
+        "best": decision.best,
+        "max_loss": config.max_loss,
+        "weight_bits": 8 if config.target == "vnni" else 7,
+        "profile": profiled,
+        "machine": describe(machine, config),
+        "licence": config.licence,
+    }
+    chosen = next(variant for variant in timed_variants if variant.name == decision.chosen)
+    quantised = decision.chosen != FP32
+    origin = Origin(made_by, config.licence, config.target if quantised else "portable")
+    on_tensors = deployed_signature(signature, config.opset, str(chosen.file))
+    file = directory / str(chosen.file)
+    deployed = assemble(writer, file, on_tensors, data, origin, config.sample_rows == "real")
+    writer.write_json(REPORT, report)
+    writer.write_json(SIGNATURE, deployed)
+    for name in PREPROCESSING:
+        if name in data.artifact.files:
+            writer.write_bytes(name, data.artifact.read_bytes(name))
+    write_hugging_face(writer, model, data)
+    writer.write_bytes(MODEL_CARD, model_card(deployed, report, data.card["rows"]).encode())
+    return finish(writer, made_by)
+
+
+def check_inputs(model: Signature, data: Signature) -> None:
+    """Raise ``UserError`` unless the rows are such as the model was trained on."""
+    for name in ("task", "target", "inputs", "classes", "cardinalities", "buckets", "image_mean", "image_std"):
+        takes, found = (getattr(each, name) for each in (model, data))
+        if takes != found:
+            if name == "inputs":
+                takes, found = (
+                    ", ".join(f"{i.name} {i.dtype} {list(i.shape)}" for i in each) for each in (takes, found)
+                )
+            raise UserError(
+                f"the prepared data is not the model's: {name} of {shortened(found)} instead of {shortened(takes)}; "
+                "expected the data that the model was trained on, or later rows prepared with data.earlier"
+            )
+
+
+def shortened(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+
+
+def judge(
+    fp32: Variant, finalists: list[Variant], data: PreparedData, test: np.ndarray, config: ExportConfig
+) -> dict[str, Loss]:
+    """What each finalist loses against FP32, on the test rows and, if asked for, the validation rows."""
+    task, truth = data.signature.task, targets_of(test)
+    validation = data.split("validation") if config.evidence == "test+validation" else test[:0]
+    truth = np.concatenate([truth, targets_of(validation)])
+
+    def outputs(variant: Variant) -> np.ndarray:
+        more = [predict(variant.load(), data.signature, validation)] if len(validation) else []
+        return np.concatenate([variant.outputs, *more])
+
+    before, allowed, number = outputs(fp32), config.max_loss, len(finalists)
+    return {each.name: loss_of(task, truth, before, outputs(each), allowed, number) for each in finalists}
+
+
+def deployed_signature(signature: Signature, opset: int, file: str) -> ModelSignature:
+    """How to call the model in ``file``."""
+    units = {
+        "classification": "logits; softmax gives probabilities",
+        "next token": "logits of each next token; softmax gives probabilities",
+    }
+    return {
+        "format": 1,
+        "task": signature.task,
+        "target": signature.target,
+        "model": file,
+        "opset": opset,
+        "dynamic_batch": True,
+        "inputs": [{"name": i.name, "dtype": i.dtype, "shape": ["batch", *i.shape]} for i in signature.inputs],
+        "outputs": [
+            {
+                "name": output_name(signature),
+                "dtype": "float32",
+                "shape": ["batch", *signature.output_shape],
+                "units": units.get(signature.task, f"units of {signature.target}"),
+            }
+        ],
+        "classes": list(signature.classes),
+        "cardinalities": list(signature.cardinalities),
+        "preprocessing": list(PREPROCESSING),
+    }
+
+
+def describe(machine: Machine, config: ExportConfig) -> MachineFigures:
+    """The machine, the threads per call and the library versions, as ``export.json`` holds them."""
+    import torch
+
+    return {
+        "cpu": machine.cpu,
+        "gpu": torch.cuda.get_device_name() if config.provider == "cuda" else "",
+        "architecture": machine.architecture,
+        "flags": list(machine.flags),
+        "cores": usable_cores(),
+        "threads": config.threads,
+        "onnxruntime": installed("onnxruntime"),
+        "onnx": installed("onnx"),
+        "torch": installed("torch"),
+    }

@@ -1,0 +1,173 @@
+"""Makes an export servable: the chosen model under a fixed name, from raw columns too, and rows to check it with."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from slipstream.artifacts.format import Artifact, ArtifactWriter
+from slipstream.artifacts.prepared.data import PreparedData
+from slipstream.artifacts.results.export import (
+    DIGEST,
+    KIND,
+    DeployedSignature,
+    DeployedTensor,
+    Holdout,
+    ModelSignature,
+    RawSignature,
+    digest_line,
+)
+from slipstream.errors import UserError
+from slipstream.export.check import OUTPUT, RAW, TENSORS, column_of, providers
+from slipstream.export.package.metadata import Origin, entries, is_coarse, with_metadata
+from slipstream.export.package.raw_columns import BOOLEAN, TEXT, TIME, RawColumns, read_columns
+from slipstream.export.package.raw_model import encoder, raw_model
+from slipstream.export.package.samples import ROWS, draw_raw, draw_tensors
+from slipstream.models.predict import inputs_of
+
+if TYPE_CHECKING:
+    import onnx
+
+MODEL, RAW_MODEL = "model.onnx", "model.raw.onnx"
+#: By how much an output may differ on another machine: by a share of the largest one; and where numbers are rounded to
+#: few bits, by a share of their range, too.
+FINE, COARSE = 1e-4, 0.05
+UNITS = {TEXT: "text without spaces around it", TIME: "seconds since 1970 (UTC)", BOOLEAN: "0 or 1"}
+
+
+def assemble(
+    writer: ArtifactWriter, chosen: Path, deployed: ModelSignature, data: PreparedData, origin: Origin, real: bool
+) -> DeployedSignature:
+    """Write ``model.onnx``, the sample rows and, where the columns allow it, ``model.raw.onnx`` into the artifact.
+
+    ``chosen`` is the variant's file; ``real`` takes rows of the test split as samples of the tensors. Returns
+    ``deployed`` with what was added. Raises ``UserError`` if raw columns do not give what the tensors give.
+    """
+    import onnx
+
+    model = onnx.load(chosen)
+    columns = read_columns(data.artifact.read_json("statistics.json"))
+    if real:
+        tensors = dict(zip(names(model), inputs_of(data.signature, data.sample("test", ROWS)), strict=True))
+    elif isinstance(columns, RawColumns):
+        tensors = encode(columns, deployed["opset"])
+    else:
+        tensors = draw_tensors(data.signature)
+    save(model, entries(deployed, deployed["inputs"], deployed["outputs"], origin), writer.directory / MODEL)
+    outputs = run(model, tensors)[0]
+    packed = io.BytesIO()
+    arrays: dict[str, Any] = {**tensors, OUTPUT: outputs}
+    np.savez(packed, **arrays)
+    writer.write_bytes(TENSORS, packed.getvalue())
+    raw = write_raw(writer, model, columns, deployed, origin) if isinstance(columns, RawColumns) else None
+    return {
+        **deployed,
+        "model": MODEL,
+        "samples": {"real": real, "tolerance": tolerance(outputs, is_coarse(model))},
+        "raw": raw,
+        "no_raw": "" if isinstance(columns, RawColumns) else columns,
+        "holdout": holdout_of(data),
+    }
+
+
+def write_raw(
+    writer: ArtifactWriter, model: onnx.ModelProto, columns: RawColumns, deployed: ModelSignature, origin: Origin
+) -> RawSignature:
+    """Write ``model.raw.onnx`` and raw sample rows with what it makes of them."""
+    made, classes = raw_model(model, columns, deployed["classes"]), deployed["classes"]
+    values = dict(zip(names(made), draw_raw(columns).values(), strict=True))
+    dtypes = dict(zip(values, map(dtype_of, columns.types.values()), strict=True))
+    *labels, scores = run(made, {name: column_of(column, dtypes[name]) for name, column in values.items()})
+    allowed = tolerance(scores, is_coarse(model))
+    outputs = run(model, encode(columns, deployed["opset"]))[0]
+    expected = softmax(outputs) if classes else outputs
+    if not np.abs(scores - expected).max() <= allowed:
+        raise UserError(f"export: {RAW_MODEL} does not give what {MODEL} gives; please report this with schema.json")
+    text = [name for row in labels for name in row[:, 0].tolist()]
+    writer.write_json(RAW, {"inputs": values, "outputs": scores.astype(float).tolist(), "labels": text})
+    signature: RawSignature = {
+        "model": RAW_MODEL,
+        "inputs": [
+            {"name": name, "dtype": dtypes[name], "shape": ["batch", 1], "units": UNITS.get(kind, "as in the data")}
+            for name, kind in zip(values, columns.types.values(), strict=True)
+        ],
+        "outputs": raw_outputs(made, deployed),
+        "missing": columns.mark,
+        "tolerance": allowed,
+    }
+    save(made, entries(deployed, signature["inputs"], signature["outputs"], origin), writer.directory / RAW_MODEL)
+    return signature
+
+
+def raw_outputs(model: onnx.ModelProto, deployed: ModelSignature) -> list[DeployedTensor]:
+    *labels, scores = [value.name for value in model.graph.output]
+    classes = len(deployed["classes"])
+    label: list[DeployedTensor] = [{"name": name, "dtype": "string", "shape": ["batch", 1]} for name in labels]
+    units = "probabilities" if labels else deployed["outputs"][0].get("units", "")
+    return [*label, {"name": scores, "dtype": "float32", "shape": ["batch", classes or 1], "units": units}]
+
+
+def holdout_of(data: PreparedData) -> Holdout | None:
+    """How the test rows were chosen; None if the prepared data does not say."""
+    schema = data.artifact.read_json("schema.json")
+    settings = schema.get("settings") or data.artifact.made_by.get("config")
+    if not settings or "split" not in settings:
+        return None
+    if schema.get("cuts"):
+        return {"by": "time", "settings": {"column": settings["time"]}, "cuts": schema["cuts"]}
+    by = next((name for name in ("group", "id") if settings.get(name)), "content")
+    hashed = [column["name"] for column in schema["columns"] if column["role"] not in ("dropped", "weight")]
+    shares = {name: settings["split"][name] for name in ("validation", "test", "seed")}
+    columns = sorted(hashed) if by == "content" else [settings[by]]
+    return {"by": by, "settings": {**shares, "columns": columns}, "cuts": None}
+
+
+def finish(writer: ArtifactWriter, made_by: Mapping[str, Any]) -> Artifact:
+    """Write the manifest, and its digest beside it."""
+    artifact = writer.finish(KIND, made_by)
+    (writer.directory / DIGEST).write_text(digest_line(artifact.fingerprint), encoding="utf-8")
+    return artifact
+
+
+def encode(columns: RawColumns, opset: int) -> dict[str, np.ndarray]:
+    """The drawn rows as the model's inputs."""
+    made = encoder(columns, opset)
+    drawn = zip(names(made), draw_raw(columns).values(), columns.types.values(), strict=True)
+    tensors = run(made, {name: column_of(values, dtype_of(kind)) for name, values, kind in drawn})
+    return {value.name: tensor for value, tensor in zip(made.graph.output, tensors, strict=True)}
+
+
+def run(model: onnx.ModelProto, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level, options.intra_op_num_threads = 3, 1
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=providers())
+    return session.run(None, feed)
+
+
+def save(model: onnx.ModelProto, said: dict[str, str], path: Path) -> None:
+    import onnx
+
+    onnx.save(with_metadata(model, said), path)
+
+
+def names(model: onnx.ModelProto) -> list[str]:
+    return [value.name for value in model.graph.input]
+
+
+def dtype_of(kind: str) -> str:
+    return "string" if kind == TEXT else "float64"
+
+
+def tolerance(outputs: np.ndarray, coarse: bool) -> float:
+    return float(FINE * np.abs(outputs).max() + (COARSE * np.ptp(outputs) if coarse else 0.0) + 1e-7)
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)

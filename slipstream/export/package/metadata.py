@@ -1,0 +1,69 @@
+"""What an ONNX file says of itself (``metadata_props``), for whoever has nothing but the file."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+from onnx import TensorProto
+
+from slipstream.artifacts.results.export import ModelSignature
+from slipstream.artifacts.versions import ROOT
+
+PREFIX = "slipstream."
+#: Operators whose results depend on how a processor rounds products of small integers.
+COARSE = ("Quantize", "Integer", "NBits")
+COARSE_TYPES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+
+
+def with_metadata(model: onnx.ModelProto, entries: Mapping[str, str]) -> onnx.ModelProto:
+    """``model`` with these entries, by name below ``slipstream.``."""
+    model.producer_name = "slipstream"
+    onnx.helper.set_model_props(model, {PREFIX + name: text for name, text in entries.items()})
+    return model
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a model comes from: the fingerprints of ``made_by``, its licence, and the CPUs that it was made for."""
+
+    made_by: Mapping[str, Any]
+    licence: str
+    cpu_target: str
+
+
+def entries(deployed: ModelSignature, inputs: Any, outputs: Any, origin: Origin) -> dict[str, str]:
+    """Names, types and units of ``inputs`` and ``outputs``, the classes, the origin. What is unknown is left out."""
+    found = {
+        "task": deployed["task"],
+        "target": deployed["target"],
+        "inputs": json.dumps(inputs, ensure_ascii=False),
+        "outputs": json.dumps(outputs, ensure_ascii=False),
+        "classes": json.dumps(deployed["classes"], ensure_ascii=False),
+        **{name: str(origin.made_by.get(name, "")) for name in ("prepared", "trained", "code")},
+        "commit": commit(),
+        "cpu_target": origin.cpu_target,
+        "licence": origin.licence,
+    }
+    return {name: text for name, text in found.items() if text}
+
+
+def commit() -> str:
+    """The commit of the working tree that this code is in, with ``-dirty`` if files differ from it; "" without git."""
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude", "*"]
+    try:
+        return subprocess.run(git, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def is_coarse(model: onnx.ModelProto) -> bool:
+    """Whether another processor may round differently by more than single precision does."""
+    graph = model.graph
+    return any(part in node.op_type for node in graph.node for part in COARSE) or any(
+        tensor.data_type in COARSE_TYPES for tensor in graph.initializer
+    )

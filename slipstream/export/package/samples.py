@@ -1,0 +1,80 @@
+"""Sample rows that travel with a model: drawn from what it knows of its inputs, so that none is a customer's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from slipstream.artifacts.prepared.data import Signature
+from slipstream.export.package.raw_columns import BOOLEAN, INTEGER, TEXT, TIME, Number, RawColumns
+
+ROWS = 16
+#: The share of values that are missing where the training rows had such.
+GAPS = 0.15
+#: A text that is in no vocabulary.
+UNSEEN_TEXT = "unseen"
+SEED = 0
+LARGEST = 2.0**53
+
+
+def draw_tensors(signature: Signature) -> dict[str, np.ndarray]:
+    """Each input ``[ROWS, ...]``: standardised numbers, codes, pixels about the mean, or ids of words."""
+    rng = np.random.default_rng(SEED)
+    drawn: dict[str, np.ndarray] = {}
+    for spec in signature.inputs:
+        shape = (ROWS, *spec.shape)
+        values: np.ndarray
+        if spec.name == "categorical":
+            values = rng.integers(0, signature.cardinalities, shape)
+        elif signature.task == "next token":
+            values = rng.integers(0, signature.buckets, shape)
+        elif spec.name == "tokens":
+            values = rng.integers(1, signature.buckets, shape)
+            # The rest of a text that is shorter than the input is padding, 0.
+            lengths = rng.integers(0, spec.shape[1] + 1, (*shape[:2], 1))
+            values = np.where(np.arange(spec.shape[1]) < lengths, values, 0)
+        elif spec.name == "image":
+            mean, std = (np.reshape(each, (-1, 1, 1)) for each in (signature.image_mean, signature.image_std))
+            values = rng.normal(mean, std, shape).round().clip(0, 255)
+        else:
+            values = rng.normal(size=shape)
+        drawn[spec.name] = values.astype(spec.dtype)
+    return drawn
+
+
+def draw_raw(columns: RawColumns) -> dict[str, list[Any]]:
+    """``ROWS`` values of each raw column, as JSON holds them; None is a missing number."""
+    rng = np.random.default_rng(SEED)
+    vocabularies = {category.name: category.vocabulary for category in columns.categories}
+    numbers = {number.name: number for number in reversed(columns.numbers) if not number.part}
+    drawn: dict[str, list[Any]] = {}
+    for name, kind in columns.types.items():
+        if kind == TEXT:
+            known = [*vocabularies[name], UNSEEN_TEXT]
+            drawn[name] = [known[place] for place in rng.integers(0, len(known), ROWS)]
+            if columns.missing:
+                drawn[name][int(rng.integers(ROWS))] = columns.mark
+        else:
+            drawn[name] = draw_numbers(numbers[name], kind, rng)
+    return drawn
+
+
+def draw_numbers(number: Number, kind: str, rng: np.random.Generator) -> list[float | None]:
+    standard = rng.normal(size=ROWS)
+    gaps = number.indicator & (rng.random(ROWS) < GAPS)
+    values = unbend(number, number.mean + number.std * standard)
+    if kind == BOOLEAN:
+        values = (values > number.mean).astype(float)
+    elif kind in (INTEGER, TIME):
+        values = values.round()
+    finite = values.clip(-LARGEST, LARGEST)
+    return [None if gap else float(value) for value, gap in zip(finite, gaps, strict=True)]
+
+
+def unbend(number: Number, curved: np.ndarray) -> np.ndarray:
+    """The raw numbers that a column's curve makes ``curved``."""
+    if number.curve != "log":
+        return curved
+    with np.errstate(over="ignore"):
+        return np.sign(curved) * number.scale * np.expm1(np.abs(curved))

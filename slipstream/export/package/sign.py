@@ -1,0 +1,59 @@
+"""Sign an exported model: ``slipstream sign`` (extra ``[sign]``).
+
+An Ed25519 signature (RFC 8032) of the manifest's bytes, and by the digests in it of every file. A key is made by
+``openssl genpkey -algorithm ed25519 -out private.pem``; ``openssl pkey -in private.pem -pubout`` is what checks it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from slipstream.errors import UserError
+from slipstream.export.check import MANIFEST, SIGNATURE, BadPackage, check_files, read_manifest
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+
+def private_key(path: Path) -> Ed25519PrivateKey:
+    """The Ed25519 private key in a PEM file. Raises ``UserError``."""
+    try:
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+    except ModuleNotFoundError:
+        raise UserError("signing needs cryptography; install Slipstream with the extra [sign]") from None
+    try:
+        key = load_pem_private_key(path.read_bytes(), None)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); expected an Ed25519 private key (PEM)") from None
+    except (ValueError, TypeError):
+        raise UserError(f"{path}: no private key without a password; expected an Ed25519 private key (PEM)") from None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise UserError(f"{path}: holds another kind of key; make one with: openssl genpkey -algorithm ed25519")
+    return key
+
+
+def sign(directory: Path, key: Path) -> Path:
+    """Write the signature beside the manifest, after every file was compared with it. Raises ``UserError``."""
+    private = private_key(key)
+    try:
+        check_files(directory, read_manifest(directory)["files"])
+    except BadPackage as error:
+        raise UserError(f"{error}; what is not whole is not signed") from None
+    path = directory / SIGNATURE
+    path.write_bytes(private.sign((directory / MANIFEST).read_bytes()))
+    return path
+
+
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("key", type=click.Path(path_type=Path))
+def main(directory: Path, key: Path) -> None:
+    """Sign the exported model in DIRECTORY with the Ed25519 private key in the file KEY (PEM).
+
+    Example: slipstream sign runs/…/model private.pem
+    """
+    click.echo(sign(directory, key))

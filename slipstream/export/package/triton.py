@@ -1,0 +1,219 @@
+"""A repository for NVIDIA's Triton: ``slipstream triton``.
+
+``config.pbtxt`` is written from the signature and the measurements, checked by the rules below, and parsed by Triton's
+own protobuf where tritonclient is installed (extra ``[triton]``): it knows the fields, but accepts a preferred batch
+above the largest one, and tensors that the model does not have.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from slipstream.artifacts.format import link_or_copy
+from slipstream.artifacts.results.export import DeployedSignature, DeployedTensor, ExportReport
+from slipstream.errors import UserError
+from slipstream.export.check import BadPackage, check_files, read_manifest
+
+TYPES = {
+    "float32": "TYPE_FP32",
+    "float64": "TYPE_FP64",
+    "int32": "TYPE_INT32",
+    "int64": "TYPE_INT64",
+    "uint8": "TYPE_UINT8",
+    "string": "TYPE_STRING",
+}
+#: A larger batch is preferred if it gives so many times the rows per second of every smaller one.
+WORTH = 1.05
+VERSION = "1"
+
+
+class Name(str):
+    """A text that is written without quotation marks: an enumerator of the protobuf."""
+
+
+Config = dict[str, Any]
+
+
+def write_repository(directory: Path, repository: Path, name: str = "") -> list[Path]:
+    """Add the exported model in ``directory`` to a Triton repository, and its raw model as ``<name>_raw``.
+
+    Returns the new directories; all of them appear, or none. Raises ``UserError``.
+    """
+    try:
+        check_files(directory, read_manifest(directory)["files"])
+    except BadPackage as error:
+        raise UserError(str(error)) from None
+    signature: DeployedSignature = json.loads((directory / "signature.json").read_text(encoding="utf-8"))
+    report: ExportReport = json.loads((directory / "export.json").read_text(encoding="utf-8"))
+    name = name or re.sub(r"\W+", "_", signature["target"], flags=re.ASCII).strip("_") or "model"
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name, re.ASCII):
+        raise UserError(f"--name: {name!r} is not allowed; expected letters, digits, '_', '-' and '.'")
+    models = {name: (signature["model"], signature["inputs"], signature["outputs"])}
+    if raw := signature["raw"]:
+        models[f"{name}_raw"] = (raw["model"], raw["inputs"], raw["outputs"])
+    for model in models:
+        if (repository / model).exists():
+            raise UserError(f"{repository / model}: is there already; remove it, or choose another name by --name")
+    repository.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=repository.parent, prefix=".triton-") as scratch:
+        for model, (file, inputs, outputs) in models.items():
+            config = configuration(model, inputs, outputs, report)
+            if flaws := list(flaws_of(config, model, inputs, outputs)):
+                raise UserError(f"{model}/config.pbtxt: {flaws[0]}")
+            text = rendered(config)
+            parse(text)
+            place = Path(scratch, model)
+            (place / VERSION).mkdir(parents=True)
+            (place / "config.pbtxt").write_text(text, encoding="utf-8")
+            link_or_copy(directory / file, place / VERSION / "model.onnx")
+        repository.mkdir(exist_ok=True)
+        return [Path(shutil.move(Path(scratch, model), repository / model)) for model in models]
+
+
+def configuration(
+    name: str, inputs: Sequence[DeployedTensor], outputs: Sequence[DeployedTensor], report: ExportReport
+) -> Config:
+    """The fields of ``config.pbtxt``. Preferred batches are those that the measurements of the chosen variant show to
+    be worth waiting for, and a request waits for others as long as a row alone takes."""
+    chosen = next(variant for variant in report["variants"] if variant["chosen"])
+    speeds = {int(rows): speed for rows, speed in chosen["rows_per_second"].items()}
+    preferred = [rows for rows in sorted(speeds) if rows > 1 and is_worth(rows, speeds)]
+    config: Config = {
+        "name": name,
+        "backend": "onnxruntime",
+        "max_batch_size": max(speeds),
+        "input": [tensor(spec) for spec in inputs],
+        "output": [tensor(spec) for spec in outputs],
+        "instance_group": [{"kind": Name("KIND_CPU"), "count": 1}],
+        "parameters": [{"key": "intra_op_thread_count", "value": {"string_value": str(report["machine"]["threads"])}}],
+        "model_warmup": [
+            {
+                "name": f"zeros_{rows}",
+                "batch_size": rows,
+                "inputs": [
+                    {
+                        "key": spec["name"],
+                        "value": {"data_type": dtype(spec), "dims": dims(spec), "zero_data": True},
+                    }
+                    for spec in inputs
+                ],
+            }
+            for rows in sorted({1, *preferred})
+        ],
+    }
+    if preferred:
+        delay = round(1e6 / speeds[min(speeds)] * min(speeds))
+        config["dynamic_batching"] = {"preferred_batch_size": preferred, "max_queue_delay_microseconds": delay}
+    return config
+
+
+def is_worth(rows: int, speeds: Mapping[int, float]) -> bool:
+    return all(speeds[rows] >= WORTH * speed for smaller, speed in speeds.items() if smaller < rows)
+
+
+def tensor(spec: DeployedTensor) -> Config:
+    return {"name": spec["name"], "data_type": dtype(spec), "dims": dims(spec)}
+
+
+def dtype(spec: DeployedTensor) -> Name:
+    return Name(TYPES[spec["dtype"]])
+
+
+def dims(spec: DeployedTensor) -> list[int]:
+    """Without the batch, which Triton puts before them."""
+    return [int(size) for size in spec["shape"][1:]]
+
+
+# Whether it is right
+
+
+def flaws_of(
+    config: Config, directory: str, inputs: Sequence[DeployedTensor], outputs: Sequence[DeployedTensor]
+) -> Iterator[str]:
+    """What would keep Triton from loading the model or from doing what the configuration says."""
+    if config["name"] != directory:
+        yield f"name: {config['name']!r} is not the directory's, {directory!r}"
+    largest = config["max_batch_size"]
+    if largest < 1:
+        yield f"max_batch_size: {largest}; expected at least 1, as the first dimension is the batch"
+    for kind, specs in (("input", inputs), ("output", outputs)):
+        found = {entry["name"]: (entry["data_type"], entry["dims"]) for entry in config[kind]}
+        if len(found) != len(config[kind]):
+            yield f"{kind}: a name occurs twice"
+        for spec in specs:
+            right = (TYPES[spec["dtype"]], dims(spec))
+            if found.pop(spec["name"], None) != right:
+                yield f"{kind} {spec['name']!r}: expected {right[0]} with dims {right[1]}, as in the model"
+        for name in found:
+            yield f"{kind} {name!r}: the model has no such {kind}"
+    preferred = config.get("dynamic_batching", {}).get("preferred_batch_size", [])
+    for rows in preferred:
+        if not 1 < rows <= largest:
+            yield f"preferred_batch_size: {rows}; expected more than 1 and at most max_batch_size, {largest}"
+    if sorted(set(preferred)) != preferred:
+        yield f"preferred_batch_size: {preferred}; expected each once, ascending"
+    for warm in config.get("model_warmup", []):
+        if not 1 <= warm["batch_size"] <= largest:
+            yield f"model_warmup {warm['name']!r}: batch_size {warm['batch_size']}; expected 1 to {largest}"
+        given = {entry["key"]: (entry["value"]["data_type"], entry["value"]["dims"]) for entry in warm["inputs"]}
+        if given != {spec["name"]: (TYPES[spec["dtype"]], dims(spec)) for spec in inputs}:
+            yield f"model_warmup {warm['name']!r}: its inputs are not the model's"
+
+
+def parse(text: str) -> Any:
+    """``text`` as Triton's ``ModelConfig``; None without tritonclient. Raises ``UserError`` if it is none."""
+    try:
+        from google.protobuf import text_format
+        from tritonclient.grpc.model_config_pb2 import ModelConfig
+    except ModuleNotFoundError:
+        return None
+    try:
+        return text_format.Parse(text, ModelConfig())
+    except text_format.ParseError as error:
+        raise UserError(f"config.pbtxt: Triton's protobuf refuses it: {error}") from None
+
+
+# As text
+
+
+def rendered(config: Config) -> str:
+    """The text format of protobuf."""
+    return "".join(f"{line}\n" for line in lines_of(config))
+
+
+def lines_of(message: Config) -> Iterator[str]:
+    for name, value in message.items():
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, dict):
+                yield f"{name} {{"
+                yield from (f"  {line}" for line in lines_of(each))
+                yield "}"
+            else:
+                yield f"{name}: {scalar(each)}"
+
+
+def scalar(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, (Name, int)) else json.dumps(value, ensure_ascii=False)
+
+
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("repository", type=click.Path(path_type=Path))
+@click.option("--name", default="", help="The model's name in the repository; otherwise that of its target.")
+def main(directory: Path, repository: Path, name: str) -> None:
+    """Add the exported model in DIRECTORY to the Triton model repository REPOSITORY.
+
+    Example: slipstream triton runs/…/model models/ --name churn
+    """
+    for made in write_repository(directory, repository, name):
+        click.echo(made)

@@ -1,0 +1,176 @@
+"""FP16 and BF16 for GPUs: matrix products and convolutions in 16 bits, and what passes values on between them.
+
+As torch's autocast does, all else stays in FP32: sums, normalisations and exponents, where 16 bits lose digits or
+overflow. Inputs and outputs keep their types, so a caller sees no difference but in the last digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from slipstream.errors import UserError
+from slipstream.export.convert import largest_difference, opset_of
+from slipstream.export.quantize.recipes import CONVOLUTIONS
+
+if TYPE_CHECKING:
+    import onnx
+
+Half = Literal["fp16", "bf16"]
+#: Operators that compute nothing, or nothing that 16 bits spoil, if what they read is in 16 bits already.
+PASSING = ("Relu", "MaxPool", "Add", "Concat", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Identity")
+LARGEST_FP16 = 65504.0
+#: Rows that a file is tried on by ONNX's reference implementation: slow, but it computes every type on any machine.
+TRIED_ROWS = 4
+
+
+def write_half(prepared: Path, target: Path, kind: Half) -> None:
+    """Write the file ``prepared`` (of :class:`.quantise.Quantiser`) with products in ``kind`` to ``target``.
+
+    Raises ``UserError`` if the opset has no product of that type.
+    """
+    import onnx
+
+    made = Converter(onnx.load(prepared), kind).model()
+    onnx.checker.check_model(made, full_check=True)
+    onnx.save(made, target)
+
+
+def error_of(path: Path, fp32: Path, inputs: Sequence[np.ndarray]) -> float:
+    """By how much the outputs on some rows of ``inputs`` differ from those of the file ``fp32`` at most.
+
+    Raises ``UserError`` if one of them is not finite.
+    """
+    import onnx
+    from onnx.reference import ReferenceEvaluator
+
+    found = []
+    for file in (fp32, path):
+        model = onnx.load(file)
+        feed = {value.name: rows[:TRIED_ROWS] for value, rows in zip(model.graph.input, inputs, strict=True)}
+        with np.errstate(all="ignore"):
+            outputs: Any = ReferenceEvaluator(model).run(None, feed)
+        found.append(outputs[0])
+    if not np.isfinite(found[1]).all():
+        raise UserError(f"{path.name}: an output is not finite: the numbers are too large for 16 bits")
+    return largest_difference(*found)
+
+
+class Converter:
+    """Makes one model; every value has a name in FP32 and, where it is needed, one in 16 bits, with a cast between."""
+
+    def __init__(self, source: onnx.ModelProto, kind: Half) -> None:
+        from onnx import TensorProto, shape_inference
+
+        self.source, self.kind = shape_inference.infer_shapes(source), kind
+        self.type = TensorProto.FLOAT16 if kind == "fp16" else TensorProto.BFLOAT16
+        graph = self.source.graph
+        self.weights = {tensor.name: tensor for tensor in graph.initializer}
+        values = (*graph.input, *graph.output, *graph.value_info)
+        self.floats = {value.name for value in values if value.type.tensor_type.elem_type == TensorProto.FLOAT}
+        self.floats |= {name for name, tensor in self.weights.items() if tensor.data_type == TensorProto.FLOAT}
+        #: Names in 16 bits by the names in FP32; what was computed in 16 bits, and what of it has no cast to FP32 yet.
+        self.halves: dict[str, str] = {}
+        self.computed: set[str] = set()
+        self.only_half: set[str] = set()
+
+    def model(self) -> onnx.ModelProto:
+        import onnx
+
+        graph = self.source.graph
+        nodes = [made for node in graph.node for made in self.converted(node)]
+        if not any(node.op_type in CONVOLUTIONS and node.output[0] in self.halves.values() for node in nodes):
+            opset = opset_of(self.source)
+            raise UserError(f"export.opset: {opset} has no product of this model in {self.kind}; set it to 22 or more")
+        for value in graph.output:
+            nodes += self.cast(value.name) if value.name in self.only_half else []
+        made = onnx.ModelProto()
+        made.CopyFrom(self.source)
+        for part, content in (("node", nodes), ("value_info", [])):
+            made.graph.ClearField(part)
+            getattr(made.graph, part).extend(content)
+        used = {name for node in nodes for name in (*node.input, *captured(node))}
+        initializers = [*graph.initializer, *(self.stored(name) for name in self.halves if name in self.weights)]
+        made.graph.ClearField("initializer")
+        made.graph.initializer.extend(tensor for tensor in initializers if tensor.name in used)
+        return made
+
+    def converted(self, node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+        """The node, after the casts that it needs."""
+        import onnx
+
+        made = onnx.NodeProto()
+        made.CopyFrom(node)
+        if not self.in_half(node):
+            for name in dict.fromkeys([*node.input, *captured(node)]):
+                yield from self.cast(name) if name in self.only_half else ()
+            yield made
+            return
+        for place, name in enumerate(node.input):
+            if name in self.floats:
+                if name not in self.halves and name not in self.weights:
+                    yield self.cast_node(name, f"{name}.{self.kind}", self.type)
+                made.input[place] = self.halves.setdefault(name, f"{name}.{self.kind}")
+        for place, name in enumerate(node.output):
+            if name in self.floats:
+                made.output[place] = self.halves[name] = f"{name}.{self.kind}"
+                self.computed.add(name)
+                self.only_half.add(name)
+        yield made
+
+    def in_half(self, node: onnx.NodeProto) -> bool:
+        read = [name for name in node.input if name in self.floats]
+        if node.domain or not read or not self.allowed(node.op_type) or not {*node.output} <= self.floats:
+            return False
+        if not all(self.fits(name) for name in read):
+            return False
+        if node.op_type in CONVOLUTIONS:
+            return True
+        values = {*read} - {*self.weights}
+        return node.op_type in PASSING and bool(values) and values <= self.computed
+
+    def allowed(self, operator: str) -> bool:
+        """Whether the opset has this operator for the type."""
+        from onnx import defs
+
+        schema = defs.get_schema(operator, opset_of(self.source))
+        types = {each.type_param_str: each.allowed_type_strs for each in schema.type_constraints}
+        name = "tensor(float16)" if self.kind == "fp16" else "tensor(bfloat16)"
+        return bool(schema.inputs) and name in types.get(schema.inputs[0].type_str, ())
+
+    def fits(self, name: str) -> bool:
+        from onnx import numpy_helper
+
+        if self.kind == "bf16" or name not in self.weights:
+            return True
+        return bool(np.abs(numpy_helper.to_array(self.weights[name])).max(initial=0) < LARGEST_FP16)
+
+    def stored(self, name: str) -> onnx.TensorProto:
+        """A weight in 16 bits."""
+        from onnx import helper, numpy_helper
+
+        values = numpy_helper.to_array(self.weights[name])
+        return numpy_helper.from_array(values.astype(helper.tensor_dtype_to_np_dtype(self.type)), self.halves[name])
+
+    def cast(self, name: str) -> Iterator[onnx.NodeProto]:
+        """What makes a value that is only there in 16 bits FP32 again."""
+        from onnx import TensorProto
+
+        self.only_half.discard(name)
+        yield self.cast_node(self.halves[name], name, TensorProto.FLOAT)
+
+    def cast_node(self, read: str, made: str, kind: int) -> onnx.NodeProto:
+        from onnx import helper
+
+        return helper.make_node("Cast", [read], [made], f"{made}.cast", to=kind)
+
+
+def captured(node: onnx.NodeProto) -> Iterator[str]:
+    """The names that graphs within the node read."""
+    for attribute in node.attribute:
+        for inner in attribute.g.node:
+            yield from inner.input
+            yield from captured(inner)

@@ -1,0 +1,180 @@
+"""Quantised files of one FP32 file, by recipes that share its preparation and its calibration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from slipstream.errors import UserError
+from slipstream.export.convert import quiet, without_provenance
+from slipstream.export.quantize.half_precision import write_half
+from slipstream.export.quantize.recipes import (
+    BETWEEN_CONVOLUTIONS,
+    CONVOLUTIONS,
+    PRODUCTS,
+    Recipe,
+    convolutional,
+    narrow_convolutions,
+)
+from slipstream.export.quantize.smooth_quant import smooth_first_product
+from slipstream.export.session import default_threads
+from slipstream.machine.cpus import usable_cores
+
+if TYPE_CHECKING:
+    import onnx
+
+CALIBRATION_BATCH = 50
+#: Ranges that were taken from fewer rows would cut off what the next rows hold.
+FEWEST_ROWS = 16
+#: The key of an INT8 file's metadata: 7 bits give the same numbers on every CPU, 8 need VNNI on x86.
+WEIGHT_BITS = "slipstream.weight_bits"
+INT4_BLOCK = 32
+
+
+@dataclass(frozen=True)
+class Quantiser:
+    """Quantises the file ``fp32``; ``inputs`` are calibration rows in the order of its inputs.
+
+    ``scratch`` is an empty directory for what the recipes share. Weights of ``bits`` 7 cannot overflow 16 bits when
+    their products with 8-bit activations are summed, as happens on x86 CPUs without VNNI (onnxruntime#6004).
+    """
+
+    fp32: Path
+    inputs: Sequence[np.ndarray]
+    scratch: Path
+    bits: int
+
+    def prepared(self, smooth: bool) -> Path:
+        """The file with its shapes worked out and its constants folded; made once."""
+        import onnx
+        from onnxruntime.quantization.shape_inference import quant_pre_process
+
+        path = self.scratch / ("smooth.onnx" if smooth else "plain.onnx")
+        if path.exists():
+            return path
+        with quiet(), default_threads(usable_cores()):
+            if not smooth:
+                quant_pre_process(self.fp32, path)
+                return path
+            model = onnx.load(self.prepared(smooth=False))
+            names = [value.name for value in model.graph.input]
+            smooth_first_product(model, dict(zip(names, self.inputs, strict=True)))
+            onnx.save(model, path)
+        return path
+
+    def make(self, recipe: Recipe, target: Path, fp32: Sequence[str] = (), only: Sequence[str] = ()) -> None:
+        """Write the variant to ``target``; nodes in ``fp32``, or all but those in ``only``, stay in FP32.
+
+        Raises what ONNX Runtime's tool raises; ``target`` is then not there.
+        """
+        import onnx
+
+        prepared = self.prepared(recipe.smooth)
+        makers = {"static": self._static, "dynamic": self._dynamic, "int4": self._int4}
+        if recipe.kind in ("fp16", "bf16"):
+            write_half(prepared, target, recipe.kind)
+            return
+        try:
+            with quiet(), default_threads(usable_cores()):
+                makers[recipe.kind](recipe, prepared, target, fp32, only)
+            model = without_provenance(onnx.load(target))
+            # The shapes between the nodes, which sessions work out for themselves: some percent of a small file.
+            model.graph.ClearField("value_info")
+            onnx.helper.set_model_props(model, {WEIGHT_BITS: str(4 if recipe.kind == "int4" else self.bits)})
+            onnx.save(model, target)
+        except BaseException:
+            target.unlink(missing_ok=True)
+            raise
+
+    def _static(self, recipe: Recipe, prepared: Path, target: Path, fp32: Sequence[str], only: Sequence[str]) -> None:
+        import onnx
+        from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
+
+        model = onnx.load(prepared)
+        excluded = [*fp32, *(stacked_products(model) if recipe.per_channel else [])]
+        excluded += narrow_convolutions(model) if recipe.wide else []
+        options: dict[str, Any] = {}
+        if recipe.fp32_outputs:
+            options["OpTypesToExcludeOutputQuantization"] = list(CONVOLUTIONS)
+        quantize_static(
+            prepared,
+            target,
+            calibration_rows([value.name for value in model.graph.input], self.inputs),
+            quant_format=QuantFormat.QDQ,
+            activation_type=QuantType.QInt8 if recipe.activations == "s8" else QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+            per_channel=recipe.per_channel,
+            reduce_range=self.bits == 7,
+            calibrate_method=CalibrationMethod.MinMax,
+            op_types_to_quantize=operator_types(recipe, model),
+            nodes_to_quantize=list(only),
+            nodes_to_exclude=excluded,
+            extra_options=options,
+            calibration_cache_path=self.scratch / f"{prepared.stem}-{recipe.operators}.json",
+        )
+
+    def _dynamic(self, recipe: Recipe, prepared: Path, target: Path, fp32: Sequence[str], only: Sequence[str]) -> None:
+        import onnx
+        from onnxruntime.quantization import QuantType, quantize_dynamic
+
+        quantize_dynamic(
+            prepared,
+            target,
+            op_types_to_quantize=list(PRODUCTS),
+            weight_type=QuantType.QInt8,
+            reduce_range=self.bits == 7,
+            nodes_to_quantize=list(only),
+            nodes_to_exclude=[*stacked_products(onnx.load(prepared)), *fp32],
+        )
+
+    def _int4(self, recipe: Recipe, prepared: Path, target: Path, fp32: Sequence[str], only: Sequence[str]) -> None:
+        import onnx
+        from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+
+        tool = MatMulNBitsQuantizer(
+            onnx.load(prepared), block_size=INT4_BLOCK, is_symmetric=True, nodes_to_exclude=list(fp32)
+        )
+        tool.process()
+        tool.model.save_model_to_file(str(target), False)
+
+
+def operator_types(recipe: Recipe, model: onnx.ModelProto) -> list[str]:
+    """The operators that a static recipe quantises; empty for all that the tool knows."""
+    if recipe.operators == "all":
+        return []
+    products = list(CONVOLUTIONS if convolutional(model) else PRODUCTS)
+    return [*products, *BETWEEN_CONVOLUTIONS] if recipe.operators == "between" else products
+
+
+def stacked_products(model: onnx.ModelProto) -> list[str]:
+    """Names of the products with a stack of matrices. With a scale per channel they stay in FP32: ONNX Runtime's
+    integer kernel takes the scales of one matrix only ("b zero point is not valid")."""
+    ranks = {weight.name: len(weight.dims) for weight in model.graph.initializer}
+    products = [node for node in model.graph.node if node.op_type == "MatMul"]
+    return [node.name for node in products if any(ranks.get(name, 2) > 2 for name in node.input)]
+
+
+def calibration_rows(names: Sequence[str], inputs: Sequence[np.ndarray]) -> Any:
+    """The rows as ONNX Runtime's tool reads them, batch after batch. Raises ``UserError`` if there are too few."""
+    if len(inputs[0]) < FEWEST_ROWS:
+        raise UserError(
+            f"export.calibration_rows: the training split has {len(inputs[0])} rows to take ranges from; expected at "
+            f"least {FEWEST_ROWS}"
+        )
+    from onnxruntime.quantization import CalibrationDataReader
+
+    class Rows(CalibrationDataReader):
+        def __init__(self) -> None:
+            self.batches: Iterator[dict[str, np.ndarray]] = (
+                {name: array[at : at + CALIBRATION_BATCH] for name, array in zip(names, inputs, strict=True)}
+                for at in range(0, len(inputs[0]), CALIBRATION_BATCH)
+            )
+
+        def get_next(self) -> dict[str, np.ndarray] | None:
+            return next(self.batches, None)
+
+    return Rows()

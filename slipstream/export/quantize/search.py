@@ -1,0 +1,203 @@
+"""The search for the finalists: candidates are made, and their quality and speed are estimated on validation rows.
+
+The test split is not read here: it is used once, for the finalists (:mod:`slipstream.export.engine`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from slipstream.artifacts.prepared.data import PreparedData
+from slipstream.comparison.quality import UNITS, right_of
+from slipstream.export.choose import VariantVerdict
+from slipstream.export.config import ExportConfig
+from slipstream.export.quantize.candidate import ExportCandidate
+from slipstream.export.quantize.quantise import Quantiser
+from slipstream.export.quantize.recipes import FOR_GPUS, recipes_for
+from slipstream.export.quantize.sensitivity import rank_by_error
+from slipstream.export.quantize.speed_ranking import SpeedRanking, fastest_first
+from slipstream.export.session import onnx_predictor
+from slipstream.models.predict import inputs_of, predict, targets_of
+
+#: Points of accuracy or percent of RMSE that a file loses on the rows of the search.
+LossOfFile = Callable[[Path], float]
+BATCHES = (1, 32, 256)
+MOST_FINALISTS = 3
+#: Rows of the validation split that a candidate's loss is estimated on.
+FEWEST_ROWS, MOST_ROWS = 64, 5000
+#: Shares of the whole time: for the loss of one candidate on these rows; and the ends of making the files, screening
+#: their speeds, making files of mixed precision, and ranking the fastest.
+LOSS, MAKING, SCREENING, MIXING, RANKING = 0.01, 0.35, 0.5, 0.55, 0.65
+#: A quantised file is smaller than this share of FP32's, or little of it was quantised.
+SHRUNK = 0.9
+
+
+@dataclass
+class SearchResult:
+    """The finalists, and what became of the recipes that are none."""
+
+    finalists: list[ExportCandidate]
+    others: dict[str, VariantVerdict]
+
+
+def search(
+    directory: Path, fp32: Path, data: PreparedData, config: ExportConfig, started: float, batches: Sequence[int]
+) -> SearchResult:
+    """Make candidates of the file ``fp32`` within the time that ``config.seconds`` leaves after ``started``
+    (``time.perf_counter``), and choose at most three finalists. Only their files stay in ``directory``."""
+    records, others = search_rows(fp32, data, config), dict[str, VariantVerdict]()
+    with TemporaryDirectory(dir=directory) as scratch:
+        quantiser = Quantiser(fp32, calibration(data, config), Path(scratch), 8 if config.target == "vnni" else 7)
+        expected = predicted(fp32, data, records, config)
+        loss_of = partial(quality_loss, data=data, records=records, expected=expected, config=config)
+        candidates = list(make_all(directory, quantiser, loss_of, config, started, others))
+        speeds = SpeedRanking(fp32, data.signature, records, config, batches)
+        speeds.screen(candidates, started + SCREENING * config.seconds)
+        try:
+            mixed = make_mixed_precision(directory, quantiser, candidates, loss_of, config, started)
+        except Exception as error:
+            others["mixed"] = creation_failure(error)
+            for path in directory.glob("model.*-mixed*.onnx"):
+                path.unlink()
+        else:
+            candidates += mixed
+            speeds.screen(mixed, started + MIXING * config.seconds)
+    good = [each for each in candidates if each.loss <= config.max_loss]
+    if config.optimise == "size":
+        finalists = sorted(good, key=lambda each: each.bytes)[:MOST_FINALISTS]
+    else:
+        finalists = choose_finalists(speeds.rank(good, started + RANKING * config.seconds), config)
+    for candidate in candidates:
+        if candidate not in finalists:
+            others[candidate.name] = rejection(candidate, data.signature.task, config)
+            candidate.path.unlink()
+    return SearchResult(finalists, others)
+
+
+def calibration(data: PreparedData, config: ExportConfig) -> tuple[np.ndarray, ...]:
+    """The inputs that ranges are taken from: rows of the training split."""
+    return inputs_of(data.signature, data.sample("train", config.calibration_rows))
+
+
+def search_rows(fp32: Path, data: PreparedData, config: ExportConfig) -> np.ndarray:
+    """Rows of the validation split, or of the training split if there are none: as many as FP32 predicts in a small
+    share of the time."""
+    found = data.sample("validation", MOST_ROWS)
+    if not len(found):
+        found = data.sample("train", MOST_ROWS)
+    started = time.perf_counter()
+    predicted(fp32, data, found[:FEWEST_ROWS], config)
+    taken = (time.perf_counter() - started) / len(found[:FEWEST_ROWS])
+    return found[: max(FEWEST_ROWS, int(LOSS * config.seconds / max(taken, 1e-9)))]
+
+
+def predicted(path: Path, data: PreparedData, records: np.ndarray, config: ExportConfig) -> np.ndarray:
+    return predict(onnx_predictor(path, 1, config.provider), data.signature, records)
+
+
+def quality_loss(
+    path: Path, *, data: PreparedData, records: np.ndarray, expected: np.ndarray, config: ExportConfig
+) -> float:
+    """Points of accuracy or percent of RMSE that a file loses on the rows of the search."""
+    outputs, truth = predicted(path, data, records, config), targets_of(records)
+    task = data.signature.task
+    if task != "regression":
+        right, still = (float(np.mean(right_of(task, each, truth))) for each in (expected, outputs))
+        return 100 * (right - still)
+    before, after = (float(np.sqrt(np.mean((each[:, 0] - truth) ** 2))) for each in (expected, outputs))
+    return 100 * (after / max(before, 1e-12) - 1)
+
+
+def make_all(
+    directory: Path,
+    quantiser: Quantiser,
+    loss_of: LossOfFile,
+    config: ExportConfig,
+    started: float,
+    others: dict[str, VariantVerdict],
+) -> Iterable[ExportCandidate]:
+    """The files that can be made in time, the first in any case; ``others`` gets what became of the rest."""
+    import onnx
+
+    fp32_bytes, seen = quantiser.fp32.stat().st_size, dict[bytes, str]()
+    recipes = FOR_GPUS if config.provider == "cuda" else recipes_for(onnx.load(quantiser.fp32))
+    for recipe in recipes:
+        if recipe != recipes[0] and time.perf_counter() - started > MAKING * config.seconds:
+            others[recipe.name] = VariantVerdict("not tried", f"the time was over (export.seconds: {config.seconds:g})")
+            continue
+        path = directory / f"model.{recipe.name}.onnx"
+        try:
+            quantiser.make(recipe, path)
+            content = path.read_bytes()
+            if content in seen:
+                others[recipe.name] = VariantVerdict("the same", f"gives the very file of {seen[content]}")
+            elif len(content) > SHRUNK * fp32_bytes:
+                share = 100 * len(content) / fp32_bytes
+                others[recipe.name] = VariantVerdict("did not shrink", f"its file has {share:.0f} % of FP32's size")
+            else:
+                seen[content] = recipe.name
+                yield ExportCandidate(recipe.name, recipe, path, loss_of(path))
+                continue
+        except Exception as error:
+            others[recipe.name] = creation_failure(error)
+        path.unlink(missing_ok=True)
+
+
+def creation_failure(error: Exception) -> VariantVerdict:
+    """What ONNX Runtime's tools raise is of any type."""
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return VariantVerdict("not made", f"could not be made: {reason[:300]}")
+
+
+def make_mixed_precision(
+    directory: Path,
+    quantiser: Quantiser,
+    candidates: Sequence[ExportCandidate],
+    loss_of: LossOfFile,
+    config: ExportConfig,
+    started: float,
+) -> list[ExportCandidate]:
+    """If the fastest candidate loses too much: the same with its most sensitive layers in FP32, as few as help."""
+    at = config.decide_at_batch
+    ranked = fastest_first(candidates, at)
+    if not ranked or ranked[0].loss <= config.max_loss or ranked[0].recipe.kind not in ("static", "dynamic"):
+        return []
+    fastest, deadline = ranked[0], started + MIXING * config.seconds
+    layers = list(rank_by_error(quantiser, fastest.recipe, deadline))
+    count = 1
+    while count < len(layers) and time.perf_counter() < deadline:
+        name = f"{fastest.name}-mixed{count}"
+        path = directory / f"model.{name}.onnx"
+        quantiser.make(fastest.recipe, path, fp32=layers[:count])
+        if (loss := loss_of(path)) <= config.max_loss:
+            return [ExportCandidate(name, fastest.recipe, path, loss)]
+        path.unlink()
+        count *= 2
+    return []
+
+
+def choose_finalists(ranked: Mapping[int, Sequence[ExportCandidate]], config: ExportConfig) -> list[ExportCandidate]:
+    """The best at each batch size, the one that decides first, and then the next best there."""
+    batches = sorted(ranked, key=lambda batch: batch != config.decide_at_batch)
+    first = [ranked[batch][0] for batch in batches if ranked[batch]]
+    ordered = {each.name: each for each in (*first, *ranked[config.decide_at_batch])}
+    return list(ordered.values())[:MOST_FINALISTS]
+
+
+def rejection(candidate: ExportCandidate, task: str, config: ExportConfig) -> VariantVerdict:
+    """Why a candidate is not a finalist."""
+    if candidate.loss > config.max_loss:
+        return VariantVerdict("failed", f"it lost {candidate.loss:.2f} {UNITS[task]} on the rows of the search")
+    if config.optimise == "size":
+        return VariantVerdict("dropped", f"others are smaller than its {candidate.bytes:,} bytes")
+    if not candidate.speed:
+        return VariantVerdict("dropped", "clearly slower than FP32 at every batch size, in its first turns")
+    seen = ", ".join(f"{speed:.2f} at batch {batch}" for batch, speed in candidate.speed.items())
+    return VariantVerdict("dropped", f"others were faster in their first turns (times as fast as FP32: {seen})")

@@ -1,0 +1,86 @@
+"""How fast candidates are, well enough to choose finalists, by successive halving: all are timed briefly, and then the
+faster half of those left for twice as long, again and again."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from slipstream.artifacts.prepared.data import Signature
+from slipstream.comparison.latencies import SCREENING_ROUNDS, Workload, screen_speedups
+from slipstream.export.config import ExportConfig
+from slipstream.export.quantize.candidate import ExportCandidate
+from slipstream.export.session import onnx_predictor
+from slipstream.models.predict import Predictor
+
+#: A variant is left out at a batch size if none of its turns came nearer to FP32's speed.
+CLEARLY_SLOWER = 0.9
+FP32 = "onnx-fp32"
+
+
+@dataclass(frozen=True)
+class SpeedRanking:
+    """Measures the speed of candidates relative to the file ``fp32``, on ``records`` and as ``config`` says."""
+
+    fp32: Path
+    signature: Signature
+    records: np.ndarray
+    config: ExportConfig
+    batches: Sequence[int]
+
+    @property
+    def workload(self) -> Workload:
+        return Workload(self.signature, self.records, self.config.threads)
+
+    def screen(self, candidates: Sequence[ExportCandidate], deadline: float) -> None:
+        """Estimate the candidates' speeds; what is clearly slower than FP32 at a batch size gets no speed there. There
+        is at least one round of turns at each, and none begins after ``deadline`` (``time.perf_counter``)."""
+        if not candidates:
+            return
+        runs = self.loaded(candidates)
+        for batch, until in self.shares(deadline):
+            seen = screen_speedups(runs, FP32, self.workload, batch, SCREENING_ROUNDS, until)
+            for candidate in candidates:
+                if max(seen[candidate.name]) >= CLEARLY_SLOWER:
+                    candidate.speed[batch] = statistics.median(seen[candidate.name])
+
+    def rank(self, candidates: Sequence[ExportCandidate], deadline: float) -> dict[int, list[ExportCandidate]]:
+        """By batch size the candidates that have a speed there, the fastest first.
+
+        The fastest of many short measurements is often only the luckiest. So the faster half is measured again, for
+        twice as many rounds, and then the faster half of that, until one is left or ``deadline``
+        (``time.perf_counter``) is over.
+        """
+        runs, found = self.loaded(candidates), dict[int, list[ExportCandidate]]()
+        for batch, until in self.shares(deadline):
+            field, slower, rounds = fastest_first(candidates, batch), list[ExportCandidate](), SCREENING_ROUNDS
+            while len(field) > 1 and time.perf_counter() < until:
+                rounds *= 2
+                compared = {name: runs[name] for name in (FP32, *(each.name for each in field))}
+                seen = screen_speedups(compared, FP32, self.workload, batch, rounds, until)
+                for candidate in field:
+                    candidate.speed[batch] = statistics.median(seen[candidate.name])
+                field = fastest_first(field, batch)
+                half = -(-len(field) // 2)
+                field, slower = field[:half], [*field[half:], *slower]
+            found[batch] = [*field, *slower]
+        return found
+
+    def shares(self, deadline: float) -> Iterator[tuple[int, float]]:
+        """The batch sizes, the smallest first, each with the end of its share of the time that is left."""
+        for left, batch in zip(range(len(self.batches), 0, -1), sorted(self.batches), strict=True):
+            now = time.perf_counter()
+            yield batch, now + (deadline - now) / left
+
+    def loaded(self, candidates: Sequence[ExportCandidate]) -> Mapping[str, Predictor]:
+        paths = {FP32: self.fp32, **{candidate.name: candidate.path for candidate in candidates}}
+        return {name: onnx_predictor(path, self.config.threads, self.config.provider) for name, path in paths.items()}
+
+
+def fastest_first(candidates: Sequence[ExportCandidate], batch: int) -> list[ExportCandidate]:
+    return sorted((each for each in candidates if batch in each.speed), key=lambda each: -each.speed[batch])

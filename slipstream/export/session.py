@@ -1,0 +1,93 @@
+"""ONNX Runtime sessions without log output and with a given number of threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from slipstream.errors import UserError
+from slipstream.models.predict import Predictor
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+ERRORS_ONLY = 3
+#: ONNX Runtime's names, by those of ``export.provider``.
+PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+
+
+@contextmanager
+def default_threads(count: int) -> Iterator[None]:
+    """Sessions whose options name no number of threads get ``count`` within the block.
+
+    Otherwise they start one per core of the node, and the quantisation tool takes no options for its sessions.
+    """
+    import onnxruntime
+
+    before = onnxruntime.SessionOptions
+
+    def limited() -> onnxruntime.SessionOptions:
+        options = before()
+        options.intra_op_num_threads = count
+        return options
+
+    onnxruntime.SessionOptions = limited
+    try:
+        yield
+    finally:
+        onnxruntime.SessionOptions = before
+
+
+def session_options(threads: int) -> onnxruntime.SessionOptions:
+    """Options of a session with ``threads`` threads per call that logs errors only."""
+    import onnxruntime
+
+    onnxruntime.set_default_logger_severity(ERRORS_ONLY)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = ERRORS_ONLY
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    # Threads that spin between calls would take the cores from the variants that are measured in between.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    return options
+
+
+def check_provider(provider: str) -> None:
+    """Raise ``UserError`` unless the installed ONNX Runtime has the provider."""
+    import onnxruntime
+
+    available = onnxruntime.get_available_providers()
+    if PROVIDERS[provider] not in available:
+        raise UserError(
+            f'export.provider: "{provider}" is not there: this ONNX Runtime has {", ".join(available)}; install '
+            "onnxruntime-gpu in place of onnxruntime, or set it to cpu"
+        )
+
+
+def session_on(path: Path, options: onnxruntime.SessionOptions, provider: str) -> onnxruntime.InferenceSession:
+    """A session on the provider. Raises ``UserError`` if ONNX Runtime fell back to another."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, options, providers=[PROVIDERS[provider]])
+    if (first := session.get_providers()[0]) != PROVIDERS[provider]:
+        raise UserError(
+            f'export.provider: "{provider}" cannot be used here, ONNX Runtime fell back to {first}; check that there '
+            "is a GPU with its driver, or set it to cpu"
+        )
+    return session
+
+
+def onnx_predictor(path: Path, threads: int, provider: str = "cpu") -> Predictor:
+    """The model at ``path`` with ``threads`` threads per call."""
+    session = session_on(path, session_options(threads), provider)
+    names = [value.name for value in session.get_inputs()]
+    outputs = [session.get_outputs()[0].name]
+
+    def run(inputs: Sequence[np.ndarray]) -> np.ndarray:
+        return session.run(outputs, dict(zip(names, inputs, strict=True)))[0]
+
+    return run

@@ -1,0 +1,125 @@
+"""The variants that are timed and scored: torch itself, FP32, and the finalists of the search."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from slipstream.artifacts.prepared.data import PreparedData, Signature
+from slipstream.artifacts.results.export import LatencyFigures, VariantFigures
+from slipstream.comparison.latencies import Load
+from slipstream.export.choose import VariantVerdict
+from slipstream.export.config import ExportConfig
+from slipstream.export.convert import EXAMPLE_ROWS, check_parity, check_rows, largest_difference, to_onnx
+from slipstream.export.session import onnx_predictor
+from slipstream.machine.description import Machine
+from slipstream.models.metrics import scores
+from slipstream.models.predict import Predictor, inputs_of, predict, targets_of, torch_predictor
+
+if TYPE_CHECKING:
+    from torch import nn
+
+TORCH, TORCH_BF16, FP32 = "torch-fp32", "torch-bf16", "onnx-fp32"
+FP32_FILE = "model.fp32.onnx"
+#: x86 extensions with products of bfloat16.
+BF16 = ("avx512_bf16", "amx_bf16")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A variant of the model that runs; ``outputs`` are its float32 ``[rows, outputs]`` for the whole test split."""
+
+    name: str
+    file: str | None
+    bytes: int
+    load: Load
+    outputs: np.ndarray
+
+
+def torch_variants(model: nn.Module, signature: Signature, test: np.ndarray, machine: Machine) -> list[Variant]:
+    """The trained module itself, with which the others are compared, and in bfloat16 where the CPU computes in it."""
+    size = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    runs = {TORCH: torch_predictor(model)}
+    if set(BF16) & set(machine.flags):
+        runs[TORCH_BF16] = in_bf16(model)
+    return [Variant(name, None, size, already_loaded(run), predict(run, signature, test)) for name, run in runs.items()]
+
+
+def already_loaded(run: Predictor) -> Load:
+    """A module has no file that could be loaded anew."""
+    return lambda: run
+
+
+def in_bf16(model: nn.Module) -> Predictor:
+    """The module with its products and convolutions in bfloat16; float32 outputs."""
+    import torch
+
+    def run(inputs: Sequence[np.ndarray]) -> np.ndarray:
+        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+            return model(*(torch.from_numpy(array) for array in inputs)).float().numpy()
+
+    return run
+
+
+def fp32_variant(
+    directory: Path, model: nn.Module, torch: Predictor, data: PreparedData, test: np.ndarray, config: ExportConfig
+) -> Variant:
+    """The exported model. Raises ``UserError`` if its outputs differ from torch's at any of the batch sizes tried."""
+    path = directory / FP32_FILE
+    to_onnx(model, data.signature, inputs_of(data.signature, np.resize(test, EXAMPLE_ROWS)), config.opset, path)
+    run, inputs = onnx_predictor(path, config.threads, config.provider), inputs_of(data.signature, test[:32])
+    check_parity(torch, run, inputs)
+    check_rows(run, inputs)
+    return onnx_variant(FP32, path, data.signature, test, config)
+
+
+def onnx_variant(name: str, path: Path, signature: Signature, test: np.ndarray, config: ExportConfig) -> Variant:
+    load = partial(onnx_predictor, path, config.threads, config.provider)
+    return Variant(name, path.name, path.stat().st_size, load, predict(load(), signature, test))
+
+
+def figures(
+    variant: Variant,
+    torch: Variant,
+    task: str,
+    test: np.ndarray,
+    latency_ms: dict[str, LatencyFigures],
+    config: ExportConfig,
+) -> VariantFigures:
+    """The entry of a variant in ``export.json``; the gate's decision is still missing."""
+    medians = {rows: at["p50"]["value"] for rows, at in latency_ms.items() if at["p50"]}
+    rates = {rows: 1000 * int(rows) / median for rows, median in medians.items()}
+    difference = np.abs(variant.outputs.astype(np.float64) - torch.outputs)
+    found: VariantFigures = {
+        "name": variant.name,
+        "file": variant.file,
+        "bytes": variant.bytes,
+        "chosen": False,
+        "verdict": "",
+        "reason": "",
+        "latency_ms": latency_ms,
+        "rows_per_second": rates,
+        "metrics": scores(task, variant.outputs, targets_of(test)),
+        "largest_difference": largest_difference(torch.outputs, variant.outputs),
+        "mean_difference": float(difference.mean()),
+    }
+    if config.price_per_hour:
+        found["cost_per_million"] = {rows: config.price_per_hour / 3600 / rate * 1e6 for rows, rate in rates.items()}
+    return found
+
+
+def left_out(name: str, verdict: VariantVerdict, file: Path | None = None) -> VariantFigures:
+    """The entry of a variant that was not timed, and of its file if that is part of the artifact."""
+    return {
+        "name": name,
+        "file": file.name if file else None,
+        "bytes": file.stat().st_size if file else None,
+        "chosen": False,
+        "verdict": verdict.short,
+        "reason": verdict.reason,
+    }

@@ -1,0 +1,73 @@
+"""The fingerprint of a group: what decides how fast its network should be."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from slipstream.errors import UserError
+from slipstream.interconnect.profile import Fingerprint, Topology
+from slipstream.interconnect.topology import gather_from_ranks, interfaces
+from slipstream.machine.cgroup import read
+
+#: By backend, the variable that chooses interfaces.
+CHOICES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
+
+
+def fingerprint_of(topology: Topology, device: torch.device, backend: str = "") -> Fingerprint:
+    """The same on all ranks, for work over ``backend`` (by default that of the group). Names and addresses of machines
+    are no part of it."""
+    backend = backend or dist.get_backend()
+    used = interfaces(os.environ.get("GLOO_SOCKET_IFNAME", "") if backend == "gloo" else "")
+    lines = {line for mine in gather_from_ranks(used) for line in mine} | {
+        line for host in topology.hosts for line in (*host.rdma, *host.links)
+    }
+    cores = {rank: host.cores for host in topology.hosts for rank in host.ranks}
+    by_rank = {rank: name for host in topology.hosts for rank, name in zip(host.ranks, host.devices, strict=True)}
+    devices = [f"{by_rank[rank]}, {cores[rank]} cores" for rank in sorted(by_rank)]
+    return Fingerprint(
+        world=dist.get_world_size(),
+        nodes=len(topology.hosts),
+        backend=backend,
+        devices=tuple(devices),
+        interfaces=tuple(sorted(lines)),
+        driver=driver_of(device),
+        libraries=libraries(backend),
+    )
+
+
+def libraries(backend: str) -> dict[str, str]:
+    found = {"torch": str(torch.__version__)}
+    if backend == "nccl":
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    return found
+
+
+def driver_of(device: torch.device) -> str:
+    """The GPU's driver, or Linux' version where the network is the kernel's."""
+    if device.type == "cuda":
+        versions = (Path("/sys/module/nvidia/version"), Path("/sys/module/amdgpu/version"))
+        return next((found for path in versions if (found := read(path))), "unknown")
+    return f"Linux {'.'.join(platform.release().split('.')[:2])}"
+
+
+def refuse_unknown_interfaces(environment: Mapping[str, str]) -> None:
+    """Raise ``UserError`` if gloo or NCCL is told to use an interface that this machine does not have."""
+    present = sorted(path.name for path in Path("/sys/class/net").glob("*"))
+    for variable in CHOICES.values():
+        chosen = environment.get(variable, "")
+        exact = variable == CHOICES["gloo"] or chosen.startswith("=")
+        if chosen.startswith("^"):
+            continue
+        for name in filter(None, re.split(",", chosen.removeprefix("="))):
+            known = name in present if exact else any(there.startswith(name.partition(":")[0]) for there in present)
+            if present and not known:
+                raise UserError(
+                    f"{variable}={chosen}: this machine has no interface {name!r}; it has {', '.join(present)}"
+                )

@@ -1,0 +1,340 @@
+"""The network profile: how fast collective operations are between the processes of a group (``profile.json``).
+
+A profile keeps the raw times of all iterations; percentiles, bandwidths and intervals are computed from them, so that
+two profiles can be compared by any statistic. Sizes and bandwidths follow nccl-tests (doc/PERFORMANCE.md).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+
+from slipstream.artifacts.format import Artifact, ArtifactWriter, canonical_json
+from slipstream.errors import UserError
+
+KIND = "collectives"
+FILE = "profile.json"
+#: Forms of it to read, which the benchmark leaves beside it: in the columns of nccl-tests, and for a spreadsheet.
+TABLE, CSV = "profile.txt", "profile.csv"
+#: And what earlier profiles of the same fingerprint say of the largest all_reduce: a list of :class:`TrendPoint`.
+COURSE = "course.json"
+#: And what the model says of all_reduce, by size: a list of :class:`ModelPoint`.
+MODEL = "model.json"
+#: The version of the way of measuring: profiles of different versions are not compared.
+METHOD = 2
+#: A percentile is quoted only with this many iterations beyond it.
+BEYOND = 10
+#: "loop": iterations follow one another; "barrier": each begins after a barrier, which adds the skew of leaving it.
+Mode = Literal["loop", "barrier"]
+
+#: busbw / algbw is this factor times (world - 1) / world; 1.0 for the operations that are not listed.
+LINK_SHARES = {
+    "all_reduce": 2,
+    "all_gather": 1,
+    "reduce_scatter": 1,
+    "all_to_all": 1,
+    "all_to_allv": 1,
+    "gather": 1,
+    "scatter": 1,
+}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What one process group measured in one case."""
+
+    #: Seconds of each iteration: the longest over the ranks, by their own clocks.
+    seconds: tuple[float, ...]
+    #: True if the interval of the median became narrow, False if the time was over before.
+    narrow: bool = True
+    #: Seconds of each rank's own iterations, their median, by rank: one that arrives late waits less than the others.
+    by_rank: tuple[float, ...] = ()
+
+    @property
+    def median(self) -> float:
+        return float(np.median(self.seconds))
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One case: an operation on one size and type of data, in one mode, over one or more launches."""
+
+    operation: str
+    #: "float32", "bfloat16", ...; "" for a barrier, which moves no data.
+    dtype: str
+    #: "sum", "avg" or "max"; "" for operations that reduce nothing.
+    reduction: str
+    #: By the convention of nccl-tests: the buffer of one rank, or the data of all ranks together for all_gather,
+    #: reduce_scatter, all_to_all, gather and scatter; for all_to_allv the most that a rank sends or receives.
+    bytes: int
+    #: How many processes took part.
+    world: int
+    mode: Mode
+    in_place: bool
+    launches: tuple[Launch, ...]
+    #: Operations that are started before the first is waited for; an iteration lasts until all have ended.
+    in_flight: int = 1
+    #: The ranks that took part; empty for all ranks of the group.
+    ranks: tuple[int, ...] = ()
+
+    @property
+    def iterations(self) -> int:
+        return sum(len(launch.seconds) for launch in self.launches)
+
+    def percentile(self, percent: float) -> float | None:
+        """Seconds over all iterations, in which each launch counts alike; None with fewer than ``BEYOND`` beyond it.
+
+        The median is always quoted.
+        """
+        beyond = self.iterations * min(percent, 100 - percent) / 100
+        return None if percent != 50 and beyond < BEYOND else self._quantile(percent / 100)
+
+    @property
+    def p50(self) -> float:
+        """Seconds: the median over all iterations, in which each launch counts alike."""
+        return self._quantile(0.5)
+
+    def _quantile(self, share: float) -> float:
+        values = np.concatenate([launch.seconds for launch in self.launches])
+        weights = np.concatenate([np.full(len(launch.seconds), 1 / len(launch.seconds)) for launch in self.launches])
+        return float(np.quantile(values, share, weights=weights, method="inverted_cdf"))
+
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of a launch's median, in seconds, from the spread between launches (Student's t over their
+        logarithms); None for fewer than 3 launches."""
+        if len(self.launches) < 3:
+            return None
+        from scipy.stats import t
+
+        logs = np.log([launch.median for launch in self.launches])
+        half = float(t.ppf(0.975, len(logs) - 1)) * float(logs.std(ddof=1)) / len(logs) ** 0.5
+        return float(np.exp(logs.mean() - half)), float(np.exp(logs.mean() + half))
+
+    def algbw(self, seconds: float | None = None) -> float:
+        """Algorithm bandwidth in 1e9 bytes a second, at the median or at ``seconds`` per iteration."""
+        return self.bytes * self.in_flight / (self.p50 if seconds is None else seconds) / 1e9
+
+    def busbw(self, seconds: float | None = None) -> float:
+        """Bus bandwidth in 1e9 bytes a second; 0 for a single process, which uses no link."""
+        return self.algbw(seconds) * bus_factor(self.operation, self.world)
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """How much of a collective is hidden behind a matrix product that takes as long."""
+
+    operation: str
+    dtype: str
+    bytes: int
+    world: int
+    #: Seconds of each turn, the longest over the ranks: (the collective alone, the product alone, both together).
+    turns: tuple[tuple[float, float, float], ...]
+
+    @property
+    def hidden(self) -> float:
+        """The share of the shorter of the two that is hidden: the median over the turns; negative if both together
+        take longer than one after the other."""
+        return float(np.median([(alone + product - both) / min(alone, product) for alone, product, both in self.turns]))
+
+    def __str__(self) -> str:
+        what, beside = f"{self.operation} of {self.bytes} bytes", "a matrix product that takes as long"
+        if self.hidden <= 0:
+            return f"nothing of {what} is hidden by {beside}: both at once take longer than one after the other"
+        return f"{self.hidden:.0%} of {what} is hidden by {beside}"
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What decides how fast a network should be: profiles of the same fingerprint can be compared."""
+
+    world: int
+    nodes: int
+    backend: str
+    #: What each rank computes on, by rank: the GPU's name, or the CPU's.
+    devices: tuple[str, ...]
+    #: Of all nodes, without doubles: name, speed and kind of the interfaces that the backend may use.
+    interfaces: tuple[str, ...]
+    driver: str
+    #: Versions: torch, and the backend's.
+    libraries: dict[str, str]
+    method: int = METHOD
+
+    @property
+    def digest(self) -> str:
+        """16 hex digits: the name of its place in the history."""
+        return hashlib.sha256(canonical_json(asdict(self))).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Host:
+    """One machine or pod as its ranks see it."""
+
+    ranks: tuple[int, ...]
+    cpu: str
+    cores: int
+    numa_nodes: int
+    #: What each of its ranks computes on.
+    devices: tuple[str, ...] = ()
+    #: How its GPUs are linked ("NVLink (NV18): 28 pairs"), one line for each kind.
+    links: tuple[str, ...] = ()
+    #: Network interfaces, RDMA and EFA devices, one line each.
+    interfaces: tuple[str, ...] = ()
+    rdma: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The group as seen: its hosts, and what the backend really uses between them."""
+
+    hosts: tuple[Host, ...]
+    #: "eth0 (10.0.0.7)" for gloo, "NET/OFI", "NET/IB", "NET/Socket" or "P2P/CUMEM" for NCCL; one line each.
+    transports: tuple[str, ...] = ()
+    #: What somebody should look at, such as a fall-back to sockets.
+    findings: tuple[str, ...] = ()
+
+    @property
+    def loopback(self) -> bool:
+        """Whether gloo's messages never leave the machine: what is sent to one of its own addresses takes loopback,
+        whichever interface has that address. Namespaces of one machine have an interface of a name each."""
+        ends = [re.fullmatch(r"(\S+) \(\S+\)", line) for line in self.transports]
+        names = [end[1] for end in ends if end]
+        return len(self.hosts) == 1 and bool(names) and len(set(names)) == len(ends)
+
+
+class TrendPoint(TypedDict):
+    """The largest all_reduce of a profile: when it was measured, and the bus bandwidth (1e9 bytes a second) at the
+    median and at the ends of its interval; None for fewer than 3 launches."""
+
+    measured_at: float
+    bytes: int
+    busbw: float
+    low: float | None
+    high: float | None
+
+
+class ModelPoint(TypedDict):
+    """What the model says of all_reduce at one size: seconds, and the interval in which another launch's median is
+    expected."""
+
+    bytes: int
+    seconds: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class NetworkProfile:
+    """The contents of ``profile.json``."""
+
+    fingerprint: Fingerprint
+    #: When it was measured: seconds since 1970, UTC.
+    measured_at: float
+    measurements: tuple[Measurement, ...]
+    topology: Topology
+    #: One pair of ranks at a time, the others idle: measurements of send_recv with ``ranks``.
+    pairs: tuple[Measurement, ...] = ()
+    overlaps: tuple[Overlap, ...] = ()
+    #: For each launch the seconds of the same matrix product on each rank, all at once: who is short of its processor.
+    products: tuple[tuple[float, ...], ...] = ()
+    #: For each turn the seconds of the largest all_reduce: (ranks as they are, each bound to a NUMA node).
+    numa: tuple[tuple[float, float], ...] = ()
+    #: What other benchmarks that are installed say of the same, one line each.
+    beside: tuple[str, ...] = ()
+    #: What was asked for but not measured, and why.
+    left_out: tuple[str, ...] = ()
+    #: The settings it was measured with: the configuration's section "collectives".
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def launches(self) -> int:
+        return max((len(m.launches) for m in self.measurements), default=0)
+
+    def of(self, operation: str, mode: Mode = "loop", world: int = 0) -> list[Measurement]:
+        """The measurements of an operation in float32 and by sum, one in flight, by size; out of place if there is;
+        between all processes or ``world`` of them."""
+        world = world or self.fingerprint.world
+        alike = [
+            m
+            for m in self.measurements
+            if (m.operation, m.mode, m.in_flight, m.world) == (operation, mode, 1, world)
+            and m.dtype in ("float32", "")
+            and m.reduction in ("sum", "")
+        ]
+        by_size = {m.bytes: m for m in sorted(alike, key=lambda m: not m.in_place)}
+        return [by_size[size] for size in sorted(by_size)]
+
+
+def bus_factor(operation: str, world: int) -> float:
+    """Bus bandwidth divided by algorithm bandwidth (nccl-tests, doc/PERFORMANCE.md); 0 for a single process."""
+    if world == 1:
+        return 0.0
+    return LINK_SHARES[operation] * (world - 1) / world if operation in LINK_SHARES else 1.0
+
+
+PROFILE = TypeAdapter(NetworkProfile)
+
+
+def to_json(profile: NetworkProfile) -> dict[str, Any]:
+    """Nested dictionaries that JSON can hold; the inverse of :func:`from_json`."""
+    return PROFILE.dump_python(profile, mode="json")
+
+
+def from_json(value: Any, where: str) -> NetworkProfile:
+    """Raises ``UserError`` naming ``where`` it came from unless it is a network profile of this version."""
+    try:
+        return PROFILE.validate_python(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        at = ".".join(str(step) for step in first["loc"])
+        raise UserError(
+            f"{where}: not a network profile of this version ({at}: {first['msg']}); measure again"
+        ) from None
+
+
+def merged(profiles: Sequence[NetworkProfile]) -> NetworkProfile:
+    """The profiles of several launches of the same group as one: the launches of each case beside each other, and
+    whatever else the first says."""
+    turns: dict[Overlap, tuple[tuple[float, float, float], ...]] = {}
+    for overlap in (each for profile in profiles for each in profile.overlaps):
+        case = replace(overlap, turns=())
+        turns[case] = (*turns.get(case, ()), *overlap.turns)
+    return replace(
+        profiles[0],
+        measurements=by_case(m for profile in profiles for m in profile.measurements),
+        pairs=by_case(m for profile in profiles for m in profile.pairs),
+        overlaps=tuple(replace(case, turns=found) for case, found in turns.items()),
+        products=tuple(product for profile in profiles for product in profile.products),
+    )
+
+
+def by_case(measurements: Iterable[Measurement]) -> tuple[Measurement, ...]:
+    """One measurement for each case, with the launches of all that were given."""
+    launches: dict[Measurement, tuple[Launch, ...]] = {}
+    for each in measurements:
+        case = replace(each, launches=())
+        launches[case] = (*launches.get(case, ()), *each.launches)
+    return tuple(replace(case, launches=found) for case, found in launches.items())
+
+
+def write_profile(
+    directory: Path, profile: NetworkProfile, made_by: Mapping[str, Any], texts: Mapping[str, str] | None = None
+) -> Artifact:
+    """Write the artifact into the fresh ``directory``, and beside the profile ``texts`` by their names."""
+    writer = ArtifactWriter(directory)
+    writer.write_json(FILE, to_json(profile))
+    for name, text in (texts or {}).items():
+        writer.write_bytes(name, text.encode())
+    return writer.finish(KIND, made_by)
+
+
+def read_profile(directory: Path) -> NetworkProfile:
+    """Raises ``DamagedArtifact`` if the directory does not hold a whole network profile."""
+    artifact = Artifact.open(directory, KIND)
+    return from_json(artifact.read_json(FILE), str(artifact.path(FILE)))

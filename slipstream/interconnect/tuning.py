@@ -1,0 +1,153 @@
+"""What the tuner recommends for a network and a model, and everything that it tried (``tuning.json``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from slipstream.artifacts.format import Artifact, ArtifactWriter
+from slipstream.errors import UserError
+from slipstream.interconnect.profile import KIND, Fingerprint
+
+FILE = "tuning.json"
+#: What decides in which order gradients are added.
+ORDER = ("bucket_cap_mb", "static_graph", "NCCL_ALGO", "NCCL_PROTO", "NCCL_MIN_CTAS", "NCCL_MAX_CTAS")
+#: All that the tuner tries. What else a file names is not set: some variables of NCCL name a library that is loaded.
+VARIABLES = (
+    *("GLOO_SOCKET_IFNAME", "NCCL_ALGO", "NCCL_BUFFSIZE", "NCCL_IB_QPS_PER_CONNECTION", "NCCL_MAX_CTAS"),
+    *("NCCL_MIN_CTAS", "NCCL_NTHREADS", "NCCL_P2P_NET_CHUNKSIZE", "NCCL_PROTO"),
+)
+TrialVerdict = Literal["taken", "no change", "may change numbers", "failed", "not tried"]
+
+
+@dataclass(frozen=True)
+class DdpSettings:
+    """How gradients are exchanged by ``DistributedDataParallel``; the defaults are torch's."""
+
+    #: Megabytes (1 << 20 bytes) of gradients that are reduced at once; None for torch's own, whose first is smaller.
+    bucket_cap_mb: int | None = None
+    gradient_as_bucket_view: bool = False
+    static_graph: bool = False
+    #: "fp16": gradients travel in half the bytes.
+    hook: Literal["", "fp16"] = ""
+
+    def __str__(self) -> str:
+        changed = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) != f.default]
+        return ", ".join(changed) or "torch's defaults"
+
+
+def changes_numbers(setting: str, world: int) -> bool:
+    """Whether a field of :class:`DdpSettings`, or an environment variable, can change the numbers of a training: a hook
+    rounds, and from three ranks on it matters in which order gradients are added."""
+    return setting == "hook" or (world > 2 and setting in ORDER)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One setting beside the best that was known then."""
+
+    setting: str
+    verdict: TrialVerdict
+    #: Seconds of a training step in use over those with the setting, and the interval; 0 if it could not be measured.
+    gain: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+    turns: int = 0
+    #: A smaller gain may have gone unseen.
+    unseen: float = 0.0
+    #: Why it failed or was not tried.
+    why: str = ""
+
+    def __str__(self) -> str:
+        if self.verdict in ("failed", "not tried"):
+            return f"{self.setting}: {self.verdict}: {self.why}"
+        measured = f"{self.gain:.2f} times as fast ({self.low:.2f} to {self.high:.2f}, {self.turns} turns)"
+        if self.verdict == "may change numbers":
+            return f"{self.setting}: {measured}, but it may change numbers: set collectives.numbers to may_change"
+        seen = f"; a gain of less than {self.unseen:.0%} would not be seen" if self.verdict == "no change" else ""
+        return f"{self.setting}: {self.verdict}: {measured}{seen}"
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The contents of ``tuning.json``."""
+
+    fingerprint: Fingerprint
+    #: What was trained while it was measured.
+    model: str
+    ddp: DdpSettings
+    #: Environment variables that the libraries read at their start.
+    environment: dict[str, str] = field(default_factory=dict)
+    trials: tuple[Trial, ...] = ()
+    #: Steps between more ranks, as the network's model predicts them; a line each.
+    expected: tuple[str, ...] = ()
+
+    @property
+    def changes(self) -> bool:
+        return self.ddp != DdpSettings() or bool(self.environment)
+
+    def __str__(self) -> str:
+        """The recommendation, with lines to paste, and the trials."""
+        lines = [f"Steps of {self.model} between {self.fingerprint.world} processes over {self.fingerprint.backend}"]
+        if not self.changes:
+            lines.append(f"no change: {self._why_not()}")
+        if self.ddp != DdpSettings():
+            lines.append(f"DistributedDataParallel: {self.ddp}")
+        lines += [f"export {name}={value}" for name, value in self.environment.items()]
+        return "\n".join([*lines, *(f"  {trial}" for trial in self.trials), *self.expected])
+
+    def _why_not(self) -> str:
+        possible = [trial for trial in self.trials if trial.verdict == "may change numbers"]
+        if not possible:
+            return "nothing that was tried is faster by 3 % or more"
+        best = max(possible, key=lambda trial: trial.gain)
+        return (
+            "nothing that keeps the numbers is faster by 3 % or more; "
+            f"{best.setting}, which may change them, is {best.gain:.2f} times as fast"
+        )
+
+
+TUNING = TypeAdapter(Tuning)
+
+
+def to_json(tuning: Tuning) -> dict[str, Any]:
+    return TUNING.dump_python(tuning, mode="json")
+
+
+def from_json(value: Mapping[str, Any], where: str) -> Tuning:
+    """Raises ``UserError`` naming ``where`` it came from unless it is a tuning of this version."""
+    try:
+        tuning = TUNING.validate_python(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        at = ".".join(str(step) for step in first["loc"])
+        raise UserError(f"{where}: not a tuning of this version ({at}: {first['msg']}); tune again") from None
+    check_variables(tuning.environment, where)
+    return tuning
+
+
+def check_variables(names: Iterable[str], where: str) -> None:
+    """Raise ``UserError`` naming ``where`` they came from if one of the environment variables is none that the tuner
+    tries."""
+    if odd := next((name for name in names if name not in VARIABLES), None):
+        raise UserError(
+            f"{where}: sets the environment variable {odd!r}, which the tuner never does; expected some of "
+            f"{', '.join(VARIABLES)}; tune again"
+        )
+
+
+def write_tuning(directory: Path, tuning: Tuning, made_by: Mapping[str, Any]) -> Artifact:
+    """Write the artifact into the fresh ``directory``."""
+    writer = ArtifactWriter(directory)
+    writer.write_json(FILE, to_json(tuning))
+    return writer.finish(KIND, made_by)
+
+
+def read_tuning(directory: Path) -> Tuning:
+    """Raises ``UserError`` if the directory does not hold a whole tuning of this version."""
+    artifact = Artifact.open(directory, KIND)
+    return from_json(artifact.read_json(FILE), str(artifact.path(FILE)))

@@ -1,0 +1,49 @@
+"""Log messages: the logger ``slipstream``, one line per message on stderr.
+
+``SLIPSTREAM_LOG`` sets the level (debug, info, warning or error; info by default). Progress and results are no log
+messages; they go to stdout.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+VARIABLE = "SLIPSTREAM_LOG"
+LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+ROOT = logging.getLogger("slipstream")
+
+
+def logger(stage: str) -> logging.Logger:
+    """The logger of a stage or a part of one, such as "checkpoint"; each of its lines begins with that word."""
+    if not ROOT.handlers:
+        configure(os.environ.get(VARIABLE, "info"))
+    return ROOT.getChild(stage)
+
+
+def configure(level: str) -> None:
+    """Send messages from ``level`` on to stderr. An unknown level is named in a warning, and info is used instead."""
+    handler = StderrHandler()
+    handler.setFormatter(LineFormatter())
+    ROOT.handlers = [handler]
+    # Flyte attaches a handler to the root logger, which would write every line a second time.
+    ROOT.propagate = False
+    ROOT.setLevel(LEVELS.get(level.lower(), logging.INFO))
+    if level.lower() not in LEVELS:
+        ROOT.getChild("logs").warning("%s=%s: expected %s; using info", VARIABLE, level, ", ".join(LEVELS))
+
+
+class StderrHandler(logging.Handler):
+    """Writes to what ``sys.stderr`` is at the time of the message, since pods and tests replace it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr, flush=True)
+
+
+class LineFormatter(logging.Formatter):
+    """``train        resumes …``, with the level in front of the message from warnings on."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
+        return f"{record.name.rpartition('.')[2]:<12} {level}{super().format(record)}"

@@ -1,0 +1,58 @@
+"""The CPU that the figures were measured on: its instruction set decides whether INT8 is faster than FP32."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+from slipstream.machine.cpus import usable_cores
+from slipstream.machine.gpus import gpu_names
+
+CPUINFO = Path("/proc/cpuinfo")
+#: Instruction set extensions that decide how fast, and on x86 how exactly, INT8 products are summed.
+EXTENSIONS = (
+    "avx2",
+    "avx512f",
+    "avx_vnni",
+    "avx512_vnni",
+    "avx512_bf16",
+    "amx_int8",
+    "amx_bf16",
+    "asimddp",
+    "i8mm",
+    "sve",
+)
+VNNI = ("avx_vnni", "avx512_vnni", "amx_int8")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A CPU: its name, its architecture ("x86_64", "aarch64", ...) and which of :data:`EXTENSIONS` it has."""
+
+    cpu: str
+    architecture: str
+    flags: tuple[str, ...]
+
+    @property
+    def saturates(self) -> bool:
+        """Whether U8 x S8 products overflow 16 bits when summed (x86 without VNNI, onnxruntime#6004)."""
+        return self.architecture in ("x86_64", "AMD64", "i686") and not set(VNNI) & set(self.flags)
+
+
+def this_machine(cpuinfo: Path = CPUINFO) -> Machine:
+    """This machine, from Linux's ``cpuinfo``; on other systems from Python's ``platform``, without flags."""
+    text = cpuinfo.read_text() if cpuinfo.exists() else ""
+    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
+    present = f"{fields.get('flags', '')} {fields.get('Features', '')}".split()
+    flags = tuple(flag for flag in EXTENSIONS if flag in present)
+    architecture = platform.machine()
+    return Machine(fields.get("model name") or platform.processor() or architecture, architecture, flags)
+
+
+def measuring_machine() -> str:
+    """What a measured result depends on besides its inputs: the CPU, what it can do, the cores of this process, and the
+    GPUs."""
+    machine = this_machine()
+    cpu = f"{machine.cpu}, {machine.architecture}, {' '.join(machine.flags)}, {usable_cores()} cores"
+    return ", ".join([cpu, *gpu_names()])

@@ -1,0 +1,201 @@
+"""Build the network of a configuration: a built-in one by name, the user's own by ``package.module:factory``."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from slipstream.artifacts.prepared.data import Signature
+from slipstream.errors import UserError
+from slipstream.models.config import ModelConfig
+from slipstream.models.footprint import ResultBytes
+from slipstream.models.initial import StatesDeviations, fill
+from slipstream.models.mlp import MLP
+from slipstream.models.pruning import Retained, prune
+from slipstream.models.resnet import ResNet
+from slipstream.models.source_code import import_from_working_directory
+from slipstream.models.transformer import Transformer
+from slipstream.settings import unknown
+
+#: What a network may compute its outputs in, but no target can be given in.
+HALF = (torch.bfloat16, torch.float16)
+
+
+class Predictor(nn.Module):
+    """A network together with the scaling of its inputs and outputs.
+
+    ``forward(*inputs)`` takes tensors with the dtypes and values of the stored records, in the order of the signature.
+    It returns logits ``[batch, classes]``, or ``[batch, length, tokens]`` for rows of tokens, or, for a regression,
+    values ``[batch, 1]`` in units of the target. The same module is trained, evaluated and exported.
+
+    One that holds a stage of a pipeline takes the hidden states of the stage before unless it is the ``first``, and
+    returns its own unless it is the ``last``.
+    """
+
+    image_mean: Tensor
+    image_std: Tensor
+    #: Bytes of the results of all operations of a forward pass, for each row; measured by :func:`build`.
+    row_bytes: int = 0
+    first = last = True
+
+    def __init__(self, signature: Signature, network: nn.Module) -> None:
+        super().__init__()
+        self.signature = signature
+        self.network = network
+        self.register_buffer("image_mean", torch.tensor(signature.image_mean).view(1, -1, 1, 1), persistent=False)
+        self.register_buffer("image_std", torch.tensor(signature.image_std).view(1, -1, 1, 1), persistent=False)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        if self.signature.image_mean and self.first:
+            # On a network without memory the two are on the host all the same.
+            mean, std = self.image_mean.to(inputs[0].device), self.image_std.to(inputs[0].device)
+            inputs = tuple((x.to(torch.float32) - mean) / std for x in inputs)
+        outputs = self.network(*inputs)
+        if self.signature.task == "regression" and self.last:
+            # A target of 200,000 and some hundreds is 200,704 in bfloat16, and infinite in float16.
+            if outputs.dtype in HALF:
+                outputs = outputs.float()
+            return outputs * self.signature.target_std + self.signature.target_mean
+        return outputs
+
+
+def resolve(config: ModelConfig, signature: Signature) -> str:
+    """The name of the network, with "auto" resolved."""
+    if config.name != "auto":
+        return config.name
+    if signature.task == "next token":
+        return "transformer"
+    return "resnet" if signature.image_mean else "mlp"
+
+
+def build(
+    config: ModelConfig, signature: Signature, seed: int, *, empty: bool = False, retained: Retained | None = None
+) -> Predictor:
+    """Build the network with initial weights from ``seed``, and run it on a batch of zeros.
+
+    A network that states the standard deviations of its parameters (``initial_std``, see
+    :mod:`slipstream.models.initial`) is built and tried on the meta device, and filled afterwards; if ``empty``, it
+    stays there, so that each device can fill its own part. Only the units ``retained`` stay
+    (:mod:`slipstream.models.pruning`). Raises ``UserError`` if the factory is missing, does not take the arguments or
+    raises, or if its network does not fit the data or the retained units.
+    """
+    name = resolve(config, signature)
+    built_in: dict[str, Callable[..., Any]] = {"mlp": MLP, "resnet": ResNet, "transformer": Transformer}
+    factory = built_in.get(name) or imported(name)
+    check_arguments(name, factory, config.arguments)
+    torch.manual_seed(seed)
+    arguments = {key: tuple(value) if isinstance(value, list) else value for key, value in config.arguments.items()}
+    device = torch.device("meta" if hasattr(factory, "initial_std") else "cpu")
+    try:
+        with device if device.type == "meta" else nullcontext():
+            network = factory(signature, **arguments)
+    except UserError:
+        raise
+    except Exception as error:
+        setting = "arguments" if arguments else "name"
+        call = f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
+        raise UserError(f"model.{setting}: {call} raised {type(error).__name__}: {error}") from error
+    if not isinstance(network, nn.Module):
+        raise UserError(f"model.name: {name} returned {type(network).__name__}; expected a torch.nn.Module")
+    try:
+        prune(network, retained or {})
+    except ValueError as error:
+        raise UserError(f"model.name: {name} is not the network that was pruned: {error}") from None
+    predictor = Predictor(signature, network)
+    was_training = predictor.training
+    try:
+        with torch.no_grad(), ResultBytes() as results:
+            output = predictor.eval()(*(x.to(device) for x in zeros(signature, 2)))
+    except Exception as error:
+        takes = ", ".join(f"{spec.name} {spec.dtype} [batch, {str(spec.shape)[1:-1]}]" for spec in signature.inputs)
+        raise UserError(
+            f"model.name: {name} cannot run on this data: {type(error).__name__}: {error}; it is given {takes}"
+        ) from error
+    if getattr(output, "shape", None) != (2, *signature.output_shape):
+        shape = list(getattr(output, "shape", ())) or type(output).__name__
+        expected = [2, *signature.output_shape]
+        raise UserError(f"model.name: {name} gave {shape} for a batch of 2; expected {expected}")
+    if device.type == "meta":
+        check_without_constants(name, network)
+        if not empty:
+            fill(network.to_empty(device="cpu"), seed)
+    elif isinstance(network, StatesDeviations):  # made by a function, which does not tell before
+        fill(network, seed)
+    predictor.row_bytes = results.total // 2
+    return predictor.train(was_training)
+
+
+def check_without_constants(name: str, network: nn.Module) -> None:
+    """Raise ``UserError`` if a network that was built without memory holds tensors that are no parameters: these were
+    computed there, so that they have no values."""
+    constants = [path for path, _ in network.named_buffers()]
+    for path, module in network.named_modules():
+        constants += [f"{path}.{key}".lstrip(".") for key, value in vars(module).items() if isinstance(value, Tensor)]
+    if constants:
+        raise UserError(
+            f"model.name: {name} states initial_std, so it is built without memory, and its tensor {constants[0]!r} "
+            "would have no values; expected one that is computed in the forward pass, or no initial_std"
+        )
+
+
+def zeros(signature: Signature, rows: int) -> list[Tensor]:
+    """A batch of ``rows`` rows of zeros with the signature's dtypes and shapes."""
+    return [torch.zeros(rows, *spec.shape, dtype=getattr(torch, spec.dtype)) for spec in signature.inputs]
+
+
+def check_arguments(name: str, factory: Callable[..., Any], given: Iterable[str]) -> None:
+    """Raise ``UserError`` with the argument that the factory does not take, or that it needs and is not given."""
+    try:
+        parameters = list(inspect.signature(factory).parameters.values())[1:]  # the first is the signature
+    except (TypeError, ValueError):  # a callable that does not tell
+        return
+    kinds = inspect.Parameter
+    named = {each.name: each for each in parameters if each.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)}
+    takes_any = any(each.kind == kinds.VAR_KEYWORD for each in parameters)
+    if odd := next((key for key in given if key not in named and not takes_any), None):
+        raise UserError(unknown("model.arguments", odd, list(named)))
+    needed = (key for key, each in named.items() if each.default is kinds.empty and key not in given)
+    if missing := next(needed, None):
+        raise UserError(f"model.arguments.{missing}: is missing; {name} takes no default for it")
+
+
+def imported(name: str) -> Callable[..., Any]:
+    """Import the user's factory. The working directory is on the import path, as for ``python -m``.
+
+    Importing and calling it runs code: ``name`` has to come from the user's own configuration, as it does if it is in
+    an :class:`~slipstream.models.trained.Architecture`. Raises ``UserError`` unless it is a function or a class of
+    networks that the named module itself defines, so that whoever reads that module sees what is called.
+    """
+    module_name, _, attribute = name.partition(":")
+    expected = "a function that returns a torch.nn.Module, or a class of them"
+    if module_name.partition(".")[0] in sys.stdlib_module_names:
+        raise UserError(
+            f"model.name: {name} belongs to Python's standard library; expected {expected}, in a module of another name"
+        )
+    import_from_working_directory()
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise UserError(
+            f"model.name: cannot import {module_name!r}: {type(error).__name__}: {error}; "
+            f"expected 'package.module:factory', importable from the working directory or installed"
+        ) from error
+    factory = getattr(module, attribute, None)
+    if factory is None:
+        raise UserError(f"model.name: {module_name!r} has no factory {attribute!r}")
+    is_class = isinstance(factory, type) and issubclass(factory, nn.Module)
+    if not is_class and not isinstance(factory, FunctionType):
+        what = f"the class {factory.__name__}" if isinstance(factory, type) else f"a {type(factory).__name__}"
+        raise UserError(f"model.name: {name} is {what}; expected {expected}, defined in {module_name}")
+    if factory.__module__ != module.__name__:
+        there = f"{factory.__module__}:{factory.__qualname__}"
+        raise UserError(f"model.name: {name} is defined in {factory.__module__}; name it there: {there}")
+    return factory

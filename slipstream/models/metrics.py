@@ -1,0 +1,130 @@
+"""Metrics: pure functions of predictions and targets, computed in float64.
+
+Evaluation and export score with the same functions, so that their figures can be compared.
+scikit-learn is only imported where a curve or a rank statistic is needed.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from slipstream.artifacts.results.evaluation import CalibrationBin, RocCurve, Scores
+
+BINS = 15
+CURVE_POINTS = 200
+#: The metric by which models are compared, and whether larger is better.
+HEADLINE: dict[str, tuple[Literal["accuracy", "rmse"], bool]] = {
+    "classification": ("accuracy", True),
+    "regression": ("rmse", False),
+    "next token": ("accuracy", True),
+}
+#: Smaller probabilities are raised to this one, so that a single row cannot make the log loss infinite.
+SMALLEST_PROBABILITY = 1e-15
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Logits ``[rows, classes]`` of any float dtype to probabilities, float64, same shape."""
+    logits = logits.astype(np.float64)
+    shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return shifted / shifted.sum(axis=1, keepdims=True)
+
+
+def scores(task: str, outputs: np.ndarray, targets: np.ndarray) -> Scores:
+    """The metrics of a model's raw ``outputs``: logits ``[rows, classes]``, or values ``[rows, 1]`` in target units; or
+    what :func:`slipstream.models.predict.graded` gives, of which the means over all tokens are told."""
+    if task == "next token":
+        right, likelihood = outputs.reshape(-1, 2).mean(axis=0, dtype=np.float64)
+        return {"accuracy": float(right), "log_loss": float(-likelihood)}
+    if task == "classification":
+        return classification_scores(softmax(outputs), targets)
+    return regression_scores(outputs[:, 0], targets)
+
+
+def classification_scores(probabilities: np.ndarray, labels: np.ndarray) -> Scores:
+    """Accuracy, log loss (nats), macro F1, expected calibration error and, for two classes, ROC AUC.
+
+    ``probabilities`` is ``[rows, classes]``, ``labels`` ``[rows]`` of int. The AUC is None if only one class occurs.
+    """
+    of_truth = probabilities[np.arange(len(labels)), labels]
+    result: Scores = {
+        "accuracy": float(np.mean(probabilities.argmax(axis=1) == labels)),
+        "log_loss": float(-np.mean(np.log(np.maximum(of_truth, SMALLEST_PROBABILITY)))),
+        "macro_f1": macro_f1(confusion_matrix(probabilities, labels)),
+        "ece": calibration_error(calibration_bins(probabilities, labels)),
+    }
+    if probabilities.shape[1] == 2:
+        result["roc_auc"] = roc_auc(probabilities[:, 1], labels)
+    return result
+
+
+def regression_scores(predictions: np.ndarray, targets: np.ndarray) -> Scores:
+    """RMSE and MAE in units of the target, and R² (None if the targets do not vary). Both arrays are ``[rows]``."""
+    targets = targets.astype(np.float64)
+    errors = predictions.astype(np.float64) - targets
+    spread = float(np.sum((targets - targets.mean()) ** 2))
+    return {
+        "rmse": float(np.sqrt(np.mean(errors**2))),
+        "mae": float(np.mean(np.abs(errors))),
+        "r2": 1 - float(np.sum(errors**2)) / spread if spread > 0 else None,
+    }
+
+
+def confusion_matrix(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Counts ``[classes, classes]``, int64: the row is the truth, the column the most probable class."""
+    classes = probabilities.shape[1]
+    cells = labels.astype(np.int64) * classes + probabilities.argmax(axis=1)
+    return np.bincount(cells, minlength=classes * classes).reshape(classes, classes)
+
+
+def macro_f1(confusion: np.ndarray) -> float:
+    """The mean F1 of the classes that occur in truth or prediction."""
+    hits = np.diagonal(confusion)
+    occurrences = confusion.sum(axis=0) + confusion.sum(axis=1)
+    occurs = occurrences > 0
+    return float(np.mean(2 * hits[occurs] / occurrences[occurs]))
+
+
+def calibration_bins(probabilities: np.ndarray, labels: np.ndarray, bins: int = BINS) -> list[CalibrationBin]:
+    """Accuracy by confidence (the probability of the most probable class), in ``bins`` equally wide intervals.
+
+    Intervals without rows are left out.
+    """
+    confidence = probabilities.max(axis=1)
+    right = probabilities.argmax(axis=1) == labels
+    index = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
+    return [
+        {
+            "from": b / bins,
+            "to": (b + 1) / bins,
+            "rows": int(np.sum(index == b)),
+            "confidence": float(confidence[index == b].mean()),
+            "accuracy": float(right[index == b].mean()),
+        }
+        for b in np.unique(index)
+    ]
+
+
+def calibration_error(bins: list[CalibrationBin]) -> float:
+    """The expected calibration error of Guo et al., "On Calibration of Modern Neural Networks", 2017."""
+    rows = sum(b["rows"] for b in bins)
+    return sum(b["rows"] * abs(b["accuracy"] - b["confidence"]) for b in bins) / rows
+
+
+def roc_auc(positive: np.ndarray, labels: np.ndarray) -> float | None:
+    """The area under the ROC curve of the probability of class 1; None if only one class occurs."""
+    from sklearn.metrics import roc_auc_score
+
+    return float(roc_auc_score(labels, positive)) if len(np.unique(labels)) == 2 else None
+
+
+def roc_points(positive: np.ndarray, labels: np.ndarray, points: int = CURVE_POINTS) -> RocCurve | None:
+    """The ROC curve, thinned to at most ``points`` points; None if only one class occurs."""
+    from sklearn.metrics import roc_curve
+
+    if len(np.unique(labels)) < 2:
+        return None
+    false_positive, true_positive, _ = roc_curve(labels, positive)
+    sample = np.unique(np.linspace(0, len(false_positive) - 1, points).round().astype(int))
+    return {"fpr": false_positive[sample].tolist(), "tpr": true_positive[sample].tolist()}

@@ -1,0 +1,83 @@
+"""Run a torch or ONNX model over prepared rows, with NumPy arrays as inputs and output."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from slipstream.artifacts.prepared.data import TARGET, PreparedData, Signature
+from slipstream.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+#: Takes the inputs ``[batch, ...]`` in the order of the signature; returns float32 ``[batch, *output_shape]``.
+Predictor = Callable[[Sequence[np.ndarray]], np.ndarray]
+BATCH = 256
+#: Logits of tokens that are held at a time.
+MOST_LOGITS = 2**24
+
+
+def torch_predictor(model: nn.Module) -> Predictor:
+    """A ``torch.nn.Module`` in evaluation mode, run eagerly."""
+    import torch
+
+    def run(inputs: Sequence[np.ndarray]) -> np.ndarray:
+        with torch.inference_mode():
+            return model(*(torch.from_numpy(array) for array in inputs)).numpy()
+
+    return run
+
+
+def inputs_of(signature: Signature, records: np.ndarray) -> tuple[np.ndarray, ...]:
+    """The inputs of some prepared records, as contiguous, writable copies."""
+    return tuple(np.array(records[spec.name], dtype=spec.dtype, order="C") for spec in signature.inputs)
+
+
+def predict(run: Predictor, signature: Signature, records: np.ndarray) -> np.ndarray:
+    """The outputs for all ``records``, float32 ``[rows, outputs]``; for rows of tokens, of whose logits there are too
+    many to keep, ``[rows, length, 2]`` as of :func:`graded`.
+
+    Raises ``UserError`` if an output is not finite or not of the signature's shape.
+    """
+    tokens = signature.task == "next token"
+    step = max(1, min(BATCH, MOST_LOGITS // math.prod(signature.output_shape))) if tokens else BATCH
+    parts = []
+    for start in range(0, len(records), step):
+        batch = records[start : start + step]
+        found, expected = run(inputs_of(signature, batch)), (len(batch), *signature.output_shape)
+        if found.shape != expected:
+            raise UserError(f"model: its outputs have the shape {found.shape}; expected {expected}, as the data has it")
+        parts.append(graded(found, targets_of(batch)) if tokens else found)
+    outputs = np.concatenate(parts)
+    if bad := int(np.sum(~np.isfinite(outputs).all(axis=tuple(range(1, outputs.ndim))))):
+        raise UserError(
+            f"model: {bad} of {len(records)} rows get NaN or infinity instead of a finite number; "
+            "try a lower training.learning_rate"
+        )
+    return outputs
+
+
+def graded(logits: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """What of the logits ``[rows, length, tokens]`` says how good they are: for each token 1 if the most likely one is
+    ``truth`` (``[rows, length]``), else 0; and the logarithm of the probability of ``truth``. ``[rows, length, 2]``."""
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    of_truth = np.take_along_axis(shifted, truth[..., None].astype(np.int64), axis=-1)[..., 0]
+    likelihood = of_truth - np.log(np.exp(shifted).sum(axis=-1))
+    return np.stack([logits.argmax(axis=-1) == truth, likelihood], axis=-1).astype(np.float32)
+
+
+def held_out_rows(data: PreparedData) -> np.ndarray:
+    """The test split's records. Raises ``UserError`` if there are none to measure with."""
+    records = data.split("test")
+    if not len(records):
+        raise UserError("data.split.test: the test split has no rows to measure with; raise it, or give more data")
+    return records
+
+
+def targets_of(records: np.ndarray) -> np.ndarray:
+    """The targets ``[rows]``: int32 classes, or float32 values in units of the target; or tokens ``[rows, length]``."""
+    return np.array(records[TARGET])

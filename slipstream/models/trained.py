@@ -1,0 +1,118 @@
+"""The trained model, as training writes it and evaluation and export read it.
+
+The artifact holds ``best.safetensors`` and ``last.safetensors`` (weights), ``model.json`` (the network, its arguments,
+the signature and, of a pruned network, the units that it retained), and ``history.json`` and ``attempt.json``
+(:mod:`slipstream.artifacts.results.training`), which a network lacks that was not trained yet.
+
+``model.json`` may name a factory from outside this project. An artifact may come from anywhere, so that factory is
+imported and called only if the user's own configuration names it, too: :meth:`TrainedModel.open` is told which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load
+from torch import Tensor
+
+from slipstream.artifacts.format import Artifact, ArtifactWriter
+from slipstream.artifacts.prepared.data import Signature
+from slipstream.artifacts.results.training import HISTORY, KIND, History
+from slipstream.errors import UserError
+from slipstream.models.config import ModelConfig
+from slipstream.models.factory import Predictor, build, resolve
+from slipstream.models.pruning import Retained
+from slipstream.models.weights_file import Weights
+from slipstream.settings import to_dict
+
+
+class UntrustedFactory(UserError):
+    """A trained model names a factory that the configuration does not."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What a network is built from, besides its weights. ``config`` is the user's own, or was compared with it."""
+
+    config: ModelConfig
+    signature: Signature
+    #: Of a pruned network the units that stay; empty if all do.
+    retained: Retained = field(default_factory=dict)
+
+    def empty(self) -> Predictor:
+        """The network without its weights: where the model can be built so, its parameters take no memory. Raises
+        ``UserError`` if it cannot run."""
+        return build(self.config, self.signature, seed=0, empty=True, retained=self.retained)
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """An opened trained model."""
+
+    artifact: Artifact
+    architecture: Architecture
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.architecture.config
+
+    @property
+    def signature(self) -> Signature:
+        return self.architecture.signature
+
+    @classmethod
+    def open(cls, directory: Path, factory: str = "") -> TrainedModel:
+        """``factory`` is the one that the user's configuration names (:attr:`ModelConfig.factory`); without it only the
+        built-in networks can be opened.
+
+        Raises ``DamagedArtifact`` if the directory does not hold a whole trained model, ``UntrustedFactory`` if that
+        names another factory, of which nothing is imported.
+        """
+        artifact = Artifact.open(directory, KIND)
+        model = artifact.read_json("model.json")
+        config, signature = ModelConfig.from_dict(model["config"]), Signature.from_json(model["signature"])
+        if config.factory not in ("", factory):
+            raise UntrustedFactory(
+                f"{directory / 'model.json'}: names the factory {config.factory}, which is only called if your "
+                f"configuration names it, too; if you know that code, add model.name: {config.factory}"
+            )
+        return cls(artifact, Architecture(config, signature, model.get("kept", {})))
+
+    def load(self, which: str = "best") -> Predictor:
+        """The network with its ``best`` or ``last`` weights, in evaluation mode, on the CPU."""
+        predictor = self.architecture.empty()
+        # Parameters without memory become the tensors of the file.
+        unfilled = any(parameter.is_meta for parameter in predictor.parameters())
+        predictor.load_state_dict(load(self.artifact.read_bytes(f"{which}.safetensors")), assign=unfilled)
+        return predictor.eval()
+
+    @property
+    def history(self) -> History:
+        return self.artifact.read_json(HISTORY)
+
+
+def write_trained(
+    directory: Path,
+    architecture: Architecture,
+    best: Mapping[str, Tensor] | Weights,
+    last: Mapping[str, Tensor] | Weights,
+    made_by: Mapping[str, Any],
+    record: Mapping[str, bytes] | None = None,
+) -> Artifact:
+    """Write the artifact. ``best`` and ``last`` are state dicts of the :class:`Predictor`, at once or one by one;
+    ``record`` are the files about its training, by name."""
+    writer = ArtifactWriter(directory)
+    for name, weights in (("best", best), ("last", last)):
+        with writer.create(f"{name}.safetensors") as file:
+            for chunk in (weights if isinstance(weights, Weights) else Weights.of(weights)).chunks():
+                file.write(chunk)
+    config, signature = architecture.config, architecture.signature
+    named = ModelConfig(resolve(config, signature), config.arguments)
+    model = {"config": to_dict(named), "signature": signature.to_json()}
+    writer.write_json("model.json", model | ({"kept": architecture.retained} if architecture.retained else {}))
+    for name, data in (record or {}).items():
+        writer.write_bytes(name, data)
+    return writer.finish(KIND, made_by)

@@ -1,0 +1,49 @@
+"""``slipstream hugging-face``: a trained transformer for Hugging Face's libraries."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import click
+
+from slipstream.artifacts.prepared.tokenizer import tokenizer_files
+from slipstream.errors import UserError
+from slipstream.models.trained import TrainedModel, UntrustedFactory
+from slipstream.models.transformer.hugging_face import files_of
+from slipstream.models.transformer.network import Transformer
+
+DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
+
+
+@click.command()
+@click.argument("trained", type=DIRECTORY)
+@click.argument("output", type=click.Path(path_type=Path))
+@click.option("--which", type=click.Choice(["best", "last"]), default="best", help="Which weights.")
+@click.option("--tokenizer", type=DIRECTORY, help="A directory whose tokenizer is copied beside them.")
+def main(trained: Path, output: Path, which: str, tokenizer: Path | None) -> None:
+    """Write the transformer in TRAINED, a trained model's directory, to the new directory OUTPUT as Hugging Face's
+    libraries read it: config.json and model.safetensors.
+
+    Example: slipstream hugging-face runs/…/trained gpt --tokenizer tokenizer/
+    """
+    expected = "expected a model of model.name transformer"
+    try:
+        network = TrainedModel.open(trained).load(which).network
+    except UntrustedFactory:
+        raise UserError(f"{trained}: holds a network of another factory; {expected}") from None
+    if not isinstance(network, Transformer):
+        raise UserError(f"{trained}: holds a {type(network).__name__}; {expected}")
+    if output.exists():
+        raise UserError(f"{output}: exists already; choose a directory that is to be made")
+    more = tokenizer_files(tokenizer, network.config.vocab_size) if tokenizer else []
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}-") as scratch:
+        partial = Path(scratch, output.name)
+        partial.mkdir()
+        for name, content in files_of(network):
+            (partial / name).write_bytes(content)
+        for path in more:
+            shutil.copyfile(path, partial / path.name)
+        partial.rename(output)

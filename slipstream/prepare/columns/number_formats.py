@@ -1,0 +1,132 @@
+"""How people write values: numbers with separators, yes and no, and columns whose type the user declares."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from slipstream.prepare.columns import value_types
+from slipstream.prepare.config import DataConfig
+
+#: The types that can be declared in data.types, and what they are read as.
+DECLARED = {
+    "number": value_types.NUMBER,
+    "date": value_types.TIME,
+    "boolean": value_types.BOOLEAN,
+    "text": value_types.TEXT,
+    "category": value_types.TEXT,
+    "document": value_types.TEXT,
+}
+NUMBERS = (value_types.INTEGER, value_types.NUMBER)
+TRUE, FALSE = ("yes", "y", "t", "on"), ("no", "n", "f", "off")
+#: What can be cast to what, apart from text, which can be read as anything and made of anything but nested values.
+CASTS = {
+    (value_types.BOOLEAN, value_types.NUMBER),
+    (value_types.INTEGER, value_types.NUMBER),
+    (value_types.INTEGER, value_types.BOOLEAN),
+}
+
+
+@dataclass(frozen=True)
+class NumberFormat:
+    """The decimal mark, the separator of thousands (or none) and the marks for "missing"."""
+
+    decimal: str = "."
+    thousands: str = ""
+    missing: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, config: DataConfig) -> NumberFormat:
+        return cls(config.decimal, config.thousands, tuple(config.missing))
+
+    @property
+    def pattern(self) -> str:
+        """What a number looks like, in groups of three digits if there is a separator and the number uses it."""
+        mark = re.escape(self.decimal)
+        grouped = rf"|\d{{1,3}}({re.escape(self.thousands)}\d{{3}})+" if self.thousands else ""
+        return rf"^[+-]?((\d+{grouped})({mark}\d*)?|{mark}\d+)([eE][+-]?\d+)?$"
+
+    def convert(self, texts: pa.Array, kind: str) -> tuple[pa.Array, np.ndarray]:
+        """As :func:`value_types.convert`, of texts as they are written: 1.234,5 and yes."""
+        return value_types.convert(self.normalise(texts, kind), kind, list(self.missing))
+
+    def guess(self, texts: pa.Array, tolerance: float) -> str:
+        """As :func:`value_types.guess`."""
+        kind = value_types.guess(self.normalise(texts, value_types.NUMBER), list(self.missing), tolerance)
+        if kind in NUMBERS or not self.separated:
+            return kind
+        # Without the numbers' respelling, which spoils times with fractions of a second.
+        kind = value_types.guess(texts, list(self.missing), tolerance)
+        return value_types.TEXT if kind in NUMBERS else kind
+
+    @property
+    def separated(self) -> bool:
+        return self.decimal != "." or bool(self.thousands)
+
+    def normalise(self, texts: pa.Array, kind: str) -> pa.Array:
+        """Texts as :func:`value_types.convert` reads them; what is not a number in this format stays unreadable."""
+        if kind in NUMBERS and self.separated:
+            return self._plain_numbers(value_types.clean(texts, list(self.missing)))
+        if kind == value_types.BOOLEAN:
+            lower = pc.utf8_lower(pc.utf8_trim_whitespace(texts))
+            said = pc.if_else(pc.is_in(lower, pa.array(TRUE)), "true", texts)
+            return pc.if_else(pc.is_in(lower, pa.array(FALSE)), "false", said)
+        return texts
+
+    def _plain_numbers(self, texts: pa.Array) -> pa.Array:
+        if self.thousands == " ":
+            texts = pc.replace_substring_regex(texts, "[\u00a0\u202f]", " ")
+        meant = pc.match_substring_regex(texts, self.pattern)
+        plain = pc.replace_substring(texts, self.thousands, "") if self.thousands else texts
+        plain = pc.replace_substring(plain, self.decimal, ".")
+        return pc.if_else(meant, plain, pc.replace_substring(texts, ".", "\0"))
+
+
+def readings(texts: pa.Array, missing: list[str]) -> list[str]:
+    """The settings with which most texts of a column can be read as numbers, in words; none if they cannot."""
+    cleaned = value_types.clean(texts, missing).drop_null()
+    odd = cleaned.filter(pc.invert(pc.match_substring_regex(cleaned, NumberFormat().pattern)))
+    if 2 * len(odd) <= len(cleaned):
+        return []
+    shares = {}
+    for decimal, thousands in ((".", ","), (",", ""), (",", "."), (".", " "), (",", " "), (".", "'"), (".", "_")):
+        number_format = NumberFormat(decimal, thousands)
+        read = pc.match_substring_regex(number_format.normalise(odd, value_types.NUMBER), NumberFormat().pattern)
+        settings = {"decimal": decimal if decimal != "." else "", "thousands": thousands}
+        words = " and ".join(f'data.{name} to "{mark}"' for name, mark in settings.items() if mark)
+        shares[words] = pc.mean(read).as_py()
+    best = max(shares.values())
+    found = [words for words, share in shares.items() if share == best] if best > 0.5 else []
+    return [words for words in found if not any(other in words for other in found if other != words)]
+
+
+def cannot_become(found: str, kind: str) -> bool:
+    """Whether values of the type ``found`` cannot be read as ``kind``."""
+    if found == value_types.NOTHING:
+        return False
+    if found == kind or value_types.TEXT in (found, kind):
+        return found == value_types.OTHER
+    return (found, kind) not in CASTS
+
+
+def retype(column: pa.Array, kind: str, number_format: NumberFormat) -> tuple[pa.Array, np.ndarray]:
+    """A column as values of ``kind``, and which of them cannot be read so (bool ``[rows]``; those are null)."""
+    none = np.zeros(len(column), bool)
+    found = value_types.type_of(column.type)
+    if found == kind or (found, kind) == (value_types.INTEGER, value_types.NUMBER):
+        return column, none
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if kind == value_types.TEXT:
+        return column.cast(pa.string()), none
+    if found == value_types.TEXT:
+        return number_format.convert(column.cast(pa.string()), kind)
+    if kind == value_types.BOOLEAN:
+        known = pc.is_in(column, pa.array([0, 1], column.type))
+        failed = pc.and_(pc.is_valid(column), pc.invert(known)).to_numpy(zero_copy_only=False)
+        return pc.if_else(known, pc.equal(column, pa.scalar(1, column.type)), None), failed
+    return column.cast(pa.float64()), none

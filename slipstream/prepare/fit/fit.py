@@ -1,0 +1,295 @@
+"""After the first pass: what each column is for, and the transformation fitted on the training rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from slipstream.artifacts.prepared.data import SPLITS
+from slipstream.errors import UserError
+from slipstream.prepare.columns import value_types
+from slipstream.prepare.columns.transform import CategoricalColumn, NumericColumn, Transform, bend, take_part
+from slipstream.prepare.config import DataConfig
+from slipstream.prepare.fit.scan import NO_TARGET, SPLIT, ColumnCount, ScanResult
+from slipstream.prepare.fit.splits import TRAIN
+
+#: Roles of a column.
+NUMERIC, CATEGORICAL, DOCUMENT, TARGET = "numeric", "categorical", "document", "target"
+USED = (NUMERIC, CATEGORICAL, DOCUMENT, TARGET)
+IDENTIFIER, GROUP, TIME, WEIGHT = "identifier", "group", "time", "weight"
+CONSTANT, EMPTY, PROSE, UNSUPPORTED = "constant", "empty", "prose", "unsupported"
+
+#: The longest vocabulary; rarer values share the code of unseen ones.
+VOCABULARY = 10_000
+#: Values that occur less often in the training rows share the code of unseen ones.
+RARE = 2
+#: A text column whose values are nearly all different says nothing that carries over to other rows.
+DISTINCT_SHARE = 0.9
+#: Fewer rows than these are too few to call a column an identifier.
+ENOUGH = 20
+#: Beyond this skewness a column is bent by a logarithm before it is standardised.
+SKEWED = 3.0
+#: A numeric target with at most as many different whole values is taken as classes.
+FEW_CLASSES = 20
+ID_NAMES = ("id", "key", "uuid", "guid", "index", "rowid")
+
+
+@dataclass(frozen=True)
+class Role:
+    """What a column is for, and a word on why if it is not an input."""
+
+    role: str
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class FittedColumns:
+    """The roles of the columns in use, the transformation and what the user should know."""
+
+    roles: dict[str, Role]
+    transform: Transform
+    warnings: list[str]
+
+
+def fit(found: ScanResult, types: dict[str, str], target: str, config: DataConfig) -> FittedColumns:
+    """Decide and fit. Raises ``UserError`` for a target that cannot be learned."""
+    sample = found.sample_table()
+    task, classes, warnings = judge_target(found, types, target, config)
+    aside = {config.id: IDENTIFIER, config.group: GROUP, config.time: TIME, config.weight: WEIGHT}
+    aside.pop("", None)
+    roles: dict[str, Role] = {}
+    numeric: list[NumericColumn] = []
+    categorical: list[CategoricalColumn] = []
+    train = sample.filter(pc.equal(sample[SPLIT], TRAIN))
+    for name, kind in types.items():
+        roles[name] = (
+            Role(TARGET)
+            if name == target
+            else Role(aside[name])
+            if name in aside
+            else judge(name, kind, found.column(name), sample[name], found, config.types.get(name))
+        )
+        if roles[name].role == NUMERIC:
+            numeric += fit_numeric(name, kind, found.column(name), train[name])
+        elif roles[name].role == CATEGORICAL:
+            categorical.append(fit_categorical(name, found.column(name)))
+        elif roles[name].why:
+            warnings.append(f"column {name!r} is set aside: {roles[name].why}")
+    documents = tuple(name for name, role in roles.items() if role.role == DOCUMENT)
+    if not numeric and not categorical and not documents and found.rows[TRAIN]:
+        raise UserError(
+            "data: no column is left to learn from; "
+            + "; ".join(f"{name!r}: {role.why}" for name, role in roles.items() if role.why)
+        )
+    check_splits(found.rows)
+    moments = found.column(target).moments[TRAIN]
+    transform = Transform(
+        target=target,
+        task=task,
+        types={name: kind for name, kind in types.items() if roles[name].role in USED},
+        missing=config.missing,
+        decimal=config.decimal,
+        thousands=config.thousands,
+        numeric=tuple(numeric),
+        categorical=tuple(categorical),
+        classes=tuple(classes),
+        target_mean=moments.mean if task == "regression" else 0.0,
+        target_std=(moments.std or 1.0) if task == "regression" else 1.0,
+        weight=config.weight,
+        weight_mean=mean_weight(found, config),
+        documents=documents,
+        text_length=config.text_length if documents else 0,
+    )
+    return FittedColumns(roles, transform, warnings)
+
+
+def mean_weight(found: ScanResult, config: DataConfig) -> float:
+    """The mean weight of the training rows; 1 without weights."""
+    mean = found.column(config.weight).moments[TRAIN].mean if config.weight else 1.0
+    if mean == 0:
+        raise UserError(f"data.weight: {config.weight!r} is 0 in every training row; expected some above 0")
+    return mean
+
+
+def check_values(found: ScanResult, target: str, config: DataConfig) -> None:
+    """Raise ``UserError`` if no row is left, or has a value in the column by which rows are split."""
+    rows = sum(found.rows)
+    if rows == 0 and found.bad and all(row.reason == NO_TARGET for row in found.bad):
+        raise UserError(f"target {target!r}: all its values are missing; expected a column with values")
+    if rows == 0 and found.bad:
+        row = found.bad[0]
+        raise UserError(
+            f"data: no row is left when the bad ones are set aside; the first, in {row.file}, line {row.line}: "
+            f"{row.reason} in column {row.column!r}, {row.raw[:60]!r}"
+        )
+    if rows == 0:
+        raise UserError(
+            "data: no row is left when the bad ones are set aside; expected finite numbers, and a field for each column"
+        )
+    for setting in ("id", "group"):
+        name = getattr(config, setting)
+        if name and sum(found.column(name).missing) == rows:
+            raise UserError(f"data.{setting}: all values are missing in column {name!r}; expected another column")
+
+
+# The target
+
+
+def judge_target(
+    found: ScanResult, types: dict[str, str], target: str, config: DataConfig
+) -> tuple[str, list[str], list[str]]:
+    """The task, the names of the classes (sorted; numbers by value) and warnings."""
+    counts: dict[str, int] = {}
+    for split in found.classes:
+        for name, count in split.of.items():
+            counts[name] = counts.get(name, 0) + count
+    rows = sum(found.rows)
+    if len(counts) == 1:
+        raise UserError(
+            f"target {target!r}: is constant, {next(iter(counts))!r} in all {rows:,} rows; expected two or more values"
+        )
+    task = task_of(counts, types[target], config)
+    if task == "regression":
+        if types[target] == value_types.TEXT:
+            example = next(iter(counts))
+            raise UserError(f"target {target!r}: holds text such as {example!r}; regression expects numbers")
+        return task, [], []
+    if len(counts) > max(FEW_CLASSES, rows // 2) or len(counts) >= 1000:
+        raise UserError(
+            f"target {target!r}: has {len(counts):,} different values in {rows:,} rows, too many for classes; name "
+            "another target, or set data.task to regression if they are numbers"
+        )
+    single = [name for name, count in counts.items() if count == 1]
+    if single:
+        raise UserError(
+            f"target {target!r}: class {single[0]!r} has only one row, so it cannot be both learned and tested; drop "
+            "the row, merge the class with another or add rows"
+        )
+    classes = sorted(counts, key=lambda name: (float(name), name)) if types[target] in NUMBERS else sorted(counts)
+    unseen = [name for name in classes if name not in found.classes[TRAIN].of]
+    warnings = [
+        f"class {name!r} has no training row: its {counts[name]} rows all fell into other splits" for name in unseen
+    ]
+    return task, classes, warnings
+
+
+NUMBERS = (value_types.INTEGER, value_types.NUMBER)
+
+
+def task_of(counts: dict[str, int], kind: str, config: DataConfig) -> str:
+    if config.task != "auto":
+        return config.task
+    if kind not in NUMBERS:
+        return "regression" if kind == value_types.TIME else "classification"
+    whole = all(float(name).is_integer() for name in counts)
+    return "classification" if whole and len(counts) <= FEW_CLASSES else "regression"
+
+
+def check_splits(rows: list[int]) -> None:
+    """Raise ``UserError`` if one of the splits, which have ``rows``, is empty."""
+    empty = [name for name, count in zip(SPLITS, rows, strict=True) if count == 0]
+    if empty:
+        raise UserError(
+            f"data: of {sum(rows):,} rows none fell into the {empty[0]} split; expected more rows, a larger share in "
+            "data.split or another data.split.seed"
+        )
+
+
+# The other columns
+
+
+def judge(
+    name: str, kind: str, count: ColumnCount, sample: pa.ChunkedArray, found: ScanResult, declared: str | None
+) -> Role:
+    """What a column is good for, from all rows counted and from the sample."""
+    if kind == value_types.OTHER:
+        return Role(UNSUPPORTED, "its type cannot be an input; expected numbers, texts, dates or booleans")
+    if sum(count.missing) == sum(found.rows):
+        return Role(EMPTY, "it has no value in any row")
+    if count.missing[TRAIN] == found.rows[TRAIN]:
+        return Role(EMPTY, "all its values in training rows are missing")
+    if declared == "document":
+        return Role(DOCUMENT)
+    if count.prose:
+        return Role(
+            PROSE,
+            "its texts are too long to be categories; to learn from its words, declare it in data.types as document",
+        )
+    if kind in (value_types.TEXT, value_types.INTEGER):
+        present = sample.drop_null()
+        distinct = len(pc.unique(present))
+    if kind == value_types.TEXT:
+        if len(count.texts.of) == 1:
+            return Role(CONSTANT, f"it is {next(iter(count.texts.of))!r} in every training row")
+        if len(present) >= ENOUGH and distinct > DISTINCT_SHARE * len(present) and declared != "category":
+            return Role(IDENTIFIER, "nearly every row has another value")
+        return Role(CATEGORICAL)
+    moments = count.moments[TRAIN]
+    if moments.low == moments.high and count.missing[TRAIN] == 0:
+        return Role(CONSTANT, f"it is {moments.low:g} in every training row")
+    if (
+        kind == value_types.INTEGER
+        and declared != "number"
+        and len(present) >= ENOUGH
+        and distinct == len(present)
+        and numbers_rows(name, count)
+    ):
+        return Role(IDENTIFIER, "it numbers the rows")
+    return Role(NUMERIC)
+
+
+def numbers_rows(name: str, count: ColumnCount) -> bool:
+    """Whether a column of different whole numbers counts its rows, or is called as identifiers are."""
+    low = min(m.low for m in count.moments)
+    high = max(m.high for m in count.moments)
+    dense = high - low + 1 <= 1.1 * sum(m.count for m in count.moments)
+    return dense or name.lower().replace("-", "_").split("_")[-1] in ID_NAMES or name.endswith("Id")
+
+
+def fit_numeric(name: str, kind: str, count: ColumnCount, train: pa.ChunkedArray) -> list[NumericColumn]:
+    """The inputs that a column becomes. A curve is fitted on ``train``, the sample: its scale need not be exact."""
+    moments = count.moments[TRAIN]
+    indicator = count.missing[TRAIN] > 0
+    if kind == value_types.TIME:
+        first = NumericColumn(name, moments.mean, moments.std or 1.0, indicator=indicator)
+        return [first, *fit_time_parts(name, as_array(train))]
+    numbers = as_array(train)
+    if kind != value_types.BOOLEAN and abs(skewness(numbers)) > SKEWED:
+        size = np.abs(numbers[numbers != 0])
+        scale = float(np.median(size)) if len(size) else 1.0
+        bent = bend(numbers, "log", scale)
+        if abs(skewness(bent)) < abs(skewness(numbers)) and bent.std() > 0:
+            return [NumericColumn(name, float(bent.mean()), float(bent.std()), "log", scale, indicator=indicator)]
+    return [NumericColumn(name, moments.mean, moments.std or 1.0, indicator=indicator)]
+
+
+def fit_time_parts(name: str, seconds: np.ndarray) -> list[NumericColumn]:
+    """The parts of a time that differ between rows."""
+    parts = [(part, take_part(seconds, part)) for part in ("hour", "weekday", "month")]
+    return [
+        NumericColumn(name, float(numbers.mean()), float(numbers.std()), part=part)
+        for part, numbers in parts
+        if len(numbers) and numbers.std() > 0
+    ]
+
+
+def fit_categorical(name: str, count: ColumnCount) -> CategoricalColumn:
+    frequent = [text for text, times in count.texts.ranked()[:VOCABULARY] if times >= RARE]
+    return CategoricalColumn(name, tuple(frequent))
+
+
+def as_array(column: pa.ChunkedArray) -> np.ndarray:
+    return column.drop_null().to_numpy()
+
+
+def skewness(numbers: np.ndarray) -> float:
+    """The third standardised moment; 0 if all are equal."""
+    if len(numbers) < 2:
+        return 0.0
+    deviations = numbers - numbers.mean()
+    squares = deviations * deviations
+    spread = np.sqrt(squares.mean())
+    return float((squares * deviations).mean() / spread**3) if spread > 0 else 0.0

@@ -1,0 +1,369 @@
+"""The first pass: every row is checked, given its split, and counted."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from slipstream.artifacts.prepared.data import SPLITS
+from slipstream.prepare.columns import value_types
+from slipstream.prepare.columns.hashing import hash_rows, keys
+from slipstream.prepare.columns.moments import CodeCounts, Counts, Figures, Moments, figures_of
+from slipstream.prepare.columns.number_formats import NumberFormat, retype
+from slipstream.prepare.config import DataConfig
+from slipstream.prepare.fit.splits import TRAIN, Cuts, assign, assign_by_time
+from slipstream.prepare.memory import Budget
+from slipstream.prepare.quarantine import BadRow
+from slipstream.prepare.source.columnar import Unit, read
+
+SAMPLE_SEED = 1
+TEXT_IN_SAMPLE = 256
+#: The sample's column that holds the split of each row.
+SPLIT = "\0split"
+#: Larger numbers, infinity among them, are no float32.
+LARGEST = 1e38
+NO_TARGET = "the target is missing"
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What a worker needs to know to scan a unit. ``types`` are of the columns in use, in order."""
+
+    types: dict[str, str]
+    target: str
+    rows: int
+    config: DataConfig
+    cuts: Cuts | None = None
+
+    @property
+    def budget(self) -> Budget:
+        return Budget(self.config.memory)
+
+    @property
+    def batch_rows(self) -> int:
+        """The rows of a batch, at most."""
+        return self.budget.batch_rows(len(self.types))
+
+    @property
+    def numeric(self) -> list[str]:
+        """The columns of numbers, booleans and times."""
+        return [name for name, kind in self.types.items() if kind not in (value_types.TEXT, value_types.OTHER)]
+
+    def numbers(self, batch: pa.RecordBatch) -> dict[str, np.ndarray]:
+        """These columns of a batch as float64 ``[rows]``, NaN where missing."""
+        return {name: value_types.as_numbers(batch.column(name)) for name in self.numeric}
+
+    @property
+    def sampled_below(self) -> np.uint64:
+        """A row is in the sample if its key is at most this: a share of all rows, whoever reads them. A table of fewer
+        rows than the sample has room for is its own sample."""
+        sampled = self.budget.sample_rows(len(self.types))
+        return np.uint64(min(2**64 - 1, sampled * 2**64 // max(self.rows, 1)))
+
+
+@dataclass(frozen=True)
+class ColumnCount:
+    """One column: missing values and moments by split, texts of the training rows."""
+
+    missing: list[int]
+    moments: list[Moments] = field(default_factory=lambda: [Moments()] * len(SPLITS))
+    texts: Counts = field(default_factory=Counts)
+    prose: bool = False
+
+
+@dataclass
+class TextCount:
+    """One column of texts: missing values by split, texts of the training rows."""
+
+    missing: list[int] = field(default_factory=lambda: [0] * len(SPLITS))
+    texts: Counts = field(default_factory=Counts)
+    prose: bool = False
+
+    def merge(self, other: TextCount) -> None:
+        self.missing = [a + b for a, b in zip(self.missing, other.missing, strict=True)]
+        self.prose |= other.prose
+        if not self.prose:
+            self.texts.add(other.texts.of)
+
+
+@dataclass
+class ScanResult:
+    """What the first pass found, in one unit or in all of them. ``rejected`` are the unit's bad rows, by number.
+
+    ``figures`` are of the columns ``numeric``, all at once: one process merges what many have found.
+    """
+
+    numeric: list[str]
+    figures: Figures
+    texts: dict[str, TextCount]
+    rows: list[int] = field(default_factory=lambda: [0, 0, 0])
+    classes: list[Counts] = field(default_factory=lambda: [Counts(), Counts(), Counts()])
+    bad: list[BadRow] = field(default_factory=list)
+    rejected: list[np.ndarray] = field(default_factory=list)
+    sample: list[pa.RecordBatch] = field(default_factory=list)
+
+    @classmethod
+    def nothing(cls, scan: Scan) -> ScanResult:
+        texts = [name for name, kind in scan.types.items() if kind == value_types.TEXT]
+        limit = scan.budget.counted(len(texts))
+        figures = Figures.nothing(len(scan.numeric), len(SPLITS))
+        return cls(scan.numeric, figures, {name: TextCount(texts=Counts(limit)) for name in texts})
+
+    def merge(self, other: ScanResult) -> None:
+        self.figures = self.figures.merge(other.figures)
+        for name, column in other.texts.items():
+            self.texts[name].merge(column)
+        for mine, theirs in zip(self.classes, other.classes, strict=True):
+            mine.add(theirs.of)
+        self.rows = [a + b for a, b in zip(self.rows, other.rows, strict=True)]
+        self.bad += other.bad
+        self.rejected += other.rejected
+        self.sample += other.sample
+
+    def column(self, name: str) -> ColumnCount:
+        if name in self.numeric:
+            moments = self.figures.of(self.numeric.index(name))
+            missing = [rows - found.count for rows, found in zip(self.rows, moments, strict=True)]
+            return ColumnCount(missing, moments)
+        found = self.texts.get(name, TextCount())
+        return ColumnCount(found.missing, texts=found.texts, prose=found.prose)
+
+    def sample_table(self) -> pa.Table:
+        return pa.Table.from_batches(self.sample)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A batch ready to be worked on. ``keep``: the rows that are not rejected, by split and then as they came."""
+
+    batch: pa.RecordBatch
+    first_row: int
+    splits: np.ndarray
+    keep: np.ndarray
+
+    def parts(self) -> Iterator[tuple[int, np.ndarray]]:
+        """For each split, its rows within the batch."""
+        ends = np.searchsorted(self.splits[self.keep], np.arange(len(SPLITS) + 1))
+        for split in range(len(SPLITS)):
+            yield split, self.keep[ends[split] : ends[split + 1]]
+
+
+def read_again(scan: Scan, unit: Unit, rejected: np.ndarray) -> Iterator[Rows]:
+    """The rows of a scanned unit, batch by batch; ``rejected`` are their numbers within the unit."""
+    done = 0
+    for original, _ in read(unit, list(scan.types), scan.budget):
+        batch, _ = as_declared(original, scan)
+        here = rejected[(rejected >= done) & (rejected < done + batch.num_rows)] - done
+        yield split_rows(batch, unit.first_row + done, scan, here)
+        done += batch.num_rows
+
+
+def split_rows(batch: pa.RecordBatch, first_row: int, scan: Scan, rejected: np.ndarray) -> Rows:
+    """Give every row its split; ``rejected`` are row numbers within the batch."""
+    splits = splits_of(batch, scan)
+    ordered = np.argsort(splits, kind="stable")
+    if len(rejected):
+        good = np.ones(batch.num_rows, bool)
+        good[rejected] = False
+        ordered = ordered[good[ordered]]
+    return Rows(batch, first_row, splits, ordered)
+
+
+def splits_of(batch: pa.RecordBatch, scan: Scan) -> np.ndarray:
+    """The split of each row: by time if there are cuts, else by the hash of group, id or content."""
+    config = scan.config
+    if scan.cuts:
+        return assign_by_time(value_types.as_numbers(batch.column(config.time)), scan.cuts)
+    alone = config.group or config.id
+    named = [alone] if alone else [name for name in batch.schema.names if name != config.weight]
+    return assign(hash_rows([(name, batch.column(name)) for name in named], batch.num_rows), config.split)
+
+
+def scan_unit(job: tuple[Scan, Unit]) -> ScanResult:
+    """Scan one unit. Runs in a worker process."""
+    scan, unit = job
+    found = ScanResult.nothing(scan)
+    counting: dict[str, CodeCounts] = {}
+    drawn: defaultdict[str, list[Any]] = defaultdict(list)
+    done = 0
+    for original, lines in read(unit, list(scan.types), scan.budget):
+        batch, unreadable = as_declared(original, scan)
+        numbers = scan.numbers(batch)
+        reasons = judge_rows(batch, numbers, unreadable, scan)
+        rows, figures = measure_rows(batch, numbers, unit.first_row + done, scan, reasons)
+        if figures.largest > LARGEST:
+            # The extremes tell at once that there are such values; which they are is looked for only then.
+            reasons = judge_sizes(numbers) | reasons
+            rows, figures = measure_rows(batch, numbers, unit.first_row + done, scan, reasons)
+        found.bad += set_aside(original, reasons, lines, unit)
+        found.rejected.append(done + np.array(sorted(reasons), np.int64))
+        count_rows(rows, scan, found)
+        found.figures = found.figures.merge(figures)
+        count_texts(rows, counting, scan, found)
+        draw_sample(rows, numbers, scan, drawn)
+        done += batch.num_rows
+    for name, counts in counting.items():
+        add_dictionary_counts(name, counts, scan, found)
+    if drawn:
+        found.sample.append(sample_of(drawn, scan))
+    found.rejected = [np.concatenate([np.empty(0, np.int64), *found.rejected])]
+    return found
+
+
+def as_declared(batch: pa.RecordBatch, scan: Scan) -> tuple[pa.RecordBatch, dict[str, np.ndarray]]:
+    """The batch with its columns as data.types declares them or as they were found to be, and the rows in which a
+    value cannot be read so."""
+    number_format, unreadable = NumberFormat.of(scan.config), {}
+    found = batch.schema.types
+    for place, (name, kind) in enumerate(scan.types.items()):
+        if name not in scan.config.types and value_types.type_of(found[place]) == kind:
+            continue
+        column, failed = retype(batch.column(place), kind, number_format)
+        batch = batch.set_column(place, name, column)
+        unreadable[name] = np.flatnonzero(failed)
+    return batch, unreadable
+
+
+def judge_rows(
+    batch: pa.RecordBatch, numbers: dict[str, np.ndarray], unreadable: dict[str, np.ndarray], scan: Scan
+) -> dict[int, tuple[str, str]]:
+    """The rows that cannot be used, with column and reason: not as declared, or without a target, weight or time."""
+    reasons: dict[int, tuple[str, str]] = {}
+    for name in sorted(unreadable):
+        for row in unreadable[name].tolist():
+            reasons.setdefault(row, (name, f"not {scan.types[name]}"))
+    target = batch.column(scan.target)
+    gaps = np.isnan(numbers[scan.target]) if scan.target in numbers else missing_texts(target, scan)
+    for row in np.flatnonzero(gaps).tolist():
+        reasons.setdefault(row, (scan.target, NO_TARGET))
+    if scan.config.weight:
+        weights = numbers[scan.config.weight]
+        for row in np.flatnonzero(~(weights >= 0)).tolist():
+            reason = "the weight is missing" if np.isnan(weights[row]) else "the weight is negative"
+            reasons.setdefault(row, (scan.config.weight, reason))
+    if scan.cuts:
+        for row in np.flatnonzero(np.isnan(numbers[scan.config.time])).tolist():
+            reasons.setdefault(row, (scan.config.time, "the time to split by is missing"))
+    return reasons
+
+
+def judge_sizes(numbers: dict[str, np.ndarray]) -> dict[int, tuple[str, str]]:
+    """The rows with a number that is infinite or huge, with column and reason."""
+    reasons: dict[int, tuple[str, str]] = {}
+    for name, column in numbers.items():
+        for row in np.flatnonzero(np.abs(column) > LARGEST).tolist():
+            reasons.setdefault(row, (name, "infinite" if np.isinf(column[row]) else "too large for float32"))
+    return reasons
+
+
+def measure_rows(
+    batch: pa.RecordBatch, numbers: dict[str, np.ndarray], first_row: int, scan: Scan, rejected: Iterable[int]
+) -> tuple[Rows, Figures]:
+    """The rows that are not ``rejected`` by split, and the figures of each column of ``numbers`` in each split."""
+    rows = split_rows(batch, first_row, scan, np.array(sorted(rejected), np.int64))
+    # Figures of infinite values are not used.
+    with np.errstate(invalid="ignore", over="ignore"):
+        return rows, figures_of(list(numbers.values()), [chosen for _, chosen in rows.parts()])
+
+
+def set_aside(
+    original: pa.RecordBatch, reasons: dict[int, tuple[str, str]], lines: np.ndarray, unit: Unit
+) -> Iterator[BadRow]:
+    """The rows of ``reasons`` for the quarantine, with their values as they were found."""
+    for row in sorted(reasons):
+        name, reason = reasons[row]
+        raw = value_types.as_python(original.column(name).slice(row, 1))[0]
+        yield BadRow(unit.file, int(lines[row]), name, reason, "" if raw is None else str(raw))
+
+
+def missing_texts(column: pa.Array, scan: Scan) -> np.ndarray:
+    texts = value_types.with_dictionary(column)
+    absent = value_types.clean(texts.dictionary.cast(pa.string()), scan.config.missing).is_null()
+    return np.append(absent.to_numpy(zero_copy_only=False), True).take(value_types.codes_of(texts))
+
+
+def count_rows(rows: Rows, scan: Scan, found: ScanResult) -> None:
+    """Count the rows of each split, and of each class unless it is a text."""
+    for split, chosen in rows.parts():
+        found.rows[split] += len(chosen)
+        if len(chosen) and scan.types[scan.target] != value_types.TEXT:
+            target = rows.batch.column(scan.target).take(pa.array(chosen))
+            found.classes[split].add(label_counts(target))
+
+
+def count_texts(rows: Rows, counting: dict[str, CodeCounts], scan: Scan, found: ScanResult) -> None:
+    """Texts are counted by their codes, which are named when the dictionary changes."""
+    parts = [chosen for _, chosen in rows.parts()]
+    for name, kind in scan.types.items():
+        if kind != value_types.TEXT:
+            continue
+        texts = value_types.with_dictionary(rows.batch.column(name))
+        counts = counting.get(name)
+        if counts is None or not counts.dictionary.equals(texts.dictionary):
+            if counts is not None:
+                add_dictionary_counts(name, counts, scan, found)
+            counting[name] = counts = CodeCounts.nothing(texts.dictionary, len(SPLITS))
+        counts.add(texts, parts)
+
+
+def add_dictionary_counts(name: str, counts: CodeCounts, scan: Scan, found: ScanResult) -> None:
+    """Take what was counted of one dictionary into what was found."""
+    column = found.texts[name]
+    declared = scan.config.types.get(name)
+    column.prose |= declared == "document" or (counts.prose and declared != "category")
+    names = counts.dictionary.cast(pa.string())
+    if not column.prose or name == scan.target:
+        names = value_types.clean(names, scan.config.missing)
+    if column.prose:
+        column.texts = Counts(column.texts.limit)
+    else:
+        column.texts.add(counts.named(names, TRAIN))
+    rows, present = counts.by_code.sum(axis=1).tolist(), counts.present(names)
+    column.missing = [old + a - b for old, a, b in zip(column.missing, rows, present, strict=True)]
+    if name == scan.target:
+        for split, classes in enumerate(found.classes):
+            classes.add(counts.named(names, split))
+
+
+def label_counts(target: pa.Array) -> dict[str, int]:
+    """How often each value of the target, which is no text, occurs, as text: the names of classes."""
+    found = pc.value_counts(target).flatten()
+    if len(found[0]) > 1000:
+        # Too many to be classes; what remains is enough to say so.
+        found = [found[0].slice(0, 1000), found[1].slice(0, 1000)]
+    return dict(zip(value_types.labels(found[0]), found[1].to_pylist(), strict=True))
+
+
+def draw_sample(rows: Rows, numbers: dict[str, np.ndarray], scan: Scan, drawn: defaultdict[str, list[Any]]) -> None:
+    """Add the batch's share of the sample to the pieces ``drawn`` of each column."""
+    picked = keys(rows.first_row, rows.batch.num_rows, SAMPLE_SEED) <= scan.sampled_below
+    chosen = np.sort(rows.keep[picked[rows.keep]])
+    if len(chosen) == 0:
+        return
+    for name, kind in scan.types.items():
+        if name in numbers:
+            drawn[name].append(numbers[name].take(chosen))
+        elif kind == value_types.TEXT:
+            drawn[name].append(rows.batch.column(name).take(pa.array(chosen)).cast(pa.string()))
+    drawn[SPLIT].append(rows.splits[chosen])
+
+
+def sample_of(drawn: defaultdict[str, list[Any]], scan: Scan) -> pa.RecordBatch:
+    """The pieces of a unit put together."""
+    splits = np.concatenate(drawn[SPLIT])
+    columns = {}
+    for name, kind in scan.types.items():
+        if kind == value_types.TEXT:
+            texts = value_types.clean(pa.concat_arrays(drawn[name]), scan.config.missing)
+            columns[name] = pc.utf8_slice_codeunits(texts, 0, TEXT_IN_SAMPLE)
+        elif kind == value_types.OTHER:
+            columns[name] = pa.nulls(len(splits))
+        else:
+            columns[name] = pa.array(np.concatenate(drawn[name]), from_pandas=True)
+    return pa.RecordBatch.from_pydict({**columns, SPLIT: splits})

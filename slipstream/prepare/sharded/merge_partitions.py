@@ -1,0 +1,156 @@
+"""A prepared table merged by several machines: each merges a *partition*, some parts of the splits.
+
+Who encodes a share of the table writes one sorted run for each part, those of each partition in a directory of their
+own, so that who merges a partition fetches no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from slipstream.artifacts.format import ArtifactWriter
+from slipstream.artifacts.prepared.data import KIND
+from slipstream.prepare.columns.transform import Transform
+from slipstream.prepare.engine import FittedTable, card_of, write_table
+from slipstream.prepare.sharded import exchange
+from slipstream.prepare.sharded.request import TableRequest
+from slipstream.prepare.shuffle.merge import MergedPart, all_parts, merge_parts
+from slipstream.prepare.shuffle.sorted_runs import PART_BYTES, Part, Run, collect
+from slipstream.prepare.source.files import check_unchanged
+from slipstream.prepare.workers.pool import workers_for
+from slipstream.prepare.workers.resume import ResumableScratch
+from slipstream.storage import copy_within_s3
+
+
+@dataclass(frozen=True)
+class MergePlan:
+    """What encoding and merging have to know: the parts of each partition."""
+
+    transform: Transform
+    rows: tuple[int, ...]
+    partitions: list[list[Part]]
+    #: GiB that each process may take for data.
+    memory: float
+
+    @classmethod
+    def of(cls, fitting: FittedTable, number: int) -> MergePlan:
+        """At most ``number`` partitions, fewer if they would be small."""
+        rows, transform = fitting.found.rows, fitting.fitted.transform
+        itemsize = transform.signature.record.itemsize
+        parts = all_parts(rows, itemsize)
+        number = min(number, len(parts), -(-sum(rows) * itemsize // PART_BYTES))
+        cuts = [index * len(parts) // number for index in range(number + 1)]
+        partitions = [parts[start:end] for start, end in pairwise(cuts)]
+        return cls(transform, tuple(rows), partitions, fitting.opened.scan.config.memory)
+
+    @property
+    def itemsize(self) -> int:
+        return self.transform.signature.record.itemsize
+
+    def workers(self, partition: int) -> int:
+        """The processes that are worth starting for a partition."""
+        size = sum(self.rows[part.split] * self.itemsize // part.of for part in self.partitions[partition])
+        return workers_for(size, self.memory)
+
+
+@dataclass(frozen=True)
+class SortedRuns:
+    """The runs of one share for one partition, whose paths are names of files."""
+
+    runs: list[Run]
+
+
+@dataclass(frozen=True)
+class MergedParts:
+    """The parts of one partition, whose paths are names of files."""
+
+    parts: list[MergedPart]
+
+
+def directory_of(partition: int) -> str:
+    """The directory of a partition in an encoded share."""
+    return f"{partition:05d}"
+
+
+def write_partitions(place: ResumableScratch, plan: MergePlan, runs: list[Run], encoded: Path) -> None:
+    """Write the ``runs`` of a share, sorted by parts, for each partition."""
+    for partition, parts in enumerate(plan.partitions):
+        collected = list(place.map(collect_part, [(place.root, runs, plan.itemsize, part) for part in parts]))
+        files = [Path(f"{run.path}.{kind}") for run in collected for kind in ("rows", "keys")]
+        named = SortedRuns([replace(run, path=Path(run.path).name) for run in collected])
+        exchange.write(encoded / directory_of(partition), named, files)
+
+
+def collect_part(job: tuple[Path, list[Run], int, Part]) -> Run:
+    """Runs in a worker process."""
+    scratch, runs, itemsize, part = job
+    return collect(scratch / f"part-{part.split}-{part.number}", runs, itemsize, part)
+
+
+def merge_partition(partition: int, plan: Path, encoded: list[Path], merged: Path) -> None:
+    """Merge the parts of one partition, of which ``encoded`` are the directories of all shares: the rows in ``merged``,
+    and what describes them in its summary."""
+    planned = exchange.read(plan, MergePlan)
+    runs = [
+        replace(run, path=str(exchange.path_in(share, run.path)))
+        for share in encoded
+        for run in exchange.read(share, SortedRuns).runs
+    ]
+    with exchange.scratch_for(merged, planned.workers(partition)) as place:
+        done = list(merge_parts(place, planned.partitions[partition], runs, planned.itemsize))
+        merged.mkdir()
+        for part in done:
+            part.file.rename(merged / part.file.name)
+    named = MergedParts([replace(part, file=Path(part.file.name)) for part in done])
+    exchange.write(merged / exchange.SUMMARY, named)
+    exchange.write(merged)
+
+
+def assemble(
+    directory: Path,
+    request: TableRequest,
+    made_by: Mapping[str, Any],
+    fitted: Path,
+    merged: list[MergedPart],
+    home: str = "",
+) -> None:
+    """The prepared data in the fresh ``directory``, as :func:`slipstream.prepare.engine.prepare` makes it; without the
+    rows that lie on S3 and were copied to ``home`` there."""
+    fitting = exchange.read(fitted, FittedTable)
+    card = card_of(fitting, request.data)
+    check_unchanged(request.data.files)
+    writer = ArtifactWriter(directory)
+    write_table(writer, fitting, merged, card, home)
+    writer.write_manifest(KIND, made_by)
+
+
+def local_parts(merged: Path) -> list[MergedPart]:
+    """The parts of a partition that lies on this machine."""
+    exchange.verify(merged)
+    summary = exchange.read(merged / exchange.SUMMARY, MergedParts)
+    return [replace(part, file=exchange.path_in(merged, part.file)) for part in summary.parts]
+
+
+@dataclass(frozen=True)
+class CopiedPart(MergedPart):
+    """A part that lies on S3 in the directory ``source``, and is copied there to ``home`` without coming here."""
+
+    source: str
+    home: str
+
+    def enter(self, writer: ArtifactWriter, name: str) -> None:
+        copy_within_s3(f"{self.source}/{self.file}", f"{self.home}/{name}")
+        writer.note(name, self.record)
+
+
+def s3_parts(summary: Path, source: str, home: str) -> list[MergedPart]:
+    """The parts of a partition in the directory ``source`` on S3, of which the ``summary`` is here."""
+    found = exchange.read(summary, MergedParts)
+    return [
+        CopiedPart(Path(exchange.path_in(summary, part.file).name), part.part, part.record, source, home)
+        for part in found.parts
+    ]

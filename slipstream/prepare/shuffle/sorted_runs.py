@@ -1,0 +1,213 @@
+"""Rows to shards: sorted runs while the input is read, merged into the parts of each split.
+
+Every row has a key, a pure function of its number (:func:`slipstream.prepare.columns.hashing.keys`), and a split is
+stored in the order of the keys: a global shuffle that depends neither on the number of processes nor on the available
+memory. Each unit leaves one run file of rows sorted by key within each batch. A part of a split is an equal range of
+keys, merged by itself, and in it one smaller range after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import xxhash
+
+from slipstream.artifacts.format import ArtifactWriter
+from slipstream.prepare.columns.hashing import keys
+
+#: A block of the manifest, which is verified by itself, has so many rows, fewer if they are wide: the blocks that a
+#: batch mixes have to stay in a processor's cache between their verification and their use.
+BLOCK_ROWS = 4096
+BLOCK_BYTES = 1 << 19
+#: A part of a split is at most about as large: with smaller ones more processes could merge, but a batch is read from
+#: more files. Where there would be too many, each of which reads from all runs, they are larger.
+PART_BYTES = 1 << 30
+MOST_PARTS = 256
+#: What is merged at once.
+BUCKET_BYTES = 16 << 20
+ORDER_SEED = 2
+
+
+def order_keys(first: int, rows: int, total: int, shuffle: bool) -> np.ndarray:
+    """uint64 keys of the rows ``first`` … of ``total``: random ones, or rising with the row's number."""
+    if shuffle:
+        return keys(first, rows, ORDER_SEED)
+    return np.arange(first, first + rows, dtype=np.uint64) * np.uint64(2**64 // total - (total == 1))
+
+
+def block_rows(itemsize: int) -> int:
+    """The rows of a block of records of ``itemsize`` bytes: a power of two."""
+    return min(BLOCK_ROWS, 1 << (max(1, BLOCK_BYTES // itemsize).bit_length() - 1))
+
+
+@dataclass(frozen=True)
+class Run:
+    """``rows`` records of one split, sorted by key, from row ``start`` of the files ``path``.rows and .keys on."""
+
+    path: str
+    split: int
+    start: int
+    rows: int
+
+
+class RunWriter:
+    """Writes the runs of one unit: records (void of the signature's size) and beside them their keys (uint64)."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._records = Path(f"{path}.rows").open("wb")  # noqa: SIM115 - closed by __exit__
+        self._keys = Path(f"{path}.keys").open("wb")  # noqa: SIM115
+        self._hashes = {"rows": xxhash.xxh3_128(), "keys": xxhash.xxh3_128()}
+        self._rows = 0
+        self.runs: list[Run] = []
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """The XXH3-128 of what was written, by the paths of the files: taken on the way, it costs next to nothing."""
+        return {f"{self._path}.{part}": found.hexdigest() for part, found in self._hashes.items()}
+
+    def add(self, split: int, chosen: np.ndarray, order: np.ndarray, records: np.ndarray) -> None:
+        """The rows ``chosen`` of a batch, which fall into ``split``; ``order`` holds the keys of the whole batch."""
+        if len(chosen) == 0:
+            return
+        rising = chosen[np.argsort(order[chosen])]
+        for part, file, data in (
+            ("keys", self._keys, order[rising].data),
+            ("rows", self._records, as_bytes(records).take(rising, axis=0).data),
+        ):
+            file.write(data)
+            self._hashes[part].update(data)
+        self.runs.append(Run(str(self._path), split, self._rows, len(rising)))
+        self._rows += len(rising)
+
+    def __enter__(self) -> RunWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._records.close()
+        self._keys.close()
+
+
+def as_bytes(records: np.ndarray) -> np.ndarray:
+    """A structured array as uint8 ``[rows, itemsize]``, which is copied by rows instead of by fields."""
+    return np.ascontiguousarray(records).view(np.uint8).reshape(len(records), records.dtype.itemsize)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Of a split, the rows whose keys lie in the range ``number`` of ``of`` equal ones."""
+
+    split: int
+    number: int = 0
+    of: int = 1
+
+
+def parts_of(split: int, rows: int, itemsize: int) -> list[Part]:
+    """The parts of a split of ``rows`` records: they follow from its size alone, not from who merges them."""
+    count = min(MOST_PARTS, max(1, -(-rows * itemsize // PART_BYTES)))
+    return [Part(split, number, count) for number in range(count)]
+
+
+def merge(writer: ArtifactWriter, name: str, runs: list[Run], itemsize: int, part: Part) -> None:
+    """Write the file ``name``: the rows of ``part`` in the order of their keys."""
+    with writer.create(name, block_bytes=block_rows(itemsize) * itemsize) as file, ThreadPoolExecutor(1) as ahead:
+        # Gathering and hashing both leave the interpreter to others: the next piece is gathered meanwhile.
+        pieces = merged(runs, itemsize, part)
+        coming = ahead.submit(next, pieces, None)
+        while (piece := coming.result()) is not None:
+            coming = ahead.submit(next, pieces, None)
+            file.write(piece.records)
+
+
+def collect(path: Path, runs: list[Run], itemsize: int, part: Part) -> Run:
+    """One run of all rows of ``part`` in ``runs``, in the files ``path``.rows and .keys."""
+    rows = 0
+    with Path(f"{path}.keys").open("wb") as keys_file, Path(f"{path}.rows").open("wb") as records_file:
+        for piece in merged(runs, itemsize, part):
+            keys_file.write(piece.keys.data)
+            records_file.write(piece.records.data)
+            rows += len(piece.keys)
+    return Run(str(path), part.split, 0, rows)
+
+
+class Piece(NamedTuple):
+    """Rows in the order of their ``keys`` (uint64), as ``records`` (uint8 ``[rows, itemsize]``)."""
+
+    keys: np.ndarray
+    records: np.ndarray
+
+
+def merged(runs: list[Run], itemsize: int, part: Part) -> Iterator[Piece]:
+    """The rows of ``part`` in ``runs``, in the order of their keys, one smaller range of keys after the other.
+
+    A piece holds until the next but one is asked for.
+    """
+    runs = [run for run in runs if run.split == part.split and run.rows]
+    files = {path: np.memmap(f"{path}.keys", np.uint64, "r") for path in {run.path for run in runs}}
+    found = [files[run.path][run.start : run.start + run.rows] for run in runs]
+    ends = [cut(mine, part.number, part.number + 1, part.of) for mine in found]
+    buckets = max(1, -(-sum(end - start for start, end in ends) * itemsize // BUCKET_BYTES))
+    cuts = [cut(mine, part.number * buckets, (part.number + 1) * buckets, part.of * buckets) for mine in found]
+    largest = max((sum(places[b + 1] - places[b] for places in cuts) for b in range(buckets)), default=0)
+    gathered, *spare = (np.empty((largest, itemsize), np.uint8) for _ in range(3))
+    for bucket in range(buckets):
+        slices = [
+            Slice(run, mine, *places[bucket : bucket + 2]) for run, mine, places in zip(runs, found, cuts, strict=True)
+        ]
+        slices = [one for one in slices if one.end > one.start]
+        if not slices:
+            continue
+        rows = gather(slices, gathered)
+        unordered = np.concatenate([one.keys for one in slices])
+        order = np.argsort(unordered)
+        # "clip" writes into `out` directly, where "raise" would copy twice; all rows are in range.
+        records = gathered[:rows].take(order, axis=0, out=spare[bucket % 2][:rows], mode="clip")
+        yield Piece(unordered[order], records)
+
+
+def cut(rising: np.ndarray, first: int, last: int, of: int) -> list[int]:
+    """Where the ranges of keys ``first`` to ``last`` (exclusive), of ``of`` equal ones, begin and end in ``rising``."""
+    edges = np.array([number * 2**64 // of for number in range(first, min(last, of - 1) + 1)], np.uint64)
+    places: list[int] = np.searchsorted(rising, edges).tolist()
+    return places if last < of else [*places, len(rising)]
+
+
+class Slice(NamedTuple):
+    """The rows ``start`` to ``end`` of a run, of which ``of_run`` are the keys."""
+
+    run: Run
+    of_run: np.ndarray
+    start: int
+    end: int
+
+    @property
+    def keys(self) -> np.ndarray:
+        return self.of_run[self.start : self.end]
+
+
+def gather(slices: list[Slice], out: np.ndarray) -> int:
+    """Read the records of the slices into ``out`` (uint8 ``[rows, itemsize]``), one after the other; their number."""
+    at, itemsize = 0, out.shape[1]
+    for path, of_one_file in groupby(slices, lambda one: one.run.path):
+        with Path(f"{path}.rows").open("rb", buffering=0) as source:
+            for one in of_one_file:
+                end = at + one.end - one.start
+                source.seek((one.run.start + one.start) * itemsize)
+                fill(source, out[at:end])
+                at = end
+    return at
+
+
+def fill(source: Any, target: np.ndarray) -> None:
+    view = memoryview(target.data).cast("B")
+    while len(view):
+        count = source.readinto(view)
+        if not count:
+            raise OSError("a run file ends too early")
+        view = view[count:]

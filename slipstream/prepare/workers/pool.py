@@ -1,0 +1,163 @@
+"""The same work on any number of processes: results come back in the order of the jobs.
+
+Jobs and results travel as pickles, between a process and its own children alone.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import math
+import multiprocessing
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
+from typing import TypeVar
+
+import pyarrow as pa
+
+from slipstream.distributed.main_module import no_main_module
+from slipstream.distributed.parent_death import end_with_parent
+from slipstream.errors import UserError
+from slipstream.machine.cpus import usable_cores
+from slipstream.machine.memory import memory_allowed
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+#: For libraries that read them when they start. By default Arrow's allocator and glibc's (NumPy's) return what a batch
+#: took to the system, which clears the same pages for the next batch: half of all page faults of a prepare are glibc's.
+#: And each process would start as many threads for linear algebra as there are cores, for which all workers compete.
+FOR_LIBRARIES = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "MIMALLOC_PURGE_DELAY": "-1",
+    "MALLOC_MMAP_THRESHOLD_": str(256 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(512 << 20),
+}
+
+
+class WorkerLost(UserError):
+    """A worker process was killed. What was finished until then is good."""
+
+
+def begin(parent: int, module: str) -> None:
+    """In a new worker process: end with the ``parent``, and import ``module`` before the first job comes."""
+    end_with_parent(parent)
+    importlib.import_module(module)
+    with importing_nothing_of("pandas"):
+        pa.array([0])  # Arrow looks for pandas now, and not again
+    # What is imported stays: the collector need not look at it again and again.
+    gc.freeze()
+
+
+@contextmanager
+def importing_nothing_of(package: str) -> Iterator[None]:
+    """Within the block the ``package`` seems not to be installed, unless it has been imported before.
+
+    Arrow imports pandas when it makes its first array, in case it will be given data of pandas: 340 modules and half a
+    second, in each process. If that fails it goes on without, until it is asked to make something for pandas.
+    """
+    absent = Absent(package)
+    sys.meta_path.insert(0, absent)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(absent)
+
+
+@dataclass(frozen=True)
+class Absent(MetaPathFinder):
+    """Says of the ``package`` that it is not installed."""
+
+    package: str
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
+        if fullname == self.package:
+            raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
+
+
+@contextmanager
+def variables_for_children(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for the processes that are started meanwhile, but none that the user has set."""
+    unset = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(unset)
+    try:
+        yield
+    finally:
+        for name in unset:
+            del os.environ[name]
+
+
+class Workers:
+    """``count`` processes that are kept until :meth:`close`; with one, this process.
+
+    The processes start at once and import ``module`` (its full name), whose functions they will be given.
+    """
+
+    def __init__(self, count: int, module: str = __name__) -> None:
+        self.count = count
+        self._pool: ProcessPoolExecutor | None = None
+        if count > 1:
+            # Spawned, not forked: PyArrow and torch keep threads and locks that a fork would tear.
+            spawned = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(count, spawned, begin, (os.getpid(), module))
+            with variables_for_children(FOR_LIBRARIES), no_main_module():
+                for _ in range(count):
+                    # So that all of them start now, while this process looks at the data.
+                    self._pool.submit(os.getpid)
+
+    def map(self, work: Callable[[Job], Result], jobs: Iterable[Job]) -> Iterator[Result]:
+        """``map`` in the order of the jobs, with few of them under way so that memory stays flat."""
+        if self._pool is None:
+            yield from map(work, jobs)
+            return
+        waiting: deque[Future[Result]] = deque()
+        try:
+            for job in jobs:
+                waiting.append(self._pool.submit(work, job))
+                if len(waiting) > self.count:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        except BrokenProcessPool:
+            raise WorkerLost(
+                "data: a worker process was killed, probably for want of memory; give the machine more, or the run "
+                "fewer processes"
+            ) from None
+        finally:
+            for future in waiting:
+                future.cancel()
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+
+#: Below this size one process is done before others have started.
+WORTH_SPREADING = 256 << 20
+#: Of the memory that is allowed, what the processes may take for data; the rest is theirs for code and the system's.
+FOR_DATA = 0.8
+
+
+def workers_for(size: int, memory: float) -> int:
+    """The processes that are worth starting for ``size`` bytes of data: one for little; one per core for more, or as
+    many as may take ``memory`` GiB each. Raises ``UserError`` if not even one may."""
+    if size <= WORTH_SPREADING:
+        return 1
+    cores, allowed = usable_cores(), memory_allowed()
+    if allowed is None:
+        return cores
+    gib = allowed / (1 << 30)
+    fitting = int(FOR_DATA * gib / memory)
+    if fitting == 0:
+        raise UserError(
+            f"data.memory: {memory:g} GiB are more than {FOR_DATA:.0%} of the {gib:.3g} GiB of this pod or container; "
+            f"lower it to {math.floor(100 * FOR_DATA * gib) / 100}, or raise memory in the profile"
+        )
+    return min(cores, fitting)

@@ -1,0 +1,238 @@
+"""What one stage asks of the cluster. Every field's meaning is below it; what cannot be is refused here."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import field
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from slipstream.errors import UserError
+from slipstream.machine.quantities import parse_quantity
+from slipstream.settings import Settings, settings, to_dict
+
+#: What a container asks for GPUs by if its placement does not say otherwise; only these does Flyte know.
+NVIDIA = "nvidia.com/gpu"
+EFA = "vpc.amazonaws.com/efa"
+WHOLE = re.compile("[0-9]+")
+#: GiB of local disk besides the prepared data: outputs, checkpoints on their way, logs.
+DISK_BESIDES_GIB = 20
+#: Whose nodes carry labels and taints that begin so.
+CLOUD_LABELS = {
+    "cloud.google.com/": "gcp",
+    "eks.amazonaws.com/": "aws",
+    "k8s.amazonaws.com/": "aws",
+    "karpenter.k8s.aws/": "aws",
+    "kubernetes.azure.com/": "azure",
+}
+#: The fields on which a measured time depends.
+HARDWARE = (
+    *("nodes", "processes", "cpu", "gpu", "gpu_resource", "accelerator", "mig", "mig_strategy", "shared_gpu", "numa"),
+    *("efa", "rdma", "hugepages", "node_selector", "affinity", "environment"),
+)
+
+
+@settings
+class Toleration(Settings):
+    """A Kubernetes toleration."""
+
+    section = "profile.tolerations"
+
+    key: str = ""
+    operator: Literal["Exists", "Equal"] = "Exists"
+    value: str = ""
+    effect: str = ""
+
+
+@settings
+class Placement(Settings):
+    """What one stage asks for, per pod. Quantities are Kubernetes' (``"500m"``, ``"16Gi"``); requests equal limits."""
+
+    section = "profile"
+
+    nodes: Annotated[int, Field(ge=1)] = 1
+    """Pods at a time: the nodes of a process group; for prepare, those that share the work on a table."""
+    processes: Annotated[int, Field(ge=0)] = 1
+    """Processes per node. 0 is one per GPU of the placement; if it names none, one per GPU of the machine on which it
+    runs, or two without GPUs. That machine is known where the stage runs, so 0 goes with one node only."""
+    cpu: str = "1"
+    """Also the number of threads: a process gets its whole share of these, whatever the node has."""
+    memory: str = "2Gi"
+    disk: str = ""
+    """Ephemeral storage; empty is data_cache_gib + 20 GiB."""
+
+    gpu: str = "0"
+    gpu_resource: str = ""
+    """The resource that ``gpu`` counts, where it does not follow from the other fields: ``amd.com/gpu`` on AMD."""
+    accelerator: str = ""
+    """The NVIDIA GPU's name as the label that Flyte's configuration names spells it. Flyte selects nodes by it for
+    ``nvidia.com/gpu`` only; for other resources use node_selector."""
+    mig: str = ""
+    """A partition, such as "1g.5gb". A process sees one partition, and NCCL does not join several."""
+    mig_strategy: Literal["mixed", "single"] = "mixed"
+    """The device plugin's: with "mixed" each kind of partition is a resource (``nvidia.com/mig-1g.5gb``), with "single"
+    partitions count as ``nvidia.com/gpu`` and the accelerator's partition size selects the node."""
+    shared_gpu: Literal["", "time-slicing", "mps"] = ""
+    """How a GPU is shared with other pods, as ``nvidia.com/gpu.shared`` (the device plugin's ``renameByDefault``; name
+    it in gpu_resource where it is switched off). A share of its memory is guaranteed by "mps" only."""
+    groups: list[int] = field(default_factory=list)
+    """Supplementary groups by number: on AMD nodes those of ``video`` and ``render``."""
+
+    shared_memory: str = ""
+    """Size of /dev/shm, which counts as memory; empty leaves the container's default, 64 MiB."""
+    efa: Annotated[int, Field(ge=0)] = 0
+    """Elastic Fabric Adapters (AWS) per pod."""
+    rdma: dict[str, str] = field(default_factory=dict)
+    """RDMA devices by the resource name of the cluster's plugin, with their number; adds the capability IPC_LOCK."""
+    hugepages: str = ""
+    """Pages of 2 MiB, besides the memory; EFA needs them."""
+    numa: bool = False
+    """Whole CPUs, which the kubelet's static CPU manager gives to one pod alone, on the NUMA nodes of its devices if
+    the topology manager is set so. Requests equal limits in all cases, so the pod's class is Guaranteed."""
+
+    interruptible: bool = False
+    preemptions_per_day: Annotated[float, Field(ge=0)] = 0.0
+    """How often one pod is preempted on average: sizes ``retries`` where they are not set."""
+    retries: Annotated[int, Field(ge=0)] = 0
+    """Flyte's budget for user failures. If it is not set and preemptions_per_day is: enough for 99 of 100 executions
+    that take as long as they may, and two for other causes."""
+    restarts: Annotated[int, Field(ge=0)] = 0
+    """How often a process group whose worker died is started again in the same pods, before that costs a retry."""
+    timeout_minutes: Annotated[int, Field(ge=1)] = 60
+    """Of one attempt, from its creation: time in which its pods are Pending counts. The stage as a whole ends after
+    twice as long over all its attempts, whatever retries are left."""
+    grace_seconds: Annotated[int, Field(ge=1)] = 30
+    """From SIGTERM to SIGKILL. Training saves within it."""
+    notices: Literal["none", "auto", "aws", "gcp", "azure"] = "none"
+    """Whose preemption notices a process watches for; "auto" finds the cloud by asking its metadata server."""
+
+    tolerations: list[Toleration] = field(default_factory=list)
+    node_selector: dict[str, str] = field(default_factory=dict)
+    affinity: dict[str, Any] = field(default_factory=dict)
+    """As in a pod's manifest: nodeAffinity, podAffinity, podAntiAffinity."""
+    scheduler: str = ""
+    priority: str = ""
+    """The pod's PriorityClass."""
+    labels: dict[str, str] = field(default_factory=dict)
+    """Of the pods. The PyTorchJob itself carries the labels of the execution only."""
+    annotations: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    termination_message_policy: Literal["File", "FallbackToLogsOnError"] = "FallbackToLogsOnError"
+    """Whether Kubernetes shows the end of the log of a pod that failed."""
+    checkpoints: str = ""
+    """A directory or a store's address, reached by all pods, below which trainings keep their checkpoints. Empty: where
+    Flyte keeps its raw output; on one machine ``.slipstream``."""
+    checkpoint_days: Annotated[float, Field(gt=0)] = 14.0
+    """Days after its last sign of life from which on a training's checkpoints may be freed."""
+    data_cache_gib: Annotated[float, Field(gt=0)] = 100.0
+    """Local disk for prepared data (GiB per node). What fits is downloaded before the first step; what does not streams
+    from S3 ahead of use."""
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.processes
+
+    @property
+    def threads(self) -> int:
+        """Threads per process. 0 while the number of processes is open."""
+        return max(1, int(parse_quantity(self.cpu)) // self.processes) if self.processes else 0
+
+    @property
+    def gpu_name(self) -> str:
+        """The resource that ``gpu`` counts."""
+        partition = f"nvidia.com/mig-{self.mig}" if self.mig and self.mig_strategy == "mixed" else NVIDIA
+        return self.gpu_resource or (f"{partition}.shared" if self.shared_gpu else partition)
+
+    @property
+    def resources(self) -> dict[str, str]:
+        """All that a container asks for, by Kubernetes' names."""
+        asked = {
+            "cpu": self.cpu,
+            "memory": self.memory,
+            "ephemeral-storage": self.disk or f"{math.ceil(self.data_cache_gib) + DISK_BESIDES_GIB}Gi",
+            self.gpu_name: self.gpu,
+            EFA: str(self.efa),
+            "hugepages-2Mi": self.hugepages,
+            **self.rdma,
+        }
+        return {name: amount for name, amount in asked.items() if amount not in ("", "0")}
+
+    @property
+    def hardware(self) -> dict[str, Any]:
+        """What a measured time depends on."""
+        return {name: value for name, value in to_dict(self).items() if name in HARDWARE}
+
+    def check(self) -> None:
+        for name in ("cpu", "memory"):
+            self._check_quantity(name)
+        for name in ("disk", "shared_memory", "hugepages"):
+            if getattr(self, name):
+                self._check_quantity(name)
+        self._check_gpus()
+        if self.processes == 0 and self.nodes > 1:
+            raise self.reject("processes", f"a number: with profile.nodes {self.nodes} it is needed at registration")
+        if self.numa and not WHOLE.fullmatch(self.cpu):
+            raise self.reject("cpu", "whole CPUs with profile.numa, such as 8")
+        if self.shared_memory and parse_quantity(self.shared_memory) >= parse_quantity(self.memory):
+            raise self.reject("shared_memory", f"less than profile.memory, {self.memory}: it is a part of it")
+        if self.disk and parse_quantity(self.disk) < self.data_cache_gib * 2**30:
+            raise self.reject("disk", f"room for profile.data_cache_gib, {self.data_cache_gib:g}")
+        if self.efa and not self.hugepages:
+            raise self.reject("hugepages", "an amount with profile.efa, such as 5120Mi")
+        kinds = ("nodeAffinity", "podAffinity", "podAntiAffinity")
+        if wrong := sorted(set(self.affinity) - set(kinds)):
+            raise UserError(f"profile.affinity.{wrong[0]}: unknown setting; allowed here: {', '.join(kinds)}")
+        self._check_clouds()
+
+    def _check_quantity(self, name: str) -> None:
+        try:
+            parse_quantity(getattr(self, name))
+        except ValueError:
+            raise self.reject(name, "a Kubernetes quantity, such as 500m or 16Gi") from None
+
+    def _check_gpus(self) -> None:
+        if not WHOLE.fullmatch(self.gpu):
+            raise self.reject("gpu", "a whole number, such as 8")
+        gpus = int(self.gpu)
+        for name in ("accelerator", "mig", "shared_gpu", "gpu_resource"):
+            if getattr(self, name) and not gpus:
+                raise self.reject(name, "none without GPUs; set profile.gpu")
+        for name, one in (("mig", "partition"), ("shared_gpu", "shared GPU")):
+            if getattr(self, name) and (gpus, self.nodes, self.processes) != (1, 1, 1):
+                raise self.reject(
+                    name,
+                    f"profile.gpu 1, nodes 1 and processes 1 with it, not {gpus}, {self.nodes} and {self.processes}: "
+                    f"a process sees one {one}, and NCCL does not join several",
+                )
+        if self.mig and self.gpu_resource:
+            raise self.reject("gpu_resource", "none with profile.mig, which names the resource")
+        if self.accelerator and self.gpu_name != NVIDIA:
+            raise self.reject(
+                "accelerator", f"none with {self.gpu_name}, for which Flyte ignores it; use node_selector"
+            )
+        if gpus and self.processes > gpus:
+            raise self.reject("processes", f"at most one for each of profile.gpu, {gpus}")
+
+    def _check_clouds(self) -> None:
+        """Raise ``UserError`` if the fields speak of nodes of different clouds."""
+        named = {cloud: where for where, cloud in self._clouds()}
+        if len(named) > 1:
+            raise UserError(
+                f"profile: {' and '.join(f'{where} ({cloud})' for cloud, where in sorted(named.items()))} "
+                "are of different clouds; leave out what is not of yours"
+            )
+
+    def _clouds(self) -> Iterator[tuple[str, str]]:
+        if self.efa:
+            yield "efa", "aws"
+        if self.notices not in ("none", "auto"):
+            yield f"notices {self.notices}", self.notices
+        keys = [("node_selector", key) for key in self.node_selector]
+        keys += [("tolerations", toleration.key) for toleration in self.tolerations]
+        for where, key in keys:
+            for beginning, cloud in CLOUD_LABELS.items():
+                if key.startswith(beginning):
+                    yield f"{where} {key}", cloud

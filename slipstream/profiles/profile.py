@@ -1,0 +1,156 @@
+"""Hardware profiles: what each stage asks of the cluster, as data.
+
+A profile is a TOML file: the table ``[default]`` holds for every stage, ``[distributed]`` over it for the process
+groups (train and collectives), ``[stages.<stage>]`` over both for one. ``extends`` names another profile, which these
+tables are laid over. Mappings (environment, labels) are joined key by key, lists are replaced.
+
+A profile is chosen by ``SLIPSTREAM_PROFILE`` (a name in ``profiles/`` or the path of a file) when the workflow is
+packaged or registered. Flyte imports the module again inside the pod and takes the shape of the process group from
+*that*, so the resolved profile travels in each task's environment and is believed there before anything else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from slipstream.errors import UserError
+from slipstream.machine.gpus import visible_gpus
+from slipstream.profiles.placement import Placement
+from slipstream.profiles.retries import retries_for
+from slipstream.settings import to_dict, unknown
+from slipstream.stages import DISTRIBUTED, STAGES
+
+CHOICE = "SLIPSTREAM_PROFILE"
+RESOLVED = "SLIPSTREAM_PROFILE_RESOLVED"
+BUILT_IN = Path(__file__).parent / "built_in"
+TABLES = ("default", "distributed", "stages")
+CPU_PROCESSES = 2
+#: Minutes for which the pods of a process group wait for each other.
+JOIN_MINUTES = 15
+#: Retries for what is no preemption: a store that stays away, a worker that is lost.
+OTHER_CAUSES = 2
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A profile with all its tables laid over each other. ``processes`` that are 0 stay so: where the stage runs, and
+    nowhere else, they become a number."""
+
+    name: str
+    default: Placement
+    stages: Mapping[str, Placement]
+
+    def asked(self, stage: str) -> Placement:
+        """What the stage asks for, wherever it runs."""
+        return self.stages.get(stage, self.default)
+
+    def placement(self, stage: str) -> Placement:
+        """The same with the number of processes that it has if it runs on this machine."""
+        place = self.asked(stage)
+        return place if place.processes else replace(place, processes=processes_here(place))
+
+    def to_json(self) -> str:
+        stages = {stage: to_dict(placement) for stage, placement in self.stages.items()}
+        return json.dumps({"name": self.name, "default": to_dict(self.default), "stages": stages}, sort_keys=True)
+
+
+def processes_here(place: Placement) -> int:
+    return int(place.gpu) or visible_gpus() or CPU_PROCESSES
+
+
+def parse(name: str, data: dict[str, Any]) -> Profile:
+    """Build and resolve a profile. Raises ``UserError`` naming the setting that is wrong."""
+    for key in data:
+        if key not in ("name", *TABLES):
+            raise UserError(unknown(f"profile {name}", key, TABLES))
+    stages = data.get("stages", {})
+    for table in (*(data.get(key, {}) for key in TABLES), *(stages.values() if isinstance(stages, dict) else ())):
+        if not isinstance(table, dict):
+            raise UserError(f"profile {name}: {json.dumps(table)} is not allowed; expected a table, such as [default]")
+    for stage in stages:
+        if stage not in STAGES:
+            raise UserError(unknown(f"profile {name}.stages", stage, tuple(STAGES)))
+    default = data.get("default", {})
+    groups = dict.fromkeys(DISTRIBUTED, over(default, data["distributed"])) if "distributed" in data else {}
+    asked = {**groups, **{stage: over(groups.get(stage, default), own) for stage, own in stages.items()}}
+    try:
+        return Profile(
+            name, placement("", default), {stage: placement(stage, asked[stage]) for stage in STAGES if stage in asked}
+        )
+    except UserError as error:
+        raise UserError(f"profile {name}: {error.message}") from None
+
+
+def placement(stage: str, data: dict[str, Any]) -> Placement:
+    """The placement that the settings describe. ``retries`` that are not set follow from the preemptions."""
+    place = Placement.from_dict(data)
+    if stage in DISTRIBUTED and place.nodes > 1 and place.timeout_minutes <= JOIN_MINUTES:
+        raise place.reject(
+            "timeout_minutes", f"more than {JOIN_MINUTES}, for which the pods of a job wait for each other"
+        )
+    if "retries" in data or not place.preemptions_per_day:
+        return place
+    pods = place.nodes if stage in DISTRIBUTED else 1
+    hours = 2 * place.timeout_minutes / 60
+    return replace(place, retries=OTHER_CAUSES + retries_for(place.preemptions_per_day, hours, pods))
+
+
+def over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """``above`` laid over ``below``: mappings are joined, all else is replaced."""
+    joined = {
+        key: over(below[key], value) if isinstance(value, dict) and isinstance(below.get(key), dict) else value
+        for key, value in above.items()
+    }
+    return {**below, **joined}
+
+
+@cache
+def current_profile() -> Profile:
+    """The profile of this process: the one that travelled with the task, else the one the user chose."""
+    if travelled := os.environ.get(RESOLVED):
+        data = json.loads(travelled)
+        return parse(data["name"], data)
+    return load(os.environ.get(CHOICE) or "local")
+
+
+def load(choice: str) -> Profile:
+    """Read a profile by name or by path. Raises ``UserError`` if there is none or it is wrong."""
+    return parse(path_of(choice).stem, read(choice, ()))
+
+
+def read(choice: str, through: tuple[Path, ...]) -> dict[str, Any]:
+    """The tables of a profile, laid over those of the profile that it extends. ``through`` are the paths of those that
+    extend it, the nearest last."""
+    path = path_of(choice, through[-1].parent if through else Path()).resolve()
+    where = f"{through[-1]}: extends {choice}" if through else f"{CHOICE}={choice}"
+    if path in through:
+        raise UserError(f"{where}: goes round in a circle; a profile cannot extend itself")
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{where}: no such profile; choose one of {', '.join(names())}, or a path to a .toml") from None
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{where}: {path} cannot be read: {error}") from None
+    base = data.pop("extends", None)
+    if base is None:
+        return data
+    if not isinstance(base, str):
+        raise UserError(f"{path}: extends: {json.dumps(base)} is not allowed; expected the name or path of a profile")
+    return over(read(base, (*through, path)), data)
+
+
+def path_of(choice: str, beside: Path = Path()) -> Path:
+    """Where a profile is; a relative path is meant ``beside`` the directory of who names it."""
+    return beside / choice if choice.endswith(".toml") else BUILT_IN / f"{choice}.toml"
+
+
+def names() -> list[str]:
+    """The profiles that come with the project."""
+    return sorted(file.stem for file in BUILT_IN.glob("*.toml"))

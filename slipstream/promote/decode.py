@@ -1,0 +1,62 @@
+"""Prepared rows back as typed raw columns, so that a model with another encoding can be run on them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from slipstream.export.package.raw_columns import BOOLEAN, FIRST, INTEGER, MISSING, TIME, UNSEEN, RawColumns
+from slipstream.export.package.samples import unbend
+
+#: Stands for a text that the encoding did not keep; no vocabulary holds it.
+LOST = "\ufffdlost"
+#: Seconds of the units that times are rounded to if they are one within the error of single precision.
+UNITS = (86_400.0, 3_600.0, 60.0, 1.0)
+
+
+def decode(columns: RawColumns, records: np.ndarray) -> dict[str, np.ndarray]:
+    """Each column ``[rows]``: float64, NaN for missing, or texts.
+
+    Numbers come back to single precision, except where they are known to be whole or at a full minute, hour or day.
+    A text that the vocabulary lacks comes back as ``LOST``.
+    """
+    found: dict[str, np.ndarray] = {}
+    indicators = {name: len(columns.numbers) + place for place, name in enumerate(columns.indicators)}
+    for place, number in enumerate(columns.numbers):
+        if number.part:
+            continue
+        standard = records["numeric"][:, place].astype(np.float64)
+        values = unbend(number, standard * number.std + number.mean)
+        if columns.types[number.name] in (INTEGER, BOOLEAN):
+            values = np.round(values)
+        elif columns.types[number.name] == TIME:
+            values = snapped(values, number.std * np.abs(standard) * 2.0**-23)
+        if number.name in indicators:
+            values[records["numeric"][:, indicators[number.name]] == 1] = np.nan
+        found[number.name] = values
+    for place, category in enumerate(columns.categories):
+        table = np.empty(FIRST + len(category.vocabulary), object)
+        table[MISSING], table[UNSEEN], table[FIRST:] = columns.mark, LOST, category.vocabulary
+        found[category.name] = table[records["categorical"][:, place]]
+    return {name: found[name] for name in columns.types}
+
+
+def snapped(seconds: np.ndarray, error: np.ndarray) -> np.ndarray:
+    """Times, each rounded to the longest of ``UNITS`` that is within its ``error``."""
+    left = np.ones(len(seconds), bool)
+    rounded = seconds.copy()
+    for unit in UNITS:
+        nearest = np.round(seconds / unit) * unit
+        fits = left & (np.abs(nearest - seconds) <= error)
+        rounded[fits] = nearest[fits]
+        left &= ~fits
+    return rounded
+
+
+def undecided(columns: RawColumns, other: RawColumns, records: np.ndarray) -> np.ndarray:
+    """Rows (bool ``[rows]``) with a text that ``columns`` lost and that ``other`` may know."""
+    known = {category.name: set(category.vocabulary) for category in other.categories}
+    lost = np.zeros(len(records), bool)
+    for place, category in enumerate(columns.categories):
+        if known.get(category.name, set()) - set(category.vocabulary):
+            lost |= records["categorical"][:, place] == UNSEEN
+    return lost

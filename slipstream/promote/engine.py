@@ -1,0 +1,58 @@
+"""Promotion: the new model against the one in service, on the same test rows, and the pointer last."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from slipstream.artifacts.prepared.data import PreparedData
+from slipstream.artifacts.results.promotion import Promotion, PromotionDecision
+from slipstream.comparison.quality import in_words, paired_loss
+from slipstream.promote.comparison import Incomparable, Package, PairedPredictions, predictions
+from slipstream.promote.config import PromotionConfig
+from slipstream.promote.store import Pointer, Registry, manifest_digest, version_of
+
+
+def judge(package: Path, registry: Registry, data: PreparedData, config: PromotionConfig) -> PromotionDecision:
+    """Compare an exported model with what is promoted now. ``data`` are the rows that it was exported with.
+
+    Raises ``UserError`` if either model is not whole.
+    """
+    version, served = version_of(package), registry.promoted()
+    if served is None:
+        return PromotionDecision(True, 1, "it is the first in this registry")
+    number = served.number + 1
+    if served.version == version:
+        return PromotionDecision(False, number, f"it is version {version}, which is in service already")
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            old = registry.fetch(served, Path(scratch, "model"))
+            paired = predictions(Package(package), Package(old), data)
+    except Incomparable as reason:
+        return PromotionDecision(False, number, f"it cannot be compared with version {served.version}: {reason}")
+    return verdict(paired, data.signature.task, served, config)
+
+
+def verdict(paired: PairedPredictions, task: str, served: Pointer, config: PromotionConfig) -> PromotionDecision:
+    loss = paired_loss(task, paired.truth, paired.old, paired.new, config.max_loss)
+    answer = loss.answer(config.max_loss)
+    passed = answer == "passed" or (answer == "can't tell" and config.when_in_doubt == "take")
+    why = f"against version {served.version}: {in_words(loss, task, config.max_loss, 'test')}"
+    if paired.left_out:
+        why += f"; {paired.left_out} rows are left out, whose texts only that version may know"
+    if passed and answer != "passed":
+        why += " (taken all the same: promotion.when_in_doubt)"
+    return PromotionDecision(passed, served.number + 1, why)
+
+
+def promote(
+    package: Path, registry: Registry, data: PreparedData, config: PromotionConfig, passed: PromotionDecision
+) -> Promotion:
+    """Store a model that has ``passed`` and put it in service. If another run has promoted its own meanwhile, the model
+    is judged again, against that one."""
+    version = registry.add(package, Path(config.signing_key) if config.signing_key else None)
+    while passed.passed:
+        if registry.point(passed.number, version, manifest_digest(package), passed.why):
+            return Promotion(True, registry.uri, version, passed.why)
+        passed = judge(package, registry, data, config)
+    return Promotion(False, registry.uri, version, passed.why)

@@ -1,0 +1,128 @@
+"""The registry: exported models by version in a directory or under a store's prefix, and which one is promoted.
+
+``versions/<version>/`` holds a package, its manifest written last. ``promoted/<number>.json`` are the promotions, each
+written once and if nobody else took its number: the highest is the model in service, and the others are its history. A
+run that is killed leaves the promoted model as it is; of two that promote at once one takes the number.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import uuid
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+
+from slipstream.artifacts.format import MANIFEST
+from slipstream.errors import UserError
+from slipstream.export.check import SIGNATURE, BadPackage, check_files, read_manifest
+from slipstream.export.package.sign import sign
+from slipstream.storage import AlreadyThere, Storage, path_below, storage_for
+
+VERSIONS, PROMOTED = "versions", "promoted"
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """A promotion: its number from 1 on, the version, the SHA-256 of its manifest, why and when, and by which run."""
+
+    number: int
+    version: str
+    manifest: str
+    why: str
+    at: str
+    run: str
+
+
+@dataclass(frozen=True)
+class Registry:
+    """A registry at ``uri``. All methods raise ``UserError`` and ``StorageUnavailable``."""
+
+    uri: str
+
+    def __post_init__(self) -> None:
+        if not self.uri:
+            raise UserError("registry: is empty; expected a directory or a store's address")
+
+    @property
+    def storage(self) -> Storage:
+        return storage_for(self.uri)
+
+    def promoted(self) -> Pointer | None:
+        """The promotion that counts; None if there is none yet."""
+        keys = [key for key in self.storage.list(f"{PROMOTED}/") if key.endswith(".json")]
+        return self.read(keys[-1]) if keys else None
+
+    def history(self) -> list[Pointer]:
+        return [self.read(key) for key in self.storage.list(f"{PROMOTED}/")]
+
+    def read(self, key: str) -> Pointer:
+        with tempfile.TemporaryDirectory() as scratch:
+            text = self.storage.get(key, Path(scratch)).read_bytes()
+        try:
+            return Pointer(**json.loads(text))
+        except (ValueError, TypeError):
+            raise UserError(f"{self.uri}/{key}: no promotion; expected what a promotion writes, so delete it") from None
+
+    def fetch(self, pointer: Pointer, directory: Path) -> Path:
+        """A copy of a promoted model in the fresh ``directory``, every byte verified."""
+        storage, prefix = self.storage, f"{VERSIONS}/{pointer.version}/"
+        with tempfile.TemporaryDirectory() as scratch:
+            for key in storage.list(prefix):
+                target = path_below(directory, key.removeprefix(prefix), f"{self.uri}/{prefix}")
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(storage.get(key, Path(scratch)), target)
+        return verified(directory, pointer)
+
+    def add(self, package: Path, key: Path | None = None) -> str:
+        """Store a package, signed with the private ``key`` if there is one, and return its version."""
+        version = version_of(package)
+        storage, prefix = self.storage, f"{VERSIONS}/{version}"
+        with tempfile.TemporaryDirectory(dir=storage.scratch()) as scratch:
+            copy = Path(shutil.copytree(package, Path(scratch, version)))
+            if key:
+                sign(copy, key)
+            if f"{prefix}/{MANIFEST}" in storage.list(f"{prefix}/{MANIFEST}"):
+                names = [SIGNATURE] if key else []
+            else:
+                files = [path.relative_to(copy).as_posix() for path in sorted(copy.rglob("*")) if path.is_file()]
+                names = sorted(files, key=lambda name: name == MANIFEST)
+            for name in names:
+                storage.put(f"{prefix}/{name}", copy / name)
+        return version
+
+    def point(self, number: int, version: str, manifest: str, why: str) -> Pointer | None:
+        """Promote ``version`` as the promotion ``number``; None if another run has taken that number."""
+        pointer = Pointer(number, version, manifest, why, f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", uuid.uuid4().hex)
+        text = json.dumps(asdict(pointer), indent=1, ensure_ascii=False).encode()
+        try:
+            self.storage.put(f"{PROMOTED}/{number:08d}.json", text, fresh=True)
+        except AlreadyThere:
+            return None
+        return pointer
+
+
+def manifest_digest(package: Path) -> str:
+    return sha256((package / MANIFEST).read_bytes()).hexdigest()
+
+
+def version_of(package: Path) -> str:
+    """The version of a package is the digest over its files. Raises ``UserError`` if it is not whole."""
+    try:
+        check_files(package, read_manifest(package)["files"])
+    except BadPackage as error:
+        raise UserError(str(error)) from None
+    return manifest_digest(package)[:16]
+
+
+def verified(directory: Path, pointer: Pointer) -> Path:
+    try:
+        check_files(directory, read_manifest(directory)["files"])
+    except BadPackage as error:
+        raise UserError(f"the promoted model, version {pointer.version}, is damaged: {error}; restore it") from None
+    if manifest_digest(directory) != pointer.manifest:
+        raise UserError(f"the promoted model, version {pointer.version}, is not the one that was promoted; restore it")
+    return directory

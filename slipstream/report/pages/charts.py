@@ -1,0 +1,209 @@
+"""The charts of the report. Each is plain Matplotlib on given axes; :func:`inline_svg` makes the drawing of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from slipstream.artifacts.results.evaluation import RocCurve, Scatter
+from slipstream.artifacts.results.export import ExportReport
+from slipstream.report import formatting as fmt
+from slipstream.report.pages.inline_svg import CARD, INK, PIXELS_PER_INCH, SERIES, SOFT, WIDTH, inline_svg, tooltip
+
+#: A confusion matrix of more classes is too fine to read.
+MOST_CLASSES_DRAWN = 20
+LARGEST_CELL = 84.0
+#: From this shade on the count in a cell is written in the colour of the card.
+DARK = 0.7
+#: About the width of a letter in an axis label, and the height of a line, in pixels.
+LETTER, LINE_HEIGHT = 7.5, 19.0
+REFERENCE_LINE: dict[str, Any] = {"color": SOFT, "linestyle": (0, (4, 3)), "linewidth": 1.2}
+
+
+@inline_svg
+def loss(axes: Axes, history: Mapping[str, Any]) -> str:
+    """Training and validation loss over the epochs."""
+    steps = [step for step in history["steps"] if step["loss"] is not None]
+    axes.plot([step["epoch"] for step in steps], [step["loss"] for step in steps], label="training")
+    plot_validation(axes, history, "loss")
+    legend(axes)
+    return "Training and validation loss over the epochs"
+
+
+@inline_svg
+def validation_metric(axes: Axes, history: Mapping[str, Any], metric: str) -> str:
+    """A metric of the validation split over the epochs."""
+    plot_validation(axes, history, metric)
+    axes.yaxis.set_major_formatter(percent if metric in fmt.SHARES else number)
+    return f"Validation {fmt.NAMES.get(metric, metric)} over the epochs"
+
+
+def plot_validation(axes: Axes, history: Mapping[str, Any], key: str) -> None:
+    """A line over the evaluations, with a mark at the one whose weights were kept."""
+    found = [evaluation for evaluation in history["evaluations"] if evaluation.get(key) is not None]
+    axes.plot([each["epoch"] for each in found], [each[key] for each in found], color=SERIES[1], label="validation")
+    for best in (each for each in found if each["step"] == history.get("best", {}).get("step")):
+        words = f"best: {fmt.metric(key, best[key])} at step {fmt.count(best['step'])}"
+        plot_point(axes, best["epoch"], best[key], SERIES[1], words)
+    axes.set_xlabel("epoch")
+    axes.set_xlim(left=0)
+    axes.xaxis.set_major_formatter(number)
+    axes.yaxis.set_major_formatter(number)
+
+
+@inline_svg
+def confusion_matrix(axes: Axes, counts: Sequence[Sequence[int]], classes: Sequence[str]) -> str:
+    """Rows by class (down) and predicted class (across). The shade is the share of the class's rows."""
+    labels = [fmt.shortened(name) for name in classes]
+    longest, size = LETTER * max(len(label) for label in labels), len(labels)
+    cell = min(LARGEST_CELL, (WIDTH - longest - 2 * LINE_HEIGHT) / size)
+    upright = longest > cell
+    for row, line in enumerate(counts):
+        for column, count in enumerate(line):
+            words = f"{classes[row]} predicted as {classes[column]}: {fmt.rows(count)}"
+            plot_cell(axes, row, column, count, count / (sum(line) or 1), words, 0.36 * cell)
+    ticks = [index + 0.5 for index in range(size)]
+    axes.set_xticks(ticks, labels, rotation=90 if upright else 0)
+    axes.set_yticks(ticks, labels)
+    axes.set(xlim=(0, size), ylim=(size, 0), aspect="equal", xlabel="predicted class", ylabel="true class")
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(False)
+    height = cell * size + (longest if upright else 0) + 3 * LINE_HEIGHT
+    figure_of(axes).set_figheight(height / PIXELS_PER_INCH)
+    return f"Confusion matrix of {size} classes"
+
+
+def plot_cell(axes: Axes, row: int, column: int, count: int, share: float, words: str, size: float) -> None:
+    """One cell of a confusion matrix, with its count in a font of about ``size`` pixels."""
+    axes.add_patch(
+        Rectangle(
+            (column + 0.02, row + 0.02),
+            width=0.96,
+            height=0.96,
+            facecolor=SERIES[0 if row == column or not count else 1],
+            alpha=max(share, 0.04),
+            linewidth=0,
+            gid=tooltip(f"{words} ({fmt.percent(share)})"),
+        )
+    )
+    if count:
+        text, colour = fmt.count(count), CARD if share > DARK else INK
+        fitted = min(14.0, max(6.0, size))
+        axes.text(column + 0.5, row + 0.5, text, color=colour, size=fitted, ha="center", va="center_baseline")
+
+
+@inline_svg
+def roc_curve(axes: Axes, roc: RocCurve, positive: str) -> str:
+    """True against false positive rate, beside the diagonal that guessing would reach."""
+    axes.plot(roc["fpr"], roc["tpr"], label=f"model, class {fmt.shortened(positive)}")
+    axes.plot([0, 1], [0, 1], label="chance", **REFERENCE_LINE)
+    unit_square(axes)
+    axes.set(xlabel="false positive rate", ylabel="true positive rate")
+    legend(axes)
+    return "ROC curve of the model beside chance"
+
+
+@inline_svg
+def reliability_diagram(axes: Axes, bins: Sequence[Mapping[str, Any]]) -> str:
+    """Accuracy against mean confidence by bin of confidence; the area of a mark is the bin's share of the rows."""
+    rows = sum(each["rows"] for each in bins)
+    sure, right = [each["confidence"] for each in bins], [each["accuracy"] for each in bins]
+    axes.plot(sure, right, label="model (larger: more rows)")
+    for each in bins:
+        confidence, accuracy = fmt.percent(each["confidence"]), fmt.percent(each["accuracy"])
+        words = f"{fmt.rows(each['rows'])}: confidence {confidence}, accuracy {accuracy}"
+        diameter = 5 + 12 * math.sqrt(each["rows"] / rows)
+        plot_point(axes, each["confidence"], each["accuracy"], SERIES[0], words, diameter)
+    axes.plot([0, 1], [0, 1], label="perfectly calibrated", **REFERENCE_LINE)
+    unit_square(axes)
+    axes.set(xlabel="confidence", ylabel="accuracy")
+    legend(axes)
+    return "Reliability diagram: accuracy against confidence"
+
+
+@inline_svg
+def predicted_against_actual(axes: Axes, scatter: Scatter, target: str) -> str:
+    """One dot per test row, and the line on which predictions would be exact."""
+    values = [*scatter["actual"], *scatter["predicted"]]
+    ends = [min(values), max(values)]
+    dots: dict[str, Any] = {"linestyle": "", "marker": "o", "markersize": 4, "markeredgewidth": 0, "alpha": 0.45}
+    axes.plot(scatter["actual"], scatter["predicted"], label="test rows", **dots)
+    axes.plot(ends, ends, label="predicted = actual", **REFERENCE_LINE)
+    axes.set(xlabel=f"actual {fmt.shortened(target)}", ylabel="predicted")
+    axes.locator_params(axis="x", nbins=6)
+    axes.xaxis.set_major_formatter(number)
+    axes.yaxis.set_major_formatter(number)
+    legend(axes)
+    return "Predicted against actual values"
+
+
+@inline_svg
+def quality_against_latency(axes: Axes, export: ExportReport) -> str:
+    """Loss against FP32 with its limits over the median latency at the batch size that decides: the chosen variant
+    filled, those on the Pareto front (none is both faster and better) joined, the allowed loss as a line."""
+    batch = str(export["decided_at_batch"])
+    found = [
+        (latency["value"], variant.get("quality"), variant)
+        for variant in export["variants"]
+        if variant["file"] and (latency := variant["latency_ms"][batch]["p50"])
+    ]
+    points = sorted((ms, quality["loss"] if quality else 0.0) for ms, quality, _ in found)
+    front = [
+        point for index, point in enumerate(points) if point[1] < min([p[1] for p in points[:index]] or [math.inf])
+    ]
+    axes.plot(*zip(*front, strict=True), color=SERIES[0], label="Pareto front")
+    for ms, quality, variant in found:
+        loss = quality["loss"] if quality else 0.0
+        if quality:
+            axes.plot([ms, ms], [quality["low"], quality["high"]], color=SERIES[1], linewidth=1.5)
+        words = f"{variant['name']}: {fmt.milliseconds(ms)}, loses {loss:.2f}, {variant['verdict']}"
+        plot_point(axes, ms, loss, SERIES[1] if quality else SERIES[0], words, 9.0 if variant["chosen"] else 6.0)
+        if variant["chosen"]:
+            axes.plot([ms], [loss], linestyle="", marker="o", markersize=5, color=SERIES[0], zorder=4, label="chosen")
+    axes.axhline(export["max_loss"], label="allowed", **REFERENCE_LINE)
+    axes.margins(x=0.08, y=0.08)
+    unit = "% of RMSE" if export["task"] == "regression" else "points of accuracy"
+    axes.set(xlabel=f"ms per call of batch {batch}", ylabel=f"{unit} lost")
+    axes.locator_params(axis="x", nbins=5)  # times within a few percent have long labels
+    axes.xaxis.set_major_formatter(number)
+    axes.yaxis.set_major_formatter(number)
+    legend(axes)
+    return "Quality against latency of the variants"
+
+
+def unit_square(axes: Axes) -> None:
+    """Both axes from 0 to 100 %."""
+    axes.set(xlim=(0, 1), ylim=(0, 1))
+    axes.xaxis.set_major_formatter(percent)
+    axes.yaxis.set_major_formatter(percent)
+
+
+def plot_point(axes: Axes, x: float, y: float, colour: str, words: str, diameter: float = 6.0) -> None:
+    """A ring with a tooltip."""
+    ring: dict[str, Any] = {"markerfacecolor": CARD, "markeredgecolor": colour, "markeredgewidth": 2}
+    axes.plot([x], [y], linestyle="", marker="o", markersize=diameter, gid=tooltip(words), zorder=3, **ring)
+
+
+def legend(axes: Axes) -> None:
+    """The names of the series, above the axes."""
+    figure_of(axes).legend(loc="outside upper left", ncols=2, columnspacing=1.4)
+
+
+def figure_of(axes: Axes) -> Figure:
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    return figure
+
+
+def number(value: float, _: float = 0) -> str:
+    """A tick label: as short as it can be."""
+    return f"{value:,.10g}" if value == 0 or 1e-4 <= abs(value) < 1e9 else f"{value:.4g}"
+
+
+def percent(share: float, _: float = 0) -> str:
+    return f"{100 * share:.4g} %"

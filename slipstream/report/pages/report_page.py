@@ -1,0 +1,175 @@
+"""The report of a run as a page. What it says is in ``templates/report.html``; here is what it needs beyond the
+results themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from markupsafe import Markup
+
+from slipstream.artifacts.results.training import TRACE
+from slipstream.report import formatting as fmt
+from slipstream.report.figures import QualityFigures
+from slipstream.report.pages import charts, network_charts
+from slipstream.report.pages.rendering import render
+from slipstream.report.stage_results import Results
+from slipstream.report.summary import RunSummary
+from slipstream.report.summary_builder import CARD
+
+WORST_SHOWN = 12
+CLASSES_SHOWN = 12
+REASONS_SHOWN = 8
+VALUES_SHOWN = 3
+#: Columns that are listed at once, and those that can be unfolded.
+COLUMNS_SHOWN, COLUMNS_LISTED = 16, 400
+
+
+def report_page(summary: RunSummary, results: Results, config: Mapping[str, Any], made: datetime) -> str:
+    """``config`` is the whole configuration by section; ``made`` is local time."""
+    evaluation, columns = results.evaluation, results.card["columns"]
+    confusion, classes = evaluation.get("confusion"), evaluation["classes"]
+    listed = confusion if len(classes) > charts.MOST_CLASSES_DRAWN else None
+    return render(
+        "report.html",
+        summary=summary,
+        results=results,
+        export=results.export,
+        metric=summary.quality.metric,
+        charts=drawn_charts(results),
+        comparison=comparison(summary.quality),
+        recommended=next(variant for variant in summary.variants if variant.chosen),
+        scores=list(scores(summary.quality)),
+        mistakes=most_frequent_mistakes(listed, classes) if listed else None,
+        recalls=lowest_recalls(listed, classes) if listed else None,
+        classes=class_frequencies(results.card["classes"])[:CLASSES_SHOWN],
+        columns=columns[:COLUMNS_SHOWN],
+        more_columns=columns[COLUMNS_SHOWN:COLUMNS_LISTED],
+        columns_left=len(columns) - COLUMNS_LISTED,
+        contents=contents,
+        reasons=results.quarantined[:REASONS_SHOWN],
+        sections={name: list(flat(value)) for name, value in config.items() if isinstance(value, Mapping)},
+        card_page=CARD,
+        trace_file=TRACE,
+        made=made,
+    )
+
+
+def drawn_charts(results: Results) -> dict[str, Markup | None]:
+    """Every chart by name; None where the results do not have it."""
+    history, evaluation, network = results.history, results.evaluation, results.network
+    classes = evaluation["classes"]
+    drawn: dict[str, Markup | None] = dict.fromkeys(("scatter", "roc", "confusion", "reliability"))
+    if scatter := evaluation.get("scatter"):
+        drawn["scatter"] = charts.predicted_against_actual(scatter, results.signature.target)
+    if roc := evaluation.get("roc"):
+        drawn["roc"] = charts.roc_curve(roc, classes[1])
+    if (confusion := evaluation.get("confusion")) and len(classes) <= charts.MOST_CLASSES_DRAWN:
+        drawn["confusion"] = charts.confusion_matrix(confusion, classes)
+    if bins := evaluation.get("calibration"):
+        drawn["reliability"] = charts.reliability_diagram(bins)
+    return drawn | {
+        "loss": charts.loss(history),
+        "metric": charts.validation_metric(history, evaluation["metric"]["name"]),
+        "variants": charts.quality_against_latency(results.export),
+        **(network_charts.drawn(network.profile, network.course, network.model) if network else {}),
+    }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The model's headline metric against the baseline's: how far ``above`` or below, in words, and if it is better.
+
+    ``words`` is empty if they are equal.
+    """
+
+    words: str
+    better: bool
+
+
+def comparison(quality: QualityFigures) -> Comparison | None:
+    """None without a baseline. Shares are compared in percentage points, other metrics in percent of the baseline."""
+    ours, theirs = quality.value, quality.baseline_value
+    if theirs is None:
+        return None
+    if ours == theirs:
+        return Comparison("", better=False)
+    side = "above" if ours > theirs else "below"
+    if quality.metric in fmt.SHARES:
+        words = f"{abs(100 * (ours - theirs)):.2f} points {side}"
+    else:
+        words = f"{abs(100 * (ours / theirs - 1)):.1f} % {side}" if theirs else side
+    return Comparison(words, better=(ours < theirs) == (quality.metric in fmt.LESS_IS_BETTER))
+
+
+@dataclass(frozen=True)
+class Score:
+    """A metric of the model and of the baseline, with the sign of which is better: 1 the model, -1 the baseline."""
+
+    metric: str
+    model: float | None
+    baseline: float | None
+    better: int
+
+
+def scores(quality: QualityFigures) -> Iterator[Score]:
+    """Every metric of the model, in the order in which :data:`slipstream.report.formatting.NAMES` has them."""
+    for metric in sorted(quality.model_metrics, key=list(fmt.NAMES).index):
+        ours, theirs = quality.model_metrics[metric], quality.baseline_metrics.get(metric)
+        better = 0
+        if ours is not None and theirs is not None and ours != theirs:
+            better = 1 if (ours < theirs) == (metric in fmt.LESS_IS_BETTER) else -1
+        yield Score(metric, ours, theirs, better)
+
+
+def most_frequent_mistakes(counts: Sequence[Sequence[int]], classes: Sequence[str]) -> list[tuple[str, str, int]]:
+    """The largest entries off the diagonal of a confusion matrix: true class, predicted class, rows."""
+    wrong = [(n, r, c) for r, line in enumerate(counts) for c, n in enumerate(line) if n and r != c]
+    worst = sorted(wrong, key=lambda found: (-found[0], found[1], found[2]))[:WORST_SHOWN]
+    return [(classes[r], classes[c], n) for n, r, c in worst]
+
+
+def lowest_recalls(counts: Sequence[Sequence[int]], classes: Sequence[str]) -> list[tuple[str, int, float]]:
+    """The classes with the lowest recall: name, rows, recall."""
+    found = [(line[r] / sum(line), sum(line), classes[r]) for r, line in enumerate(counts) if sum(line)]
+    return [(name, rows, recall) for recall, rows, name in sorted(found)[:WORST_SHOWN]]
+
+
+def class_frequencies(classes: Mapping[str, Mapping[str, int]]) -> list[tuple[str, float, str]]:
+    """Bars, the most frequent class first: name, length as a share of the longest, figures. Empty for a regression."""
+    totals = sorted(((sum(rows.values()), label) for label, rows in classes.items()), key=lambda found: -found[0])
+    most, rows = max((total for total, _ in totals), default=0) or 1, sum(total for total, _ in totals) or 1
+    return [
+        (
+            fmt.shortened(label),
+            total / most,
+            f"{fmt.count(total)} ({fmt.percent(total / rows)})",
+        )
+        for total, label in totals
+    ]
+
+
+def contents(column: Mapping[str, Any]) -> str:
+    """Why a column is not used, else its most frequent values, else its range."""
+    if column.get("why"):
+        return str(column["why"])
+    if column.get("top"):
+        top = ", ".join(
+            f"{fmt.shortened(str(value))} ({fmt.count(rows)})" for value, rows in column["top"][:VALUES_SHOWN]
+        )
+        return f"{top}, …" if column["distinct"] > VALUES_SHOWN else top
+    if "mean" in column:
+        low, high, mean, std = (fmt.column_figure(column, name) for name in ("min", "max", "mean", "std"))
+        return f"{low} to {high}, mean {mean} ± {std}"
+    return ""
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every setting by its dotted path."""
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

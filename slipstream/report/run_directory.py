@@ -1,0 +1,64 @@
+"""``runs/<timestamp>/``: the whole directory of a run, or nothing."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+from slipstream.artifacts.format import MANIFEST, Artifact, link_or_copy
+from slipstream.artifacts.results.export import DIGEST, digest_line
+from slipstream.artifacts.store import sweep
+from slipstream.report.summary_builder import MODEL
+
+
+def new_run(runs: Path, fill: Callable[[Path, datetime], None]) -> Path:
+    """A new directory under ``runs``, named by the local time.
+
+    ``fill`` writes into a hidden directory beside it, which is renamed when it is complete and removed if it fails.
+    """
+    now = datetime.now()
+    runs.mkdir(parents=True, exist_ok=True)
+    sweep(runs)
+    partial = runs / f".{os.getpid()}-{secrets.token_hex(4)}"
+    try:
+        partial.mkdir()
+        fill(partial, now)
+        return rename_to_free(partial, runs / now.strftime("%Y-%m-%dT%H-%M-%S"))
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def rename_to_free(directory: Path, place: Path) -> Path:
+    """Rename ``directory`` to ``place``; if another run has just taken that name, to the first free one after it."""
+    number = 1
+    while True:
+        candidate = place if number == 1 else place.with_name(f"{place.name}-{number}")
+        try:
+            # Fails if the name is taken: a run's directory is never empty.
+            return directory.rename(candidate)
+        except OSError:
+            if not candidate.exists():
+                raise
+        number += 1
+
+
+def copy_model(exported: Artifact, directory: Path) -> None:
+    """Copy the artifact, every byte verified, and its digest."""
+    exported.check()
+    for name in (*exported.files, MANIFEST):
+        target = directory / MODEL / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(exported.path(name), target)
+    (directory / MODEL / DIGEST).write_text(digest_line(exported.fingerprint), encoding="utf-8")
+
+
+def link_artifact(artifact: Artifact, directory: Path) -> None:
+    """Put the artifact into ``directory`` as hard links, or as copies where the file system has no links."""
+    for name in (*artifact.files, MANIFEST):
+        target = directory / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        link_or_copy(artifact.path(name), target)

@@ -1,0 +1,115 @@
+"""What the stages of a run found out, read from their artifacts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from slipstream.artifacts.format import Artifact
+from slipstream.artifacts.prepared.data import PreparedData, Signature
+from slipstream.artifacts.results.evaluation import Evaluation, read_evaluation
+from slipstream.artifacts.results.export import KIND as EXPORTED
+from slipstream.artifacts.results.export import ExportReport, read_export
+from slipstream.artifacts.results.training import KIND as TRAINED
+from slipstream.artifacts.results.training import (
+    CompiledPass,
+    Goodput,
+    History,
+    Operations,
+    Throughput,
+    read_attempt,
+    read_history,
+    read_operations,
+)
+from slipstream.interconnect.profile import COURSE, KIND, MODEL, ModelPoint, NetworkProfile, TrendPoint, read_profile
+from slipstream.report.figures import Quarantined
+
+#: Quarantined rows that the data card lists; all of them are in quarantine.parquet.
+ROWS_SHOWN = 50
+
+
+@dataclass(frozen=True)
+class NetworkResults:
+    """What the benchmark of the interconnect left: a profile, and what is drawn beside it."""
+
+    profile: NetworkProfile
+    #: The largest all_reduce of the profiles of this hardware, the oldest first.
+    course: list[TrendPoint]
+    #: The model of all_reduce by size; empty where it explains nothing.
+    model: list[ModelPoint]
+
+    @classmethod
+    def open(cls, directory: Path) -> NetworkResults:
+        """Raises ``DamagedArtifact`` if the directory does not hold what the benchmark wrote."""
+        profile, artifact = read_profile(directory), Artifact.open(directory, KIND)
+        return cls(profile, artifact.read_json(COURSE), artifact.read_json(MODEL))
+
+
+@dataclass(frozen=True)
+class Results:
+    """The contents of the stages' JSON files, and the artifacts of which files are copied."""
+
+    signature: Signature
+    card: dict[str, Any]
+    quarantined: list[Quarantined]
+    history: History
+    #: How the attempts at training went.
+    goodput: Goodput
+    throughput: Throughput | None
+    compiled: CompiledPass | None
+    #: None if no steps were profiled.
+    operations: Operations | None
+    evaluation: Evaluation
+    export: ExportReport
+    #: None if the benchmark of the interconnect failed.
+    network: NetworkResults | None
+    prepared: Artifact
+    trained: Artifact
+    exported: Artifact
+
+    @classmethod
+    def open(
+        cls, prepared: Path, trained: Path, evaluated: Path, exported: Path, network: Path | None = None
+    ) -> Results:
+        """Raises ``DamagedArtifact`` naming the first artifact that is not whole."""
+        data, attempt = PreparedData.open(prepared), read_attempt(trained)
+        return cls(
+            data.signature,
+            data.card,
+            quarantine_reasons(data.artifact),
+            read_history(trained),
+            attempt["ledger"],
+            attempt.get("throughput"),
+            attempt.get("compiled"),
+            read_operations(trained),
+            read_evaluation(evaluated),
+            read_export(exported),
+            NetworkResults.open(network) if network else None,
+            data.artifact,
+            Artifact.open(trained, TRAINED),
+            Artifact.open(exported, EXPORTED),
+        )
+
+
+def quarantine_reasons(prepared: Artifact) -> list[Quarantined]:
+    """The reasons for which rows were set aside, the most frequent first."""
+    rows = read_quarantine(prepared, ["file", "line", "column", "reason"]).to_pylist()
+    first: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in rows:
+        first.setdefault((row["reason"], row["column"]), row)
+    counts = Counter((row["reason"], row["column"]) for row in rows).most_common()
+    return [Quarantined(*why, number, first[why]["file"], first[why]["line"]) for why, number in counts]
+
+
+def quarantined_rows(prepared: Artifact) -> list[dict[str, Any]]:
+    """The first ``ROWS_SHOWN`` rows that were set aside: ``file``, ``line``, ``column``, ``reason`` and ``raw``."""
+    return read_quarantine(prepared).slice(0, ROWS_SHOWN).to_pylist()
+
+
+def read_quarantine(prepared: Artifact, columns: list[str] | None = None) -> pa.Table:
+    return pq.read_table(pa.BufferReader(prepared.read_bytes("quarantine.parquet")), columns=columns)

@@ -1,0 +1,242 @@
+"""Settings: frozen pydantic dataclasses whose every error is one line that names the setting.
+
+Both ways in reject the same things: :meth:`Settings.from_json` and :meth:`Settings.from_dict` for what a user wrote,
+the constructor for Python callers, launch plans and Flyte's decoder. They are dataclasses and not pydantic models
+because that is what flytekit's command line asks ``from_json`` of; a model's errors would reach the user as tracebacks,
+and flytekit would take ``"3"`` for an ``int``.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import inspect
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import Field, asdict, field
+from functools import wraps
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, dataclass_transform
+
+import pydantic.dataclasses
+import yaml
+from pydantic import ConfigDict, TypeAdapter, ValidationError, model_validator
+from pydantic_core import ArgsKwargs
+
+from slipstream.errors import UserError
+
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+Schema = dict[str, Any]
+
+
+class Yaml(yaml.SafeLoader):
+    """YAML as editors and JSON Schema understand it: ``1e-3`` is a number, and a date is text (PyYAML: the reverse)."""
+
+
+Yaml.add_constructor("tag:yaml.org,2002:timestamp", Yaml.construct_yaml_str)
+Yaml.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789"))
+
+
+class Settings:
+    """Base of every settings class. ``section`` is the path under which the user finds it."""
+
+    section: ClassVar[str] = ""
+    if TYPE_CHECKING:  # :func:`settings` makes a dataclass of every subclass
+        __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_meant(cls, data: Any) -> Any:
+        """Flyte may send 3 as 3.0, and ``training:`` with nothing below it is ``null`` in YAML: the defaults."""
+        if isinstance(data, ArgsKwargs):
+            return ArgsKwargs(tuple(map(whole, data.args)), {name: whole(v) for name, v in (data.kwargs or {}).items()})
+        if isinstance(data, dict):
+            return {name: whole(value) for name, value in data.items()}
+        return {} if data is None else data
+
+    @model_validator(mode="after")
+    def _combinations(self) -> Self:
+        self.check()
+        return self
+
+    def check(self) -> None:
+        """Reject combinations that no single setting shows to be wrong; overridden where there are some."""
+
+    def reject(self, name: str, expected: str) -> UserError:
+        """The error for one setting: its path, its value and what is allowed."""
+        return wrong(path_of(self.section, [name]), getattr(self, name), expected)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Parse what the user wrote. Raises ``UserError`` with the path of the first setting that is wrong."""
+        try:
+            return TypeAdapter(cls).validate_json(text)
+        except ValidationError as error:
+            raise explain(cls, error) from None
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Self:
+        """Build from nested dictionaries, as YAML or TOML give them; dates become text. Raises ``UserError``."""
+        return cls.from_json(json.dumps(data, default=str))
+
+    @classmethod
+    def from_file(cls, path: Path) -> Self:
+        """Read a YAML file, or JSON if it is not called so. Raises ``UserError``, with line and column if it can."""
+        try:
+            with path.open(encoding="utf-8") as file:
+                return cls.from_dict(yaml.load(file, Yaml) if path.suffix in (".yaml", ".yml") else json.load(file))
+        except FileNotFoundError:
+            raise UserError(f"{path}: no such file; expected a YAML or JSON file of settings, or JSON itself") from None
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+            raise UserError(f"{path}{where}: not valid YAML: {error.problem or error.context}") from None
+        except json.JSONDecodeError as error:
+            raise UserError(f"{path}, line {error.lineno}, column {error.colno}: not valid JSON: {error.msg}") from None
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise UserError(f"{path}: cannot be read: {error}") from None
+
+
+def whole(value: Any) -> Any:
+    """3 for 3.0, also in a list; a field of type float takes either."""
+    if isinstance(value, list):
+        return [whole(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+S = TypeVar("S", bound=Settings)
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def settings(cls: type[S]) -> type[S]:
+    """Make a subclass of :class:`Settings` a frozen dataclass; its constructor raises ``UserError``.
+
+    The docstring below a field becomes its description in the schema. Defaults go into the field itself or into
+    ``dataclasses.field(default_factory=...)``, as flytekit does not understand pydantic's ``Field`` there.
+    """
+    made: Any = pydantic.dataclasses.dataclass(frozen=True, config=STRICT)(cls)
+    validate = made.__init__
+
+    @wraps(validate)
+    def construct(self: S, *arguments: Any, **named: Any) -> None:
+        try:
+            validate(self, *arguments, **named)
+        except ValidationError as error:
+            raise explain(made, error) from None
+
+    made.__init__ = construct
+    return made
+
+
+def to_dict(value: Settings) -> dict[str, Any]:
+    """The settings as nested dictionaries that JSON can hold."""
+    return asdict(value)
+
+
+def schema_of(cls: type[Settings]) -> Schema:
+    """The JSON Schema of what :meth:`Settings.from_json` accepts."""
+    return TypeAdapter(cls).json_schema()
+
+
+def described_schema_of(cls: type[Settings]) -> Schema:
+    """The same with descriptions of the fields. pydantic would read them from the sources whenever a class is made,
+    which takes a third of a second at the start of every command."""
+    schema, classes = schema_of(cls), {each.__name__: each for each in Settings.__subclasses__()}
+    for name, node in (schema["$defs"] | {cls.__name__: schema}).items():
+        for its_field, description in descriptions_of(classes[name]).items():
+            node["properties"][its_field]["description"] = description
+    return schema
+
+
+def descriptions_of(cls: type[Settings]) -> dict[str, str]:
+    """The docstrings below the fields of a class."""
+    (tree,) = ast.parse(inspect.getsource(cls)).body
+    found = {}
+    for statement, below in pairwise(ast.iter_child_nodes(tree)):
+        match statement, below:
+            case ast.AnnAssign(target=ast.Name(its_field)), ast.Expr(ast.Constant(str(text))):
+                found[its_field] = inspect.cleandoc(text)
+    return found
+
+
+def explain(cls: type[Settings], error: ValidationError) -> UserError:
+    """The first of pydantic's errors as one line: the setting's path, its value and what the schema allows."""
+    first = error.errors(include_url=False)[0]
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, UserError):  # raised by check()
+        return cause
+    if first["type"] == "json_invalid":
+        return UserError(f"the configuration is not valid JSON: {cause}")
+    is_unknown = first["type"] == "unexpected_keyword_argument"
+    node, place = walk(schema_of(cls), first["loc"][:-1] if is_unknown else first["loc"])
+    path, message = path_of(cls.section, place), first["msg"]
+    if is_unknown:
+        return UserError(unknown(path, str(first["loc"][-1]), list(node.get("properties", {}))))
+    expected = limits_of(node) if first["type"].startswith(("greater_than", "less_than")) else kind_of(node)
+    if first["type"] in ("finite_number", "dataclass_exact_type") or not expected:
+        expected = message.removeprefix("Input should be ")
+    return wrong(path or "config", first["input"], expected)
+
+
+def path_of(section: str, place: Sequence[str | int]) -> str:
+    """``data.columns[1]``"""
+    path = section + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in place)
+    return path.removeprefix(".")
+
+
+def wrong(path: str, value: Any, expected: str) -> UserError:
+    return UserError(f"{path}: {json.dumps(value, default=str)} is not allowed; expected {expected}")
+
+
+def unknown(section: str, key: str, names: Sequence[str]) -> str:
+    close = difflib.get_close_matches(key, names, n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return f"{path_of(section, [key])}: unknown setting; {hint}allowed here: {', '.join(sorted(names))}"
+
+
+# What a schema allows, in words
+
+
+def walk(schema: Schema, location: Sequence[str | int]) -> tuple[Schema, list[str | int]]:
+    """The node that describes the setting at pydantic's ``location``, and the path as the user wrote it: pydantic also
+    names the member of a union that it chose. The node is empty where the schema leaves open what is allowed."""
+    node, place = resolved(schema, schema), []
+    for step in location:
+        if member := node.get("discriminator", {}).get("mapping", {}).get(step):
+            node = resolved(schema, {"$ref": member})
+            continue
+        below = node.get("items") if isinstance(step, int) else node.get("properties", {}).get(step)
+        node = resolved(schema, below or node.get("additionalProperties") or {})
+        place.append(step)
+    return node, place
+
+
+def resolved(schema: Schema, node: Schema) -> Schema:
+    return schema["$defs"][node["$ref"].rpartition("/")[2]] if "$ref" in node else node
+
+
+def kind_of(node: Schema) -> str:
+    if "enum" in node:
+        return one_of(node["enum"])
+    if union := node.get("discriminator"):
+        return f"a mapping whose {union['propertyName']!r} is {one_of(union['mapping'])}"
+    kinds = {"integer": "an integer", "number": "a number", "string": "a text", "boolean": "true or false"}
+    if node.get("type") == "array":
+        return f"a list of {kind_of(node['items'])}"
+    return "a mapping" if "$ref" in node or node.get("type") == "object" else kinds.get(node.get("type", ""), "")
+
+
+def one_of(choices: Iterable[Any]) -> str:
+    return "one of " + ", ".join(json.dumps(choice) for choice in choices)
+
+
+def limits_of(node: Schema) -> str:
+    words = {
+        "minimum": "at least",
+        "exclusiveMinimum": "more than",
+        "maximum": "at most",
+        "exclusiveMaximum": "less than",
+    }
+    return " and ".join(f"{said} {node[limit]:g}" for limit, said in words.items() if limit in node)

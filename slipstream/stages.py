@@ -1,0 +1,61 @@
+"""The stages of the workflows. The artifact that a stage makes has the stage's name as its kind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage, which a profile may give resources by its name.
+
+    ``engines`` are the modules that compute its result, and ``libraries`` those whose version can change the numbers:
+    its code version is made of both. A stage without engines is never cached.
+    """
+
+    name: str
+    engines: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ()
+    #: It is one process group. Of other stages with several nodes, each pod is preempted for itself.
+    distributed: bool = False
+    #: Its results are measured times: those of other hardware are not its.
+    measured: bool = False
+    #: It looks by itself for what an earlier run made, because only in the running group it knows the hardware that a
+    #: result belongs to: neither Flyte nor the local store keeps its results. Of one that was there already, the
+    #: manifest says in ``made_by`` that it was ``reused``.
+    finds_earlier: bool = False
+
+
+TRAINED = ("torch", "numpy", "safetensors")
+JUDGED = (*TRAINED, "scikit-learn", "scipy")
+STAGES = {
+    stage.name: stage
+    for stage in (
+        Stage("fingerprint"),
+        Stage(
+            "prepare",
+            (
+                "slipstream.prepare.engine",
+                "slipstream.prepare.sharded.csv_parsing",
+                "slipstream.prepare.sharded.merge_partitions",
+                "slipstream.prepare.sharded.shares",
+            ),
+            ("numpy", "pandas", "pillow", "pyarrow", "scikit-learn", "xxhash"),
+        ),
+        Stage("train", ("slipstream.train.run",), (*TRAINED, "scipy"), distributed=True),
+        Stage("compress", ("slipstream.compress.engine",), (*JUDGED, "torch-pruning")),
+        Stage("evaluate", ("slipstream.evaluate.engine",), JUDGED),
+        Stage("export", ("slipstream.export.engine",), (*JUDGED, "onnx", "onnxruntime", "onnxscript"), measured=True),
+        Stage("promote"),
+        Stage(
+            "collectives",
+            ("slipstream.collectives.engine",),
+            ("torch", "numpy", "scipy"),
+            distributed=True,
+            measured=True,
+            finds_earlier=True,
+        ),
+        Stage("report"),
+    )
+}
+DISTRIBUTED = tuple(name for name, stage in STAGES.items() if stage.distributed)

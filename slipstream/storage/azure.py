@@ -1,0 +1,177 @@
+"""Requests to Azure Blob Storage, through adlfs.
+
+Account and credentials are configured as usual for adlfs (``AZURE_STORAGE_*``, or the identity of the pod). What is not
+configured there comes from the ``FLYTE_AZURE_*`` variables that flytekit knows. The account may stand in the address:
+``abfs://container@account.dfs.core.windows.net/key``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import azure.core.exceptions as errors
+from adlfs import AzureBlobFileSystem
+from azure.core import MatchConditions
+from azure.storage.blob import BlobBlock
+from azure.storage.blob.aio import BlobClient, ContainerClient
+from fsspec.asyn import sync
+
+from slipstream.errors import UserError
+from slipstream.storage import retry
+from slipstream.storage.base import AlreadyThere, MissingObject, StorageUnavailable
+from slipstream.storage.bucket import CONCURRENCY, PAGE, PART_BYTES, ObjectStat
+from slipstream.storage.retry import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, TRANSIENT_STATUS
+
+MOST_BLOCKS = 50_000
+#: Each request is made once; the client's own pauses begin at 15 seconds.
+ONCE: dict[str, Any] = {"retry_total": 0, "connection_timeout": CONNECT_TIMEOUT_S, "read_timeout": READ_TIMEOUT_S}
+#: MD5 of what is sent or comes, checked by the other side; a download is asked for in pieces of 4 MiB.
+CHECKED = {**ONCE, "validate_content": True}
+TRANSIENT_ERRORS = (errors.ServiceRequestError, errors.ServiceResponseError, errors.IncompleteReadError)
+SETTINGS = {
+    "account_name": "STORAGE_ACCOUNT_NAME",
+    "account_key": "STORAGE_ACCOUNT_KEY",
+    "tenant_id": "TENANT_ID",
+    "client_id": "CLIENT_ID",
+    "client_secret": "CLIENT_SECRET",
+}
+
+
+def client(account: str) -> AzureBlobFileSystem:
+    """The client of this process; neither connections nor the event loop must be shared across a fork."""
+    return client_of(os.getpid(), account)
+
+
+@cache
+def client_of(process: int, account: str) -> AzureBlobFileSystem:
+    settings = flyte_settings()
+    if account:
+        settings["account_name"] = account
+    return AzureBlobFileSystem(**settings, skip_instance_cache=True)
+
+
+def flyte_settings() -> dict[str, str]:
+    """Settings from Flyte's variables, if adlfs's own variables name no account."""
+    given = os.environ
+    if given.keys() & {"AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_CONNECTION_STRING"}:
+        return {}
+    flyte = {setting: f"FLYTE_AZURE_{name}" for setting, name in SETTINGS.items()}
+    return {setting: given[name] for setting, name in flyte.items() if name in given}
+
+
+class AzureContainer:
+    """:class:`slipstream.storage.bucket.Bucket` of Azure; an object's version is its ETag."""
+
+    def __init__(self, name: str) -> None:
+        self._container, _, host = name.partition("@")
+        self._account = host.partition(".")[0]
+
+    def _call(self, method: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        return sync(client(self._account).loop, method, *arguments, **named)
+
+    def _containers(self) -> ContainerClient:
+        return client(self._account).service_client.get_container_client(self._container)
+
+    def _blob(self, key: str) -> BlobClient:
+        return client(self._account).service_client.get_blob_client(self._container, key)
+
+    def page(self, prefix: str, token: str) -> tuple[list[ObjectStat], str]:
+        return self._call(self._page, prefix, token)
+
+    async def _page(self, prefix: str, token: str) -> tuple[list[ObjectStat], str]:
+        options = {**ONCE, "include": ["metadata"], "results_per_page": PAGE}
+        blobs = self._containers().list_blobs(prefix, **options)
+        pages: Any = blobs.by_page(continuation_token=token or None)
+        page = [blob async for blob in await anext(pages)]
+        # In an account with a hierarchical namespace directories are listed, too.
+        files = [blob for blob in page if not (blob.metadata or {}).get("hdi_isfolder")]
+        stats = [
+            ObjectStat(blob.name, blob.size, blob.etag.strip('"'), modified=blob.last_modified.timestamp())
+            for blob in files
+        ]
+        return stats, pages.continuation_token or ""
+
+    def stat(self, key: str) -> ObjectStat:
+        found = self._call(self._blob(key).get_blob_properties, **ONCE)
+        return ObjectStat(key, found.size, found.etag.strip('"'))
+
+    def read(self, key: str, start: int, end: int, version: str) -> bytes:
+        return self._call(self._read, key, start, end, version)
+
+    async def _read(self, key: str, start: int, end: int, version: str) -> bytes:
+        same = {"etag": f'"{version}"', "match_condition": MatchConditions.IfNotModified} if version else {}
+        options = {**CHECKED, **same, "decompress": False}
+        stream = await self._blob(key).download_blob(start, end - start, **options)
+        return await stream.readall()
+
+    def put_bytes(self, key: str, data: bytes, *, fresh: bool) -> None:
+        self._call(self._blob(key).upload_blob, data, overwrite=not fresh, **CHECKED)
+
+    def put_file(self, key: str, path: Path, ask: Callable[[Callable[[], Any]], Any]) -> None:
+        size = path.stat().st_size
+        if size <= PART_BYTES:
+            ask(lambda: self.put_bytes(key, path.read_bytes(), fresh=False))
+            return
+        block_bytes = max(PART_BYTES, -(-size // MOST_BLOCKS))
+        blob = self._blob(key)
+        with path.open("rb") as file, ThreadPoolExecutor(CONCURRENCY) as pool:
+
+            def stage(start: int) -> BlobBlock:
+                block = f"{start:032d}"
+                data = os.pread(file.fileno(), block_bytes, start)
+                ask(lambda: self._call(blob.stage_block, block, data, **CHECKED))
+                return BlobBlock(block)
+
+            blocks = list(pool.map(stage, range(0, size, block_bytes)))
+        ask(lambda: self._call(blob.commit_block_list, blocks, **ONCE))
+
+    def checksum(self, path: Path) -> str:
+        return ""
+
+    def delete(self, key: str) -> None:
+        self._call(self._blob(key).delete_blob, **ONCE)
+
+    def explain(self, uri: str, error: Exception) -> Exception:
+        status = getattr(error, "status_code", None)
+        said = getattr(error, "error_code", None) or status
+        code = str(getattr(said, "value", said))
+        if isinstance(error, TRANSIENT_ERRORS):
+            return StorageUnavailable(
+                f"{uri}: the store did not answer in {retry.ATTEMPTS} attempts ({one_line(error)})"
+            )
+        if isinstance(error, errors.AzureError) and "MD5 mismatch" in str(error):
+            return StorageUnavailable(f"{uri}: other bytes arrived than the store holds ({one_line(error)})")
+        if code in ("Md5Mismatch", "OperationTimedOut") or status in TRANSIENT_STATUS:
+            return StorageUnavailable(f"{uri}: the store kept answering {status} {code} in {retry.ATTEMPTS} attempts")
+        if code in ("BlobAlreadyExists", "ConditionNotMet") or status == 412:
+            return AlreadyThere(uri)
+        if code == "ContainerNotFound":
+            return UserError(
+                f"{uri}: there is no container {self._container!r}; create it, or check the name and the account"
+            )
+        if status == 404:
+            return MissingObject(f"{uri}: no such object; check container {self._container!r} and the key")
+        if code in ("AuthenticationFailed", "InvalidAuthenticationInfo") or status == 401:
+            return UserError(f"{uri}: the credentials were refused ({code}); renew them")
+        if status == 403:
+            return UserError(
+                f"{uri}: access denied ({code}); the identity in use needs the role Storage Blob Data Contributor on "
+                f"container {self._container!r}"
+            )
+        if isinstance(error, errors.ClientAuthenticationError | ValueError):
+            return UserError(
+                f"{uri}: no usable account or credentials ({one_line(error)}); set AZURE_STORAGE_ACCOUNT_NAME, and "
+                f"AZURE_STORAGE_ACCOUNT_KEY or an identity of the pod's service account"
+            )
+        if isinstance(error, errors.HttpResponseError):
+            return UserError(f"{uri}: the store refused the request ({status} {code})")
+        return error
+
+
+def one_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

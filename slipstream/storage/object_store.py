@@ -1,0 +1,175 @@
+"""A store on Google Cloud Storage (``gs://``) or Azure Blob Storage (``abfs://``), through fsspec.
+
+gcsfs and adlfs find the credentials and hold the connections and the event loop. Requests are made one by one through
+them, with a condition and a checksum where the service has one, and retried here, as for S3: fsspec's own operations
+know no condition on reads, and gcsfs draws the pauses between its retries from Python's global generator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+from slipstream.errors import UserError
+from slipstream.storage.base import AZURE, GCS, AlreadyThere, MissingObject, ObjectInfo, StorageUnavailable, at_or_below
+from slipstream.storage.bucket import CONCURRENCY, PART_BYTES, Bucket
+from slipstream.storage.names import check_keys, check_name, check_prefix, path_below
+from slipstream.storage.ranged import fetch_listed, ranged_reader
+from slipstream.storage.retry import retried
+
+#: Per scheme: the package of the client, and the extra that installs it.
+PACKAGES = {GCS: ("gcsfs", "gcs"), AZURE: ("adlfs", "azure")}
+
+T = TypeVar("T")
+
+
+def locate(uri: str) -> tuple[Bucket, str, str]:
+    """The bucket of a URI, its own address with a slash at the end, and the key in it. Raises ``UserError``."""
+    scheme = GCS if uri.startswith(GCS) else AZURE
+    name, _, key = uri[len(scheme) :].partition("/")
+    if not name:
+        raise UserError(f"{uri}: names no bucket; expected {scheme}bucket/key")
+    try:
+        return bucket_of(scheme, name), f"{scheme}{name}/", key
+    except ModuleNotFoundError as error:
+        package, extra = PACKAGES[scheme]
+        raise UserError(f"{uri}: {package} is missing ({error}); install Slipstream with the extra [{extra}]") from None
+
+
+def bucket_of(scheme: str, name: str) -> Bucket:
+    if scheme == GCS:
+        from slipstream.storage.gcs import GoogleBucket
+
+        return GoogleBucket(name)
+    from slipstream.storage.azure import AzureContainer
+
+    return AzureContainer(name)
+
+
+def ask(bucket: Bucket, uri: str, request: Callable[[], T]) -> T:
+    """What a request returns, tried again as long as that may help."""
+    try:
+        return retried(request, lambda error: isinstance(bucket.explain(uri, error), StorageUnavailable))
+    except (UserError, AlreadyThere, StorageUnavailable):
+        raise
+    except Exception as error:
+        raise bucket.explain(uri, error) from None
+
+
+def listed(uri: str) -> Iterator[ObjectInfo]:
+    """All objects whose addresses begin with ``uri``."""
+    bucket, root, prefix = locate(uri)
+    token = ""
+    while True:
+        found, token = ask(bucket, uri, partial(bucket.page, prefix, token))
+        yield from (ObjectInfo(root + each.key, each.size, each.version, each.modified) for each in found)
+        if not token:
+            return
+
+
+def list_below(uri: str) -> list[ObjectInfo]:
+    """:func:`slipstream.storage.open.list_objects`."""
+    return sorted(at_or_below(uri, listed(uri)), key=lambda info: info.uri)
+
+
+def stat(uri: str) -> ObjectInfo:
+    bucket, _, key = locate(uri)
+    found = ask(bucket, uri, partial(bucket.stat, key))
+    return ObjectInfo(uri, found.size, found.version)
+
+
+def open_version(source: ObjectInfo) -> BinaryIO:
+    """:func:`slipstream.storage.open.open_listed`."""
+    return ranged_reader(source, partial(fetch, source))
+
+
+def read_range(source: ObjectInfo, start: int, end: int) -> bytes:
+    """:func:`slipstream.storage.open.read_range`."""
+    return fetch_listed(source, partial(fetch, source), start, end)
+
+
+def fetch(source: ObjectInfo, start: int, end: int) -> bytes:
+    """The bytes from ``start`` to ``end``. Raises ``AlreadyThere`` if the version is another."""
+    bucket, _, key = locate(source.uri)
+
+    def request() -> bytes:
+        data = bucket.read(key, start, end, source.etag)
+        if len(data) != end - start:
+            raise StorageUnavailable(f"{source.uri}: {len(data)} bytes came instead of {end - start}")
+        return data
+
+    return ask(bucket, source.uri, request)
+
+
+def storage_at(uri: str) -> ObjectStorage:
+    return ObjectStorage(uri)
+
+
+class ObjectStorage:
+    """Objects under a prefix of a bucket."""
+
+    def __init__(self, uri: str) -> None:
+        self.base = uri.rstrip("/")
+        self._bucket, _, self._prefix = locate(self.base + "/")
+
+    def scratch(self) -> Path:
+        return Path(tempfile.gettempdir())
+
+    def put(self, key: str, source: Path | bytes, *, fresh: bool = False) -> None:
+        uri, name = f"{self.base}/{key}", self._prefix + check_name(key, self.base)
+        if isinstance(source, bytes):
+            size = len(source)
+            try:
+                ask(self._bucket, uri, partial(self._bucket.put_bytes, name, source, fresh=fresh))
+            except AlreadyThere:
+                # If the answer to the first attempt was lost, the second one finds what the first one wrote.
+                with open_version(stat(uri)) as stored:
+                    if stored.read() != source:
+                        raise
+        else:
+            size = source.stat().st_size
+            self._bucket.put_file(name, source, partial(ask, self._bucket, uri))
+        if (there := stat(uri).size) != size:
+            raise StorageUnavailable(f"{uri}: the store holds {there} bytes, {size} were sent")
+        if isinstance(source, Path):
+            source.unlink()
+
+    def get(self, key: str, directory: Path) -> Path:
+        path = path_below(directory, key, self.base)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        uri = f"{self.base}/{key}"
+        found = ask(self._bucket, uri, partial(self._bucket.stat, self._prefix + key))
+        unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+        try:
+            with unfinished.open("wb") as file, ThreadPoolExecutor(CONCURRENCY) as pool:
+
+                def transfer(start: int) -> None:
+                    end = min(start + PART_BYTES, found.size)
+                    os.pwrite(file.fileno(), read_range(ObjectInfo(uri, found.size, found.version), start, end), start)
+
+                list(pool.map(transfer, range(0, found.size, PART_BYTES)))
+            if self._bucket.checksum(unfinished) != found.checksum:
+                raise StorageUnavailable(f"{uri}: other bytes arrived than the store holds")
+            unfinished.replace(path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+        return path
+
+    def list(self, prefix: str = "") -> list[str]:
+        found = listed(f"{self.base}/{check_prefix(prefix, self.base)}")
+        return check_keys((info.uri[len(self.base) + 1 :] for info in found), self.base)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        def remove(key: str) -> None:
+            with contextlib.suppress(MissingObject):
+                ask(self._bucket, f"{self.base}/{key}", partial(self._bucket.delete, self._prefix + key))
+
+        with ThreadPoolExecutor(CONCURRENCY) as pool:
+            list(pool.map(remove, [check_name(key, self.base) for key in keys]))

@@ -1,0 +1,284 @@
+"""A store on S3, or on a service with its protocol, through boto3.
+
+Endpoint, region, addressing style, credentials and proxies are configured as usual for boto3 (environment, shared
+configuration, roles). What is not configured there comes from the ``FLYTE_AWS_*`` variables that Flyte sets in pods.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import boto3
+import botocore.exceptions as errors
+from boto3.exceptions import S3UploadFailedError
+from boto3.s3.transfer import TransferConfig
+from botocore.config import Config
+from s3transfer.exceptions import RetriesExceededError
+
+from slipstream.errors import UserError
+from slipstream.storage import retry
+from slipstream.storage.base import S3, AlreadyThere, MissingObject, ObjectInfo, StorageUnavailable, at_or_below
+from slipstream.storage.names import check_keys, check_name, check_prefix, path_below
+from slipstream.storage.ranged import fetch_listed, ranged_reader
+from slipstream.storage.retry import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, TRANSIENT_STATUS, pause, retried
+
+PART_BYTES = 16 << 20
+#: Largest size that is copied within the store by one request.
+COPY_BYTES = 256 << 20
+MOST_PARTS = 10_000
+CONCURRENCY = 8
+TRANSIENT_CODES = {
+    *("SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable", "ThrottlingException"),
+    # The bytes that arrived do not match the checksum, or the signature, that was sent with them.
+    *("BadDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"),
+}
+#: The connection failed or ended before the whole answer was there.
+TRANSIENT_ERRORS = (
+    errors.ConnectionError,
+    errors.HTTPClientError,
+    errors.IncompleteReadError,
+    errors.ResponseStreamingError,
+    RetriesExceededError,
+)
+
+
+def split_uri(uri: str) -> tuple[str, str]:
+    bucket, _, key = uri[len(S3) :].partition("/")
+    if not bucket:
+        raise UserError(f"{uri}: names no bucket; expected s3://bucket/key")
+    return bucket, key
+
+
+def client() -> Any:
+    """The S3 client of this process; connections must not be shared across a fork."""
+    return client_of(os.getpid())
+
+
+@cache
+def client_of(process: int) -> Any:
+    # A new session, because boto3's default one caches the credentials that it found first.
+    made = boto3.session.Session().client(
+        "s3",
+        **flyte_settings(),
+        config=Config(
+            retries={"mode": "standard", "total_max_attempts": 1},
+            connect_timeout=CONNECT_TIMEOUT_S,
+            read_timeout=READ_TIMEOUT_S,
+            max_pool_connections=2 * CONCURRENCY,
+            tcp_keepalive=True,
+            **({"s3": {"addressing_style": "path"}} if "endpoint_url" in flyte_settings() else {}),
+        ),
+    )
+    made.meta.events.register("needs-retry.s3", pause_before_retry)
+    return made
+
+
+def flyte_settings() -> dict[str, str]:
+    """Settings from Flyte's variables, for those that boto3's own variables do not set."""
+    given = os.environ
+    settings = {}
+    if "FLYTE_AWS_ENDPOINT" in given and not given.keys() & {"AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"}:
+        settings["endpoint_url"] = given["FLYTE_AWS_ENDPOINT"]
+    own = {"AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE"}
+    if "FLYTE_AWS_ACCESS_KEY_ID" in given and not given.keys() & own:
+        settings["aws_access_key_id"] = given["FLYTE_AWS_ACCESS_KEY_ID"]
+        settings["aws_secret_access_key"] = given.get("FLYTE_AWS_SECRET_ACCESS_KEY", "")
+    return settings
+
+
+def pause_before_retry(response: Any, attempts: int, caught_exception: Exception | None, **_: Any) -> float | None:
+    """Handle botocore's ``needs-retry`` event: return the pause before the next attempt, or None for no retry.
+
+    botocore's own policy has a retry quota, which ends retries early if many requests fail at once, as they do when a
+    store is unavailable.
+    """
+    if attempts >= retry.ATTEMPTS:
+        return None
+    if caught_exception is not None:
+        return pause(attempts) if isinstance(caught_exception, TRANSIENT_ERRORS) else None
+    http, parsed = response
+    code = parsed.get("Error", {}).get("Code")
+    return pause(attempts) if http.status_code in TRANSIENT_STATUS or code in TRANSIENT_CODES else None
+
+
+@contextmanager
+def explained(uri: str) -> Iterator[None]:
+    """Convert botocore's exceptions to ``UserError``, ``AlreadyThere`` or ``StorageUnavailable``."""
+    try:
+        yield
+    except (errors.NoCredentialsError, errors.PartialCredentialsError, errors.CredentialRetrievalError) as error:
+        raise UserError(
+            f"{uri}: no usable credentials ({error}); set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or "
+            f"a role of the pod's service account"
+        ) from None
+    except (errors.ParamValidationError, errors.ProfileNotFound, ValueError) as error:
+        raise UserError(f"{uri}: {error}; check the URI and the AWS settings") from None
+    except TRANSIENT_ERRORS as error:
+        raise StorageUnavailable(f"{uri}: the store did not answer in {retry.ATTEMPTS} attempts ({error})") from None
+    except errors.FlexibleChecksumError as error:
+        raise StorageUnavailable(f"{uri}: other bytes arrived than the store holds ({error})") from None
+    except S3UploadFailedError as error:
+        # boto3 makes a text of the cause, but keeps it in the exception chain.
+        if error.__context__ is None:
+            raise
+        with explained(uri):
+            raise error.__context__ from None
+    except errors.ClientError as error:
+        raise explain(uri, error) from None
+
+
+def explain(uri: str, error: errors.ClientError) -> Exception:
+    code = error.response.get("Error", {}).get("Code", "")
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    bucket = split_uri(uri)[0]
+    if code in ("PreconditionFailed", "ConditionalRequestConflict"):
+        return AlreadyThere(uri)
+    if code == "NoSuchBucket":
+        return UserError(f"{uri}: there is no bucket {bucket!r}; create it, or check the name and the endpoint")
+    if code == "NoSuchKey" or status == 404:
+        return MissingObject(f"{uri}: no such object; check bucket {bucket!r} and the key")
+    if code in ("InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"):
+        return UserError(f"{uri}: the credentials were refused ({code}); renew AWS_ACCESS_KEY_ID and its secret")
+    if status in (401, 403):
+        return UserError(
+            f"{uri}: access denied ({code}); the identity in use needs s3:ListBucket, s3:GetObject, s3:PutObject and "
+            f"s3:DeleteObject on bucket {bucket!r}"
+        )
+    if code == "PermanentRedirect" or status == 301:
+        return UserError(f"{uri}: bucket {bucket!r} is in another region; set AWS_REGION to the bucket's")
+    if status in TRANSIENT_STATUS or code in TRANSIENT_CODES:
+        # An answer to HEAD has no body: its code is the status once more.
+        said = status if code == str(status) else f"{status} {code}"
+        return StorageUnavailable(f"{uri}: the store kept answering {said} in {retry.ATTEMPTS} attempts")
+    return UserError(f"{uri}: the store refused the request ({status} {error})")
+
+
+def listed(bucket: str, prefix: str) -> Iterator[ObjectInfo]:
+    with explained(f"{S3}{bucket}/{prefix}"):
+        for page in client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
+            for item in page.get("Contents", []):
+                modified = item["LastModified"].timestamp()
+                yield ObjectInfo(f"{S3}{bucket}/{item['Key']}", item["Size"], item["ETag"].strip('"'), modified)
+
+
+def list_below(uri: str) -> list[ObjectInfo]:
+    """:func:`slipstream.storage.open.list_objects` for S3."""
+    bucket, key = split_uri(uri)
+    return at_or_below(uri, listed(bucket, key))
+
+
+def head(uri: str) -> dict[str, Any]:
+    bucket, key = split_uri(uri)
+    with explained(uri):
+        return client().head_object(Bucket=bucket, Key=key)
+
+
+def stat(uri: str) -> ObjectInfo:
+    found = head(uri)
+    return ObjectInfo(uri, found["ContentLength"], found["ETag"].strip('"'))
+
+
+def open_version(source: ObjectInfo) -> BinaryIO:
+    """:func:`slipstream.storage.open.open_listed` for S3: each read is conditional on the ETag."""
+    return ranged_reader(source, partial(fetch, source))
+
+
+def read_range(source: ObjectInfo, start: int, end: int) -> bytes:
+    """:func:`slipstream.storage.open.read_range` for S3."""
+    return fetch_listed(source, partial(fetch, source), start, end)
+
+
+def fetch(source: ObjectInfo, start: int, end: int) -> bytes:
+    """The bytes from ``start`` to ``end``. If reading the *body* fails it is tried again, too, which botocore
+    does not do. Raises ``AlreadyThere`` if the ETag is another."""
+    bucket, key = split_uri(source.uri)
+
+    def request() -> bytes:
+        answer = client().get_object(
+            Bucket=bucket, Key=key, Range=f"bytes={start}-{end - 1}", IfMatch=f'"{source.etag}"'
+        )
+        data: bytes = answer["Body"].read()
+        if len(data) != end - start:
+            raise errors.IncompleteReadError(actual_bytes=len(data), expected_bytes=end - start)
+        return data
+
+    with explained(source.uri):
+        return retried(request, lambda error: isinstance(error, TRANSIENT_ERRORS))
+
+
+def copy_object(source: str, target: str) -> None:
+    """:func:`slipstream.storage.open.copy_within_s3`. Raises ``UserError``, ``StorageUnavailable``."""
+    (bucket, key), (target_bucket, target_key) = split_uri(source), split_uri(target)
+    with explained(target):
+        parts = TransferConfig(COPY_BYTES, CONCURRENCY, COPY_BYTES)
+        client().copy({"Bucket": bucket, "Key": key}, target_bucket, target_key, Config=parts)
+
+
+def storage_at(uri: str) -> S3Storage:
+    return S3Storage(uri)
+
+
+class S3Storage:
+    """Objects under a prefix of a bucket."""
+
+    def __init__(self, uri: str) -> None:
+        self.base = uri.rstrip("/")
+        self._bucket, self._prefix = split_uri(self.base + "/")
+
+    def scratch(self) -> Path:
+        return Path(tempfile.gettempdir())
+
+    def put(self, key: str, source: Path | bytes, *, fresh: bool = False) -> None:
+        # boto3 sends a CRC with every object and every part; S3 checks it before it stores anything.
+        uri, name = f"{self.base}/{key}", self._prefix + check_name(key, self.base)
+        if isinstance(source, bytes):
+            size = len(source)
+            self._put_bytes(uri, name, source, fresh)
+        else:
+            size = source.stat().st_size
+            part_bytes = max(PART_BYTES, -(-size // MOST_PARTS))
+            parts = TransferConfig(part_bytes, CONCURRENCY, part_bytes)
+            with explained(uri):
+                client().upload_file(str(source), self._bucket, name, Config=parts)
+        # For stores that know no checksums.
+        if (stored := stat(uri).size) != size:
+            raise StorageUnavailable(f"{uri}: the store holds {stored} bytes, {size} were sent")
+        if isinstance(source, Path):
+            source.unlink()
+
+    def _put_bytes(self, uri: str, name: str, source: bytes, fresh: bool) -> None:
+        condition = {"IfNoneMatch": "*"} if fresh else {}
+        try:
+            with explained(uri):
+                client().put_object(Bucket=self._bucket, Key=name, Body=source, **condition)
+        except AlreadyThere:
+            # If the answer to the first attempt was lost, the second one finds what the first one wrote.
+            with open_version(stat(uri)) as stored:
+                if stored.read() != source:
+                    raise
+
+    def get(self, key: str, directory: Path) -> Path:
+        path = path_below(directory, key, self.base)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with explained(f"{self.base}/{key}"):
+            config = TransferConfig(PART_BYTES, CONCURRENCY, PART_BYTES, num_download_attempts=retry.ATTEMPTS)
+            client().download_file(self._bucket, self._prefix + key, str(path), Config=config)
+        return path
+
+    def list(self, prefix: str = "") -> list[str]:
+        cut = len(S3) + len(self._bucket) + 1 + len(self._prefix)
+        found = listed(self._bucket, self._prefix + check_prefix(prefix, self.base))
+        return check_keys((info.uri[cut:] for info in found), self.base)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        keys = [check_name(key, self.base) for key in keys]
+        for start in range(0, len(keys), 1000):
+            names = [{"Key": self._prefix + key} for key in keys[start : start + 1000]]
+            with explained(self.base):
+                client().delete_objects(Bucket=self._bucket, Delete={"Objects": names, "Quiet": True})

@@ -1,0 +1,68 @@
+"""The subcommands of ``slipstream`` as click has them: listed without being imported."""
+
+from __future__ import annotations
+
+import importlib
+from typing import NamedTuple
+
+import click
+
+from slipstream.errors import UserError
+
+
+class Subcommand(NamedTuple):
+    """The module whose ``main`` it is, and what ``slipstream --help`` says of it."""
+
+    module: str
+    summary: str
+
+
+SUBCOMMANDS = {
+    "train": Subcommand("slipstream.train.command", "Train on prepared data under torchrun, without Flyte."),
+    "collectives": Subcommand("slipstream.collectives.command", "Measure the interconnect, compare it, tune it."),
+    "checkpoints": Subcommand("slipstream.train.homes.command", "List the checkpoints of trainings, free old ones."),
+    "profiles": Subcommand("slipstream.profiles.command", "Show what every stage asks of a cluster."),
+    "registry": Subcommand("slipstream.promote.command", "List the promotions of a registry, fetch the model."),
+    "check": Subcommand("slipstream.export.check", "Check an exported model, where it is to be served."),
+    "sign": Subcommand("slipstream.export.package.sign", "Sign an exported model."),
+    "triton": Subcommand("slipstream.export.package.triton", "Add an exported model to a Triton repository."),
+    "hugging-face": Subcommand("slipstream.models.transformer.command", "Write a transformer in their format."),
+    "doctor": Subcommand("slipstream.doctor.command", "Say what a package, a cluster or a node lacks."),
+    "schedules": Subcommand("workflows.schedules.command", "Show the schedules of an environment."),
+    "schema": Subcommand("slipstream.schema", "Print the JSON Schema of run.yaml, for editors."),
+    "rehearse": Subcommand("tests.support.cluster.command", "Run the workflow of a profile here, pod by pod."),
+}
+
+
+class Subcommands(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(SUBCOMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a subcommand. Raises ``UserError`` if it belongs to a part of the project that is not installed."""
+        if cmd_name not in SUBCOMMANDS:
+            return None
+        module = SUBCOMMANDS[cmd_name].module
+        try:
+            found = importlib.import_module(module).main
+        except ModuleNotFoundError as error:
+            if not f"{module}.".startswith(f"{error.name}."):
+                raise
+            raise UserError(
+                f"slipstream {cmd_name}: there is no {error.name} here; expected to be called in a clone of the project"
+            ) from None
+        # One that has to do without click reads its arguments itself.
+        return found if isinstance(found, click.Command) else click.Command(cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, known.summary) for name, known in SUBCOMMANDS.items()])
+
+
+@click.group(cls=Subcommands)
+def slipstream() -> None:
+    """From raw data to a quantised, measured, deployable model. The workflows are run by pyflyte, see the README; these
+    commands do the rest.
+
+    Completion: eval "$(_SLIPSTREAM_COMPLETE=bash_source slipstream)", or zsh_source, fish_source.
+    """

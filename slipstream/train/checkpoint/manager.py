@@ -1,0 +1,324 @@
+"""Write and read checkpoints.
+
+::
+
+    state = AppState(ddp, optimizer, parts={"scaler": scaler})
+    checkpoints = Checkpoints(home, state, ResumePolicy(identity={"seed": 0}))
+    restored = checkpoints.restore()              # None: there is no checkpoint to resume from
+    checkpoints.prepare(progress)                 # before the first step: assigns writers, allocates buffers
+    ...
+    checkpoints.save(step, progress)              # returns as soon as the snapshot is taken
+    ...
+    checkpoints.finish()                          # waits until the last one is published
+
+All ranks call every method at the same point. ``progress`` is any nesting of dictionaries, lists, numbers, text and
+tensors that are equal on all ranks, such as the step, the history of metrics and the best weights. A checkpoint also
+holds the application's state (:class:`~slipstream.train.checkpoint.state_dicts.AppState`) and the random generators of
+every rank. Nothing here draws random numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+
+from slipstream.artifacts.format import DamagedArtifact
+from slipstream.distributed.peers import Peers
+from slipstream.logs import logger
+from slipstream.storage import MissingObject, storage_for
+from slipstream.train.checkpoint.background import GLANCE_S, BackgroundSave
+from slipstream.train.checkpoint.publish import (
+    STATE,
+    Publisher,
+    Snapshot,
+    rank_file,
+    ranks_of,
+    remove_stale_staging,
+    run_and_gather,
+)
+from slipstream.train.checkpoint.random_state import capture_random_state, restore_random_state
+from slipstream.train.checkpoint.restore import (
+    Candidate,
+    OpenCheckpoint,
+    ResumePolicy,
+    SkippedCheckpoint,
+    check_tensors,
+    damage,
+    opened,
+    that_has_stepped,
+)
+from slipstream.train.checkpoint.shards import ShardReader, check_index, load_planner, pieces_read, read_index
+from slipstream.train.checkpoint.staging import Buffers, TensorKey, assign_writers, changed_later, tensor_keys
+from slipstream.train.checkpoint.state_dicts import AppState
+from slipstream.train.checkpoint.state_json import join, split
+from slipstream.train.device_clock import DeviceClock
+from slipstream.train.fault_tolerance.notices import Watcher
+from slipstream.train.homes.home import Home
+from slipstream.train.homes.layout import Name, Retention
+from slipstream.train.homes.lease import Lease
+from slipstream.train.homes.waiting import wait_for_announced
+
+#: The beginnings of the names of tensors that do not change before :meth:`BackgroundSave.wait_for_copy`: the
+#: optimiser's state and the averaged weights, which its step changes, and those of the progress.
+UNCHANGED = ("optimizer/", "parts/ema/", "progress/")
+
+#: Seconds for which the steps wait for a save that is still in progress when the next is due; once, until one is done.
+PATIENCE_S = 2.0
+
+LOG = logger("checkpoint")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A restored checkpoint. ``source`` is its URI; ``refused`` describes the damaged checkpoints that were skipped.
+
+    ``owns`` holds the ``own`` argument of :meth:`Checkpoints.save` of every rank that wrote it, in rank order. If the
+    number and the layout of the ranks are the same now (``same_world``), the random generators were restored and the
+    run continues bit for bit; otherwise only the samples and their order are the same.
+    """
+
+    step: int
+    progress: Any
+    owns: tuple[Any, ...]
+    source: str
+    same_world: bool
+    refused: tuple[str, ...]
+
+
+class Checkpoints:
+    """The checkpoints of one attempt at one training.
+
+    ``home`` is a directory or a prefix of a store that all ranks can access. This attempt claims it: attempts before it
+    may finish the save that they have announced, which is waited for, and begin no other. A ``watcher`` learns of it if
+    a later attempt claims the home. Raises ``UserError`` if the home cannot be written. ``clock`` is the device's, for
+    the waits of ``background``.
+    """
+
+    def __init__(
+        self,
+        home: str,
+        state: AppState,
+        policy: ResumePolicy,
+        *,
+        retention: Retention | None = None,
+        clock: DeviceClock | None = None,
+        watcher: Watcher | None = None,
+        timeout: timedelta = timedelta(minutes=10),
+    ) -> None:
+        self._state = state
+        #: For what the ranks ask each other between two steps.
+        self.peers = Peers.connect(timeout)
+        self.home = Home(storage_for(home))
+        self._watcher = watcher or Watcher([], grace_s=None)
+        self._lease: Lease | None = None
+        # Writes the claim, which fails here rather than at the first save if the home cannot be written.
+        self.attempt, present = self._on_rank_0(lambda: self._take_home(policy))
+        self._policy = replace(policy, attempt=self.attempt)
+        self._publisher = Publisher(
+            self.home,
+            # Another group, because publishing goes on while the ranks ask each other between steps.
+            Peers.connect(timeout),
+            self.attempt,
+            self._lease,
+            policy.made_by,
+            policy.ranks(self.peers.world),
+            retention or Retention(),
+            present,
+        )
+        remove_stale_staging(self._publisher)
+        self._tensor_keys: list[TensorKey] = []
+        self._parts_differ = False
+        self._buffers: Buffers | None = None
+        #: The save in progress, and what is known of those before it.
+        self.background = BackgroundSave(self._publisher, clock or DeviceClock())
+        state.optimizer.register_step_pre_hook(lambda *_: self.background.delay_step())
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def _take_home(self, policy: ResumePolicy) -> tuple[int, list[Name]]:
+        """Claim the home on rank 0. Returns the number of this attempt, and the checkpoints that it inherits."""
+        self._lease = Lease.take(self.home, policy.holder, self._watcher.has_notice, self._watcher.lose_home)
+        if not self._lease.alone:
+            wait_for_announced(self.home, self._lease.attempt, policy.grace_s)
+        return self._lease.attempt, self.home.inherit(self._lease.attempt)
+
+    def _on_rank_0(self, work: Callable[[], T]) -> T:
+        """Run ``work`` on rank 0 only; all ranks get its result or its error."""
+        result = run_and_gather(self.peers, lambda: work() if self.peers.rank == 0 else None)[0]
+        return cast(T, result)
+
+    def _tree(self, progress: Any) -> tuple[Any, dict[str, Tensor]]:
+        return split(self._state.state_dict() | {"progress": progress})
+
+    # Saving
+
+    def prepare(self, progress: Any) -> None:
+        """Assign writers and allocate buffers, so that the first save stalls no longer than the others."""
+        forget = self._state.initialize()
+        self._plan(self._tree(progress)[1])
+        forget()
+        self.background.prepare()
+
+    def _plan(self, tensors: Mapping[str, Tensor]) -> Buffers:
+        self._tensor_keys = tensor_keys(tensors)
+        everyones = self.peers.gather(self._tensor_keys)
+        self._parts_differ = len({tuple(name for name, *_ in keys) for keys in everyones}) > 1
+        chosen = assign_writers(everyones)
+        self._buffers = Buffers(tensors, chosen, self.peers.rank)
+        return self._buffers
+
+    def save(self, step: int, progress: Any, *, own: Any = None, best: bool = False) -> float:
+        """Take a snapshot after optimiser step ``step`` and publish it in the background; return the seconds of stall.
+
+        Tensors that only the optimiser changes are copied in the background, too. The optimiser's next step waits for
+        these copies, see :meth:`BackgroundSave.pop_step_wait`; nothing else may change the weights meanwhile. Those of
+        ``progress`` are copied in the background as well: call :meth:`BackgroundSave.wait_for_copy` before they change.
+
+        ``own`` is state that differs between ranks: numbers and text. A checkpoint marked ``best`` is retained until
+        another one is marked.
+
+        A save before it that is not finished is waited for a moment; if the store does not take it, the snapshot waits
+        for its turn while the steps go on, see :meth:`resume`. Two saves in a row that were refused are logged; the
+        third raises ``UserError``. ``Superseded`` is always raised.
+        """
+        started = time.perf_counter()
+        busy = self.background.busy()
+        tree, tensors = self._tree(progress)
+        fits = tensor_keys(tensors) == self._tensor_keys
+        ask = self.peers.any(not fits, busy, self.background.failing())
+        # While the ranks ask each other:
+        own = {"random": capture_random_state(), "own": own}
+        parameters = (parameter for group in self._state.optimizer.param_groups for parameter in group["params"])
+        later = changed_later(tensors, parameters, UNCHANGED)
+        self.background.wait_for_copy()
+        complete = self._buffers.stage(tensors, later) if self._buffers and fits and not busy else None
+        to_plan, anyone_busy, failing = ask()
+        late = anyone_busy and (failing or self._still_busy())
+        if to_plan or complete is None:
+            self.background.wait_for_buffers()
+            buffers = self._plan(tensors) if to_plan or self._buffers is None else self._buffers
+            complete = buffers.stage(tensors, later)
+        self.background.begin(step, lambda: Snapshot(step, best, complete(), tree, own, self._parts_differ), late=late)
+        return time.perf_counter() - started
+
+    def _still_busy(self) -> bool:
+        """Wait a moment for the save before, as long as the store answers all ranks; whether it is still in progress on
+        any of them."""
+        for _ in range(round(PATIENCE_S / GLANCE_S)):
+            self.background.glance()
+            busy, failing = self.peers.any(self.background.busy(), self.background.failing())()
+            if failing or not busy:
+                return busy
+        return True
+
+    def resume(self, step: int, *, busy: bool) -> None:
+        """After optimiser step ``step``: publish what waits, unless a save is in progress on any rank (``busy``)."""
+        self.background.resume(step, busy=busy)
+
+    def finish(self) -> Name | None:
+        """Wait until the last save is published and return its name. Raises the error if it failed."""
+        self.background.finish()
+        return self.background.published
+
+    def end(self) -> None:
+        """This attempt writes nothing any more: a successor need not wait for it."""
+        if self._lease is not None:
+            self._lease.end()
+
+    def hand_over(self) -> None:
+        """The training is finished; somebody else holds the home from now on."""
+        if self._lease is not None:
+            self._lease.hand_over()
+
+    def close(self) -> None:
+        """Release the process groups and the staging directory, without waiting for a save as :meth:`finish` does. The
+        home stays held until :meth:`end`."""
+        shutil.rmtree(self._publisher.staging_directory, ignore_errors=True)
+        self.background.close()
+        idle = [self.peers] if self.background.busy() else [self.peers, self._publisher.peers]
+        for peers in idle:
+            if peers.group is not None:
+                dist.destroy_process_group(peers.group)
+
+    # Restoring
+
+    def restore(self, accept: Callable[[Name], bool] = lambda name: True, into: Any = None) -> Restored | None:
+        """Restore the newest checkpoint that ``accept`` takes and that is intact on every rank; None if there is none.
+
+        The tensors of ``into``, a progress as :meth:`save` takes it, are overwritten and become those of the result's.
+
+        All ranks skip damaged ones, which are logged and listed in the result. Raises ``UserError`` with the first
+        difference if the newest checkpoint has another identity, ``StorageUnavailable`` if the store is away.
+        """
+        self.background.finish(tolerate=True)
+        refused: list[str] = []
+        for name in self._on_rank_0(self.home.checkpoints):
+            if not accept(name):
+                continue
+            candidate = Candidate(self.home.storage, name)
+            try:
+                with opened(candidate, self.peers, self._policy) as checkpoint:
+                    forget = self._state.initialize()
+                    try:
+                        return self._load(candidate, checkpoint, into, tuple(refused))
+                    except BaseException:
+                        forget()
+                        raise
+            except SkippedCheckpoint:
+                continue
+            except (DamagedArtifact, MissingObject) as error:
+                refused.append(damage(candidate, error))
+                if self.peers.rank == 0:
+                    LOG.warning("%s; looking for an older one", refused[-1])
+        return None
+
+    def _load(self, candidate: Candidate, checkpoint: OpenCheckpoint, into: Any, refused: tuple[str, ...]) -> Restored:
+        artifact = checkpoint.artifact
+        index = read_index(artifact.directory)
+        check_index(index, artifact.files, candidate.uri)
+        live = that_has_stepped(self._tree(into)[1], index)
+        sizes: dict[str, tuple[int, ...]] = {}
+        for of_rank in self.peers.gather({name: tuple(tensor.shape) for name, tensor in live.items()}):
+            sizes |= of_rank
+        check_tensors(candidate, index, sizes)
+        # What only other ranks hold is theirs to read. What none holds is of no use, but for a progress that was not
+        # given, which all read.
+        unknown = {name for name in index.keys() - sizes.keys() if into is None and name.startswith("progress/")}
+        tensors = {
+            name: live[name] if name in live else torch.empty(entry["size"], dtype=getattr(torch, entry["dtype"]))
+            for name, entry in index.items()
+            if name in live or name in unknown
+        }
+        checkpoint.bring(pieces_read(tensors, index))
+        # From here on nothing is found to be damaged any more.
+        dcp.load(
+            tensors,
+            storage_reader=ShardReader(artifact.directory, index),
+            planner=load_planner(),
+            process_group=self.peers.group,
+            no_dist=self.peers.group is None,
+        )
+        # The tensors were filled in place; there are numbers besides.
+        tree = join(json.loads(artifact.path(STATE).read_bytes()), tensors)
+        self._state.load_state_dict(tree)
+        ranks = [json.loads(artifact.path(rank_file(rank)).read_bytes()) for rank in range(artifact.made_by["world"])]
+        same = ranks_of(artifact.made_by) == self._policy.ranks(self.peers.world)
+        if same:
+            restore_random_state(ranks[self.peers.rank]["random"])
+        owns = tuple(rank["own"] for rank in ranks)
+        return Restored(artifact.made_by["step"], tree["progress"], owns, candidate.uri, same, refused)

@@ -1,0 +1,219 @@
+"""Write a snapshot to storage and publish it as a checkpoint; runs in the background of the step loop."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+
+from slipstream.artifacts.format import FORMAT, MANIFEST, FileRecord, canonical_json
+from slipstream.distributed.peers import Peers
+from slipstream.errors import UserError
+from slipstream.storage import Storage, StorageUnavailable, cannot_write
+from slipstream.train.checkpoint.shards import FileWriter, ShardWriter
+from slipstream.train.checkpoint.state_json import merge
+from slipstream.train.homes.home import Home, Superseded
+from slipstream.train.homes.layout import LATEST, Name, Retention
+from slipstream.train.homes.lease import Lease
+
+KIND = "checkpoint"
+#: Version of what a checkpoint holds; a newer one is refused.
+CONTENT = 1
+STATE = "state.json"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One rank's part of a checkpoint; copies, so that the step loop cannot change them."""
+
+    step: int
+    best: bool
+    tensors: Mapping[str, Tensor]
+    #: The contents of ``state.json``, written by rank 0. Equal on all ranks, unless these hold different ``parts`` of
+    #: the model; then those of all ranks are merged.
+    state: Any
+    #: The contents of ``rank-<rank>.json``: this rank's random generators and other state of this rank only.
+    own: Any
+    parts: bool = False
+
+
+def run_and_gather(peers: Peers, work: Callable[[], T]) -> list[T]:
+    """Run ``work`` on every rank and return the results of all ranks, in rank order.
+
+    If it fails on some ranks, those raise their own error and the others the error of the lowest failed rank.
+    """
+    mine: tuple[T | None, Exception | None]
+    try:
+        mine = (work(), None)
+    except (UserError, StorageUnavailable, Superseded) as error:
+        mine = (None, error)
+    except Exception as error:
+        # Other ranks may not be able to unpickle the error itself.
+        described = RuntimeError(f"rank {peers.rank}: {type(error).__name__}: {error}")
+        described.__cause__ = error
+        mine = (None, described)
+    results = peers.gather(mine)
+    failed = next((error for _, error in results if error is not None), None)
+    if failed is not None:
+        raise mine[1] or failed
+    return [value for value, _ in results]
+
+
+def rank_file(rank: int) -> str:
+    return f"rank-{rank:05d}.json"
+
+
+def ranks_of(made_by: Mapping[str, Any]) -> dict[str, Any]:
+    """What a manifest says of the ranks that wrote the checkpoint: :meth:`.ResumePolicy.ranks`."""
+    return {key: made_by[key] for key in ("world", "layout") if key in made_by}
+
+
+@dataclass
+class Publisher:
+    """Writes the checkpoints of one attempt into one home. All ranks call the methods at the same point."""
+
+    home: Home
+    peers: Peers
+    attempt: int
+    #: This attempt's; None but on rank 0.
+    lease: Lease | None
+    #: What manifests say about the run: its identity and its id.
+    made_by: Mapping[str, Any]
+    #: What they say of the ranks: their number and their layout.
+    ranks: Mapping[str, Any]
+    retention: Retention
+    #: The checkpoints in the home that count; only rank 0's list is used.
+    present: list[Name] = field(default_factory=list)
+
+    @property
+    def storage(self) -> Storage:
+        return self.home.storage
+
+    @property
+    def staging_directory(self) -> Path:
+        """This rank's local directory for files that are not stored yet."""
+        return self.storage.scratch() / f"{staging_prefix(self.storage, self.peers.rank)}{self.attempt:04d}"
+
+    def publish(self, snapshot: Snapshot, staged: Callable[[], object] = lambda: None) -> Name:
+        """Store one checkpoint, and write its manifest once all ranks have stored their files.
+
+        Calls ``staged`` once the snapshot's tensors are no longer needed, before anything is stored. If a rank fails,
+        all ranks raise: ``UserError``, ``StorageUnavailable``, ``Superseded``.
+        """
+        name = Name(self.attempt, snapshot.step, snapshot.best)
+        directory = self.staging_directory / str(name)
+        try:
+            files = FileWriter(directory, {})
+            self.write_tensors(files, snapshot)
+            if snapshot.parts:
+                snapshot = replace(snapshot, state=reduce(merge, self.peers.gather(snapshot.state)))
+            run_and_gather(self.peers, lambda: self.stage(name, files, snapshot, staged))
+            stored = run_and_gather(self.peers, lambda: self.store(name, files))
+            records = {file: record for of_rank in stored for file, record in of_rank.items()}
+            self.write_manifests(name, records)
+        finally:
+            if self.lease is not None:
+                self.lease.withdraw()
+            shutil.rmtree(directory, ignore_errors=True)
+        return name
+
+    def write_tensors(self, files: FileWriter, snapshot: Snapshot) -> None:
+        """Write this rank's tensors, and on rank 0 the index of all tensors, into the staging directory."""
+        try:
+            with suppress(FileExistsError):
+                files.directory.mkdir(parents=True)
+            dcp.save(
+                dict(snapshot.tensors),
+                storage_writer=ShardWriter(files, self.peers.rank),
+                planner=DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
+                process_group=self.peers.group,
+                no_dist=self.peers.group is None,
+            )
+        except CheckpointException as failure:
+            error = next(iter(failure.failures.values()))[0]
+            raise cannot_write(files.directory, error) if isinstance(error, OSError) else error from failure
+
+    def stage(self, name: Name, files: FileWriter, snapshot: Snapshot, staged: Callable[[], object]) -> None:
+        """Write the JSON files, and announce the checkpoint on rank 0: its files are stored after that."""
+        try:
+            files.write(rank_file(self.peers.rank), [canonical_json(snapshot.own)])
+            if self.peers.rank == 0:
+                files.write(STATE, [canonical_json(snapshot.state)])
+        except OSError as error:
+            raise cannot_write(files.directory, error) from None
+        staged()
+        if self.lease is not None:
+            self.lease.announce(name)
+
+    def store(self, name: Name, files: FileWriter) -> dict[str, FileRecord]:
+        """Move all of this rank's files to the storage."""
+        for file in files.records:
+            self.storage.put(f"{name}/{file}", files.directory / file)
+        return files.records
+
+    def write_manifests(self, name: Name, records: Mapping[str, FileRecord]) -> None:
+        """Complete the checkpoint whose files all ranks have stored, and delete expired checkpoints."""
+        made_by = {**self.made_by, "content": CONTENT, "step": name.step, "attempt": name.attempt, **self.ranks}
+        files = {file: vars(record) for file, record in sorted(records.items())}
+        manifest = canonical_json({"format": FORMAT, "kind": KIND, "made_by": made_by, "files": files})
+        run_and_gather(self.peers, lambda: self.write_manifest(name, manifest) if self.lease is not None else None)
+        self.present.append(name)
+        if self.lease is not None:
+            self.lease.saved(name)
+            self.point_to(name, manifest)
+
+    def write_manifest(self, name: Name, manifest: bytes) -> None:
+        """Write the manifest, which completes the checkpoint. A successor waits for what was announced, but not for
+        ever: once it has listed what it inherits, this checkpoint comes too late."""
+        if not self.home.is_inherited(self.attempt):
+            self.storage.put(f"{name}/{MANIFEST}", manifest)
+        if self.home.is_inherited(self.attempt) and name not in self.home.checkpoints():
+            raise Superseded(f"{self.storage.base}: a later attempt works here now; attempt {self.attempt} stops")
+
+    def point_to(self, name: Name, manifest: bytes) -> None:
+        """Write ``latest.json``, which points to the checkpoint, and delete the expired ones; if the store is
+        unavailable, the next save does. Nothing if a successor has begun: the rest of the home is its own."""
+        digest = hashlib.sha256(manifest).hexdigest()
+        pointer = {"checkpoint": str(name), "attempt": name.attempt, "step": name.step, "manifest_sha256": digest}
+        with suppress(UserError, StorageUnavailable, Superseded):
+            self.home.check_claim(self.attempt)
+            self.storage.put(LATEST, canonical_json(pointer))
+            self.delete_expired()
+
+    def delete_expired(self) -> None:
+        for name in self.retention.expired(self.present):
+            delete(self.storage, name)
+            self.present.remove(name)
+
+
+def delete(storage: Storage, name: Name) -> None:
+    """Delete a checkpoint, the manifest first, so that a partly deleted one is not complete."""
+    storage.delete([f"{name}/{MANIFEST}"])
+    storage.delete(storage.list(f"{name}/"))
+
+
+def staging_prefix(storage: Storage, rank: int) -> str:
+    home = hashlib.sha256(storage.base.encode()).hexdigest()[:12]
+    return f"checkpoint-{home}-r{rank:05d}-a"
+
+
+def remove_stale_staging(publisher: Publisher) -> None:
+    """Remove the staging directories that earlier attempts of this rank left on this machine."""
+    prefix = staging_prefix(publisher.storage, publisher.peers.rank)
+    for directory in publisher.storage.scratch().glob(f"{prefix}*"):
+        number = directory.name.removeprefix(prefix)
+        if number.isdigit() and int(number) < publisher.attempt:
+            with suppress(OSError):
+                shutil.rmtree(directory)

@@ -1,0 +1,237 @@
+"""Find the newest complete checkpoint that this run may resume from, and open it on every rank."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from slipstream.artifacts.format import FORMAT, MANIFEST, Artifact, DamagedArtifact
+from slipstream.artifacts.homes import Holder
+from slipstream.distributed.peers import Peers
+from slipstream.errors import UserError
+from slipstream.storage import STORES, MissingObject, Storage, StorageUnavailable, check_name, storage_for
+from slipstream.train.checkpoint.fetch import blocks_of, bring, make_room, share
+from slipstream.train.checkpoint.publish import CONTENT, KIND, run_and_gather
+from slipstream.train.checkpoint.shards import Piece, holds_tensors
+from slipstream.train.homes.home import Home
+from slipstream.train.homes.layout import Name
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A checkpoint that has a manifest but is not verified yet."""
+
+    storage: Storage
+    name: Name
+
+    @property
+    def uri(self) -> str:
+        return f"{self.storage.base}/{self.name}"
+
+
+class SkippedCheckpoint(Exception):
+    """The resume policy excludes this checkpoint; an older one may be used."""
+
+
+@dataclass(frozen=True)
+class ResumePolicy:
+    """What checkpoints say of the run that makes them, and which ones it may resume from."""
+
+    #: What must equal the checkpoint's (model, data, seed, …), as nested mappings of JSON values.
+    identity: Mapping[str, Any]
+    #: Who makes them.
+    holder: Holder = Holder()
+    #: With "never" only checkpoints of the same execution are used: retries resume, and older ones are ignored.
+    resume: str = "auto"
+    #: What a setting that is absent from an identity is: older checkpoints do not know newer settings.
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    #: How the ranks divide the work, if they hold different parts of the model; numbers continue bit for bit under the
+    #: same layout only.
+    layout: Sequence[int] = ()
+    #: The number of this attempt, whose own checkpoints are used in any case; set by ``Checkpoints``.
+    attempt: int = 0
+    #: Seconds for which an attempt before this one may still live, since its machine had a notice.
+    grace_s: float = 30.0
+
+    @property
+    def made_by(self) -> dict[str, Any]:
+        """What the manifests of this run's checkpoints say of it."""
+        return {"identity": self.identity, "run": self.holder.execution}
+
+    def ranks(self, world: int) -> dict[str, Any]:
+        """What the manifests of checkpoints say of the ranks that wrote them, if they are so many of this run."""
+        return {"world": world} | ({"layout": list(self.layout)} if self.layout else {})
+
+    def uses(self, name: Name, made_by: Mapping[str, Any]) -> bool:
+        """Whether it may be resumed from, if it is alike."""
+        run = self.holder.execution
+        ours = name.attempt == self.attempt or (run and made_by.get("run") == run)
+        return self.resume != "never" or bool(ours)
+
+    def check(self, candidate: Candidate, manifest: Mapping[str, Any]) -> None:
+        """Raise ``UserError`` if its identity or format is another, ``SkippedCheckpoint`` if it is to be ignored."""
+        made_by = manifest["made_by"]
+        if not self.uses(candidate.name, made_by):
+            raise SkippedCheckpoint
+        if manifest["format"] > FORMAT or made_by.get("content", 0) > CONTENT:
+            raise UserError(
+                f"{candidate.uri}: written by a newer version of this project (content {made_by.get('content')}, we "
+                f"know {CONTENT}); update, or start afresh with training.resume=never"
+            )
+        difference = first_difference(
+            filled(self.defaults, made_by.get("identity", {})), filled(self.defaults, self.identity)
+        )
+        if difference:
+            name, then, now = difference
+            raise UserError(
+                f"{candidate.uri}: was made with {name} {abbreviated(then)}, this run has {abbreviated(now)}; go "
+                f"on with the same {name}, choose another checkpoint home, or start afresh with training.resume=never"
+            )
+
+
+def filled(defaults: Any, value: Any) -> Any:
+    """``value`` with what is absent from its nested mappings taken from ``defaults``."""
+    if not (isinstance(defaults, Mapping) and isinstance(value, Mapping)):
+        return value
+    return {**defaults, **{key: filled(defaults.get(key), item) for key, item in value.items()}}
+
+
+def first_difference(then: Any, now: Any, path: str = "") -> tuple[str, Any, Any] | None:
+    """The dotted path of the first difference between two nested mappings, with both values."""
+    if isinstance(then, Mapping) and isinstance(now, Mapping):
+        for key in sorted({*then, *now}):
+            found = first_difference(then.get(key), now.get(key), f"{path}.{key}" if path else str(key))
+            if found:
+                return found
+        return None
+    # A tuple comes back from JSON as a list.
+    return None if json.dumps(then) == json.dumps(now) else (path, then, now)
+
+
+def abbreviated(value: Any) -> str:
+    """A value as JSON, at most 60 characters."""
+    text = "unset" if value is None else json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def newest_identity(address: str, holder: Holder, resume: str) -> Mapping[str, Any] | None:
+    """The identity of the checkpoint that a run would go on from if it is intact; None if there is none. What is wrong
+    with it or with the storage is left to those who read it whole."""
+    policy, home = ResumePolicy({}, holder, resume), Home(storage_for(address))
+    with suppress(StorageUnavailable):
+        for name in home.checkpoints():
+            with suppress(KeyError, TypeError):
+                made_by = home.read(f"{name}/{MANIFEST}")["made_by"]
+                if policy.uses(name, made_by):
+                    return made_by["identity"]
+    return None
+
+
+@dataclass(frozen=True)
+class OpenCheckpoint:
+    """A checkpoint of which this machine has all files but those of tensors, verified. Those are brought as needed."""
+
+    uri: str
+    artifact: Artifact
+    peers: Peers
+    #: The ranks of this machine.
+    neighbours: Sequence[int]
+
+    def bring(self, pieces: Iterable[Piece]) -> None:
+        """Bring what this rank reads of the tensor files; all ranks must call this, and all raise the same:
+        ``DamagedArtifact``, ``MissingObject``, ``StorageUnavailable``."""
+        needed = self.peers.gather(blocks_of(pieces, self.artifact.files))
+        index, count = self.neighbours.index(self.peers.rank), len(self.neighbours)
+        mine = share([needed[rank] for rank in self.neighbours], index, count)
+        run_and_gather(self.peers, lambda: bring(self.uri, self.artifact, mine))
+
+
+@contextmanager
+def opened(candidate: Candidate, peers: Peers, policy: ResumePolicy) -> Iterator[OpenCheckpoint]:
+    """The checkpoint, on this machine while the context lasts.
+
+    All ranks raise the same: ``SkippedCheckpoint`` or ``UserError`` by the policy, ``DamagedArtifact`` or
+    ``MissingObject`` if a rank found it damaged, ``StorageUnavailable``.
+    """
+    neighbours = peers.neighbours()
+    leader = neighbours[0]
+    with tempfile.TemporaryDirectory(prefix="checkpoint-", ignore_cleanup_errors=True) as temporary:
+        directories = run_and_gather(
+            peers, lambda: fetch(candidate, policy, temporary) if peers.rank == leader else None
+        )
+        if directories[leader] == "":
+            raise SkippedCheckpoint
+        directory = Path(directories[leader] or "")
+        yield OpenCheckpoint(candidate.uri, open_verified(peers, directory), peers, neighbours)
+        # Wait for all ranks: the leader's temporary directory must exist until they have read it.
+        run_and_gather(peers, lambda: None)
+
+
+def fetch(candidate: Candidate, policy: ResumePolicy, temporary: str) -> str:
+    """Download the files, once per machine, those of tensors without their bytes; return their directory, or "" if the
+    policy skips the checkpoint."""
+    storage, target = candidate.storage, Path(temporary)
+    path = storage.get(f"{candidate.name}/{MANIFEST}", target)
+    try:
+        manifest = json.loads(path.read_bytes())
+        sizes = {
+            check_name(file, f"{candidate.uri}/{MANIFEST}", DamagedArtifact): int(record["size"])
+            for file, record in manifest["files"].items()
+        }
+        policy.check(candidate, manifest)
+    except SkippedCheckpoint:
+        return ""
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise DamagedArtifact(f"{candidate.uri}/{MANIFEST}: not a manifest of this format") from None
+    for file, size in sizes.items():
+        if holds_tensors(file) and candidate.uri.startswith(STORES):
+            make_room(path.parent / file, size)
+        else:
+            storage.get(f"{candidate.name}/{file}", target)
+    return str(path.parent)
+
+
+def open_verified(peers: Peers, directory: Path) -> Artifact:
+    """Open the checkpoint and verify all files but those of tensors. If a rank finds it damaged, all ranks raise."""
+    found: list[Artifact] = []
+
+    def check() -> None:
+        artifact = Artifact.open(directory, KIND)
+        found.append(artifact.check_sha256([file for file in artifact.files if not holds_tensors(file)]))
+
+    run_and_gather(peers, check)
+    return found[0]
+
+
+def damage(candidate: Candidate, error: DamagedArtifact | MissingObject) -> str:
+    return f"{candidate.uri} is damaged ({error.message})"
+
+
+def that_has_stepped(live: Mapping[str, T], index: Mapping[str, Any]) -> dict[str, T]:
+    """What is ``live`` without the optimiser's state of parameters of which the checkpoint has none: those that had no
+    gradient until then."""
+    state = "optimizer/state/"
+    stepped = {name.rpartition("/")[0] for name in index if name.startswith(state)}
+    return {n: item for n, item in live.items() if not n.startswith(state) or n.rpartition("/")[0] in stepped}
+
+
+def check_tensors(candidate: Candidate, index: Mapping[str, Any], live: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise ``UserError`` unless the model's and the optimiser's tensors (``live``, of all ranks) are the checkpoint's,
+    in name and size."""
+    then = {n: tuple(e["size"]) for n, e in index.items() if n.startswith(("model/", "optimizer/"))}
+    now = {n: size for n, size in live.items() if n.startswith(("model/", "optimizer/"))}
+    for name in sorted({*then, *now}):
+        if then.get(name) != now.get(name):
+            raise UserError(
+                f"{candidate.uri}: holds another model: {name} is {then.get(name, 'absent')} there and "
+                f"{now.get(name, 'absent')} here; go on with the same model or start afresh with training.resume=never"
+            )

@@ -1,0 +1,270 @@
+"""The tensor files of a checkpoint: PyTorch's distributed checkpoint (DCP) plans the writes and reads, this module does
+them.
+
+Every rank writes one file of raw tensor bytes, little-endian and without gaps, hashed on the way; rank 0 adds
+``index.json`` with the dtype, the size and the pieces of every tensor. DCP's own format is not used, because it holds
+pickles and no digests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint import (
+    LoadPlan,
+    LoadPlanner,
+    Metadata,
+    SavePlan,
+    SavePlanner,
+    StorageReader,
+    StorageWriter,
+)
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from slipstream.artifacts.format import DamagedArtifact, FileRecord, HashingFile, canonical_json
+
+INDEX = "index.json"
+#: The most bytes that are read at once.
+READ_BYTES = 4 << 20
+#: Tensor files are verified, and so brought, in blocks: at least so many of a file, within the limits of their size. A
+#: rank of another layout reads small parts of many tensors; the manifest holds 40 bytes per block.
+FEWEST_BLOCKS, SMALLEST_BLOCK, LARGEST_BLOCK = 4096, 16 << 10, 1 << 20
+
+
+class Piece(NamedTuple):
+    """A range of bytes: file, offset and length."""
+
+    file: str
+    start: int
+    size: int
+
+    def rows(self, sizes: Sequence[int], first: int, count: int) -> Piece:
+        """The range of ``count`` rows from row ``first`` of a tensor of ``sizes``; a number is one row."""
+        row_bytes = self.size // max(1, sizes[0] if sizes else 1)
+        return Piece(self.file, self.start + first * row_bytes, count * row_bytes)
+
+
+#: The chunks that tensors are stored in: the size of each and where it is.
+Chunks = dict[MetadataIndex, tuple[Sequence[int], Piece]]
+
+
+@dataclass(frozen=True)
+class FileWriter:
+    """Writes files into a directory, hashed and synced; ``records`` holds sizes and digests of those written."""
+
+    directory: Path
+    records: dict[str, FileRecord]
+
+    def write(self, name: str, chunks: Sequence[bytes | memoryview]) -> None:
+        """Write the chunks (bytes-like) into the new file ``name``."""
+        with (self.directory / name).open("xb") as raw:
+            file = HashingFile(raw, block_bytes(sum(len(chunk) for chunk in chunks)))
+            for chunk in chunks:
+                file.write(chunk)
+            raw.flush()
+            os.fsync(raw.fileno())
+        self.records[name] = file.record()
+
+
+def block_bytes(size: int) -> int:
+    """The block size for a file of ``size`` bytes: a power of two."""
+    largest = min(LARGEST_BLOCK, max(SMALLEST_BLOCK, size // FEWEST_BLOCKS))
+    return 1 << largest.bit_length() - 1
+
+
+def tensor_file(rank: int) -> str:
+    return f"tensors-{rank:05d}.bin"
+
+
+def holds_tensors(file: str) -> bool:
+    return file.endswith(".bin")
+
+
+class ShardWriter(StorageWriter):
+    """DCP's writer: writes this rank's tensors to ``tensors-<rank>.bin`` of a fresh directory."""
+
+    def __init__(self, files: FileWriter, rank: int) -> None:
+        self._files = files
+        self._name = tensor_file(rank)
+
+    def reset(self, checkpoint_id: str | os.PathLike | None = None) -> None:
+        """Nothing to do: a writer is made for one checkpoint."""
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Nothing to do: the directory exists."""
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        return plans
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        results, chunks, start = [], list[memoryview](), 0
+        for item in plan.items:
+            tensor = planner.resolve_data(item)
+            assert isinstance(tensor, Tensor)  # DCP was only given tensors
+            data = raw_bytes(tensor)
+            piece = Piece(self._name, start, data.nbytes)
+            results.append(WriteResult(index=item.index, size_in_bytes=data.nbytes, storage_data=piece))
+            chunks.append(data)
+            start += data.nbytes
+        if chunks:
+            self._files.write(self._name, chunks)
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(results)
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        pieces = {result.index: result.storage_data for of_rank in results for result in of_rank}
+        self._files.write(INDEX, [canonical_json(index_of(metadata, pieces))])
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike) -> bool:
+        return True
+
+
+class ShardReader(StorageReader):
+    """DCP's reader: reads pieces of tensors from verified files directly into the target tensors."""
+
+    def __init__(self, directory: Path, index: dict[str, Any]) -> None:
+        self._directory = directory
+        self._index = index
+        self._chunks: Chunks = {}
+
+    def reset(self, checkpoint_id: str | os.PathLike | None = None) -> None:
+        """Nothing to do: a reader is made for one checkpoint."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        metadata, self._chunks = metadata_of(self._index)
+        return metadata
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        # Only the coordinator calls read_metadata, but every rank needs the chunks.
+        self._chunks = metadata_of(self._index)[1]
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        for item in plan.items:
+            dtype = self._index[item.storage_index.fqn]["dtype"]
+            sizes, piece = self._chunks[item.storage_index]
+            target = planner.resolve_tensor(item).detach()
+            read_into(target, self._directory, piece, dtype, sizes, item.storage_offsets)
+            planner.commit_tensor(item, target)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike) -> bool:
+        return True
+
+
+def raw_bytes(tensor: Tensor) -> memoryview:
+    """The bytes of a CPU tensor, without a copy if it is contiguous."""
+    flat = tensor.detach().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
+
+
+def read_into(
+    target: Tensor, directory: Path, piece: Piece, dtype: str, sizes: Sequence[int], offsets: Sequence[int]
+) -> None:
+    """Fill ``target`` with the part of one piece, a tensor of ``sizes``, that begins at ``offsets``. No more is read
+    than its rows, and no more held at once than :data:`READ_BYTES`, or one row."""
+    if not target.numel():
+        return
+    wanted = target if sizes else target.reshape(1)
+    step = max(1, READ_BYTES // piece.rows(sizes, 0, 1).size)
+    for start in range(0, len(wanted), step):
+        count = min(step, len(wanted) - start)
+        block = piece.rows(sizes, (offsets[0] if sizes else 0) + start, count)
+        part = read_tensor(directory, block, dtype, [count, *sizes[1:]])
+        for dimension in range(1, len(sizes)):
+            part = part.narrow(dimension, offsets[dimension], target.shape[dimension])
+        wanted.narrow(0, start, count).copy_(part)
+
+
+def read_tensor(directory: Path, piece: Piece, dtype: str, sizes: list[int]) -> Tensor:
+    """Read one piece into a CPU tensor of the given sizes."""
+    kind = getattr(torch, dtype)
+    if not piece.size:
+        return torch.empty(sizes, dtype=kind)
+    with (directory / piece.file).open("rb") as file:
+        file.seek(piece.start)
+        data = bytearray(piece.size)
+        file.readinto(data)
+    return torch.frombuffer(data, dtype=kind).reshape(sizes)
+
+
+def index_of(metadata: Metadata, pieces: dict[MetadataIndex, Piece]) -> dict[str, Any]:
+    """The contents of ``index.json``: ``{name: {dtype, size, chunks: [{offsets, sizes, piece}]}}``."""
+    index: dict[str, Any] = {}
+    for name, stored in metadata.state_dict_metadata.items():
+        assert isinstance(stored, TensorStorageMetadata)
+        chunks = [
+            {"offsets": list(c.offsets), "sizes": list(c.sizes), "piece": list(pieces[MetadataIndex(name, c.offsets)])}
+            for c in stored.chunks
+        ]
+        dtype = str(stored.properties.dtype).removeprefix("torch.")
+        index[name] = {"dtype": dtype, "size": list(stored.size), "chunks": chunks}
+    return index
+
+
+def metadata_of(index: dict[str, Any]) -> tuple[Metadata, Chunks]:
+    """The inverse of :func:`index_of`."""
+    tensors: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
+    places: Chunks = {}
+    for name, entry in index.items():
+        chunks = [ChunkStorageMetadata(torch.Size(c["offsets"]), torch.Size(c["sizes"])) for c in entry["chunks"]]
+        properties = TensorProperties(dtype=getattr(torch, entry["dtype"]))
+        tensors[name] = TensorStorageMetadata(properties, torch.Size(entry["size"]), chunks)
+        for chunk in entry["chunks"]:
+            places[MetadataIndex(name, torch.Size(chunk["offsets"]))] = chunk["sizes"], Piece(*chunk["piece"])
+    return Metadata(tensors), places
+
+
+def load_planner() -> DefaultLoadPlanner:
+    return DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+
+
+def pieces_read(tensors: Mapping[str, Tensor], index: dict[str, Any]) -> Iterator[Piece]:
+    """What this rank reads of the files to fill ``tensors``: of each stored chunk the rows that it holds a part of."""
+    metadata, places = metadata_of(index)
+    planner = load_planner()
+    planner.set_up_planner(dict(tensors), metadata)
+    for item in planner.create_local_plan().items:
+        sizes, piece = places[item.storage_index]
+        yield piece.rows(sizes, item.storage_offsets[0], item.lengths[0]) if sizes else piece
+
+
+def read_index(directory: Path) -> dict[str, Any]:
+    return json.loads((directory / INDEX).read_bytes())
+
+
+def check_index(index: Mapping[str, Any], files: Container[str], where: str) -> None:
+    """Raise ``DamagedArtifact`` if the index names a file of tensors that the manifest does not list."""
+    for name, entry in index.items():
+        for chunk in entry["chunks"]:
+            if (file := Piece(*chunk["piece"]).file) not in files:
+                raise DamagedArtifact(f"{where}/{INDEX}: {name} is in {file!r}, which the manifest does not list")

@@ -1,0 +1,139 @@
+"""Whether settings, data, model and devices go together: checked before any process starts, and by the processes of a
+training that nobody checked before (plain torchrun)."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from slipstream.artifacts.prepared.data import PreparedData
+from slipstream.artifacts.prepared.streamed import open_prepared
+from slipstream.distributed.devices import backend_of
+from slipstream.errors import UserError
+from slipstream.machine.gpus import bf16_gpus, visible_gpus
+from slipstream.models.config import ModelConfig
+from slipstream.models.factory import Predictor, build
+from slipstream.models.plan import blocks_of, plan_of
+from slipstream.train.config import TrainingConfig
+from slipstream.train.data.loader import layout as layout_of
+from slipstream.train.data.order import GlobalOrder
+from slipstream.train.loop.probe import Traits, probe
+from slipstream.train.loop.step import micro_batches, padded_rows
+from slipstream.train.optim.precision import precision_of
+from slipstream.train.parallel.layout import check_plan
+from slipstream.train.parallel.replicas import check_exchange
+
+META = torch.device("meta")
+
+
+def check_training(prepared: Path, model: ModelConfig, training: TrainingConfig, processes: int, nodes: int) -> None:
+    """Raise ``UserError`` for what is known to be wrong without a process group of so many ``processes`` in all.
+
+    The network is built only if settings depend on it.
+    """
+    gpus = visible_gpus()
+    precision = precision_of(training.precision, gpu=gpus > 0, bf16=bf16_gpus())
+    check_exchange(training.gradients, backend_of(training.backend, gpus), precision)
+    _, replicas, shards, _ = training.parallel.sizes(processes, nodes)
+    data = open_prepared(prepared)
+    check_rows(data)
+    pieces = pieces_of(data, training, replicas * shards)
+    if training.compile:
+        check_compiler(gpus > 0)
+    if training.parallel.divides or training.compile:
+        predictor = build(model, data.signature, training.seed, empty=True)
+        check_divisible(training, traits_of(predictor, torch.device("cpu")), precision)
+        check_plan(training.parallel, plan_of(predictor.network), len(pieces))
+        if training.parallel.uses_fsdp(replicas * shards):
+            check_parameters(predictor.network)
+
+
+def traits_of(predictor: Predictor, device: torch.device) -> Traits:
+    """Those of a model on ``device``, or of one without memory."""
+    return probe(predictor, META if any(parameter.is_meta for parameter in predictor.parameters()) else device)
+
+
+def pieces_of(data: PreparedData, training: TrainingConfig, shares: int) -> list[slice]:
+    """The micro-batches of a padded share of a batch. Raises ``UserError`` if it has too few rows for so many."""
+    largest = GlobalOrder(layout_of(data, "train"), training.batch_size, training.seed).largest
+    share = -(-largest // shares)
+    if training.accumulation > share:
+        raise UserError(
+            f"training.accumulation: {training.accumulation} micro-batches of a share of {share} "
+            f"row{'s' if share > 1 else ''} (batches of {largest}, {shares} shares); expected at most {share}"
+        )
+    return micro_batches(padded_rows(share, training.accumulation), training.accumulation)
+
+
+def check_rows(data: PreparedData) -> None:
+    """Raise ``UserError`` if the training or the validation split has no rows."""
+    for split in ("train", "validation"):
+        if not sum(data.segment_rows(split)):
+            raise UserError(f"data.split: no row fell into the {split} split; give more rows or larger shares")
+
+
+def check_divisible(training: TrainingConfig, traits: Traits, precision: str) -> None:
+    """Raise ``UserError`` for models and types of numbers that no layout divides, and models that are not compiled."""
+    if training.compile and traits.couples_rows:
+        raise UserError(
+            "training.compile: false expected: this model has batch normalisation or buffers that change, so its "
+            "batches are not padded, and each size would be compiled for itself"
+        )
+    if training.parallel.divides and traits.couples_rows:
+        raise UserError(
+            "training.parallel: this model has batch normalisation or buffers that change, which cannot be divided; "
+            "expected no shard, pipeline or tensor, or layer or group normalisation instead"
+        )
+    if training.parallel.divides and precision == "fp16":
+        raise UserError(
+            "training.precision: fp16 is not allowed with training.parallel, where its loss scaling was never tried; "
+            "expected bf16 or fp32"
+        )
+
+
+def check_parameters(network: nn.Module) -> None:
+    """Raise ``UserError`` for parameters that cannot be sharded by blocks."""
+    blocks = blocks_of(network)
+    owners: dict[nn.Parameter, set[str]] = {}
+    for name, parameter in network.named_parameters(remove_duplicate=False):
+        if not parameter.ndim:
+            raise UserError(
+                f"training.parallel.shard: none expected: the model's parameter {name!r} is a single number without "
+                "dimensions, which cannot be divided; give it the shape [1]"
+            )
+        owners.setdefault(parameter, set()).add(next((b for b in blocks if name.startswith(f"{b}.")), ""))
+        if len(owners[parameter]) > 1:
+            raise UserError(
+                f"training.parallel.shard: none expected: the model's parameter {name!r} belongs to several of its "
+                "blocks, which are gathered one at a time"
+            )
+
+
+def check_compiler(gpu: bool) -> None:
+    """Raise ``UserError`` if there is not what torch.compile makes code with: Triton and a C compiler for a GPU, a C++
+    compiler for a CPU (as ``torch/_inductor/config.py`` and ``triton/runtime/build.py`` find them)."""
+    if gpu and importlib.util.find_spec("triton") is None:
+        raise UserError("training.compile: false expected: there is no Triton, which compiles for GPUs")
+    names = compilers("CC", ["gcc", "clang"]) if gpu else compilers("CXX", ["clang++" if MAC else "g++"])
+    if not any(map(shutil.which, names)):
+        raise UserError(
+            f"training.compile: false expected: there is no {' or '.join(names)}; install one, or name another in "
+            f"{'CC' if gpu else 'CXX'}"
+        )
+
+
+MAC = sys.platform == "darwin"
+
+
+def compilers(variable: str, usual: Sequence[str]) -> list[str]:
+    """The program that an environment variable names, otherwise the ``usual`` ones."""
+    named = shlex.split(os.environ.get(variable, ""))
+    return named[:1] or list(usual)

@@ -1,0 +1,97 @@
+"""``slipstream train``: training with plain torchrun, without Flyte."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import click
+
+from slipstream.artifacts.format import MANIFEST, Artifact, DamagedArtifact, canonical_json
+from slipstream.artifacts.homes import Holder
+from slipstream.artifacts.prepared.data import PreparedData
+from slipstream.artifacts.prepared.streamed import make_stub
+from slipstream.artifacts.results.training import KIND
+from slipstream.config import RunConfig
+from slipstream.distributed.explained import explained
+from slipstream.errors import UserError
+from slipstream.logs import logger
+from slipstream.profiles.profile import current_profile
+from slipstream.storage import STORES
+from slipstream.train.homes.waiting import wait_for_others
+from slipstream.train.request import TrainingRequest
+from slipstream.train.run import identity, run
+
+LOG = logger("train")
+
+
+@contextmanager
+def local_prepared_data(prepared: str) -> Iterator[Path]:
+    """The directory of the prepared data; for a URI a temporary stub, which only this process uses."""
+    if not prepared.startswith(STORES):
+        if not Path(prepared).is_dir():
+            raise UserError(
+                f"{prepared}: no such directory; expected prepared data, here or on s3://, gs:// or abfs://"
+            )
+        yield Path(prepared)
+        return
+    cache_bytes = int(current_profile().placement("train").data_cache_gib * 2**30)
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    with tempfile.TemporaryDirectory(prefix="prepared-") as scratch:
+        yield make_stub(prepared, Path(scratch) / "stub", cache_bytes // processes)
+
+
+def is_finished(output: Path, made_by: dict[str, Any]) -> bool:
+    """Whether the model of this very training is there: a rank or its agent may have died between the end of the
+    training and its own, and is started again. Raises ``UserError`` if anything else is there."""
+    if not (output / MANIFEST).exists():
+        return False
+    with suppress(DamagedArtifact):
+        if canonical_json(Artifact.open(output, KIND).made_by) == canonical_json(made_by):
+            return True
+    raise UserError(f"{output}: holds an artifact already; choose another OUTPUT or remove it")
+
+
+@click.command()
+@click.argument("prepared")
+@click.argument("output", type=click.Path(path_type=Path))
+@click.argument("config", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=False)
+def main(prepared: str, output: Path, config: Path | None) -> None:
+    """Train on PREPARED and write the trained model to OUTPUT; its checkpoints go to OUTPUT.checkpoints.
+
+    PREPARED is a directory, or an address on s3://, gs:// or abfs://, from which the rows are streamed during training.
+
+    Example: torchrun --nproc-per-node 2 -m slipstream train prepared/ model/ run.yaml
+    """
+    settings = RunConfig.from_file(config) if config else RunConfig()
+    training = settings.for_training()
+    with local_prepared_data(prepared) as directory:
+        made_by = {"command": "slipstream.train", **identity(PreparedData.open(directory), settings.model, training)}
+        if is_finished(output, made_by):
+            if os.environ.get("RANK", "0") == "0":
+                LOG.info("%s is the model of this training already; remove it to train again", output)
+            return
+        home = training.checkpoint_uri or f"{output}.checkpoints"
+        # The agent's run id, so that restarted workers belong to the same run; "none" if it has none.
+        run_id = os.environ.get("TORCHELASTIC_RUN_ID", "").removeprefix("none")
+        holder = Holder(run_id, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
+        wait_for_others(home, holder, training.when_held)
+        request = TrainingRequest(
+            prepared=directory,
+            model=settings.model,
+            training=training,
+            directory=output,
+            home=home,
+            holder=holder,
+            made_by=made_by,
+        )
+        try:
+            run(request)
+        except Exception as error:
+            if mendable := explained(error):
+                raise mendable from None
+            raise

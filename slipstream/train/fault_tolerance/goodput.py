@@ -1,0 +1,237 @@
+"""Goodput: what every attempt of a run executed, how much of it was kept, and where the time went.
+
+Each attempt has one record, ``ledger/<attempt>.json`` below the checkpoints' home. Rank 0 rewrites it every few seconds
+in a background thread and once more when the attempt ends; a record without an end belongs to an attempt that was
+killed. Steps are useful if no later attempt repeated them. The records are about time only, so they do not affect the
+results of a run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+from slipstream.artifacts.format import canonical_json
+from slipstream.artifacts.results.training import Goodput
+from slipstream.errors import UserError
+from slipstream.logs import logger
+from slipstream.storage import Storage, StorageUnavailable
+from slipstream.train.homes.home import Home
+
+PREFIX = "ledger/"
+PERIOD_S = 5.0
+#: Seconds for which the end of an attempt waits for its last record; a store that stays away is not waited for.
+LAST_WRITE_S = 10.0
+#: Activities that the time of an attempt is spent on; the rest of the wall-clock time is idle or unaccounted for.
+START, RESTORE, STEPS, EVALUATION, DATA_WAIT, STALL = "start", "restore", "steps", "evaluation", "data_wait", "stall"
+ACTIVITIES = (START, RESTORE, STEPS, EVALUATION, DATA_WAIT, STALL)
+#: The end of an attempt that did not record one.
+KILLED = "killed, or its machine was lost"
+
+LOG = logger("goodput")
+
+
+@dataclass
+class AttemptRecord:
+    """One attempt. ``first_step`` and ``last_step`` count the finished steps at its start and now."""
+
+    attempt: int
+    world: int
+    first_step: int = 0
+    last_step: int = 0
+    #: The step of the last checkpoint that it published.
+    saved_step: int = 0
+    #: Seconds by activity.
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(ACTIVITIES, 0.0))
+    #: Wall-clock seconds of the attempt so far.
+    wall: float = 0.0
+    ended: str = KILLED
+
+    @property
+    def executed(self) -> int:
+        return self.last_step - self.first_step
+
+
+@dataclass(frozen=True)
+class GoodputSummary:
+    """All attempts of a run together; the fields are those of
+    :class:`~slipstream.artifacts.results.training.Goodput`."""
+
+    attempts: int
+    executed: int
+    kept: int
+    seconds: dict[str, float]
+    lost: float
+    wall: float
+    ends: tuple[str, ...]
+
+    @property
+    def useful_steps(self) -> float:
+        """Steps kept over steps executed; 1 before the first step."""
+        return self.kept / self.executed if self.executed else 1.0
+
+    @property
+    def goodput(self) -> float:
+        """Time of the kept steps over the wall-clock time of all attempts; 1 before the first step."""
+        return max(0.0, self.seconds[STEPS] - self.lost) / self.wall if self.wall else 1.0
+
+    def to_json(self) -> Goodput:
+        """As ``attempt.json`` holds it."""
+        return {
+            "attempts": self.attempts,
+            "executed": self.executed,
+            "kept": self.kept,
+            "seconds": self.seconds,
+            "lost": self.lost,
+            "wall": self.wall,
+            "ends": list(self.ends),
+            "useful_steps": self.useful_steps,
+            "goodput": self.goodput,
+        }
+
+    def __str__(self) -> str:
+        lost = self.executed - self.kept
+        return (
+            f"{self.kept} steps kept of {self.executed} executed ({self.useful_steps:.1%}) in {self.attempts} "
+            f"attempt{'s' if self.attempts > 1 else ''}, {lost} lost; goodput {self.goodput:.1%} of {self.wall:.1f} s"
+        )
+
+
+def summarise(attempts: Sequence[AttemptRecord]) -> GoodputSummary:
+    """Add up the records of all attempts of a run. Steps that a later attempt repeated are not kept."""
+    ordered = sorted((dataclasses.replace(record) for record in attempts), key=lambda record: record.attempt)
+    for record, following in pairwise(ordered):
+        # The record of a killed attempt is seconds old, but the attempt got at least to where the next one resumed.
+        record.last_step = max(record.last_step, following.first_step)
+    kept, lost = 0, 0.0
+    for index, record in enumerate(ordered):
+        # Steps after the earliest start of any later attempt were repeated.
+        repeated_from = min([later.first_step for later in ordered[index + 1 :]], default=record.last_step)
+        useful = max(0, min(record.last_step, repeated_from) - record.first_step)
+        kept += useful
+        if record.executed:
+            lost += record.seconds[STEPS] * (record.executed - useful) / record.executed
+    return GoodputSummary(
+        attempts=len(ordered),
+        executed=sum(record.executed for record in ordered),
+        kept=kept,
+        seconds={name: sum(record.seconds[name] for record in ordered) for name in ACTIVITIES},
+        lost=lost,
+        wall=sum(record.wall for record in ordered),
+        ends=tuple(record.ended for record in ordered),
+    )
+
+
+class GoodputRecorder:
+    """Records this attempt. Every rank has a recorder; only rank 0's (``writes``) is stored.
+
+    If the store is unavailable, a warning is logged and the run continues.
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        attempt: int,
+        world: int,
+        *,
+        writes: bool,
+        started: float,
+    ) -> None:
+        """``started`` is when this process began, on the clock of ``time.perf_counter``."""
+        self._home, self._storage = home, home.storage
+        self._writes = writes
+        self._started = started
+        self.record = AttemptRecord(attempt, world)
+        self._ended = threading.Event()
+        self._failed = False
+        self._thread = threading.Thread(target=self._write_periodically, name="goodput", daemon=True)
+
+    def begin(self, step: int) -> None:
+        """The attempt begins at ``step``. The time until now that is not yet accounted for is start-up."""
+        self.record.first_step = self.record.last_step = self.record.saved_step = step
+        self.record.seconds[START] = time.perf_counter() - self._started - sum(self.record.seconds.values())
+        if self._writes:
+            self._thread.start()
+
+    @contextmanager
+    def time(self, activity: str) -> Iterator[None]:
+        """Add the block's wall-clock time to ``activity``, less what the block itself adds to other activities."""
+        started, accounted = time.perf_counter(), sum(self.record.seconds.values())
+        try:
+            yield
+        finally:
+            self.add(activity, time.perf_counter() - started - (sum(self.record.seconds.values()) - accounted))
+
+    def add(self, activity: str, seconds: float) -> None:
+        self.record.seconds[activity] += seconds
+
+    def step(self, finished: int) -> None:
+        """``finished`` optimiser steps of the run are finished."""
+        self.record.last_step = finished
+
+    def saved(self, step: int) -> None:
+        """The checkpoint of ``step`` is published."""
+        self.record.saved_step = step
+
+    def end(self, reason: str) -> None:
+        """The attempt ends: "finished", or the reason why it stops early."""
+        self.record.ended = reason
+        if self._thread.is_alive():
+            self._ended.set()
+            self._thread.join(LAST_WRITE_S)
+
+    def summary(self) -> GoodputSummary:
+        """All attempts up to now, including this one; without the earlier ones if the store is unavailable."""
+        self._update_wall()
+        try:
+            earlier = [record for record in read_attempts(self._storage) if record.attempt < self.record.attempt]
+        except (UserError, StorageUnavailable) as error:
+            LOG.warning("only this attempt is counted: %s", error)
+            earlier = []
+        return summarise([*earlier, self.record])
+
+    def _update_wall(self) -> None:
+        self.record.wall = time.perf_counter() - self._started
+
+    def _write_periodically(self) -> None:
+        self._write()
+        while not self._ended.wait(PERIOD_S):
+            self._write()
+        self._write()
+
+    def _write(self) -> None:
+        self._update_wall()
+        try:
+            if self._home.is_inherited(self.record.attempt):
+                self._ended.set()  # what is here now is a successor's
+                return
+            write_attempt(self._storage, self.record)
+            self._failed = False
+        except (UserError, StorageUnavailable) as error:
+            if not self._failed:
+                LOG.warning("not written: %s", error)
+            self._failed = True
+
+
+def write_attempt(storage: Storage, record: AttemptRecord) -> None:
+    storage.put(f"{PREFIX}{record.attempt:04d}.json", canonical_json(dataclasses.asdict(record)))
+
+
+def read_attempts(storage: Storage) -> list[AttemptRecord]:
+    """The records of all attempts in a home, oldest first. Unreadable ones are skipped with a warning."""
+    records = []
+    with tempfile.TemporaryDirectory(prefix="ledger-") as temporary:
+        for key in storage.list(PREFIX):
+            try:
+                records.append(AttemptRecord(**json.loads(storage.get(key, Path(temporary)).read_bytes())))
+            except (ValueError, TypeError):
+                LOG.warning("%s/%s: not the record of an attempt; skipped", storage.base, key)
+    return sorted(records, key=lambda record: record.attempt)

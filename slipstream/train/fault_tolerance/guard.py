@@ -1,0 +1,248 @@
+"""The guard limits what a run can lose: called after every step, it saves checkpoints and stops before a preemption.
+
+It combines the watcher's notices, the ranks' consensus, the checkpoint interval, the checkpoints and the goodput
+record. All ranks call it at the same points and do the same at the same step. The ranks exchange notices
+
+- before the first step, for those that came during start-up and restore; there is nothing to save yet;
+- between steps;
+- between the batches of an evaluation. An interrupted evaluation is repeated completely by the next attempt.
+
+A rank that waits for data cannot exchange, because the others are in the next step already and wait for its gradient.
+If its own machine is preempted and the data does not arrive in time for a checkpoint, it stops alone, and the others
+lose their connection to it.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, NoReturn, TypeVar
+
+from slipstream.errors import Preempted
+from slipstream.logs import logger
+from slipstream.train.checkpoint import Checkpoints
+from slipstream.train.checkpoint.background import StepWait
+from slipstream.train.device_clock import DeviceClock, Mark
+from slipstream.train.fault_tolerance.checkpoint_interval import Interval
+from slipstream.train.fault_tolerance.consensus import PERIOD_S, Consensus, ExchangeSchedule, GroupState, Stop
+from slipstream.train.fault_tolerance.goodput import DATA_WAIT, STALL, STEPS, GoodputRecorder
+from slipstream.train.fault_tolerance.notices import Watcher
+
+#: The stall of a save is the median of so many, so that one save on a busy machine does not count.
+STALLS = 5
+LOG = logger("train")
+#: Returns the arguments of :meth:`~slipstream.train.checkpoint.Checkpoints.save`, the progress and this rank's own
+#: state, or None if what there is now is not to be kept. It has to call :meth:`Guard.finished` for all steps first.
+Capture = Callable[[], tuple[Any, Any] | None]
+T = TypeVar("T")
+
+
+class Began(NamedTuple):
+    """When the host had a batch, and the place in the device's work where its step begins."""
+
+    ready: float
+    mark: Mark
+
+
+class GivenStep(NamedTuple):
+    """A step that the device has been given."""
+
+    began: Began
+    ended: Mark
+    #: Seconds for which the host had waited for its batch.
+    waited: float
+    snapshot: StepWait | None
+
+
+class Guard:
+    """Between two steps: exchange notices, save, or stop.
+
+    The host runs ahead of the device: it gives it steps (:meth:`step`) before earlier ones are :meth:`finished`. What
+    is recorded is the device's time: a wait of the host counts only where the device had nothing to do meanwhile.
+    """
+
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        interval: Interval,
+        watcher: Watcher,
+        recorder: GoodputRecorder,
+        clock: DeviceClock | None = None,
+        unsaved_limit_s: float = math.inf,
+    ) -> None:
+        """After ``unsaved_limit_s`` without a finished save the steps wait for one."""
+        self._checkpoints = checkpoints
+        self._unsaved_limit_s = unsaved_limit_s
+        self._clock = clock or DeviceClock()
+        self._given: deque[GivenStep] = deque()
+        self._idle_since = 0.0
+        self.interval = interval
+        self._consensus = Consensus(watcher, checkpoints.peers)
+        self._schedule = ExchangeSchedule()
+        self.recorder = recorder
+        self._group_state: GroupState | None = None
+        self._finished = self._saved = 0
+        self._stalls: deque[float] = deque(maxlen=STALLS)
+        self._advised = False
+
+    def begin(self, step: int) -> None:
+        """Training begins at ``step``, which needs no checkpoint. Raises :class:`Preempted` on all ranks if a machine
+        already has a notice."""
+        self.recorder.begin(step)
+        self._checkpoints.background.outage.begin(step)
+        self._saved = step
+        stop = self._exchange(0.0).stop
+        if stop:
+            self._exit(f"left before its first step ({stop.why})")
+
+    def before_step(self) -> Began:
+        """The host has a batch, and is about to give the device a step."""
+        return Began(time.perf_counter(), self._clock.mark())
+
+    def given(self, began: Began, waited: float = 0.0) -> None:
+        """The device was given the step that ``began``, for whose batch the host has ``waited`` seconds."""
+        self._given.append(GivenStep(began, self._clock.mark(), waited, self._checkpoints.background.pop_step_wait()))
+
+    def finished(self, step: int) -> None:
+        """Wait until the device has finished the oldest step that it was given, the ``step``-th of the run, and record
+        its times."""
+        given = self._given.popleft()
+        ready, began, ended = given.began.ready, given.began.mark.wait(), given.ended.wait()
+        stall = given.snapshot.stall() if given.snapshot else 0.0
+        self.recorder.add(STEPS, ended - began - stall)
+        idle_from = max(self._idle_since, ready - given.waited)
+        self.recorder.add(DATA_WAIT, max(0.0, min(began, ready) - idle_from))
+        self._add_stall(stall)
+        self.recorder.step(step)
+        self._idle_since = ended
+        self._finished += 1
+
+    def after_step(self, step: int, capture: Capture) -> None:
+        """The device was given ``step`` steps. Raises :class:`Preempted` on all ranks when a machine has a notice,
+        after saving a checkpoint if there is time for it."""
+        if self._schedule.due(step):
+            self._exchange_after(step, capture)
+        if self._checkpoint_due(step):
+            self._save(step, capture)
+
+    def evaluating(self, batches: Iterator[T], rounds: int, step: int, capture: Capture) -> Iterator[T]:
+        """Pass on this rank's batches of the evaluation after ``step``. No rank has more than ``rounds`` batches; one
+        that has fewer takes part in the exchanges all the same. Raises as :meth:`after_step` does."""
+        schedule, started = ExchangeSchedule(), time.perf_counter()
+        for finished in range(rounds):
+            if schedule.due(finished):
+                state = self._exchange((time.perf_counter() - started) / finished)
+                schedule.exchanged(finished, state.step_s)
+                if state.stop:
+                    self._stop(step, state.stop, capture)
+            batch = next(batches, None)
+            if batch is not None:
+                yield batch
+
+    def wait_for_copy(self) -> None:
+        """Wait until the last save holds copies of all tensors: those of its progress may change now."""
+        self._checkpoints.background.wait_for_copy()
+
+    def waiting(self) -> None:
+        """Called regularly while this rank waits for data. Raises :class:`Preempted` on this rank alone if its machine
+        has a notice and too little time is left to save a checkpoint with the other ranks."""
+        stop = self._consensus.local_stop()
+        if stop and not stop.time_to_save(self._checkpoints.background.publish_seconds):
+            self._exit(f"left waiting for data, with step {self._saved} saved ({stop.why})")
+
+    def _exchange(self, each_s: float) -> GroupState:
+        background = self._checkpoints.background
+        return self._consensus.exchange(
+            step_s=each_s,
+            stall_s=statistics.median(self._stalls) if self._stalls else 0.0,
+            publish_s=background.publish_seconds,
+            saving=background.busy(),
+            unsaved_s=background.outage.tried_s,
+        )
+
+    def _exchange_after(self, step: int, capture: Capture) -> None:
+        state = self._look_round(step, capture)
+        if state.unsaved_s > self._unsaved_limit_s:
+            with self.recorder.time(STALL):
+                state = self._wait_until_saved(step, capture)
+        self._group_state = state
+        self._schedule.exchanged(step, state.step_s)
+        if state.advised and not self._advised:
+            # Amid skipped steps there is nothing to save, until the next exchange.
+            self._advised = self._save(step, capture)
+
+    def _look_round(self, step: int, capture: Capture) -> GroupState:
+        """Exchange, stop if a machine has a notice, and let the snapshot that waits be published if it may."""
+        state = self._exchange(self.recorder.record.seconds[STEPS] / max(1, self._finished))
+        if state.stop:
+            self._stop(step, state.stop, capture)
+        self._checkpoints.resume(step, busy=state.saving)
+        self._record_published()
+        return state
+
+    def _wait_until_saved(self, step: int, capture: Capture) -> GroupState:
+        """Wait for the store: by now a loss would cost more than the user will bear."""
+        if self._consensus.leads:
+            LOG.warning("nothing saved for training.unsaved_limit, %g s: the steps wait", self._unsaved_limit_s)
+        while (state := self._look_round(step, capture)).unsaved_s > self._unsaved_limit_s:
+            time.sleep(PERIOD_S)
+        return state
+
+    def _checkpoint_due(self, step: int) -> bool:
+        if self._saved == step:
+            return False
+        if self.interval.steps:
+            # At multiples, so that the steps do not depend on where the attempt began.
+            return step % self.interval.steps == 0
+        state = self._group_state
+        return state is not None and step - self._saved >= self.interval.between(
+            step_s=state.step_s, stall_s=state.stall_s, publish_s=state.publish_s
+        )
+
+    def _save(self, step: int, capture: Capture) -> bool:
+        """Save a checkpoint, if there is something to keep; return whether there was."""
+        captured = capture()
+        if captured is None:
+            return False
+        progress, own = captured
+        stall = self._checkpoints.save(step, progress, own=own)
+        self._stalls.append(0.0)
+        self._add_stall(stall)
+        self._record_published()
+        self._saved = step
+        if not (self._group_state and self._group_state.stall_s):
+            # Exchange the measured stall at once: before the first save the interval is based on a guess.
+            self._schedule.exchange_by(step + 1)
+        return True
+
+    def _record_published(self) -> None:
+        if self._checkpoints.background.published:
+            self.recorder.saved(self._checkpoints.background.published.step)
+
+    def _add_stall(self, seconds: float) -> None:
+        """Add to the stall that the last save has caused in the step loop."""
+        if seconds:
+            self._stalls[-1] += seconds
+            self.recorder.add(STALL, seconds)
+
+    def _stop(self, step: int, stop: Stop, capture: Capture) -> NoReturn:
+        """Save if the checkpoint can be finished before the deadline, and exit."""
+        saved = self._saved == step
+        if not saved and stop.time_to_save(self._checkpoints.background.publish_seconds):
+            saved = self._save(step, capture)
+        if saved:
+            with self.recorder.time(STALL):
+                self._checkpoints.finish()
+            self.recorder.saved(step)
+        self._exit(f"left at step {step}, {'saved' if saved else f'with step {self._saved} saved'} ({stop.why})")
+
+    def _exit(self, reason: str) -> NoReturn:
+        self.recorder.end(reason)
+        raise Preempted(reason)
+
+    def close(self) -> None:
+        """The run is finished."""
+        self.recorder.end("finished")

@@ -1,0 +1,296 @@
+"""Preemption notices: from the clouds' metadata servers, and SIGTERM.
+
+A thread polls the metadata server and a signal handler receives SIGTERM; both only store a notice and its deadline.
+All ranks decide together, between two steps, what to do about it (:mod:`slipstream.train.fault_tolerance.consensus`).
+
+Sources: AWS spot ``instance-action`` and rebalance recommendation over IMDSv2 (docs.aws.amazon.com, "Spot Instance
+interruption notices"), GCP ``instance/preempted`` (cloud.google.com, "Spot VMs"), Azure scheduled events
+(learn.microsoft.com, "Azure Metadata Service: Scheduled Events").
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from types import FrameType
+from typing import Any, Protocol
+
+LINK_LOCAL = "http://169.254.169.254"
+#: Seconds between polls, and the timeout of one. Notices come two minutes ahead on AWS, thirty seconds elsewhere.
+PERIOD_S = 5.0
+TIMEOUT_S = 2.0
+#: How often all clouds' metadata servers are tried before the search for one ends.
+SEARCH_ROUNDS = 3
+MAX_RESPONSE_BYTES = 1 << 16
+
+
+class MetadataUnavailable(Exception):
+    """The metadata server does not answer, or not as documented. Never stops a run."""
+
+
+@dataclass(frozen=True)
+class Notice:
+    """The announced end of this machine. ``deadline`` is on the clock of ``time.monotonic``; None if the end is not
+    certain."""
+
+    source: str
+    what: str
+    deadline: float | None
+
+
+class Server(Protocol):
+    """The metadata server of one cloud."""
+
+    name: str
+
+    def present(self) -> bool:
+        """Whether this machine runs in that cloud. Raises ``MetadataUnavailable`` if the server does not answer."""
+
+    def ask(self) -> Notice | None:
+        """The current notice, if there is one. Raises ``MetadataUnavailable``."""
+
+
+def request(
+    url: str, headers: dict[str, str], *, method: str = "GET", timeout: float = TIMEOUT_S
+) -> tuple[int, bytes, Any]:
+    """Status, body and headers of one HTTP exchange, whatever the status. Raises ``MetadataUnavailable``."""
+    # Without a proxy: it would pass on the metadata of its own machine.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    asked = urllib.request.Request(url, headers=headers, method=method)
+    try:
+        try:
+            with opener.open(asked, timeout=timeout) as answer:
+                return answer.status, answer.read(MAX_RESPONSE_BYTES), answer.headers
+        except urllib.error.HTTPError as error:
+            return error.code, b"", error.headers
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise MetadataUnavailable(f"{url}: {error}") from None
+
+
+def monotonic_deadline(moment: datetime) -> float:
+    """A date and time on the clock of ``time.monotonic``."""
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return time.monotonic() + (moment - datetime.now(UTC)).total_seconds()
+
+
+def parse_mapping(body: bytes, url: str) -> dict[str, Any]:
+    """A JSON mapping. Raises ``MetadataUnavailable`` for anything else."""
+    try:
+        value = json.loads(body)
+    except ValueError:
+        raise MetadataUnavailable(f"{url}: not JSON") from None
+    if not isinstance(value, dict):
+        raise MetadataUnavailable(f"{url}: not a mapping")
+    return value
+
+
+class Aws:
+    """IMDSv2: every request carries a token, which is renewed when the server rejects it."""
+
+    name = "aws"
+    TOKEN_S = 21600
+
+    def __init__(self, base: str = LINK_LOCAL) -> None:
+        self._base = base
+        self._token = ""
+
+    def present(self) -> bool:
+        self._renew()
+        return True
+
+    def ask(self) -> Notice | None:
+        action = self._get("/latest/meta-data/spot/instance-action")
+        if action is not None:
+            try:
+                deadline = monotonic_deadline(datetime.fromisoformat(str(action["time"])))
+            except (KeyError, ValueError):
+                raise MetadataUnavailable("spot/instance-action: no time that can be read") from None
+            what = str(action.get("action", "terminate"))
+            # Hibernation begins at once, whatever time the notice contains.
+            return Notice(self.name, f"spot {what}", time.monotonic() if what == "hibernate" else deadline)
+        if self._get("/latest/meta-data/events/recommendations/rebalance") is not None:
+            return Notice(self.name, "rebalance recommendation", None)
+        return None
+
+    def _get(self, path: str) -> dict[str, Any] | None:
+        for _ in range(2):
+            if not self._token:
+                self._renew()
+            status, body, _headers = request(self._base + path, {"X-aws-ec2-metadata-token": self._token})
+            if status == 404:
+                return None
+            if status == 200:
+                return parse_mapping(body, path)
+            if status != 401:
+                break
+            self._token = ""
+        raise MetadataUnavailable(f"{path}: status {status}")
+
+    def _renew(self) -> None:
+        seconds = {"X-aws-ec2-metadata-token-ttl-seconds": str(self.TOKEN_S)}
+        status, body, _ = request(self._base + "/latest/api/token", seconds, method="PUT")
+        if status != 200 or not body.strip().isascii():
+            raise MetadataUnavailable(f"/latest/api/token: status {status}")
+        self._token = body.strip().decode()
+        if not self._token.isprintable() or not self._token:
+            self._token = ""
+            raise MetadataUnavailable("/latest/api/token: not a token")
+
+
+class Gcp:
+    """The metadata value is TRUE from the preemption on; 30 seconds remain then."""
+
+    name = "gcp"
+    NOTICE_S = 30.0
+
+    def __init__(self, base: str = "http://metadata.google.internal") -> None:
+        self._url = base + "/computeMetadata/v1/instance/preempted"
+
+    def present(self) -> bool:
+        self._get()
+        return True
+
+    def ask(self) -> Notice | None:
+        if self._get() == b"FALSE":
+            return None
+        return Notice(self.name, "preempted", time.monotonic() + self.NOTICE_S)
+
+    def _get(self) -> bytes:
+        status, body, headers = request(self._url, {"Metadata-Flavor": "Google"})
+        value = body.strip().upper()
+        if status != 200 or headers.get("Metadata-Flavor") != "Google" or value not in (b"TRUE", b"FALSE"):
+            raise MetadataUnavailable(f"{self._url}: status {status}")
+        return value
+
+
+class Azure:
+    """Scheduled events of type ``Preempt``. The first response may take two minutes."""
+
+    name = "azure"
+    NOTICE_S = 30.0
+    FIRST_TIMEOUT_S = 120.0
+
+    def __init__(self, base: str = LINK_LOCAL) -> None:
+        self._events = base + "/metadata/scheduledevents?api-version=2020-07-01"
+        self._instance = base + "/metadata/instance?api-version=2021-02-01"
+        self._timeout = self.FIRST_TIMEOUT_S
+
+    def present(self) -> bool:
+        status, body, _ = request(self._instance, {"Metadata": "true"})
+        if status != 200 or "compute" not in parse_mapping(body, self._instance):
+            raise MetadataUnavailable(f"{self._instance}: status {status}")
+        return True
+
+    def ask(self) -> Notice | None:
+        status, body, _ = request(self._events, {"Metadata": "true"}, timeout=self._timeout)
+        if status != 200:
+            raise MetadataUnavailable(f"{self._events}: status {status}")
+        self._timeout = TIMEOUT_S
+        events = parse_mapping(body, self._events).get("Events", [])
+        if not isinstance(events, list):
+            raise MetadataUnavailable(f"{self._events}: no list of events")
+        for event in events:
+            if isinstance(event, dict) and event.get("EventType") == "Preempt":
+                return Notice(self.name, "preempt", self._deadline(str(event.get("NotBefore", ""))))
+        return None
+
+    def _deadline(self, not_before: str) -> float:
+        # Blank once the event has started: the remaining time is unknown, so assume none.
+        if not not_before:
+            return time.monotonic()
+        try:
+            return monotonic_deadline(parsedate_to_datetime(not_before))
+        except ValueError:
+            return time.monotonic() + self.NOTICE_S
+
+
+CLOUDS: dict[str, Callable[[], Server]] = {"aws": Aws, "gcp": Gcp, "azure": Azure}
+
+
+class Watcher:
+    """Watches for notices in a background thread; :attr:`notice` is the most urgent one so far.
+
+    Of the metadata ``servers`` the first that answers is polled. With ``grace_s`` SIGTERM counts as a notice with that
+    many seconds left: Kubernetes sends it before it kills a pod. Use it as a context manager, from the main thread.
+    """
+
+    def __init__(self, servers: Sequence[Server], *, grace_s: float | None, period_s: float = PERIOD_S) -> None:
+        self._servers = list(servers)
+        self._grace_s = grace_s
+        self._period_s = period_s
+        self._notice: Notice | None = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="preemption", daemon=True)
+        self._handler_before: Any = None
+
+    @property
+    def notice(self) -> Notice | None:
+        return self._notice
+
+    def __enter__(self) -> Watcher:
+        if self._grace_s is not None:
+            self._handler_before = signal.signal(signal.SIGTERM, self._terminated)
+        if self._servers:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if self._handler_before is not None:
+            signal.signal(signal.SIGTERM, self._handler_before)
+
+    def _terminated(self, number: int, frame: FrameType | None) -> None:
+        assert self._grace_s is not None
+        self._take(Notice("signal", "SIGTERM", time.monotonic() + self._grace_s))
+
+    def has_notice(self) -> bool:
+        """Whether this machine's end is announced."""
+        return self._notice is not None and self._notice.deadline is not None
+
+    def lose_home(self, why: str) -> None:
+        """Another attempt works in the home of the checkpoints: this one ends at once, as it can save nothing."""
+        self._take(Notice("lease", why, time.monotonic()))
+
+    def _take(self, notice: Notice) -> None:
+        """Store the notice if it is more urgent; one with a deadline replaces one without."""
+        before = self._notice
+        if before is None or before.deadline is None or (notice.deadline or before.deadline) < before.deadline:
+            self._notice = notice
+
+    def _watch(self) -> None:
+        server = self._find()
+        while server is not None and not self._over.is_set():
+            try:
+                notice = server.ask()
+                if notice is not None:
+                    self._take(notice)
+            except MetadataUnavailable:
+                pass
+            self._over.wait(self._period_s)
+
+    def _find(self) -> Server | None:
+        for _ in range(SEARCH_ROUNDS):
+            for server in self._servers:
+                try:
+                    if server.present():
+                        return server
+                except MetadataUnavailable:
+                    continue
+            if self._over.wait(self._period_s):
+                return None
+        return None
+
+
+def metadata_servers(cloud: str) -> list[Server]:
+    """The metadata servers to try: of the named cloud, of all clouds for "auto", of none for "none"."""
+    return [make() for name, make in CLOUDS.items() if cloud in (name, "auto")]

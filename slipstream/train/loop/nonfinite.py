@@ -1,0 +1,93 @@
+"""Which rows give a loss or a gradient that is no number."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from slipstream.artifacts.prepared.data import PreparedData
+from slipstream.artifacts.results.training import SkippedStep
+from slipstream.distributed.process_group import Group
+from slipstream.models.factory import Predictor
+from slipstream.train.config import TrainingConfig
+from slipstream.train.data.loader import Batch, training_batches
+from slipstream.train.data.order import GlobalOrder
+from slipstream.train.loop.coupled_rows import running_statistics
+from slipstream.train.loop.objective import loss_sum
+from slipstream.train.loop.probe import undone
+from slipstream.train.loop.step import padded_rows
+from slipstream.train.optim.precision import autocast
+from slipstream.train.parallel.model import ParallelModel
+
+#: Rows that one rank looks for and names.
+NAMED = 8
+
+
+def name_rows(
+    step: int,
+    parallel: ParallelModel,
+    data: PreparedData,
+    order: GlobalOrder,
+    config: TrainingConfig,
+    precision: str,
+    group: Group,
+) -> SkippedStep:
+    """Find the rows of the ``step``-th step (from 1) that give such a loss or gradient by themselves, or of a divided
+    model such a loss; equal on all ranks, which all call this. The weights are those of now. ``group`` is the place
+    among those that divide the rows."""
+    start, stop = order.consumed(step - 1), order.consumed(step)
+    rows = next(order.plans(group.rank, group.world, start, stop)).rows
+    padded = padded_rows(-(-order.largest // group.world), config.accumulation) if not parallel.is_whole else 0
+    batches = training_batches(data, order, group, start, stop, padded=padded)
+    if not parallel.is_whole:
+        found = rows_of_bad_losses(parallel, next(batches), precision, group.device)
+    else:
+        found = bad_rows(parallel.model, next(batches), config, precision, group.device) if len(rows) else []
+    batches.close()
+    everyones: list[list[int]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(everyones, rows[found].tolist())
+    batch = sorted(next(order.plans(0, 1, start, stop)).rows.tolist())
+    return {"step": step, "rows": [row for one in everyones for row in one], "batch": batch}
+
+
+@torch.no_grad()
+def rows_of_bad_losses(parallel: ParallelModel, batch: Batch, precision: str, device: torch.device) -> list[int]:
+    """The places in ``batch`` of the first :data:`NAMED` rows whose loss is no number, by a pass in evaluation mode
+    that all ranks take part in. Of the ranks that have the same rows all but one find none."""
+    was_training = parallel.model.training
+    parallel.model.eval()
+    with autocast(precision, device):
+        outputs = parallel.forward(*batch.inputs)
+    parallel.model.train(was_training)
+    if outputs is None or not parallel.counts_losses:
+        return []
+    signature, outputs = parallel.model.signature, outputs.float()
+    losses = (loss_sum(signature, outputs[i : i + 1], batch.target[i : i + 1]) for i in range(batch.rows))
+    return [place for place, loss in enumerate(losses) if not loss.isfinite()][:NAMED]
+
+
+def bad_rows(model: Predictor, batch: Batch, config: TrainingConfig, precision: str, device: torch.device) -> list[int]:
+    """The places in ``batch`` of the first :data:`NAMED` such rows, by bisection; the model is left as it was."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+
+    def finite(rows: slice) -> bool:
+        with autocast(precision, device):
+            outputs = model(*(x[rows] for x in batch.inputs)).float()
+        weight = None if batch.weight is None else batch.weight[rows]
+        loss = loss_sum(model.signature, outputs, batch.target[rows], config.label_smoothing, weight)
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+        return all(bool(x.isfinite().all()) for x in (loss, *gradients) if x is not None)
+
+    found: list[int] = []
+    parts = [slice(0, batch.rows)]
+    with undone(model), running_statistics(model):
+        while parts and len(found) < NAMED:
+            part = parts.pop()
+            if finite(part):
+                continue
+            if part.stop - part.start == 1:
+                found.append(part.start)
+            else:
+                middle = (part.start + part.stop) // 2
+                parts += [slice(middle, part.stop), slice(part.start, middle)]
+    return found

@@ -1,0 +1,126 @@
+"""The training state: what a checkpoint saves and a resumed run continues from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from slipstream.artifacts.results.training import LeftOut, LossPoint, SkippedStep, ValidationPoint
+from slipstream.distributed.process_group import Group
+from slipstream.models.factory import Predictor
+from slipstream.train.checkpoint import AppState, Restored, Stateful
+from slipstream.train.loop.probe import Traits
+from slipstream.train.loop.teacher import Teacher
+from slipstream.train.optim.ema import AveragedWeights
+from slipstream.train.optim.precision import LossScaler
+from slipstream.train.parallel.model import ParallelModel
+
+
+@dataclass
+class Progress:
+    """The progress of training; nothing here depends on the clock. ``step`` counts the optimiser steps whose batches
+    were used, skipped or left out."""
+
+    step: int = 0
+    #: Evaluations since the last improvement, for early stopping.
+    stale: int = 0
+    #: The evaluation with the lowest loss; empty before the first one.
+    best: dict[str, Any] = field(default_factory=dict)
+    steps: list[LossPoint] = field(default_factory=list)
+    evaluations: list[ValidationPoint] = field(default_factory=list)
+    #: The steps whose update was skipped, and the ranges of steps without which training went on from a checkpoint.
+    skipped: list[SkippedStep] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+    stopped_early: bool = False
+
+
+@dataclass
+class TrainingState:
+    """Model, optimiser, loss scaler, averaged weights, the best weights so far (on the host), and the progress."""
+
+    parallel: ParallelModel
+    optimizer: torch.optim.Optimizer
+    scaler: LossScaler
+    best_weights: dict[str, Tensor]
+    progress: Progress
+    traits: Traits = field(default_factory=Traits)
+    averaged: AveragedWeights | None = None
+    #: The network that this one also learns from, if there is one.
+    teacher: Teacher | None = None
+    #: The conditions of bitwise reproducibility, see :mod:`slipstream.train.fault_tolerance.reproducibility`.
+    conditions: dict[str, Any] = field(default_factory=dict)
+    #: This rank's sum of losses since the last point of the history, and the number of its rows.
+    losses: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    #: Points of the history that the ranks have not added up yet: the step, and this rank's ``losses`` there.
+    points: list[tuple[int, list[float]]] = field(default_factory=list)
+    #: The model's, listed once.
+    parameters: list[nn.Parameter] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.parameters = list(self.model.parameters())
+
+    @property
+    def model(self) -> Predictor:
+        """What this rank holds of the model."""
+        return self.parallel.model
+
+    def app_state(self) -> AppState:
+        """The objects whose state a checkpoint holds, besides :meth:`to_save`."""
+        parts: dict[str, Stateful] = {"scaler": self.scaler}
+        if self.averaged:
+            parts["ema"] = self.averaged
+        return AppState(self.model, self.optimizer, {**parts, **self.parallel.parts})
+
+    def to_save(self) -> dict[str, Any]:
+        """What a checkpoint holds besides model, optimiser, scaler, averaged weights and random generators."""
+        return {
+            "progress": vars(self.progress),
+            "best_weights": self.best_weights,
+            "conditions": self.conditions,
+        }
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """The weights that are evaluated and are the trained model: averaged, if they are."""
+        weights = self.model.state_dict()
+        return {**weights, **self.averaged.weights} if self.averaged else weights
+
+    def update_best_weights(self) -> None:
+        """These weights are the best so far. They are copied to the host, where they take no memory of a GPU."""
+        for name, tensor in self.weights().items():
+            self.best_weights[name].copy_(tensor)
+
+    def own(self) -> dict[str, Any]:
+        """The part that differs between ranks."""
+        return {"losses": list(self.losses), "points": [[step, *losses] for step, losses in self.points]}
+
+    def apply(self, restored: Restored, group: Group) -> None:
+        """Continue from a restored checkpoint. If the number of ranks changed, rank 0 gets the sums of all losses."""
+        known = {one.name for one in fields(Progress)}
+        progress: Mapping[str, Any] = restored.progress["progress"]
+        # An older checkpoint lacks what is new here, and has what is gone.
+        self.progress = Progress(**{name: value for name, value in progress.items() if name in known})
+        self.best_weights = restored.progress["best_weights"]
+        # An older checkpoint has its losses alone: its ranks had added up the points.
+        owns = [own if isinstance(own, dict) else {"losses": own, "points": []} for own in restored.owns]
+        owns = [owns[group.rank]] if restored.same_world else owns
+        # All ranks exchange the same points; with none of the losses where rank 0 has them.
+        counted = owns if restored.same_world or group.rank == 0 else []
+        self.losses = added([own["losses"] for own in counted])
+        self.points = [
+            (step, added([own["points"][number][1:] for own in counted]))
+            for number, (step, *_) in enumerate(owns[0]["points"])
+        ]
+
+
+def added(losses: Sequence[Sequence[float]]) -> list[float]:
+    """Sums of losses and numbers of rows of several ranks, as those of one."""
+    return [sum(loss for loss, _ in losses), sum(rows for _, rows in losses)]
+
+
+def weights_of(model: Predictor) -> dict[str, Tensor]:
+    """A copy of the model's weights on the host."""
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in model.state_dict().items()}

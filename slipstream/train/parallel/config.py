@@ -1,0 +1,107 @@
+"""How training is divided among the processes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from slipstream.errors import UserError
+from slipstream.settings import Settings, settings
+
+#: Columns of PowerSGD's matrices if nothing else is said.
+GRADIENT_RANK = 2
+
+
+@settings
+class ParallelConfig(Settings):
+    """How the model is divided among the processes; what is left over of them is data parallel."""
+
+    section = "training.parallel"
+
+    shard: Literal["none", "optimizer", "gradients", "weights"] = "none"
+    """What data-parallel processes divide among themselves: nothing, the state of the optimiser (ZeRO-1), also the
+    gradients (ZeRO-2), or also the weights (ZeRO-3)."""
+    replicas: Annotated[int, Field(ge=0)] = 0
+    """Groups of processes that each hold all shards (hybrid sharding); 0 means one per node."""
+    pipeline: Annotated[int, Field(ge=1)] = 1
+    """Processes that each hold some of the blocks of the model."""
+    schedule: Literal["1f1b", "interleaved"] = "1f1b"
+    """The order of a pipeline's passes: with "interleaved" each process holds several stages and waits less."""
+    stages_per_rank: Annotated[int, Field(ge=1)] = 1
+    """Stages of an interleaved pipeline on each process."""
+    tensor: Annotated[int, Field(ge=1)] = 1
+    """Processes that divide every block among themselves."""
+    sequence: bool = True
+    """Whether these also divide what lies between blocks, along the sequence."""
+    offload: bool = False
+    """Whether shards stay in the host's memory while they are not used."""
+
+    def check(self) -> None:
+        if self.shard == "none" and self.replicas > 1:
+            raise self.reject("replicas", "0: without training.parallel.shard every process is a replica")
+        if self.shard == "none" and self.offload:
+            raise self.reject("offload", "false, or another training.parallel.shard than none")
+        if (self.schedule == "interleaved") != (self.stages_per_rank > 1):
+            expected = "at least 2 for an interleaved schedule" if self.stages_per_rank == 1 else "1 for schedule 1f1b"
+            raise self.reject("stages_per_rank", expected)
+        if self.pipeline == 1 and self.stages_per_rank > 1:
+            raise self.reject("stages_per_rank", "1 without training.parallel.pipeline")
+
+    @property
+    def divides(self) -> bool:
+        """Whether anything is divided; otherwise every process holds the whole model (DDP)."""
+        return self.shard != "none" or self.pipeline > 1 or self.tensor > 1
+
+    def uses_fsdp(self, data: int) -> bool:
+        """Whether FSDP2 manages the parameters, with so many data-parallel processes. Without ``shard`` each of these
+        then has the only shard, as with DDP."""
+        return self.shard != "none" or (self.divides and data > 1)
+
+    def sizes(self, world: int, nodes: int = 1) -> tuple[int, ...]:
+        """The sizes of the mesh of ``world`` processes on ``nodes`` nodes: pipeline, replicate, shard, tensor.
+
+        Raises ``UserError`` if they do not multiply to ``world``.
+        """
+        if not self.divides:
+            return 1, world, 1, 1
+        data, rest = divmod(world, self.pipeline * self.tensor)
+        if rest:
+            raise UserError(
+                f"training.parallel: pipeline {self.pipeline} x tensor {self.tensor} does not divide the {world} "
+                "processes; choose a product that does, or another number of processes"
+            )
+        if self.shard == "none":
+            return self.pipeline, data, 1, self.tensor
+        # Stages are on different nodes, if there are enough.
+        spanned = nodes // self.pipeline if nodes % self.pipeline == 0 else 1
+        replicas = self.replicas or (spanned if data % spanned == 0 else 1)
+        if data % replicas:
+            raise UserError(
+                f"training.parallel.replicas: {replicas} does not divide the {data} data-parallel processes; expected "
+                "a divisor of that, or 0"
+            )
+        return self.pipeline, replicas, data // replicas, self.tensor
+
+
+@settings
+class GradientsConfig(Settings):
+    """How processes that each hold the whole model (DDP) exchange their gradients."""
+
+    section = "training.gradients"
+
+    hook: Literal["none", "fp16", "bf16", "powersgd"] = "none"
+    """How gradients travel: as they are, in half the bytes, or as products of thin matrices (PowerSGD); all but "none"
+    change the numbers."""
+    rank: Annotated[int, Field(ge=1)] = GRADIENT_RANK
+    """The most columns of PowerSGD's matrices: more are more exact, and more bytes."""
+    bucket_cap_mb: Annotated[int, Field(ge=0)] = 0
+    """Megabytes of gradients that are reduced at once; 0 leaves it to PyTorch: 25, and 1 for the first."""
+    gradient_as_bucket_view: bool = False
+    """Whether gradients lie where they are reduced, instead of being copied there."""
+    static_graph: bool = False
+    """Whether PyTorch may rely on the same parameters taking part in every batch."""
+
+    def check(self) -> None:
+        if self.rank != GRADIENT_RANK and self.hook != "powersgd":
+            raise self.reject("rank", f"{GRADIENT_RANK}, or training.gradients.hook powersgd")

@@ -1,0 +1,176 @@
+"""A model divided by a layout: its parts on this process, and the passes over the micro-batches of a step."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from slipstream.distributed.process_group import Group
+from slipstream.models.factory import Predictor
+from slipstream.models.initial import fill_part
+from slipstream.models.plan import plan_of
+from slipstream.models.weights_file import Kind, Weights, in_file_order
+from slipstream.train.parallel.gradients import clip, local, settle, total_norm
+from slipstream.train.parallel.layout import DATA, Layout, check_plan
+from slipstream.train.parallel.model import Forward, LossOf, ParallelModel
+from slipstream.train.parallel.pipeline import Pipeline, cut_stages, stated_plan
+from slipstream.train.parallel.shard import shard, switch
+from slipstream.train.parallel.tensor import divide_tensors
+
+
+class DividedModel(ParallelModel):
+    """The parts of a model that this process holds by a layout."""
+
+    def __init__(self, parts: list[Predictor], layout: Layout, pipeline: Pipeline | None) -> None:
+        self._parts = parts
+        self._layout = layout
+        self._pipeline = pipeline
+        self.model = parts[0] if len(parts) == 1 else JoinedParts(parts)
+        self.batch_rows = pipeline.rows if pipeline else 0
+        self.counts_losses = layout.has_losses and layout.place("tensor") == 0
+
+    def parameters(self) -> list[nn.Parameter]:
+        return list(self.model.parameters())
+
+    def sharing_rows(self, group: Group) -> Group:
+        return replace(group, rank=self._layout.data_rank, world=self._layout.data_size)
+
+    def accumulate(
+        self, inputs: Sequence[Tensor], pieces: Sequence[slice], loss_of: LossOf, forward: Forward = nullcontext
+    ) -> None:
+        if self._pipeline:
+            # Forward and backward passes alternate, so both run in it.
+            with forward():
+                self._pipeline.step(inputs, loss_of)
+        else:
+            (model,) = self._parts
+            for piece in pieces:
+                if isinstance(model, FSDPModule):
+                    switch(model, self._layout.config, last=piece == pieces[-1])
+                with forward():
+                    outputs = model(*(x[piece] for x in inputs))
+                loss_of(outputs, piece.start).backward()
+        settle(self.parameters(), self._layout)
+
+    @torch.no_grad()
+    def forward(self, *inputs: Tensor) -> Tensor | None:
+        outputs = self._pipeline.outputs(inputs) if self._pipeline else self._parts[0](*inputs)
+        # Without a backward pass FSDP would leave some weights gathered.
+        for module in (module for part in self._parts for module in part.modules()):
+            if isinstance(module, FSDPModule):
+                module.reshard()
+        return outputs
+
+    def norm(self) -> Tensor:
+        shared = self._pipeline.counted_elsewhere if self._pipeline else []
+        norm = total_norm(self.parameters(), self._layout, shared)
+        # An optimiser on the host would not wait for a verdict that is still on its way from the device.
+        return norm.cpu() if self._layout.config.offload else norm
+
+    def clip(self, norm: Tensor, largest: float) -> None:
+        clip(self.parameters(), norm, largest)
+
+    def after_step(self, skip: Tensor) -> None:
+        """Nothing is kept of gradients."""
+
+    def whole(self, tensors: Mapping[str, Tensor]) -> Weights:
+        mine = {name: Kind(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+        everyones: list[dict[str, Kind]] = [{} for _ in range(self._layout.world)]
+        dist.all_gather_object(everyones, mine)
+        kinds = {name: Kind(*kind) for one in everyones for name, kind in one.items()}
+        holders = {name: next(rank for rank, one in enumerate(everyones) if name in one) for name in kinds}
+        return Weights(kinds, lambda: self._one_by_one(tensors, kinds, holders))
+
+    @torch.no_grad()
+    def _one_by_one(
+        self, tensors: Mapping[str, Tensor], kinds: Mapping[str, Kind], holders: Mapping[str, int]
+    ) -> Iterator[Tensor]:
+        """Put each tensor together on all processes that hold a part of it; the first of them sends it to rank 0."""
+        assert self._layout.mesh is not None
+        # Torch warns that a tensor that is divided twice takes two gathers.
+        logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+        device, rank = self._layout.mesh.device_type, self._layout.rank
+        for name in in_file_order(kinds):
+            whole = torch.empty(0)
+            if name in tensors:
+                part = tensors[name].to(device)
+                whole = part.full_tensor() if isinstance(part, DTensor) else part
+            if holders[name] and rank == holders[name]:
+                dist.send(whole, 0)
+            elif holders[name] and rank == 0:
+                whole = torch.empty(kinds[name].shape, dtype=kinds[name].dtype, device=device)
+                dist.recv(whole, holders[name])
+            if rank == 0:
+                yield whole
+
+
+class JoinedParts(Predictor):
+    """The parameters of several stages under the names of the whole model; it has no forward pass."""
+
+    def __init__(self, parts: list[Predictor]) -> None:
+        super().__init__(parts[0].signature, nn.Module())
+        self.row_bytes = parts[0].row_bytes
+        self._stages = tuple(parts)  # in a tuple, where torch does not find them
+        for part in parts:
+            for prefix, module in part.network.named_modules():
+                holder = self.network
+                for step in prefix.split(".") if prefix else ():
+                    if step not in holder._modules:
+                        holder.add_module(step, nn.Module())
+                    holder = holder.get_submodule(step)
+                holder._parameters.update(module._parameters)
+                holder._buffers.update(module._buffers)
+                holder._non_persistent_buffers_set |= module._non_persistent_buffers_set
+
+    def train(self, mode: bool = True) -> JoinedParts:
+        for stage in self._stages if hasattr(self, "_stages") else ():
+            stage.train(mode)
+        return super().train(mode)
+
+
+def divide(
+    model: Predictor, layout: Layout, device: torch.device, seed: int, *, micro_batches: int, rows: int, precision: str
+) -> DividedModel:
+    """Divide ``model`` by ``layout``. All ranks must call this.
+
+    A model on the meta device gets its initial weights here, each process only those of its part. ``micro_batches`` of
+    ``rows`` rows each are the share of the largest batch; a pipeline takes no other batches. Passes run in the autocast
+    of ``precision``. Raises ``UserError`` if the model cannot be divided so.
+    """
+    assert layout.mesh is not None
+    config = layout.config
+    check_plan(config, plan_of(model.network), micro_batches)
+    parts = cut_stages(model, layout) if config.pipeline > 1 else [model]
+    for part in parts:
+        if config.tensor > 1:
+            divide_tensors(part.network, stated_plan(part), layout.mesh["tensor"], sequence=config.sequence)
+        if config.uses_fsdp(layout.data_size):
+            shard(part, layout.mesh[DATA] if layout.size("replicate") > 1 else layout.mesh["shard"], config, precision)
+        fill(part, torch.device("cpu") if config.offload else device, seed)
+    pipeline = Pipeline(parts, layout, device, micro_batches, rows) if config.pipeline > 1 else None
+    return DividedModel(parts, layout, pipeline)
+
+
+@torch.no_grad()
+def fill(part: Predictor, device: torch.device, seed: int) -> None:
+    """Give a part on the meta device its memory and its initial weights; do nothing for any other."""
+    network = part.network
+    if not any(parameter.is_meta for parameter in network.parameters()):
+        return
+    network.to_empty(device=device)
+    for name, parameter in network.named_parameters():
+        offsets: tuple[int, ...] = (0,) * parameter.ndim
+        if isinstance(parameter, DTensor):
+            _, offsets = compute_local_shape_and_global_offset(
+                parameter.shape, parameter.device_mesh, parameter.placements
+            )
+        fill_part(local(parameter), name, network, seed, parameter.shape, offsets)

@@ -1,0 +1,123 @@
+"""Which process has which part: one mesh of all processes, and this process's place in it.
+
+The mesh has the dimensions ``pipeline``, ``replicate``, ``shard`` and ``tensor``, in this order: neighbouring ranks
+divide tensors, where the most is sent, and distant ones are stages of a pipeline.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from slipstream.errors import UserError
+from slipstream.models.plan import Plan
+from slipstream.train.parallel.config import ParallelConfig
+
+DIMENSIONS = ("pipeline", "replicate", "shard", "tensor")
+#: The dimensions along which gradients are averaged.
+DATA = ("replicate", "shard")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The division of all processes, and this one's place.
+
+    ``data_rank`` of ``data_size`` decides which rows a process reads: processes that divide a model by tensors or
+    stages read the same. ``mesh`` is None if nothing is divided.
+    """
+
+    config: ParallelConfig
+    rank: int
+    world: int
+    sizes: tuple[int, ...]
+    mesh: DeviceMesh | None = None
+
+    @classmethod
+    def connect(cls, config: ParallelConfig, rank: int, world: int, device: torch.device) -> Layout:
+        """Create the groups of processes; all ranks must call this. Raises ``UserError`` as
+        :meth:`~slipstream.train.parallel.config.ParallelConfig.sizes` does."""
+        sizes = config.sizes(world, nodes(world))
+        mesh = init_device_mesh(device.type, sizes, mesh_dim_names=DIMENSIONS) if config.divides else None
+        return cls(config, rank, world, sizes, mesh)
+
+    def place(self, dimension: str) -> int:
+        """This process's coordinate."""
+        index = DIMENSIONS.index(dimension)
+        below = 1
+        for size in self.sizes[index + 1 :]:
+            below *= size
+        return self.rank // below % self.sizes[index]
+
+    def size(self, dimension: str) -> int:
+        return self.sizes[DIMENSIONS.index(dimension)]
+
+    @property
+    def data_rank(self) -> int:
+        return self.place("replicate") * self.size("shard") + self.place("shard")
+
+    @property
+    def data_size(self) -> int:
+        return self.size("replicate") * self.size("shard")
+
+    @property
+    def stages(self) -> tuple[int, ...]:
+        """The numbers of the pipeline's stages that this process holds."""
+        processes = self.size("pipeline")
+        return tuple(self.place("pipeline") + turn * processes for turn in range(self.config.stages_per_rank))
+
+    @property
+    def all_stages(self) -> int:
+        return self.size("pipeline") * self.config.stages_per_rank
+
+    @property
+    def has_losses(self) -> bool:
+        """Whether the losses are computed here: by the last stage, and once for each row of the batch."""
+        return self.all_stages - 1 in self.stages
+
+
+def nodes(world: int) -> int:
+    """The number of nodes, as torch elastic states it; 1 without it."""
+    return max(1, world // int(os.environ.get("LOCAL_WORLD_SIZE", world)))
+
+
+def check_plan(config: ParallelConfig, plan: Plan | None, micro_batches: int) -> None:
+    """Raise ``UserError`` if the model cannot be divided so, or if there are too few micro-batches for the stages."""
+    if config.pipeline == config.tensor == 1:
+        return
+    if plan is None:
+        name = "pipeline" if config.pipeline > 1 else "tensor"
+        raise UserError(
+            f"training.parallel.{name}: this model states no plan for it (slipstream/models/plan.py); without one only "
+            "training.parallel.shard divides a model"
+        )
+    if config.tensor > 1 and not plan.tensor:
+        raise UserError(
+            "training.parallel.tensor: this model's plan does not say how its modules are divided (Plan.tensor); "
+            "expected 1"
+        )
+    for name, size in plan.divisible.items() if config.tensor > 1 else ():
+        if size % config.tensor:
+            raise UserError(f"training.parallel.tensor: {config.tensor} does not divide the model's {name}, {size}")
+    if config.tensor > 1 and config.sequence and plan.sequence % config.tensor:
+        raise UserError(
+            f"training.parallel.sequence: tensor {config.tensor} does not divide rows of {plan.sequence} tokens; "
+            "expected false"
+        )
+    stages = config.pipeline * config.stages_per_rank
+    if stages > len(plan.blocks):
+        raise UserError(
+            f"training.parallel.pipeline: {stages} stages for {len(plan.blocks)} blocks; expected at most one per block"
+        )
+    if config.pipeline > 1 and micro_batches < stages:
+        raise UserError(
+            f"training.accumulation: {micro_batches} micro-batches for a pipeline of {stages} stages; expected at "
+            f"least {stages}, and a share of the batch that has as many rows"
+        )
+    if config.schedule == "interleaved" and micro_batches % config.pipeline:
+        raise UserError(
+            f"training.accumulation: {micro_batches} micro-batches for an interleaved pipeline of {config.pipeline} "
+            f"processes; expected a multiple of {config.pipeline}"
+        )

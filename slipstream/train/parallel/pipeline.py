@@ -1,0 +1,148 @@
+"""Pipelines: 1F1B (Narayanan et al. 2019, "PipeDream") and interleaved (Narayanan et al. 2021), by PyTorch's schedules.
+
+All micro-batches have the same number of rows; a short batch is padded, by rows whose loss its caller multiplies by 0.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
+
+from slipstream.models.factory import Predictor, zeros
+from slipstream.models.plan import Plan, plan_of
+from slipstream.train.parallel.gradients import local
+from slipstream.train.parallel.layout import Layout
+from slipstream.train.parallel.model import LossOf
+
+
+def cut_stages(model: Predictor, layout: Layout) -> list[Predictor]:
+    """The stages that this process holds, cut out of copies of the model; blocks are distributed evenly."""
+    stages = []
+    for stage in layout.stages:
+        part = copy.deepcopy(model)
+        plan = stated_plan(part)
+        blocks, all_stages = len(plan.blocks), layout.all_stages
+        plan.cut(stage * blocks // all_stages, (stage + 1) * blocks // all_stages)
+        part.first, part.last = stage == 0, stage == all_stages - 1
+        stages.append(part)
+    return stages
+
+
+def stated_plan(model: Predictor) -> Plan:
+    plan = plan_of(model.network)
+    assert plan is not None, "check_plan refuses models without a plan"
+    return plan
+
+
+class Pipeline:
+    """The schedule over this process's stages, for steps of ``micro_batches`` micro-batches of ``rows`` rows."""
+
+    def __init__(
+        self, stages: list[Predictor], layout: Layout, device: torch.device, micro_batches: int, rows: int
+    ) -> None:
+        assert layout.mesh is not None
+        self._layout = layout
+        self._stages = stages
+        self._loss_of: LossOf | None = None
+        group = layout.mesh["pipeline"].get_group()
+        length, *rest = stated_plan(stages[0]).hidden
+        if layout.config.tensor > 1 and layout.config.sequence:
+            length //= layout.config.tensor
+        dtype = next(stages[0].parameters()).dtype
+        for part in stages:
+            if not part.last:
+                # The next stage makes room for this type; torch does not check what it is sent.
+                part.register_forward_hook(lambda module, given, outputs: outputs.to(dtype))
+        given = tuple(x.to("meta") for x in zeros(stages[0].signature, rows))
+        hidden = torch.empty(rows, length, *rest, dtype=dtype, device="meta", requires_grad=True)
+        shape = stages[0].signature.output_shape
+        outputs = torch.empty(rows, *shape, dtype=dtype, device="meta", requires_grad=True)
+        last = layout.all_stages - 1
+        made: Any = [
+            PipelineStage(
+                part,
+                number,
+                layout.all_stages,
+                device,
+                input_args=given if number == 0 else hidden,
+                output_args=outputs if number == last else hidden,
+                group=group,
+            )
+            for number, part in zip(layout.stages, stages, strict=True)
+        ]
+        # The caller's losses are sums, scaled by it.
+        settings: Any = {"loss_fn": self._loss, "scale_grads": False}
+        self._schedule = (
+            ScheduleInterleaved1F1B(made, micro_batches, **settings)
+            if layout.config.schedule == "interleaved"
+            else Schedule1F1B(made[0], micro_batches, **settings)
+        )
+        #: Of every batch.
+        self.rows = micro_batches * rows
+        self._shared = shared_parameters(stages, layout)
+
+    def step(self, inputs: Sequence[Tensor], loss_of: LossOf) -> None:
+        """Run all forward and backward passes of a batch; gradients are added to those there are."""
+        self._loss_of = loss_of
+        self._run(self._schedule.step, inputs, return_outputs=False)
+        self._add_shared()
+
+    @torch.no_grad()
+    def outputs(self, inputs: Sequence[Tensor]) -> Tensor | None:
+        """The outputs of a batch, on the last stage."""
+        self._loss_of = lambda outputs, _: outputs.new_zeros(())
+        return self._run(self._schedule.eval, inputs)
+
+    def _run(self, run: Callable[..., Any], inputs: Sequence[Tensor], **settings: bool) -> Any:
+        assert len(inputs[0]) == self.rows, "pipelines take batches of one size only"
+        # The target tells the loss which rows it is of.
+        target = torch.arange(self.rows) if self._layout.has_losses else None
+        return run(*inputs if 0 in self._layout.stages else (), target=target, **settings)
+
+    def _loss(self, outputs: Tensor, rows: Tensor) -> Tensor:
+        assert self._loss_of is not None
+        return self._loss_of(outputs, int(rows[0]))
+
+    @property
+    def counted_elsewhere(self) -> list[nn.Parameter]:
+        """The parameters of this process that an earlier one holds, too."""
+        return [one.parameter for one in self._shared if not one.first]
+
+    def _add_shared(self) -> None:
+        """Stages that share a parameter each have a summand of its gradient."""
+        for one in self._shared:
+            dist.all_reduce(local(one.parameter.grad), group=one.group)
+
+
+class Shared(NamedTuple):
+    """A parameter that several processes of a pipeline hold under one name, such as a tied embedding."""
+
+    parameter: nn.Parameter
+    group: dist.ProcessGroup
+    first: bool
+
+
+def shared_parameters(stages: list[Predictor], layout: Layout) -> list[Shared]:
+    """The parameters of these stages that other processes of the pipeline hold, too; all ranks must call this."""
+    assert layout.mesh is not None
+    mine = {name: parameter for part in stages for name, parameter in part.named_parameters()}
+    pipeline = layout.mesh["pipeline"].get_group()
+    names: list[list[str]] = [[] for _ in range(dist.get_world_size(pipeline))]
+    dist.all_gather_object(names, list(mine), group=pipeline)
+    found = []
+    for name in sorted({name for of_rank in names for name in of_rank}):
+        holders = [place for place, of_rank in enumerate(names) if name in of_rank]
+        if len(holders) == 1:
+            continue
+        # Every rank takes part in the making of every group, its own or not.
+        for column in layout.mesh.mesh.flatten(1).T.tolist():
+            group = dist.new_group([column[place] for place in holders])
+            if layout.rank in column and name in mine:
+                found.append(Shared(mine[name], group, holders[0] == layout.place("pipeline")))
+    return found

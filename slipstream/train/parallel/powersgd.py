@@ -1,0 +1,138 @@
+"""PowerSGD: gradients travel as products of thin matrices, and what that leaves out is added to the next gradient
+(Vogels, Karimireddy, Jaggi 2019, algorithms 1 and 2; with error feedback and warm start).
+
+PyTorch's own hook starts the collectives of a bucket in callbacks, so that over gloo those of several buckets come in
+another order on each rank and do not match; and it keeps no state that a checkpoint could hold. Here a bucket's two
+all-reduces end before the next bucket's begin.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+
+from slipstream.distributed.process_group import Group
+from slipstream.logs import logger
+
+LOG = logger("train")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A gradient of a bucket as a matrix of ``rows`` x ``columns``; compressed if ``rank`` is not 0."""
+
+    rows: int
+    columns: int
+    rank: int
+
+    @classmethod
+    def of(cls, gradient: Tensor, rank: int) -> Shape:
+        """Vectors, and matrices that would not become smaller, are not compressed."""
+        rows = gradient.shape[0] if gradient.ndim > 1 else 1
+        columns = gradient.numel() // max(1, rows)
+        rank = min(rank, rows, columns)
+        return cls(rows, columns, rank if (rows + columns) * rank < rows * columns else 0)
+
+
+class Memory:
+    """What a bucket remembers from step to step, and what takes its place unless the step is skipped."""
+
+    def __init__(self, gradients: list[Tensor], rank: int, generator: torch.Generator) -> None:
+        self.shapes = [Shape.of(gradient, rank) for gradient in gradients]
+        options: dict[str, Any] = {"dtype": gradients[0].dtype, "device": gradients[0].device}
+        compressed = [shape for shape in self.shapes if shape.rank]
+        #: Of all compressed gradients, flat: what was left out, and the right factors, equal on all ranks.
+        self.error = torch.zeros(sum(shape.rows * shape.columns for shape in compressed), **options)
+        q = torch.randn(sum(shape.columns * shape.rank for shape in compressed), generator=generator)
+        self.q = q.to(**options)
+        self.next: tuple[Tensor, Tensor] | None = None
+
+    def settle(self, skip: Tensor) -> None:
+        if self.next is not None:
+            for old, new in zip((self.error, self.q), self.next, strict=True):
+                old.copy_(torch.where(skip, old, new))
+        self.next = None
+
+
+class PowerSGD:
+    """A communication hook of ``DistributedDataParallel``, to be called once with every bucket before the first step,
+    with gradients that do not count: it then learns their shapes. Its state belongs into checkpoints."""
+
+    def __init__(self, rank: int, seed: int, group: Group) -> None:
+        self._rank = rank
+        self._group = group
+        self._generator = torch.Generator().manual_seed(seed)
+        self._buckets: dict[int, Memory] = {}
+
+    def __call__(self, bucket: dist.GradBucket) -> Future[Tensor]:
+        flat = bucket.buffer()
+        if bucket.index() in self._buckets:
+            self._exchange(self._buckets[bucket.index()], bucket.gradients())
+        else:
+            self._buckets[bucket.index()] = Memory(bucket.gradients(), self._rank, self._generator)
+        done: Future[Tensor] = Future(devices=[flat.device] if flat.is_cuda else [])
+        done.set_result(flat)
+        return done
+
+    def _exchange(self, memory: Memory, gradients: list[Tensor]) -> None:
+        """Replace the gradients by approximations of their means over all ranks."""
+        pairs = list(zip(memory.shapes, gradients, strict=True))
+        compressed = [(shape, gradient) for shape, gradient in pairs if shape.rank]
+        plain = [gradient for shape, gradient in pairs if not shape.rank]
+        sizes = [shape.rows * shape.columns for shape, _ in compressed]
+        error = torch.empty_like(memory.error)
+        errors = [part.view(s.rows, s.columns) for (s, _), part in zip(compressed, error.split(sizes), strict=True)]
+        for (shape, gradient), mine, left in zip(compressed, errors, memory.error.split(sizes), strict=True):
+            torch.add(gradient.view(shape.rows, shape.columns), left.view(shape.rows, shape.columns), out=mine)
+        columns = memory.q.split([shape.columns * shape.rank for shape, _ in compressed])
+        qs = [part.view(shape.columns, shape.rank) for (shape, _), part in zip(compressed, columns, strict=True)]
+        ps = self._means([*(mine @ q for mine, q in zip(errors, qs, strict=True)), *plain])
+        for gradient, mean in zip(plain, ps[len(compressed) :], strict=True):
+            gradient.copy_(mean)
+        # Orthogonalised by Householder's reflections, which make a basis of a matrix of zeros, too.
+        ps = [torch.linalg.qr(p).Q for p in ps[: len(compressed)]]
+        qs = self._means([mine.T @ p for mine, p in zip(errors, ps, strict=True)])
+        for (_, gradient), mine, p, q in zip(compressed, errors, ps, qs, strict=True):
+            product = p @ q.T
+            gradient.copy_(product.view_as(gradient))
+            mine.sub_(product)
+        memory.next = error, torch.cat([q.reshape(-1) for q in qs]) if qs else memory.q
+
+    def _means(self, mine: list[Tensor]) -> list[Tensor]:
+        """The means over all ranks, by one all-reduce."""
+        if not mine:
+            return []
+        flat = torch.cat([tensor.reshape(-1) for tensor in mine])
+        dist.all_reduce(flat)
+        flat /= self._group.world
+        parts = flat.split([tensor.numel() for tensor in mine])
+        return [part.view_as(tensor) for part, tensor in zip(parts, mine, strict=True)]
+
+    def after_step(self, skip: Tensor) -> None:
+        """Remember what the last step left out, unless it is skipped: bool, a scalar on the device."""
+        for memory in self._buckets.values():
+            memory.settle(skip)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Errors differ between ranks, so each has names of its own."""
+        buckets = {str(index): memory for index, memory in self._buckets.items()}
+        return {
+            "world": self._group.world,
+            "q": {index: memory.q for index, memory in buckets.items()},
+            "error": {str(self._group.rank): {index: memory.error for index, memory in buckets.items()}},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Errors are of no use to other numbers of ranks, which begin without."""
+        same_world = state["world"] == self._group.world
+        if not same_world and self._group.rank == 0:
+            LOG.warning("PowerSGD begins without what its last step left out: that was of %d processes", state["world"])
+        errors = state["error"].get(str(self._group.rank), {})
+        for index, memory in self._buckets.items():
+            memory.q.copy_(state["q"][str(index)])
+            memory.error.copy_(errors[str(index)] if same_world else torch.zeros_like(memory.error))

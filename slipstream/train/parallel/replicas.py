@@ -1,0 +1,141 @@
+"""The model on every rank: DDP, and what it leaves to its users."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grads_with_norm_
+
+from slipstream.distributed.process_group import Group
+from slipstream.logs import logger
+from slipstream.models.factory import Predictor, zeros
+from slipstream.models.weights_file import Weights
+from slipstream.train.loop.coupled_rows import ROWS, running_statistics
+from slipstream.train.loop.probe import Traits, undone
+from slipstream.train.parallel.compiled import Compiled
+from slipstream.train.parallel.config import GradientsConfig
+from slipstream.train.parallel.model import Forward, LossOf, ParallelModel
+from slipstream.train.parallel.powersgd import PowerSGD
+
+LOG = logger("train")
+
+
+class ReplicatedModel(ParallelModel):
+    """A model of which every process holds a replica. ``ddp`` averages the gradients of all, with ``powersgd`` if that
+    is its hook; without it the process trains alone."""
+
+    is_whole = True
+
+    def __init__(
+        self,
+        model: Predictor,
+        traits: Traits | None = None,
+        ddp: DistributedDataParallel | None = None,
+        powersgd: PowerSGD | None = None,
+    ) -> None:
+        self.model = model
+        self._couples_rows = traits is not None and traits.couples_rows
+        self.ddp = ddp
+        self._powersgd = powersgd
+        self.parts = {"gradients": powersgd} if powersgd else {}
+        self._parameters = list(model.parameters())
+
+    def sharing_rows(self, group: Group) -> Group:
+        return group
+
+    def accumulate(
+        self, inputs: Sequence[Tensor], pieces: Sequence[slice], loss_of: LossOf, forward: Forward = nullcontext
+    ) -> None:
+        model = self.ddp or self.model
+        for index, piece in enumerate(pieces):
+            rows = [x[piece] for x in inputs]
+            if piece.stop == piece.start:
+                # A rank without rows still takes part in the all-reduce of the gradient.
+                rows = [x.to(inputs[0].device) for x in zeros(self.model.signature, ROWS)]
+            alone = self._couples_rows and piece.stop - piece.start < ROWS
+            last = index == len(pieces) - 1
+            with nullcontext() if last or self.ddp is None else self.ddp.no_sync():
+                with forward(), running_statistics(self.model) if alone else nullcontext():
+                    outputs = model(*rows)
+                loss_of(outputs, piece.start).backward()
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self.model(*inputs)
+
+    def norm(self) -> Tensor:
+        # What torch's ``get_total_norm`` computes, without sorting tensors by device and type first.
+        norms = torch._foreach_norm([p.grad for p in self._parameters if p.grad is not None])
+        return torch.linalg.vector_norm(torch.stack(norms))
+
+    def clip(self, norm: Tensor, largest: float) -> None:
+        clip_grads_with_norm_(self._parameters, largest, norm)
+
+    def after_step(self, skip: Tensor) -> None:
+        if self._powersgd:
+            self._powersgd.after_step(skip.bool())
+
+    def whole(self, tensors: Mapping[str, Tensor]) -> Weights:
+        return Weights.of(tensors)
+
+
+def replicate(
+    model: Predictor,
+    traits: Traits,
+    group: Group,
+    settings: GradientsConfig | None = None,
+    seed: int = 0,
+    compiled: Compiled | None = None,
+) -> ReplicatedModel:
+    """Wrap the model so that backward passes average the gradient over all ranks, exchanged by ``settings``. If it is
+    ``compiled``, training calls that, and evaluation the model.
+
+    DDP broadcasts all buffers before every forward pass, constant ones too, so that is switched off;
+    :func:`~slipstream.train.loop.coupled_rows.broadcast_buffers` does it for those that change. Two passes over zeros
+    make DDP rebuild its gradient buckets before the first training step: it does so after its first backward pass,
+    which changes the order of its sums. A resumed process would do so after its first *resumed* step, and from three
+    ranks on its numbers would differ from those of an uninterrupted run.
+    """
+    if traits.unused and group.rank == 0:
+        LOG.warning("%d parameters take no part in the loss: %s", len(traits.unused), ", ".join(traits.unused[:3]))
+    settings = settings or GradientsConfig()
+    ddp = DistributedDataParallel(
+        compiled.module if compiled else model,
+        device_ids=[group.device] if group.device.type == "cuda" else None,
+        forward_sync_buffers=False,
+        find_unused_parameters=bool(traits.unused),
+        bucket_cap_mb=settings.bucket_cap_mb or None,
+        gradient_as_bucket_view=settings.gradient_as_bucket_view,
+        static_graph=settings.static_graph,
+    )
+    powersgd = PowerSGD(settings.rank, seed, group) if settings.hook == "powersgd" else None
+    inputs = compiled.inputs if compiled else [x.to(group.device) for x in zeros(model.signature, ROWS)]
+    context = compiled.context if compiled else nullcontext
+
+    def pass_over_zeros() -> None:
+        with undone(model):
+            with context():
+                outputs = ddp(*inputs)
+            (outputs.sum() * 0).backward()
+
+    for _ in range(2):
+        pass_over_zeros()
+    if powersgd:
+        # Torch refuses annotations that are text, as they are here.
+        ddp.register_comm_hook(powersgd, lambda hook, bucket: hook(bucket))
+        pass_over_zeros()
+    elif settings.hook != "none":
+        ddp.register_comm_hook(None, fp16_compress_hook if settings.hook == "fp16" else bf16_compress_hook)
+    return ReplicatedModel(model, traits, ddp, powersgd)
+
+
+def check_exchange(settings: GradientsConfig, backend: str, precision: str) -> None:
+    """Raise ``UserError`` if gradients cannot be exchanged so over this backend."""
+    if settings.hook == "bf16" and backend != "nccl":
+        raise settings.reject("hook", f"fp16 or powersgd over {backend}: the bf16 hook is NCCL's alone")
+    if settings.hook == "powersgd" and precision == "fp16":
+        raise settings.reject("hook", "another, or training.precision bf16 or fp32: fp16's loss scale changes")

@@ -1,0 +1,242 @@
+"""Train one model in this process group: the engine behind the Flyte task and behind plain ``torchrun``."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict
+from itertools import chain
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+
+from slipstream.artifacts.prepared.data import PreparedData
+from slipstream.artifacts.results.training import Attempt, History, Throughput, ValidationPoint, record_files
+from slipstream.distributed.parent_death import end_with_torch_elastic
+from slipstream.distributed.process_group import Group, meeting_store, process_group
+from slipstream.errors import Preempted
+from slipstream.logs import logger
+from slipstream.models.config import ModelConfig
+from slipstream.models.trained import write_trained
+from slipstream.settings import to_dict
+from slipstream.train.checkpoint import Checkpoints, Restored, ResumePolicy, Retention, newest_identity
+from slipstream.train.checkpoint.random_state import seed_generators
+from slipstream.train.config import TrainingConfig, lasting
+from slipstream.train.data.loader import layout as layout_of
+from slipstream.train.data.order import ORDER_VERSION, GlobalOrder
+from slipstream.train.device_clock import clock_of
+from slipstream.train.fault_tolerance.checkpoint_interval import Interval
+from slipstream.train.fault_tolerance.goodput import DATA_WAIT, RESTORE, STALL, STEPS, AttemptRecord, GoodputRecorder
+from slipstream.train.fault_tolerance.guard import Guard
+from slipstream.train.fault_tolerance.notices import Watcher, metadata_servers
+from slipstream.train.fault_tolerance.reproducibility import describe_changes
+from slipstream.train.loop.state import TrainingState
+from slipstream.train.loop.train_loop import TrainLoop
+from slipstream.train.metrics.profiler import StepProfiler
+from slipstream.train.metrics.throughput import throughput
+from slipstream.train.network import Applied, agreed
+from slipstream.train.optim.precision import kernels
+from slipstream.train.request import TrainingRequest
+from slipstream.train.setup import Setup
+
+LOG = logger("train")
+
+
+def run(request: TrainingRequest) -> None:
+    """Train, from the newest checkpoint on if there is one, and write the trained model (on rank 0).
+
+    Raises :class:`~slipstream.distributed.agreement.AgreedUserError` on all ranks if any of them found a user error,
+    and :class:`~slipstream.errors.Preempted` when a machine is preempted.
+    """
+    started = time.perf_counter()
+    end_with_torch_elastic()
+    training = request.training
+
+    def began() -> Mapping[str, Any] | None:
+        found = newest_identity(request.home, request.holder, training.resume)
+        return None if found is None else found.get("network", {})
+
+    store = meeting_store()
+    applied = agreed(training, began, store, os.environ)
+    exchange = applied.exchange(training.gradients)
+    with (
+        Watcher(metadata_servers(request.notices), grace_s=request.grace_s) as watcher,
+        kernels(training),
+        process_group(store=dist.PrefixStore("training", store), backend=training.backend) as group,
+    ):
+        if group.rank == 0 and group.backend == "gloo" and group.device.type == "cuda":
+            LOG.warning("gloo between GPUs lets NVIDIA's and AMD's work in one job; it was never measured here")
+        setup = Setup.begin(request, group, exchange)
+        state = setup.state(training, group)
+        # From here on only dropout and the like draw random numbers, different ones on each rank. A user's model may
+        # also draw from Python's and NumPy's generators, so these are seeded too.
+        seed_generators(training.seed * 1_000_003 + setup.layout.data_rank + 1)
+        clock = clock_of(group.device)
+        every = interval(training, setup.data)
+        policy = ResumePolicy(
+            identity(setup.data, setup.architecture.config, training, applied) | setup.lineage.identity(),
+            holder=request.holder,
+            resume=training.resume,
+            defaults={"model": to_dict(ModelConfig()), "training": to_dict(TrainingConfig())},
+            layout=setup.layout.sizes if training.parallel.divides else (),
+            grace_s=max(0.0, request.grace_s - (time.perf_counter() - started)),
+        )
+        checkpoints = Checkpoints(
+            request.home,
+            state.app_state(),
+            policy,
+            retention=Retention(regular=every.steps),
+            clock=clock,
+            watcher=watcher,
+        )
+        with checkpoints:
+            recorder = GoodputRecorder(
+                checkpoints.home, checkpoints.attempt, group.world, writes=group.rank == 0, started=started
+            )
+            guard = Guard(checkpoints, every, watcher, recorder, clock, training.unsaved_limit)
+            record = train(setup, state, training, group, guard, checkpoints)
+            best, last = (setup.parallel.whole(weights) for weights in (state.best_weights, state.weights()))
+            if group.rank == 0:
+                write_trained(request.directory, setup.architecture, best, last, request.made_by, record)
+            else:
+                deque(chain(best.tensors(), last.tensors()), maxlen=0)
+            if request.delivered_by_agent:
+                checkpoints.hand_over()
+            dist.barrier()
+
+
+def train(
+    setup: Setup,
+    state: TrainingState,
+    training: TrainingConfig,
+    group: Group,
+    guard: Guard,
+    checkpoints: Checkpoints,
+) -> dict[str, bytes]:
+    """Train from the newest checkpoint on, if there is one, to the end. Returns the files about it, by name."""
+    recorder = guard.recorder
+    with recorder.time(RESTORE):
+        restored = checkpoints.restore(into=state.to_save())
+    if restored:
+        state.apply(restored, group)
+        if group.rank == 0:
+            log_resumption(restored, state)
+    checkpoints.prepare(state.to_save())
+
+    def restore(least: int, most: int) -> Restored | None:
+        # A checkpoint that a notice brought about is none to go back to: another run would not have it.
+        regular = guard.interval.steps or 1
+        return checkpoints.restore(
+            lambda name: least <= name.step <= most and name.step % regular == 0, into=state.to_save()
+        )
+
+    first_step = state.progress.step
+    steps = training.profile.steps if group.rank == 0 else 0
+    profiler = StepProfiler(steps, group.device) if steps else None
+    guard.begin(first_step)
+    try:
+        TrainLoop(state, setup.data, training, group, setup.precision, guard, profiler).run(restore)
+        checkpoints.finish()
+    except Preempted:
+        raise
+    except Exception as error:
+        recorder.end(f"{type(error).__name__}: {error}")
+        raise
+    guard.close()
+    goodput = recorder.summary()
+    if group.rank == 0:
+        LOG.info("%s", goodput)
+    checkpoints.close()
+    attempt = Attempt(
+        steps=state.progress.step - first_step,
+        resumed_from=restored.source if restored else "",
+        save_seconds=checkpoints.background.publish_seconds,
+        ledger=goodput.to_json(),
+    )
+    if speed := trained_speed(state, setup, training, group, first_step, recorder.record):
+        attempt["throughput"] = speed
+    if setup.compiled:
+        attempt["compiled"] = setup.compiled.figures
+    files = record_files(history(state, group, setup.precision), attempt)
+    return files | (profiler.files if profiler else {})
+
+
+def log_resumption(restored: Restored, state: TrainingState) -> None:
+    """Say which checkpoint training goes on from, and what of it may make the numbers other ones."""
+    LOG.info("goes on from step %d (%s)", restored.step, restored.source)
+    if not all(settings["fused"] for settings in state.optimizer.param_groups):
+        LOG.info("goes on with the optimiser of this checkpoint, which is slower than the fused one")
+    if changes := describe_changes(restored.progress.get("conditions", {}), state.conditions, state.model):
+        LOG.warning("%s", changes)
+
+
+def identity(
+    data: PreparedData, model: ModelConfig, training: TrainingConfig, applied: Applied | None = None
+) -> dict[str, Any]:
+    """What must equal the checkpoint's to resume it: everything that determines the result, but not how batches are
+    divided into micro-batches and how often checkpoints are saved; and what of the tuner's result is applied."""
+    return {
+        "data": data.artifact.fingerprint,
+        "model": to_dict(model),
+        "order": ORDER_VERSION,
+        "training": lasting(training),
+        **({"network": asdict(applied)} if applied else {}),
+    }
+
+
+def interval(training: TrainingConfig, data: PreparedData) -> Interval:
+    """The checkpoint interval by the setting that is given; without any, one epoch."""
+    if training.checkpoint_seconds or training.mean_time_between_failures:
+        return Interval(
+            seconds=training.checkpoint_seconds,
+            mean_time_between_failures_s=training.mean_time_between_failures,
+        )
+    epoch = math.ceil(sum(data.segment_rows("train")) / training.batch_size)
+    return Interval(steps=training.checkpoint_every or epoch)
+
+
+def trained_speed(
+    state: TrainingState,
+    setup: Setup,
+    training: TrainingConfig,
+    group: Group,
+    first_step: int,
+    record: AttemptRecord,
+) -> Throughput | None:
+    """How fast this attempt's steps were, with all waits between them."""
+    data, precision = setup.data, setup.precision
+    order = GlobalOrder(layout_of(data, "train"), training.batch_size, training.seed)
+    return throughput(
+        rows=order.consumed(state.progress.step) - order.consumed(first_step),
+        seconds=sum(record.seconds[name] for name in (STEPS, DATA_WAIT, STALL)),
+        tokens_per_row=data.signature.inputs[0].shape[0] if data.signature.task == "next token" else 0,
+        flops_per_row=state.traits.flops_per_row,
+        kind="tf32" if training.tf32 and precision == "fp32" and group.device.type == "cuda" else precision,
+        group=group,
+    )
+
+
+def history(state: TrainingState, group: Group, precision: str) -> History:
+    """The contents of ``history.json``."""
+    progress = state.progress
+    return {
+        "steps": progress.steps,
+        "evaluations": progress.evaluations,
+        "best": cast(ValidationPoint, progress.best),
+        "steps_total": progress.step,
+        "stopped_early": progress.stopped_early,
+        "parameters": state.traits.parameters,
+        "world": {
+            "size": group.world,
+            "backend": group.backend,
+            "device": group.device.type,
+            "precision": precision,
+            "threads": torch.get_num_threads(),
+        },
+        "skipped": progress.skipped,
+        "left_out": progress.left_out,
+    }

@@ -1,0 +1,133 @@
+"""The Flyte tasks of compression: what is done before, between and after the trainings of smaller networks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from flytekit import task
+from flytekit.types.directory import FlyteDirectory
+
+from slipstream.artifacts.results.compression import Compression, CompressionTrial
+from slipstream.artifacts.versions import code_version
+from slipstream.compress.config import CompressionConfig
+from slipstream.logs import logger
+from tasks.flyte.metadata import on
+from tasks.flyte.stage import (
+    ArtifactDirectory,
+    StageRun,
+    fresh_directory,
+    local_path,
+    map_errors,
+    rows_path,
+    runs_locally,
+    uri_of,
+)
+
+if TYPE_CHECKING:
+    from slipstream.compress.engine import CompressionRun
+
+LOG = logger("compress")
+
+
+class Proposal(NamedTuple):
+    """The network that is trained next, and what became of those before."""
+
+    start: ArtifactDirectory
+    tried: list[CompressionTrial]
+
+
+class Compressed(NamedTuple):
+    """The model to go on with, and why it was chosen."""
+
+    artifact: ArtifactDirectory
+    compression: Compression
+
+
+def work_on(
+    trained: FlyteDirectory, prepared: FlyteDirectory, config: CompressionConfig, factory: str, seed: int = 0
+) -> CompressionRun:
+    from slipstream.artifacts.prepared.streamed import open_prepared
+    from slipstream.compress.engine import CompressionRun
+    from slipstream.models.trained import TrainedModel
+
+    model = TrainedModel.open(local_path(trained), factory)
+    return CompressionRun(model, open_prepared(rows_path(prepared)), config, seed)
+
+
+@task(**on("compress", cached=False))
+@map_errors
+def propose(  # noqa: PLR0913 - a Flyte task: promises go in one by one
+    trained: ArtifactDirectory,
+    prepared: ArtifactDirectory,
+    tuned: list[ArtifactDirectory],
+    runs: list[StageRun],
+    tried: list[CompressionTrial],
+    config: CompressionConfig,
+    seed: int,
+    factory: str = "",
+) -> Proposal:
+    """Judge the network that was trained last, if ``tuned`` holds one, and make the next: it is little beside its
+    training, which is cached, as the same network is made of the same bytes. ``seed`` is that of a student's weights,
+    ``factory`` the one that the user's configuration names, if any.
+    """
+    from slipstream.compress import engine
+    from slipstream.models.source_code import fingerprint_model
+
+    work = work_on(trained, prepared, config, factory, seed)
+    tried = judged(work, tuned, runs, tried)
+    directory = fresh_directory("start")
+    made_by = {
+        "code": code_version("compress"),
+        "trained": work.trained.artifact.fingerprint,
+        "prepared": work.data.artifact.fingerprint,
+        "model_code": fingerprint_model(work.trained.config),
+        "method": config.method,
+    }
+    engine.propose(directory, work, tried, made_by)
+    return Proposal(FlyteDirectory(str(directory.absolute())), tried)
+
+
+@task(**on("compress", cached=False))
+@map_errors
+def choose(
+    trained: ArtifactDirectory,
+    prepared: ArtifactDirectory,
+    tuned: list[ArtifactDirectory],
+    runs: list[StageRun],
+    tried: list[CompressionTrial],
+    config: CompressionConfig,
+    factory: str = "",
+) -> Compressed:
+    """Judge the network that was trained last, the last of ``tuned``, and choose one of them or the trained one.
+
+    ``runs`` are those of their trainings, ``factory`` is the one that the user's configuration names, if any.
+    """
+    from slipstream.compress import engine
+    from slipstream.models.trained import TrainedModel
+
+    work = work_on(trained, prepared, config, factory)
+    tried = judged(work, tuned[-1:], runs[-1:], tried)
+    models = [TrainedModel.open(local_path(each), factory) for each in tuned]
+    model, found = engine.choose(work, models, tried)
+    directories = [uri_of(each) for each in (trained, *tuned)]
+    place = directories[[work.trained, *models].index(model)]
+    LOG.info("%s: %s", found.taken or "the trained network stays", found.why)
+    # A pod hands its copy on, so that the cache goes by what it holds.
+    here = place if runs_locally() else str(model.artifact.directory)
+    seconds, reused = sum(each.seconds for each in runs), all(each.reused for each in runs)
+    return Compressed(FlyteDirectory(here), replace(found, model=place, seconds=seconds, reused=reused))
+
+
+def judged(
+    work: CompressionRun, tuned: list[FlyteDirectory], runs: list[StageRun], tried: list[CompressionTrial]
+) -> list[CompressionTrial]:
+    from slipstream.compress import engine
+    from slipstream.models.trained import TrainedModel
+
+    for each, run in zip(tuned, runs, strict=True):
+        # A smaller network is of the same factory as the trained one.
+        model = TrainedModel.open(local_path(each), work.trained.config.factory)
+        tried = engine.judge(work, model, run.seconds, tried)
+        LOG.info("%s: %s", tried[-1].name, tried[-1].answer)
+    return tried

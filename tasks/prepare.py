@@ -1,0 +1,330 @@
+"""Preparing data as Flyte tasks: in one pod, or shared by several."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+from flytekit import StructuredDataset, conditional, map_task, task, workflow
+from flytekit.types.directory import FlyteDirectory
+
+from slipstream.artifacts.format import Artifact, ArtifactWriter
+from slipstream.artifacts.store import STORE, Store
+from slipstream.artifacts.versions import code_version
+from slipstream.config import RunConfig
+from slipstream.prepare.config import DataConfig
+from slipstream.prepare.sharded.request import Division
+from slipstream.profiles.profile import current_profile
+from slipstream.settings import to_dict
+from slipstream.storage import S3
+from tasks.flyte.metadata import on
+from tasks.flyte.stage import (
+    BY_VALUE,
+    ArtifactDirectory,
+    Made,
+    fresh_directory,
+    local_path,
+    map_errors,
+    run_stage,
+    runs_locally,
+)
+
+if TYPE_CHECKING:
+    from slipstream.prepare.source.files import Listing
+
+LISTING = "listing.json"
+
+
+class ListDataOutputs(NamedTuple):
+    """Outputs of :func:`list_data`: the files and their versions, what identifies their bytes, how several pods divide
+    the work on them, and the settings to read them with."""
+
+    listing: ArtifactDirectory
+    source: str
+    division: str
+    config: Annotated[DataConfig, BY_VALUE]
+
+
+@task(**on("fingerprint"))
+@map_errors
+def list_data(data: str, target: str, config: RunConfig) -> ListDataOutputs:
+    """List the raw data and fingerprint it. Never cached: new bytes behind the same name are new work."""
+    from slipstream.prepare.incremental import fingerprint_earlier
+    from slipstream.prepare.sharded.division import divide
+    from slipstream.prepare.source.files import list_source, unchanged
+    from slipstream.prepare.source.fingerprint import fingerprint_source
+
+    listing = list_source(data)
+    source = fingerprint_source(listing, target) + fingerprint_earlier(config.data.earlier)
+    with unchanged(listing.files):
+        division = divide(listing, target, config.data) if pods() > 1 else Division.NONE
+    writer = ArtifactWriter(fresh_directory("listing"))
+    writer.write_json(LISTING, listing.to_json())
+    written = flyte_directory(writer.finish("listing", {}).directory)
+    return ListDataOutputs(written, source, division.value, config.data)
+
+
+def read_listing(directory: FlyteDirectory) -> Listing:
+    """What :func:`list_data` found."""
+    from slipstream.prepare.source.files import Listing
+
+    return Listing.from_json(Artifact.open(local_path(directory), "listing").read_json(LISTING))
+
+
+@task(**on("fingerprint"))
+@map_errors
+def address_of(dataset: StructuredDataset) -> str:
+    """Where the Parquet of a dataset lies, which an upstream task returned as it is or as a DataFrame."""
+    from slipstream.prepare.source.structured_dataset import parquet_address
+
+    written = dataset.literal
+    assert written is not None, "flytekit hands a dataset over with its literal"
+    return parquet_address(written.uri, written.metadata.structured_dataset_type.format)
+
+
+@task(**on("prepare", besides=("listing",)))
+@map_errors
+def prepare(listing: ArtifactDirectory, target: str, config: DataConfig, source: str) -> Made:
+    """Make the prepared data. The fingerprint ``source`` stands for the listed files in the cache: the same bytes at
+    another address are no new work."""
+
+    def make(directory: Path, key: str) -> Artifact:
+        from slipstream.prepare import engine
+
+        scratch = Store(STORE).checkpoints("prepare", key) if runs_locally() else None
+        by = made_by(target, config, source)
+        return engine.prepare(directory, read_listing(listing), target, config, by, scratch=scratch)
+
+    return run_stage("prepare", {"target": target, "config": config, "source": source}, make)
+
+
+def made_by(target: str, config: DataConfig, source: str) -> dict[str, Any]:
+    return {"config": to_dict(config), "code": code_version("prepare"), "source": source, "target": target}
+
+
+# On several pods
+
+#: Shares of the work for each pod that the profile gives: small ones lose less with a pod and end at the same time.
+SHARES_OF_A_POD = 4
+
+
+def pods() -> int:
+    """How many pods prepare a table."""
+    return current_profile().placement("prepare").nodes
+
+
+class OpenSharesOutputs(NamedTuple):
+    """Outputs of :func:`open_shares`: an opened table, its shares, and the spool of each share."""
+
+    table: ArtifactDirectory
+    shares: list[ArtifactDirectory]
+    spools: list[ArtifactDirectory]
+
+
+class FitSharesOutputs(NamedTuple):
+    """Outputs of :func:`fit_shares`: what was fitted on all shares, the plan of the remaining work, and the numbers
+    of its partitions."""
+
+    fitted: ArtifactDirectory
+    plan: ArtifactDirectory
+    partitions: list[int]
+
+
+@task(**on("prepare"))
+@map_errors
+def open_texts(
+    listing: ArtifactDirectory, target: str, config: DataConfig, source: str, number: int
+) -> list[ArtifactDirectory]:
+    """Cut files of text, which ``source`` identifies, into at most ``number`` shares."""
+    from slipstream.prepare.sharded import csv_parsing
+    from slipstream.prepare.sharded.request import TableRequest
+
+    request = TableRequest(read_listing(listing), target, config, source)
+    return [flyte_directory(share) for share in csv_parsing.open_texts(request, number, fresh_directory("texts"))]
+
+
+@task(**on("prepare"))
+@map_errors
+def parse_share(share: ArtifactDirectory) -> ArtifactDirectory:
+    """Make the files of one share columnar."""
+    from slipstream.prepare.sharded import csv_parsing
+
+    parsed = fresh_directory("parsed")
+    csv_parsing.parse_share(local_path(share), parsed)
+    return flyte_directory(parsed)
+
+
+@task(**on("prepare"))
+@map_errors
+def open_shares(
+    listing: ArtifactDirectory,
+    target: str,
+    config: DataConfig,
+    source: str,
+    number: int,
+    parsed: list[ArtifactDirectory],
+) -> OpenSharesOutputs:
+    """Open the table, of which text is ``parsed``, and cut the work into at most ``number`` shares."""
+    from slipstream.prepare.sharded import exchange, shares
+    from slipstream.prepare.sharded.request import TableRequest
+
+    request = TableRequest(read_listing(listing), target, config, source)
+    summaries = [inner(each, exchange.SUMMARY) for each in parsed]
+    opened = shares.open_shares(request, number, summaries, fresh_directory("opened"))
+    spools = [flyte_directory(each) for each in opened.spools]
+    return OpenSharesOutputs(
+        flyte_directory(opened.table), [flyte_directory(each) for each in opened.shares], spools or parsed
+    )
+
+
+@task(**on("prepare"))
+@map_errors
+def scan_share(share: ArtifactDirectory, spool: ArtifactDirectory) -> ArtifactDirectory:
+    """The first pass over one share."""
+    from slipstream.prepare.sharded import shares
+
+    scanned = fresh_directory("scanned")
+    shares.scan_share(local_path(share), local_path(spool), scanned)
+    return flyte_directory(scanned)
+
+
+@task(**on("prepare"))
+@map_errors
+def fit_shares(table: ArtifactDirectory, scanned: list[ArtifactDirectory], number: int) -> FitSharesOutputs:
+    """Fit on what was found in all shares, and plan to merge in at most ``number`` partitions."""
+    from slipstream.prepare.sharded import shares
+
+    fitted, plan = fresh_directory("fitted"), fresh_directory("plan")
+    partitions = shares.fit_shares(local_path(table), [local_path(each) for each in scanned], number, fitted, plan)
+    return FitSharesOutputs(flyte_directory(fitted), flyte_directory(plan), list(range(partitions)))
+
+
+@task(**on("prepare"))
+@map_errors
+def encode_share(
+    share: ArtifactDirectory, spool: ArtifactDirectory, scanned: ArtifactDirectory, plan: ArtifactDirectory
+) -> ArtifactDirectory:
+    """The second pass over one share."""
+    from slipstream.prepare.sharded import shares
+
+    encoded = fresh_directory("encoded")
+    shares.encode_share(local_path(share), local_path(spool), local_path(scanned), local_path(plan), encoded)
+    return flyte_directory(encoded)
+
+
+@task(**on("prepare"))
+@map_errors
+def merge_partition(partition: int, plan: ArtifactDirectory, encoded: list[ArtifactDirectory]) -> ArtifactDirectory:
+    """Merge some parts of the prepared data, of which every share has a piece."""
+    from slipstream.prepare.sharded import merge_partitions
+
+    merged, name = fresh_directory("merged"), merge_partitions.directory_of(partition)
+    merge_partitions.merge_partition(partition, local_path(plan), [inner(each, name) for each in encoded], merged)
+    return flyte_directory(merged)
+
+
+@task(**on("prepare"))
+@map_errors
+def assemble(
+    listing: ArtifactDirectory,
+    target: str,
+    config: DataConfig,
+    source: str,
+    fitted: ArtifactDirectory,
+    merged: list[ArtifactDirectory],
+) -> Made:
+    """Put together what was merged: the same bytes, from the same inputs, as of :func:`prepare`.
+
+    Rows that lie on S3 are copied there, the rest of the artifact is uploaded beside them; from another store rows come
+    through this pod.
+    """
+    from slipstream.prepare.sharded import exchange, merge_partitions
+    from slipstream.prepare.sharded.request import TableRequest
+
+    addresses = [str(each.remote_source or "") for each in merged]
+    home = str(FlyteDirectory.new_remote().path) if all(address.startswith(S3) for address in addresses) else ""
+
+    def make(directory: Path, _: str) -> None:
+        if home:
+            parts = [
+                merge_partitions.s3_parts(inner(each, exchange.SUMMARY), str(each.remote_source), home)
+                for each in merged
+            ]
+        else:
+            parts = [merge_partitions.local_parts(local_path(each)) for each in merged]
+        merge_partitions.assemble(
+            directory,
+            TableRequest(read_listing(listing), target, config, source),
+            made_by(target, config, source),
+            local_path(fitted),
+            [one for partition in parts for one in partition],
+            home,
+        )
+
+    made = run_stage("prepare", {"target": target, "config": config, "source": source}, make)
+    return Made(FlyteDirectory(made.artifact.path, remote_directory=home), made.run) if home else made
+
+
+def map_over_shares(work: Any) -> Any:
+    """Run a task for each share. All or nothing: without one of them the data would be other data."""
+    return map_task(work, concurrency=pods(), min_success_ratio=1.0)
+
+
+def prepare_opened(listing: Any, target: Any, config: Any, source: Any, opened: Any) -> Any:
+    """The part of a workflow after the table was opened; the arguments are promises."""
+    scanned = map_over_shares(scan_share)(share=opened.shares, spool=opened.spools)
+    fitted = fit_shares(table=opened.table, scanned=scanned, number=SHARES_OF_A_POD * pods())
+    encode = map_over_shares(partial(encode_share, plan=fitted.plan))
+    encoded = encode(share=opened.shares, spool=opened.spools, scanned=scanned)
+    merge = map_over_shares(partial(merge_partition, plan=fitted.plan, encoded=encoded))
+    merged = merge(partition=fitted.partitions)
+    return assemble(listing=listing, target=target, config=config, source=source, fitted=fitted.fitted, merged=merged)
+
+
+@workflow
+def prepare_by_units(listing: ArtifactDirectory, target: str, config: DataConfig, source: str) -> Made:
+    """Prepare a table of which each pod reads some of the units."""
+    opened = open_shares(
+        listing=listing, target=target, config=config, source=source, number=SHARES_OF_A_POD * pods(), parsed=[]
+    )
+    return prepare_opened(listing, target, config, source, opened)
+
+
+@workflow
+def prepare_by_files(listing: ArtifactDirectory, target: str, config: DataConfig, source: str) -> Made:
+    """Prepare a table of which each pod first parses some of the files."""
+    number = SHARES_OF_A_POD * pods()
+    texts = open_texts(listing=listing, target=target, config=config, source=source, number=number)
+    parsed = map_over_shares(parse_share)(share=texts)
+    opened = open_shares(listing=listing, target=target, config=config, source=source, number=number, parsed=parsed)
+    return prepare_opened(listing, target, config, source, opened)
+
+
+def prepare_data(data: Any, target: Any, config: Any) -> Any:
+    """The part of a workflow that makes the prepared data: one task, or several pods if the profile has them and there
+    is work to divide. The arguments are promises; ``config`` is that of the run."""
+    found = list_data(data=data, target=target, config=config)
+    table = {"listing": found.listing, "target": target, "config": found.config, "source": found.source}
+    if pods() == 1:
+        return prepare(**table)
+    return (
+        conditional("division")
+        .if_(found.division == Division.UNITS)
+        .then(prepare_by_units(**table))
+        .elif_(found.division == Division.FILES)
+        .then(prepare_by_files(**table))
+        .else_()
+        .then(prepare(**table))
+    )
+
+
+def flyte_directory(directory: Path) -> FlyteDirectory:
+    return FlyteDirectory(str(directory.absolute()))
+
+
+def inner(directory: FlyteDirectory, name: str) -> Path:
+    """A directory in the output of another task; it is downloaded without the others."""
+    if not directory.remote_source:
+        return Path(directory.path) / name
+    return local_path(FlyteDirectory.from_source(f"{directory.remote_source}/{name}"))

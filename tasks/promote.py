@@ -1,0 +1,77 @@
+"""The Flyte tasks of promotion. None is cached: what is in service changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from flytekit import task
+from flytekit.types.directory import FlyteDirectory
+
+from slipstream.artifacts.results.promotion import Promotion, PromotionDecision, PromotionRequest
+from slipstream.config import RunConfig
+from tasks.flyte.metadata import on
+from tasks.flyte.stage import ArtifactDirectory, local_path, map_errors, rows_path, uri_of
+
+
+@task(**on("promote"))
+@map_errors
+def open_registry(registry: str, config: RunConfig) -> str:
+    """Read what is in service, so that a registry or a key that cannot be used is found before the training."""
+    from slipstream.export.package.sign import private_key
+    from slipstream.promote.store import Registry
+
+    Registry(registry).promoted()
+    if config.promotion.signing_key:
+        private_key(Path(config.promotion.signing_key))
+    return registry
+
+
+class JudgedPromotion(NamedTuple):
+    """The verdict, and its answer by itself: Flyte branches on plain values only.
+
+    A branch also gets from here what was judged: of inputs from several nodes flytekit writes the nodes down in random
+    order, and Flyte refuses the second registration of the same code.
+    """
+
+    passed: bool
+    verdict: PromotionDecision
+    request: PromotionRequest
+
+
+@task(**on("promote"))
+@map_errors
+def judge(
+    exported: ArtifactDirectory,
+    prepared: ArtifactDirectory,
+    registry: str,
+    config: RunConfig,
+) -> JudgedPromotion:
+    """Compare an exported model with the one in service, on the same test rows."""
+    from slipstream.artifacts.prepared.streamed import open_prepared
+    from slipstream.promote import engine as promote
+    from slipstream.promote.store import Registry
+
+    data = open_prepared(rows_path(prepared))
+    verdict = promote.judge(local_path(exported), Registry(registry), data, config.promotion)
+    return JudgedPromotion(verdict.passed, verdict, PromotionRequest(uri_of(exported), uri_of(prepared), registry))
+
+
+@task(**on("promote"))
+@map_errors
+def put_in_service(request: PromotionRequest, config: RunConfig, verdict: PromotionDecision) -> Promotion:
+    """Store a model that has passed in the registry, and promote it."""
+    from slipstream.artifacts.prepared.streamed import open_prepared
+    from slipstream.promote import engine as promote
+    from slipstream.promote.store import Registry
+
+    data = open_prepared(rows_path(FlyteDirectory(request.prepared)))
+    package = local_path(FlyteDirectory(request.exported))
+    return promote.promote(package, Registry(request.registry), data, config.promotion, verdict)
+
+
+@task(**on("promote"))
+@map_errors
+def leave_in_service(request: PromotionRequest, verdict: PromotionDecision) -> Promotion:
+    """Say why the promoted model stays."""
+    return Promotion(False, request.registry, "", verdict.why)

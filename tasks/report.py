@@ -1,0 +1,149 @@
+"""The report as Flyte tasks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from html import escape
+from pathlib import Path
+from typing import TypeVar
+
+from flytekit import Deck, FlyteContextManager, current_context, task
+
+from slipstream.artifacts.results.compression import Compression
+from slipstream.artifacts.results.promotion import Promotion
+from slipstream.config import RunConfig
+from slipstream.report.summary import (
+    CompressionSummary,
+    DataSummary,
+    ExportSummary,
+    NetworkSummary,
+    RunSummary,
+    TuningSummary,
+)
+from slipstream.settings import to_dict
+from tasks.flyte.metadata import WITH_DECK, on
+from tasks.flyte.stage import (
+    ArtifactDirectory,
+    MadeByElement,
+    StageRun,
+    local_path,
+    map_errors,
+    rows_path,
+    runs_locally,
+)
+
+RUNS = Path("runs")
+Summary = TypeVar("Summary", RunSummary, DataSummary, ExportSummary, NetworkSummary, TuningSummary)
+
+
+@task(**WITH_DECK, **on("report"))
+@map_errors
+def report(  # noqa: PLR0913 - a Flyte task: its inputs are values of the workflow, which go in one by one
+    prepared: ArtifactDirectory,
+    trained: ArtifactDirectory,
+    evaluated: ArtifactDirectory,
+    exported: ArtifactDirectory,
+    networks: list[MadeByElement | None],
+    stages: list[StageRun],
+    compression: Compression | None,
+    config: RunConfig,
+    data: str,
+    target: str,
+    cron: str,
+    kickoff: datetime | None,
+    promotion: Promotion | None,
+) -> RunSummary:
+    """Put the page, the figures and the model into a directory of this run. Never cached: every run has its own.
+
+    ``networks`` holds one benchmark of the interconnect, ``None`` if it failed; ``compression`` is ``None`` if the
+    trained network was not to become smaller. The schedule ``cron`` started the run
+    for ``kickoff``; "" and ``None`` if none did. ``promotion`` is ``None`` if the model was not to go into service.
+    """
+    from slipstream.report.engine import build
+    from slipstream.report.figures import StageFigures
+    from slipstream.report.schedule import schedule_figures
+    from slipstream.report.stage_results import Results
+
+    measured = [network for network in networks if network]
+    made = (local_path(each) for each in (trained, evaluated, exported))
+    profiles = [local_path(network.artifact) for network in measured]
+    results = Results.open(rows_path(prepared), *made, *profiles)
+    smaller = [StageRun("compress", compression.seconds, compression.reused)] if compression else []
+    # In the order in which they ran: what makes the network smaller after preparation and training.
+    runs_of_stages = [*stages[:2], *smaller, *stages[2:], *(network.run for network in measured)]
+    figures = [StageFigures(stage.name, stage.seconds, stage.reused) for stage in runs_of_stages]
+    inputs = {"inputs": {"data": data, "target": target}, **to_dict(config)}
+    schedule = schedule_figures(cron, kickoff, datetime.now(UTC)) if kickoff else None
+    summary = build(runs_here(), results, figures, inputs, schedule, promotion, compression)
+    return shown(summary, "Report", summary.report)
+
+
+@task(**WITH_DECK, **on("report"))
+@map_errors
+def report_data(prepared: ArtifactDirectory, stages: list[StageRun]) -> DataSummary:
+    """Put the data card and the prepared data into a directory of this run. Never cached, as :func:`report`."""
+    from slipstream.artifacts.prepared.data import PreparedData
+    from slipstream.report.data_engine import build_data
+    from slipstream.report.figures import StageFigures
+
+    figures = [StageFigures(stage.name, stage.seconds, stage.reused) for stage in stages]
+    address = "" if runs_locally() else str(prepared.remote_source)
+    summary = build_data(runs_here(), PreparedData.open(rows_path(prepared)), figures, address)
+    return shown(summary, "Data", summary.card)
+
+
+@task(**WITH_DECK, **on("report"))
+@map_errors
+def report_export(exported: ArtifactDirectory, stages: list[StageRun]) -> ExportSummary:
+    """Put the page and the model into a directory of this run. Never cached, as :func:`report`."""
+    from slipstream.report.engine import build_export
+    from slipstream.report.figures import StageFigures
+
+    figures = [StageFigures(stage.name, stage.seconds, stage.reused) for stage in stages]
+    summary = build_export(runs_here(), local_path(exported), figures)
+    return shown(summary, "Export", summary.report)
+
+
+@task(**WITH_DECK, **on("report"))
+@map_errors
+def report_compression(compression: Compression) -> CompressionSummary:
+    """The report of a network that was to become smaller: what was tried, what was taken, and where it lies."""
+    found = CompressionSummary(compression)
+    Deck("Compression", f"<pre>{escape(str(found))}</pre>")
+    return found
+
+
+@task(**WITH_DECK, **on("report"))
+@map_errors
+def report_network(network: MadeByElement) -> NetworkSummary:
+    """Put a network profile and its page into a directory of this run. Never cached, as :func:`report`."""
+    from slipstream.report.network_engine import build_network
+
+    summary = build_network(runs_here(), local_path(network.artifact))
+    return shown(summary, "Network", summary.page)
+
+
+@task(**WITH_DECK, **on("report"))
+@map_errors
+def report_tuning(tuned: MadeByElement) -> TuningSummary:
+    """Put the tuner's result and its page into a directory of this run. Never cached, as :func:`report`."""
+    from slipstream.report.network_engine import build_tuning
+
+    summary = build_tuning(runs_here(), local_path(tuned.artifact))
+    return shown(summary, "Tuning", summary.page)
+
+
+def runs_here() -> Path:
+    """Where the directories of runs are: beside the user, or on the disk of a pod."""
+    return RUNS if runs_locally() else Path(current_context().working_directory) / RUNS
+
+
+def shown(summary: Summary, title: str, page: str) -> Summary:
+    """The summary, whose ``page`` is shown as the task's deck. A pod's directory is uploaded, as its disk goes with
+    the pod."""
+    Deck(title, Path(summary.directory, page).read_text(encoding="utf-8"))
+    if runs_locally():
+        return summary
+    stays = FlyteContextManager.current_context().file_access.put_raw_data(summary.directory)
+    return replace(summary, directory=stays)

@@ -1,0 +1,128 @@
+"""The Flyte task of training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
+
+from flytekit import task
+from flytekit.types.directory import FlyteDirectory
+
+from slipstream.artifacts.versions import code_version
+from slipstream.logs import logger
+from slipstream.models.config import ModelConfig, TeachingConfig
+from slipstream.profiles.placement import Placement
+from slipstream.profiles.profile import current_profile
+from slipstream.settings import to_dict
+from slipstream.storage import STORES
+from slipstream.train.config import TrainingConfig
+from slipstream.train.homes.unfinished import UnfinishedTraining
+from tasks.flyte.elastic import Workspace, distributed
+from tasks.flyte.metadata import on
+from tasks.flyte.stage import ArtifactDirectory, Made, fingerprint_of, local_path, uri_of
+
+LOG = logger("train")
+#: Of the seconds from SIGTERM to SIGKILL, those in which nothing is saved any more but the processes end.
+ENDING_S = 5
+
+
+def fetch_prepared(directory: FlyteDirectory, place: Placement, fresh: Path) -> Path:
+    """Download prepared data from a store if it fits the profile's cache; otherwise make a stub that streams it."""
+    from slipstream.artifacts.prepared.streamed import make_stub, size_of
+
+    uri, room = uri_of(directory), int(place.data_cache_gib * 2**30)
+    if not uri.startswith(STORES) or size_of(uri) <= room:
+        return local_path(directory)
+    LOG.info("streams %s: it is larger than profile.data_cache_gib, %g", uri, place.data_cache_gib)
+    return make_stub(uri, fresh, room // place.processes)
+
+
+def check(inputs: Mapping[str, Any], place: Placement) -> None:
+    from slipstream.models.trained import TrainedModel
+    from slipstream.train.checks import check_training
+
+    prepared = Path(inputs["prepared"].path)
+    start = None if "model" in inputs else TrainedModel.open(Path(inputs["start"].path), inputs["factory"])
+    model = start.config if start else inputs["model"]
+    check_training(prepared, model, inputs["training"], place.world_size, place.nodes)
+
+
+class TrainedModels(TypedDict, total=False):
+    """The fields of the request that say what training goes on from and learns from."""
+
+    start: Path
+    teacher: Path
+    teaching: TeachingConfig
+    factory: str
+
+
+def run_in(
+    workspace: Workspace,
+    prepared: FlyteDirectory,
+    model: ModelConfig,
+    training: TrainingConfig,
+    made_by: dict[str, Any],
+    **lineage: Unpack[TrainedModels],
+) -> Made:
+    """Train in a worker, from scratch and on labels alone without ``lineage``."""
+
+    def body() -> None:
+        from slipstream.train.request import TrainingRequest
+        from slipstream.train.run import run
+
+        request = TrainingRequest(
+            prepared=Path(prepared.path),
+            model=model,
+            training=training,
+            directory=Path(workspace.directory),
+            home=workspace.home,
+            holder=workspace.holder,
+            delivered_by_agent=True,
+            notices=workspace.notices,
+            grace_s=current_profile().placement("train").grace_seconds - ENDING_S,
+            made_by={
+                "code": code_version("train"),
+                "prepared": fingerprint_of(prepared),
+                "training": to_dict(training),
+                **made_by,
+            },
+            **lineage,
+        )
+        run(request)
+
+    return workspace.work(body)
+
+
+@task(task_config=distributed("train", fetch_prepared, check, unfinished=UnfinishedTraining()), **on("train"))
+def train(
+    workspace: Workspace, prepared: ArtifactDirectory, model: ModelConfig, training: TrainingConfig, code: str
+) -> Made:
+    """Train the model in a process group. ``code`` is an input so that edited model code invalidates the cache."""
+    return run_in(workspace, prepared, model, training, {"model": to_dict(model), "model_code": code})
+
+
+def fetch_data_and_models(directory: FlyteDirectory, place: Placement, fresh: Path) -> Path:
+    """As :func:`fetch_prepared`, and models as a whole."""
+    return fetch_prepared(directory, place, fresh) if fresh.suffix == ".prepared" else local_path(directory)
+
+
+@task(task_config=distributed("train", fetch_data_and_models, check, unfinished=UnfinishedTraining()), **on("train"))
+def tune(
+    workspace: Workspace,
+    start: ArtifactDirectory,
+    teacher: ArtifactDirectory,
+    prepared: ArtifactDirectory,
+    training: TrainingConfig,
+    teaching: TeachingConfig,
+    factory: str = "",
+) -> Made:
+    """Train the network of ``start`` from its weights on, with another one as its teacher, in a process group.
+    ``factory`` is the one that the user's configuration names."""
+    made_by = {
+        "start": fingerprint_of(start),
+        "teacher": fingerprint_of(teacher),
+        "teaching": to_dict(teaching),
+    }
+    lineage = TrainedModels(start=Path(start.path), teacher=Path(teacher.path), teaching=teaching, factory=factory)
+    return run_in(workspace, prepared, ModelConfig(), training, made_by, **lineage)

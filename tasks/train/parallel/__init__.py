@@ -1,6 +1,0 @@
-"""Layouts of parallel training: ZeRO by FSDP2, hybrid sharding, tensor and sequence parallelism, pipelines, and their
-products.
-
-:class:`~tasks.train.parallel.layout.Layout` says which process has which part,
-:func:`~tasks.train.parallel.divide.divide` divides a model by it.
-"""

@@ -1,0 +1,61 @@
+"""The command ``slipstream``: what it lists, helps with and completes, and one line where a part is missing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from slipstream.subcommands import SUBCOMMANDS, slipstream
+from tests.support import REPOSITORY
+
+COMMAND = Path(sys.executable).with_name("slipstream")
+
+
+def asked(*arguments: str) -> Result:
+    return CliRunner().invoke(slipstream, list(arguments), prog_name="slipstream")
+
+
+def run(place: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    variables = {**os.environ, **environment}
+    return subprocess.run([COMMAND, *arguments], cwd=place, env=variables, capture_output=True, text=True, timeout=120)
+
+
+def test_it_lists_what_there_is_without_importing_it() -> None:
+    code = "import sys; from slipstream.subcommands import slipstream; slipstream(['--help'], standalone_mode=False); "
+    code += "print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    *listed, modules = run.stdout.splitlines()
+    assert all(any(line.split()[:1] == [name] for line in listed) for name in SUBCOMMANDS)
+    assert not {"torch", "numpy", "flytekit"} & set(modules.split())
+
+
+@pytest.mark.parametrize("name", [name for name in SUBCOMMANDS if name != "check"])
+def test_each_explains_itself_by_an_example(name: str) -> None:
+    told = asked(name, "--help")
+    assert told.exit_code == 0 and f"Usage: slipstream {name}" in told.output
+    assert f"slipstream {name}" in told.output.split("Example: ")[1]
+
+
+def test_a_word_that_is_no_command_is_said() -> None:
+    told = asked("trian")
+    assert told.exit_code == 2 and "No such command 'trian'" in told.output
+
+
+def test_it_is_installed_and_completes(tmp_path: Path) -> None:
+    words = {"_SLIPSTREAM_COMPLETE": "bash_complete", "COMP_WORDS": "slipstream ch", "COMP_CWORD": "1"}
+    assert run(tmp_path, **words).stdout.split() == ["plain,checkpoints", "plain,check"]
+
+
+def test_what_belongs_to_the_project_needs_a_clone_and_the_rest_none(tmp_path: Path) -> None:
+    asked = run(tmp_path, "schedules")
+    assert asked.returncode == 1 and asked.stderr.count("\n") == 1 and "there is no workflows here" in asked.stderr
+    assert run(REPOSITORY, "schedules").returncode == 0
+    checked = run(tmp_path, "check", "absent")
+    assert checked.returncode == 1 and checked.stderr == (
+        "Error: absent: no exported model; expected a directory with a manifest.json\n"
+    )

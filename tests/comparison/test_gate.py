@@ -1,0 +1,184 @@
+"""The gate: what is shown about a loss, and what is chosen from measured figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import beta
+
+from slipstream.artifacts.results.export import LatencyFigures
+from slipstream.comparison.accuracy import lower_limit, rows_enough, upper_limit
+from slipstream.comparison.quality import ERROR, Loss, in_words, loss_of
+from slipstream.comparison.rmse import limits
+from slipstream.errors import UserError
+from slipstream.export.choose import Contender, Decision, decide
+from slipstream.export.config import ExportConfig
+
+DRAWS = 2000
+
+
+def draws(rows: int, only_fp32: float, only_variant: float) -> tuple[np.ndarray, np.ndarray]:
+    """Counts of rows on which only one of the two is right, in ``DRAWS`` test sets."""
+    shares = [only_fp32, only_variant, 1 - only_fp32 - only_variant]
+    counts = np.random.default_rng(0).multinomial(rows, shares, DRAWS)
+    return counts[:, 0], counts[:, 1]
+
+
+@pytest.mark.parametrize("rows", [265, 2500, 5000])
+@pytest.mark.parametrize("also", [0.0, 0.01, 0.05])
+def test_a_variant_that_loses_two_points_hardly_ever_passes(rows: int, also: float) -> None:
+    b, c = draws(rows, 0.02 + also, also)
+    assert np.mean(upper_limit(b, c, rows, ERROR) < 0.01) <= 0.05
+
+
+@pytest.mark.parametrize("rows", [265, 2500, 5000])
+@pytest.mark.parametrize("also", [0.0, 0.002, 0.05])
+def test_the_limit_is_below_the_true_loss_in_one_of_twenty(rows: int, also: float) -> None:
+    """Of draws that truly lose just what is allowed about 5 % pass; two standard errors of 2,000 draws are 1 %."""
+    b, c = draws(rows, 0.01 + also, also)
+    assert np.mean(upper_limit(b, c, rows, ERROR) < 0.01) <= 0.06
+    assert np.mean(lower_limit(b, c, rows, ERROR) > 0.01) <= 0.065
+
+
+def test_a_variant_that_loses_nothing_passes() -> None:
+    b, c = draws(2500, 0.005, 0.005)
+    assert np.mean(upper_limit(b, c, 2500, ERROR) < 0.01) >= 0.95
+
+
+def test_the_digits_can_never_show_one_point() -> None:
+    """0 disagreements in 265 rows: 1 - 0.05^(1/265), the exact limit."""
+    assert upper_limit(np.array(0), np.array(0), 265, 0.05) == pytest.approx(1 - 0.05 ** (1 / 265))
+    assert upper_limit(np.array(4), np.array(0), 265, 0.05) >= beta.ppf(0.95, 5, 261) - 1e-9
+    enough = rows_enough(0, 0, 265, 0.01, 0.05)
+    assert enough is not None and 299 <= enough <= 330  # log(0.05) / log(0.99) = 298.07
+    assert rows_enough(3, 0, 265, 0.01, 0.05) is None  # it lost 1.13 points
+
+
+def test_limits_lie_around_the_loss_and_mirror_each_other() -> None:
+    b, c = np.array([5, 30, 0, 265]), np.array([3, 40, 7, 0])
+    low, high = lower_limit(b, c, 265, 0.05), upper_limit(b, c, 265, 0.05)
+    assert np.all(low < (b - c) / 265) and np.all(high[:3] > (b - c)[:3] / 265) and high[3] == pytest.approx(1)
+    assert upper_limit(c, b, 265, 0.05) == pytest.approx(-low)
+
+
+def test_rmse_limits_cover_the_truth() -> None:
+    """A variant whose errors are 3 % larger, on 400 rows, in 200 draws: at most 5 % of the limits lie below."""
+    generator, missed = np.random.default_rng(0), 0
+    for _ in range(200):
+        errors = generator.normal(size=400)
+        noise = generator.normal(size=400) * np.sqrt(1.03**2 - 1)
+        _, high = limits(errors**2, (errors + noise) ** 2, 0.05)
+        missed += high < 0.03
+    assert missed <= 18  # 5 % of 200, and two standard errors and a half
+    assert limits(np.ones(9), np.ones(9), 0.05) == (0.0, 0.0)
+
+
+def test_more_variants_on_the_same_rows_need_more_evidence() -> None:
+    truth = np.zeros(2000, int)
+    fp32 = np.tile([1.0, 0.0], (2000, 1))
+    variant = fp32.copy()
+    variant[:9] = [0.0, 1.0]
+    one, three = (loss_of("classification", truth, fp32, variant, 1.0, judged) for judged in (1, 3))
+    assert one.value == three.value == pytest.approx(0.45)
+    assert one.high < three.high and three.level == pytest.approx(1 - 0.05 / 3)
+
+
+def test_three_answers() -> None:
+    assert Loss(0.1, -0.2, 0.5, 0.95, 900, None).answer(1.0) == "passed"
+    assert Loss(0.9, 0.5, 1.2, 0.95, 900, 2000).answer(1.0) == "can't tell"
+    assert Loss(3.0, 1.5, 4.0, 0.95, 900, None).answer(1.0) == "failed"
+    words = in_words(Loss(0.0, -1.1, 1.12, 0.95, 265, 300), "classification", 1.0, "test")
+    assert "can't tell with 265 rows" in words and "about 300 rows would be enough" in words
+
+
+def figures(speed: float, p50: float, low: float | None = None) -> LatencyFigures:
+    estimate = {"value": p50, "low": 0.98 * p50, "high": 1.02 * p50}
+    return {
+        "p50": estimate,  # type: ignore[typeddict-item]
+        "p90": None,
+        "p99": None,
+        "calls": 330,
+        "speedup": {"value": speed, "low": low or 0.98 * speed, "high": 1.02 * speed},
+    }
+
+
+SHOWN = Loss(0.1, -0.2, 0.4, 0.95, 3000, None)
+OPEN = Loss(0.0, -1.1, 1.12, 0.95, 265, 300)
+BAD = Loss(3.0, 2.0, 4.0, 0.95, 3000, None)
+
+
+def contender(name: str, speed: float, loss: Loss | None = SHOWN, size: int = 100, **speeds: float) -> Contender:
+    by_batch = {str(batch): speeds.get(f"at{batch}", speed) for batch in (1, 32, 256)}
+    return Contender(name, size, {batch: figures(each, 1 / each) for batch, each in by_batch.items()}, loss)
+
+
+FP32 = Contender("onnx-fp32", 400, {batch: figures(1.0, 1.0) for batch in ("1", "32", "256")})
+
+
+def decided(*others: Contender, **settings: Any) -> Decision:
+    return decide("classification", FP32, others, ExportConfig(**settings))
+
+
+def test_faster_and_shown_to_be_good_is_chosen() -> None:
+    decision = decided(contender("int8", 2.0), contender("worse", 4.0, BAD), contender("faster", 3.0))
+    assert decision.chosen == "faster"
+    verdicts = {name: verdict.short for name, verdict in decision.verdicts.items()}
+    assert verdicts == {"int8": "passed", "worse": "failed", "faster": "chosen"}
+    assert "3.00 times as fast as FP32 at batch 1 (2.94 to 3.06)" in decision.why
+
+
+def test_the_lower_limit_of_the_speed_decides() -> None:
+    wide = Contender("wide", 100, {batch: figures(1.5, 0.6, low=1.04) for batch in ("1", "32", "256")}, SHOWN)
+    assert decided(wide).chosen == "onnx-fp32"
+    assert decided(wide, min_speedup=1.03).chosen == "wide"
+    assert decided(contender("slow", 0.5)).verdicts["slow"].short == "slower"
+
+
+def test_in_doubt_fp32_stays_unless_asked_otherwise() -> None:
+    kept, taken = decided(contender("int8", 2.0, OPEN)), decided(contender("int8", 2.0, OPEN), when_in_doubt="take")
+    assert kept.chosen == "onnx-fp32" and kept.verdicts["int8"].short == "can't tell"
+    assert "about 300 rows would be enough" in kept.why
+    assert taken.chosen == "int8" and "export.when_in_doubt" in taken.why
+
+
+def test_each_batch_size_has_its_best_and_the_one_asked_for_is_deployed() -> None:
+    others = (contender("small", 1.5, at256=1.1), contender("large", 0.8, at256=3.0, at32=1.02))
+    assert decided(*others).best == {"1": "small", "32": "small", "256": "large"}
+    assert decided(*others, decide_at_batch=256).chosen == "large"
+
+
+def test_size_asks_for_no_speed() -> None:
+    others = (contender("tiny", 0.5, size=50), contender("quick", 3.0, size=90))
+    assert decided(*others, optimise="size").chosen == "tiny"
+    assert decided(contender("tiny", 0.5, BAD, size=50), optimise="size").chosen == "onnx-fp32"
+
+
+def test_a_budget_that_only_a_variant_meets() -> None:
+    """FP32 takes 1 ms: within 0.99 ms a variant that is hardly faster is the only one to deploy."""
+    assert decided(contender("int8", 1.04), budget_ms=0.99).chosen == "int8"
+    assert decided(contender("int8", 2.0, size=100), budget_mb=0.0002).chosen == "int8"
+    assert decided(contender("small", 0.7, size=100), budget_mb=0.0002).chosen == "small"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"budget_ms": 0.1}, r"export\.budget_ms: no variant .* 0\.1 ms at batch 1 \(p50\); int8 comes closest"),
+        ({"budget_mb": 0.00001}, r"export\.budget_mb: no variant .*int8 comes closest: 0\.0001 MB is 10\.00 times"),
+        ({"budget_ms": 9.0, "budget_percentile": "p99"}, r"p99 is not known from 330 calls \(1,000 are needed"),
+    ],
+)
+def test_a_budget_that_nobody_meets(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        decided(contender("int8", 2.0), **settings)
+
+
+def test_nothing_else_to_choose_from() -> None:
+    assert decided().why == "onnx-fp32 stays: no other variant could be made that is worth timing"
+
+
+def test_a_price_is_needed_to_optimise_the_cost() -> None:
+    with pytest.raises(UserError, match=r"export\.price_per_hour: 0(\.0)? is not allowed; expected a price above 0"):
+        ExportConfig(optimise="cost")

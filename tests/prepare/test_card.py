@@ -1,0 +1,96 @@
+"""The data card says what is in the data, and warns of what would make a model useless."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from slipstream.artifacts.prepared.data import PreparedData
+from slipstream.prepare import memory
+from tests.support.tables import Prepare
+
+
+def column(data: PreparedData, name: str) -> dict[str, object]:
+    return next(found for found in data.card["columns"] if found["name"] == name)
+
+
+def test_a_column_that_tells_the_target_is_called_a_leak_and_noise_is_not(prepared: Prepare) -> None:
+    draw = np.random.default_rng(0)
+    y = draw.integers(0, 2, 2000)
+    table = pa.table({"noise": draw.normal(size=2000), "outcome": np.where(y, "paid", "due"), "y": y})
+    data = prepared(table)
+    assert column(data, "outcome")["alone"] == 1.0 and column(data, "noise")["alone"] < 0.2
+    assert [w.split("'")[1] for w in data.card["warnings"]] == ["outcome"]
+
+
+def test_a_regression_target_that_is_copied_is_a_leak(prepared: Prepare) -> None:
+    draw = np.random.default_rng(1)
+    x = np.floor(draw.uniform(0, 15, 5000))
+    data = prepared(pa.table({"noise": draw.normal(size=5000), "copy": x, "y": x + 0.25}))
+    assert column(data, "noise")["alone"] < 0.1
+    assert column(data, "copy")["alone"] == pytest.approx(1.0)
+
+
+def test_quantiles_are_exact_and_the_histogram_counts_the_training_rows(prepared: Prepare) -> None:
+    x = np.random.default_rng(2).exponential(size=3000)
+    data = prepared(pa.table({"x": x, "z": np.arange(3000) % 7, "y": np.arange(3000) % 2}))
+    found = column(data, "x")
+    mean, std = found["mean"], found["std"]
+    transform = data.artifact.read_json("statistics.json")["numeric"][0]
+    assert transform["curve"] == "linear"
+    train = data.split("train")["numeric"][:, 0].astype(float) * std + mean
+    assert found["median"] == pytest.approx(np.median(train), rel=1e-5)
+    assert sum(found["histogram"]["counts"]) == pytest.approx(0.99 * len(train), abs=2)
+    assert all(drift < 0.1 for drift in found["drift"].values()) and len(found["drift"]) == 2
+
+
+def test_quantiles_of_a_sample_are_within_the_rank_error_that_the_card_states(
+    prepared: Prepare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "SAMPLE_ROWS", 2048)
+    x = np.random.default_rng(3).exponential(size=50_000)
+    data = prepared(pa.table({"x": x, "y": np.arange(50_000) % 2}))
+    error, found = data.card["rank_error"], column(data, "x")
+    assert 0.02 < error < 0.05 and "median" in data.card["of_sample"]
+    for name, share in {"p25": 0.25, "median": 0.5, "p75": 0.75}.items():
+        rank = np.mean(x <= found[name])
+        assert 0 < abs(rank - share) < error
+
+
+def test_class_balance_is_reported_by_split(prepared: Prepare) -> None:
+    frame = pd.DataFrame({"x": np.arange(900) * 0.7, "y": ["a", "b", "b"] * 300})
+    card = prepared(pa.Table.from_pandas(frame)).card
+    assert sum(card["classes"]["a"].values()) == 300 and sum(card["classes"]["b"].values()) == 600
+    assert {s: card["classes"]["a"][s] + card["classes"]["b"][s] for s in card["classes"]["a"]} == {
+        s: card["rows"][s] for s in ("train", "validation", "test")
+    }
+
+
+def test_the_prepared_data_hold_no_page(prepared: Prepare) -> None:
+    """Or else a change of its colours would be new data, and models would train again."""
+    data = prepared(pa.table({"x": np.arange(300) * 0.5, "y": np.arange(300) % 2}))
+    assert "card.json" in data.artifact.files
+    assert not [name for name in data.artifact.files if name.endswith(".html")]
+
+
+def test_rows_that_are_alike_but_for_their_id_are_called_a_leak(prepared: Prepare) -> None:
+    draw = np.random.default_rng(5)
+    once = pd.DataFrame(
+        {"x": draw.normal(size=1000), "c": draw.choice(list("ab"), 1000), "y": draw.integers(0, 2, 1000)}
+    )
+    twice = pd.concat([once, once[:400]]).assign(id=np.arange(1400))
+    found = prepared(pa.Table.from_pandas(twice, preserve_index=False), id="id").card
+    # Both of a pair are held out, or one of them is, or none: about 400 * 2 * 0.3 * 0.7 lie on both sides.
+    assert found["held_out"]["rows"] == found["rows"]["validation"] + found["rows"]["test"]
+    assert 120 < found["held_out"]["duplicates"] < 220
+    assert len([w for w in found["warnings"] if "have the values of a training row" in w]) == 1
+
+    apart = prepared(pa.Table.from_pandas(once.assign(id=np.arange(1000)), preserve_index=False), id="id").card
+    assert apart["held_out"]["duplicates"] == 0 and not [w for w in apart["warnings"] if "training row" in w]
+    # Without an identifier, equal rows share a split.
+    assert (
+        prepared(pa.Table.from_pandas(twice.drop(columns="id"), preserve_index=False)).card["held_out"]["duplicates"]
+        == 0
+    )

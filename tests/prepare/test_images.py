@@ -1,0 +1,266 @@
+"""Images as class folders and as arrays: the same prepared format, hostile files set aside, splits by content."""
+
+from __future__ import annotations
+
+import io
+import re
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from slipstream.artifacts.prepared.data import SPLITS, PreparedData
+from slipstream.errors import UserError
+from slipstream.prepare.config import DataConfig
+from slipstream.prepare.engine import prepare
+from slipstream.prepare.source.files import list_source
+from slipstream.prepare.source.fingerprint import fingerprint_source
+from tests.support.tables import Prepare, everything
+
+DRAW = np.random.default_rng(0)
+#: A PNG of 40,000 x 40,000 pixels in a few bytes, whole up to its data.
+BOMB_HEADER = struct.pack(">IIBBBBB", 40_000, 40_000, 8, 0, 0, 0, 0)
+
+
+def encoded(pixels: np.ndarray, format: str = "PNG", **options: Any) -> bytes:
+    image = pytest.importorskip("PIL.Image", reason="Pillow comes with `make`")
+    sink = io.BytesIO()
+    image.fromarray(pixels).save(sink, format, **options)
+    return sink.getvalue()
+
+
+def piece(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Path:
+    """Two classes of 60 grey pictures of 6 x 5 pixels, all different, as PNG."""
+    directory = tmp_path / "pets"
+    for place, name in enumerate(("cat", "dog")):
+        (directory / name).mkdir(parents=True)
+        for number in range(60):
+            pixels = DRAW.integers(0, 100, (6, 5), np.uint8) + np.uint8(100 * place)
+            (directory / name / f"{number:03d}.png").write_bytes(encoded(pixels))
+    return directory
+
+
+def quarantined(data: PreparedData) -> dict[str, str]:
+    rows = pq.read_table(data.artifact.path("quarantine.parquet")).to_pylist()
+    return {Path(row["file"]).name: row["reason"] for row in rows}
+
+
+class TestFolders:
+    def test_class_folders_are_the_labels_and_nothing_is_lost(self, prepared: Prepare, folders: Path) -> None:
+        data = prepared(folders, target="")
+        signature = data.signature
+        assert (signature.classes, signature.target, signature.inputs[0].shape) == (("cat", "dog"), "class", (1, 6, 5))
+        rows = everything(data)
+        assert len(rows) == 120 and data.card["rows"]["kept"] == 120
+        np.testing.assert_array_equal(rows["image"].min(axis=(1, 2, 3)) >= 100, rows["target"] == 1)
+        train = data.split("train")["image"].astype(float)
+        np.testing.assert_allclose([signature.image_mean[0], signature.image_std[0]], [train.mean(), train.std()])
+
+    def test_the_same_bytes_on_any_number_of_processes(
+        self, prepared: Prepare, folders: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("slipstream.prepare.source.images.sets.CHUNK_BYTES", 7 * 30)
+        one, two = prepared(folders, target=""), prepared(folders, target="", workers=2)
+        monkeypatch.undo()
+        whole = prepared(folders, target="")
+        for name in ("train-00000.rows", "test-00000.rows", "signature.json", "card.json"):
+            hashes = {data.artifact.files[name].sha256 for data in (one, two, whole)}
+            assert len(hashes) == 1, name
+
+    def test_adding_images_moves_none_into_another_split(self, prepared: Prepare, folders: Path) -> None:
+        def by_split(data: PreparedData) -> dict[bytes, str]:
+            return {row.tobytes(): split for split in SPLITS for row in data.split(split)["image"]}
+
+        before = by_split(prepared(folders, target=""))
+        for number in range(30):
+            pixels = DRAW.integers(0, 256, (6, 5), np.uint8)
+            (folders / "cat" / f"new-{number}.png").write_bytes(encoded(pixels))
+        after = by_split(prepared(folders, target=""))
+        assert len(after) == 150 and all(after[image] == split for image, split in before.items())
+
+    def test_hostile_and_broken_files_are_set_aside_with_their_reasons(self, prepared: Prepare, folders: Path) -> None:
+        whole = (folders / "cat" / "000.png").read_bytes()
+        bomb = b"\x89PNG\r\n\x1a\n" + piece(b"IHDR", BOMB_HEADER) + piece(b"IDAT", zlib.compress(b"\0" * 1000))
+        flipped = bytearray(whole)
+        flipped[-20] ^= 1
+        bad = {
+            "cut.png": whole[: len(whole) // 2],
+            "empty.png": b"",
+            "text.jpg": b"not a picture",
+            "bomb.png": bomb,
+            "flipped.png": bytes(flipped),
+            "deep.png": encoded(DRAW.integers(0, 60_000, (6, 5)).astype(np.uint16)),
+        }
+        for name, raw in bad.items():
+            (folders / "dog" / name).write_bytes(raw)
+        with pytest.raises(UserError, match=r"6 of 126 rows .*data\.quarantine_limit"):
+            prepared(folders, target="")
+        data = prepared(folders, target="", quarantine_limit=0.1)
+        found = quarantined(data)
+        assert found.keys() == bad.keys() and data.card["rows"]["kept"] == 120
+        assert "1600000000" in found["bomb.png"].replace(",", "") or "40000 x 40000 pixels" in found["bomb.png"]
+        assert found["deep.png"].startswith("mode I;16") and "no whole PNG or JPEG" in found["cut.png"]
+
+    def test_copies_are_counted_share_a_split_and_contradictions_are_said(
+        self, prepared: Prepare, folders: Path
+    ) -> None:
+        for number in range(20):
+            raw = (folders / "cat" / f"{number:03d}.png").read_bytes()
+            (folders / ("cat" if number < 15 else "dog") / f"copy-{number}.png").write_bytes(raw)
+        data = prepared(folders, target="")
+        warnings = " ".join(data.card["warnings"])
+        assert "20 images are copies of others" in warnings and "5 of the copies have another label" in warnings
+        places: dict[bytes, set[str]] = {}
+        for split in SPLITS:
+            for image in data.split(split)["image"]:
+                places.setdefault(image.tobytes(), set()).add(split)
+        assert len(places) == 120 and all(len(splits) == 1 for splits in places.values())
+
+    def test_colour_and_other_sizes_are_refused_by_name_or_made_alike(self, prepared: Prepare, folders: Path) -> None:
+        (folders / "dog" / "large.jpg").write_bytes(encoded(DRAW.integers(0, 256, (12, 10, 3), np.uint8), "JPEG"))
+        with pytest.raises(UserError, match=r"large\.jpg: is 12 x 10 RGB, the first image 6 x 5 grey; set"):
+            prepared(folders, target="")
+        data = prepared(folders, target="", image_size=[8, 4], image_channels=3)
+        assert data.signature.inputs[0].shape == (3, 8, 4) and len(data.signature.image_mean) == 3
+        assert data.card["rows"]["kept"] == 121
+
+    def test_pictures_are_turned_upright(self, prepared: Prepare, folders: Path) -> None:
+        image = pytest.importorskip("PIL.Image")
+        exif = image.Exif()
+        exif[0x0112] = 6  # the camera was turned by a quarter
+        lying = np.ascontiguousarray(np.rot90(DRAW.integers(0, 9, (6, 5), np.uint8)))
+        (folders / "cat" / "turned.png").write_bytes(encoded(lying, exif=exif.tobytes()))
+        assert prepared(folders, target="").card["rows"]["kept"] == 121
+
+    def test_what_is_wrong_with_the_folders_is_said(self, prepared: Prepare, folders: Path, tmp_path: Path) -> None:
+        cases: list[tuple[Path, dict[str, Any], str]] = [
+            (folders / "cat", {}, r"cat/000\.png: lies in no class folder"),
+            (folders, {"target": "y"}, r"target: 'y' is not needed, as images are labelled by their folders"),
+            (folders, {"group": "g"}, r"data\.group: is for tables, but .* holds images"),
+            (folders, {"earlier": "p"}, r"data\.earlier: is for tables"),
+            (folders, {"image_size": [8]}, r"data\.image_size: \[8\] is not allowed; expected two whole numbers"),
+            (folders, {"format": "parquet"}, r"000\.png: not a whole Parquet file"),
+        ]
+        for path, settings, expected in cases:
+            with pytest.raises(UserError, match=expected):
+                prepared(path, **{"target": "", **settings})
+        (folders / "notes.md").write_text("?")
+        with pytest.raises(UserError, match=r"'\.md' does not tell the format"):
+            prepared(folders, target="")
+        one = tmp_path / "one"
+        (one / "cat").mkdir(parents=True)
+        (one / "cat" / "a.png").write_bytes(encoded(np.zeros((4, 4), np.uint8)))
+        with pytest.raises(UserError, match="only one class folder, 'cat'"):
+            prepared(one, target="")
+        (one / "dog").mkdir()
+        (one / "dog" / "b.png").write_bytes(encoded(np.ones((4, 4), np.uint8)))
+        with pytest.raises(UserError, match="class 'cat' has 1 usable image, so it cannot be both"):
+            prepared(one, target="")
+
+    def test_moving_an_image_into_another_class_is_other_data(self, folders: Path) -> None:
+        before = fingerprint_source(list_source(str(folders)))
+        (folders / "cat" / "000.png").rename(folders / "dog" / "zzz.png")
+        moved = fingerprint_source(list_source(str(folders)))
+        (folders / "dog" / "zzz.png").rename(folders / "dog" / "000a.png")
+        assert len({before, moved, fingerprint_source(list_source(str(folders)))}) == 3
+
+
+class TestArrays:
+    LAYOUTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+        "channels last": lambda images: images,
+        "channels first": lambda images: np.ascontiguousarray(images.transpose(0, 3, 1, 2)),
+        "grey": lambda images: np.ascontiguousarray(images[..., 0]),
+    }
+
+    @pytest.mark.parametrize("layout", LAYOUTS)
+    @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+    def test_arrays_are_read_whatever_the_order_of_their_axes(
+        self, prepared: Prepare, tmp_path: Path, layout: str, save: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        images, labels = DRAW.integers(0, 256, (90, 6, 5, 3), np.uint8), np.arange(90) % 12
+        save(tmp_path / "a.npz", images=self.LAYOUTS[layout](images), labels=labels)
+        monkeypatch.setattr("slipstream.prepare.source.images.sets.CHUNK_BYTES", 1000)
+        data = prepared(tmp_path / "a.npz", target="", split={"seed": 1})
+        channels = 1 if layout == "grey" else 3
+        rows = everything(data)
+        assert data.signature.inputs[0].shape == (channels, 6, 5) and len(rows) == 90
+        assert data.signature.classes == tuple(str(n) for n in range(12))
+        by_bytes = {image.tobytes(): label for image, label in zip(rows["image"], rows["target"], strict=True)}
+        expected = images.transpose(0, 3, 1, 2)[:, :channels]
+        assert [by_bytes[np.ascontiguousarray(image).tobytes()] for image in expected] == labels.tolist()
+
+    def test_several_files_are_one_set_and_labels_may_be_texts(self, prepared: Prepare, tmp_path: Path) -> None:
+        (tmp_path / "parts").mkdir()
+        for part, names in enumerate((["cat", "dog"], ["dog", "owl"])):
+            images = DRAW.integers(0, 256, (60, 4, 4), np.uint8)
+            np.savez(tmp_path / "parts" / f"{part}.npz", x=images, animal=np.array(names)[np.arange(60) % 2])
+        data = prepared(tmp_path / "parts", target="animal")
+        assert data.signature.classes == ("cat", "dog", "owl") and data.signature.target == "animal"
+        assert data.card["classes"]["dog"] | {} and sum(data.card["classes"]["dog"].values()) == 60
+
+    CASES = {
+        "no labels": ({"images": np.zeros((9, 4, 4), np.uint8)}, r"holds the arrays 'images'; expected 'images' and"),
+        "floats": (
+            {"images": np.zeros((9, 4, 4)), "labels": np.arange(9)},
+            r"'images' is float64 \[9, 4, 4\]; expected uint8",
+        ),
+        "five channels": (
+            {"images": np.zeros((9, 4, 4, 5), np.uint8), "labels": np.arange(9)},
+            r"\[9, 4, 4, 5\]; expected uint8 .* with 1 or 3 channels",
+        ),
+        "too few labels": (
+            {"images": np.zeros((9, 4, 4), np.uint8), "labels": np.arange(8)},
+            r"'labels' is int64 \[8\]; expected .* each of the 9 images",
+        ),
+        "pickled labels": (
+            {"images": np.zeros((9, 4, 4), np.uint8), "labels": np.array([{}] * 9, object)},
+            r"a\.npz: not a whole \.npz file \(Object arrays cannot be loaded",
+        ),
+        "column by column": (
+            {"images": np.asfortranarray(np.zeros((9, 4, 4), np.uint8)), "labels": np.arange(9)},
+            r"'images' is stored column by column",
+        ),
+    }
+
+    @pytest.mark.parametrize("case", CASES)
+    def test_other_arrays_are_refused(self, prepared: Prepare, tmp_path: Path, case: str) -> None:
+        arrays, expected = self.CASES[case]
+        np.savez(tmp_path / "a.npz", **arrays)
+        with pytest.raises(UserError) as caught:
+            prepared(tmp_path / "a.npz", target="")
+        assert re.search(expected, caught.value.message), caught.value.message
+
+    @pytest.mark.parametrize("damage", ["cut", "flipped", "text"])
+    def test_damaged_arrays_are_named(self, prepared: Prepare, tmp_path: Path, damage: str) -> None:
+        path = tmp_path / "a.npz"
+        np.savez(path, images=DRAW.integers(0, 256, (90, 6, 5), np.uint8), labels=np.arange(90) % 3)
+        raw = bytearray(path.read_bytes())
+        raw[1000] ^= 1
+        path.write_bytes({"cut": raw[:-200], "flipped": bytes(raw), "text": b"images"}[damage])
+        with pytest.raises(UserError, match=r"a\.npz: not a whole \.npz file"):
+            prepared(path, target="")
+
+
+def test_the_digits_keep_their_splits(tmp_path: Path) -> None:
+    prepare(tmp_path / "p", "", "", DataConfig(), {})
+    assert {split: len(PreparedData.open(tmp_path / "p").split(split)) for split in SPLITS} == {
+        "train": 1286,
+        "validation": 246,
+        "test": 265,
+    }
+
+
+def test_a_target_of_data_that_nobody_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"target: 'income' needs --data; without it the digits are taken"):
+        prepare(tmp_path / "p", "", "income", DataConfig(), {})
+    assert not (tmp_path / "p/manifest.json").exists()

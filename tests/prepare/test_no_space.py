@@ -1,0 +1,127 @@
+"""A disk that is full, for real: one line, nothing half-written is believed, and with space the same command succeeds.
+
+The disk is a small tmpfs, mounted in a namespace of the test's own.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+import pytest
+
+from slipstream.config import RunConfig
+from slipstream.errors import UserError
+from slipstream.prepare.config import DataConfig
+from tasks.prepare import list_data, open_texts
+
+MOUNT = 'mount -t tmpfs -o size=16m none "$0" && exec "$@"'
+
+#: Prepares on a small disk that something else fills as soon as a function is called; then makes room and tries again.
+ATTEMPTS = """
+import errno, json, sys
+from pathlib import Path
+from slipstream.artifacts import format
+from slipstream.errors import UserError
+from slipstream.prepare import engine
+from slipstream.prepare.config import DataConfig
+
+data, disk, where, workers = sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+owner, name = {
+    "encode": (engine, "encode_units"),
+    "open": (engine, "open_source"),
+    "merge": (engine, "merge_all"),
+    "card": (engine, "write_table"),
+    "manifest": (format.ArtifactWriter, "write_manifest"),
+}[where]
+filler = disk / "filler"
+
+def fill():
+    with filler.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(1 << 12))
+        except OSError as error:
+            assert error.errno == errno.ENOSPC
+        if where != "manifest":  # which is small
+            file.truncate(file.tell() - (1 << 12))  # so that something can be half-written
+
+def prepare(directory):
+    return engine.prepare(disk / directory, data, "y", DataConfig(), {}, workers, disk / "kept")
+
+if __name__ == "__main__":
+    original = getattr(owner, name)
+    setattr(owner, name, lambda *a, **k: (fill(), original(*a, **k))[1])
+    try:
+        prepare("first")
+        said = "nothing"
+    except UserError as error:
+        said = error.message
+    setattr(owner, name, original)
+    left = sorted(path.name for path in (disk / "first").iterdir())
+    filler.unlink()
+    kept = (disk / "kept").exists()
+    made = [prepare(directory).check_sha256().fingerprint for directory in ("again", "whole")]
+    print(json.dumps({"said": said, "left": left, "kept": kept, "same": made[0] == made[1]}))
+"""
+
+
+def on_a_small_disk(directory: Path, *command: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a command that finds 16 MiB at ``directory``, in namespaces of user and mounts that end with it."""
+    directory.mkdir()
+    inside = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", MOUNT, directory, *command]
+    return subprocess.run(inside, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def small_disks(tmp_path_factory: pytest.TempPathFactory) -> None:
+    try:
+        tried = on_a_small_disk(tmp_path_factory.mktemp("try") / "disk", "true")
+    except FileNotFoundError:
+        pytest.skip("unshare is not installed")
+    if tried.returncode:
+        pytest.skip(f"no file system can be mounted here: {tried.stderr.strip()}")
+
+
+def test_a_full_pod_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever step of several pods it was."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("slipstream.prepare.sharded.csv_parsing.open_texts", full)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.csv").write_text("x,y\n1,2\n")
+    listing = list_data.task_function(data="t.csv", target="y", config=RunConfig()).listing
+    with pytest.raises(UserError, match=r"no space left \(\d+ MiB free\)"):
+        open_texts.task_function(listing=listing, target="y", config=DataConfig(), source="", number=2)
+
+
+@pytest.mark.usefixtures("small_disks")
+@pytest.mark.parametrize("where", ["open", "encode", "encode by workers", "merge", "card", "manifest"])
+def test_a_full_disk_is_said_and_then_forgotten(tmp_path: Path, where: str) -> None:
+    draw = np.random.default_rng(0)
+    table = pa.table({**{f"x{i}": draw.normal(size=10_000) for i in range(10)}, "y": draw.integers(0, 2, 10_000)})
+    data = tmp_path / ("t.csv" if where == "open" else "t.parquet")
+    if where == "open":
+        pacsv.write_csv(table, data)
+    else:
+        pq.write_table(table, data, row_group_size=2500)
+    script = tmp_path / "attempts.py"
+    script.write_text(ATTEMPTS)  # a file, because workers import it anew
+    step, _, by = where.partition(" by ")
+    arguments = (script, data, tmp_path / "disk", step, "2" if by else "1")
+    ran = on_a_small_disk(tmp_path / "disk", sys.executable, *arguments)
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout.splitlines()[-1])
+    assert "first: no space left on the disk; free some" in found["said"]
+    assert "manifest.json" not in found["left"] and not found["kept"]
+    assert found["same"]

@@ -1,0 +1,399 @@
+"""A prepare that is killed goes on where it stopped, and gives what one that was never killed gives."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from slipstream.artifacts.format import Artifact, DamagedArtifact
+from slipstream.artifacts.typed_values import encode
+from slipstream.errors import UserError
+from slipstream.prepare import engine
+from slipstream.prepare.config import DataConfig
+from slipstream.prepare.shuffle import merge, sorted_runs
+from slipstream.prepare.source import tables
+from slipstream.prepare.workers.pool import Workers
+from slipstream.prepare.workers.resume import RECORD, ResumableScratch, UnitOfWork, resumable_scratch, run_or_restore
+from tests.support import REPOSITORY
+
+GROUPS, ROWS = 12, 250
+#: The training rows are merged in three parts, the others in one each.
+PART_BYTES, PARTS = 9000, 5
+
+#: Prepares, and kills itself or the process that it works for when a function is called for the nth time.
+KILLED = """
+import functools, os, signal, sys, time
+from pathlib import Path
+from slipstream.prepare.source import tables
+from slipstream.prepare.shuffle import merge
+from slipstream.prepare.shuffle import sorted_runs
+from slipstream.prepare.fit import scan
+from slipstream.prepare import engine
+from slipstream.prepare.config import DataConfig
+from slipstream.prepare.workers.pool import Workers
+
+data, directory, scratch, workers, where, times, victim = sys.argv[1:]
+module, name = where.split(".")
+owner = {"engine": engine, "tables": tables, "merge": merge, "scan": scan, "writer": engine.RunWriter}[module]
+original, calls = getattr(owner, name), 0
+
+@functools.wraps(original)
+def faulty(*arguments):
+    global calls
+    calls += 1
+    if calls == int(times):
+        if name == "merge":  # half of the file is there
+            Path(arguments[0].directory, arguments[1]).write_bytes(b"half")
+        Path(directory + ".victim").write_text(str(os.getpid()))
+        os.kill(os.getppid() if victim == "parent" else os.getpid(), signal.SIGKILL)
+        time.sleep(30)
+    return original(*arguments)
+
+setattr(owner, name, faulty)
+sorted_runs.PART_BYTES = 9000
+if __name__ == "__main__":
+    engine.Workers = lambda count, _: Workers(count, "killed")  # this script, which they do not import by themselves
+    engine.prepare(Path(directory), data, "y", DataConfig(), {}, int(workers), Path(scratch))
+"""
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sorted_runs, "PART_BYTES", PART_BYTES)
+
+
+@pytest.fixture
+def parquet(tmp_path: Path) -> Path:
+    draw = np.random.default_rng(0)
+    rows = GROUPS * ROWS
+    table = pa.table(
+        {"x": draw.normal(size=rows), "c": draw.choice(list("abcd"), rows), "y": draw.integers(0, 2, rows)}
+    )
+    pq.write_table(table, tmp_path / "t.parquet", row_group_size=ROWS)
+    return tmp_path / "t.parquet"
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    """Several files, because a small file is one unit of work."""
+    draw = np.random.default_rng(1)
+    (tmp_path / "texts").mkdir()
+    for number in range(5):
+        lines = [f"{x:.4f},{'ab'[int(x > 0)]}\n" for x in draw.normal(size=ROWS)]
+        (tmp_path / f"texts/{number}.csv").write_text("x,y\n" + "".join(lines))
+    return tmp_path / "texts"
+
+
+def killed(data: Path, tmp_path: Path, where: str, times: int) -> Path:
+    """A prepare of ``data`` dies at the ``times``-th call of ``where``; what it had finished by then."""
+    scratch = tmp_path / "scratch"
+    command = [sys.executable, "-c", KILLED, data, tmp_path / "first", scratch, "1", where, str(times), "self"]
+    assert subprocess.run(command).returncode == -signal.SIGKILL, "it was not killed"
+    return scratch
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Counts the units of work that are done from now on in this process."""
+    done: Counter[str] = Counter()
+    for module, name in ((tables, "make_columnar"), *((engine, f"{n}_unit") for n in ("scan", "encode"))):
+        monkeypatch.setattr(module, name, counting(getattr(module, name), done))
+    monkeypatch.setattr(merge, "merge_part", counting(merge.merge_part, done))
+    return done
+
+
+def counting(work, done):  # type: ignore[no-untyped-def]
+    @functools.wraps(work)
+    def run(job: object) -> object:
+        done[work.__name__] += 1
+        return work(job)
+
+    return run
+
+
+def prepare(directory: Path, data: Path, workers: int = 1, scratch: Path | None = None) -> Artifact:
+    return engine.prepare(directory, str(data), "y", DataConfig(), {}, workers, scratch)
+
+
+@pytest.mark.parametrize(
+    ("where", "times", "left"),
+    [
+        ("engine.scan_unit", 8, {"scan_unit": GROUPS - 7, "encode_unit": GROUPS, "merge_part": PARTS}),
+        (
+            "writer.add",
+            13,
+            {"encode_unit": GROUPS - 4, "merge_part": PARTS},
+        ),  # within the fifth unit, of three splits each
+        ("merge.merge", 2, {"merge_part": PARTS - 1}),
+    ],
+)
+def test_what_was_done_is_not_done_again(
+    parquet: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    where: str,
+    times: int,
+    left: dict[str, int],
+) -> None:
+    scratch = killed(parquet, tmp_path, where, times)
+    total = 2 * GROUPS + PARTS
+    done = counted(monkeypatch)
+    again = prepare(tmp_path / "again", parquet, scratch=scratch)
+    assert dict(done) == left
+    assert f"resumes: {total - sum(left.values())} units of work were done" in capsys.readouterr().err
+    assert not scratch.exists() and not (tmp_path / "first/manifest.json").exists()
+    assert again.check_sha256().fingerprint == prepare(tmp_path / "whole", parquet).fingerprint
+
+
+def test_text_goes_on_too(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scratch = killed(texts, tmp_path, "tables.make_columnar", 4)
+    done = counted(monkeypatch)
+    again = prepare(tmp_path / "again", texts, scratch=scratch)
+    assert done == {"make_columnar": 2, "scan_unit": 5, "encode_unit": 5, "merge_part": 3}
+    assert again.fingerprint == prepare(tmp_path / "whole", texts).fingerprint
+
+
+def with_workers(data: Path, tmp_path: Path, victim: str) -> subprocess.CompletedProcess[str]:
+    """A prepare with two workers, one of which kills itself or its parent in its third unit."""
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED)
+    command = [
+        sys.executable,
+        script,
+        data,
+        tmp_path / "first",
+        tmp_path / "scratch",
+        "2",
+        "scan.split_rows",
+        "3",
+        victim,
+    ]
+    return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60)
+
+
+def test_a_lost_worker_costs_its_unit_alone(parquet: Path, tmp_path: Path) -> None:
+    lost = with_workers(parquet, tmp_path, "self")
+    assert lost.returncode == 1 and "a worker process was killed" in lost.stderr
+    assert 2 <= len(list((tmp_path / "scratch").glob(f"*{RECORD}"))) < GROUPS
+    again = prepare(tmp_path / "again", parquet, 2, tmp_path / "scratch")
+    assert again.fingerprint == prepare(tmp_path / "whole", parquet).fingerprint
+
+
+def test_a_killed_process_takes_its_workers_along(parquet: Path, tmp_path: Path) -> None:
+    """An orphan would write the file of a unit at the same time as the worker of the next attempt."""
+    assert with_workers(parquet, tmp_path, "parent").returncode == -signal.SIGKILL
+    orphan = Path(f"/proc/{(tmp_path / 'first.victim').read_text()}/stat")
+    deadline = time.monotonic() + 20
+    # Nobody may be there to reap it: a zombie is dead, too.
+    while orphan.exists() and orphan.read_text().split(") ")[1][0] != "Z":
+        assert time.monotonic() < deadline, "the worker outlived the process that started it"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("what", ["scan_unit-0-000003.done", "encode_unit-0-000003.done", "run-000000000750.rows"])
+@pytest.mark.parametrize("how", ["cut", "flipped", "gone"])
+def test_what_is_not_whole_is_done_again(
+    parquet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, how: str
+) -> None:
+    scratch = killed(parquet, tmp_path, "engine.merge_all", 1)
+    raw = bytearray((scratch / what).read_bytes())
+    raw[len(raw) // 2] ^= 16
+    if how == "gone":
+        (scratch / what).unlink()
+    else:
+        (scratch / what).write_bytes(raw[: len(raw) // 2] if how == "cut" else raw)
+    done = counted(monkeypatch)
+    again = prepare(tmp_path / "again", parquet, scratch=scratch)
+    assert done == {"scan_unit" if "scan" in what else "encode_unit": 1, "merge_part": PARTS}
+    assert again.fingerprint == prepare(tmp_path / "whole", parquet).fingerprint
+
+
+def test_a_damaged_part_is_merged_again(parquet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scratch = killed(parquet, tmp_path, "merge.merge", 3)
+    merged = scratch / "train-1" / "train-1.rows"
+    raw = bytearray(merged.read_bytes())
+    raw[77] ^= 1
+    merged.write_bytes(raw)
+    done = counted(monkeypatch)
+    again = prepare(tmp_path / "again", parquet, scratch=scratch)
+    assert done == {"merge_part": PARTS - 1}
+    assert again.fingerprint == prepare(tmp_path / "whole", parquet).fingerprint
+
+
+def test_what_must_be_mended_leaves_no_scratch(tmp_path: Path) -> None:
+    table = pa.table({"x": [1.0, float("inf")] * 200, "y": [0, 1] * 200})
+    pq.write_table(table, tmp_path / "t.parquet")
+    with pytest.raises(UserError, match="infinite"):
+        prepare(tmp_path / "p", tmp_path / "t.parquet", scratch=tmp_path / "scratch")
+    assert not (tmp_path / "scratch").exists()
+
+
+def square(job: int) -> int:
+    return job * job
+
+
+def test_results_come_in_the_order_of_the_jobs_whoever_did_them(tmp_path: Path) -> None:
+    (tmp_path / "w").mkdir()
+    run_or_restore(UnitOfWork(tmp_path / "w", "square-0-000002", square, 2))
+    place = ResumableScratch(tmp_path / "w", Workers(1))
+    assert list(place.map(square, range(5))) == [0, 1, 4, 9, 16] and place.found == 1
+    # The jobs are told apart by their place alone, and by which time it is that the function is mapped.
+    later = ResumableScratch(tmp_path / "w", Workers(1))
+    assert list(later.map(square, [9] * 5)) == [0, 1, 4, 9, 16]
+    assert list(later.map(square, [9] * 5)) == [81] * 5
+
+
+class Payload:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, (self.command,)
+
+
+def test_a_record_of_something_else_is_refused_and_runs_nothing(tmp_path: Path) -> None:
+    forged = {
+        "pickle": pickle.dumps(Payload(f"touch {tmp_path / 'ran'}")),
+        "other type": encode(("four", {}), tuple[str, dict[str, str]]),
+        "other fields": encode({"result": 4}, dict[str, int]),
+    }
+    pickle.loads(forged["pickle"])
+    assert (tmp_path / "ran").exists(), "the payload does nothing"
+    (tmp_path / "ran").unlink()
+    for name, content in forged.items():
+        with (
+            pytest.raises(DamagedArtifact, match=r"square-0-000001\.done: .*expected tuple\[int") as error,
+            resumable_scratch(tmp_path / name, Workers(1)) as place,
+        ):
+            record = hashlib.sha256(content).digest() + content
+            (place.root / "square-0-000001.done").write_bytes(record)
+            list(place.map(square, range(3)))
+        assert "\n" not in error.value.message and not (tmp_path / "ran").exists()
+        assert not (tmp_path / name).exists(), "the next attempt begins anew"
+
+
+def test_workers_do_not_import_the_command_that_started_them(tmp_path: Path) -> None:
+    """``pyflyte`` takes seconds to import."""
+    command = tmp_path / "command.py"
+    command.write_text(
+        "from pathlib import Path\n"
+        "with Path('imported').open('a') as file:\n"
+        "    file.write('once ')\n"
+        "from slipstream.prepare.workers.pool import Workers\n"
+        "if __name__ == '__main__':\n"
+        "    workers = Workers(2)\n"
+        "    assert list(workers.map(abs, [-1, -2, -3])) == [1, 2, 3]\n"
+        "    workers.close()\n"
+    )
+    subprocess.run(
+        [sys.executable, command], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(REPOSITORY)}, check=True
+    )
+    assert (tmp_path / "imported").read_text() == "once "
+
+
+def test_workers_keep_the_memory_that_arrow_frees_and_this_process_stays_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = "MIMALLOC_PURGE_DELAY"
+    for said, expected in ((None, "-1"), ("50", "50")):
+        monkeypatch.delenv(name, raising=False) if said is None else monkeypatch.setenv(name, said)
+        with closing(Workers(2)) as workers:
+            assert os.environ.get(name) == said
+            assert list(workers.map(os.getenv, [name] * 3)) == [expected] * 3
+
+
+def test_a_partitioned_directory_with_dates_in_text_goes_on_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draw = np.random.default_rng(2)
+    for year in range(2020, 2026):
+        (tmp_path / f"in/year={year}").mkdir(parents=True)
+        days = [f"{year}-03-{day:02d}" for day in draw.integers(1, 29, ROWS)]
+        table = pa.table({"day": days, "x": draw.normal(size=ROWS), "y": draw.integers(0, 2, ROWS)})
+        pq.write_table(table, tmp_path / f"in/year={year}/part.parquet")
+    scratch = killed(tmp_path / "in", tmp_path, "engine.encode_unit", 4)
+    done = counted(monkeypatch)
+    again = prepare(tmp_path / "again", tmp_path / "in", scratch=scratch)
+    # For each file its texts were tried, and it was scanned; and three were encoded.
+    assert done["encode_unit"] == 3 and "resumes: 15 units of work were done" in capsys.readouterr().err
+    assert again.check_sha256().fingerprint == prepare(tmp_path / "whole", tmp_path / "in").fingerprint
+    types = {column["name"]: column["type"] for column in again.read_json("card.json")["columns"]}
+    assert types == {"day": "time", "x": "number", "y": "integer", "year": "integer"}
+
+
+#: Fingerprints a file, puts another into its place, and is killed in the fourth unit.
+OVERTAKEN = """
+import os, shutil, signal, sys
+from pathlib import Path
+from slipstream.prepare import engine
+from slipstream.prepare.config import DataConfig
+from slipstream.prepare.source.files import list_source
+
+data, other, directory, scratch = sys.argv[1:]
+listing, scan_units = list_source(data), engine.scan_units
+
+def killed(*arguments):
+    for number, part in enumerate(scan_units(*arguments)):
+        if number == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield part
+
+shutil.copy(other, data)
+engine.scan_units = killed
+engine.prepare(Path(directory), listing, "y", DataConfig(), {}, 1, Path(scratch))
+"""
+
+
+def test_what_was_made_of_other_bytes_meanwhile_is_not_taken_up(
+    parquet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run that could have said that the file was changed was killed, and the first bytes are back."""
+    table, first = pq.read_table(parquet), parquet.read_bytes()
+    other = tmp_path / "other.parquet"
+    pq.write_table(table.set_column(0, "x", pa.array(np.arange(float(len(table))))), other, row_group_size=ROWS)
+    command = [sys.executable, "-c", OVERTAKEN, parquet, other, tmp_path / "first", tmp_path / "scratch"]
+    assert subprocess.run(command).returncode == -signal.SIGKILL, "it was not killed"
+    assert len(list((tmp_path / "scratch").glob(f"scan*{RECORD}"))) > 2
+    parquet.write_bytes(first)
+    done = counted(monkeypatch)
+    again = prepare(tmp_path / "again", parquet, scratch=tmp_path / "scratch")
+    assert done["scan_unit"] == GROUPS and "resumes" not in capsys.readouterr().err
+    assert again.check_sha256().fingerprint == prepare(tmp_path / "whole", parquet).fingerprint
+
+
+def test_a_table_in_memory_goes_on_only_if_it_is_the_same(
+    parquet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, scratch = pq.read_table(parquet), tmp_path / "scratch"
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def interrupted(directory: str) -> None:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(engine, "merge_all", stop)
+            engine.prepare(tmp_path / directory, table, "y", DataConfig(), {}, 1, scratch)
+
+    interrupted("first")
+    done = counted(monkeypatch)
+    interrupted("same")
+    assert not done
+    other = engine.prepare(tmp_path / "other", table.slice(7), "y", DataConfig(), {}, 1, scratch)
+    assert done["scan_unit"] and not scratch.exists()
+    assert other.fingerprint == engine.prepare(tmp_path / "whole", table.slice(7), "y", DataConfig(), {}, 1).fingerprint

@@ -1,0 +1,126 @@
+"""An S3 that stalls, denies or loses raw data while it is read: got over if that can be, else said in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from flytekit.exceptions.user import FlyteRecoverableException
+
+from slipstream.artifacts.format import MANIFEST
+from slipstream.config import RunConfig
+from slipstream.errors import UserError
+from slipstream.prepare.config import DataConfig
+from slipstream.prepare.engine import prepare
+from slipstream.storage import StorageUnavailable, retry, s3
+from tasks.prepare import list_data
+from tests.support.faulty_s3 import FaultyS3
+from tests.support.tables import table_text
+
+FORMATS = ("csv", "parquet")
+
+
+@pytest.fixture
+def away(store: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> FaultyS3:
+    """A store of which one soon thinks that it does not answer."""
+    monkeypatch.setattr(s3, "READ_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(retry, "ATTEMPTS", 4)
+    s3.client_of.cache_clear()
+    yield store
+    store.plan.clear()
+    s3.client_of.cache_clear()
+
+
+def put(path: Path) -> str:
+    """Its address in S3, for a table of this format."""
+    if path.suffix == ".csv":
+        path.write_text(table_text(2000))
+    elif path.suffix == ".npz":
+        draw = np.random.default_rng(0)
+        np.savez(path, images=draw.integers(0, 256, (300, 8, 8), np.uint8), y=np.arange(300) % 3)
+    else:
+        draw = np.random.default_rng(0)
+        pq.write_table(pa.table({"number": draw.normal(size=2000), "y": draw.integers(0, 2, 2000)}), path)
+    s3.client().put_object(Bucket="bucket", Key=f"faults/{path.name}", Body=path.read_bytes())
+    return f"s3://bucket/faults/{path.name}"
+
+
+def requests_of(store: FaultyS3, address: str, tmp_path: Path) -> list[str]:
+    """What an undisturbed prepare asks of the store."""
+    store.requests.clear()
+    prepare(tmp_path / "undisturbed", address, "y", DataConfig(), {})
+    return [line for line in store.requests if line.startswith("GET")]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_bodies_that_stall_are_asked_for_again(away: FaultyS3, tmp_path: Path, format: str) -> None:
+    address = put(tmp_path / f"t.{format}")
+    asked = requests_of(away, address, tmp_path)
+    first = next(place for place, line in enumerate(asked) if "list-type" not in line)
+    away.inject("GET", *["pass"] * first, "stall", "stall")
+    made = prepare(tmp_path / "made", address, "y", DataConfig(), {})
+    assert away.fired[-2:] == [("GET", "stall")] * 2 and not away.plan
+    local = prepare(tmp_path / "local", str(tmp_path / f"t.{format}"), "y", DataConfig(), {})
+    assert made.files["train-00000.rows"] == local.files["train-00000.rows"]
+
+
+@pytest.mark.parametrize(
+    ("format", "place"), [("csv", "first"), ("parquet", "first"), ("parquet", "last"), ("npz", "last")]
+)
+def test_a_store_that_stalls_for_ever_is_said(away: FaultyS3, tmp_path: Path, format: str, place: str) -> None:
+    address = put(tmp_path / f"t.{format}")
+    asked = requests_of(away, address, tmp_path)
+    reads = [index for index, line in enumerate(asked) if "list-type" not in line]
+    away.inject("GET", *["pass"] * reads[0 if place == "first" else -1], *["stall"] * 4)
+    with pytest.raises(
+        StorageUnavailable, match=rf"t\.{format}: the store did not answer in 4 attempts.*[Tt]imed? ?out"
+    ):
+        prepare(tmp_path / "made", address, "y", DataConfig(), {})
+    assert not list((tmp_path / "made").iterdir())
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("place", ["first", "last"])
+def test_what_is_denied_in_the_midst_is_not_called_damaged(
+    store: FaultyS3,
+    tmp_path: Path,
+    format: str,
+    place: str,
+) -> None:
+    address = put(tmp_path / f"t.{format}")
+    asked = requests_of(store, address, tmp_path)
+    reads = [index for index, line in enumerate(asked) if "list-type" not in line]
+    store.inject("GET", *["pass"] * reads[0 if place == "first" else -1], "403")
+    with pytest.raises(UserError, match=rf"^{address}: access denied \(AccessDenied\); .* needs s3:ListBucket"):
+        prepare(tmp_path / "made", address, "y", DataConfig(), {})
+    assert not (tmp_path / "made" / MANIFEST).exists()
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_what_is_gone_after_it_was_listed_is_named(
+    store: FaultyS3,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    format: str,
+) -> None:
+    from slipstream.prepare.source import files
+
+    address = put(tmp_path / f"t.{format}")
+    listed = files.stored_files(address)
+    monkeypatch.setattr(files, "stored_files", lambda data: listed)
+    s3.client().delete_object(Bucket="bucket", Key=f"faults/t.{format}")
+    with pytest.raises(UserError, match=rf"^{address}: no such object"):
+        prepare(tmp_path / "made", address, "y", DataConfig(), {})
+
+
+def test_flyte_tries_again_and_a_person_is_told(away: FaultyS3, tmp_path: Path) -> None:
+    address = put(tmp_path / "t.csv")
+    away.inject("GET", *["503"] * 4)
+    with pytest.raises(FlyteRecoverableException, match="kept answering 503"):
+        list_data.task_function(data=address, target="y", config=RunConfig())
+    away.inject("GET", *["503"] * 4)
+    with pytest.raises(UserError, match="kept answering 503 SlowDown in 4 attempts; nothing is lost, start again"):
+        list_data(data=address, target="y", config=RunConfig())

@@ -1,0 +1,68 @@
+"""Promotion of models that predict tokens: both are run on the same test rows, and compared by row."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from slipstream.artifacts.prepared.data import PreparedData
+from slipstream.export import engine
+from slipstream.export.config import ExportConfig
+from slipstream.models.trained import TrainedModel
+from slipstream.promote.comparison import Incomparable, Package, check_same_tokens
+from slipstream.promote.config import PromotionConfig
+from slipstream.promote.engine import judge, promote
+from slipstream.promote.store import Registry
+from tests.support.tokens import LENGTH, VOCABULARY, data_with_words, small_transformer
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> PreparedData:
+    return data_with_words(tmp_path_factory.mktemp("tokens"))
+
+
+@pytest.fixture(scope="module")
+def packages(data: PreparedData, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """An exported transformer as it was initialised, and one that was trained."""
+    directory = tmp_path_factory.mktemp("packages")
+    for steps in (0, 40):
+        small_transformer(directory / f"trained-{steps}", data, steps)
+        trained = TrainedModel.open(directory / f"trained-{steps}")
+        engine.export(directory / str(steps), trained, data, ExportConfig(seconds=0.5), {"trained": str(steps)})
+    return directory / "0", directory / "40"
+
+
+def test_only_the_better_model_takes_the_others_place(
+    packages: tuple[Path, Path], data: PreparedData, tmp_path: Path
+) -> None:
+    untrained, trained = packages
+    registry, config = Registry(str(tmp_path / "registry")), PromotionConfig(max_loss=-10.0)
+    promote(untrained, registry, data, config, judge(untrained, registry, data, config))
+    better = judge(trained, registry, data, config)
+    assert better.passed and "points of accuracy over tokens on 200 test rows" in better.why
+    assert promote(trained, registry, data, config, better).promoted
+    worse = judge(untrained, registry, data, config)
+    assert not worse.passed and "more than the -10 allowed" in worse.why
+
+
+def copied(package: Path, to: Path) -> Package:
+    return Package(Path(shutil.copytree(package, to)))
+
+
+def test_other_tokens_are_refused(packages: tuple[Path, Path], tmp_path: Path) -> None:
+    here = Package(packages[0])
+    check_same_tokens(here, Package(packages[1]))
+    other = copied(packages[1], tmp_path / "tokenizer")
+    path = other.directory / "hugging-face/tokenizer.json"
+    path.write_text(path.read_text().replace('"w1"', '"W1"'))
+    with pytest.raises(Incomparable, match=r"has another tokenizer \(tokenizer.json\)"):
+        check_same_tokens(here, other)
+    longer = copied(packages[1], tmp_path / "longer")
+    signature = dict(longer.signature)
+    signature["outputs"] = [{**longer.signature["outputs"][0], "shape": ["batch", 2 * LENGTH, VOCABULARY]}]
+    (longer.directory / "signature.json").write_text(json.dumps(signature))
+    with pytest.raises(Incomparable, match="takes rows of 32 tokens from 48, this one of 16 from 48"):
+        check_same_tokens(here, Package(longer.directory))

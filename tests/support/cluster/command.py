@@ -1,0 +1,49 @@
+"""``slipstream rehearse``: the main workflow of a profile, pod by pod on this machine."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from pathlib import Path
+
+import click
+
+from slipstream.profiles.profile import load
+from tests.support.cluster.acts import Acts
+from tests.support.cluster.rehearsal import CONFIG, TARGET, literal, rehearsal, table
+from tests.support.cluster.shrunk import difference, shrunk
+from tests.support.cluster.timeline import write_page
+
+
+@click.command()
+@click.argument("profile")
+@click.option("--kills", type=click.IntRange(0), default=8, show_default=True, help="How many pods are lost.")
+@click.option("--seed", default=0, show_default=True, help="By which they are drawn.")
+@click.option("--page", type=click.Path(path_type=Path), default=Path("runs/rehearsal.html"), show_default=True)
+def main(profile: str, kills: int, seed: int, page: Path) -> None:
+    """Run the main workflow of PROFILE, a name or the path of a .toml, pod by pod on this machine, undisturbed and with
+    pods that are lost; draw it as a page.
+
+    Example: slipstream rehearse a100-spot --kills 4
+    """
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    whole = load(profile)
+    small = shrunk(whole)
+    lead = difference(whole, small)
+    say(lead)
+    with tempfile.TemporaryDirectory(prefix="rehearsal-") as workdir, rehearsal(Path(workdir), small) as place:
+        inputs = {"data": literal(table(place.bucket)), "target": literal(TARGET), "config": literal(CONFIG)}
+        acts = Acts(place, inputs, say)
+        try:
+            acts.undisturbed()
+            acts.again()
+            acts.disturbed(seed, kills)
+        finally:
+            page.parent.mkdir(parents=True, exist_ok=True)
+            records = {name: execution.record for name, execution in acts.executions.items()}
+            write_page(page, f"Rehearsal of {whole.name}", lead, records, acts.found)
+            say(f"\nTimeline  {page}")
+
+
+def say(line: str) -> None:
+    print(line, flush=True)

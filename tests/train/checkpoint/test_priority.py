@@ -1,0 +1,75 @@
+"""The thread that publishes a checkpoint gives way to the steps, and says what it needs without them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from slipstream.train.checkpoint.priority import NICENESS, give_way, given_way_s, needed
+from slipstream.train.checkpoint.publish import Publisher
+from tests.support.small_run import Run
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads have priorities of their own on Linux only")
+
+
+def niceness() -> int:
+    return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+
+def test_only_the_publishing_thread_gives_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    original = Publisher.publish
+
+    def noted(*arguments: object) -> object:
+        seen.append(niceness())
+        return original(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Publisher, "publish", noted)
+    before = niceness()
+    run = Run(tmp_path)
+    run.steps(1)
+    run.save(1)
+    assert seen == [max(before, NICENESS)] and niceness() == before
+    assert run.checkpoints.background.publish_seconds > 0
+
+
+def test_a_thread_that_gives_way_waits_beside_others_and_knows_for_how_long() -> None:
+    """Both on one processor: it gets a part of it, and the wait that it tells is the rest."""
+    found: list[tuple[float, float]] = []
+    one = {min(os.sched_getaffinity(0))}
+    rival = os.fork()
+    if not rival:
+        os.sched_setaffinity(0, one)
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            pass
+        os._exit(0)
+
+    def work() -> None:
+        os.sched_setaffinity(threading.get_native_id(), one)
+        give_way()
+        waited, started, used = given_way_s(), time.perf_counter(), time.thread_time()
+        while time.thread_time() - used < 0.02:
+            pass
+        found.append((time.perf_counter() - started, given_way_s() - waited))
+
+    try:
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join(25)
+        assert not thread.is_alive()
+    finally:
+        os.kill(rival, 9)
+        os.waitpid(rival, 0)
+    took, waited = found[0]
+    assert took > 0.1 and needed([(took, waited)]) < took / 2
+
+
+def test_what_ranks_need_is_without_the_longest_wait() -> None:
+    assert needed([(5.0, 1.0), (4.9, 3.0)]) == 2.0
+    assert needed([(1.0, 1.5)]) == 0.0

@@ -1,0 +1,71 @@
+"""Whatever happens to a training, in whichever order: it never begins before its last finished save, restores nothing
+that came too late, and ends with the weights of one that nothing happened to."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slipstream.train.homes import lease, waiting
+from tests.support.faulty_s3 import CREDENTIALS, FaultyS3
+from tests.support.sequences import LEASE, Sequence
+from tests.support.training_runs import Job, outcome
+
+#: 200 sequences in all: by where the home lies, the number of tests of so many each.
+OF_A_TEST = 10
+PROOF = [("disk", part) for part in range(16)] + [("s3", part) for part in range(4)]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in LEASE.items():
+        monkeypatch.setattr(lease, name, value)
+    monkeypatch.setattr(waiting, "POLL_S", 0.02)
+
+
+def check(sequence: Sequence, undisturbed: Callable[[int], dict[str, str]]) -> None:
+    sequence.run()
+    last = dataclasses.replace(
+        sequence.job, place=sequence.job.place / f"attempt-{sequence.attempts}", home=sequence.address
+    )
+    assert outcome(last) == undisturbed(last.world), f"seed {sequence.seed}: {sequence.happened}"
+
+
+def run(
+    where: str, seeds: range, prepared: Path, undisturbed: Callable[[int], dict[str, str]], store: FaultyS3, tmp: Path
+) -> Counter[str]:
+    happened: Counter[str] = Counter()
+    environment = {**CREDENTIALS, "AWS_ENDPOINT_URL": store.url}
+    for seed in seeds:
+        place = tmp / str(seed)
+        base = f"s3://bucket/{tmp.name}/{seed}" if where == "s3" else str(place / "raw")
+        job = Job(prepared, place, 1 + seed % 2, "", environment=environment)
+        sequence = Sequence(job, base, seed)
+        check(sequence, undisturbed)
+        happened.update(sequence.happened)
+    return happened
+
+
+@pytest.mark.parametrize("where", ["disk", "s3"])
+def test_a_few_sequences(
+    where: str, prepared: Path, undisturbed: Callable[[int], dict[str, str]], store: FaultyS3, tmp_path: Path
+) -> None:
+    seeds = range(1, 5) if where == "disk" else range(2, 4)
+    happened = run(where, seeds, prepared, undisturbed, store, tmp_path)
+    assert happened.total() > len(seeds) and happened["two at once"], happened
+    assert any(how.startswith("cut off") for how in happened), happened
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize(("where", "part"), PROOF)
+def test_200_sequences(
+    where: str, part: int, prepared: Path, undisturbed: Callable[[int], dict[str, str]], store: FaultyS3, tmp_path: Path
+) -> None:
+    first = 1000 * (where == "s3") + OF_A_TEST * part
+    happened = run(where, range(first, first + OF_A_TEST), prepared, undisturbed, store, tmp_path)
+    print(f"\n{dict(happened)}")
+    assert happened.total() >= 2 * OF_A_TEST

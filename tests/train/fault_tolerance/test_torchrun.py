@@ -1,0 +1,142 @@
+"""The same through real torchrun: its agent, its restarts, its interpreters."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.fault_schedule import newest
+from tests.support.processes import running, workers_of
+from tests.support.training_runs import Job, outcome
+
+CONFIG = {
+    "model": {"name": "mlp", "arguments": {"hidden": [48, 32], "dropout": 0.2}},
+    "training": {"epochs": 120, "batch_size": 75, "checkpoint_every": 5, "evaluate_every": 50, "patience": 0},
+}
+#: torchrun 2.13 gives the restarted ranks the store of the ranks before, where they find each other's old addresses:
+#: "Connection refused", now and then. This makes it start a new store with every restart.
+OWN_STORE_PER_RESTART = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+#: Steps of a run: 120 epochs of 8. The last are left alone: a busy machine may notice a checkpoint late.
+STEPS = 960
+LEFT_ALONE = 300
+
+
+def start(job: Job, restarts: int) -> subprocess.Popen[bytes]:
+    job.place.mkdir(parents=True, exist_ok=True)
+    config = job.place / "config.yaml"
+    config.write_text(json.dumps(CONFIG))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={job.world}"]
+    command += [f"--max-restarts={restarts}", "--monitor-interval=0.1", "-m", "slipstream", "train"]
+    with (job.place / "log").open("ab") as log:
+        return subprocess.Popen(
+            [*command, str(job.prepared), str(job.output), str(config)],
+            stdout=log,
+            stderr=log,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **OWN_STORE_PER_RESTART},
+            start_new_session=True,
+        )
+
+
+def published(home: Path) -> int:
+    with contextlib.suppress(IndexError):
+        return int(newest(home).name[5:17])
+    return 0
+
+
+def wait_for_step(job: Job, agent: subprocess.Popen[bytes], step: int) -> None:
+    end = time.monotonic() + 90
+    while published(Path(job.home)) < step:
+        assert agent.poll() is None, f"the run ended before step {step}; see {job.place}/log"
+        assert time.monotonic() < end, f"step {step} was not reached; see {job.place}/log"
+        time.sleep(0.005)
+
+
+def wait_for_workers(job: Job, agent: subprocess.Popen[bytes]) -> list[int]:
+    """The agent's ranks; it may just be starting them, when what it goes on from is as far as it was to come."""
+    end = time.monotonic() + 60
+    while not (workers := workers_of(agent.pid)):
+        assert agent.poll() is None and time.monotonic() < end, f"the workers were not found; see {job.place}/log"
+        time.sleep(0.005)
+    return workers
+
+
+def faults_of(seed: int, count: int) -> Iterator[tuple[str, int]]:
+    """Whom to kill, and after which step's checkpoint."""
+    draw = random.Random(seed)
+    for step in sorted(draw.sample(range(5, STEPS - LEFT_ALONE, 5), count)):
+        yield draw.choice(["worker", "workers", "agent", "SIGTERM agent"]), step
+
+
+def disturbed(job: Job, seed: int, count: int) -> int:
+    """Run to the end, killing on the way; how often something was killed."""
+    agent, done = start(job, count), 0
+    for whom, step in faults_of(seed, count):
+        wait_for_step(job, agent, step)
+        workers = wait_for_workers(job, agent)
+        if whom == "worker":
+            os.kill(workers[-1], signal.SIGKILL)
+        elif whom == "workers":
+            for worker in workers:
+                os.kill(worker, signal.SIGKILL)
+        else:
+            os.kill(agent.pid, signal.SIGTERM if whom == "SIGTERM agent" else signal.SIGKILL)
+            assert agent.wait(60) != 0
+            end = time.monotonic() + 10
+            while any(running(worker) for worker in workers):
+                assert time.monotonic() < end, "a worker outlived its agent"
+                time.sleep(0.01)
+            agent = start(job, count)
+        done += 1
+    assert agent.wait(240) == 0, f"see {job.place}/log"
+    return done
+
+
+@pytest.fixture(scope="module")
+def expected(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    job = job_of(prepared, tmp_path_factory.mktemp("expected"))
+    assert start(job, 0).wait(240) == 0, (job.place / "log").read_text()[-3000:]
+    return outcome(job)
+
+
+def job_of(prepared: Path, place: Path) -> Job:
+    return Job(prepared, place, 2, str(place / "model.checkpoints"))
+
+
+@pytest.mark.prove
+def test_killed_under_torchrun_it_ends_the_same(prepared: Path, tmp_path: Path, expected: dict[str, str]) -> None:
+    job = job_of(prepared, tmp_path)
+    agent = start(job, 1)
+    wait_for_step(job, agent, 20)
+    os.kill(workers_of(agent.pid)[0], signal.SIGKILL)
+    wait_for_step(job, agent, 60)
+    workers = workers_of(agent.pid)
+    os.kill(agent.pid, signal.SIGKILL)
+    agent.wait()
+    end = time.monotonic() + 10
+    while any(running(worker) for worker in workers):
+        assert time.monotonic() < end, "a worker outlived its agent"
+    assert start(job, 0).wait(240) == 0
+    assert outcome(job) == expected
+    # A fault between the end of the training and that of its processes.
+    assert start(job, 0).wait(240) == 0
+    assert outcome(job) == expected
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("seed", range(5))
+def test_any_number_of_faults_under_torchrun(
+    seed: int, prepared: Path, tmp_path: Path, expected: dict[str, str]
+) -> None:
+    job = job_of(prepared, tmp_path)
+    assert disturbed(job, seed, count=6) == 6
+    assert outcome(job) == expected

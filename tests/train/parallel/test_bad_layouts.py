@@ -1,0 +1,137 @@
+"""A layout that cannot be is one line that names the setting to change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from slipstream.artifacts.prepared.data import Signature, TensorSpec
+from slipstream.errors import UserError
+from slipstream.models.config import ModelConfig
+from slipstream.models.factory import build
+from slipstream.models.plan import blocks_of, plan_of
+from slipstream.profiles.profile import load
+from slipstream.train.config import TrainingConfig
+from slipstream.train.loop.probe import Traits
+from slipstream.train.parallel.config import ParallelConfig
+from slipstream.train.parallel.layout import Layout, check_plan
+from tests.support.layout_runs import SIGNATURE, SIZES
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"shard": "all"}, r'shard: "all" is not allowed; expected one of "none", "optimizer"'),
+        ({"replicas": 2}, "replicas: 2 is not allowed; expected 0: without training.parallel.shard"),
+        ({"offload": True}, "offload: true is not allowed"),
+        ({"schedule": "interleaved", "pipeline": 2}, "stages_per_rank: 1 is not allowed; expected at least 2"),
+        ({"stages_per_rank": 2, "pipeline": 2}, "stages_per_rank: 2 is not allowed; expected 1 for schedule 1f1b"),
+        ({"schedule": "interleaved", "stages_per_rank": 2}, "stages_per_rank: 2 .*without training.parallel.pipeline"),
+        ({"tensor": 0}, "tensor: 0 is not allowed; expected at least 1"),
+    ],
+)
+def test_settings_that_contradict_each_other(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        ParallelConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "world", "message"),
+    [
+        ({"pipeline": 2, "tensor": 2}, 6, "pipeline 2 x tensor 2 does not divide the 6 processes"),
+        ({"shard": "weights", "replicas": 3}, 4, "replicas: 3 does not divide the 4 data-parallel processes"),
+    ],
+)
+def test_sizes_that_do_not_multiply(settings: dict[str, Any], world: int, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        ParallelConfig(**settings).sizes(world)
+
+
+@pytest.mark.parametrize(
+    ("settings", "micro_batches", "message"),
+    [
+        ({"tensor": 4}, 1, "training.parallel.tensor: 4 does not divide the model's num_key_value_heads, 2"),
+        ({"tensor": 3}, 1, "training.parallel.tensor: 3 does not divide the model's num_attention_heads, 4"),
+        ({"pipeline": 5}, 8, "training.parallel.pipeline: 5 stages for 4 blocks"),
+        ({"pipeline": 4}, 3, "training.accumulation: 3 micro-batches for a pipeline of 4 stages"),
+        (
+            {"pipeline": 2, "schedule": "interleaved", "stages_per_rank": 2},
+            5,
+            "training.accumulation: 5 micro-batches for an interleaved pipeline of 2 processes; expected a multiple",
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_divided_so(settings: dict[str, Any], micro_batches: int, message: str) -> None:
+    network = build(ModelConfig("transformer", SIZES), SIGNATURE, 0, empty=True).network
+    with pytest.raises(UserError, match=message):
+        check_plan(ParallelConfig(**settings), plan_of(network), micro_batches)
+
+
+def test_a_sequence_that_cannot_be_divided() -> None:
+    odd = Signature((TensorSpec("tokens", "int64", (15,)),), "next token", "next token", buckets=256)
+    network = build(ModelConfig("transformer", SIZES), odd, 0, empty=True).network
+    with pytest.raises(UserError, match=r"sequence: tensor 2 does not divide rows of 15 tokens; expected false"):
+        check_plan(ParallelConfig(tensor=2), plan_of(network), 1)
+    check_plan(ParallelConfig(tensor=2, sequence=False), plan_of(network), 1)
+
+
+def test_a_model_without_a_plan_is_only_sharded() -> None:
+    images = Signature(
+        (TensorSpec("image", "uint8", (1, 8, 8)),), "classification", "y", ("a", "b"), (), (0.0,), (1.0,)
+    )
+    resnet = build(ModelConfig("resnet", {"depth": 2}), images, 0).network
+    for setting in ("tensor", "pipeline"):
+        with pytest.raises(UserError, match=rf"training.parallel.{setting}: this model states no plan"):
+            check_plan(ParallelConfig(**{setting: 2}), plan_of(resnet), 4)
+    check_plan(ParallelConfig(shard="weights"), plan_of(resnet), 1)
+    assert blocks_of(resnet) == tuple(f"blocks.{number}" for number in range(6))
+
+
+def test_a_layout_that_does_not_fit_the_profile_ends_before_any_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    from slipstream.config import RunConfig
+    from tasks.config import read_config
+
+    monkeypatch.setattr("tasks.config.current_profile", lambda: load("a100-spot"))
+    fits = RunConfig(training=TrainingConfig(parallel=ParallelConfig(shard="weights", tensor=8)))
+    assert read_config.task_function(config=fits).training.parallel.tensor == 8
+    wrong = RunConfig(training=TrainingConfig(parallel=ParallelConfig(tensor=3)))
+    with pytest.raises(Exception, match=r"training.parallel: pipeline 1 x tensor 3 does not divide the 16 processes"):
+        read_config.task_function(config=wrong)
+
+
+def test_what_no_layout_can_divide() -> None:
+    from slipstream.train.checks import check_divisible
+
+    sharded = TrainingConfig(parallel=ParallelConfig(shard="weights"))
+    with pytest.raises(UserError, match=r"training.parallel: this model has batch normalisation"):
+        check_divisible(sharded, Traits(couples_rows=True), "fp32")
+    with pytest.raises(UserError, match=r"training.precision: fp16 is not allowed with training.parallel"):
+        check_divisible(sharded, Traits(), "fp16")
+    with pytest.raises(UserError, match=r"training.ema: 0.9 is not allowed; expected 0 with training.parallel"):
+        TrainingConfig(parallel=ParallelConfig(shard="weights"), ema=0.9)
+    check_divisible(TrainingConfig(), Traits(couples_rows=True), "fp16")
+
+
+def test_places_cover_the_mesh_and_neighbours_divide_tensors() -> None:
+    config = ParallelConfig(shard="weights", replicas=2, pipeline=2, tensor=2)
+    sizes = config.sizes(16)
+    assert sizes == (2, 2, 2, 2)
+    layouts = [Layout(config, rank, 16, sizes) for rank in range(16)]
+    assert [x.place("tensor") for x in layouts[:4]] == [0, 1, 0, 1]
+    assert [x.data_rank for x in layouts] == [0, 0, 1, 1, 2, 2, 3, 3] * 2
+    assert {x.data_size for x in layouts} == {4}
+    assert [x.stages for x in layouts] == [(0,)] * 8 + [(1,)] * 8
+    assert [x.has_losses for x in layouts] == [False] * 8 + [True] * 8
+    plain = Layout.connect(ParallelConfig(), 3, 4, torch.device("cpu"))
+    assert (plain.data_rank, plain.data_size, plain.mesh) == (3, 4, None)
+
+
+def test_replicas_are_one_per_node_by_default() -> None:
+    config = ParallelConfig(shard="weights", tensor=2)
+    assert config.sizes(16, nodes=2) == (1, 2, 4, 2)
+    assert config.sizes(16, nodes=1) == (1, 1, 8, 2)
+    assert ParallelConfig(shard="weights", pipeline=2).sizes(32, nodes=4) == (2, 2, 8, 1)
+    assert ParallelConfig(shard="weights", pipeline=2).sizes(8, nodes=1) == (2, 1, 4, 1)
+    assert ParallelConfig(shard="weights", replicas=1).sizes(16, nodes=2) == (1, 1, 16, 1)

@@ -1,0 +1,245 @@
+"""What cannot work is one line before any process of the training starts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flytekit.types.directory import FlyteDirectory
+
+from slipstream.artifacts.prepared.token_rows import write_token_rows
+from slipstream.errors import UserError
+from slipstream.models.config import ModelConfig
+from slipstream.profiles.profile import Profile, load
+from slipstream.train import checks
+from slipstream.train.config import TrainingConfig
+from slipstream.train.optim.precision import precision_of
+from tasks.flyte.elastic import DistributedTask
+from tasks.train import train
+from tests.support.layout_runs import SIZES, token_rows
+from tests.support.training import table_of_numbers
+
+TRANSFORMER = ModelConfig("transformer", SIZES)
+MLP, BATCH_NORM = ModelConfig(), ModelConfig("tests.support.nets:batch_norm")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    place = tmp_path_factory.mktemp("data")
+    rows = token_rows(120).numpy()
+    write_token_rows(place / "tokens", {"train": rows[:100], "validation": rows[100:]}, vocabulary=256)
+    write_token_rows(place / "odd", {"train": rows[:100], "validation": rows[100:]}, vocabulary=255)
+    return {"odd": place / "odd", "tokens": place / "tokens", "table": table_of_numbers(place / "table", 200)}
+
+
+class Started(Exception):
+    """The processes were started."""
+
+
+@pytest.fixture(autouse=True)
+def no_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def start(*_: Any, **__: Any) -> None:
+        raise Started
+
+    monkeypatch.setattr(DistributedTask, "_run_group", start)
+    monkeypatch.chdir(tmp_path)
+
+
+def on_processes(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Place the training in so many processes of this machine."""
+    place = replace(load("local").placement("train"), nodes=1, processes=number)
+    monkeypatch.setattr(Profile, "placement", lambda self, stage: place)
+
+
+def begin(data: Path, model: ModelConfig, training: dict[str, Any]) -> None:
+    config = TrainingConfig.from_dict(training)
+    train.execute(prepared=FlyteDirectory(str(data)), model=model, training=config, code="")
+
+
+BATCH = {"batch_size": 12}
+#: The data, the network, the settings, how many processes, and the one line.
+MISTAKES: dict[str, tuple[str, ModelConfig, dict[str, Any], int, str]] = {
+    "sizes": ("tokens", TRANSFORMER, {"parallel": {"tensor": 3}}, 4, "tensor 3 does not divide the 4 processes"),
+    "heads": (
+        "tokens",
+        TRANSFORMER,
+        {"parallel": {"tensor": 3}},
+        3,
+        "training.parallel.tensor: 3 does not divide the model's num_attention_heads, 4",
+    ),
+    "key/value heads": (
+        "tokens",
+        TRANSFORMER,
+        {"parallel": {"tensor": 4}},
+        4,
+        "training.parallel.tensor: 4 does not divide the model's num_key_value_heads, 2",
+    ),
+    "feed-forward": (
+        "tokens",
+        ModelConfig("transformer", {**SIZES, "intermediate_size": 25}),
+        {"parallel": {"tensor": 2}},
+        2,
+        "training.parallel.tensor: 2 does not divide the model's intermediate_size, 25",
+    ),
+    "hidden size": (
+        "tokens",
+        ModelConfig("transformer", {**SIZES, "hidden_size": 18, "head_dim": 4, "num_key_value_heads": 4}),
+        {"parallel": {"tensor": 4}},
+        4,
+        "training.parallel.tensor: 4 does not divide the model's hidden_size, 18",
+    ),
+    "vocabulary": (
+        "odd",
+        TRANSFORMER,
+        {"parallel": {"tensor": 2}},
+        2,
+        "training.parallel.tensor: 2 does not divide the model's vocab_size, 255",
+    ),
+    "a scalar": (
+        "table",
+        ModelConfig("tests.support.nets:with_scalars"),
+        {"parallel": {"shard": "weights"}},
+        1,
+        "'layers.0.scale' is a single number without dimensions",
+    ),
+    "shared": (
+        "table",
+        ModelConfig("tests.support.nets:with_shared"),
+        {"parallel": {"shard": "optimizer"}},
+        2,
+        "'layers.2.inner.0.weight' belongs to several of its blocks",
+    ),
+    "nccl": ("table", MLP, {"backend": "nccl"}, 2, "training.backend: nccl needs a GPU"),
+    "hook": ("table", MLP, {"gradients": {"hook": "bf16"}}, 2, "over gloo: the bf16 hook is NCCL's alone"),
+    "stages": (
+        "tokens",
+        TRANSFORMER,
+        {"parallel": {"pipeline": 5}, "accumulation": 5},
+        5,
+        "training.parallel.pipeline: 5 stages for 4 blocks",
+    ),
+    "micro-batches": (
+        "tokens",
+        TRANSFORMER,
+        {"parallel": {"pipeline": 4}, "accumulation": 3},
+        4,
+        "training.accumulation: 3 micro-batches for a pipeline of 4 stages",
+    ),
+    "no plan": ("table", MLP, {"parallel": {"tensor": 2}}, 2, "training.parallel.tensor: this model states no plan"),
+    "batch normalisation": (
+        "table",
+        BATCH_NORM,
+        {"parallel": {"shard": "weights"}},
+        2,
+        "training.parallel: this model has batch normalisation",
+    ),
+    "fp16": (
+        "table",
+        MLP,
+        {"parallel": {"shard": "weights"}, "precision": "fp16"},
+        2,
+        "training.precision: fp16 is not allowed with training.parallel",
+    ),
+    "above the share": (
+        "table",
+        MLP,
+        {"accumulation": 7},
+        2,
+        "training.accumulation: 7 micro-batches of a share of 6 rows (batches of 12, 2 shares); expected at most 6",
+    ),
+    "compiled": ("table", BATCH_NORM, {"compile": True}, 1, "training.compile: false expected: this model has batch"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_it_is_one_line(name: str, data: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    kind, model, training, processes, message = MISTAKES[name]
+    monkeypatch.setattr(checks, "check_compiler", lambda gpu: None)
+    on_processes(monkeypatch, processes)
+    with pytest.raises(UserError) as error:
+        begin(data[kind], model, {**BATCH, **training})
+    assert message in error.value.message and "\n" not in error.value.message
+
+
+@pytest.mark.parametrize(
+    ("kind", "model", "training", "processes"),
+    [
+        ("table", MLP, {"accumulation": 6}, 2),
+        ("table", BATCH_NORM, {}, 2),
+        ("table", MLP, {"parallel": {"shard": "weights"}}, 2),
+        ("tokens", TRANSFORMER, {"parallel": {"tensor": 2}}, 2),
+        ("tokens", TRANSFORMER, {"parallel": {"pipeline": 4}, "accumulation": 4}, 4),
+    ],
+)
+def test_what_can_work_is_started(
+    data: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    model: ModelConfig,
+    training: dict[str, Any],
+    processes: int,
+) -> None:
+    on_processes(monkeypatch, processes)
+    with pytest.raises(Started):
+        begin(data[kind], model, {**BATCH, **training})
+
+
+def test_more_processes_than_gpus(data: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    on_processes(monkeypatch, 2)
+    with pytest.raises(UserError, match="2 processes for 1 GPU: each process needs one of its own"):
+        begin(data["table"], MLP, {})
+
+
+def test_bf16_on_a_gpu_without_it(data: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "visible_gpus", lambda: 1)
+    monkeypatch.setattr(checks, "bf16_gpus", lambda: False)
+    on_processes(monkeypatch, 1)
+    with pytest.raises(UserError, match=r"training.precision: bf16 takes a GPU of NVIDIA's compute capability 8\.0"):
+        begin(data["table"], MLP, {"precision": "bf16"})
+    with pytest.raises(Started):
+        begin(data["table"], MLP, {"precision": "auto"})
+
+
+@pytest.mark.parametrize(
+    ("wanted", "gpu", "bf16", "found"),
+    [
+        ("auto", True, True, "bf16"),
+        ("auto", True, False, "fp16"),
+        ("auto", False, False, "fp32"),
+        ("bf16", True, True, "bf16"),
+        ("bf16", False, False, "bf16"),
+        ("fp16", True, False, "fp16"),
+    ],
+)
+def test_what_is_computed_in(wanted: str, gpu: bool, bf16: bool, found: str) -> None:
+    assert precision_of(wanted, gpu=gpu, bf16=bf16) == found
+
+
+def test_compile_without_a_compiler(data: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    on_processes(monkeypatch, 1)
+    monkeypatch.setenv("CXX", "/nowhere/g++ -O2")
+    with pytest.raises(UserError, match=r"training.compile: false expected: there is no /nowhere/g\+\+; install one"):
+        begin(data["table"], MLP, {"compile": True})
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(UserError, match=r"there is no (g\+\+|clang\+\+); install one, or name another in CXX"):
+        begin(data["table"], MLP, {"compile": True})
+
+
+def test_compile_for_a_gpu_takes_triton_and_a_c_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="there is no Triton"):
+        checks.check_compiler(gpu=True)
+    monkeypatch.setattr(checks.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("CC", raising=False)
+    with pytest.raises(UserError, match="there is no gcc or clang"):
+        checks.check_compiler(gpu=True)
+
+
+def test_fp8_is_not_a_precision() -> None:
+    with pytest.raises(UserError, match=r'training.precision: "fp8" is not allowed; expected one of "auto", "fp32"'):
+        TrainingConfig.from_dict({"precision": "fp8"})

@@ -1,0 +1,98 @@
+"""What the levels of ZeRO cost: the collectives of one step, counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from slipstream.train.optim.precision import autocast
+from tests.support.layout_runs import LENGTH, SEED, Case, model_of, on_ranks, row_losses, token_rows
+
+MICRO_BATCHES = 3
+
+
+class Collectives(TorchDispatchMode):
+    """Counts the collectives of the block, by kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if operator.namespace.startswith(("c10d", "_c10d")):
+            self.counts[operator._schema.name.partition("::")[2]] += 1
+        return operator(*args, **(kwargs or {}))
+
+
+def sharded(shard: str, precision: str = "fp32") -> Any:
+    from slipstream.train.parallel.config import ParallelConfig
+    from slipstream.train.parallel.divide import divide
+    from slipstream.train.parallel.layout import Layout
+
+    device = torch.device("cpu")
+    layout = Layout.connect(ParallelConfig(shard=shard), dist.get_rank(), 2, device)  # type: ignore[arg-type]
+    model = model_of(Case(2, {}, double=False), empty=True)
+    return divide(model, layout, device, SEED, micro_batches=MICRO_BATCHES, rows=2, precision=precision)
+
+
+def count(shard: str) -> dict[str, int]:
+    """The collectives of the second step under this sharding, by kind."""
+    model = sharded(shard)
+    rows = token_rows(2 * MICRO_BATCHES)
+    pieces = [slice(start, start + 2) for start in range(0, len(rows), 2)]
+
+    def loss_of(outputs: Tensor, first: int) -> Tensor:
+        return row_losses(outputs, rows[first : first + 2]).sum()
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        with Collectives() as collectives:
+            model.accumulate((rows[:, :LENGTH],), pieces, loss_of)
+            optimizer.step()
+            optimizer.zero_grad()
+    return dict(collectives.counts)
+
+
+def saved_weights(shard: str) -> tuple[int, int, set[torch.dtype]]:
+    """The bytes of the blocks' weights that a bf16 forward pass leaves for the backward pass in any type, those of all
+    their weights in bf16, and the types of the gradients."""
+    model = sharded(shard, "bf16")
+    blocks = [p for name, p in model.model.named_parameters() if ".layers." in name and p.ndim == 2]
+    shapes = {tuple(p.shape) for p in blocks} | {tuple(p.shape[::-1]) for p in blocks}
+    rows, kept, left = token_rows(2), {}, []
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tuple(tensor.shape) in shapes:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+        return tensor
+
+    def loss_of(outputs: Tensor, first: int) -> Tensor:
+        left.append(sum(storage.size() for storage in kept.values()))
+        return row_losses(outputs.float(), rows).sum()
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model.accumulate((rows[:, :LENGTH],), [slice(0, 2)], loss_of, partial(autocast, "bf16", torch.device("cpu")))
+    return left[0], sum(2 * p.numel() for p in blocks), {p.grad.dtype for p in model.parameters()}
+
+
+@pytest.mark.parametrize("shard", ["gradients", "weights"])
+def test_in_bf16_no_copy_of_a_sharded_weight_outlives_its_block(shard: str, tmp_path: Path) -> None:
+    for left, whole, gradients in on_ranks(2, partial(saved_weights, shard), tmp_path):
+        assert left == (0 if shard == "weights" else whole) and gradients == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("shard", "gathers", "reductions"), [("optimizer", 5, 5), ("gradients", 15, 15), ("weights", 30, 15)]
+)
+def test_collectives_of_a_step(shard: str, gathers: int, reductions: int, tmp_path: Path) -> None:
+    """Four blocks and the rest are five groups of parameters; a step has three micro-batches."""
+    for counted in on_ranks(2, partial(count, shard), tmp_path):
+        assert counted == {"_allgather_base_": gathers, "_reduce_scatter_base_": reductions}

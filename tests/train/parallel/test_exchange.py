@@ -1,0 +1,214 @@
+"""``training.gradients`` and ``training.backend``: how replicas exchange gradients, also when ranks are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from slipstream.distributed.devices import backend_of, check_gpus
+from slipstream.errors import UserError
+from slipstream.settings import to_dict
+from slipstream.train.checkpoint.restore import filled, first_difference
+from slipstream.train.config import TrainingConfig
+from slipstream.train.parallel.config import GradientsConfig
+from slipstream.train.parallel.powersgd import PowerSGD
+from slipstream.train.parallel.replicas import check_exchange
+from tests.support.groups import on_cpu
+from tests.support.layout_runs import on_ranks
+from tests.support.processes import FORK, free_port
+from tests.support.toys import table
+from tests.support.training_runs import Fault, Job, attempt, outcome
+
+CPU = torch.device("cpu")
+STEPS, SKIPPED = 6, 3
+EXCHANGES = {
+    "fp16": {"hook": "fp16"},
+    "powersgd": {"hook": "powersgd", "rank": 1},
+    "buckets": {"bucket_cap_mb": 1, "gradient_as_bucket_view": True, "static_graph": True},
+}
+
+
+def compressed_sums() -> tuple[Tensor, Tensor, list[Tensor], int]:
+    """Over some steps the sums of the exact mean gradients and of PowerSGD's, what each rank left out, and the number
+    of buckets. One step is skipped, so that it counts in neither."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 60), nn.ReLU(), nn.Linear(60, 60), nn.ReLU(), nn.Linear(60, 3)).double()
+    ddp = DistributedDataParallel(model, bucket_cap_mb=0.01)
+    hook = PowerSGD(2, 0, on_cpu(rank, world))
+    for _ in range(2):
+        (ddp(torch.zeros(2, 20, dtype=torch.float64)).sum() * 0).backward()
+    ddp.register_comm_hook(hook, lambda hook, bucket: hook(bucket))
+    (ddp(torch.zeros(2, 20, dtype=torch.float64)).sum() * 0).backward()
+    torch.manual_seed(rank)
+    exact = sent = torch.zeros(sum(p.numel() for p in model.parameters()), dtype=torch.float64)
+    for step in range(STEPS):
+        x = torch.randn(8, 20, dtype=torch.float64)
+        plain = torch.cat([g.reshape(-1) for g in torch.autograd.grad(model(x).square().mean(), [*model.parameters()])])
+        dist.all_reduce(plain)
+        model.zero_grad()
+        ddp(x).square().mean().backward()
+        if step != SKIPPED:
+            exact = exact + plain / world
+            sent = sent + torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None])
+        hook.after_step(torch.tensor(step == SKIPPED))
+    return exact, sent, [memory.error for memory in hook._buckets.values()], len(hook._buckets)
+
+
+def test_powersgd_loses_nothing_of_the_gradients_but_what_it_remembers(tmp_path: Path) -> None:
+    found = on_ranks(3, compressed_sums, tmp_path)
+    exact, sent, _, buckets = found[0]
+    assert buckets > 1 and all(torch.equal(sent, each[1]) for each in found), "all ranks take the same step"
+    left = sum(torch.cat(errors) for _, _, errors, _ in found) / 3
+    # The compressed matrices, in other order; what was not compressed is exact.
+    missing = exact - sent
+    assert (missing.abs() > 1e-9).sum() == (left.abs() > 1e-9).sum() > 1000
+    assert missing.sum().item() == pytest.approx(left.sum().item(), abs=1e-9)
+    assert missing.square().sum().item() == pytest.approx(left.square().sum().item(), rel=1e-9)
+    assert missing.norm() < 0.8 * exact.norm() * STEPS
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("prepared") / "table"
+    table(directory, "classification")
+    return directory
+
+
+def job(prepared: Path, place: Path, world: int, gradients: dict[str, Any]) -> Job:
+    return Job(
+        prepared,
+        place,
+        world,
+        str(place / "home"),
+        accumulation=2,
+        dropout=0,
+        training={"gradients": GradientsConfig(**gradients)},
+    )
+
+
+def check_killed_and_resumed(prepared: Path, place: Path, world: int, gradients: dict[str, Any]) -> dict[str, str]:
+    whole, killed = (job(prepared, place / name, world, gradients) for name in ("whole", "killed"))
+    assert attempt(whole).finished
+    assert not attempt(killed, Fault("step", at=11)).finished
+    assert attempt(killed).finished
+    assert outcome(killed) == outcome(whole)
+    return outcome(whole)
+
+
+@pytest.mark.prove
+def test_powersgds_memory_is_in_the_checkpoint(prepared: Path, tmp_path: Path) -> None:
+    found = check_killed_and_resumed(prepared, tmp_path, 2, EXCHANGES["powersgd"])
+    newest = max((tmp_path / "whole/home").glob("step-*"))
+    index = json.loads((newest / "index.json").read_bytes())
+    assert {"parts/gradients/error/0/0", "parts/gradients/error/1/0", "parts/gradients/q/0"} <= index.keys()
+    plain = job(prepared, tmp_path / "plain", 2, {})
+    assert attempt(plain).finished and outcome(plain)["last.safetensors"] != found["last.safetensors"]
+    # Three processes go on from it, without what two have left out.
+    other = job(prepared, tmp_path / "other", 2, EXCHANGES["powersgd"])
+    assert not attempt(other, Fault("step", at=11)).finished
+    assert attempt(job(prepared, tmp_path / "other", 3, EXCHANGES["powersgd"])).finished
+    assert "PowerSGD begins without what its last step left out: that was of 2 proc" in (
+        (tmp_path / "other/log-0").read_text()
+    )
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("name", EXCHANGES)
+def test_killed_and_resumed_is_bit_for_bit_with(name: str, world: int, prepared: Path, tmp_path: Path) -> None:
+    check_killed_and_resumed(prepared, tmp_path, world, EXCHANGES[name])
+
+
+def settings_body(port: int, out: Path) -> None:
+    from slipstream.artifacts.prepared.data import Signature, TensorSpec
+    from slipstream.distributed.process_group import process_group
+    from slipstream.models.factory import Predictor
+    from slipstream.models.mlp import MLP
+    from slipstream.train.loop.probe import probe
+    from slipstream.train.parallel.replicas import replicate
+
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    signature = Signature((TensorSpec("numeric", "float32", (5,)),), "classification", "y", ("a", "b", "c"))
+    found = {}
+    with process_group() as group:
+        for name, exchange in {"default": {}, **EXCHANGES}.items():
+            model = Predictor(signature, MLP(signature))
+            ddp = replicate(model, probe(model, CPU), group, GradientsConfig(**exchange)).ddp
+            assert ddp
+            hooks = [(hook.__name__, type(state).__name__) for hook, state in ddp._comm_hooks]
+            found[name] = [ddp.bucket_bytes_cap, ddp.gradient_as_bucket_view, ddp.static_graph, hooks]
+    out.write_text(json.dumps(found))
+
+
+def test_the_settings_reach_ddp(tmp_path: Path) -> None:
+    process = FORK.Process(target=settings_body, args=(free_port(), tmp_path / "found"), daemon=True)
+    process.start()
+    process.join(timeout=60)
+    found = json.loads((tmp_path / "found").read_text())
+    assert found == {
+        "default": [25 << 20, False, False, []],
+        "buckets": [1 << 20, True, True, []],
+        "fp16": [25 << 20, False, False, [["fp16_compress_hook", "NoneType"]]],
+        "powersgd": [25 << 20, False, False, [["<lambda>", "PowerSGD"]]],
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"gradients": {"hook": "int8"}}, r'training\.gradients\.hook: "int8" is not allowed; expected one of'),
+        ({"gradients": {"rank": 4}}, r"training\.gradients\.rank: 4 is not allowed; expected 2, or .*powersgd"),
+        ({"gradients": {"hook": "powersgd", "rank": 0}}, r"training\.gradients\.rank: 0 .* at least 1"),
+        ({"gradients": {"bucket_cap_mb": -1}}, r"training\.gradients\.bucket_cap_mb: -1 .* at least 0"),
+        ({"gradients": {"hook": "bf16"}, "backend": "gloo"}, r"gradients\.hook: \"bf16\" .*training\.backend gloo"),
+        ({"gradients": {"hook": "powersgd"}, "precision": "fp16"}, r"gradients\.hook: \"powersgd\" .* loss scale"),
+        (
+            {"gradients": {"hook": "fp16"}, "parallel": {"shard": "weights"}},
+            r'gradients\.hook: "fp16" .* "none" with training\.parallel: only DDP has it',
+        ),
+        (
+            {"gradients": {"static_graph": True}, "parallel": {"tensor": 2}},
+            r"gradients\.static_graph: true .* false with training\.parallel",
+        ),
+        ({"backend": "mpi"}, r'training\.backend: "mpi" is not allowed; expected one of "auto", "nccl", "gloo"'),
+    ],
+)
+def test_what_cannot_be_is_one_line(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        TrainingConfig.from_dict(settings)
+
+
+def test_what_the_machine_cannot_do_is_one_line() -> None:
+    with pytest.raises(UserError, match=r"gradients\.hook: \"bf16\" .* over gloo: the bf16 hook is NCCL's alone"):
+        check_exchange(GradientsConfig(hook="bf16"), "gloo", "fp32")
+    with pytest.raises(UserError, match=r"gradients\.hook: \"powersgd\" .* loss scale changes"):
+        check_exchange(GradientsConfig(hook="powersgd"), "nccl", "fp16")
+    check_exchange(GradientsConfig(hook="bf16"), "nccl", "fp16")
+    with pytest.raises(UserError, match=r"training\.backend: nccl needs a GPU"):
+        backend_of("nccl", 0)
+    found = [backend_of(wanted, gpus) for wanted, gpus in (("auto", 0), ("auto", 2), ("gloo", 2), ("nccl", 1))]
+    assert found == ["gloo", "nccl", "gloo", "nccl"]
+
+
+def test_more_processes_than_gpus_is_one_line() -> None:
+    with pytest.raises(UserError, match="3 processes for 2 GPUs: each process needs one of its own; start at most 2"):
+        check_gpus(3, 2)
+    check_gpus(2, 2)
+    check_gpus(4, 0)
+
+
+def test_what_an_older_checkpoint_does_not_know_is_the_default() -> None:
+    now = {"training": to_dict(TrainingConfig())}
+    older = {"training": {k: v for k, v in now["training"].items() if k not in ("gradients", "backend")}}
+    assert first_difference(filled(now, older), filled(now, now)) is None
+    other = {"training": to_dict(TrainingConfig(gradients=GradientsConfig(hook="fp16")))}
+    assert first_difference(filled(now, older), filled(now, other)) == ("training.gradients.hook", "none", "fp16")

@@ -1,0 +1,47 @@
+"""One number that is none, in the gradient of one rank, is seen by all ranks, and none of them updates its part."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tests.support.layout_runs import LENGTH, SEED, Case, model_of, on_ranks, row_losses, token_rows, whole
+
+
+def spoil(parallel: dict[str, Any]) -> tuple[float, float, bool]:
+    """The norms before and after the last rank spoils an element of its gradient, and whether a weight changes."""
+    from slipstream.train.parallel.config import ParallelConfig
+    from slipstream.train.parallel.divide import divide
+    from slipstream.train.parallel.gradients import local
+    from slipstream.train.parallel.layout import Layout
+
+    device, rows = torch.device("cpu"), token_rows(4)
+    layout = Layout.connect(ParallelConfig(**parallel), dist.get_rank(), dist.get_world_size(), device)
+    model = divide(model_of(Case(2, {}), empty=True), layout, device, SEED, micro_batches=2, rows=2, precision="fp32")
+
+    def loss_of(outputs: Tensor, first: int) -> Tensor:
+        return row_losses(outputs, rows[first : first + 2]).sum()
+
+    model.accumulate((rows[:, :LENGTH],), [slice(0, 2), slice(2, 4)], loss_of)
+    right = model.norm().item()
+    if layout.rank == layout.world - 1:
+        local(model.parameters()[-1].grad).view(-1)[0] = torch.inf
+    norm = model.norm()
+    before = whole(dict(model.model.named_parameters()))
+    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+    optimizer.found_inf = norm.isfinite().logical_not().float()
+    optimizer.step()
+    after = whole(dict(model.model.named_parameters()))
+    return right, norm.item(), any(not torch.equal(after[name], before[name]) for name in before)
+
+
+@pytest.mark.parametrize("parallel", [{"shard": "weights"}, {"pipeline": 2}], ids=str)
+def test_all_ranks_see_what_one_has(parallel: dict[str, Any], tmp_path: Path) -> None:
+    for right, norm, changed in on_ranks(2, partial(spoil, parallel), tmp_path):
+        assert 0 < right < float("inf") and norm == float("inf") and not changed

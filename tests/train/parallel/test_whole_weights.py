@@ -1,0 +1,63 @@
+"""The trained weights of a divided model come to rank 0 one at a time."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.layout_runs import SEED, SIZES, Case, model_of, on_ranks
+
+
+def taken(parallel: dict[str, Any]) -> tuple[dict[str, torch.Tensor], int]:
+    """The tensors that this rank gets, and the most of them, its own parts apart, that were alive at once."""
+    import torch.distributed as dist
+
+    from slipstream.models.weights_file import in_file_order
+    from slipstream.train.parallel.config import ParallelConfig
+    from slipstream.train.parallel.divide import divide
+    from slipstream.train.parallel.layout import Layout
+
+    device = torch.device("cpu")
+    layout = Layout.connect(ParallelConfig(**parallel), dist.get_rank(), dist.get_world_size(), device)
+    case = Case(layout.world, parallel, {"tie_word_embeddings": True})
+    model = divide(model_of(case, empty=True), layout, device, SEED, micro_batches=2, rows=2, precision="fp32")
+    parts = model.model.state_dict()
+    own = {id(part) for part in parts.values()}
+    weights = model.whole(parts)
+    refs: list[weakref.ref[torch.Tensor]] = []
+    found, most = [], 0
+    for tensor in weights.tensors():
+        if id(tensor) not in own:
+            refs.append(weakref.ref(tensor))
+        found.append(tensor.numpy().copy())
+        del tensor
+        gc.collect()
+        most = max(most, sum(ref() is not None for ref in refs))
+    names = in_file_order(weights.kinds) if dist.get_rank() == 0 else []
+    return dict(zip(names, map(torch.from_numpy, found), strict=True)), most
+
+
+@pytest.mark.parametrize(
+    ("world", "parallel"),
+    [
+        (2, {"pipeline": 2}),
+        pytest.param(4, {"shard": "weights", "tensor": 2}, marks=pytest.mark.prove),
+        pytest.param(8, {"pipeline": 2, "shard": "weights", "tensor": 2}, marks=pytest.mark.prove),
+    ],
+)
+def test_rank_0_gets_one_whole_tensor_after_the_other(world: int, parallel: dict[str, Any], tmp_path: Path) -> None:
+    from slipstream.train.parallel.divide import fill
+
+    (mine, most), *others = on_ranks(world, partial(taken, parallel), tmp_path)
+    assert most == 1 and all(got == ({}, 0) for got in others)
+    expected = model_of(Case(1, {}, {"tie_word_embeddings": True}), empty=True)
+    fill(expected, torch.device("cpu"), SEED)
+    state = expected.state_dict()
+    assert mine.keys() == state.keys() and len(state) > SIZES["num_hidden_layers"]
+    assert all(torch.equal(tensor, state[name]) for name, tensor in mine.items())

@@ -1,0 +1,76 @@
+"""``slipstream schedules``: the schedules, their next three times, and what they will do."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from slipstream.cron import next_times
+from slipstream.settings import Settings, to_dict
+from workflows.schedules.settings import (
+    CHOICE,
+    DEFAULT,
+    CollectivesSchedule,
+    TrainingSchedule,
+    path_of,
+    read_schedules,
+)
+
+INDENT = " " * 4
+
+
+@click.command()
+@click.argument("environment", envvar=CHOICE, default=DEFAULT)
+def main(environment: str) -> None:
+    """List the schedules of ENVIRONMENT: development, staging, production, or a path to a .toml.
+
+    Example: slipstream schedules staging
+    """
+    schedules = read_schedules(environment)
+    click.echo(f"{path_of(environment)}: {len(schedules)} schedules, times in UTC")
+    for name, schedule in schedules.items():
+        click.echo(f"\n{name}")
+        for line in described(name, schedule, datetime.now(UTC)):
+            click.echo(textwrap.indent(line, INDENT))
+
+
+def described(name: str, schedule: TrainingSchedule | CollectivesSchedule, now: datetime) -> Iterator[str]:
+    if schedule.cron:
+        times = ", ".join(f"{time:%a %Y-%m-%d %H:%M}" for time in next_times(schedule.cron, now, 3))
+        yield f"{schedule.cron}: {times}"
+        yield "skipped while the run before is still going"
+    else:
+        yield f"when it is started: pyflyte run remote-launchplan {name}"
+    if isinstance(schedule, TrainingSchedule):
+        target = f", target {schedule.target}" if schedule.target else ""
+        yield f"trains on {schedule.data or 'the handwritten digits of scikit-learn'}{target}, exports and reports"
+        if schedule.registry:
+            yield f"promotes the model in {schedule.registry} if it is shown not to be worse"
+    else:
+        sizes = schedule.config.sizes
+        count = len(schedule.config.operations)
+        yield f"measures {count} collective{'s' if count > 1 else ''} from {sizes[0]:,} to {sizes[-1]:,} bytes"
+    if changed := changes(schedule.config):
+        yield f"with {json.dumps(changed)}"
+    if addresses := [*schedule.notify.email, *schedule.notify.slack]:
+        yield f"tells {', '.join(addresses)} if it {', '.join(schedule.notify.on)}"
+
+
+def changes(config: Settings) -> dict[str, Any]:
+    """The settings that are not the defaults."""
+    return differing(to_dict(config), to_dict(type(config)()))
+
+
+def differing(given: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:
+    found = {}
+    for name, value in given.items():
+        if isinstance(value, dict) and isinstance(default.get(name), dict) and default[name]:
+            value = differing(value, default[name]) or default[name]
+        if value != default.get(name):
+            found[name] = value
+    return found
