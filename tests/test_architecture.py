@@ -118,14 +118,29 @@ def test_a_folder_fits_on_one_screen() -> None:
     assert not {folder.name: size for folder, size in sizes.items() if size > 16}
 
 
-def test_the_readme_names_every_folder() -> None:
-    tree = (ROOT / "README.md").read_text(encoding="utf-8").split("## Architecture\n\n```\n")[1].split("```")[0]
+def folders_of(page: str) -> set[str]:
+    """The folders that the tree of a page names, with those above them."""
+    tree = (ROOT / page).read_text(encoding="utf-8").split("Architecture\n\n```\n")[1].split("```")[0]
     above, named = list[str](), set[str]()
     for indent, folder in re.findall(r"^( *)(\w+(?:/\w+)*)/ ", tree, re.MULTILINE):
         above = [*above[: len(indent) // 2], folder]
         named.add("/".join(above))
+    return {name for name in named if name.startswith(FLOORS)}
+
+
+def test_the_trees_name_every_folder_and_the_readmes_the_upper_two_levels() -> None:
     code = {path.parent.relative_to(ROOT).as_posix() for path in MODULES.values()}
-    assert {name for name in named if name.startswith(FLOORS)} == code
+    assert folders_of("docs/architecture.md") == code
+    assert folders_of("README.md") == {name for name in code if name.count("/") < 2} - {"workflows/schedules"}
+
+
+def test_the_readme_is_read_at_once_and_names_what_is_there() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(readme.splitlines()) <= 180
+    pages = set(re.findall(r"\]\((docs/\w+\.md)", readme))
+    assert pages == {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md")}
+    tour = re.findall(r"^\d\. `([\w/]+\.py)`", readme, re.MULTILINE)
+    assert len(tour) == 8 and all((ROOT / path).is_file() for path in tour)
 
 
 def test_tests_share_helpers_only_through_support() -> None:

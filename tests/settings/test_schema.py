@@ -31,9 +31,9 @@ def test_the_shipped_schema_is_what_the_command_writes() -> None:
     Draft202012Validator.check_schema(SCHEMA)
 
 
-def test_it_accepts_the_readmes_example_and_the_defaults() -> None:
-    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-    example = yaml.safe_load(readme.split("```yaml\n# run.yaml", 1)[1].split("```", 1)[0].split("\n", 1)[1])
+def test_it_accepts_the_pages_example_and_the_defaults() -> None:
+    page = (REPOSITORY / "docs/data.md").read_text(encoding="utf-8")
+    example = yaml.safe_load(page.split("```yaml\n# run.yaml", 1)[1].split("```", 1)[0].split("\n", 1)[1])
     assert len(example) == 5 and accepts(example)
     RunConfig.from_dict(example)
     assert accepts(to_dict(RunConfig())) and accepts({})
