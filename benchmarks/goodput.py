@@ -43,7 +43,7 @@ from slipstream.prepare.engine import prepare
 from slipstream.storage import storage_for
 from slipstream.train.config import TrainingConfig
 from slipstream.train.fault_tolerance.goodput import STALL, STEPS, read_attempts
-from slipstream.train.loop.coupled_rows import ROWS
+from slipstream.train.loop.batch_statistics import ROWS
 
 WORLD = 2
 SAVE_EVERY = STEPS_BETWEEN_FAILURES = 400

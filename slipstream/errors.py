@@ -6,7 +6,7 @@ import click
 
 
 class Interrupted(RuntimeError):
-    """Nobody's mistake: the machine went, or a peer did. Another attempt can go on where this one stopped."""
+    """Nobody's mistake: the machine went, or a peer did. Another attempt can resume where this one stopped."""
 
 
 class Preempted(Interrupted):

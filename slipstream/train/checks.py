@@ -82,12 +82,12 @@ def check_rows(data: PreparedData) -> None:
 
 def check_divisible(training: TrainingConfig, traits: Traits, precision: str) -> None:
     """Raise ``UserError`` for models and types of numbers that no layout divides, and models that are not compiled."""
-    if training.compile and traits.couples_rows:
+    if training.compile and traits.has_batch_statistics:
         raise UserError(
             "training.compile: false expected: this model has batch normalisation or buffers that change, so its "
             "batches are not padded, and each size would be compiled for itself"
         )
-    if training.parallel.divides and traits.couples_rows:
+    if training.parallel.divides and traits.has_batch_statistics:
         raise UserError(
             "training.parallel: this model has batch normalisation or buffers that change, which cannot be divided; "
             "expected no shard, pipeline or tensor, or layer or group normalisation instead"

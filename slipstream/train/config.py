@@ -63,7 +63,7 @@ class TrainingConfig(Settings):
     """Decay per step of an exponential moving average of the weights, which is then what is evaluated and kept as the
     trained model; 0 switches it off."""
     skip_nonfinite: Annotated[int, Field(ge=0), MAY_CHANGE] = 3
-    """Steps in a row that are skipped as their loss or gradient is no number; one more goes back to a checkpoint."""
+    """Steps in a row that are skipped as their loss or gradient is non-finite; one more rolls back to a checkpoint."""
     evaluate_every: Annotated[int, Field(ge=0)] = 0
     """Steps between evaluations; 0 means once an epoch."""
     patience: Annotated[int, Field(ge=0)] = 5
@@ -78,7 +78,7 @@ class TrainingConfig(Settings):
     """A directory or a store's address of your own for the checkpoints, which are left there after the end. Empty: a
     place that every attempt and execution of the same training finds, and that is emptied after the end."""
     resume: Annotated[Literal["auto", "never"], MAY_CHANGE] = "auto"
-    """Whether to go on from a checkpoint of another execution: "never" leaves those alone."""
+    """Whether to resume from a checkpoint of another execution: "never" leaves those alone."""
     repetition: Annotated[int, Field(ge=0)] = 0
     """Another number is another training: it begins afresh, and neither Flyte's cache nor older checkpoints count."""
     when_held: Annotated[Literal["wait", "refuse"], MAY_CHANGE] = "wait"

@@ -1,7 +1,7 @@
 """What training takes of the tuner's results (``training.network_profile``).
 
 It has to be known before the process group exists, as libraries read variables once. So the processes first meet in a
-gloo group that only looks at the hardware. A run that goes on from a checkpoint keeps what it began with, whatever has
+gloo group that only looks at the hardware. A run that resumes from a checkpoint keeps what it began with, whatever has
 been found since; that is part of the checkpoint's identity.
 """
 

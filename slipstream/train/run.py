@@ -128,7 +128,7 @@ def train(
     checkpoints.prepare(state.to_save())
 
     def restore(least: int, most: int) -> Restored | None:
-        # A checkpoint that a notice brought about is none to go back to: another run would not have it.
+        # A checkpoint that a notice brought about is none to roll back to: another run would not have it.
         regular = guard.interval.steps or 1
         return checkpoints.restore(
             lambda name: least <= name.step <= most and name.step % regular == 0, into=state.to_save()
@@ -166,10 +166,10 @@ def train(
 
 
 def log_resumption(restored: Restored, state: TrainingState) -> None:
-    """Say which checkpoint training goes on from, and what of it may make the numbers other ones."""
-    LOG.info("goes on from step %d (%s)", restored.step, restored.source)
+    """Say which checkpoint training resumes from, and what of it may make the numbers other ones."""
+    LOG.info("resumes from step %d (%s)", restored.step, restored.source)
     if not all(settings["fused"] for settings in state.optimizer.param_groups):
-        LOG.info("goes on with the optimiser of this checkpoint, which is slower than the fused one")
+        LOG.info("resumes with the optimiser of this checkpoint, which is slower than the fused one")
     if changes := describe_changes(restored.progress.get("conditions", {}), state.conditions, state.model):
         LOG.warning("%s", changes)
 

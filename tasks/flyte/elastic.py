@@ -282,7 +282,7 @@ class DistributedTask(PytorchElasticFunctionTask):
         if local and isinstance(failure, FlyteRecoverableException):
             # Nobody tries again here, so the user has to be told how. As text it begins with Flyte's name of its kind.
             why = failure.args[0]
-            raise UserError(f"{workspace.stage}: interrupted ({why}); start it again to go on from there") from None
+            raise UserError(f"{workspace.stage}: interrupted ({why}); start it again to resume from there") from None
         if failure is ended:
             raise ended
         raise failure from (None if isinstance(failure, UserError) else ended)

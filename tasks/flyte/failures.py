@@ -1,7 +1,7 @@
 """What a failure means to Flyte: try again, or tell the user.
 
 Recoverable is what another attempt can help: the machine was taken away, a worker was lost to a signal, a peer was
-lost, a store stayed away. A user's mistake, a loss that is no number, too little memory and bugs are not: retried they
+lost, a store stayed away. A user's mistake, a non-finite loss, too little memory and bugs are not: retried they
 would only cost the same again. Where one failure brings about others, what is not recoverable is the *cause*, and what
 is recoverable may be its *consequence*.
 """

@@ -137,7 +137,7 @@ def test_a_killed_run_goes_on_where_it_stopped_and_says_so(pyflyte_run: Run, tmp
     again = pyflyte_run("--config", config)
     assert again.returncode == 0, again.stdout
     assert made(again.stdout)["prepare"] == "reused" and made(again.stdout)["train"] == "made"
-    (step,) = re.findall(r"goes on from step (\d+)", again.stdout)
+    (step,) = re.findall(r"resumes from step (\d+)", again.stdout)
     attempt = json.loads(next(tmp_path.glob(".slipstream/train/*/attempt.json")).read_text())
     history = json.loads(next(tmp_path.glob(".slipstream/train/*/history.json")).read_text())
     assert attempt["steps"] + int(step) == history["steps_total"] and int(step) > 0

@@ -108,7 +108,7 @@ def test_killed_and_resumed_it_ends_the_same(prepared: Path, teacher: Path, tmp_
         assert attempt(killed, Fault("step", rank=1, at=at)).fired == 1
     assert attempt(killed).finished
     assert outcome(killed) == outcome(whole)
-    assert "goes on from step" in (killed.place / "log-0").read_text()
+    assert "resumes from step" in (killed.place / "log-0").read_text()
     assert bool(TrainedModel.open(killed.output).architecture.retained) is pruned
 
 

@@ -63,7 +63,7 @@ def test_one_of_two_pods_is_killed_and_the_second_attempt_ends_the_same(
     pods = pods_of_job(cluster, name, attempt=1)
     outputs = [pod.finish() for pod in pods]
     assert [pod.exit_code for pod in pods] == [0, 0], outputs
-    assert any("goes on from step" in output for output in outputs), outputs
+    assert any("resumes from step" in output for output in outputs), outputs
     resumed = cluster.trained(name, tmp_path, 1)
     assert f"{name}/raw/checkpoints/" in json.loads((resumed / "attempt.json").read_text())["resumed_from"]
     same_model(world, resumed)
@@ -87,14 +87,14 @@ def test_the_second_attempt_goes_on_where_the_first_was_killed(cluster: Cluster,
     resumed = cluster.trained("again", tmp_path / "resumed", 1)
     attempt = json.loads((resumed / "attempt.json").read_text())
     assert "again/raw/checkpoints/" in attempt["resumed_from"]
-    assert attempt["steps"] < 72 and f"goes on from step {72 - attempt['steps']}" in output
+    assert attempt["steps"] < 72 and f"resumes from step {72 - attempt['steps']}" in output
     same_model(cluster.trained("whole", tmp_path / "whole"), resumed)
 
 
 @pytest.mark.prove
 def test_no_number_of_preemptions_and_no_execution_begins_at_step_0(cluster: Cluster, tmp_path: Path) -> None:
     def step_of(output: str) -> int:
-        found = re.search(r"goes on from step (\d+)", output)
+        found = re.search(r"resumes from step (\d+)", output)
         assert found, output
         return int(found[1])
 
@@ -111,7 +111,7 @@ def test_no_number_of_preemptions_and_no_execution_begins_at_step_0(cluster: Clu
         pod.finish()
     # Its predecessor left nothing; it goes on where the first one was, and is lost at once.
     fourth = cluster.pod(1, "spot", attempt=3, beside="spot")
-    while "goes on from step" not in fourth.said():
+    while "resumes from step" not in fourth.said():
         assert fourth.running, fourth.said()
         time.sleep(0.02)
     fourth.kill()
@@ -130,7 +130,7 @@ def test_no_number_of_preemptions_and_no_execution_begins_at_step_0(cluster: Clu
     same_model(tmp_path / "made", cluster.trained("spot-recovered", tmp_path / "again", 1))
     afresh = cluster.pod(1, "spot-afresh", beside="spot")
     output = afresh.finish()
-    assert afresh.exit_code == 0 and "begins afresh" in output and "goes on from step" not in output, output
+    assert afresh.exit_code == 0 and "begins afresh" in output and "resumes from step" not in output, output
     same_model(tmp_path / "whole", cluster.trained("spot-afresh", tmp_path / "afresh"))
 
 
@@ -146,7 +146,7 @@ def test_the_next_attempt_waits_for_the_last_save_of_a_pod_in_its_grace_period(c
     time.sleep(1.5)
     second = cluster.pod(1, "grace", attempt=1, inputs="endless")
     try:
-        while "goes on from step" not in (output := second.said()):
+        while "resumes from step" not in (output := second.said()):
             assert second.running, output
             time.sleep(0.05)
     finally:
@@ -157,7 +157,7 @@ def test_the_next_attempt_waits_for_the_last_save_of_a_pod_in_its_grace_period(c
     page = json.loads(cluster.bucket.read(record))
     assert page["ended"].startswith(f"left at step {page['last_step']}, saved"), page
     assert "waits for the last save of attempt 0 of grace" in output, output
-    assert f"goes on from step {page['last_step']} " in output, (page, output)
+    assert f"resumes from step {page['last_step']} " in output, (page, output)
 
 
 def same_model(uninterrupted: Path, resumed: Path) -> None:

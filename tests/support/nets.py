@@ -76,7 +76,7 @@ def notes_shapes(signature: Signature) -> nn.Module:
 
 
 class Fragile(OnNumbers):
-    """The gradient of a row whose first number is 7 is no number, though its loss is one."""
+    """The gradient of a row whose first number is 7 is non-finite, though its loss is one."""
 
     def forward(self, numeric: Tensor, *_: Tensor) -> Tensor:
         outputs = self.layers(numeric)

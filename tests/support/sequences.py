@@ -43,7 +43,7 @@ ENDS = {
 NEXT = ("retried", "retried", "recovered", "relaunched")
 #: Whoever shows no sign of life for half a second has gone.
 LEASE = {"PERIOD_S": 0.1, "HASTE_S": 0.1, "GLANCE_S": 0.02, "SILENT_PERIODS": 6}
-RESUMED = re.compile(r"goes on from step (\d+) \((\S+)\)")
+RESUMED = re.compile(r"resumes from step (\d+) \((\S+)\)")
 
 
 def stopped(pid: int | None) -> bool:

@@ -61,7 +61,7 @@ class Job:
     teacher: Path | None = None
     #: A trained model whose weights, and units if it was pruned, the training begins with.
     start: Path | None = None
-    #: Steps (from 1) whose inputs become no numbers.
+    #: Steps (from 1) whose inputs become non-finite.
     poisoned: tuple[int, ...] = ()
     #: A peer that does not answer is given up after this long.
     patience_s: int = 8
@@ -172,7 +172,7 @@ def slow_down(loop: Any, seconds: float, path: Path) -> None:
 
 
 def poison(loop: Any, steps: tuple[int, ...]) -> None:
-    """Make the first input of these steps no number, whenever they are taken."""
+    """Make the first input of these steps non-finite, whenever they are taken."""
     original = loop.train_step
 
     def wrapped(state: Any, config: Any, group: Any, precision: str, batch: Any, total: int) -> Any:

@@ -49,7 +49,7 @@ def test_a_compiled_training_that_was_killed_ends_the_same(tmp_path: Path) -> No
     assert attempt(whole).finished
     assert attempt(killed, Fault("step", rank=0, at=14)).fired == 1
     assert attempt(killed).finished
-    assert "goes on from step" in (killed.place / "log-0").read_text()
+    assert "resumes from step" in (killed.place / "log-0").read_text()
     assert outcome(killed) == outcome(whole)
 
 

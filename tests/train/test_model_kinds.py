@@ -17,7 +17,7 @@ from slipstream.models.factory import Predictor, build
 from slipstream.models.footprint import BATCH_BYTES, batch_rows
 from slipstream.models.mlp import MLP
 from slipstream.train.config import TrainingConfig
-from slipstream.train.loop.coupled_rows import coupled_micro_batches
+from slipstream.train.loop.batch_statistics import whole_micro_batches
 from slipstream.train.loop.probe import probe
 from slipstream.train.loop.state import weights_of
 from slipstream.train.loop.step import micro_batches, padded_rows
@@ -76,14 +76,14 @@ def test_micro_batches_have_one_shape(prepared: Path, tmp_path: Path, accumulati
     assert set(noted) == {str(-(-64 // accumulation))} and len(noted) >= 2 * 5
 
 
-def test_shares_are_cut_into_slices_of_one_length_and_coupled_rows_never_stand_alone() -> None:
+def test_shares_are_cut_into_slices_of_one_length_and_batch_statistics_never_stand_alone() -> None:
     for largest in range(1, 40):
         for accumulation in range(1, 9):
             rows = padded_rows(largest, accumulation)
             pieces = micro_batches(rows, accumulation)
             assert len(pieces) <= accumulation and len({piece.stop - piece.start for piece in pieces}) == 1
             assert pieces[-1].stop == rows < largest + -(-largest // accumulation)
-            pieces = coupled_micro_batches(largest, accumulation)
+            pieces = whole_micro_batches(largest, accumulation)
             assert len(pieces) <= accumulation and pieces[-1].stop == largest
             assert largest == 1 or min(piece.stop - piece.start for piece in pieces) >= 2
 
@@ -98,14 +98,14 @@ def test_a_probe_finds_what_a_model_needs_and_leaves_it_as_it_was() -> None:
     model = Predictor(signature, nets.batch_norm(signature))
     before, random = weights_of(model), torch.get_rng_state()
     traits = probe(model, CPU)
-    assert traits.couples_rows and traits.unused == ()
+    assert traits.has_batch_statistics and traits.unused == ()
     assert traits.changing == tuple(
         f"network.layers.1.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")
     )
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert torch.equal(random, torch.get_rng_state()) and all(p.grad is None for p in model.parameters())
     plain = probe(Predictor(signature, MLP(signature)), CPU)
-    assert plain.changing == plain.unused == () and not plain.couples_rows
+    assert plain.changing == plain.unused == () and not plain.has_batch_statistics
     assert probe(Predictor(signature, nets.with_unused(signature)), CPU).unused == (
         "network.extra.weight",
         "network.extra.bias",

@@ -39,7 +39,7 @@ def test_a_run_with_a_profile_goes_on_from_one_without_and_too_few_steps_give_no
         (path / "manifest.json").unlink()
     again = tmp_path / "run" / "again"
     trained(data, tmp_path / "run", 1, TRAINING, TWO_LAYERS, directory=again)
-    assert "goes on from step 8" in (tmp_path / "run" / "again.log0").read_text()
+    assert "resumes from step 8" in (tmp_path / "run" / "again.log0").read_text()
     assert (again / "trace.json.gz").exists()
     long = replace(TRAINING, profile=ProfileConfig(12))
     model = trained(data, tmp_path / "long", 1, long, TWO_LAYERS)

@@ -39,7 +39,7 @@ class ValidationPoint(TypedDict):
 
 
 class SkippedStep(TypedDict):
-    """A step whose update was skipped, as its loss or its gradient was no number."""
+    """A step whose update was skipped, as its loss or its gradient was non-finite."""
 
     step: int
     #: Rows of the training split, counted through its files, that give such a loss or gradient by themselves; at most
@@ -50,7 +50,7 @@ class SkippedStep(TypedDict):
 
 
 class LeftOut(TypedDict):
-    """Training went back to the checkpoint of step ``after`` and on with step ``through`` + 1."""
+    """Training rolled back to the checkpoint of step ``after`` and continued with step ``through`` + 1."""
 
     after: int
     through: int

@@ -122,7 +122,7 @@ def abbreviated(value: Any) -> str:
 
 
 def newest_identity(address: str, holder: Holder, resume: str) -> Mapping[str, Any] | None:
-    """The identity of the checkpoint that a run would go on from if it is intact; None if there is none. What is wrong
+    """The identity of the checkpoint that a run would resume from if it is intact; None if there is none. What is wrong
     with it or with the storage is left to those who read it whole."""
     policy, home = ResumePolicy({}, holder, resume), Home(storage_for(address))
     with suppress(StorageUnavailable):
@@ -233,5 +233,5 @@ def check_tensors(candidate: Candidate, index: Mapping[str, Any], live: Mapping[
         if then.get(name) != now.get(name):
             raise UserError(
                 f"{candidate.uri}: holds another model: {name} is {then.get(name, 'absent')} there and "
-                f"{now.get(name, 'absent')} here; go on with the same model or start afresh with training.resume=never"
+                f"{now.get(name, 'absent')} here; resume with the same model or start afresh with training.resume=never"
             )

@@ -1,4 +1,4 @@
-"""Which rows give a loss or a gradient that is no number."""
+"""Which rows give a non-finite loss or gradient."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slipstream.models.factory import Predictor
 from slipstream.train.config import TrainingConfig
 from slipstream.train.data.loader import Batch, training_batches
 from slipstream.train.data.order import GlobalOrder
-from slipstream.train.loop.coupled_rows import running_statistics
+from slipstream.train.loop.batch_statistics import running_statistics
 from slipstream.train.loop.objective import loss_sum
 from slipstream.train.loop.probe import undone
 from slipstream.train.loop.step import padded_rows
@@ -52,7 +52,7 @@ def name_rows(
 
 @torch.no_grad()
 def rows_of_bad_losses(parallel: ParallelModel, batch: Batch, precision: str, device: torch.device) -> list[int]:
-    """The places in ``batch`` of the first :data:`NAMED` rows whose loss is no number, by a pass in evaluation mode
+    """The places in ``batch`` of the first :data:`NAMED` rows whose loss is non-finite, by a pass in evaluation mode
     that all ranks take part in. Of the ranks that have the same rows all but one find none."""
     was_training = parallel.model.training
     parallel.model.eval()

@@ -13,7 +13,7 @@ from slipstream.distributed.explained import explained
 from slipstream.errors import UserError
 from slipstream.models.factory import Predictor, zeros
 from slipstream.train.checkpoint.random_state import capture_random_state, restore_random_state
-from slipstream.train.loop.coupled_rows import ROWS
+from slipstream.train.loop.batch_statistics import ROWS
 from slipstream.train.metrics.flops import flop_counter
 
 
@@ -26,7 +26,7 @@ class Traits:
     #: The buffers of modules that change any of theirs in a forward pass, such as running statistics.
     changing: tuple[str, ...] = ()
     #: Whether the rows of a micro-batch influence each other, as in batch normalisation; then none may be padding.
-    couples_rows: bool = False
+    has_batch_statistics: bool = False
     #: Floating-point operations of forward and backward pass over a row, see :mod:`slipstream.train.metrics.flops`.
     flops_per_row: float = 0.0
     #: Numbers in all parameters, shared ones counted once.
@@ -57,9 +57,9 @@ def probe(model: Predictor, device: torch.device) -> Traits:
         }
         changing = [name for name, _ in model.named_buffers() if name.rpartition(".")[0] in changed]
     normalised = any(isinstance(module, _BatchNorm) for module in model.modules())
-    couples_rows = bool(changing) or normalised
+    has_batch_statistics = bool(changing) or normalised
     flops_per_row, parameters = counter.get_total_flops() / ROWS, sum(p.numel() for p in model.parameters())
-    return Traits(tuple(unused), tuple(changing), couples_rows, flops_per_row, parameters)
+    return Traits(tuple(unused), tuple(changing), has_batch_statistics, flops_per_row, parameters)
 
 
 @contextmanager

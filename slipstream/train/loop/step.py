@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from slipstream.distributed.process_group import Group
 from slipstream.train.config import TrainingConfig
 from slipstream.train.data.loader import Batch
-from slipstream.train.loop.coupled_rows import broadcast_buffers, coupled_micro_batches
+from slipstream.train.loop.batch_statistics import broadcast_buffers, whole_micro_batches
 from slipstream.train.loop.objective import loss_sum
 from slipstream.train.loop.state import TrainingState
 from slipstream.train.optim.gradients import factor_unless_spoilt, judge, may_exceed, update
@@ -77,14 +77,14 @@ def train_step(
     changing = [state.model.get_buffer(name) for name in state.traits.changing]
     before = [buffer.clone() for buffer in changing]
     losses: list[Tensor] = []
-    divide = coupled_micro_batches if state.traits.couples_rows else micro_batches
+    divide = whole_micro_batches if state.traits.has_batch_statistics else micro_batches
     pieces = divide(len(batch.target), config.accumulation)
     factor = state.scaler.scaled(group.world / batch.size)
 
     def loss_of(outputs: Tensor, first: int) -> Tensor:
         loss = rows_loss(state, config, batch, outputs, slice(first, first + len(outputs)))
         losses.append(loss.detach())
-        # A loss that is no number makes the gradient none, on all ranks.
+        # A non-finite loss makes the gradient non-finite, on all ranks.
         return loss * factor_unless_spoilt(factor, losses[-1])
 
     state.parallel.accumulate(batch.inputs, pieces, loss_of, partial(autocast, precision, group.device))

@@ -1,9 +1,9 @@
 """The training loop: steps, evaluations, checkpoints and early stopping. All ranks run it in parallel.
 
 The host gives the device its steps ahead of time and reads their results later, so the device never waits for it. A
-step whose loss or gradient is no number changes nothing (:mod:`slipstream.train.loop.step`). After too many of them in
-a row training goes back to the last checkpoint from before them and on without the batches since: replayed, the same
-batches would lead to the same weights. If there is no checkpoint since the last time, it ends.
+step whose loss or gradient is non-finite changes nothing (:mod:`slipstream.train.loop.step`). After too many of them in
+a row training rolls back to the last checkpoint from before them and continues without the batches since: replayed, the
+same batches would lead to the same weights. If there is no checkpoint since the last time, it ends.
 """
 
 from __future__ import annotations
@@ -95,14 +95,14 @@ class TrainLoop:
         self.report = ProgressReport(self._total, state.progress.step, shown=group.rank == 0)
 
     def run(self, restore: Restore) -> None:
-        """Train to the end. Raises ``AgreedUserError`` on all ranks if losses or gradients stay no numbers, and
+        """Train to the end. Raises ``AgreedUserError`` on all ranks if losses or gradients stay non-finite, and
         ``Preempted`` when a machine is preempted."""
         with self._profiler or nullcontext():
             while not self.over():
                 try:
                     self.go_on()
                 except TooManySkipped as found:
-                    self.go_back(found.step, restore)
+                    self.roll_back(found.step, restore)
         self.report.close()
 
     def over(self) -> bool:
@@ -125,9 +125,9 @@ class TrainLoop:
                 self.report.step(progress.step)
             self._settle()
 
-    def go_back(self, step: int, restore: Restore) -> None:
-        """Go back to the last checkpoint from before the steps that were skipped, up to ``step``, and go on with the
-        next one. Raises ``AgreedUserError`` if there is none since this last happened."""
+    def roll_back(self, step: int, restore: Restore) -> None:
+        """Roll back to the last checkpoint from before the steps that were skipped, up to ``step``, and continue with
+        the next one. Raises ``AgreedUserError`` if there is none since this last happened."""
         while self._given:
             self._guard.finished(self._given.popleft().step)
         progress = self._state.progress
@@ -143,13 +143,13 @@ class TrainLoop:
         progress.left_out.append({"after": after, "through": step})
         progress.step, self._streak = step, 0
         if self._group.rank == 0:
-            LOG.warning("goes back to step %d, and on without steps %d to %d", after, after + 1, step)
+            LOG.warning("rolls back to step %d, and continues without steps %d to %d", after, after + 1, step)
 
     def _cause(self, step: int) -> str:
         steps = "step" if self._streak == 1 else f"{self._streak} steps in a row, the last"
         return (
-            f"training.learning_rate: the loss or its gradient became no number in {steps} {step}{self._rows()}, and "
-            f"there is no checkpoint to go back to; try less than {self._config.learning_rate:g}, a longer "
+            f"training.learning_rate: the loss or its gradient became non-finite in {steps} {step}{self._rows()}, and "
+            f"there is no checkpoint to roll back to; try less than {self._config.learning_rate:g}, a longer "
             "training.warmup, or training.clip_norm above 0"
         )
 
@@ -161,13 +161,13 @@ class TrainLoop:
 
     def _batches(self) -> Generator[Batch, None, None]:
         order, group = self._order, self._rows_of
-        coupled = self._state.traits.couples_rows
+        dependent = self._state.traits.has_batch_statistics
         return training_batches(
             self._data,
             order,
             group,
             order.consumed(self._state.progress.step),
-            padded=0 if coupled else padded_rows(-(-order.largest // group.world), self._config.accumulation),
+            padded=0 if dependent else padded_rows(-(-order.largest // group.world), self._config.accumulation),
             waiting=self._guard.waiting,
         )
 
@@ -226,7 +226,7 @@ class TrainLoop:
             name_rows(step, state.parallel, self._data, order, self._config, self._precision, self._rows_of)
         )
         if self._group.rank == 0:
-            LOG.warning("skips step %d: its loss or gradient is no number%s", step, self._rows())
+            LOG.warning("skips step %d: its loss or gradient is non-finite%s", step, self._rows())
         if self._streak > self._config.skip_nonfinite:
             raise TooManySkipped(step)
 

@@ -1,8 +1,8 @@
 """One norm, one verdict: both are of the gradient of the whole model, and equal on all ranks.
 
 A norm that is not finite says that some gradient is not, or that a loss was not, since the step multiplies a loss that
-is no number into its gradient; summed over the ranks, it reaches all of them. So the verdict needs no collective of its
-own, and stays on the device. On a CPU the host may as well look: arithmetic on scalars takes it longer than that.
+is not finite into its gradient; summed over the ranks, it reaches all of them. So the verdict needs no collective of
+its own, and stays on the device. On a CPU the host may as well look: arithmetic on scalars takes it longer than that.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def judge(norm: Tensor) -> Verdict:
     """Whether the gradient of this norm can be used."""
     if known(norm):
         return Verdict(norm, USE if math.isfinite(norm) else SKIP)
-    # What is not finite is no number when it is taken from itself; ``isfinite`` launches three times as many kernels.
+    # What is not finite gives NaN when it is taken from itself; ``isfinite`` launches three times as many kernels.
     return Verdict(norm, (norm - norm).ne_(0).float())
 
 

@@ -15,7 +15,7 @@ from slipstream.distributed.process_group import Group
 from slipstream.logs import logger
 from slipstream.models.factory import Predictor, zeros
 from slipstream.models.weights_file import Weights
-from slipstream.train.loop.coupled_rows import ROWS, running_statistics
+from slipstream.train.loop.batch_statistics import ROWS, running_statistics
 from slipstream.train.loop.probe import Traits, undone
 from slipstream.train.parallel.compiled import Compiled
 from slipstream.train.parallel.config import GradientsConfig
@@ -39,7 +39,7 @@ class ReplicatedModel(ParallelModel):
         powersgd: PowerSGD | None = None,
     ) -> None:
         self.model = model
-        self._couples_rows = traits is not None and traits.couples_rows
+        self._has_batch_statistics = traits is not None and traits.has_batch_statistics
         self.ddp = ddp
         self._powersgd = powersgd
         self.parts = {"gradients": powersgd} if powersgd else {}
@@ -57,7 +57,7 @@ class ReplicatedModel(ParallelModel):
             if piece.stop == piece.start:
                 # A rank without rows still takes part in the all-reduce of the gradient.
                 rows = [x.to(inputs[0].device) for x in zeros(self.model.signature, ROWS)]
-            alone = self._couples_rows and piece.stop - piece.start < ROWS
+            alone = self._has_batch_statistics and piece.stop - piece.start < ROWS
             last = index == len(pieces) - 1
             with nullcontext() if last or self.ddp is None else self.ddp.no_sync():
                 with forward(), running_statistics(self.model) if alone else nullcontext():
@@ -95,10 +95,10 @@ def replicate(
     ``compiled``, training calls that, and evaluation the model.
 
     DDP broadcasts all buffers before every forward pass, constant ones too, so that is switched off;
-    :func:`~slipstream.train.loop.coupled_rows.broadcast_buffers` does it for those that change. Two passes over zeros
-    make DDP rebuild its gradient buckets before the first training step: it does so after its first backward pass,
-    which changes the order of its sums. A resumed process would do so after its first *resumed* step, and from three
-    ranks on its numbers would differ from those of an uninterrupted run.
+    :func:`~slipstream.train.loop.batch_statistics.broadcast_buffers` does it for those that change. Two passes over
+    zeros make DDP rebuild its gradient buckets before the first training step: it does so after its first backward
+    pass, which changes the order of its sums. A resumed process would do so after its first *resumed* step, and from
+    three ranks on its numbers would differ from those of an uninterrupted run.
     """
     if traits.unused and group.rank == 0:
         LOG.warning("%d parameters take no part in the loss: %s", len(traits.unused), ", ".join(traits.unused[:3]))

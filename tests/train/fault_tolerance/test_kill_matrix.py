@@ -92,7 +92,7 @@ def test_damage_is_passed_over(
     # The pointer is only for people: a wrong one costs nothing. Everything else costs one checkpoint.
     damaged = damage is not mislead
     assert ("is damaged" in log) == damaged
-    assert f"goes on from step {step - job.checkpoint_every if damaged else step} " in log
+    assert f"resumes from step {step - job.checkpoint_every if damaged else step} " in log
     assert outcome(job) == undisturbed(2)
 
 

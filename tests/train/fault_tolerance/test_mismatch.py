@@ -74,7 +74,7 @@ def test_another_seed_is_refused_and_never_starts_afresh(plain: Directory) -> No
     assert "kept/step-" in line and "was made with training.seed 0, this run has 4" in line
     assert line.endswith("or start afresh with training.resume=never")
     afresh = plain.train({"seed": 4, "resume": "never"}, "other")
-    assert afresh.returncode == 0 and "goes on from step" not in afresh.stdout, afresh.stdout
+    assert afresh.returncode == 0 and "resumes from step" not in afresh.stdout, afresh.stdout
 
 
 def test_a_missing_bucket_is_found_before_training(plain: Directory) -> None:
@@ -146,4 +146,4 @@ def test_what_does_not_fit_is_refused_in_one_line(case: str, flyte: Directory, s
 @pytest.mark.prove
 def test_never_starts_afresh_beside_what_does_not_fit(flyte: Directory) -> None:
     afresh = flyte.pyflyte({"seed": 5, "resume": "never"}, None, ROWS)
-    assert afresh.returncode == 0 and "goes on from step" not in afresh.stdout, afresh.stdout
+    assert afresh.returncode == 0 and "resumes from step" not in afresh.stdout, afresh.stdout

@@ -1,4 +1,4 @@
-"""Losses and gradients that are no numbers: skipped, named, gone back from, and exact through kills."""
+"""Non-finite losses and gradients: skipped, named, rolled back from, and exact through kills."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_steps_with_spoilt_rows_are_skipped_and_named_and_kills_change_nothing(s
     assert {row for one in skipped for row in one["rows"]} == set(SPOILT)
     assert all_finite(whole)
     said = (whole.place / "log-0").read_text()
-    assert f"skips step {skipped[0]['step']}: its loss or gradient is no number (rows " in said
+    assert f"skips step {skipped[0]['step']}: its loss or gradient is non-finite (rows " in said
     killed = Job(spoilt, tmp_path / "killed", 2, str(tmp_path / "killed/home"))
     for at in (5, 9):
         assert attempt(killed, Fault("step", rank=1, at=at)).fired == 1
@@ -95,7 +95,7 @@ def test_it_goes_back_to_the_last_checkpoint_and_on_without_the_window(
     assert found["left_out"] == [{"after": 9, "through": 14}]
     assert [one["step"] for one in found["skipped"]] == [11, 12, 13, 14]
     assert found["steps_total"] == 24 and all_finite(whole)
-    assert "goes back to step 9, and on without steps 10 to 14" in (whole.place / "log-0").read_text()
+    assert "rolls back to step 9, and continues without steps 10 to 14" in (whole.place / "log-0").read_text()
     killed = dataclasses.replace(whole, place=tmp_path / "killed", home=str(tmp_path / "killed/home"))
     for fault in faults:
         assert attempt(killed, fault).fired == 1
@@ -126,7 +126,7 @@ def test_a_model_with_a_parameter_that_had_no_gradient_is_resumed(factory: str, 
     killed = dataclasses.replace(whole, place=tmp_path / "killed", home=str(tmp_path / "killed/home"))
     assert attempt(killed, Fault("step", rank=1, at=11)).fired == 1
     assert attempt(killed).finished
-    assert "goes on from step" in (killed.place / "log-0").read_text()
+    assert "resumes from step" in (killed.place / "log-0").read_text()
     assert outcome(killed) == outcome(whole)
 
 
@@ -135,9 +135,9 @@ def test_without_a_checkpoint_since_the_last_time_it_ends_with_the_cause(clean: 
     job = Job(clean, tmp_path, 2, str(tmp_path / "home"), poisoned=steps)
     assert not attempt(job).finished
     said = (tmp_path / "log-1").read_text()
-    assert "AgreedUserError" in said or "training.learning_rate: the loss or its gradient became no number" in said
+    assert "AgreedUserError" in said or "training.learning_rate: the loss or its gradient became non-finite" in said
     assert "in 4 steps in a row, the last 18 (no row of its batch by itself: history.json has them)" in said
-    assert "and there is no checkpoint to go back to" in said
+    assert "and there is no checkpoint to roll back to" in said
     assert not (job.output / "manifest.json").exists()
 
 

@@ -34,7 +34,7 @@ def test_during_an_evaluation_all_leave_it_and_the_next_attempt_makes_it_again(
     assert page["ended"].startswith("left at step 10, saved (rank 0: signal: SIGTERM"), page
     assert page["last_step"] == page["saved_step"] == 10
     assert attempt(job).finished
-    assert "goes on from step 10" in (tmp_path / "log-0").read_text()
+    assert "resumes from step 10" in (tmp_path / "log-0").read_text()
     assert outcome(job) == undisturbed(world)
 
 

@@ -90,7 +90,7 @@ def test_killed_under_pyflyte_it_ends_the_same(tmp_path: Path) -> None:
     killed.wait_for_step(agent, 350)
     os.kill(workers_of(agent.pid, b"spawn_main")[1], signal.SIGKILL)
     assert agent.wait(120) == 1
-    said = "train: interrupted (the worker of rank 1 was lost to SIGKILL); start it again to go on from there"
+    said = "train: interrupted (the worker of rank 1 was lost to SIGKILL); start it again to resume from there"
     assert said in killed.log()
     # The agent itself: killed, then told to end.
     agent = killed.start()
@@ -108,4 +108,4 @@ def test_killed_under_pyflyte_it_ends_the_same(tmp_path: Path) -> None:
     (attempt,) = killed.place.glob(".slipstream/train/*/attempt.json")
     ledger = json.loads(attempt.read_bytes())["ledger"]
     assert ledger["attempts"] == 6, ledger
-    assert (killed.place / "log").read_text().count("goes on from step") == 5
+    assert (killed.place / "log").read_text().count("resumes from step") == 5

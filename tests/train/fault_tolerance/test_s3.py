@@ -33,7 +33,7 @@ def test_a_run_survives_every_kind_of_bad_answer(job: Job, store: FaultyS3, undi
     assert attempt(job).finished
     assert len(store.fired) == 16
     assert not store.plan
-    assert "goes on from step" in (job.place / "log-0").read_text()
+    assert "resumes from step" in (job.place / "log-0").read_text()
     assert outcome(job) == undisturbed(2)
 
 

@@ -28,7 +28,7 @@ def test_a_killed_run_goes_on_from_the_store(
     remote.proxy.inject("GET", "truncate", "503", "reset", "truncate", "500")
     assert attempt(job).finished
     assert not remote.proxy.plan and len(remote.proxy.fired) == 11
-    assert "goes on from step" in (tmp_path / "log-0").read_text()
+    assert "resumes from step" in (tmp_path / "log-0").read_text()
     assert outcome(job) == undisturbed(2)
 
 

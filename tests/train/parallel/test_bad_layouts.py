@@ -106,12 +106,12 @@ def test_what_no_layout_can_divide() -> None:
 
     sharded = TrainingConfig(parallel=ParallelConfig(shard="weights"))
     with pytest.raises(UserError, match=r"training.parallel: this model has batch normalisation"):
-        check_divisible(sharded, Traits(couples_rows=True), "fp32")
+        check_divisible(sharded, Traits(has_batch_statistics=True), "fp32")
     with pytest.raises(UserError, match=r"training.precision: fp16 is not allowed with training.parallel"):
         check_divisible(sharded, Traits(), "fp16")
     with pytest.raises(UserError, match=r"training.ema: 0.9 is not allowed; expected 0 with training.parallel"):
         TrainingConfig(parallel=ParallelConfig(shard="weights"), ema=0.9)
-    check_divisible(TrainingConfig(), Traits(couples_rows=True), "fp16")
+    check_divisible(TrainingConfig(), Traits(has_batch_statistics=True), "fp16")
 
 
 def test_places_cover_the_mesh_and_neighbours_divide_tensors() -> None:

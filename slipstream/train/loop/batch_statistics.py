@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 ROWS = 2
 
 
-def coupled_micro_batches(rows: int, accumulation: int) -> list[slice]:
+def whole_micro_batches(rows: int, accumulation: int) -> list[slice]:
     """Divide a share of ``rows`` rows, none of them padding, into at most ``accumulation`` slices of nearly equal
     length and of at least two rows, if there are two."""
     pieces = max(1, min(rows // ROWS, accumulation))
