@@ -60,14 +60,14 @@ def work_on(
 def propose(  # noqa: PLR0913 - a Flyte task: promises go in one by one
     trained: ArtifactDirectory,
     prepared: ArtifactDirectory,
-    tuned: list[ArtifactDirectory],
+    fine_tuned: list[ArtifactDirectory],
     runs: list[StageRun],
     tried: list[CompressionTrial],
     config: CompressionConfig,
     seed: int,
     factory: str = "",
 ) -> Proposal:
-    """Judge the network that was trained last, if ``tuned`` holds one, and make the next: it is little beside its
+    """Judge the network that was trained last, if ``fine_tuned`` holds one, and make the next: it is little beside its
     training, which is cached, as the same network is made of the same bytes. ``seed`` is that of a student's weights,
     ``factory`` the one that the user's configuration names, if any.
     """
@@ -75,7 +75,7 @@ def propose(  # noqa: PLR0913 - a Flyte task: promises go in one by one
     from slipstream.models.source_code import fingerprint_model
 
     work = work_on(trained, prepared, config, factory, seed)
-    tried = judged(work, tuned, runs, tried)
+    tried = judged(work, fine_tuned, runs, tried)
     directory = fresh_directory("start")
     made_by = {
         "code": code_version("compress"),
@@ -93,13 +93,13 @@ def propose(  # noqa: PLR0913 - a Flyte task: promises go in one by one
 def choose(
     trained: ArtifactDirectory,
     prepared: ArtifactDirectory,
-    tuned: list[ArtifactDirectory],
+    fine_tuned: list[ArtifactDirectory],
     runs: list[StageRun],
     tried: list[CompressionTrial],
     config: CompressionConfig,
     factory: str = "",
 ) -> Compressed:
-    """Judge the network that was trained last, the last of ``tuned``, and choose one of them or the trained one.
+    """Judge the network that was trained last, the last of ``fine_tuned``, and choose one of them or the trained one.
 
     ``runs`` are those of their trainings, ``factory`` is the one that the user's configuration names, if any.
     """
@@ -107,10 +107,10 @@ def choose(
     from slipstream.models.trained import TrainedModel
 
     work = work_on(trained, prepared, config, factory)
-    tried = judged(work, tuned[-1:], runs[-1:], tried)
-    models = [TrainedModel.open(local_path(each), factory) for each in tuned]
+    tried = judged(work, fine_tuned[-1:], runs[-1:], tried)
+    models = [TrainedModel.open(local_path(each), factory) for each in fine_tuned]
     model, found = engine.choose(work, models, tried)
-    directories = [uri_of(each) for each in (trained, *tuned)]
+    directories = [uri_of(each) for each in (trained, *fine_tuned)]
     place = directories[[work.trained, *models].index(model)]
     LOG.info("%s: %s", found.taken or "the trained network stays", found.why)
     # A pod hands its copy on, so that the cache goes by what it holds.
@@ -120,12 +120,12 @@ def choose(
 
 
 def judged(
-    work: CompressionRun, tuned: list[FlyteDirectory], runs: list[StageRun], tried: list[CompressionTrial]
+    work: CompressionRun, fine_tuned: list[FlyteDirectory], runs: list[StageRun], tried: list[CompressionTrial]
 ) -> list[CompressionTrial]:
     from slipstream.compress import engine
     from slipstream.models.trained import TrainedModel
 
-    for each, run in zip(tuned, runs, strict=True):
+    for each, run in zip(fine_tuned, runs, strict=True):
         # A smaller network is of the same factory as the trained one.
         model = TrainedModel.open(local_path(each), work.trained.config.factory)
         tried = engine.judge(work, model, run.seconds, tried)

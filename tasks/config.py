@@ -31,7 +31,7 @@ class Sections(NamedTuple):
     model_code: str
     compression: Annotated[CompressionConfig, BY_VALUE]
     #: The same section's, for the trainer: how a smaller network is trained, and how much it learns from its teacher.
-    tuning: Annotated[TrainingConfig, BY_VALUE]
+    fine_tuning: Annotated[TrainingConfig, BY_VALUE]
     teaching: Annotated[TeachingConfig, BY_VALUE]
     #: Of the weights that a smaller network begins with.
     seed: int
@@ -63,7 +63,7 @@ def read_config(config: RunConfig, method: str = "") -> Sections:
             "training.parallel: a network that is compressed cannot be divided; expected no shard, pipeline or tensor, "
             "or compression.method none"
         )
-    tuning = replace(
+    fine_tuning = replace(
         training,
         epochs=compression.epochs or training.epochs,
         learning_rate=compression.learning_rate or training.learning_rate,
@@ -76,7 +76,7 @@ def read_config(config: RunConfig, method: str = "") -> Sections:
         config.collectives,
         fingerprint_model(config.model),
         compression,
-        tuning,
+        fine_tuning,
         compression.teaching,
         training.seed,
         ("searched" if compression.searches else "given") if smaller else "none",

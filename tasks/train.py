@@ -108,7 +108,7 @@ def fetch_data_and_models(directory: FlyteDirectory, place: Placement, fresh: Pa
 
 
 @task(task_config=distributed("train", fetch_data_and_models, check, unfinished=UnfinishedTraining()), **on("train"))
-def tune(
+def fine_tune(
     workspace: Workspace,
     start: ArtifactDirectory,
     teacher: ArtifactDirectory,

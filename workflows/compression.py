@@ -12,7 +12,7 @@ from slipstream.models.config import ModelConfig, TeachingConfig
 from slipstream.train.config import TrainingConfig
 from tasks.compress import Compressed, choose, propose
 from tasks.flyte.stage import ArtifactDirectory, StageRun
-from tasks.train import train, tune
+from tasks.train import fine_tune, train
 
 
 class Trained(NamedTuple):
@@ -24,7 +24,7 @@ class Trained(NamedTuple):
     compression: Compression | None
 
 
-def rounds(number: int, given: dict[str, Any], seed: Any, tuning: Any, teaching: Any) -> Compressed:
+def rounds(number: int, given: dict[str, Any], seed: Any, fine_tuning: Any, teaching: Any) -> Compressed:
     """Train ``number`` smaller networks one after another, each by what became of those before, and choose. ``given``
     are the trained network, the prepared data, the configuration and the user's factory; all but ``number`` are
     promises.
@@ -32,16 +32,18 @@ def rounds(number: int, given: dict[str, Any], seed: Any, tuning: Any, teaching:
     Once the search or its time is over, the same network is proposed again, and its training is in the cache.
     """
     again = {"teacher": given["trained"], "prepared": given["prepared"], "factory": given["factory"]}
-    again |= {"training": tuning, "teaching": teaching}
-    tuned: list[Any] = []
+    again |= {"training": fine_tuning, "teaching": teaching}
+    fine_tuned: list[Any] = []
     tried: Any = []
     for _ in range(number):
-        last = tuned[-1:]
+        last = fine_tuned[-1:]
         artifacts, runs = [one.artifact for one in last], [one.run for one in last]
-        proposed = propose(**given, tuned=artifacts, runs=runs, tried=tried, seed=seed)
+        proposed = propose(**given, fine_tuned=artifacts, runs=runs, tried=tried, seed=seed)
         tried = proposed.tried
-        tuned.append(tune(start=proposed.start, **again))
-    chosen = choose(**given, tuned=[one.artifact for one in tuned], runs=[one.run for one in tuned], tried=tried)
+        fine_tuned.append(fine_tune(start=proposed.start, **again))
+    chosen = choose(
+        **given, fine_tuned=[one.artifact for one in fine_tuned], runs=[one.run for one in fine_tuned], tried=tried
+    )
     return Compressed(chosen.artifact, chosen.compression)
 
 
@@ -51,13 +53,13 @@ def compress_to_size(
     prepared: ArtifactDirectory,
     config: CompressionConfig,
     seed: int,
-    tuning: TrainingConfig,
+    fine_tuning: TrainingConfig,
     teaching: TeachingConfig,
     factory: str,
 ) -> Compressed:
     """Make a trained network as small as the configuration says."""
     given = {"trained": trained, "prepared": prepared, "config": config, "factory": factory}
-    return rounds(1, given, seed, tuning, teaching)
+    return rounds(1, given, seed, fine_tuning, teaching)
 
 
 @workflow
@@ -66,13 +68,13 @@ def compress_by_search(
     prepared: ArtifactDirectory,
     config: CompressionConfig,
     seed: int,
-    tuning: TrainingConfig,
+    fine_tuning: TrainingConfig,
     teaching: TeachingConfig,
     factory: str,
 ) -> Compressed:
     """Make a trained network as small as the gate allows."""
     given = {"trained": trained, "prepared": prepared, "config": config, "factory": factory}
-    return rounds(ROUNDS, given, seed, tuning, teaching)
+    return rounds(ROUNDS, given, seed, fine_tuning, teaching)
 
 
 # The branches below read the inputs of a workflow of their own: Flyte's compiler sorts what a node of a workflow waits
@@ -86,13 +88,13 @@ def compress(  # noqa: PLR0913 - a Flyte workflow: promises go in one by one
     size: str,
     config: CompressionConfig,
     seed: int,
-    tuning: TrainingConfig,
+    fine_tuning: TrainingConfig,
     teaching: TeachingConfig,
     factory: str,
 ) -> Compressed:
     """Make a trained network smaller; its size is "given" or "searched"."""
     inputs = {"trained": trained, "prepared": prepared}
-    inputs |= {"config": config, "seed": seed, "tuning": tuning, "teaching": teaching, "factory": factory}
+    inputs |= {"config": config, "seed": seed, "fine_tuning": fine_tuning, "teaching": teaching, "factory": factory}
     made = (
         conditional("size")
         .if_(size == "given")
@@ -119,13 +121,20 @@ def train_and_compress(  # noqa: PLR0913 - a Flyte workflow: promises go in one 
     size: str,
     config: CompressionConfig,
     seed: int,
-    tuning: TrainingConfig,
+    fine_tuning: TrainingConfig,
     teaching: TeachingConfig,
     factory: str,
 ) -> Trained:
     """Train, and make the network smaller."""
     trained = train(prepared=prepared, model=model, training=training, code=code)
-    how = {"size": size, "config": config, "seed": seed, "tuning": tuning, "teaching": teaching, "factory": factory}
+    how = {
+        "size": size,
+        "config": config,
+        "seed": seed,
+        "fine_tuning": fine_tuning,
+        "teaching": teaching,
+        "factory": factory,
+    }
     smaller = compress(trained=trained.artifact, prepared=prepared, **how)
     return Trained(smaller.artifact, trained.run, smaller.compression)
 
@@ -139,13 +148,20 @@ def train_as_asked(  # noqa: PLR0913 - a Flyte workflow: promises go in one by o
     size: str,
     config: CompressionConfig,
     seed: int,
-    tuning: TrainingConfig,
+    fine_tuning: TrainingConfig,
     teaching: TeachingConfig,
     factory: str,
 ) -> Trained:
     """Train and, unless ``size`` is "none", make the network smaller."""
     inputs = {"prepared": prepared, "model": model, "training": training, "code": code}
-    how = {"size": size, "config": config, "seed": seed, "tuning": tuning, "teaching": teaching, "factory": factory}
+    how = {
+        "size": size,
+        "config": config,
+        "seed": seed,
+        "fine_tuning": fine_tuning,
+        "teaching": teaching,
+        "factory": factory,
+    }
     made = (
         conditional("compression")
         .if_(size == "none")
@@ -162,7 +178,7 @@ def how_to_compress(sections: Any) -> dict[str, Any]:
         "size": sections.size,
         "config": sections.compression,
         "seed": sections.seed,
-        "tuning": sections.tuning,
+        "fine_tuning": sections.fine_tuning,
         "teaching": sections.teaching,
         "factory": sections.factory,
     }

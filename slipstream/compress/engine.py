@@ -100,21 +100,21 @@ def write_pruned(directory: Path, work: CompressionRun, share: float, made_by: M
 
 
 def judge(
-    work: CompressionRun, tuned: TrainedModel, seconds: float, tried: Sequence[CompressionTrial]
+    work: CompressionRun, fine_tuned: TrainedModel, seconds: float, tried: Sequence[CompressionTrial]
 ) -> list[CompressionTrial]:
     """``tried`` and what became of the candidate that :func:`propose` wrote for them and that was then trained."""
     candidate = next_candidate(len(work.names()), tried, work.config)
     if any(one.candidate == candidate for one in tried):
         return list(tried)
     rows = work.data.split("validation")
-    outputs = outputs_of(work, tuned, rows)
+    outputs = outputs_of(work, fine_tuned, rows)
     loss = loss_on(work, outputs, rows)
     return [
         *tried,
         CompressionTrial(
             candidate,
             work.names()[candidate],
-            size_of(tuned),
+            size_of(fine_tuned),
             value_of(work, outputs, rows),
             loss.value,
             loss.low,
@@ -148,12 +148,12 @@ def size_of(model: TrainedModel) -> NetworkSize:
     return NetworkSize(sum(p.numel() for p in network.parameters()), [units(layer, "out") for layer in layers[:-1]])
 
 
-def speeds_of(work: CompressionRun, tuned: Mapping[str, TrainedModel], rows: np.ndarray) -> dict[str, Speedup]:
+def speeds_of(work: CompressionRun, fine_tuned: Mapping[str, TrainedModel], rows: np.ndarray) -> dict[str, Speedup]:
     """How many times as fast as the trained network each of the others is."""
-    networks = {WHOLE: work.trained, **tuned}
+    networks = {WHOLE: work.trained, **fine_tuned}
     loads = {name: partial(load_anew, model) for name, model in networks.items()}
     timed = measure_latencies(loads, WHOLE, Workload(work.trained.signature, rows, 1), SECONDS, [TIMED_ROWS])
-    found = {name: timed[name][str(TIMED_ROWS)]["speedup"] for name in tuned}
+    found = {name: timed[name][str(TIMED_ROWS)]["speedup"] for name in fine_tuned}
     return {name: Speedup(each["value"], each["low"], each["high"]) for name, each in found.items()}
 
 
@@ -162,9 +162,9 @@ def load_anew(model: TrainedModel) -> Predictor:
 
 
 def choose(
-    work: CompressionRun, tuned: Sequence[TrainedModel], tried: Sequence[CompressionTrial]
+    work: CompressionRun, fine_tuned: Sequence[TrainedModel], tried: Sequence[CompressionTrial]
 ) -> tuple[TrainedModel, Compression]:
-    """The model to go on with, and why. ``tuned`` are the networks that were trained, in the order of ``tried``; once
+    """The model to go on with, and why. ``fine_tuned`` are the networks that were trained, as in ``tried``; once
     the search was over, the same one again.
 
     The test rows are looked at once, for the best candidate. One that was asked for is taken whatever it loses.
@@ -172,7 +172,7 @@ def choose(
     config, signature, rows = work.config, work.trained.signature, work.data.split("validation")
     metric, _ = HEADLINE[signature.task]
     given = not config.searches
-    models = {one.name: model for one, model in zip(tried, tuned, strict=False)}
+    models = {one.name: model for one, model in zip(tried, fine_tuned, strict=False)}
     found = Compression(
         config.method,
         metric,

@@ -154,7 +154,7 @@ def prepare_table(
     config: DataConfig,
     made_by: Mapping[str, Any],
 ) -> Mapping[str, Any]:
-    """Write the prepared table; what made it, which is not ``made_by`` if an earlier set has all of the files."""
+    """Write the prepared table; what made it, which is not ``made_by`` if a base set has all of the files."""
     if config.earlier:
         new = find_new_files(data, target, config, place.root / "earlier")
         if not new.files:
@@ -198,7 +198,7 @@ def open_table(
 
 @dataclass(frozen=True)
 class NewFiles:
-    """The files that an earlier set has not seen, perhaps none, and the settings with which they are read.
+    """The files that a base set has not seen, perhaps none, and the settings with which they are read.
 
     ``asked`` is the target that the user named, which is part of fingerprints: none for texts in class folders.
     """
@@ -211,7 +211,7 @@ class NewFiles:
 
 
 def find_new_files(data: Listing, target: str, config: DataConfig, scratch: Path) -> NewFiles:
-    """Raises ``UserError`` if the earlier set is another table's, or does not have the same files."""
+    """Raises ``UserError`` if the base set is another table's, or does not have the same files."""
     asked, (target, config) = target, as_table(data, target, config)
     earlier = EarlierSet.open(config.earlier, scratch)
     earlier.check_settings(target, config)
@@ -265,7 +265,7 @@ def card_of(fitting: FittedTable, data: Listing) -> dict[str, Any]:
 def write_table(
     writer: ArtifactWriter, fitting: FittedTable, merged: list[MergedPart], card: dict[str, Any], home: str = ""
 ) -> None:
-    """Take up what was merged and write what goes with it. An earlier set's rows on S3 are copied there to ``home``."""
+    """Take up what was merged and write what goes with it. An base set's rows on S3 are copied there to ``home``."""
     scan, fitted, earlier = fitting.opened.scan, fitting.fitted, fitting.opened.earlier
     signature = fitted.transform.signature
     number = earlier.take_over_segments(writer, home) if earlier else 0

@@ -32,7 +32,7 @@ from slipstream.prepare.source.fingerprint import digest_files
 from slipstream.settings import to_dict
 from slipstream.storage import S3, STORES, copy_within_s3, list_names, open_reader, storage_for
 
-#: The card of the data that the statistics were fitted on, if that was an earlier set.
+#: The card of the data that the statistics were fitted on, if that was a base set.
 REFERENCE = "reference.json"
 #: Settings by which rows get their splits and values their meaning.
 LASTING = ("drop", "id", "group", "time", "weight", "split", "missing", "decimal", "thousands")
@@ -86,7 +86,7 @@ class EarlierSet:
         return None if cuts is None else (cuts[0], cuts[1])
 
     def check_settings(self, target: str, config: DataConfig) -> None:
-        """Raise ``UserError`` for a setting with which rows of the earlier set would move or mean something else."""
+        """Raise ``UserError`` for a setting with which rows of the base set would move or mean something else."""
         if target != self.schema["target"]:
             raise UserError(f"target: {target!r} is not {self.schema['target']!r}, of which {self.address!r} was made")
         for name in LASTING:
@@ -225,7 +225,7 @@ def fetch(address: str, directory: Path) -> Path:
 
 
 def fingerprint_earlier(address: str) -> str:
-    """What identifies an earlier set: the XXH3-128 (hex) of its manifest; "" without one. Raises ``UserError``."""
+    """What identifies a base set: the XXH3-128 (hex) of its manifest; "" without one. Raises ``UserError``."""
     if not address:
         return ""
     if address.startswith(STORES):

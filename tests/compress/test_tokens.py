@@ -50,9 +50,9 @@ def test_feed_forward_units_are_pruned_and_taught_again(
         f"{layer}.{name}_proj" for layer in layers for name in ("gate", "up", "down")
     }
     directories = {"start": start.artifact.directory, "teacher": whole.artifact.directory}
-    tuned = TrainedModel.open(trained(data.artifact.directory, tmp_path / "tuned", 1, SHORT, **directories))
-    model, found = choose(work, [tuned], judge(work, tuned, 1.0, []))
-    assert model is tuned and found.tried[0].size.units.count(24) == 4 and "accuracy over tokens" in found.why
+    fine_tuned = TrainedModel.open(trained(data.artifact.directory, tmp_path / "fine_tuned", 1, SHORT, **directories))
+    model, found = choose(work, [fine_tuned], judge(work, fine_tuned, 1.0, []))
+    assert model is fine_tuned and found.tried[0].size.units.count(24) == 4 and "accuracy over tokens" in found.why
 
 
 def test_hugging_faces_library_loads_what_was_pruned(data: PreparedData, whole: TrainedModel, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ STAGES = {
         )
     },
     "tasks.train.train": "train",
-    "tasks.train.tune": "train",
+    "tasks.train.fine_tune": "train",
     "tasks.evaluate.evaluate": "evaluate",
     "tasks.compress.propose": "compress",
     "tasks.compress.choose": "compress",

@@ -111,7 +111,7 @@ def test_a_row_has_the_split_that_it_would_have_had(sales: Path, january: Prepar
     beside = prepare(tmp_path / "beside", sales, january.artifact.directory)
     anew = prepare(tmp_path / "anew", sales)
     assert {split: beside.card["rows"][split] for split in SPLITS} == {s: anew.card["rows"][s] for s in SPLITS}
-    # The same without January's file: what the earlier set has seen need not be there any more.
+    # The same without January's file: what the base set has seen need not be there any more.
     (sales / "january.parquet").unlink()
     alone = prepare(tmp_path / "alone", sales, january.artifact.directory)
     for split in SPLITS:

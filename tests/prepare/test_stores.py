@@ -1,4 +1,4 @@
-"""Raw data and earlier sets in Google's and Azure's stores give what the same files give locally."""
+"""Raw data and base sets in Google's and Azure's stores give what the same files give locally."""
 
 from __future__ import annotations
 

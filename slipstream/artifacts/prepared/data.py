@@ -2,7 +2,7 @@
 
 Each split has one or more segments ``<split>-00000.rows`` of fixed-width little-endian records for memory mapping: the
 model's inputs in the order of the signature, then the target, then the row's weight if rows are weighted. Rows that are
-added to an earlier set become further segments. A large segment is divided into parts: the first is named as above, the
+added to a base set become further segments. A large segment is divided into parts: the first is named as above, the
 others ``<split>-00000_00001.rows`` and so on. The rows of a segment, with all its parts, are stored shuffled, and a
 block of the manifest is a whole number of rows; so any block is a random sample of its segment that can be verified by
 itself.

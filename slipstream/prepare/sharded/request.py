@@ -23,7 +23,7 @@ class Division(StrEnum):
     """How machines share the work."""
 
     NONE = "none"
-    """One machine does it all: images, and an earlier set to which nothing is new."""
+    """One machine does it all: images, and a base set to which nothing is new."""
     UNITS = "units"
     """Each reads some of the units: row groups and batches of Parquet and Arrow, or groups of text documents."""
     FILES = "files"

@@ -37,7 +37,7 @@ VOID = Literal(scalar=Scalar(none_type=Void()))
 #: Where all raw output lies in the bucket.
 RAW = "raw"
 #: Tasks that keep checkpoints in a home.
-TRAININGS = {"train", "tune"}
+TRAININGS = {"train", "fine_tune"}
 #: The longest time (s) until propeller looks at a job that has ended; its pods may still run.
 ROUND_S = 1.0
 

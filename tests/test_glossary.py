@@ -1,0 +1,41 @@
+"""The glossary's words are used, and what it replaces is gone from names, messages and documents."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from slipstream.artifacts.versions import ROOT
+
+GLOSSARY = ROOT / "docs/glossary.md"
+SUFFIXES = (".py", ".md", ".html", ".toml")
+
+
+def rows() -> list[tuple[str, ...]]:
+    table = re.findall(r"^\| (.*?) \| (.*?) \| ?(.*?) ?\|$", GLOSSARY.read_text(encoding="utf-8"), re.MULTILINE)
+    return [row for row in table if row[0] not in ("term", "---")]
+
+
+def texts() -> dict[Path, str]:
+    """What is read of the project, in lower case and with single spaces."""
+    folders = ("slipstream", "tasks", "workflows", "benchmarks", "tests", "docs")
+    paths = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in SUFFIXES]
+    paths = [path for path in (*paths, ROOT / "README.md") if path not in (GLOSSARY, Path(__file__))]
+    return {path: re.sub(r"\s+(?:#:? )?", " ", path.read_text(encoding="utf-8").lower()) for path in paths}
+
+
+def test_terms_are_sorted_and_have_one_row() -> None:
+    terms = [term for term, *_ in rows()]
+    assert len(terms) > 20 and terms == sorted(set(terms))
+
+
+def test_every_term_is_used() -> None:
+    words = " ".join(texts().values()).replace("_", " ").replace("-", " ")
+    assert not [term for term, *_ in rows() if term.replace("-", " ") not in words]
+
+
+def test_what_was_replaced_is_gone() -> None:
+    replaced = [word.lower() for _, _, words in rows() for word in words.split(", ") if word]
+    assert len(replaced) >= 9
+    found = [f"{path.relative_to(ROOT)}: {word}" for path, text in texts().items() for word in replaced if word in text]
+    assert not found
