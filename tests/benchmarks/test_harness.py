@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.harness.table import Column, Table
-from benchmarks.harness.turns import in_turns, medians, settled
+from harness.table import Column, Table
+from harness.turns import in_turns, medians, settled
 
 
 def test_contenders_take_turns() -> None:

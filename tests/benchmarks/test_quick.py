@@ -18,7 +18,7 @@ BENCHMARKS = sorted((REPOSITORY / "benchmarks").glob("*.py"))
 @pytest.mark.parametrize("benchmark", BENCHMARKS, ids=lambda path: path.stem)
 def test_the_quick_form_prints_and_writes_figures(benchmark: Path, tmp_path: Path) -> None:
     target = tmp_path / "figures.json"
-    command = [sys.executable, benchmark, "--quick", "--json", target]
+    command: list[str | Path] = [sys.executable, benchmark, "--quick", "--json", target]
     ended = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
     written = json.loads(target.read_text())

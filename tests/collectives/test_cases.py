@@ -132,6 +132,7 @@ def swapped(worker: WorkerContext) -> str:
 
     def start() -> list[Any]:
         for each in case.start():
+            assert each is not None
             each.wait()
         case.target.copy_(case.target.roll(500))
         return []

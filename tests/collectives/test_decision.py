@@ -8,11 +8,11 @@ import pytest
 from slipstream.collectives.tune.decision import decide
 
 
-def turns(rng: np.random.Generator, gain: float, noise: float, count: int) -> tuple[np.ndarray, np.ndarray]:
+def turns(rng: np.random.Generator, gain: float, noise: float, count: int) -> tuple[list[float], list[float]]:
     """Times of both settings under a load that wanders, and is the same for both within a turn."""
     load = np.exp(np.cumsum(rng.normal(0, 0.1, count)))
     shake = lambda: np.exp(rng.normal(0, noise, count) + 0.5 * (rng.random(count) < 0.05))  # noqa: E731
-    return 0.1 * load * shake(), 0.1 / gain * load * shake()
+    return (0.1 * load * shake()).tolist(), (0.1 / gain * load * shake()).tolist()
 
 
 @pytest.mark.parametrize("noise", [0.01, 0.1, 0.3])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.collectives.config import OPERATIONS, CollectivesConfig
+from slipstream.collectives.config import OPERATIONS, CollectivesConfig, Operation
 from slipstream.collectives.launch.measurements import inspect_group
 from slipstream.collectives.launch.subgroups import subgroup_ranks
 from slipstream.collectives.operations import feasibility
@@ -23,7 +23,7 @@ from tests.support.worker_groups import in_group
 
 
 @pytest.mark.parametrize("operation", ["all_reduce", "reduce", "reduce_scatter"])
-def test_what_the_backend_lacks_is_refused_beforehand(operation: str) -> None:
+def test_what_the_backend_lacks_is_refused_beforehand(operation: Operation) -> None:
     config = CollectivesConfig(operations=[operation], dtypes=["float32", "int64"], reductions=["sum", "avg"])
     with pytest.raises(UserError, match=rf"^collectives\.reductions: {operation} by avg in int64 cannot be measured:"):
         select_kinds(config, "gloo", 2)

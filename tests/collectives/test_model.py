@@ -66,7 +66,7 @@ def test_a_size_that_launches_disagree_about_counts_little() -> None:
 
 
 def test_no_time_is_negative_or_infinite() -> None:
-    falling = {size: [1e-3 / (1 + index)] for index, size in enumerate(SIZES)}
+    falling: dict[float, list[float]] = {size: [1e-3 / (1 + index)] for index, size in enumerate(SIZES)}
     estimate = fit(falling).seconds(1 << 30)
     assert 0 < estimate.low <= estimate.seconds <= estimate.high < np.inf
 

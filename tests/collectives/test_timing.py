@@ -152,7 +152,7 @@ def order_of_events(worker: WorkerContext, mode: Mode) -> list[str]:
         return barrier(**more)
 
     case = prepare(Kind("broadcast", in_place=True), 400, CPU)
-    dist.barrier = waiting
+    dist.barrier = waiting  # type: ignore[assignment]
     timing.time_block([replace(case, start=start)] * 2, mode, 3, CPU)
     return events[:]  # without those of the end
 

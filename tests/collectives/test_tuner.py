@@ -66,7 +66,8 @@ def turns_of_this_rank(other: DdpSettings, megabytes: int, seconds: float) -> tu
 
 
 def decision(links: Any, other: DdpSettings, megabytes: int, seconds: float) -> Decision:
-    return decide(*links.in_world(turns_of_this_rank, other, megabytes, seconds)[0], tried=8)
+    default_turns, other_turns = links.in_world(turns_of_this_rank, other, megabytes, seconds)[0]
+    return decide(default_turns, other_turns, tried=8)
 
 
 @pytest.mark.prove
@@ -123,7 +124,7 @@ def same_turns_of_this_rank(decisions: int, seconds: float) -> list[tuple[list[f
 def test_identical_settings_are_no_change_in_95_of_100_real_decisions() -> None:
     with linked(2) as links:
         found = [turns for _ in range(20) for turns in links.in_world(same_turns_of_this_rank, 5, 1.0)[0]]
-    changed = [str(each) for each in (decide(*turns, tried=1) for turns in found) if each.change]
+    changed = [str(each) for each in (decide(in_use, other, tried=1) for in_use, other in found) if each.change]
     assert len(changed) <= 5, changed
 
 

@@ -119,7 +119,7 @@ def test_a_factory_is_called_if_the_configuration_names_it(pyflyte_run: Run, tmp
 
 @pytest.mark.parametrize("workflow", ["export_model", "prune", "distil"])
 def test_a_models_file_runs_no_command(workflow: str, pyflyte_run: Run, tmp_path: Path) -> None:
-    command = {"file": "touch", "args": ["touch", str(tmp_path / "ran")]}
+    command: dict[str, object] = {"file": "touch", "args": ["touch", str(tmp_path / "ran")]}
     refused = pyflyte_run(*of_a_factory("os:spawnvp", command, tmp_path), workflow=workflow)
     assert refused.returncode == 1 and "names the factory os:spawnvp" in one_message(refused.stdout), refused.stdout
     assert not (tmp_path / "ran").exists() and not (tmp_path / "runs").exists()

@@ -124,7 +124,7 @@ def test_a_model_of_the_users_own(pyflyte_run: Run, tmp_path: Path) -> None:
 @pytest.mark.prove
 def test_a_killed_run_goes_on_where_it_stopped_and_says_so(pyflyte_run: Run, tmp_path: Path) -> None:
     config = json.dumps({**QUICK, "training": {"epochs": 60, "patience": 0}})
-    command = [PYFLYTE, "run", TRAINING, "train_and_export", "--config", config]
+    command: list[str | Path] = [PYFLYTE, "run", TRAINING, "train_and_export", "--config", config]
     killed = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     while not list(tmp_path.glob(".slipstream/checkpoints/*/step-*/manifest.json")):

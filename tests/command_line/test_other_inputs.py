@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +37,9 @@ def write_texts(directory: Path) -> str:
 
 @pytest.mark.prove
 @pytest.mark.parametrize(("write", "name"), [(write_arrays, "image"), (write_texts, "tokens")])
-def test_from_files_to_a_model_in_onnx(pyflyte_run: Run, tmp_path: Path, write, name: str) -> None:  # type: ignore[no-untyped-def]
+def test_from_files_to_a_model_in_onnx(
+    pyflyte_run: Run, tmp_path: Path, write: Callable[[Path], str], name: str
+) -> None:
     result = pyflyte_run("--data", write(tmp_path), "--config", QUICK)
     assert result.returncode == 0, result.stdout
     (run,) = (tmp_path / "runs").iterdir()

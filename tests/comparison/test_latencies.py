@@ -32,11 +32,11 @@ class Machine:
         self.load = 1.0
         monkeypatch.setattr(time, "perf_counter_ns", lambda: self.clock)
 
-    def loads(self, ms: float) -> Callable[[], Callable[[Any], None]]:
-        def load() -> Callable[[Any], None]:
+    def loads(self, ms: float) -> Callable[[], Callable[[Any], Any]]:
+        def load() -> Callable[[Any], Any]:
             lucky = float(np.exp(self.random.normal(0, 0.03)))
 
-            def run(inputs: Any) -> None:
+            def run(inputs: Any) -> Any:
                 self.load *= float(np.exp(self.random.normal(0, 0.01)))
                 self.clock += int(1e6 * ms * lucky * self.load * np.exp(abs(self.random.normal(0, 0.05))))
 
@@ -106,13 +106,11 @@ def test_models_of_seconds_a_call_are_timed_at_fewer_batch_sizes() -> None:
 
 def test_batches_larger_than_the_data_are_filled() -> None:
     seen: set[tuple[int, ...]] = set()
-    measure_latencies(
-        {"a": lambda: lambda inputs: seen.add(inputs[0].shape)},
-        "a",
-        workload(7),
-        0,
-        (1, 256),
-    )
+
+    def run(inputs: Any) -> Any:
+        seen.add(inputs[0].shape)
+
+    measure_latencies({"a": lambda: run}, "a", workload(7), 0, (1, 256))
     assert seen == {(1, 3), (256, 3)}
 
 
@@ -176,8 +174,8 @@ def test_screening_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of candidates that take seconds a call there is one round, as many as there are."""
     clock, called = 0.0, []
 
-    def slow(name: str) -> Callable[[Any], None]:
-        def run(inputs: Any) -> None:
+    def slow(name: str) -> Callable[[Any], Any]:
+        def run(inputs: Any) -> Any:
             nonlocal clock
             clock += 1.0
             called.append(name)

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import torch
 from safetensors.numpy import load_file
 
 from slipstream.artifacts.prepared.data import PreparedData, Signature, TensorSpec
+from slipstream.artifacts.results.compression import CompressionTrial
 from slipstream.compress.config import CompressionConfig
 from slipstream.compress.engine import CompressionRun, choose, judge, propose
 from slipstream.models.config import ModelConfig, TeachingConfig
@@ -84,7 +86,7 @@ def test_ranks_and_pieces_change_nothing_but_rounding(
 def test_a_teacher_without_weight_changes_no_bit_and_one_with_weight_does(
     prepared: Path, teacher: Path, tmp_path: Path
 ) -> None:
-    def weights(name: str, **more: object) -> bytes:
+    def weights(name: str, **more: Any) -> bytes:
         return (trained(prepared, tmp_path / name, 1, SHORT, **more) / "last.safetensors").read_bytes()
 
     without = weights("without")
@@ -132,7 +134,7 @@ def test_students_of_the_same_size_are_not_taken_for_each_other(prepared: Path, 
     students = [{"hidden": [8], "dropout": dropout} for dropout in (0.1, 0.2)]
     config = CompressionConfig("distil", students=students, max_loss=100)
     work = CompressionRun(TrainedModel.open(teacher), PreparedData.open(prepared), config)
-    models, tried = [], []
+    models, tried = list[TrainedModel](), list[CompressionTrial]()
     for number in range(3):
         propose(tmp_path / str(number), work, tried, {})
         models.append(TrainedModel.open(tmp_path / str(number)))

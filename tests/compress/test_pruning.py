@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -105,9 +106,10 @@ def test_flattened_channels_are_followed(channels_last: bool) -> None:
 def test_removed_units_that_had_no_effect_change_no_output() -> None:
     """Units whose outgoing weights are zero are the least important; without them the outputs are the same."""
     model = predictor(NUMBERS, nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3)))
+    layers: Any = model.network
     with torch.no_grad():
-        model.network[2].weight[:, [1, 4, 5, 7]] = 0
-        model.network[4].weight[:, [0, 2, 3]] = 0
+        layers[2].weight[:, [1, 4, 5, 7]] = 0
+        layers[4].weight[:, [0, 2, 3]] = 0
     rows = np.zeros(200, NUMBERS.record)
     generator = np.random.default_rng(0)
     rows["numeric"], rows[TARGET] = generator.normal(size=(200, 5)), generator.integers(0, 3, 200)
@@ -125,7 +127,7 @@ def test_removed_units_that_had_no_effect_change_no_output() -> None:
         before = model(inputs)
         prune(model.network, kept)
         torch.testing.assert_close(model(inputs), before)
-    assert [layer.weight.shape for layer in model.network[::2]] == [(4, 5), (3, 4), (3, 3)]
+    assert [layer.weight.shape for layer in layers[::2]] == [(4, 5), (3, 4), (3, 3)]
 
 
 def test_group_normalisation_keeps_equally_many_of_each_block() -> None:

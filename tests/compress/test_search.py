@@ -21,7 +21,8 @@ def tried(candidate: int, answer: str, seconds: float = 1.0) -> CompressionTrial
 
 @pytest.mark.parametrize("largest", range(-1, 15))
 def test_the_largest_share_that_passes_is_found_in_four_rounds(largest: int) -> None:
-    config, found = CompressionConfig(), []
+    config = CompressionConfig()
+    found: list[CompressionTrial] = []
     assert len(shares_of(config)) == 15 and shares_of(config)[7] == 0.5
     for _ in range(ROUNDS):
         candidate = next_candidate(15, found, config)

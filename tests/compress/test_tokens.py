@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,7 +50,7 @@ def test_feed_forward_units_are_pruned_and_taught_again(
     assert start.architecture.retained.keys() == {
         f"{layer}.{name}_proj" for layer in layers for name in ("gate", "up", "down")
     }
-    directories = {"start": start.artifact.directory, "teacher": whole.artifact.directory}
+    directories: dict[str, Any] = {"start": start.artifact.directory, "teacher": whole.artifact.directory}
     fine_tuned = TrainedModel.open(trained(data.artifact.directory, tmp_path / "fine_tuned", 1, SHORT, **directories))
     model, found = choose(work, [fine_tuned], judge(work, fine_tuned, 1.0, []))
     assert model is fine_tuned and found.tried[0].size.units.count(24) == 4 and "accuracy over tokens" in found.why

@@ -15,7 +15,7 @@ from tests.support import fake_kubectl as fake
 from tests.support import flyte_charts as flyte
 
 GPU = {"cloud.google.com/gke-accelerator": "nvidia-a100-80gb"}
-BIG = {"cpu": "96", "memory": "1300Gi", "gpu": "8", "disk": "900Gi"}
+BIG: dict[str, Any] = {"cpu": "96", "memory": "1300Gi", "gpu": "8", "disk": "900Gi"}
 TRAIN = "tasks.train.train"
 #: Two nodes with GPUs and four without, on which everything fits.
 NODES = [

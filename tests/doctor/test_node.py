@@ -59,7 +59,7 @@ def test_a_free_gpu_and_one_that_another_process_holds(tmp_path: Path) -> None:
 
 def test_a_library_that_fails_halfway_leaves_what_was_read(tmp_path: Path) -> None:
     broken = Nvml(0, [])
-    broken.nvmlDeviceGetCount = lambda: 1 / 0
+    broken.nvmlDeviceGetCount = lambda: 1 // 0
     driver, why = node.readings("NVIDIA driver", lambda: gpus.nvidia(tmp_path, broken))
     assert driver.found.startswith("550") and why.found.startswith("not read: ZeroDivisionError")
 

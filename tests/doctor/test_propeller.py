@@ -111,7 +111,7 @@ def test_what_is_small(look: Look, value: object, taken: int) -> None:
 
 
 def test_another_release_in_another_namespace(look: Look) -> None:
-    names = {"namespace": "mlops", "name": "night-flyte-binary"}
+    names: dict[str, Any] = {"namespace": "mlops", "name": "night-flyte-binary"}
     elsewhere = flyte.binary_config(inline=retries(5))
     report = look([flyte.binary(**names)], elsewhere, flyte.binary_config(**names, inline=retries(100_000)))
     assert not report.findings

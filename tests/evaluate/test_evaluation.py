@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Literal, cast
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from slipstream.artifacts.prepared.data import TARGET, Signature, TensorSpec
+from slipstream.artifacts.format import Artifact
+from slipstream.artifacts.prepared.data import TARGET, PreparedData, Signature, TensorSpec
 from slipstream.errors import UserError
 from slipstream.evaluate.baseline import MOST_PIXELS, baseline, categorical_columns, features_of
 from slipstream.evaluate.engine import evaluate
+from slipstream.models.trained import TrainedModel
 from tests.support.toys import ROWS, ToyTrained, images, table, trained_on, write_prepared
+
+
+def evaluated(directory: Path, trained: ToyTrained, data: PreparedData) -> Artifact:
+    return evaluate(directory, cast(TrainedModel, trained), data, {})
 
 
 def test_classification(tmp_path: Path) -> None:
     data = table(tmp_path / "data", "classification")
-    found = evaluate(tmp_path / "out", trained_on(data), data, {}).read_json("evaluation.json")
+    found = evaluated(tmp_path / "out", trained_on(data), data).read_json("evaluation.json")
     assert found["rows"] == ROWS["test"] == np.sum(found["confusion"]) == sum(b["rows"] for b in found["calibration"])
     assert found["metric"] == {"name": "accuracy", "value": found["model"]["accuracy"]}
     assert found["model"]["accuracy"] == np.trace(found["confusion"]) / found["rows"]
@@ -32,7 +39,7 @@ def test_classification(tmp_path: Path) -> None:
 
 def test_several_classes_have_no_roc(tmp_path: Path) -> None:
     data = images(tmp_path / "data")
-    found = evaluate(tmp_path / "out", trained_on(data, steps=20), data, {}).read_json("evaluation.json")
+    found = evaluated(tmp_path / "out", trained_on(data, steps=20), data).read_json("evaluation.json")
     assert np.shape(found["confusion"]) == (3, 3)
     assert "roc" not in found
     assert "roc_auc" not in found["model"]
@@ -40,7 +47,7 @@ def test_several_classes_have_no_roc(tmp_path: Path) -> None:
 
 def test_regression_is_in_units_of_the_target(tmp_path: Path) -> None:
     data = table(tmp_path / "data", "regression")
-    found = evaluate(tmp_path / "out", trained_on(data, steps=400), data, {}).read_json("evaluation.json")
+    found = evaluated(tmp_path / "out", trained_on(data, steps=400), data).read_json("evaluation.json")
     errors = np.subtract(found["scatter"]["predicted"], found["scatter"]["actual"])
     assert found["model"]["rmse"] == pytest.approx(np.sqrt(np.mean(errors**2)), rel=1e-6)
     assert found["model"]["r2"] > 0.9
@@ -51,17 +58,19 @@ def test_regression_is_in_units_of_the_target(tmp_path: Path) -> None:
 def test_the_same_model_has_the_same_fingerprint(tmp_path: Path) -> None:
     data = table(tmp_path / "data", "classification")
     trained = trained_on(data, steps=5)
-    first, second = (evaluate(tmp_path / name, trained, data, {}).fingerprint for name in ("a", "b"))
+    first, second = (evaluated(tmp_path / name, trained, data).fingerprint for name in ("a", "b"))
     assert first == second
 
 
 def test_a_model_that_gives_nan_is_named(tmp_path: Path) -> None:
     data = table(tmp_path / "data", "classification")
     trained = trained_on(data, steps=0)
+    head = trained.model.head
+    assert isinstance(head, nn.Linear)
     with torch.no_grad():
-        trained.model.head.bias.fill_(torch.nan)
+        head.bias.fill_(torch.nan)
     with pytest.raises(UserError, match="300 of 300 rows get NaN"):
-        evaluate(tmp_path / "out", trained, data, {})
+        evaluated(tmp_path / "out", trained, data)
 
 
 def test_a_model_with_the_wrong_number_of_outputs_is_named(tmp_path: Path) -> None:
@@ -72,7 +81,7 @@ def test_a_model_with_the_wrong_number_of_outputs_is_named(tmp_path: Path) -> No
             return numeric
 
     with pytest.raises(UserError, match=r"\(256, 6\); expected \(256, 2\)"):
-        evaluate(tmp_path / "out", ToyTrained(data.signature, Wrong()), data, {})
+        evaluated(tmp_path / "out", ToyTrained(data.signature, Wrong()), data)
 
 
 def test_an_empty_test_split_is_refused(tmp_path: Path) -> None:
@@ -80,7 +89,7 @@ def test_an_empty_test_split_is_refused(tmp_path: Path) -> None:
     splits = {"train": np.array(full.split("train")), "test": np.zeros(0, full.signature.record)}
     data = write_prepared(tmp_path / "data", full.signature, splits)
     with pytest.raises(UserError, match=r"data\.split\.test"):
-        evaluate(tmp_path / "out", trained_on(full, steps=0), data, {})
+        evaluated(tmp_path / "out", trained_on(full, steps=0), data)
 
 
 def test_the_baseline_learns_from_training_rows_only(tmp_path: Path) -> None:
@@ -115,7 +124,7 @@ def test_a_large_training_split_stops_by_the_validation_split(
     turned = np.array(splits["validation"])
     turned[TARGET] = 1 - turned[TARGET] if task == "classification" else 2 * mean - turned[TARGET]
     misled = write_prepared(tmp_path / "misled", signature, {**splits, "validation": turned})
-    metric = "log_loss" if task == "classification" else "rmse"
+    metric: Literal["log_loss", "rmse"] = "log_loss" if task == "classification" else "rmse"
     good, bad = (baseline(data, splits["test"])[metric] for data in (honest, misled))
     assert bad > 1.5 * good
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ from slipstream.export import engine
 from slipstream.export.config import ExportConfig
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
+from slipstream.models.trained import TrainedModel
 from tests.support.toys import ToyTrained, images, table, trained_on, write_prepared
 
 SHORT = ExportConfig(seconds=1.0)
@@ -32,6 +33,9 @@ class Network(nn.Module):
 
     def forward(self, numeric: torch.Tensor, categorical: torch.Tensor) -> Any:
         return self.changed(self.layer(numeric), numeric)
+
+    def changed(self, outputs: torch.Tensor, numeric: torch.Tensor) -> Any:
+        raise NotImplementedError
 
 
 class NoSuchOperator(Network):
@@ -71,7 +75,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> PreparedData:
 
 def refusal(directory: Path, trained: ToyTrained, data: PreparedData, config: ExportConfig = SHORT) -> str:
     with pytest.raises(UserError) as refused:
-        engine.export(directory / "out", trained, data, config, {})
+        engine.export(directory / "out", cast(TrainedModel, trained), data, config, {})
     assert "\n" not in refused.value.message and not (directory / "out" / MANIFEST).exists()
     return refused.value.message
 
@@ -118,7 +122,8 @@ def test_too_few_rows_to_calibrate(data: PreparedData, tmp_path: Path) -> None:
     """Variants with ranges are not made, and it is said why; the file for TensorRT, which was asked for, is refused."""
     splits = {name: np.array(data.split(name)) for name in ("train", "validation", "test")}
     few = write_prepared(tmp_path / "few", data.signature, {**splits, "train": splits["train"][:15]})
-    report = engine.export(tmp_path / "out", trained_on(data, 1), few, SHORT, {}).read_json("export.json")
+    trained = cast(TrainedModel, trained_on(data, 1))
+    report = engine.export(tmp_path / "out", trained, few, SHORT, {}).read_json("export.json")
     reasons = {each["name"]: each["reason"] for each in report["variants"]}
     why = "export.calibration_rows: the training split has 15 rows to take ranges from; expected at least 16"
     assert reasons["u8s8-smooth"] == f"could not be made: {why}" and why not in reasons["dynamic"]

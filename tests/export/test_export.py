@@ -6,7 +6,7 @@ import dataclasses
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -25,10 +25,17 @@ from slipstream.export.quantize.quantise import Quantiser
 from slipstream.export.quantize.recipes import Recipe
 from slipstream.machine.description import Machine
 from slipstream.models.predict import inputs_of, targets_of
+from slipstream.models.trained import TrainedModel
 from tests.support.captured import Captured
 from tests.support.toys import ToyTrained, images, table, trained_on, write_prepared
 
 SHORT = ExportConfig(seconds=2.0)
+
+
+def exported(
+    directory: Path, trained: ToyTrained, data: PreparedData, config: ExportConfig, made_by: Mapping[str, Any]
+) -> Artifact:
+    return engine.export(directory, cast(TrainedModel, trained), data, config, made_by)
 
 
 @dataclasses.dataclass
@@ -57,7 +64,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     data = makers[request.param](directory / "data")
     trained = trained_on(data)
     with Captured() as printed:
-        artifact = engine.export(directory / "out", trained, data, SHORT, {"why": "a test"})
+        artifact = exported(directory / "out", trained, data, SHORT, {"why": "a test"})
     return Case(data, trained, artifact, printed.text)
 
 
@@ -153,7 +160,7 @@ def test_what_was_measured_decides(
     monkeypatch.setattr(speed_ranking, "CLEARLY_SLOWER", 0.0)
     monkeypatch.setattr(engine, "measure_latencies", fake_timing({recipe.name: speed for recipe in made}))
     config = ExportConfig(seconds=5.0, max_loss=0.5, when_in_doubt=doubt)
-    artifact = engine.export(tmp_path / "out", trained_on(data), data, config, {})
+    artifact = exported(tmp_path / "out", trained_on(data), data, config, {})
     report = artifact.read_json("export.json")
     assert (report["chosen"] == "onnx-fp32") == (chosen == "fp32")
     assert artifact.read_json("signature.json")["model"] == "model.onnx"
@@ -172,7 +179,7 @@ def test_a_variant_that_cannot_be_made_is_reported(tmp_path: Path, monkeypatch: 
     for kind in ("_static", "_dynamic", "_int4"):
         monkeypatch.setattr(Quantiser, kind, broken)
     data = table(tmp_path / "data", "classification")
-    artifact = engine.export(tmp_path / "out", trained_on(data, steps=5), data, SHORT, {})
+    artifact = exported(tmp_path / "out", trained_on(data, steps=5), data, SHORT, {})
     report = artifact.read_json("export.json")
     assert report["chosen"] == "onnx-fp32"
     (dynamic,) = (variant for variant in report["variants"] if variant["name"] == "dynamic")
@@ -197,7 +204,7 @@ def test_an_export_that_does_not_agree_with_torch_stops_the_run(
     right = variants.to_onnx
     monkeypatch.setattr(variants, "to_onnx", lambda model, *rest: right(other.load(), *rest))
     with pytest.raises(UserError, match="ONNX Runtime and torch differ"):
-        engine.export(tmp_path / "out", trained, data, SHORT, {})
+        exported(tmp_path / "out", trained, data, SHORT, {})
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
@@ -225,7 +232,7 @@ def test_int8_for_vnni_is_not_made_where_there_is_none(tmp_path: Path, monkeypat
     monkeypatch.setattr(engine, "this_machine", lambda: Machine("an old CPU", "x86_64", ("avx2",)))
     data = table(tmp_path / "data", "classification")
     with pytest.raises(UserError, match=r'export\.target: "vnni" is not allowed; .*an old CPU has no VNNI'):
-        engine.export(tmp_path / "out", trained_on(data, steps=1), data, ExportConfig(target="vnni"), {})
+        exported(tmp_path / "out", trained_on(data, steps=1), data, ExportConfig(target="vnni"), {})
 
 
 def test_the_most_sensitive_layers_stay_in_fp32(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import onnx
@@ -21,6 +22,7 @@ from slipstream.export.quantize.half_precision import Half, error_of, write_half
 from slipstream.export.quantize.quantise import Quantiser
 from slipstream.export.session import onnx_predictor
 from slipstream.models.predict import inputs_of
+from slipstream.models.trained import TrainedModel
 from tests.support.toys import images, table, trained_on
 
 TYPES: dict[Half, int] = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
@@ -116,7 +118,7 @@ def test_weights_too_large_for_fp16_stay_in_fp32_and_overflow_is_found(tmp_path:
 def test_files_for_gpus_are_part_of_the_artifact_and_told_of(tmp_path: Path) -> None:
     data = images(tmp_path / "data")
     config = ExportConfig(seconds=1.0, half=True, tensorrt=True)
-    artifact = engine.export(tmp_path / "out", trained_on(data, 40), data, config, {})
+    artifact = engine.export(tmp_path / "out", cast(TrainedModel, trained_on(data, 40)), data, config, {})
     told = {each["name"]: each for each in artifact.read_json("export.json")["variants"]}
     assert told["fp16"]["verdict"] == told["tensorrt"]["verdict"] == "for GPUs"
     assert told["bf16"]["verdict"] == "for GPUs" and "at most" in told["bf16"]["reason"]
@@ -127,7 +129,7 @@ def test_files_for_gpus_are_part_of_the_artifact_and_told_of(tmp_path: Path) -> 
 
 def test_a_provider_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = table(tmp_path / "data", "regression")
-    config, trained = ExportConfig(provider="cuda"), trained_on(data, 1)
+    config, trained = ExportConfig(provider="cuda"), cast(TrainedModel, trained_on(data, 1))
     message = (
         'export.provider: "cuda" is not there: this ONNX Runtime has .*CPUExecutionProvider; install onnxruntime-gpu'
     )
@@ -146,7 +148,8 @@ def test_on_a_gpu_16_bits_are_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "a GPU")
     data = table(tmp_path / "data", "regression")
     config = ExportConfig(provider="cuda", seconds=1.0)
-    report = engine.export(tmp_path / "out", trained_on(data), data, config, {}).read_json("export.json")
+    trained = cast(TrainedModel, trained_on(data))
+    report = engine.export(tmp_path / "out", trained, data, config, {}).read_json("export.json")
     verdicts = {each["name"]: each["verdict"] for each in report["variants"]}
     assert set(verdicts) - {"torch-bf16"} == {"torch-fp32", "onnx-fp32", "fp16", "bf16"}
     assert verdicts["bf16"] == "not made" and report["machine"]["gpu"] == "a GPU"

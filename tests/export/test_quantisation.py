@@ -171,11 +171,14 @@ def test_ranges_are_calibrated_once(
     tables: PreparedData, table_fp32: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Recipes that differ in types only share the ranges: the rows are run for the first of them."""
-    read = []
+    read: list[Any] = []
     right = quantisation.calibration_rows
-    monkeypatch.setattr(
-        quantisation, "calibration_rows", lambda names, rows: read.append(right(names, rows)) or read[-1]
-    )
+
+    def noted(names: Any, rows: Any) -> Any:
+        read.append(right(names, rows))
+        return read[-1]
+
+    monkeypatch.setattr(quantisation, "calibration_rows", noted)
     quantiser = Quantiser(table_fp32, inputs_of(tables.signature, tables.split("train")), tmp_path, 7)
     for activations in ("u8", "s8"):
         quantiser.make(Recipe("static", activations), tmp_path / f"{activations}.onnx")
@@ -222,7 +225,8 @@ def product_of(operator: str, weights: np.ndarray) -> onnx.ModelProto:
     """A graph of one product of ``x`` (``[batch, inputs]``) with ``weights`` (``[inputs, outputs]``)."""
     helper, transposed = onnx.helper, operator == "Gemm"
     stored = numpy_helper.from_array(np.ascontiguousarray(weights.T if transposed else weights), "w")
-    node = helper.make_node(operator, ["x", "w"], ["y"], name="product", **({"transB": 1} if transposed else {}))
+    attributes: dict[str, Any] = {"transB": 1} if transposed else {}
+    node = helper.make_node(operator, ["x", "w"], ["y"], name="product", **attributes)
     values = [
         helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", size])
         for name, size in zip("xy", weights.shape, strict=True)
@@ -234,7 +238,7 @@ def product_of(operator: str, weights: np.ndarray) -> onnx.ModelProto:
 @pytest.mark.parametrize("operator", ["Gemm", "MatMul"])
 def test_a_column_with_a_long_tail_does_not_take_the_steps_of_the_others(operator: str, tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
-    x = draw.normal(size=(400, 6)).astype(np.float32) * np.float32([50, 1, 1, 0.1, 1, 0])
+    x = draw.normal(size=(400, 6)).astype(np.float32) * np.array([50, 1, 1, 0.1, 1, 0], np.float32)
     weights = (draw.normal(size=(6, 8)) / [[50], [1], [1], [0.1], [1], [1]]).astype(np.float32)
     fp32, errors = tmp_path / "fp32.onnx", {}
     onnx.save(product_of(operator, weights), fp32)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -74,7 +74,7 @@ def test_triton_serves_it(exported: Path, tmp_path: Path) -> None:
 
 
 def test_a_token_is_graded_by_its_logits() -> None:
-    logits = np.log(np.float32([[[0.5, 0.25, 0.25], [0.1, 0.2, 0.7]]]))
+    logits = np.log(np.array([[[0.5, 0.25, 0.25], [0.1, 0.2, 0.7]]], np.float32))
     found = graded(logits, np.array([[1, 2]]))
     assert found[..., 0].tolist() == [[0, 1]]
     assert np.exp(found[..., 1]) == pytest.approx(np.array([[0.25, 0.7]]), rel=1e-5)
@@ -86,8 +86,8 @@ def test_a_token_is_graded_by_its_logits() -> None:
 def test_logits_of_many_rows_are_not_held_at_once(data: PreparedData, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
 
-    def run(inputs: object) -> np.ndarray:
-        (rows,) = inputs  # type: ignore[attr-defined]
+    def run(inputs: Sequence[np.ndarray]) -> np.ndarray:
+        (rows,) = inputs
         sizes.append(len(rows))
         return np.zeros((len(rows), LENGTH, VOCABULARY), np.float32)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -122,7 +123,7 @@ def test_training_goes_on_from_and_learns_from_trusted_factories_only(
     model: Path, data: PreparedData, role: str
 ) -> None:
     def request(**more: str) -> TrainingRequest:
-        given = {role: model, **more}
+        given: dict[str, Any] = {role: model, **more}
         return TrainingRequest(data.artifact.directory, ModelConfig(), TrainingConfig(), Path("out"), "", {}, **given)
 
     with pytest.raises(UntrustedFactory):

@@ -137,7 +137,7 @@ Message:
 def error(kind: int, origin: int) -> bytes:
     document = ErrorDocument()
     document.error.code, document.error.message = "SomeError", MESSAGE
-    document.error.kind, document.error.origin = kind, origin  # type: ignore[assignment]
+    document.error.kind, document.error.origin = kind, origin
     return document.SerializeToString()
 
 

@@ -141,7 +141,7 @@ def test_what_is_not_recoverable_is_not_tried_again() -> None:
 
 def comparison(variable: str, operator: int, value: int) -> BooleanExpression:
     made = BooleanExpression()
-    made.comparison.left_value.var, made.comparison.operator = variable, operator  # type: ignore[assignment]
+    made.comparison.left_value.var, made.comparison.operator = variable, operator
     made.comparison.right_value.primitive.integer = value
     return made
 

@@ -216,7 +216,7 @@ def test_the_agent_refuses_more_processes_than_gpus_before_it_starts_any(monkeyp
     config = distributed("train")
     config.profile = Profile("p", Placement(processes=2), {})
     with pytest.raises(UserError, match="2 processes for 1 GPU: each process needs one of its own"):
-        DistributedTask._attempt(SimpleNamespace(task_config=config))
+        DistributedTask._attempt(SimpleNamespace(task_config=config))  # type: ignore[arg-type]
 
 
 def test_profiles_are_values() -> None:

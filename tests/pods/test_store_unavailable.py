@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ TASKS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
 
 
 @pytest.fixture
-def away(store: FaultyS3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FaultyS3:
+def away(store: FaultyS3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FaultyS3]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(retry, "ATTEMPTS", 3)
     # More than all attempts of all downloads at a time.

@@ -8,6 +8,7 @@ import re
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -198,7 +199,8 @@ def test_a_pod_that_is_told_to_end_saves_and_is_worth_another_attempt(cluster: C
 
 @pytest.mark.prove
 def test_what_another_attempt_cannot_help_is_not_retried(cluster: Cluster, tmp_path: Path) -> None:
-    pod = cluster.pod(1, "bug", inputs="inputs", **python_path(tmp_path, BUG))
+    variables: dict[str, Any] = {**python_path(tmp_path, BUG)}
+    pod = cluster.pod(1, "bug", inputs="inputs", **variables)
     output = pod.finish()
     error = cluster.error("bug")
     assert error.kind == error.NON_RECOVERABLE, output
@@ -214,7 +216,7 @@ def test_what_another_attempt_cannot_help_is_not_retried(cluster: Cluster, tmp_p
     ],
 )
 def test_a_pod_that_disagrees_with_its_profile_refuses_to_start(
-    cluster: Cluster, nodes: int, variables: dict[str, str], message: str
+    cluster: Cluster, nodes: int, variables: dict[str, Any], message: str
 ) -> None:
     name = f"refused-{nodes}-{len(variables)}"
     pod = cluster.pod(nodes, name, **variables)

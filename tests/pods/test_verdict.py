@@ -69,7 +69,9 @@ def test_out_of_memory_on_any_rank_in_any_order_is_final(
     guilty, aggregated = seed % 4, bool(seed // 4 % 2)
     plays = []
     for ranks in ((0, 1), (2, 3)):
-        workers = [(rank, OUT_OF_MEMORY if rank == guilty else LOST_PEER) for rank in ranks]
+        workers: list[tuple[int, Exception | None]] = [
+            (rank, OUT_OF_MEMORY if rank == guilty else LOST_PEER) for rank in ranks
+        ]
         draw.shuffle(workers)
         plays.append(Play(workers, seconds=draw.uniform(0, 0.3), agent_s=draw.choice([0.0, 0.3])))
     store.slow = {"error": draw.choice([0.0, 0.3])}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +22,7 @@ from tests.support.tables import Prepare, everything, table_text
 ROWS = "".join(f"{i % 7},{(i * 37) % 101},{'yes' if i % 3 else 'no'}\n" for i in range(120))
 GOOD = "a,b,y\n" + ROWS
 
-CASES = {
+CASES: dict[str, tuple[str | bytes, dict[str, Any], str]] = {
     "header only": ("a,b,y\n", {}, r"no rows"),
     "header only, no line break": ("a,b,y", {}, r"no rows"),
     "empty": ("", {}, r"is empty"),

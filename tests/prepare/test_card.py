@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -12,7 +14,7 @@ from slipstream.prepare import memory
 from tests.support.tables import Prepare
 
 
-def column(data: PreparedData, name: str) -> dict[str, object]:
+def column(data: PreparedData, name: str) -> dict[str, Any]:
     return next(found for found in data.card["columns"] if found["name"] == name)
 
 

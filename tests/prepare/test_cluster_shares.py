@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ def write_text(directory: Path) -> Path:
 
 @pytest.mark.parametrize("number", [1, 3, 50])
 @pytest.mark.parametrize("write", [write_parquet, write_text])
-def test_any_number_of_shares_gives_the_same_bytes(tmp_path: Path, write, number: int) -> None:  # type: ignore[no-untyped-def]
+def test_any_number_of_shares_gives_the_same_bytes(tmp_path: Path, write: Callable[[Path], Path], number: int) -> None:
     (tmp_path / "data").mkdir()
     data = str(write(tmp_path / "data"))
     alone = prepare(tmp_path / "alone", data, "y", CONFIG, MADE_BY)
@@ -160,7 +161,7 @@ def test_texts_in_class_folders_are_shared_too(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("write", [write_parquet, write_text])
-def test_new_files_beside_an_earlier_set_are_shared_too(tmp_path: Path, write) -> None:  # type: ignore[no-untyped-def]
+def test_new_files_beside_an_earlier_set_are_shared_too(tmp_path: Path, write: Callable[[Path], Path]) -> None:
     (tmp_path / "data").mkdir()
     data = write(tmp_path / "data")
     files = sorted(data.iterdir())
@@ -306,7 +307,7 @@ def test_values_that_are_exchanged_come_back_equal(tmp_path: Path) -> None:
     """What the codec's tests say of all types, for those of a real table: text, numbers, times and bad rows."""
     (tmp_path / "data").mkdir()
     on_several(tmp_path / "pods", str(write_parquet(tmp_path / "data")), 2)
-    kinds = {
+    kinds: dict[str, type[Any]] = {
         "opened/table-downloaded": OpenedTable,
         "opened/shares/00000-downloaded": shares.Share,
         "scanned-0-downloaded": shares.ScannedShare,

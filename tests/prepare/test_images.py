@@ -208,7 +208,7 @@ class TestArrays:
         assert data.signature.classes == ("cat", "dog", "owl") and data.signature.target == "animal"
         assert data.card["classes"]["dog"] | {} and sum(data.card["classes"]["dog"].values()) == 60
 
-    CASES = {
+    CASES: dict[str, tuple[dict[str, Any], str]] = {
         "no labels": ({"images": np.zeros((9, 4, 4), np.uint8)}, r"holds the arrays 'images'; expected 'images' and"),
         "floats": (
             {"images": np.zeros((9, 4, 4)), "labels": np.arange(9)},
@@ -246,7 +246,8 @@ class TestArrays:
         np.savez(path, images=DRAW.integers(0, 256, (90, 6, 5), np.uint8), labels=np.arange(90) % 3)
         raw = bytearray(path.read_bytes())
         raw[1000] ^= 1
-        path.write_bytes({"cut": raw[:-200], "flipped": bytes(raw), "text": b"images"}[damage])
+        damaged: dict[str, bytes | bytearray] = {"cut": raw[:-200], "flipped": bytes(raw), "text": b"images"}
+        path.write_bytes(damaged[damage])
         with pytest.raises(UserError, match=r"a\.npz: not a whole \.npz file"):
             prepared(path, target="")
 

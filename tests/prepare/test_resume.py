@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -101,7 +102,18 @@ def texts(tmp_path: Path) -> Path:
 def killed(data: Path, tmp_path: Path, where: str, times: int) -> Path:
     """A prepare of ``data`` dies at the ``times``-th call of ``where``; what it had finished by then."""
     scratch = tmp_path / "scratch"
-    command = [sys.executable, "-c", KILLED, data, tmp_path / "first", scratch, "1", where, str(times), "self"]
+    command: list[str | Path] = [
+        sys.executable,
+        "-c",
+        KILLED,
+        data,
+        tmp_path / "first",
+        scratch,
+        "1",
+        where,
+        str(times),
+        "self",
+    ]
     assert subprocess.run(command).returncode == -signal.SIGKILL, "it was not killed"
     return scratch
 
@@ -115,7 +127,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return done
 
 
-def counting(work, done):  # type: ignore[no-untyped-def]
+def counting(work: Any, done: Counter[str]) -> Any:
     @functools.wraps(work)
     def run(job: object) -> object:
         done[work.__name__] += 1
@@ -171,7 +183,7 @@ def with_workers(data: Path, tmp_path: Path, victim: str) -> subprocess.Complete
     """A prepare with two workers, one of which kills itself or its parent in its third unit."""
     script = tmp_path / "killed.py"
     script.write_text(KILLED)
-    command = [
+    command: list[str | Path] = [
         sys.executable,
         script,
         data,
@@ -367,7 +379,15 @@ def test_what_was_made_of_other_bytes_meanwhile_is_not_taken_up(
     table, first = pq.read_table(parquet), parquet.read_bytes()
     other = tmp_path / "other.parquet"
     pq.write_table(table.set_column(0, "x", pa.array(np.arange(float(len(table))))), other, row_group_size=ROWS)
-    command = [sys.executable, "-c", OVERTAKEN, parquet, other, tmp_path / "first", tmp_path / "scratch"]
+    command: list[str | Path] = [
+        sys.executable,
+        "-c",
+        OVERTAKEN,
+        parquet,
+        other,
+        tmp_path / "first",
+        tmp_path / "scratch",
+    ]
     assert subprocess.run(command).returncode == -signal.SIGKILL, "it was not killed"
     assert len(list((tmp_path / "scratch").glob(f"scan*{RECORD}"))) > 2
     parquet.write_bytes(first)

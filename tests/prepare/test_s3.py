@@ -81,8 +81,8 @@ def test_patterns_name_the_same_files_in_s3_as_locally(
     local = prepare(tmp_path / "b", f"{directory}/{pattern}", "y", DataConfig(), {})
     assert PreparedData.open(tmp_path / "a").card["rows"]["read"] == rows
     assert remote.files["train-00000.rows"].sha256 == local.files["train-00000.rows"].sha256
-    day = {column["name"]: column["type"] for column in remote.read_json("card.json")["columns"]}.get("day")
-    assert day == (None if pattern == "*.csv" else "time")
+    kind = {column["name"]: column["type"] for column in remote.read_json("card.json")["columns"]}.get("day")
+    assert kind == (None if pattern == "*.csv" else "time")
 
 
 def test_a_pattern_that_nothing_matches_is_said(store: FaultyS3, tmp_path: Path) -> None:

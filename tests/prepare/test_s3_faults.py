@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ FORMATS = ("csv", "parquet")
 
 
 @pytest.fixture
-def away(store: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> FaultyS3:
+def away(store: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyS3]:
     """A store of which one soon thinks that it does not answer."""
     monkeypatch.setattr(s3, "READ_TIMEOUT_S", 0.5)
     monkeypatch.setattr(retry, "ATTEMPTS", 4)

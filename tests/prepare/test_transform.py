@@ -20,7 +20,7 @@ def raw_rows() -> pd.DataFrame:
             "key": np.arange(400) + 0.5,
             "gain": np.where(draw.random(400) < 0.9, 0, np.exp(draw.normal(8, 2, 400))),
             "age": draw.integers(18, 90, 400).astype(float),
-            "city": draw.choice(["Oslo", "Rome", "Lima", None], 400),
+            "city": draw.choice(np.array(["Oslo", "Rome", "Lima", None], object), 400),
             "when": pd.Timestamp("2024-01-01") + pd.to_timedelta(draw.integers(0, 10**7, 400), unit="s"),
             "member": draw.random(400) > 0.5,
             "y": draw.integers(0, 3, 400),

@@ -12,6 +12,7 @@ import pytest
 from markupsafe import Markup
 from matplotlib.axes import Axes
 
+from slipstream.artifacts.results.evaluation import Scatter
 from slipstream.report.pages import charts
 from slipstream.report.pages.inline_svg import inline_svg, tooltip
 from tests.support.report_runs import history
@@ -79,7 +80,7 @@ def test_any_values_give_a_drawing(ys: list[float]) -> None:
     assert "nan" not in drawn and "inf" not in drawn
     if len(ys) < 2:
         return
-    ends = {"actual": ys, "predicted": ys}
+    ends: Scatter = {"actual": ys, "predicted": ys}
     assert "nan" not in charts.predicted_against_actual(ends, "y")
 
 

@@ -47,6 +47,7 @@ def test_the_summary_holds_the_figures_of_the_stages(tmp_path: Path) -> None:
     assert rows.rows_train + rows.rows_validation + rows.rows_test == rows.rows_kept
     assert rows.rows_kept + rows.rows_quarantined == rows.rows_read
     assert [v.name for v in summary.variants if v.chosen] == [summary.chosen]
+    assert summary.network
     assert summary.network.all_reduce_latency_bytes == 1024
     assert summary.network.all_reduce_busbw_bytes == 16 << 20
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.artifacts.results.compression import Compression
+from slipstream.artifacts.results.export import VariantFigures
 from slipstream.config import RunConfig
 from slipstream.prepare.quarantine import BadRow
 from slipstream.report.engine import build
@@ -160,7 +161,7 @@ def test_a_perfect_model_of_many_classes_has_no_mistakes(tmp_path: Path) -> None
 def test_a_variant_that_could_not_be_made_says_why(tmp_path: Path) -> None:
     found = results(tmp_path / "in", KINDS["two classes"])
     first, second, third, _ = found.export["variants"]
-    failed = {
+    failed: VariantFigures = {
         "name": third["name"],
         "file": None,
         "bytes": None,

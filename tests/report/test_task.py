@@ -22,6 +22,7 @@ from tests.support.report_runs import INT8, STAGES, compression, results
 def test_a_summary_survives_flyte(tmp_path: Path) -> None:
     summary = run_summary(results(tmp_path, ["no", "yes"]), STAGES, "runs/now")
     missing = replace(summary.variants[0], bytes=None, value=None, latency_p50_ms={}, largest_difference=None)
+    assert summary.network
     unmeasured = replace(summary.network, all_reduce_latency_us=None, all_reduce_busbw_bytes=None)
     summary = replace(summary, variants=[missing, *summary.variants[1:]], network=unmeasured, compression=compression())
     context = FlyteContextManager.current_context()

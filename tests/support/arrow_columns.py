@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from decimal import Context, Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 import numpy as np
 import pyarrow as pa
@@ -81,7 +81,8 @@ def present(kind: pa.DataType) -> st.SearchStrategy[Any]:
         return st.booleans()
     if pa.types.is_floating(kind):
         return st.one_of(
-            st.floats(width=bits(kind)), st.sampled_from([0.0, -0.0, 1.0, 2.0, 5e-324 if bits(kind) == 64 else 1.0])
+            st.floats(width=cast(Literal[16, 32, 64], bits(kind))),
+            st.sampled_from([0.0, -0.0, 1.0, 2.0, 5e-324 if bits(kind) == 64 else 1.0]),
         )
     if pa.types.is_decimal(kind):
         return decimals_of(kind)

@@ -77,7 +77,7 @@ def invoke(command: click.Command, directory: Path, arguments: list[str], enviro
         except Exception:
             traceback.print_exc()
             code = 1
-    return Ended([command.name, *arguments], code, captured.text)
+    return Ended([command.name or "", *arguments], code, captured.text)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -49,7 +50,7 @@ def pod(uri: str, environment: dict[str, str], directory: Path, play: Play) -> N
             os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(local)}
             workspace = Workspace("train", str(directory), "none", "", Holder())
             try:
-                workspace.work(lambda error=error: fail(error))
+                workspace.work(partial(fail, error))
             except Exception as raised:
                 first = first or raised
         outlive_sigterm()

@@ -42,5 +42,5 @@ def run_package(archive: Path, log: Path, environment: dict[str, str]) -> None:
     assert not any(name.split(".")[0] == "workflows" for name in sys.modules)
     # Flytekit derives the same schemas of the same dataclasses for every task anew, for most of the time of a package.
     derive = DataclassTransformer.get_literal_type
-    DataclassTransformer.get_literal_type = functools.cache(derive)  # type: ignore[method-assign]
+    DataclassTransformer.get_literal_type = functools.cache(derive)
     pyflyte.main(["--pkgs", "workflows", "package", "--image", IMAGE, "--force", "--output", str(archive)])

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.export import engine
 from slipstream.export.config import ExportConfig
+from slipstream.models.trained import TrainedModel
 from tests.support.toys import trained_on
 
 
 def package(directory: Path, data: PreparedData, steps: int = 150, **settings: Any) -> Path:
     """A model trained for ``steps`` on ``data`` and exported to ``directory``, which is returned."""
     made_by = {"prepared": data.artifact.fingerprint, "trained": "b" * 64, "code": "c" * 16}
-    engine.export(directory, trained_on(data, steps), data, ExportConfig(seconds=0.5, **settings), made_by)
+    trained = cast(TrainedModel, trained_on(data, steps))
+    engine.export(directory, trained, data, ExportConfig(seconds=0.5, **settings), made_by)
     return directory

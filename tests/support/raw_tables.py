@@ -40,7 +40,7 @@ def mixed_frame(rows: int, task: str, seed: int = 0) -> pd.DataFrame:
             "visits": rng.integers(0, 50, rows),
             "member": rng.random(rows) < 0.5,
             "when": pd.to_datetime(seconds, unit="s", utc=True),
-            "city": np.where(rng.random(rows) < 0.05, None, city),
+            "city": np.where(rng.random(rows) < 0.05, np.array(None), city),
             "plan": rng.choice(["free", "paid"], rows),
             "y": np.where(score > 0.5, "yes", "no") if task == "classification" else 100 + 10 * score,
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,12 @@ def prepared(directory: Path, signature: Signature, bad: list[BadRow], warnings:
         {"name": "ssn", "role": "identifier", "type": "text", "missing": 0, "why": "every value occurs once"},
         {"name": signature.target, "role": "target", "type": "text", "missing": 0, "distinct": len(signature.classes)},
     ]
-    card = {"source": "adult-train.csv", "task": signature.task, "target": signature.target, "rows": rows}
+    card: dict[str, Any] = {
+        "source": "adult-train.csv",
+        "task": signature.task,
+        "target": signature.target,
+        "rows": rows,
+    }
     card |= {"columns": columns, "classes": classes, "warnings": warnings}
     writer.write_json("card.json", card)
     writer.write_json("signature.json", signature.to_json())
@@ -125,7 +131,7 @@ def history(metric: str) -> dict[str, Any]:
 def evaluation(signature: Signature) -> dict[str, Any]:
     outputs, truth = predictions(len(signature.classes))
     name = metrics.HEADLINE[signature.task][0]
-    model = metrics.scores(signature.task, outputs, truth)
+    model: Mapping[str, Any] = metrics.scores(signature.task, outputs, truth)
     baseline = {key: value * 0.97 if value is not None else None for key, value in model.items()}
     return {
         "task": signature.task,
@@ -181,9 +187,10 @@ def export(metric: str) -> dict[str, Any]:
     quality = {"loss": 0.17, "low": -0.3, "high": 0.71, "level": 0.95, "rows": 600, "evidence": "test"}
     quality |= {"answer": "passed", "rows_enough": None}
     fp32, int8 = ("onnx-fp32", "model.fp32.onnx"), ("onnx-int8", "model.int8.onnx")
-    exact = {"largest_difference": 4e-6, "verdict": "exact", "reason": "gives what torch gives"}
-    torch = {"largest_difference": 0.0, "verdict": "reference", "reason": "torch itself"}
-    chosen = {"largest_difference": 0.31, "verdict": "chosen", "reason": reason, "quality": quality, "chosen": True}
+    exact: dict[str, Any] = {"largest_difference": 4e-6, "verdict": "exact", "reason": "gives what torch gives"}
+    torch: dict[str, Any] = {"largest_difference": 0.0, "verdict": "reference", "reason": "torch itself"}
+    chosen: dict[str, Any] = {"largest_difference": 0.31, "verdict": "chosen", "reason": reason}
+    chosen |= {"quality": quality, "chosen": True}
     return {
         "task": "classification" if metric == "accuracy" else "regression",
         "variants": [

@@ -105,7 +105,7 @@ def run_rank(job: Job, rank: int, port: int, faults: tuple[Fault, ...], fired: P
     os.dup2(log, 2)
     torch.set_num_threads(1)
     short = timedelta(seconds=job.patience_s)
-    engine.process_group = functools.partial(engine.process_group, timeout=short)  # type: ignore[assignment]
+    engine.process_group = functools.partial(engine.process_group, timeout=short)
     engine.Checkpoints = functools.partial(Checkpoints, timeout=short)  # type: ignore[misc,assignment]
     # Points of the history lie between checkpoints, so that a sum that is not kept shows.
     train_loop.HISTORY_POINTS = max(1, job.steps // 7)
@@ -320,7 +320,9 @@ def begin(job: Job, *faults: Fault) -> Running:
     started = time.perf_counter()
     port = free_port()
     arguments = [(job, rank, port, faults, fired) for rank in range(job.world)]
-    ranks = [FORK.Process(target=run_rank, args=a, daemon=True) for a in arguments]
+    ranks: list[multiprocessing.process.BaseProcess] = [
+        FORK.Process(target=run_rank, args=a, daemon=True) for a in arguments
+    ]
     for process in ranks:
         process.start()
     return Running(job, faults, fired, ranks, started)

@@ -75,7 +75,7 @@ def body(prepared: Path, place: Path, port: int, batch_s: float) -> None:
         time.sleep(batch_s)
         gather(*arguments)
 
-    loader.StoredRows.gather = slow_gather  # type: ignore[method-assign]
+    loader.StoredRows.gather = slow_gather  # type: ignore[method-assign,assignment]
     loader.BUFFER_BATCHES = 1
     with process_group() as group, Watcher([], grace_s=None) as watcher:
         data = PreparedData.open(prepared)

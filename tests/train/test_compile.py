@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file
@@ -21,7 +22,7 @@ COMPILER = shutil.which("g++")
 ROWS = 200
 COMPILED = TrainingConfig(epochs=3, batch_size=48, accumulation=2, compile=True, checkpoint_every=4)
 #: Raises where anything is compiled a second time.
-NEVER_AGAIN = {"model": ModelConfig("tests.support.nets:never_compiled_again")}
+NEVER_AGAIN: dict[str, Any] = {"model": ModelConfig("tests.support.nets:never_compiled_again")}
 
 
 @pytest.mark.skipif(not COMPILER, reason="there is no g++")

@@ -8,7 +8,7 @@ import math
 import os
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -56,7 +56,7 @@ def test_ranks_and_pieces_change_nothing_but_rounding(
 
 @pytest.mark.parametrize("precision", ["fp16", pytest.param("bf16", marks=pytest.mark.prove)])
 def test_mixed_precision_learns_and_keeps_full_precision_weights(
-    prepared: Path, tmp_path: Path, precision: str
+    prepared: Path, tmp_path: Path, precision: Literal["fp16", "bf16"]
 ) -> None:
     model = trained(prepared, tmp_path / precision, 1, TrainingConfig(epochs=12, batch_size=32, precision=precision))
     found = history(model)

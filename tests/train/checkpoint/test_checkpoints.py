@@ -199,7 +199,7 @@ def test_a_newer_format_is_refused_and_not_passed_over(tmp_path: Path, monkeypat
 
 @contextmanager
 def failing_writes(times: int, error: Exception) -> Iterator[list[str]]:
-    original, failed = FileWriter.write, []
+    original, failed = FileWriter.write, list[str]()
 
     def write(self: FileWriter, name: str, chunks: Any) -> None:
         if len(failed) < times and name.startswith("tensors"):
@@ -305,7 +305,7 @@ def test_no_pickle_is_in_a_checkpoint(tmp_path: Path) -> None:
 
 
 def test_any_state_survives_the_tree() -> None:
-    value = {
+    value: dict[str | int, Any] = {
         "tuple": (1, 2.5, (None, True)),
         "odd": [math.inf, -math.inf, 0.1 + 0.2, "text"],
         3: {"deep": torch.arange(3)},

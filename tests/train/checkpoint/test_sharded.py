@@ -37,7 +37,7 @@ def rank_main(rank: int, world: int, port: int, home: str, restores: bool, place
         checkpoints.finish()
     state = [*model.parameters(), *(optimizer.state[p]["exp_avg_sq"] for p in model.parameters())]
     assert all(isinstance(tensor, DTensor) for tensor in state)
-    whole = [tensor.detach().full_tensor() for tensor in state]  # type: ignore[union-attr]
+    whole = [tensor.detach().full_tensor() for tensor in state]
     if rank == 0:
         torch.save(whole, place)
     dist.barrier()

@@ -71,8 +71,10 @@ def test_weights_that_something_else_changes_meanwhile_are_no_checkpoint(
     run = Run(tmp_path)
     run.steps(1)
     run.checkpoints.save(1, {"step": 1})
+    first = run.model[0]
+    assert isinstance(first, torch.nn.Linear)
     with torch.no_grad():
-        run.model[0].weight.mul_(2)
+        first.weight.mul_(2)
     allowed.set()
     with pytest.raises(RuntimeError, match=r"^model/0.weight changed while a checkpoint was taken"):
         run.checkpoints.finish()

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from slipstream.train.checkpoint.state_dicts import AppState
 from slipstream.train.checkpoint.state_json import split
 
-Optimizer = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
+Optimizer = Callable[[Iterable[dict[str, Any]]], torch.optim.Optimizer]
 
 
 class Tied(nn.Module):

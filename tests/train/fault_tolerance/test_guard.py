@@ -86,7 +86,8 @@ def test_what_cannot_be_finished_in_time_is_not_begun(tmp_path: Path) -> None:
 def test_an_advised_save_that_falls_amid_skipped_steps_is_made_after_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    exchange, captures = Consensus.exchange, []
+    exchange = Consensus.exchange
+    captures: list[None] = []
     monkeypatch.setattr(Consensus, "exchange", lambda *given, **more: replace(exchange(*given, **more), advised=True))
 
     def capture() -> Any:
@@ -125,7 +126,7 @@ def test_ranks_do_not_exchange_after_every_save(tmp_path: Path, monkeypatch: pyt
     exchanges: list[float] = []
     exchange = Consensus.exchange
 
-    def counted(self: Consensus, **figures: float) -> GroupState:
+    def counted(self: Consensus, **figures: Any) -> GroupState:
         exchanges.append(figures["stall_s"])
         return exchange(self, **figures)
 

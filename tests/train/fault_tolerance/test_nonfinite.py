@@ -107,7 +107,7 @@ def test_it_goes_back_to_the_last_checkpoint_and_on_without_the_window(
     "parallel", [{"shard": "weights"}, pytest.param({"shard": "weights", "offload": True}, marks=pytest.mark.prove)]
 )
 def test_a_divided_model_goes_back_too(parallel: dict[str, Any], clean: Path, tmp_path: Path) -> None:
-    settings = {"training": {"parallel": ParallelConfig(**parallel)}}
+    settings: dict[str, Any] = {"training": {"parallel": ParallelConfig(**parallel)}}
     job = Job(clean, tmp_path / "divided", 2, str(tmp_path / "divided/home"), poisoned=(11, 12, 13, 14), **settings)
     assert attempt(job).finished
     found = history(job)

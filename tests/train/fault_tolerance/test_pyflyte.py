@@ -41,7 +41,7 @@ class Runs:
         (place / "profile.toml").write_text(PROFILE)
 
     def start(self) -> subprocess.Popen[bytes]:
-        workflow = [PYFLYTE, "run", REPOSITORY / "workflows/training.py", "train_and_export"]
+        workflow: list[str | Path] = [PYFLYTE, "run", REPOSITORY / "workflows/training.py", "train_and_export"]
         with (self.place / "log").open("ab") as log:
             return subprocess.Popen(
                 [*workflow, "--data", "t.csv", "--target", "y", "--config", "run.yaml"],

@@ -83,8 +83,9 @@ def test_a_model_without_a_plan_is_only_sharded() -> None:
     )
     resnet = build(ModelConfig("resnet", {"depth": 2}), images, 0).network
     for setting in ("tensor", "pipeline"):
+        settings: dict[str, Any] = {setting: 2}
         with pytest.raises(UserError, match=rf"training.parallel.{setting}: this model states no plan"):
-            check_plan(ParallelConfig(**{setting: 2}), plan_of(resnet), 4)
+            check_plan(ParallelConfig(**settings), plan_of(resnet), 4)
     check_plan(ParallelConfig(shard="weights"), plan_of(resnet), 1)
     assert blocks_of(resnet) == tuple(f"blocks.{number}" for number in range(6))
 

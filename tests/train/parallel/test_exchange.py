@@ -29,7 +29,7 @@ from tests.support.training_runs import Fault, Job, attempt, outcome
 
 CPU = torch.device("cpu")
 STEPS, SKIPPED = 6, 3
-EXCHANGES = {
+EXCHANGES: dict[str, dict[str, Any]] = {
     "fp16": {"hook": "fp16"},
     "powersgd": {"hook": "powersgd", "rank": 1},
     "buckets": {"bucket_cap_mb": 1, "gradient_as_bucket_view": True, "static_graph": True},
@@ -68,6 +68,7 @@ def test_powersgd_loses_nothing_of_the_gradients_but_what_it_remembers(tmp_path:
     exact, sent, _, buckets = found[0]
     assert buckets > 1 and all(torch.equal(sent, each[1]) for each in found), "all ranks take the same step"
     left = sum(torch.cat(errors) for _, _, errors, _ in found) / 3
+    assert isinstance(left, Tensor)
     # The compressed matrices, in other order; what was not compressed is exact.
     missing = exact - sent
     assert (missing.abs() > 1e-9).sum() == (left.abs() > 1e-9).sum() > 1000

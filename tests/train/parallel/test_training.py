@@ -8,7 +8,7 @@ import signal
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ class Run:
     world: int
     parallel: dict[str, Any] = field(default_factory=dict)
     accumulation: int = 2
-    precision: str = "fp32"
+    precision: Literal["fp32", "bf16"] = "fp32"
 
 
 RUNS = {
@@ -71,7 +71,7 @@ def train(run: Run, prepared: Path, place: Path, home: str, killed: bool) -> Non
             os.kill(os.getpid(), signal.SIGKILL)
         return original(state, *rest)
 
-    train_loop.train_step = step
+    train_loop.train_step = step  # type: ignore[assignment]
     engine.run(
         TrainingRequest(
             prepared=prepared,

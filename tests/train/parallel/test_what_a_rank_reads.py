@@ -97,7 +97,7 @@ def memory_of_a_restore(case: Case) -> tuple[int, int, int]:
 def save(case: Case) -> None:
     """Weights and moments, after a step whose gradients are nought."""
     part = set_up(case)
-    for parameter in part.model.parameters():
+    for parameter in part.model.model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     part.optimizer.step()
     assert part.checkpoints is not None
