@@ -265,7 +265,7 @@ def card_of(fitting: FittedTable, data: Listing) -> dict[str, Any]:
 def write_table(
     writer: ArtifactWriter, fitting: FittedTable, merged: list[MergedPart], card: dict[str, Any], home: str = ""
 ) -> None:
-    """Take up what was merged and write what goes with it. An base set's rows on S3 are copied there to ``home``."""
+    """Take up what was merged and write what goes with it. A base set's rows on S3 are copied there to ``home``."""
     scan, fitted, earlier = fitting.opened.scan, fitting.fitted, fitting.opened.earlier
     signature = fitted.transform.signature
     number = earlier.take_over_segments(writer, home) if earlier else 0

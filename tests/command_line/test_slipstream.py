@@ -59,3 +59,12 @@ def test_what_belongs_to_the_project_needs_a_clone_and_the_rest_none(tmp_path: P
     assert checked.returncode == 1 and checked.stderr == (
         "Error: absent: no exported model; expected a directory with a manifest.json\n"
     )
+
+
+@pytest.mark.parametrize("arguments", [["check", "."], ["profiles", "local"]])
+def test_it_imports_nothing_from_the_directory_where_it_is_called(tmp_path: Path, arguments: list[str]) -> None:
+    """A package that is to be checked comes from anywhere."""
+    for name in ("numpy", "onnxruntime", "click", "tomllib"):
+        (tmp_path / f"{name}.py").write_text("from pathlib import Path\nPath('imported').touch()\n")
+    run(tmp_path, *arguments)
+    assert not (tmp_path / "imported").exists()
