@@ -21,8 +21,7 @@ class Stage:
     #: Its results are measured times: those of other hardware are not its.
     measured: bool = False
     #: It looks by itself for what an earlier run made, because only in the running group it knows the hardware that a
-    #: result belongs to: neither Flyte nor the local store keeps its results. Of one that was there already, the
-    #: manifest says in ``made_by`` that it was ``reused``.
+    #: result belongs to: neither Flyte nor the local store keeps its results.
     finds_earlier: bool = False
 
 

@@ -9,100 +9,97 @@ from flytekit import task
 
 from slipstream.collectives.config import CollectivesConfig
 from slipstream.config import RunConfig
-from tasks.flyte.elastic import Workspace, distributed
+from slipstream.logs import logger
+from slipstream.machine.gpus import visible_gpus
+from slipstream.profiles.profile import current_profile
+from tasks.flyte.elastic import Distributed, Workspace, distributed
 from tasks.flyte.metadata import on
 from tasks.flyte.stage import ArtifactDirectory, MadeByElement
 
 if TYPE_CHECKING:
-    from slipstream.interconnect.profile import NetworkProfile
+    from slipstream.collectives.launch.worker_group import WorkerGroup
+
+LOG = logger("collectives")
 
 
-@task(task_config=distributed("collectives", returns=MadeByElement.of), **on("collectives"))
+def parents() -> Distributed:
+    """The processes of a worker group join no process group themselves: their children do, in each launch another."""
+    return distributed("collectives", returns=MadeByElement.of, starts_processes=True)
+
+
+@task(task_config=parents(), **on("collectives"))
 def benchmark_collectives(workspace: Workspace, config: CollectivesConfig) -> MadeByElement:
     """The interconnect in the same kind of process group that training uses: a profile of the same hardware that is
-    younger than ``collectives.reuse_days``, or a new one."""
+    younger than ``collectives.reuse_days``, or a new one. On the profile ``local`` it is a short one, unless the user
+    has set what to measure."""
+    if config.is_default and current_profile().name == "local":
+        return measure(workspace, config.short, reuse=True)
     return measure(workspace, config, reuse=True)
 
 
-@task(task_config=distributed("collectives", returns=MadeByElement.of), **on("collectives"))
+@task(task_config=parents(), **on("collectives"))
 def measure_collectives(workspace: Workspace, config: CollectivesConfig) -> MadeByElement:
     """:func:`benchmark_collectives`, measured now in any case."""
     return measure(workspace, config, reuse=False)
 
 
-@task(task_config=distributed("collectives", returns=MadeByElement.of), **on("collectives"))
+@task(task_config=parents(), **on("collectives"))
 def compare_collectives(workspace: Workspace, config: CollectivesConfig) -> MadeByElement:
     """:func:`measure_collectives` with the launches that it takes to tell whether the network is slower than it was;
     the answer stands above the table."""
 
     def body() -> None:
-        import os
-
         from slipstream.collectives.compare import compare_with_history
-        from slipstream.collectives.launch.worker_group import WorkerGroup
 
-        compared = compare_with_history(WorkerGroup.from_environment(os.environ, config.timeout), config)
-        if compared:
-            profile, answer = compared
-            write_results(workspace, config, profile, reused=False, above=f"{answer}\n\n")
+        compare_with_history(worker_group(workspace, config), config, Path(workspace.directory))
 
     return workspace.work(body)
 
 
-@task(task_config=distributed("collectives", returns=MadeByElement.of), **on("collectives"))
+@task(task_config=parents(), **on("collectives"))
 def tune_collectives(workspace: Workspace, prepared: ArtifactDirectory, config: RunConfig) -> MadeByElement:
     """Settings with which training steps of the configured model on the prepared data are faster."""
 
     def body() -> None:
-        import os
-
         from slipstream.artifacts.prepared.streamed import open_prepared
         from slipstream.collectives.engine import made_by
-        from slipstream.collectives.launch.worker_group import WorkerGroup
         from slipstream.collectives.tune.steps import ConfiguredModel
         from slipstream.collectives.tune.tuner import tune
         from slipstream.interconnect.tuning import write_tuning
 
         signature = open_prepared(Path(prepared.path)).signature
         # Until its ranks have met, names are looked up on this machine alone.
-        workers = WorkerGroup.from_environment(os.environ, config.collectives.timeout)
+        workers = worker_group(workspace, config.collectives)
         rows = max(1, config.training.batch_size // workers.world)
         tuning = tune(workers, config.collectives, ConfiguredModel(config.model, signature, rows, config.training.seed))
         if tuning:
-            write_tuning(Path(workspace.directory), tuning, {**made_by(config.collectives), "reused": False})
+            write_tuning(Path(workspace.directory), tuning, made_by(config.collectives))
 
     return workspace.work(body)
 
 
 def measure(workspace: Workspace, config: CollectivesConfig, *, reuse: bool) -> MadeByElement:
-    """A worker's part. It joins no process group itself: its children do, in each launch another."""
+    def body() -> bool:
+        from slipstream.collectives.engine import benchmark, take_earlier
+        from slipstream.interconnect.fingerprint import fingerprint_on_cpu
 
-    def body() -> None:
-        import os
-
-        from slipstream.collectives.engine import benchmark
-        from slipstream.collectives.launch.worker_group import WorkerGroup
-
-        measured = benchmark(WorkerGroup.from_environment(os.environ, config.timeout), config, reuse=reuse)
-        if measured:
-            write_results(workspace, config, measured[0], reused=measured[1])
+        directory = Path(workspace.directory)
+        # What GPUs there are is known to processes that use them; everything else without starting any.
+        known = reuse and workspace.processes and not visible_gpus()
+        if known and take_earlier(fingerprint_on_cpu(workspace.processes), config, directory):
+            return True
+        if config.is_short:
+            LOG.info("a short benchmark, as the profile is local; slipstream collectives measures all")
+        return benchmark(worker_group(workspace, config), config, directory, reuse=reuse)
 
     return workspace.work(body)
 
 
-def write_results(
-    workspace: Workspace, config: CollectivesConfig, profile: NetworkProfile, *, reused: bool, above: str = ""
-) -> None:
-    """Leave the profile in the workspace, with its table below the text ``above``, its CSV and its history."""
-    import json
+def worker_group(workspace: Workspace, config: CollectivesConfig) -> WorkerGroup:
+    import os
 
-    from slipstream.collectives.engine import made_by
-    from slipstream.collectives.model.report import model_curve
-    from slipstream.collectives.output import csv_text, table
-    from slipstream.interconnect.history import ProfileHistory
-    from slipstream.interconnect.profile import COURSE, CSV, MODEL, TABLE, write_profile
+    from slipstream.collectives.launch.worker_group import WorkerGroup
 
-    course = ProfileHistory(config.history, profile.fingerprint).course()
-    texts = {TABLE: above + table(profile), CSV: csv_text(profile), COURSE: json.dumps(course)}
-    texts[MODEL] = json.dumps(model_curve(profile))
-    write_profile(Path(workspace.directory), profile, {**made_by(config), "reused": reused}, texts)
+    if workspace.processes:
+        return WorkerGroup.local(workspace.processes, config.timeout)
+    return WorkerGroup.from_environment(os.environ, config.timeout)

@@ -12,6 +12,7 @@ from flytekit import Deck, FlyteContextManager, current_context, task
 
 from slipstream.artifacts.results.compression import Compression
 from slipstream.artifacts.results.promotion import Promotion
+from slipstream.artifacts.store import STORE, Store
 from slipstream.config import RunConfig
 from slipstream.report.summary import (
     CompressionSummary,
@@ -75,7 +76,8 @@ def report(  # noqa: PLR0913 - a Flyte task: its inputs are values of the workfl
     figures = [StageFigures(stage.name, stage.seconds, stage.reused) for stage in runs_of_stages]
     inputs = {"inputs": {"data": data, "target": target}, **to_dict(config)}
     schedule = schedule_figures(cron, kickoff, datetime.now(UTC)) if kickoff else None
-    summary = build(runs_here(), results, figures, inputs, schedule, promotion, compression)
+    store = Store(STORE) if runs_locally() else None
+    summary = build(runs_here(), results, figures, inputs, schedule, promotion, compression, store)
     return shown(summary, "Report", summary.report)
 
 

@@ -193,8 +193,9 @@ class Artifact:
     fingerprint: str
 
     @classmethod
-    def open(cls, directory: Path, kind: str) -> Artifact:
-        """Raises ``DamagedArtifact`` unless the directory is a complete artifact of this ``kind`` and format."""
+    def open(cls, directory: Path, kind: str, only: Iterable[str] | None = None) -> Artifact:
+        """Raises ``DamagedArtifact`` unless the directory is a complete artifact of this ``kind`` and format, or holds
+        ``only`` these files of one."""
         path = directory / MANIFEST
         try:
             raw = path.read_bytes()
@@ -206,6 +207,8 @@ class Artifact:
             expected = f"{kind!r}, format {FORMAT}"
             raise DamagedArtifact(f"{path}: holds {found[0]!r}, format {found[1]}; expected {expected}")
         for name, record in files.items():
+            if only is not None and name not in only:
+                continue
             try:
                 size = (directory / name).stat().st_size
             except OSError:

@@ -27,12 +27,16 @@ COMMENT = re.compile("#.*")
 @cache
 def code_version(stage: str) -> str:
     """A digest (hex) of the source files in the stage's import closure and of its libraries' versions."""
-    code = STAGES[stage]
+    return version_of(STAGES[stage].engines, STAGES[stage].libraries)
+
+
+def version_of(modules: tuple[str, ...], libraries: tuple[str, ...]) -> str:
+    """A digest (hex) of the source files in the import closure of ``modules`` and of the versions of ``libraries``."""
     digest = hashlib.sha256()
-    for module, path in sorted(import_closure(code.engines).items()):
+    for module, path in sorted(import_closure(modules).items()):
         digest.update(f"{module}\0".encode())
         digest.update(path.read_bytes())
-    for library in code.libraries:
+    for library in libraries:
         digest.update(f"{library}=={installed(library)}\0".encode())
     return digest.hexdigest()[:16]
 

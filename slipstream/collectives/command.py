@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,13 +17,13 @@ from slipstream.artifacts.prepared.streamed import open_prepared
 from slipstream.collectives.compare import compare_with_history
 from slipstream.collectives.engine import benchmark
 from slipstream.collectives.launch.worker_group import LeaderUnreachable, WorkerGroup
-from slipstream.collectives.output import csv_text, json_text, table
 from slipstream.collectives.tune.plugin_csv import plugin_csv
 from slipstream.collectives.tune.steps import ConfiguredModel, Model, SyntheticModel
 from slipstream.collectives.tune.tuner import tune
 from slipstream.config import RunConfig
 from slipstream.distributed.devices import check_gpus
 from slipstream.errors import Interrupted, UserError
+from slipstream.interconnect.profile import CSV, FILE, TABLE
 from slipstream.interconnect.tuning import to_json as tuning_json
 from slipstream.machine.gpus import visible_gpus
 
@@ -106,14 +107,18 @@ def main(
             if nccl_csv:
                 nccl_csv.write_text(plugin_csv(tuning), encoding="utf-8")
         return
-    measured = compare_with_history(workers, config) if what == "compare" else benchmark(workers, config, reuse=False)
-    if measured is None:
-        return
-    profile, answer = measured
-    click.echo(f"{answer}\n\n{table(profile)}" if what == "compare" else table(profile))
-    for path, text in ((json_file, json_text), (csv_file, csv_text)):
-        if path:
-            path.write_text(text(profile), encoding="utf-8")
+    with tempfile.TemporaryDirectory(prefix="collectives-") as scratch:
+        directory = Path(scratch) / "profile"
+        if what == "compare":
+            compare_with_history(workers, config, directory)
+        else:
+            benchmark(workers, config, directory, reuse=False)
+        if not workers.is_leader:
+            return
+        click.echo((directory / TABLE).read_text(encoding="utf-8"))
+        for path, name in ((json_file, FILE), (csv_file, CSV)):
+            if path:
+                path.write_bytes((directory / name).read_bytes())
 
 
 def model_of(run: RunConfig, prepared: Path | None, world: int) -> Model:

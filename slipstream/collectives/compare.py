@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from slipstream.collectives.config import CollectivesConfig
 from slipstream.collectives.engine import benchmark
@@ -16,16 +17,14 @@ from slipstream.interconnect.profile import NetworkProfile
 MOST = 30
 
 
-def compare_with_history(workers: WorkerGroup, config: CollectivesConfig) -> tuple[NetworkProfile, str] | None:
+def compare_with_history(workers: WorkerGroup, config: CollectivesConfig, directory: Path) -> None:
     """Measure a profile, with more launches than ``collectives.launches`` while nothing can be told and for at most
-    ``collectives.compare_seconds``, and publish it. All processes of ``workers`` call this.
+    ``collectives.compare_seconds``; the answer stands above its table. All processes of ``workers`` call this.
 
-    Returns the profile and the answer to read, in the process of rank 0, and None in the others. Raises like
-    :func:`~slipstream.collectives.engine.benchmark`.
+    Writes and raises like :func:`~slipstream.collectives.engine.benchmark`.
     """
     comparison = HistoryComparison(config)
-    measured = benchmark(workers, config, reuse=False, enough=comparison.enough)
-    return (measured[0], comparison.text()) if measured else None
+    benchmark(workers, config, directory, reuse=False, enough=comparison.enough, answer=comparison.text)
 
 
 class HistoryComparison:
@@ -45,10 +44,11 @@ class HistoryComparison:
     def text(self) -> str:
         if not self._changes:
             return (
-                "nothing to compare with: the history has no earlier profile of this hardware, or none of these cases"
+                "nothing to compare with: the history has no earlier profile of this hardware, or none of these "
+                "cases\n\n"
             )
         count = len(self._earlier)
         profiles = f"{count} earlier profile{'s' if count > 1 else ''} of the same hardware"
         return "\n".join(
-            [f"{overall(self._changes)}, against {profiles}", *(f"  {change}" for change in self._changes)]
+            [f"{overall(self._changes)}, against {profiles}", *(f"  {change}" for change in self._changes), "", ""]
         )

@@ -112,6 +112,21 @@ class CollectivesConfig(Settings):
         return replace(self, **one, in_place=False)
 
     @property
+    def short(self) -> CollectivesConfig:
+        """The collectives of training (DDP's and FSDP's) at every second size, for a few seconds in all."""
+        training: list[Operation] = ["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
+        return replace(self, operations=training, factor=self.factor**2, budget=self.budget * 2 / 3)
+
+    @property
+    def is_short(self) -> bool:
+        return self.measuring == CollectivesConfig().short.measuring
+
+    @property
+    def is_default(self) -> bool:
+        """Whether the user left open what to measure."""
+        return self.measuring == CollectivesConfig().measuring
+
+    @property
     def measuring(self) -> dict[str, Any]:
         """The settings that decide what a profile holds."""
         return {name: value for name, value in to_dict(self).items() if name not in HANDLING}

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from slipstream.artifacts.versions import code_version
@@ -17,13 +18,14 @@ from slipstream.collectives.launch.numa import NODES, all_reduce_bound, reason_t
 from slipstream.collectives.launch.subgroups import measure_launch, subgroups_of
 from slipstream.collectives.launch.worker_group import WorkerGroup
 from slipstream.collectives.other_benchmarks import compare_with_installed
+from slipstream.collectives.output import write_results
 from slipstream.collectives.slow_ranks_and_links import slow_ranks_and_links
 from slipstream.collectives.tune.decision import FEWEST_TURNS
 from slipstream.errors import UserError
 from slipstream.interconnect import nccl_log
 from slipstream.interconnect.fingerprint import refuse_unknown_interfaces
-from slipstream.interconnect.history import ProfileHistory, age_in_days
-from slipstream.interconnect.profile import METHOD, NetworkProfile, merged
+from slipstream.interconnect.history import ProfileHistory
+from slipstream.interconnect.profile import METHOD, Fingerprint, NetworkProfile, merged
 from slipstream.logs import logger
 from slipstream.settings import to_dict
 
@@ -34,24 +36,34 @@ def always(profile: NetworkProfile) -> bool:
     return True
 
 
+def no_answer() -> str:
+    return ""
+
+
 def benchmark(
-    workers: WorkerGroup, config: CollectivesConfig, *, reuse: bool, enough: Callable[[NetworkProfile], bool] = always
-) -> tuple[NetworkProfile, bool] | None:
+    workers: WorkerGroup,
+    config: CollectivesConfig,
+    directory: Path,
+    *,
+    reuse: bool,
+    enough: Callable[[NetworkProfile], bool] = always,
+    answer: Callable[[], str] = no_answer,
+) -> bool:
     """Measure the interconnect between the ranks of ``workers``; all its processes call this.
 
-    Returns the profile and whether it was taken from the history, in the process of rank 0, and None in the others.
-    With ``reuse`` a profile of the same fingerprint that is younger than ``collectives.reuse_days`` and was measured
-    with the same settings is taken. After ``collectives.launches`` there are more until ``enough`` says so of what has
-    been measured. Raises the same on all ranks: ``UserError``; ``Interrupted`` naming a rank that did
-    not come, died or does not answer.
+    Leaves the artifact in the fresh ``directory`` of the process of rank 0 and in the history, and returns whether the
+    history had it before. With ``reuse`` a profile of the same fingerprint that is younger than
+    ``collectives.reuse_days`` and was measured with the same settings is taken. After ``collectives.launches`` there
+    are more until ``enough`` says so of what has been measured; ``answer`` is then written above the table. Raises the
+    same on all ranks: ``UserError``; ``Interrupted`` naming a rank that did not come, died or does not answer.
     """
     with workers.exit_barrier(), tempfile.TemporaryDirectory(prefix="nccl-") as logs:
         rendezvous_and_check(workers)
         environment = nccl_log.environment(logs, os.environ)
         empty = workers.launch(inspect_group, config, environment=environment)
-        found: list[NetworkProfile] = []
-        if workers.broadcast("reused", lambda: find_profile(empty, config, found, reuse=reuse)):
-            return (found[0], True) if found else None
+        if workers.broadcast("reused", lambda: reuse and take_earlier(empty.fingerprint, config, directory)):
+            return True
+        workers.broadcast("writable", lambda: ProfileHistory(config.history, empty.fingerprint).check_writable())
         groups = workers.broadcast("groups", lambda: subgroups_of(empty, config))
         launches: list[Any] = []
         while len(launches) < config.launches or not workers.broadcast(
@@ -62,15 +74,16 @@ def benchmark(
             launches.append(measure_launch(workers, config, groups, environment))
         bound = numa_turns(workers, config, empty)
     if not workers.is_leader:
-        return None
-    profile = merged(launches)
+        return False
+    profile = replace(merged(launches), short=config.is_short)
     topology = replace(profile.topology, findings=(*profile.topology.findings, *slow_ranks_and_links(profile)))
     profile = replace(profile, topology=topology, beside=compare_with_installed(profile, config), numa=tuple(bound))
     if reason := reason_to_skip(empty):
         profile = replace(profile, left_out=(*profile.left_out, reason))
-    address = ProfileHistory(config.history, profile.fingerprint).publish(profile, made_by(config))
-    LOG.info("published at %s", address)
-    return profile, False
+    history = ProfileHistory(config.history, profile.fingerprint)
+    write_results(directory, profile, history.course(), made_by(config), answer())
+    LOG.info("published at %s", history.add(directory, profile.measured_at))
+    return False
 
 
 def numa_turns(workers: WorkerGroup, config: CollectivesConfig, empty: NetworkProfile) -> list[tuple[float, float]]:
@@ -106,17 +119,13 @@ def preflight_error() -> str:
     return ""
 
 
-def find_profile(empty: NetworkProfile, config: CollectivesConfig, found: list[NetworkProfile], *, reuse: bool) -> bool:
-    """Whether the history has a profile to reuse, appended to ``found``; otherwise, that one can be published. Raises
-    ``UserError``."""
-    history = ProfileHistory(config.history, empty.fingerprint)
-    profile = history.latest() if reuse and config.reuse_days else None
-    if profile and age_in_days(profile) < config.reuse_days and profile.settings == empty.settings:
-        LOG.info("the network profile of %.1f days ago is reused, from %s", age_in_days(profile), history.address)
-        found.append(profile)
-        return True
-    history.check_writable()
-    return False
+def take_earlier(fingerprint: Fingerprint, config: CollectivesConfig, directory: Path) -> bool:
+    """Whether the history has a young profile of this fingerprint and these settings; it is then in the fresh
+    ``directory``."""
+    address = ProfileHistory(config.history, fingerprint).take(config.measuring, config.reuse_days, directory)
+    if address:
+        LOG.info("the network profile in %s is reused", address)
+    return bool(address)
 
 
 def made_by(config: CollectivesConfig) -> dict[str, Any]:

@@ -1,19 +1,32 @@
-"""A network profile as text in the columns of nccl-tests, as CSV and as JSON."""
+"""The artifact of the benchmark, and a network profile as text in the columns of nccl-tests and as CSV."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
+from pathlib import Path
+from typing import Any
 
 from slipstream.collectives.expected_bandwidth import grade
 from slipstream.collectives.model.report import lines as model_lines
+from slipstream.collectives.model.report import model_curve
 from slipstream.collectives.operations.cases import ROOT
 from slipstream.collectives.operations.reference_data import DTYPES
 from slipstream.collectives.tune.decision import decide
-from slipstream.interconnect.profile import Measurement, NetworkProfile, to_json
+from slipstream.interconnect.history import trend_points
+from slipstream.interconnect.profile import (
+    COURSE,
+    MODEL,
+    TABLE,
+    Measurement,
+    NetworkProfile,
+    TrendPoint,
+    write_profile,
+)
+from slipstream.interconnect.profile import CSV as CSV_FILE
 
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 PERCENTILES = (10, 50, 90, 99)
@@ -49,6 +62,24 @@ CSV = (
 )
 
 
+def write_results(
+    directory: Path,
+    profile: NetworkProfile,
+    course: Sequence[TrendPoint],
+    made_by: Mapping[str, Any],
+    above: str = "",
+) -> None:
+    """Write the artifact into the fresh ``directory``: the profile, its table below the text ``above``, its CSV, and
+    what is drawn beside it. ``course`` are the largest all_reduces of the profiles before."""
+    texts = {
+        TABLE: above + table(profile),
+        CSV_FILE: csv_text(profile),
+        COURSE: json.dumps([*course, *trend_points(profile)]),
+        MODEL: json.dumps(model_curve(profile)),
+    }
+    write_profile(directory, profile, made_by, texts)
+
+
 def table(profile: NetworkProfile) -> str:
     """A line for each case, under a heading for each operation. A percentile that too few iterations lie beyond and an
     interval of too few launches are a dash; ``*`` marks counts of iterations that ended when the time was over."""
@@ -69,6 +100,8 @@ def heading(profile: NetworkProfile) -> Iterator[str]:
     versions = ", ".join(f"{name} {version}" for name, version in its.libraries.items())
     launches = f"{profile.launches} launch{'es' if profile.launches > 1 else ''}"
     yield f"{its.world} process{'es' if its.world > 1 else ''}{nodes}, {its.backend}, {versions}, {launches}"
+    if profile.short:
+        yield "a short benchmark: the collectives of training at few sizes; slipstream collectives measures all"
     for host in profile.topology.hosts:
         ranks = f"rank {host.ranks[0]}" if len(host.ranks) == 1 else f"ranks {', '.join(map(str, host.ranks))}"
         yield f"{ranks}: {host.devices[0]}, {host.cores} cores, {host.numa_nodes} NUMA node(s)"
@@ -145,7 +178,3 @@ def csv_text(profile: NetworkProfile) -> str:
             )
         )
     return text.getvalue()
-
-
-def json_text(profile: NetworkProfile) -> str:
-    return json.dumps(to_json(profile)) + "\n"

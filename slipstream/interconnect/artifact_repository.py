@@ -1,7 +1,7 @@
 """A repository of artifacts of one kind below one address: they are listed, read and published.
 
-``<address>/<time>-<id>/`` is an artifact. Its manifest is written last: a directory without one is incomplete, and is
-not listed. Names sort by time.
+``<address>/<time>-<id>/`` is an artifact: the file that says it all, and forms of it to read. Its manifest is written
+last: a directory without one is incomplete, and is not listed. Names sort by time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 class ArtifactRepository(ABC, Generic[T]):
     """The artifacts below ``address``."""
 
-    #: The one file of an artifact besides its manifest.
+    #: The file that says it all.
     file: str
 
     def __init__(self, address: str) -> None:
@@ -48,6 +48,14 @@ class ArtifactRepository(ABC, Generic[T]):
                 path = self._storage.get(f"{name}/{file}", Path(scratch))
             return self.load(path.parent, name)
 
+    def copy(self, name: str, directory: Path) -> None:
+        """Copy all of an artifact into the fresh ``directory``. Raises ``MissingObject`` if it is being deleted."""
+        directory.mkdir()
+        with tempfile.TemporaryDirectory(prefix="profile-") as scratch:
+            for key in self._storage.list(f"{name}/"):
+                file = self._storage.get(key, Path(scratch))
+                (directory / file.name).write_bytes(file.read_bytes())
+
     def latest(self) -> T | None:
         """The newest artifact that can be read, if any; a warning names newer ones that cannot."""
         for name in reversed(self.names()):
@@ -61,8 +69,8 @@ class ArtifactRepository(ABC, Generic[T]):
         """Publish the artifact in ``directory``; returns its address. Raises ``UserError`` if nothing can be
         written there."""
         name = f"{time.strftime('%Y-%m-%dT%H-%M-%S', time.gmtime(made_at))}-{uuid.uuid4().hex[:6]}"
-        for file in (self.file, MANIFEST):
-            self._storage.put(f"{name}/{file}", (directory / file).read_bytes())
+        for file in sorted(directory.iterdir(), key=lambda file: file.name == MANIFEST):
+            self._storage.put(f"{name}/{file.name}", file.read_bytes())
         return f"{self.address}/{name}"
 
     def check_writable(self) -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from slipstream.errors import UserError
-from slipstream.interconnect.profile import Fingerprint, Topology
-from slipstream.interconnect.topology import gather_from_ranks, interfaces
+from slipstream.interconnect.profile import Fingerprint, Host, Topology
+from slipstream.interconnect.topology import device_name, gather_from_ranks, interfaces, rdma_devices, this_host
 from slipstream.machine.cgroup import read
 
 #: By backend, the variable that chooses interfaces.
@@ -24,16 +24,30 @@ def fingerprint_of(topology: Topology, device: torch.device, backend: str = "") 
     """The same on all ranks, for work over ``backend`` (by default that of the group). Names and addresses of machines
     are no part of it."""
     backend = backend or dist.get_backend()
-    used = interfaces(os.environ.get("GLOO_SOCKET_IFNAME", "") if backend == "gloo" else "")
-    lines = {line for mine in gather_from_ranks(used) for line in mine} | {
-        line for host in topology.hosts for line in (*host.rdma, *host.links)
-    }
-    cores = {rank: host.cores for host in topology.hosts for rank in host.ranks}
-    by_rank = {rank: name for host in topology.hosts for rank, name in zip(host.ranks, host.devices, strict=True)}
+    used = {line for mine in gather_from_ranks(interfaces_for(backend)) for line in mine}
+    return fingerprint_from(topology.hosts, used, device, backend)
+
+
+def fingerprint_on_cpu(processes: int) -> Fingerprint:
+    """That of a gloo group of so many processes on this machine's CPU, which need not run to know it."""
+    cpu = torch.device("cpu")
+    host = Host(tuple(range(processes)), devices=(device_name(cpu),) * processes, **this_host(rdma_devices()))
+    return fingerprint_from([host], set(interfaces_for("gloo")), cpu, "gloo")
+
+
+def interfaces_for(backend: str) -> list[str]:
+    return interfaces(os.environ.get("GLOO_SOCKET_IFNAME", "") if backend == "gloo" else "")
+
+
+def fingerprint_from(hosts: Sequence[Host], used: set[str], device: torch.device, backend: str) -> Fingerprint:
+    """``used`` are the interfaces of all ``hosts`` that the backend may use."""
+    lines = used | {line for host in hosts for line in (*host.rdma, *host.links)}
+    cores = {rank: host.cores for host in hosts for rank in host.ranks}
+    by_rank = {rank: name for host in hosts for rank, name in zip(host.ranks, host.devices, strict=True)}
     devices = [f"{by_rank[rank]}, {cores[rank]} cores" for rank in sorted(by_rank)]
     return Fingerprint(
-        world=dist.get_world_size(),
-        nodes=len(topology.hosts),
+        world=len(by_rank),
+        nodes=len(hosts),
         backend=backend,
         devices=tuple(devices),
         interfaces=tuple(sorted(lines)),

@@ -5,17 +5,20 @@ Those of a fingerprint are below ``<history>/<digest>`` and ``<history>/<digest>
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import time
+from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from slipstream.artifacts.format import MANIFEST, DamagedArtifact
+from slipstream.artifacts.format import MANIFEST, Artifact, DamagedArtifact
 from slipstream.errors import UserError
 from slipstream.interconnect import profile as network_profile
 from slipstream.interconnect import tuning as network_tuning
 from slipstream.interconnect.artifact_repository import ArtifactRepository
-from slipstream.interconnect.profile import Fingerprint, NetworkProfile, TrendPoint, read_profile, write_profile
+from slipstream.interconnect.profile import Fingerprint, NetworkProfile, TrendPoint, read_profile
 from slipstream.interconnect.tuning import Tuning, read_tuning, write_tuning
 from slipstream.logs import logger
 from slipstream.storage import storage_for
@@ -51,27 +54,40 @@ class ProfileHistory(ArtifactRepository[NetworkProfile]):
 
     def course(self, most: int = 30) -> list[TrendPoint]:
         """The largest all_reduce of the youngest profiles that have one, the oldest first."""
-        found = []
-        for profile in self.profiles(most):
-            for m in profile.of("all_reduce")[-1:]:
-                low, high = m.interval() or (None, None)
-                found.append(
-                    TrendPoint(
-                        measured_at=profile.measured_at,
-                        bytes=m.bytes,
-                        busbw=m.busbw(),
-                        low=None if high is None else m.busbw(high),
-                        high=None if low is None else m.busbw(low),
-                    )
-                )
-        return found
+        return list(chain.from_iterable(map(trend_points, self.profiles(most))))
 
-    def publish(self, profile: NetworkProfile, made_by: dict[str, Any]) -> str:
-        """Write the profile; returns its address. Raises ``UserError`` if the history cannot be written."""
-        with tempfile.TemporaryDirectory(prefix="profile-") as scratch:
-            directory = Path(scratch) / "profile"
-            write_profile(directory, profile, made_by)
-            return self.add(directory, profile.measured_at)
+    def take(self, settings: Mapping[str, Any], days: float, directory: Path) -> str:
+        """Copy the newest profile into the fresh ``directory``, if it is younger than so many ``days`` and was measured
+        with these ``settings``. Returns its address, or "" if there is none."""
+        for name in reversed(self.names()):
+            try:
+                profile = self.fetch(name)
+                if age_in_days(profile) >= days or profile.settings != settings:
+                    return ""
+                self.copy(name, directory)
+                Artifact.open(directory, network_profile.KIND).check().read_bytes(network_profile.COURSE)
+                return f"{self.address}/{name}"
+            except UserError as error:
+                LOG.warning("skipped: %s", error.message)
+                shutil.rmtree(directory, ignore_errors=True)
+        return ""
+
+
+def trend_points(profile: NetworkProfile) -> list[TrendPoint]:
+    """The largest all_reduce of a profile, if it has one."""
+    points = []
+    for m in profile.of("all_reduce")[-1:]:
+        low, high = m.interval() or (None, None)
+        points.append(
+            TrendPoint(
+                measured_at=profile.measured_at,
+                bytes=m.bytes,
+                busbw=m.busbw(),
+                low=None if high is None else m.busbw(high),
+                high=None if low is None else m.busbw(low),
+            )
+        )
+    return points
 
 
 class TuningHistory(ArtifactRepository[Tuning]):

@@ -247,6 +247,8 @@ class NetworkProfile:
     numa: tuple[tuple[float, float], ...] = ()
     #: What other benchmarks that are installed say of the same, one line each.
     beside: tuple[str, ...] = ()
+    #: Whether only the collectives of training were measured, at few sizes: what the main job does on one machine.
+    short: bool = False
     #: What was asked for but not measured, and why.
     left_out: tuple[str, ...] = ()
     #: The settings it was measured with: the configuration's section "collectives".
@@ -335,6 +337,7 @@ def write_profile(
 
 
 def read_profile(directory: Path) -> NetworkProfile:
-    """Raises ``DamagedArtifact`` if the directory does not hold a whole network profile."""
-    artifact = Artifact.open(directory, KIND)
+    """Raises ``DamagedArtifact`` if the directory does not hold a whole network profile; the forms of it to read may
+    be elsewhere."""
+    artifact = Artifact.open(directory, KIND, only=[FILE])
     return from_json(artifact.read_json(FILE), str(artifact.path(FILE)))

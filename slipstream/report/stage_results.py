@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from slipstream.artifacts.format import Artifact
 from slipstream.artifacts.prepared.data import PreparedData, Signature
+from slipstream.artifacts.results.evaluation import KIND as EVALUATED
 from slipstream.artifacts.results.evaluation import Evaluation, read_evaluation
 from slipstream.artifacts.results.export import KIND as EXPORTED
 from slipstream.artifacts.results.export import ExportReport, read_export
@@ -71,6 +72,8 @@ class Results:
     prepared: Artifact
     trained: Artifact
     exported: Artifact
+    #: Of all artifacts that the results are from.
+    fingerprints: list[str]
 
     @classmethod
     def open(
@@ -78,6 +81,8 @@ class Results:
     ) -> Results:
         """Raises ``DamagedArtifact`` naming the first artifact that is not whole."""
         data, attempt = PreparedData.open(prepared), read_attempt(trained)
+        artifacts = (data.artifact, Artifact.open(trained, TRAINED), Artifact.open(exported, EXPORTED))
+        others = [Artifact.open(evaluated, EVALUATED), *([Artifact.open(network, KIND)] if network else [])]
         return cls(
             data.signature,
             data.card,
@@ -90,9 +95,8 @@ class Results:
             read_evaluation(evaluated),
             read_export(exported),
             NetworkResults.open(network) if network else None,
-            data.artifact,
-            Artifact.open(trained, TRAINED),
-            Artifact.open(exported, EXPORTED),
+            *artifacts,
+            [artifact.fingerprint for artifact in (*artifacts, *others)],
         )
 
 

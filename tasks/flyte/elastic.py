@@ -40,6 +40,7 @@ from slipstream.profiles.profile import CHOICE, Placement, Profile, current_prof
 from slipstream.storage import StorageUnavailable
 from tasks.flyte.departure import one_verdict, outlive_sigterm
 from tasks.flyte.failures import GROUP_ENDED, PodPreempted, as_seen_by_flyte, failure_of
+from tasks.flyte.forked_workers import forked_workers, start_server
 from tasks.flyte.homes import home_of, this_attempt
 from tasks.flyte.reports import Outcome, Report, clear_report, collect_reports, this_rank
 from tasks.flyte.stage import Made, StageRun, local_path, map_errors, run_stage, runs_locally
@@ -67,13 +68,15 @@ class Workspace:
     #: The home of what is not finished (a path or a URI), and who works there; "" if the stage keeps nothing.
     home: str
     holder: Holder
+    #: How many processes to start, where the agent runs the task's function itself; 0 in a worker.
+    processes: int = 0
 
-    def work(self, body: Callable[[], object]) -> Any:
+    def work(self, body: Callable[[], bool | None]) -> Any:
         """Run a worker's body and report how it ended. Returns what the agent goes on with, whatever the task returns:
-        :class:`Made`, or the :class:`Refusal` that all workers agreed on."""
+        :class:`Made`, which is reused if the body says so, or the :class:`Refusal` that all workers agreed on."""
         clear_report(self.directory)
         try:
-            body()
+            reused = bool(body())
         except Exception as error:
             seen = as_seen_by_flyte(error)
             report = Report.of(seen)
@@ -86,7 +89,7 @@ class Workspace:
             # Out of memory on this rank alone: the others wait for it, so it must exit with an error, not return.
             raise
         Report(this_rank(), Outcome.FINISHED).leave(self.directory)
-        return Made(FlyteDirectory(self.directory), StageRun(self.stage, 0.0, reused=False))
+        return Made(FlyteDirectory(self.directory), StageRun(self.stage, 0.0, reused=reused))
 
 
 #: Makes an input available on this machine, in the given fresh directory if it has to be fetched; returns its path.
@@ -139,6 +142,7 @@ class Distributed(Elastic):
     check: Check = nothing_to_check
     returns: Callable[[Made], Any] = as_made
     unfinished: Unfinished | None = None
+    starts_processes: bool = False
 
 
 def distributed(
@@ -147,10 +151,13 @@ def distributed(
     check: Check = nothing_to_check,
     returns: Callable[[Made], Any] = as_made,
     unfinished: Unfinished | None = None,
+    *,
+    starts_processes: bool = False,
 ) -> Distributed:
     """The process group of a stage, as the current profile places it; ``fetch`` is how its inputs come to a pod,
     ``check`` sees them there before any process starts, ``returns`` makes the task's output of what the stage made, and
-    ``unfinished`` says what is kept until it is made."""
+    ``unfinished`` says what is kept until it is made. With ``starts_processes`` the workers only start others and wait
+    for them; on one machine the agent does so itself."""
     profile = current_profile()
     place = profile.placement(stage)
     return Distributed(
@@ -160,11 +167,11 @@ def distributed(
         check=check,
         returns=returns,
         unfinished=unfinished,
+        starts_processes=starts_processes,
         # The plugin makes a PyTorchJob of the text "2" and a plain pod of the number 1.
         nnodes=1 if place.nodes == 1 else str(place.nodes),
         nproc_per_node=place.processes,
         max_restarts=place.restarts,
-        monitor_interval=1,
         increase_shared_mem=False,
         rdzv_configs={"timeout": 900, "join_timeout": 900, "read_timeout": 900},
         # Pods that have ended stay until Flyte deletes the job, and their logs with them.
@@ -221,7 +228,11 @@ class DistributedTask(PytorchElasticFunctionTask):
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // place.processes)))
 
-        def make(directory: Path, key: str) -> Artifact:
+        agent_starts = config.starts_processes and place.nodes == 1
+
+        def make(directory: Path, key: str) -> bool:
+            if not agent_starts:
+                start_server()
             # Fetched once by the agent; left to themselves, all workers of the pod would download the same bytes.
             here = {
                 name: FlyteDirectory(str(config.fetch(value, place, Path(f"{directory}.{name}"))))
@@ -230,12 +241,16 @@ class DistributedTask(PytorchElasticFunctionTask):
                 for name, value in inputs.items()
             }
             config.check(here, place)
-            home, holder, finished = self._take(here, place, directory)
-            if not finished:
-                workspace = Workspace(config.stage, str(directory.absolute()), place.notices, home, holder)
-                self._run_group(workspace, place.processes, here, local=local)
+            home, holder, reused = self._take(here, place, directory)
+            if not reused:
+                started_by_agent = place.processes if agent_starts else 0
+                workspace = Workspace(
+                    config.stage, str(directory.absolute()), place.notices, home, holder, started_by_agent
+                )
+                reused = self._run_group(workspace, place.processes, here, local=local)
                 self._hold(home, holder, here)
-            return Artifact.open(directory, config.stage)
+            Artifact.open(directory, config.stage)
+            return reused
 
         made = run_stage(config.stage, {**inputs, "world": [place.nodes, place.processes]}, make)
         return config.returns(made)
@@ -257,12 +272,17 @@ class DistributedTask(PytorchElasticFunctionTask):
         home = unfinished.address(home_of(self.task_config.stage, unfinished.lasting(inputs), place), inputs)
         return home, holder, unfinished.take(home, holder, inputs, directory)
 
-    def _run_group(self, workspace: Workspace, processes: int, inputs: dict[str, Any], *, local: bool) -> None:
-        """Run this machine's workers. Returns if they finished and rank 0 is among them."""
+    def _run_group(self, workspace: Workspace, processes: int, inputs: dict[str, Any], *, local: bool) -> bool:
+        """Run this machine's workers. Returns if they finished and rank 0 is among them: whether the result was there
+        before."""
         outcome, ended = None, None
         try:
-            with names_of_this_machine("localhost") if self.task_config.nnodes == 1 else nullcontext():
-                outcome = self._execute(workspace=workspace, **inputs)
+            names = names_of_this_machine("localhost") if self.task_config.nnodes == 1 else nullcontext()
+            if workspace.processes:
+                outcome = self._task_function(workspace=workspace, **inputs)
+            else:
+                with names, forked_workers():
+                    outcome = self._execute(workspace=workspace, **inputs)
         except GROUP_ENDED as error:
             ended = error
         finally:
@@ -272,12 +292,13 @@ class DistributedTask(PytorchElasticFunctionTask):
         if isinstance(outcome, Refusal):
             raise UserError(outcome.message)
         if ended is None:
-            return
+            assert outcome is not None, "the plugin returns what rank 0 returned, or raises"
+            return bool(outcome.run.reused)
         if len(reports) == processes and reports[0].outcome is Outcome.FINISHED:
             # The work is done, whatever ended the agents' farewell.
             if all(report.rank for report in reports):
                 raise IgnoreOutputs("the pod of rank 0 hands on the result")
-            return
+            return False
         failure = failure_of(ended, reports)
         if local and isinstance(failure, FlyteRecoverableException):
             # Nobody tries again here, so the user has to be told how. As text it begins with Flyte's name of its kind.

@@ -54,12 +54,13 @@ class Report:
 
 
 def this_rank() -> int:
-    return int(os.environ["RANK"])
+    """0 in an agent that does the workers' part itself."""
+    return int(os.environ.get("RANK", "0"))
 
 
 def report_file(directory: str) -> Path:
     # By the local rank: a worker that is started again keeps it, its global rank may be another.
-    return Path(f"{directory}.worker-{os.environ['LOCAL_RANK']}.json")
+    return Path(f"{directory}.worker-{os.environ.get('LOCAL_RANK', '0')}.json")
 
 
 def clear_report(directory: str) -> None:

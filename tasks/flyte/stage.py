@@ -171,7 +171,8 @@ def key_of(stage: str, inputs: dict[str, Any]) -> str:
 def run_stage(stage: str, inputs: dict[str, Any], make: Callable[[Path, str], object]) -> Made:
     """Make the stage's artifact, or reuse it.
 
-    ``make(directory, key)`` writes the artifact into the fresh ``directory``. Locally the result goes to the store
+    ``make(directory, key)`` writes the artifact into the fresh ``directory``; of a stage that finds earlier results by
+    itself it returns True if it did. Locally the result goes to the store
     under a key of the inputs and the code; in a pod Flyte's own cache does this and the artifact is uploaded.
     """
     key = key_of(stage, inputs)
@@ -182,8 +183,7 @@ def run_stage(stage: str, inputs: dict[str, Any], make: Callable[[Path, str], ob
         return result_of(directory, stage, started, reused=False)
     if STAGES[stage].finds_earlier:
         directory = fresh_directory(stage)
-        make(directory, key)
-        was_there = bool(Artifact.open(directory, stage).made_by["reused"])
+        was_there = make(directory, key) is True
         print(f"{stage:<12} {'reused  ' if was_there else took(started)}", flush=True)
         return result_of(directory, stage, started, reused=was_there)
     store = Store(STORE)

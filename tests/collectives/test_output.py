@@ -6,11 +6,12 @@ import csv
 import io
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from slipstream.collectives.output import csv_text, json_text, table
-from slipstream.interconnect.profile import Launch, from_json
+from slipstream.collectives.output import csv_text, table, write_results
+from slipstream.interconnect.profile import COURSE, FILE, TABLE, Launch, from_json
 from tests.support.network_profiles import network_profile
 
 
@@ -54,6 +55,10 @@ def test_csv_has_a_line_for_each_case_and_pair() -> None:
     assert rows[-1]["ranks"] == "1 2"
 
 
-def test_json_comes_back() -> None:
+def test_json_comes_back(tmp_path: Path) -> None:
     profile = network_profile(3)
-    assert from_json(json.loads(json_text(profile)), "here") == profile
+    write_results(tmp_path / "profile", profile, [], {}, "an answer\n\n")
+    assert from_json(json.loads((tmp_path / "profile" / FILE).read_text()), "here") == profile
+    assert (tmp_path / "profile" / TABLE).read_text() == f"an answer\n\n{table(profile)}"
+    (point,) = json.loads((tmp_path / "profile" / COURSE).read_text())
+    assert point["measured_at"] == profile.measured_at

@@ -12,8 +12,8 @@ import pytest
 from slipstream.collectives.compare import HistoryComparison
 from slipstream.collectives.config import CollectivesConfig
 from slipstream.collectives.regression import compare, overall
-from slipstream.interconnect.history import ProfileHistory
 from slipstream.interconnect.profile import Fingerprint, Host, Launch, Measurement, NetworkProfile, Topology
+from tests.support.network_profiles import publish
 
 LINK = ("eth0 (10.0.0.1)", "eth0 (10.0.0.2)")
 #: An address of one's own is reached over loopback, too, whichever interface has it.
@@ -33,7 +33,9 @@ def profile(
             found = tuple(map(Launch, seconds))
             measurements.append(Measurement(operation, "float32", "", size, 2, "loop", True, found))
     fingerprint = Fingerprint(2, 1, "gloo", ("cpu",), ("eth0",), "", {"torch": "2.13"})
-    return NetworkProfile(fingerprint, 0.0, tuple(measurements), Topology((Host((0, 1), "cpu", 2, 1),), transports))
+    return NetworkProfile(
+        fingerprint, 0.0, tuple(measurements), Topology((Host((0, 1), "cpu", 2, 1, ("cpu", "cpu")),), transports)
+    )
 
 
 @pytest.mark.parametrize("history", [1, 2, 5])
@@ -114,7 +116,7 @@ def test_launches_are_added_until_it_is_clear_or_the_time_is_over(
     open_, clear = profile(rng, 1.0, 0.3, LINK), profile(rng, 3.0, 0.01, LINK)
     assert comparison.enough(open_), "nothing to compare with"
     assert "the history has no earlier profile" in comparison.text()
-    ProfileHistory(str(tmp_path), open_.fingerprint).publish(profile(rng, 1.0, 0.01, LINK), {})
+    publish(tmp_path, profile(rng, 1.0, 0.01, LINK))
     assert comparison.enough(clear)
     assert comparison.text().startswith(
         "slower, against 1 earlier profile of the same hardware\n  all_reduce of 1024 bytes: "

@@ -13,7 +13,7 @@ from slipstream.errors import UserError
 from slipstream.interconnect.history import ProfileHistory
 from slipstream.interconnect.profile import FILE
 from tests.support.faulty_s3 import FaultyS3
-from tests.support.network_profiles import network_profile
+from tests.support.network_profiles import network_profile, publish
 
 PROFILE = network_profile()
 
@@ -26,9 +26,9 @@ def test_profiles_come_back_the_oldest_first_and_only_their_own(tmp_path: Path) 
     assert history(tmp_path).latest() is None and history(tmp_path).profiles() == []
     kept = [replace(PROFILE, measured_at=PROFILE.measured_at + day * 86400) for day in (2, 0, 1)]
     for profile in kept:
-        history(tmp_path).publish(profile, {})
+        publish(tmp_path, profile)
     other = replace(PROFILE, fingerprint=replace(PROFILE.fingerprint, world=64))
-    ProfileHistory(str(tmp_path), other.fingerprint).publish(other, {})
+    publish(tmp_path, other)
     assert history(tmp_path).profiles() == [kept[1], kept[2], kept[0]]
     assert history(tmp_path).latest() == kept[0]
     course = history(tmp_path).course(most=2)
@@ -40,14 +40,14 @@ def test_profiles_come_back_the_oldest_first_and_only_their_own(tmp_path: Path) 
 
 
 def test_without_its_manifest_a_profile_is_none(tmp_path: Path) -> None:
-    place = Path(history(tmp_path).publish(PROFILE, {}))
+    place = Path(publish(tmp_path, PROFILE))
     (place / MANIFEST).unlink()
     assert history(tmp_path).names() == [] and history(tmp_path).latest() is None
 
 
 def test_a_damaged_one_is_named_and_the_one_before_is_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    history(tmp_path).publish(PROFILE, {})
-    place = Path(history(tmp_path).publish(replace(PROFILE, measured_at=PROFILE.measured_at + 9), {}))
+    publish(tmp_path, PROFILE)
+    place = Path(publish(tmp_path, replace(PROFILE, measured_at=PROFILE.measured_at + 9)))
     data = bytearray((place / FILE).read_bytes())
     data[300] ^= 1
     (place / FILE).write_bytes(data)
@@ -58,7 +58,7 @@ def test_a_damaged_one_is_named_and_the_one_before_is_taken(tmp_path: Path, capl
 
 def test_one_of_other_hardware_in_its_place_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     other = replace(PROFILE, fingerprint=replace(PROFILE.fingerprint, driver="another"))
-    place = Path(ProfileHistory(str(tmp_path), other.fingerprint).publish(other, {}))
+    place = Path(publish(tmp_path, other))
     mine = Path(history(tmp_path).address)
     mine.mkdir()
     place.rename(mine / place.name)
@@ -79,12 +79,12 @@ def test_a_history_may_be_a_prefix_of_a_store(store: FaultyS3) -> None:
     there = ProfileHistory("s3://bucket/networks", PROFILE.fingerprint)
     there.check_writable()
     older = replace(PROFILE, measured_at=PROFILE.measured_at - 86400)
-    addresses = [there.publish(profile, {}) for profile in (PROFILE, older)]
+    addresses = [publish("s3://bucket/networks", profile) for profile in (PROFILE, older)]
     assert all(address.startswith(f"s3://bucket/networks/{PROFILE.fingerprint.digest}/") for address in addresses)
     assert there.latest() == PROFILE and there.profiles() == [older, PROFILE]
     # The manifest comes last: a profile whose writer was lost before is none.
     store.plan = [("PUT", "pass"), *[("PUT", "403")] * 20]
     with pytest.raises(UserError):
-        there.publish(replace(PROFILE, measured_at=PROFILE.measured_at + 9), {})
+        publish("s3://bucket/networks", replace(PROFILE, measured_at=PROFILE.measured_at + 9))
     store.plan = []
     assert there.latest() == PROFILE

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 
+from slipstream.collectives.output import write_results
+from slipstream.interconnect.history import ProfileHistory
 from slipstream.interconnect.profile import (
     Fingerprint,
     Host,
@@ -71,3 +75,11 @@ def network_profile(
         products=((0.01,) * world,) * 3,
         settings={"largest": SIZES[-1]},
     )
+
+
+def publish(root: Path | str, profile: NetworkProfile) -> str:
+    """Put a profile into the history at ``root`` as the benchmark does; returns its address."""
+    history = ProfileHistory(str(root), profile.fingerprint)
+    with tempfile.TemporaryDirectory() as scratch:
+        write_results(Path(scratch) / "profile", profile, history.course(), {})
+        return history.add(Path(scratch) / "profile", profile.measured_at)

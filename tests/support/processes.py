@@ -39,8 +39,13 @@ def running(pid: int) -> bool:
         return False
 
 
+def forked_workers(agent: int) -> list[int]:
+    """The ranks of an agent of ours: they are forked from its fork server."""
+    return [worker for server in workers_of(agent, b"forkserver") for worker in workers_of(server, b"forkserver")]
+
+
 def workers_of(agent: int, marked: bytes = b"slipstream.train") -> list[int]:
-    """The agent's ranks: its children whose command line is so ``marked`` (it also has a resource tracker)."""
+    """The ranks of torchrun: its children whose command line is so ``marked`` (it also has a resource tracker)."""
     found = []
     for status in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):

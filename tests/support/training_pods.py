@@ -33,7 +33,7 @@ from tests.support.cluster.outcome import read_outcome
 from tests.support.cluster.pods import Pod, primary_container, raw_output, rendered, values_of
 from tests.support.faulty_s3 import CREDENTIALS, FaultyS3, faulty_s3
 from tests.support.package import package
-from tests.support.processes import free_port
+from tests.support.processes import forked_workers, free_port
 
 TRAIN = "tasks.train.train"
 
@@ -192,8 +192,7 @@ def until_saved(cluster: Cluster, pod: Pod, name: str) -> None:
 
 def worker_of(pod: Pod) -> int:
     """The process id of the pod's only training process."""
-    children = Path(f"/proc/{pod.pid}/task/{pod.pid}/children").read_text().split()
-    (worker,) = [int(c) for c in children if b"spawn_main" in Path(f"/proc/{c}/cmdline").read_bytes()]
+    (worker,) = forked_workers(pod.pid)
     return worker
 
 

@@ -1,28 +1,24 @@
 """A worker: a fresh process of one rank, which joins the process group of the launch, runs a function and reports.
 
-It is forked from a server that has imported torch and nothing else, so that starting one takes a tenth of a second.
+It is forked from a server that has loaded torch, see :mod:`slipstream.distributed.fork_server`.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
 from slipstream.collectives.launch.outcome import Outcome
-from slipstream.distributed.main_module import no_main_module
+from slipstream.distributed import fork_server
 from slipstream.errors import UserError
 
-# c10d warns at length of peers that went away, which is what the parents say in one line. Read when torch is imported.
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-FRESH = multiprocessing.get_context("forkserver")
-FRESH.set_forkserver_preload(["torch", "torch.distributed", "numpy", "slipstream.collectives.launch.measurements"])
+PRELOADED = ("torch", "torch.distributed", "numpy", "slipstream.collectives.launch.measurements")
 
 
 @dataclass(frozen=True)
@@ -60,12 +56,9 @@ class WorkerProcess:
     def __init__(
         self, spec: WorkerSpec, environment: Mapping[str, str], work: Callable[..., Any], arguments: tuple[Any, ...]
     ) -> None:
-        self._pipe, worker_end = FRESH.Pipe(duplex=False)
-        # The fork server still has the environment that it was started with.
-        variables = {**os.environ, **environment}
-        self._process = FRESH.Process(target=worker_main, args=(spec, worker_end, variables, work, arguments))
-        with no_main_module():
-            self._process.start()
+        self._pipe, worker_end = Pipe(duplex=False)
+        fork_server.start(PRELOADED)
+        self._process = fork_server.process(worker_main, (spec, worker_end, environment, work, arguments))
         worker_end.close()
         self.during = "its start"
         self._outcome: Outcome | None = None
@@ -116,7 +109,6 @@ def worker_main(
     from slipstream.distributed.parent_death import end_with_parent
 
     end_with_parent()
-    os.environ.clear()
     os.environ.update(
         environment,
         RANK=str(spec.rank),

@@ -15,8 +15,6 @@ from slipstream.artifacts.results.export import ExportReport
 from slipstream.report import formatting as fmt
 from slipstream.report.pages.inline_svg import CARD, INK, PIXELS_PER_INCH, SERIES, SOFT, WIDTH, inline_svg, tooltip
 
-#: A confusion matrix of more classes is too fine to read.
-MOST_CLASSES_DRAWN = 20
 LARGEST_CELL = 84.0
 #: From this shade on the count in a cell is written in the colour of the card.
 DARK = 0.7

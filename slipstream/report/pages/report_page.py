@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from markupsafe import Markup
-
 from slipstream.artifacts.results.training import TRACE
+from slipstream.artifacts.store import Store
 from slipstream.report import formatting as fmt
 from slipstream.report.figures import QualityFigures
-from slipstream.report.pages import charts, network_charts
+from slipstream.report.pages.kept_charts import MOST_CLASSES_DRAWN, charts_of
 from slipstream.report.pages.rendering import render
 from slipstream.report.stage_results import Results
 from slipstream.report.summary import RunSummary
@@ -27,18 +26,20 @@ VALUES_SHOWN = 3
 COLUMNS_SHOWN, COLUMNS_LISTED = 16, 400
 
 
-def report_page(summary: RunSummary, results: Results, config: Mapping[str, Any], made: datetime) -> str:
-    """``config`` is the whole configuration by section; ``made`` is local time."""
+def report_page(
+    summary: RunSummary, results: Results, config: Mapping[str, Any], made: datetime, store: Store | None = None
+) -> str:
+    """``config`` is the whole configuration by section; ``made`` is local time; charts are kept in ``store``."""
     evaluation, columns = results.evaluation, results.card["columns"]
     confusion, classes = evaluation.get("confusion"), evaluation["classes"]
-    listed = confusion if len(classes) > charts.MOST_CLASSES_DRAWN else None
+    listed = confusion if len(classes) > MOST_CLASSES_DRAWN else None
     return render(
         "report.html",
         summary=summary,
         results=results,
         export=results.export,
         metric=summary.quality.metric,
-        charts=drawn_charts(results),
+        charts=charts_of(results, store),
         comparison=comparison(summary.quality),
         recommended=next(variant for variant in summary.variants if variant.chosen),
         scores=list(scores(summary.quality)),
@@ -55,27 +56,6 @@ def report_page(summary: RunSummary, results: Results, config: Mapping[str, Any]
         trace_file=TRACE,
         made=made,
     )
-
-
-def drawn_charts(results: Results) -> dict[str, Markup | None]:
-    """Every chart by name; None where the results do not have it."""
-    history, evaluation, network = results.history, results.evaluation, results.network
-    classes = evaluation["classes"]
-    drawn: dict[str, Markup | None] = dict.fromkeys(("scatter", "roc", "confusion", "reliability"))
-    if scatter := evaluation.get("scatter"):
-        drawn["scatter"] = charts.predicted_against_actual(scatter, results.signature.target)
-    if roc := evaluation.get("roc"):
-        drawn["roc"] = charts.roc_curve(roc, classes[1])
-    if (confusion := evaluation.get("confusion")) and len(classes) <= charts.MOST_CLASSES_DRAWN:
-        drawn["confusion"] = charts.confusion_matrix(confusion, classes)
-    if bins := evaluation.get("calibration"):
-        drawn["reliability"] = charts.reliability_diagram(bins)
-    return drawn | {
-        "loss": charts.loss(history),
-        "metric": charts.validation_metric(history, evaluation["metric"]["name"]),
-        "variants": charts.quality_against_latency(results.export),
-        **(network_charts.drawn(network.profile, network.course, network.model) if network else {}),
-    }
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import pytest
 from tests.support import REPOSITORY
 from tests.support.command_line import PYFLYTE
 from tests.support.fault_schedule import newest
-from tests.support.processes import workers_of
+from tests.support.processes import forked_workers
 from tests.support.quick_config import EXPORT, NETWORK
 
 CONFIG = {
@@ -82,13 +82,13 @@ def test_killed_under_pyflyte_it_ends_the_same(tmp_path: Path) -> None:
     # In one execution: the agent starts the workers again, and they go on from its own checkpoint.
     for step, victims in ((50, slice(0, 1)), (200, slice(None))):
         killed.wait_for_step(agent, step)
-        workers = workers_of(agent.pid, b"spawn_main")
+        workers = forked_workers(agent.pid)
         assert len(workers) == 2
         for worker in workers[victims]:
             os.kill(worker, signal.SIGKILL)
     # A third loss is one too many: the run ends, and says how to go on.
     killed.wait_for_step(agent, 350)
-    os.kill(workers_of(agent.pid, b"spawn_main")[1], signal.SIGKILL)
+    os.kill(forked_workers(agent.pid)[1], signal.SIGKILL)
     assert agent.wait(120) == 1
     said = "train: interrupted (the worker of rank 1 was lost to SIGKILL); start it again to resume from there"
     assert said in killed.log()

@@ -1,0 +1,65 @@
+"""The charts of a report, kept by what they show: drawing them takes longer than all else that a page needs."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from markupsafe import Markup
+
+from slipstream.artifacts.format import Artifact, ArtifactWriter
+from slipstream.artifacts.store import Store, content_key
+from slipstream.artifacts.versions import version_of
+from slipstream.report.stage_results import Results
+
+KIND, FILE = "charts", "charts.json"
+MODULES = ("slipstream.report.pages.charts", "slipstream.report.pages.network_charts", __name__)
+#: A confusion matrix of more classes is too fine to read; the page lists mistakes instead.
+MOST_CLASSES_DRAWN = 20
+
+
+def charts_of(results: Results, store: Store | None) -> dict[str, Markup | None]:
+    """Every chart by name; None where the results do not have it. Looked up in ``store``, if one is given, and kept
+    there."""
+    if store is None:
+        return as_markup(draw(results))
+    key = content_key(KIND, drawing_version(), {"artifacts": results.fingerprints})
+    kept = store.find(KIND, key)
+    if not isinstance(kept, Artifact):
+        with store.workspace(KIND) as directory:
+            writer = ArtifactWriter(directory)
+            writer.write_json(FILE, draw(results))
+            writer.finish(KIND, {})
+            kept = store.publish(directory, KIND, key)
+    return as_markup(kept.read_json(FILE))
+
+
+@cache
+def drawing_version() -> str:
+    return version_of(MODULES, ("matplotlib",))
+
+
+def as_markup(drawn: dict[str, str | None]) -> dict[str, Markup | None]:
+    """What was drawn here is HTML and needs no escaping."""
+    return {name: None if svg is None else Markup(svg) for name, svg in drawn.items()}
+
+
+def draw(results: Results) -> dict[str, str | None]:
+    from slipstream.report.pages import charts, network_charts
+
+    history, evaluation, network = results.history, results.evaluation, results.network
+    classes = evaluation["classes"]
+    drawn: dict[str, str | None] = dict.fromkeys(("scatter", "roc", "confusion", "reliability"))
+    if scatter := evaluation.get("scatter"):
+        drawn["scatter"] = charts.predicted_against_actual(scatter, results.signature.target)
+    if roc := evaluation.get("roc"):
+        drawn["roc"] = charts.roc_curve(roc, classes[1])
+    if (confusion := evaluation.get("confusion")) and len(classes) <= MOST_CLASSES_DRAWN:
+        drawn["confusion"] = charts.confusion_matrix(confusion, classes)
+    if bins := evaluation.get("calibration"):
+        drawn["reliability"] = charts.reliability_diagram(bins)
+    return drawn | {
+        "loss": charts.loss(history),
+        "metric": charts.validation_metric(history, evaluation["metric"]["name"]),
+        "variants": charts.quality_against_latency(results.export),
+        **(network_charts.drawn(network.profile, network.course, network.model) if network else {}),
+    }
