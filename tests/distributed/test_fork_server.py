@@ -1,4 +1,4 @@
-"""Forked processes are as new as spawned ones: environment, directory, output, threads; and they end with their starter."""
+"""Forked processes are as new as spawned ones (environment, directory, output), and end with who started them."""
 
 from __future__ import annotations
 
