@@ -1,17 +1,132 @@
-"""Measure until it is clear whether the network is slower than it was, or the time is over."""
+"""Is the network slower than it was? Against earlier profiles of the same fingerprint, with three answers.
+
+Launches are added until one of them is clear or the time is over.
+
+Launches of the same network differ, and so do profiles of different days. A change is judged by both spreads: of the
+launches of each profile, and of the earlier profiles between each other; while there are too few of these, by how much
+profiles of such a network are known to differ. "As before" is said only if the interval leaves no room for a slow-down
+of 30 %; if there is room, the answer is "can't tell", with what could have been missed.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from scipy.stats import t as student
 
 from slipstream.collectives.config import CollectivesConfig
 from slipstream.collectives.engine import benchmark
 from slipstream.collectives.launch.worker_group import WorkerGroup
-from slipstream.collectives.regression import Change, compare, overall
 from slipstream.interconnect.history import ProfileHistory
-from slipstream.interconnect.profile import NetworkProfile
+from slipstream.interconnect.profile import Measurement, NetworkProfile
+
+Answer = Literal["slower", "as before", "can't tell"]
+#: The share of comparisons in which, if nothing has changed, "slower" may be said of anything.
+FALSE_ALARMS = 0.01
+#: The slow-down that "as before" excludes, and the least that is called slower.
+EXCLUDED, MATTERS = 0.30, 0.05
+#: Standard deviation of the logarithm of a time between profiles of a network where nothing has changed, until there
+#: are ``ENOUGH`` to measure it; over loopback always at least so much, as it is that of the machine's load.
+DRIFT, LOOPBACK_DRIFT = 0.01, 0.25
+ENOUGH = 4
+
+
+@dataclass(frozen=True)
+class Change:
+    """What became of one operation at one size."""
+
+    operation: str
+    bytes: int
+    answer: Answer
+    #: The new time over the earlier one, and its interval at the level that ``FALSE_ALARMS`` leaves to each case.
+    ratio: float
+    low: float
+    high: float
+    #: A slow-down of less than this share may go unseen.
+    unseen: float
+
+    def __str__(self) -> str:
+        what = f"{self.operation} of {self.bytes} bytes" if self.bytes else self.operation
+        times = f"{self.ratio:.2f} times as long as before ({self.low:.2g} to {self.high:.3g})"
+        if self.answer == "can't tell":
+            unseen = f"of less than {self.unseen:.0%}" if self.unseen < 10 else "even of 1000 %"
+            return f"{what}: can't tell (a slow-down {unseen} would not be seen): {times}"
+        return f"{what}: {self.answer}: {times}"
+
+
+def compare(earlier: Sequence[NetworkProfile], new: NetworkProfile) -> tuple[Change, ...]:
+    """Each operation at its smallest size, where latency decides, and at its largest, where bandwidth does.
+
+    Empty if there is no earlier profile, or none with a case of the new one.
+    """
+    without_network = new.fingerprint.world == 1 or new.topology.loopback
+    drift = LOOPBACK_DRIFT if without_network else DRIFT
+    cases = [(m, [found for old in earlier if (found := same_case(old, m))]) for m in judged(new)]
+    cases = [(m, olds) for m, olds in cases if olds]
+    return tuple(change(m, olds, drift, FALSE_ALARMS / len(cases)) for m, olds in cases)
+
+
+def overall(changes: Sequence[Change]) -> Answer:
+    """Slower if anything is, as before only if everything is."""
+    answers = {change.answer for change in changes}
+    if "slower" in answers:
+        return "slower"
+    return "as before" if answers == {"as before"} else "can't tell"
+
+
+def judged(profile: NetworkProfile) -> list[Measurement]:
+    operations = dict.fromkeys(m.operation for m in profile.measurements)
+    found = [profile.of(operation) for operation in operations]
+    return [m for by_size in found for m in dict.fromkeys((by_size[0], by_size[-1]))] if all(found) else []
+
+
+def same_case(profile: NetworkProfile, case: Measurement) -> Measurement | None:
+    alike = (m for m in profile.of(case.operation) if (m.bytes, m.in_place) == (case.bytes, case.in_place))
+    return next(alike, None)
+
+
+def logs(measurement: Measurement) -> np.ndarray:
+    """Of each launch's 10th percentile, which other processes of a machine disturb least; float64 ``[launches]``."""
+    return np.log([float(np.percentile(launch.seconds, 10)) for launch in measurement.launches])
+
+
+def change(new: Measurement, earlier: Sequence[Measurement], drift: float, level: float) -> Change:
+    """Judge one case by a t interval for the difference of the means of logarithms; ``level`` is one-sided."""
+    groups = [logs(m) for m in (*earlier, new)]
+    means = np.array([group.mean() for group in groups[:-1]])
+    difference = float(groups[-1].mean() - means.mean())
+    half = half_width(groups, drift, level)
+    answer: Answer = "can't tell"
+    if difference - half > 0 and difference >= np.log1p(MATTERS):
+        answer = "slower"
+    elif difference + half < np.log1p(EXCLUDED):
+        answer = "as before"
+    ratio, low, high = (float(np.exp(difference + sign * half)) for sign in (0, -1, 1))
+    # A true slow-down of twice the half width is seen unless chance pulls by a whole half width against it.
+    return Change(new.operation, new.bytes, answer, ratio, low, high, float(np.expm1(2 * half)))
+
+
+def half_width(groups: Sequence[np.ndarray], drift: float, level: float) -> float:
+    """Of the interval for the last group's mean less that of the other groups' means."""
+    freedom = sum(len(group) - 1 for group in groups)
+    if freedom < 1:
+        return float("inf")  # a single launch each: nothing is known about their spread
+    within = float(sum(((group - group.mean()) ** 2).sum() for group in groups)) / freedom
+    profiles = len(groups) - 1
+    of_launches = within * (1 / len(groups[-1]) + sum(1 / len(group) for group in groups[:-1]) / profiles**2)
+    between = drift**2
+    if profiles >= ENOUGH:
+        means = np.array([group.mean() for group in groups[:-1]])
+        measured = float(means.var(ddof=1))
+        between = max(measured, drift**2) if drift == LOOPBACK_DRIFT else measured
+        freedom = min(freedom, profiles - 1) if measured > within else freedom
+    return float(student.ppf(1 - level, freedom)) * float(np.sqrt(of_launches + between * (1 + 1 / profiles)))
+
 
 #: Earlier profiles that are read: the youngest.
 MOST = 30

@@ -13,13 +13,12 @@ from typing import Any
 
 from slipstream.artifacts.versions import code_version
 from slipstream.collectives.config import CollectivesConfig
-from slipstream.collectives.launch.measurements import inspect_group
+from slipstream.collectives.findings import slow_ranks_and_links
+from slipstream.collectives.launch.measurements import inspect_group, measure_launch, subgroups_of
 from slipstream.collectives.launch.numa import NODES, all_reduce_bound, reason_to_skip
-from slipstream.collectives.launch.subgroups import measure_launch, subgroups_of
 from slipstream.collectives.launch.worker_group import WorkerGroup
 from slipstream.collectives.other_benchmarks import compare_with_installed
 from slipstream.collectives.output import write_results
-from slipstream.collectives.slow_ranks_and_links import slow_ranks_and_links
 from slipstream.collectives.tune.decision import FEWEST_TURNS
 from slipstream.errors import UserError
 from slipstream.interconnect import nccl_log

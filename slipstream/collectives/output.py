@@ -10,9 +10,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from slipstream.collectives.expected_bandwidth import grade
-from slipstream.collectives.model.report import lines as model_lines
-from slipstream.collectives.model.report import model_curve
+from slipstream.collectives.findings import grade
+from slipstream.collectives.model.predictions import lines as model_lines
+from slipstream.collectives.model.predictions import model_curve
 from slipstream.collectives.operations.cases import ROOT
 from slipstream.collectives.operations.reference_data import DTYPES
 from slipstream.collectives.tune.decision import decide

@@ -38,13 +38,21 @@ from slipstream.machine.cpus import usable_cores
 from slipstream.machine.gpus import visible_gpus
 from slipstream.profiles.profile import CHOICE, Placement, Profile, current_profile
 from slipstream.storage import StorageUnavailable
-from tasks.flyte.departure import one_verdict, outlive_sigterm
-from tasks.flyte.failures import GROUP_ENDED, PodPreempted, as_seen_by_flyte, failure_of
+from tasks.flyte.departure import OutputPrefix, one_verdict, outlive_sigterm
+from tasks.flyte.failures import (
+    GROUP_ENDED,
+    Outcome,
+    PodPreempted,
+    Report,
+    as_seen_by_flyte,
+    clear_report,
+    collect_reports,
+    failure_of,
+    this_rank,
+)
 from tasks.flyte.forked_workers import forked_workers, start_server
 from tasks.flyte.homes import home_of, this_attempt
-from tasks.flyte.reports import Outcome, Report, clear_report, collect_reports, this_rank
 from tasks.flyte.stage import Made, StageRun, local_path, map_errors, run_stage, runs_locally
-from tasks.flyte.verdict import OutputPrefix
 
 LOG = logger("flyte")
 

@@ -3,12 +3,19 @@
 Recoverable is what another attempt can help: the machine was taken away, a worker was lost to a signal, a peer was
 lost, a store stayed away. A user's mistake, a non-finite loss, too little memory and bugs are not: retried they
 would only cost the same again. Where one failure brings about others, what is not recoverable is the *cause*, and what
-is recoverable may be its *consequence*.
+is recoverable may be its *consequence*. By itself the agent learns only of the first worker that torch saw failing,
+which is chance; so each worker leaves a report of how it ended, and the worst of them counts.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import signal
+import traceback
+from dataclasses import asdict, dataclass
+from enum import IntEnum
+from pathlib import Path
 
 from flytekit.exceptions.user import FlyteRecoverableException, FlyteUserRuntimeException
 from flytekit.extend import IgnoreOutputs
@@ -18,9 +25,71 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError
 
 from slipstream.distributed.explained import explained
-from slipstream.errors import Interrupted, UserError
+from slipstream.errors import Interrupted, Preempted, UserError
 from slipstream.storage import StorageUnavailable
-from tasks.flyte.reports import Outcome, Report
+
+
+class Outcome(IntEnum):
+    """How a worker ended, the worst first."""
+
+    REFUSED = 0
+    FAILED = 1
+    PREEMPTED = 2
+    INTERRUPTED = 3
+    FINISHED = 4
+
+
+@dataclass(frozen=True)
+class Report:
+    """How one worker ended, and why."""
+
+    rank: int
+    outcome: Outcome
+    message: str = ""
+
+    @classmethod
+    def of(cls, error: Exception) -> Report:
+        """The report of this worker, which raised ``error``."""
+        rank = this_rank()
+        if isinstance(error, UserError):
+            return cls(rank, Outcome.REFUSED, error.message)
+        if isinstance(error, Interrupted):
+            outcome = Outcome.PREEMPTED if isinstance(error, Preempted) else Outcome.INTERRUPTED
+            return cls(rank, outcome, str(error))
+        return cls(rank, Outcome.FAILED, f"rank {rank} failed\n" + "".join(traceback.format_exception(error)))
+
+    def leave(self, directory: str) -> None:
+        """Write this worker's report beside ``directory``."""
+        target = report_file(directory)
+        part = target.with_suffix(".part")
+        part.write_text(json.dumps(asdict(self)), encoding="utf-8")
+        part.replace(target)
+
+
+def this_rank() -> int:
+    """0 in an agent that does the workers' part itself."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def report_file(directory: str) -> Path:
+    # By the local rank: a worker that is started again keeps it, its global rank may be another.
+    return Path(f"{directory}.worker-{os.environ.get('LOCAL_RANK', '0')}.json")
+
+
+def clear_report(directory: str) -> None:
+    """Remove the report of the worker in whose place this one was started."""
+    report_file(directory).unlink(missing_ok=True)
+
+
+def collect_reports(directory: str) -> list[Report]:
+    """Read the reports of a pod's workers, the worst first, and remove them."""
+    where, reports = Path(directory), []
+    for path in where.parent.glob(f"{where.name}.worker-*.json"):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        reports.append(Report(found["rank"], Outcome(found["outcome"]), found["message"]))
+        path.unlink()
+    return sorted(reports, key=lambda report: (report.outcome, report.rank))
+
 
 #: What an agent raises when it cannot reach the others: their pod may have gone, or not have come.
 LOST_AGENT = (RendezvousError, DistError)

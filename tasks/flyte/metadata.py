@@ -7,17 +7,17 @@ import json
 from datetime import timedelta
 from typing import Any
 
-from flytekit import Cache, Resources
+from flytekit import Cache, PodTemplate, Resources
 from flytekit.extras.accelerators import BaseAccelerator, GPUAccelerator, MultiInstanceGPUAccelerator
 
 from slipstream.artifacts.versions import code_version
 from slipstream.machine.cpus import CPU
 from slipstream.machine.memory import MEMORY
-from slipstream.profiles.placement import Placement
+from slipstream.profiles.placement import NVIDIA, Placement
 from slipstream.profiles.profile import RESOLVED, Profile, current_profile
+from slipstream.settings import to_dict
 from slipstream.stages import STAGES
 from tasks.flyte.literal_types import describe_once
-from tasks.flyte.pods import needs_template, pod_template
 
 #: adlfs does not take the metadata that flytekit attaches to what it uploads: every task fails whose outputs are on
 #: Azure.
@@ -88,3 +88,62 @@ def accelerator(place: Placement) -> BaseAccelerator:
     partition = MultiInstanceGPUAccelerator.partitioned(place.mig)
     partition.device = place.accelerator  # flytekit wants a subclass for each kind of GPU
     return partition
+
+
+PRIMARY = "primary"
+#: Fields that only a pod template can say, if they differ from Kubernetes' or Flyte's own for a container task.
+OF_A_TEMPLATE = (
+    *("tolerations", "node_selector", "affinity", "scheduler", "priority", "labels", "annotations", "groups"),
+    *("grace_seconds", "termination_message_policy", "efa", "rdma", "hugepages"),
+)
+
+
+def needs_template(place: Placement) -> bool:
+    plain = Placement()
+    return place.gpu_name != NVIDIA or any(getattr(place, name) != getattr(plain, name) for name in OF_A_TEMPLATE)
+
+
+def pod_template(place: Placement) -> PodTemplate:
+    """The pod of a placement, with all its resources: flytekit drops those of a template if the task names any.
+
+    A fresh one for each task: flytekit changes the one it is given.
+    """
+    from kubernetes.client import (
+        V1Capabilities,
+        V1Container,
+        V1PodSecurityContext,
+        V1PodSpec,
+        V1ResourceRequirements,
+        V1SecurityContext,
+        V1Toleration,
+    )
+
+    # Without it RDMA cannot pin the memory that its devices read.
+    pinning = V1SecurityContext(capabilities=V1Capabilities(add=["IPC_LOCK"])) if place.rdma else None
+    container = V1Container(
+        name=PRIMARY,
+        resources=V1ResourceRequirements(limits=place.resources, requests=place.resources),
+        security_context=pinning,
+        termination_message_policy=place.termination_message_policy,
+    )
+    affinity: Any = place.affinity or None  # serialised as it is
+    spec = V1PodSpec(
+        containers=[container],
+        tolerations=[V1Toleration(**filled(to_dict(toleration))) for toleration in place.tolerations] or None,
+        node_selector=place.node_selector or None,
+        affinity=affinity,
+        scheduler_name=place.scheduler or None,
+        priority_class_name=place.priority or None,
+        security_context=V1PodSecurityContext(supplemental_groups=place.groups) if place.groups else None,
+        termination_grace_period_seconds=place.grace_seconds,
+    )
+    return PodTemplate(
+        primary_container_name=PRIMARY,
+        pod_spec=spec,
+        labels=place.labels or None,
+        annotations=place.annotations or None,
+    )
+
+
+def filled(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value}

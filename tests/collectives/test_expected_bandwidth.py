@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slipstream.collectives.expected_bandwidth import PUBLISHED, grade
+from slipstream.collectives.findings import PUBLISHED, grade
 from slipstream.interconnect.profile import Fingerprint, Host, Launch, Measurement, NetworkProfile, Topology
 
 GIB = 1 << 30

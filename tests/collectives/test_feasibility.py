@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.collectives.config import OPERATIONS, CollectivesConfig, Operation
-from slipstream.collectives.launch.measurements import inspect_group
-from slipstream.collectives.launch.subgroups import subgroup_ranks
+from slipstream.collectives.launch.measurements import inspect_group, subgroup_ranks
 from slipstream.collectives.operations import feasibility
 from slipstream.collectives.operations.feasibility import (
     free_memory,

@@ -19,14 +19,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from slipstream.collectives.compare import ENOUGH, compare, overall
 from slipstream.collectives.config import CollectivesConfig
+from slipstream.collectives.findings import slow_ranks_and_links
 from slipstream.collectives.launch.measurements import measure_group
 from slipstream.collectives.launch.worker_group import WorkerGroup
-from slipstream.collectives.model.all_reduce import AllReduce, model_of
+from slipstream.collectives.model.predictions import AllReduce, model_of
 from slipstream.collectives.model.schemes import SCHEMES, evaluate_schemes, message_model
 from slipstream.collectives.model.step_time import Compute, predict
-from slipstream.collectives.regression import ENOUGH, compare, overall
-from slipstream.collectives.slow_ranks_and_links import slow_ranks_and_links
 from slipstream.collectives.tune.steps import SyntheticModel, measure_compute, time_alternately
 from slipstream.interconnect.profile import Launch, NetworkProfile, merged
 from slipstream.interconnect.topology import interfaces

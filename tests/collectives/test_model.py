@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from slipstream.collectives.model.hockney import fit
-from slipstream.collectives.model.report import lines, model_curve, step_lines
+from slipstream.collectives.model.predictions import lines, model_curve, step_lines
 from slipstream.collectives.model.schemes import SCHEMES, Scheme, evaluate_schemes, message_model
 from slipstream.collectives.model.step_time import Compute
 from slipstream.interconnect.profile import Fingerprint, Host, Launch, Measurement, NetworkProfile, Topology

@@ -14,10 +14,10 @@ import pytest
 from slipstream.collectives.config import CollectivesConfig
 from slipstream.collectives.launch.worker_group import WorkerGroup
 from slipstream.collectives.tune import tuner
-from slipstream.collectives.tune.candidates import TuningCandidate, candidates
 from slipstream.collectives.tune.decision import FEWEST_TURNS, Decision, decide
 from slipstream.collectives.tune.plugin_csv import plugin_csv
 from slipstream.collectives.tune.steps import SyntheticModel, time_alternately
+from slipstream.collectives.tune.tuner import TuningCandidate, candidates
 from slipstream.errors import UserError
 from slipstream.interconnect.tuning import DdpSettings, Trial, Tuning, from_json, to_json
 from tests.support.link_profiles import worker_context

@@ -12,8 +12,7 @@ import psutil
 import pytest
 import torch.distributed as dist
 
-from slipstream.collectives.launch.outcome import Outcome, raise_if_failed
-from slipstream.collectives.launch.worker import WorkerContext
+from slipstream.collectives.launch.worker import Outcome, WorkerContext, raise_if_failed
 from slipstream.collectives.launch.worker_group import LeaderUnreachable, WorkerGroup
 from slipstream.errors import Interrupted, UserError
 

@@ -11,8 +11,7 @@ from flytekit.extend import IgnoreOutputs
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from slipstream.errors import Interrupted, Preempted, UserError
-from tasks.flyte.failures import PodPreempted, WorkerFailed, failure_of
-from tasks.flyte.reports import Outcome, Report, collect_reports
+from tasks.flyte.failures import Outcome, PodPreempted, Report, WorkerFailed, collect_reports, failure_of
 
 ENDINGS = {
     UserError("data.target: no such column"): UserError,

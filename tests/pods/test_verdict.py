@@ -20,9 +20,8 @@ from flytekit.extend import IgnoreOutputs
 from slipstream.errors import UserError
 from slipstream.storage import open_reader, retry
 from tasks.flyte import departure
-from tasks.flyte.departure import one_verdict
+from tasks.flyte.departure import OutputPrefix, Verdict, error_document, one_verdict
 from tasks.flyte.failures import PodPreempted
-from tasks.flyte.verdict import OutputPrefix, Verdict, error_document
 from tests.support.cluster.bucket import Bucket
 from tests.support.cluster.budgets import Verdict as PropellersVerdict
 from tests.support.cluster.operator import run_job

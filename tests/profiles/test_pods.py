@@ -12,8 +12,7 @@ from kubernetes.client import ApiClient
 
 from slipstream.profiles.placement import Placement, Toleration
 from slipstream.profiles.profile import Profile
-from tasks.flyte.metadata import accelerator, environment, pod_of
-from tasks.flyte.pods import needs_template, pod_template
+from tasks.flyte.metadata import accelerator, environment, needs_template, pod_of, pod_template
 
 AFFINITY = {
     "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "kubernetes.io/hostname"}]}

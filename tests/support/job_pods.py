@@ -17,11 +17,9 @@ from slipstream.artifacts.homes import Holder
 from slipstream.errors import Preempted
 from slipstream.storage import storage_for
 from tasks.flyte import departure
-from tasks.flyte.departure import one_verdict, outlive_sigterm
+from tasks.flyte.departure import OUTPUTS, OutputPrefix, one_verdict, outlive_sigterm
 from tasks.flyte.elastic import Workspace
-from tasks.flyte.failures import failure_of
-from tasks.flyte.reports import collect_reports
-from tasks.flyte.verdict import OUTPUTS, OutputPrefix
+from tasks.flyte.failures import collect_reports, failure_of
 
 OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 LOST_PEER = RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:2713")

@@ -12,7 +12,7 @@ import numpy as np
 from slipstream.artifacts.format import ArtifactWriter
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.artifacts.results.compression import Compression, CompressionTrial, NetworkSize, Speedup
-from slipstream.collectives.model.report import model_curve
+from slipstream.collectives.model.predictions import model_curve
 from slipstream.evaluate.engine import plot_data
 from slipstream.interconnect.profile import COURSE, MODEL, TrendPoint, write_profile
 from slipstream.models import metrics

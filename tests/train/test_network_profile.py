@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from slipstream.artifacts.versions import code_version
 from slipstream.collectives.config import CollectivesConfig
-from slipstream.collectives.tune.candidates import candidates
+from slipstream.collectives.tune.tuner import candidates
 from slipstream.config import RunConfig
 from slipstream.errors import UserError
 from slipstream.interconnect.history import TuningHistory, tuning_at

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import chain, combinations
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ import torch.distributed as dist
 from slipstream.collectives.config import CollectivesConfig
 from slipstream.collectives.launch.timing import FEWEST, slowest, time_cases, warm_up
 from slipstream.collectives.launch.worker import WorkerContext
+from slipstream.collectives.launch.worker_group import WorkerGroup
 from slipstream.collectives.operations.cases import Kind, prepare
 from slipstream.collectives.operations.feasibility import free_memory_of, refuse_too_large, select_kinds
 from slipstream.interconnect.fingerprint import fingerprint_of
@@ -182,3 +183,33 @@ def measure_matrix_products(worker: WorkerContext) -> tuple[float, ...]:
 def synchronise(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize()
+
+
+def measure_launch(
+    workers: WorkerGroup,
+    config: CollectivesConfig,
+    groups: Sequence[Sequence[Sequence[int]]],
+    environment: Mapping[str, str],
+) -> NetworkProfile | None:
+    """One launch of all ranks, and one of each smaller group; in the process of rank 0, and None in the others."""
+    whole = workers.launch(measure_group, config, environment=environment)
+    smaller = [
+        workers.launch(measure_subgroup, config, environment=environment, ranks_by_host=hosts) for hosts in groups
+    ]
+    if not workers.is_leader:
+        return None
+    return replace(whole, measurements=(*whole.measurements, *chain.from_iterable(smaller)))
+
+
+def subgroups_of(empty: NetworkProfile, config: CollectivesConfig) -> list[list[list[int]]]:
+    """For each of ``collectives.worlds`` that is smaller than the group of ``empty``, the ranks by host."""
+    hosts = [host.ranks for host in empty.topology.hosts]
+    return [subgroup_ranks(hosts, world) for world in config.worlds if world < empty.fingerprint.world]
+
+
+def subgroup_ranks(hosts: Sequence[Sequence[int]], world: int) -> list[list[int]]:
+    """So many ranks, by host: of each host in turn, so that the slowest link is between them as it is between all."""
+    turns = max(map(len, hosts))
+    taken = set([host[turn] for turn in range(turns) for host in hosts if turn < len(host)][:world])
+    found = [[rank for rank in host if rank in taken] for host in hosts]
+    return [ranks for ranks in found if ranks]

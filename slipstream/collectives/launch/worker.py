@@ -1,6 +1,7 @@
 """A worker: a fresh process of one rank, which joins the process group of the launch, runs a function and reports.
 
 It is forked from a server that has loaded torch, see :mod:`slipstream.distributed.fork_server`.
+How it ended says, with how the others did, who is to blame when nobody can go on.
 """
 
 from __future__ import annotations
@@ -8,15 +9,53 @@ from __future__ import annotations
 import os
 import signal
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, Pipe, wait
-from typing import Any
+from typing import Any, Literal
 
-from slipstream.collectives.launch.outcome import Outcome
 from slipstream.distributed import fork_server
-from slipstream.errors import UserError
+from slipstream.errors import Interrupted, UserError
+
+#: "refused": a user's mistake; "failed": a bug; "died": the process ended without a word; "silent": it neither went on
+#: nor ended; "lost": another rank was gone or did not answer. The worst explains the others.
+Ending = Literal["done", "refused", "failed", "died", "silent", "lost"]
+WORST: tuple[Ending, ...] = ("refused", "failed", "died", "silent", "lost")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A rank's ending, why (in words), and what it was doing."""
+
+    kind: Ending
+    why: str = ""
+    during: str = ""
+
+
+def raise_if_failed(outcomes: Mapping[int, Outcome], timeout: float) -> None:
+    """Raise what the worst of the outcomes means, the same on all ranks: ``UserError`` for a refusal, ``Interrupted``
+    naming the ranks that died or did not answer, ``RuntimeError`` for a bug."""
+    for kind in WORST:
+        found = [rank for rank, outcome in outcomes.items() if outcome.kind == kind]
+        if not found:
+            continue
+        first = outcomes[found[0]]
+        if kind == "refused":
+            raise UserError(first.why)
+        if kind == "failed":
+            raise RuntimeError(f"rank {found[0]} failed during {first.during}: {first.why}")
+        if kind == "died":
+            raise Interrupted(f"{named(found)} died ({first.why}) during {first.during}")
+        if kind == "silent":
+            raise Interrupted(f"{named(found)} did not go on within {timeout:g} s, during {first.during}")
+        raise Interrupted(f"{named(found)} lost the connection during {first.during}: {first.why}")
+
+
+def named(ranks: Sequence[int]) -> str:
+    """``rank 3`` or ``ranks 1, 3``"""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
 
 PRELOADED = ("torch", "torch.distributed", "numpy", "slipstream.collectives.launch.measurements")
 

@@ -20,8 +20,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from slipstream.collectives.launch.outcome import Outcome, named, raise_if_failed
-from slipstream.collectives.launch.worker import WorkerProcess, WorkerSpec
+from slipstream.collectives.launch.worker import Outcome, WorkerProcess, WorkerSpec, named, raise_if_failed
 from slipstream.distributed.names import names_of_this_machine
 from slipstream.errors import Interrupted, UserError
 

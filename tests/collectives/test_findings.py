@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from slipstream.collectives.slow_ranks_and_links import slow_ranks_and_links
+from slipstream.collectives.findings import slow_ranks_and_links
 from slipstream.interconnect.profile import Launch, NetworkProfile
 from tests.support.network_profiles import launch, measured, network_profile
 

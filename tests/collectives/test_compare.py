@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slipstream.collectives.compare import HistoryComparison
+from slipstream.collectives.compare import HistoryComparison, compare, overall
 from slipstream.collectives.config import CollectivesConfig
-from slipstream.collectives.regression import compare, overall
 from slipstream.interconnect.profile import Fingerprint, Host, Launch, Measurement, NetworkProfile, Topology
 from tests.support.network_profiles import publish
 
