@@ -1,5 +1,5 @@
-"""pyflyte's command line for this project: what it makes of ``--config`` and ``--dataset``, and of a Flyte that cannot be
-reached or refuses. A mistake is one line, not flytekit's traceback, which ``-v`` prints as before.
+"""pyflyte's command line for this project: what it makes of ``--config`` and ``--dataset``, and of a Flyte that refuses
+or cannot be reached. A mistake is one line, not flytekit's traceback, which ``-v`` prints as before.
 
 flytekit chooses the click type of an option in one function and has no registry to add to, so that function is wrapped:
 for settings and datasets it answers with the types below, for all else as before. So is the one function in which it

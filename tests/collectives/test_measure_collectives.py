@@ -10,6 +10,8 @@ import pytest
 from flytekit.clis.sdk_in_container.pyflyte import main as pyflyte
 
 from slipstream.collectives.config import CollectivesConfig
+from slipstream.collectives.launch.worker import WorkerProcess
+from slipstream.distributed import fork_server
 from slipstream.interconnect.profile import read_profile
 from slipstream.profiles.profile import current_profile
 from tasks.flyte.stage import local_path
@@ -31,8 +33,7 @@ def test_its_result_is_a_table_to_read_and_a_page(tmp_path: Path) -> None:
     assert "<svg" in page.read_text() and f"Report      runs/{page.parent.name}/network.html" in ended.stdout
 
 
-@pytest.mark.prove
-def test_the_main_job_reuses_a_young_profile_of_the_same_hardware(
+def test_on_one_machine_a_young_profile_is_reused_without_starting_a_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tasks.collectives import benchmark_collectives
@@ -45,5 +46,24 @@ def test_the_main_job_reuses_a_young_profile_of_the_same_hardware(
     assert [(m.operation, m.bytes) for m in profile.of("all_reduce")] == [("all_reduce", 1024), ("all_reduce", 4096)]
     assert not made.run.reused
 
+    monkeypatch.setattr(WorkerProcess, "__init__", lambda *_: pytest.fail("a worker was started"))
+    monkeypatch.setattr(fork_server, "start", lambda _: pytest.fail("a fork server was started"))
     again = benchmark_collectives(config=config)
     assert again.run.reused and read_profile(local_path(again.artifact)) == profile
+
+
+@pytest.mark.prove
+def test_on_the_profile_local_the_main_job_measures_little_unless_told_what(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tasks.collectives import benchmark_collectives
+
+    monkeypatch.chdir(tmp_path)
+    left_open, told = CollectivesConfig(history="a"), CollectivesConfig.from_dict({**NETWORK, "history": "b"})
+    assert left_open.is_default and not told.is_default
+    short, long = (
+        read_profile(local_path(benchmark_collectives(config=config).artifact)) for config in (left_open, told)
+    )
+    assert short.short and {m.operation for m in short.measurements} == set(left_open.short.operations)
+    assert short.of("all_reduce")[-1].bytes == left_open.largest and short.launches == left_open.launches
+    assert not long.short and long.settings == told.measuring

@@ -1,5 +1,7 @@
-"""What a model of the messages says about a profile, in lines to read: what all_reduce follows and how long its messages
-take, fitted to the profile, and what follows from that for other operations and for more ranks.
+"""What a model of the messages says about a profile, in lines to read.
+
+What all_reduce follows and how long its messages take is fitted to the profile; from that follow other operations and
+more ranks.
 """
 
 from __future__ import annotations
