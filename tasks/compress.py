@@ -111,12 +111,12 @@ def choose(
     models = [TrainedModel.open(local_path(each), factory) for each in fine_tuned]
     model, found = engine.choose(work, models, tried)
     directories = [uri_of(each) for each in (trained, *fine_tuned)]
-    place = directories[[work.trained, *models].index(model)]
+    address = directories[[work.trained, *models].index(model)]
     LOG.info("%s: %s", found.taken or "the trained network stays", found.why)
     # A pod hands its copy on, so that the cache goes by what it holds.
-    here = place if runs_locally() else str(model.artifact.directory)
+    here = address if runs_locally() else str(model.artifact.directory)
     seconds, reused = sum(each.seconds for each in runs), all(each.reused for each in runs)
-    return Compressed(FlyteDirectory(here), replace(found, model=place, seconds=seconds, reused=reused))
+    return Compressed(FlyteDirectory(here), replace(found, model=address, seconds=seconds, reused=reused))
 
 
 def judged(

@@ -52,9 +52,9 @@ def read_config(config: RunConfig, method: str = "") -> Sections:
     """
     from slipstream.models.source_code import fingerprint_model
 
-    place, training, compression = current_profile().placement("train"), config.for_training(), config.compression
-    if place.processes:  # else as many as the machine has
-        training.parallel.sizes(place.nodes * place.processes, place.nodes)
+    placement, training, compression = current_profile().placement("train"), config.for_training(), config.compression
+    if placement.processes:  # else as many as the machine has
+        training.parallel.sizes(placement.nodes * placement.processes, placement.nodes)
     if method:
         compression = CompressionConfig.from_dict({**to_dict(compression), "method": method})
     smaller = compression.method != "none"

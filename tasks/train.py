@@ -18,7 +18,7 @@ from slipstream.settings import to_dict
 from slipstream.storage import STORES
 from slipstream.train.config import TrainingConfig
 from slipstream.train.homes.unfinished import UnfinishedTraining
-from tasks.flyte.elastic import Workspace, distributed
+from tasks.flyte.elastic import TaskInputs, Workspace, distributed
 from tasks.flyte.metadata import on
 from tasks.flyte.stage import ArtifactDirectory, Made, fingerprint_of, local_path, uri_of
 
@@ -27,25 +27,25 @@ LOG = logger("train")
 ENDING_S = 5
 
 
-def fetch_prepared(directory: FlyteDirectory, place: Placement, fresh: Path) -> Path:
+def fetch_prepared(directory: FlyteDirectory, placement: Placement, fresh: Path) -> Path:
     """Download prepared data from a store if it fits the profile's cache; otherwise make a stub that streams it."""
     from slipstream.artifacts.prepared.streamed import make_stub, size_of
 
-    uri, room = uri_of(directory), int(place.data_cache_gib * 2**30)
+    uri, room = uri_of(directory), int(placement.data_cache_gib * 2**30)
     if not uri.startswith(STORES) or size_of(uri) <= room:
         return local_path(directory)
-    LOG.info("streams %s: it is larger than profile.data_cache_gib, %g", uri, place.data_cache_gib)
-    return make_stub(uri, fresh, room // place.processes)
+    LOG.info("streams %s: it is larger than profile.data_cache_gib, %g", uri, placement.data_cache_gib)
+    return make_stub(uri, fresh, room // placement.processes)
 
 
-def check(inputs: Mapping[str, Any], place: Placement) -> None:
+def check(inputs: TaskInputs, placement: Placement) -> None:
     from slipstream.models.trained import TrainedModel
     from slipstream.train.checks import check_training
 
     prepared = Path(inputs["prepared"].path)
     start = None if "model" in inputs else TrainedModel.open(Path(inputs["start"].path), inputs["factory"])
     model = start.config if start else inputs["model"]
-    check_training(prepared, model, inputs["training"], place.world_size, place.nodes)
+    check_training(prepared, model, inputs["training"], placement.world_size, placement.nodes)
 
 
 class TrainedModels(TypedDict, total=False):
@@ -102,9 +102,9 @@ def train(
     return run_in(workspace, prepared, model, training, {"model": to_dict(model), "model_code": code})
 
 
-def fetch_data_and_models(directory: FlyteDirectory, place: Placement, fresh: Path) -> Path:
+def fetch_data_and_models(directory: FlyteDirectory, placement: Placement, fresh: Path) -> Path:
     """As :func:`fetch_prepared`, and models as a whole."""
-    return fetch_prepared(directory, place, fresh) if fresh.suffix == ".prepared" else local_path(directory)
+    return fetch_prepared(directory, placement, fresh) if fresh.suffix == ".prepared" else local_path(directory)
 
 
 @task(task_config=distributed("train", fetch_data_and_models, check, unfinished=UnfinishedTraining()), **on("train"))

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from flytekit import FlyteContext, current_context
 from flytekit.exceptions.user import FlyteRecoverableException, FlyteUserRuntimeException
@@ -55,6 +55,8 @@ from tasks.flyte.homes import home_of, this_attempt
 from tasks.flyte.stage import Made, StageRun, local_path, map_errors, run_stage, runs_locally
 
 LOG = logger("flyte")
+#: The inputs of a Flyte task by name.
+TaskInputs: TypeAlias = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -104,16 +106,16 @@ class Workspace:
 Fetch = Callable[[FlyteDirectory, Placement, Path], Path]
 
 
-def fetch_all(directory: FlyteDirectory, place: Placement, fresh: Path) -> Path:
+def fetch_all(directory: FlyteDirectory, placement: Placement, fresh: Path) -> Path:
     """Download all of it."""
     return local_path(directory)
 
 
 #: Raises ``UserError`` for inputs of the task, as they are here, that cannot work in processes placed so.
-Check = Callable[[Mapping[str, Any], Placement], None]
+Check = Callable[[TaskInputs, Placement], None]
 
 
-def nothing_to_check(inputs: Mapping[str, Any], place: Placement) -> None:
+def nothing_to_check(inputs: TaskInputs, placement: Placement) -> None:
     """A stage whose processes find out by themselves."""
 
 
@@ -125,17 +127,17 @@ def as_made(made: Made) -> Made:
 class Unfinished(Protocol):
     """What a stage keeps for the attempts and executions after this one. Called in the agent."""
 
-    def lasting(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    def lasting(self, inputs: TaskInputs) -> TaskInputs:
         """Of the task's inputs, which are on this machine, what the result depends on; of settings, their values."""
 
-    def address(self, home: str, inputs: Mapping[str, Any]) -> str:
+    def address(self, home: str, inputs: TaskInputs) -> str:
         """The home that the user's own settings name instead of ``home``, if they do."""
 
-    def take(self, home: str, holder: Holder, inputs: Mapping[str, Any], directory: Path) -> bool:
+    def take(self, home: str, holder: Holder, inputs: TaskInputs, directory: Path) -> bool:
         """Wait until nobody else is at the same work. Returns whether it is finished, and its result in
         ``directory``."""
 
-    def deliver(self, home: str, holder: Holder, inputs: Mapping[str, Any]) -> Callable[[str], None]:
+    def deliver(self, home: str, holder: Holder, inputs: TaskInputs) -> Callable[[str], None]:
         """The workers are done: hold the home until what is returned is called with the address of the result, where
         Flyte finds it."""
 
@@ -167,7 +169,7 @@ def distributed(
     ``unfinished`` says what is kept until it is made. With ``starts_processes`` the workers only start others and wait
     for them; on one machine the agent does so itself."""
     profile = current_profile()
-    place = profile.placement(stage)
+    placement = profile.placement(stage)
     return Distributed(
         stage=stage,
         profile=profile,
@@ -177,9 +179,9 @@ def distributed(
         unfinished=unfinished,
         starts_processes=starts_processes,
         # The plugin makes a PyTorchJob of the text "2" and a plain pod of the number 1.
-        nnodes=1 if place.nodes == 1 else str(place.nodes),
-        nproc_per_node=place.processes,
-        max_restarts=place.restarts,
+        nnodes=1 if placement.nodes == 1 else str(placement.nodes),
+        nproc_per_node=placement.processes,
+        max_restarts=placement.restarts,
         increase_shared_mem=False,
         rdzv_configs={"timeout": 900, "join_timeout": 900, "read_timeout": 900},
         # Pods that have ended stay until Flyte deletes the job, and their logs with them.
@@ -228,42 +230,42 @@ class DistributedTask(PytorchElasticFunctionTask):
     def _attempt(self, **inputs: Any) -> Any:
         """This pod's part of the attempt. Raises ``IgnoreOutputs`` in pods without rank 0."""
         config = self.task_config
-        place = config.profile.placement(config.stage)
+        placement = config.profile.placement(config.stage)
         local = runs_locally()
-        refuse_other_shape(config.profile.name, place, os.environ, local=local)
-        check_gpus(place.processes, visible_gpus())
+        refuse_other_shape(config.profile.name, placement, os.environ, local=local)
+        check_gpus(placement.processes, visible_gpus())
         # Workers that torch elastic starts again would share the old ones' store and read their stale addresses.
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // place.processes)))
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // placement.processes)))
 
-        agent_starts = config.starts_processes and place.nodes == 1
+        agent_starts = config.starts_processes and placement.nodes == 1
 
         def make(directory: Path, key: str) -> bool:
             if not agent_starts:
                 start_server()
             # Fetched once by the agent; left to themselves, all workers of the pod would download the same bytes.
             here = {
-                name: FlyteDirectory(str(config.fetch(value, place, Path(f"{directory}.{name}"))))
+                name: FlyteDirectory(str(config.fetch(value, placement, Path(f"{directory}.{name}"))))
                 if isinstance(value, FlyteDirectory)
                 else value
                 for name, value in inputs.items()
             }
-            config.check(here, place)
-            home, holder, reused = self._take(here, place, directory)
+            config.check(here, placement)
+            home, holder, reused = self._take(here, placement, directory)
             if not reused:
-                started_by_agent = place.processes if agent_starts else 0
+                started_by_agent = placement.processes if agent_starts else 0
                 workspace = Workspace(
-                    config.stage, str(directory.absolute()), place.notices, home, holder, started_by_agent
+                    config.stage, str(directory.absolute()), placement.notices, home, holder, started_by_agent
                 )
-                reused = self._run_group(workspace, place.processes, here, local=local)
+                reused = self._run_group(workspace, placement.processes, here, local=local)
                 self._hold(home, holder, here)
             Artifact.open(directory, config.stage)
             return reused
 
-        made = run_stage(config.stage, {**inputs, "world": [place.nodes, place.processes]}, make)
+        made = run_stage(config.stage, {**inputs, "world": [placement.nodes, placement.processes]}, make)
         return config.returns(made)
 
-    def _hold(self, home: str, holder: Holder, inputs: Mapping[str, Any]) -> None:
+    def _hold(self, home: str, holder: Holder, inputs: TaskInputs) -> None:
         """Hold the home until the result of the workers, which are done, is where Flyte finds it."""
         if self.task_config.unfinished is not None:
             try:
@@ -271,13 +273,13 @@ class DistributedTask(PytorchElasticFunctionTask):
             except (UserError, StorageUnavailable) as error:
                 LOG.warning("%s: not held until the result is delivered: %s", home, error)
 
-    def _take(self, inputs: Mapping[str, Any], place: Placement, directory: Path) -> tuple[str, Holder, bool]:
+    def _take(self, inputs: TaskInputs, placement: Placement, directory: Path) -> tuple[str, Holder, bool]:
         """The home of what the stage has not finished, who this attempt is there, and whether it was finished before:
         then the result is in ``directory``."""
         unfinished, holder = self.task_config.unfinished, this_attempt()
         if unfinished is None:
             return "", holder, False
-        home = unfinished.address(home_of(self.task_config.stage, unfinished.lasting(inputs), place), inputs)
+        home = unfinished.address(home_of(self.task_config.stage, unfinished.lasting(inputs), placement), inputs)
         return home, holder, unfinished.take(home, holder, inputs, directory)
 
     def _run_group(self, workspace: Workspace, processes: int, inputs: dict[str, Any], *, local: bool) -> bool:
@@ -317,21 +319,21 @@ class DistributedTask(PytorchElasticFunctionTask):
         raise failure from (None if isinstance(failure, UserError) else ended)
 
 
-def refuse_other_shape(name: str, place: Placement, environment: Mapping[str, str], *, local: bool) -> None:
+def refuse_other_shape(name: str, placement: Placement, environment: Mapping[str, str], *, local: bool) -> None:
     """Raise ``UserError`` unless this machine or pod was started for the profile's shape of the process group.
 
     Kubeflow's training operator writes ``PET_NNODES`` as ``2`` or, with an elastic policy, as ``2:2``.
     """
     nodes, processes = environment.get("PET_NNODES"), environment.get("PET_NPROC_PER_NODE")
     if nodes is None:
-        if place.nodes > 1:
+        if placement.nodes > 1:
             where = "on one machine" if local else "outside a PyTorchJob"
             raise UserError(
-                f"profile {name!r} spreads this stage over {place.nodes} nodes, but it was started {where}; "
+                f"profile {name!r} spreads this stage over {placement.nodes} nodes, but it was started {where}; "
                 f"run it on the cluster, or choose a profile of one node with {CHOICE} (local)"
             )
         return
-    expected = {"PET_NNODES": str(place.nodes), "PET_NPROC_PER_NODE": str(place.processes)}
+    expected = {"PET_NNODES": str(placement.nodes), "PET_NPROC_PER_NODE": str(placement.processes)}
     found = {"PET_NNODES": nodes.split(":")[-1], "PET_NPROC_PER_NODE": processes or expected["PET_NPROC_PER_NODE"]}
     for variable, value in expected.items():
         if found[variable] not in (value, "auto"):

@@ -16,16 +16,16 @@ from slipstream.profiles.placement import Placement
 from tasks.flyte.stage import describe, runs_locally
 
 
-def home_of(stage: str, inputs: Mapping[str, Any], place: Placement) -> str:
+def home_of(stage: str, inputs: Mapping[str, Any], placement: Placement) -> str:
     """The address of the home of a stage's unfinished work: the same for every attempt, recovery and relaunch.
 
     ``inputs`` are what the result depends on; artifacts among them have to be on this machine.
     """
     key = content_key(stage, code_version(stage), {name: describe(value) for name, value in inputs.items()})
     if runs_locally():
-        return home_below(place.checkpoints or str(STORE.absolute()), key)
+        return home_below(placement.checkpoints or str(STORE.absolute()), key)
     context = current_context()
-    base = place.checkpoints or base_of(context.raw_output_prefix)
+    base = placement.checkpoints or base_of(context.raw_output_prefix)
     return home_below(base, key, context.execution_id.project, context.execution_id.domain)
 
 

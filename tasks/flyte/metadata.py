@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeAlias
 
 from flytekit import Cache, PodTemplate, Resources
 from flytekit.extras.accelerators import BaseAccelerator, GPUAccelerator, MultiInstanceGPUAccelerator
@@ -19,6 +19,8 @@ from slipstream.settings import to_dict
 from slipstream.stages import STAGES
 from tasks.flyte.literal_types import describe_once
 
+#: Keyword arguments of flytekit's ``task``.
+Metadata: TypeAlias = dict[str, Any]
 #: adlfs does not take the metadata that flytekit attaches to what it uploads: every task fails whose outputs are on
 #: Azure.
 FLYTEKIT = {"FLYTE_PERSISTENCE_ATTACH_EXECUTION_METADATA": "false"}
@@ -26,30 +28,30 @@ FLYTEKIT = {"FLYTE_PERSISTENCE_ATTACH_EXECUTION_METADATA": "false"}
 NO_TELEMETRY = {"ORT_DISABLE_TELEMETRY": "1"}
 #: For a task with a deck of its own, and none of flytekit's: for the list of dependencies it runs pip in the pod, which
 #: takes seconds and asks the network whether there is a newer pip.
-WITH_DECK: dict[str, Any] = {"enable_deck": True, "deck_fields": ()}
+WITH_DECK: Metadata = {"enable_deck": True, "deck_fields": ()}
 
 describe_once()
 
 
-def on(stage: str, besides: tuple[str, ...] = (), *, cached: bool = True) -> dict[str, Any]:
+def on(stage: str, besides: tuple[str, ...] = (), *, cached: bool = True) -> Metadata:
     """The metadata of a stage's task, from the current profile. Stages without engines are never cached;
     ``besides`` are inputs that make no difference to the cache."""
     profile = current_profile()
-    place = profile.asked(stage)
-    metadata: dict[str, Any] = {
-        "interruptible": place.interruptible,
-        "retries": place.retries,
-        "timeout": timedelta(minutes=place.timeout_minutes),
-        "environment": environment(profile, place),
-        **pod_of(place),
+    placement = profile.asked(stage)
+    metadata: Metadata = {
+        "interruptible": placement.interruptible,
+        "retries": placement.retries,
+        "timeout": timedelta(minutes=placement.timeout_minutes),
+        "environment": environment(profile, placement),
+        **pod_of(placement),
     }
     if cached and STAGES[stage].engines and not STAGES[stage].finds_earlier:
         # Serialised: of two executions that want the same result at once, the second waits for the first's.
         metadata["cache"] = Cache(version=cache_version(stage), serialize=True, ignored_inputs=besides)
-    if place.accelerator:
-        metadata["accelerator"] = accelerator(place)
-    if place.shared_memory:
-        metadata["shared_memory"] = place.shared_memory
+    if placement.accelerator:
+        metadata["accelerator"] = accelerator(placement)
+    if placement.shared_memory:
+        metadata["shared_memory"] = placement.shared_memory
     return metadata
 
 
@@ -61,32 +63,32 @@ def cache_version(stage: str) -> str:
     return f"{code_version(stage)}-{hashlib.sha256(hardware.encode()).hexdigest()[:8]}"
 
 
-def environment(profile: Profile, place: Placement) -> dict[str, str]:
+def environment(profile: Profile, placement: Placement) -> dict[str, str]:
     """The environment of the pods. It never reaches a task that runs on one machine, outside a pod."""
     # For torch, PyArrow, scikit-learn and BLAS alike: left to themselves they start a thread per core of the node.
-    threads = {"OMP_NUM_THREADS": str(place.threads)} if place.threads else {}
-    travelling = {CPU: place.cpu, MEMORY: place.memory, RESOLVED: profile.to_json()}
-    return {**FLYTEKIT, **NO_TELEMETRY, **threads, **place.environment, **travelling}
+    threads = {"OMP_NUM_THREADS": str(placement.threads)} if placement.threads else {}
+    travelling = {CPU: placement.cpu, MEMORY: placement.memory, RESOLVED: profile.to_json()}
+    return {**FLYTEKIT, **NO_TELEMETRY, **threads, **placement.environment, **travelling}
 
 
-def pod_of(place: Placement) -> dict[str, Any]:
-    if needs_template(place):
-        return {"pod_template": pod_template(place)}
-    asked = place.resources
+def pod_of(placement: Placement) -> Metadata:
+    if needs_template(placement):
+        return {"pod_template": pod_template(placement)}
+    asked = placement.resources
     resources = Resources(
-        cpu=place.cpu,
-        mem=place.memory,
-        gpu=asked.get(place.gpu_name),
+        cpu=placement.cpu,
+        mem=placement.memory,
+        gpu=asked.get(placement.gpu_name),
         ephemeral_storage=asked["ephemeral-storage"],
     )
     return {"requests": resources, "limits": resources}
 
 
-def accelerator(place: Placement) -> BaseAccelerator:
-    if not place.mig:
-        return GPUAccelerator(place.accelerator)
-    partition = MultiInstanceGPUAccelerator.partitioned(place.mig)
-    partition.device = place.accelerator  # flytekit wants a subclass for each kind of GPU
+def accelerator(placement: Placement) -> BaseAccelerator:
+    if not placement.mig:
+        return GPUAccelerator(placement.accelerator)
+    partition = MultiInstanceGPUAccelerator.partitioned(placement.mig)
+    partition.device = placement.accelerator  # flytekit wants a subclass for each kind of GPU
     return partition
 
 
@@ -98,12 +100,14 @@ OF_A_TEMPLATE = (
 )
 
 
-def needs_template(place: Placement) -> bool:
+def needs_template(placement: Placement) -> bool:
     plain = Placement()
-    return place.gpu_name != NVIDIA or any(getattr(place, name) != getattr(plain, name) for name in OF_A_TEMPLATE)
+    return placement.gpu_name != NVIDIA or any(
+        getattr(placement, name) != getattr(plain, name) for name in OF_A_TEMPLATE
+    )
 
 
-def pod_template(place: Placement) -> PodTemplate:
+def pod_template(placement: Placement) -> PodTemplate:
     """The pod of a placement, with all its resources: flytekit drops those of a template if the task names any.
 
     A fresh one for each task: flytekit changes the one it is given.
@@ -119,29 +123,29 @@ def pod_template(place: Placement) -> PodTemplate:
     )
 
     # Without it RDMA cannot pin the memory that its devices read.
-    pinning = V1SecurityContext(capabilities=V1Capabilities(add=["IPC_LOCK"])) if place.rdma else None
+    pinning = V1SecurityContext(capabilities=V1Capabilities(add=["IPC_LOCK"])) if placement.rdma else None
     container = V1Container(
         name=PRIMARY,
-        resources=V1ResourceRequirements(limits=place.resources, requests=place.resources),
+        resources=V1ResourceRequirements(limits=placement.resources, requests=placement.resources),
         security_context=pinning,
-        termination_message_policy=place.termination_message_policy,
+        termination_message_policy=placement.termination_message_policy,
     )
-    affinity: Any = place.affinity or None  # serialised as it is
+    affinity: Any = placement.affinity or None  # serialised as it is
     spec = V1PodSpec(
         containers=[container],
-        tolerations=[V1Toleration(**filled(to_dict(toleration))) for toleration in place.tolerations] or None,
-        node_selector=place.node_selector or None,
+        tolerations=[V1Toleration(**filled(to_dict(toleration))) for toleration in placement.tolerations] or None,
+        node_selector=placement.node_selector or None,
         affinity=affinity,
-        scheduler_name=place.scheduler or None,
-        priority_class_name=place.priority or None,
-        security_context=V1PodSecurityContext(supplemental_groups=place.groups) if place.groups else None,
-        termination_grace_period_seconds=place.grace_seconds,
+        scheduler_name=placement.scheduler or None,
+        priority_class_name=placement.priority or None,
+        security_context=V1PodSecurityContext(supplemental_groups=placement.groups) if placement.groups else None,
+        termination_grace_period_seconds=placement.grace_seconds,
     )
     return PodTemplate(
         primary_container_name=PRIMARY,
         pod_spec=spec,
-        labels=place.labels or None,
-        annotations=place.annotations or None,
+        labels=placement.labels or None,
+        annotations=placement.annotations or None,
     )
 
 
