@@ -25,10 +25,9 @@ from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
 from slipstream.prepare.shuffle.sorted_runs import block_rows
 from slipstream.train.config import TrainingConfig
-from slipstream.train.data.loader import layout
-from slipstream.train.data.order import GlobalOrder, share
-from slipstream.train.loop.step import make_optimizer
-from slipstream.train.optim.schedule import learning_rate
+from slipstream.train.data_loader import layout
+from slipstream.train.data_order import GlobalOrder, share
+from slipstream.train.loop.optimizer import learning_rate, make_optimizer
 
 WORLD = 2
 CARDINALITIES = (9, 16, 7, 15, 6, 5, 2, 42)

@@ -12,10 +12,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from slipstream.doctor.archive import Package, Use
+from slipstream.doctor.archive import Package, Use, quantity
 from slipstream.doctor.findings import Finding, Report
 from slipstream.doctor.kubectl import Ask, KubectlError, items, kubectl
-from slipstream.doctor.limits import quantity
 from slipstream.doctor.propeller import check_propeller
 
 CRD = "pytorchjobs.kubeflow.org"

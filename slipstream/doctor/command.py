@@ -44,9 +44,8 @@ def main(
         raise UserError(
             "expected PACKAGE.tgz, an archive of `pyflyte package`; or --node [--store URI] [--endpoint URL]"
         )
-    from slipstream.doctor.archive import read_package
+    from slipstream.doctor.archive import Limits, read_limits, read_package
     from slipstream.doctor.cluster import check_cluster
-    from slipstream.doctor.limits import Limits, read_limits
     from slipstream.doctor.package import Save, check_package, measured_save
 
     made = read_package(package)

@@ -1,32 +1,122 @@
-"""Build the network of a configuration: a built-in one by name, the user's own by ``package.module:factory``."""
+"""Build the model of a configuration: a built-in one by name, the user's own by ``package.module:factory``.
+
+A model may state from which distributions its parameters are drawn. Its initial weights are then a pure function of
+seed and parameter name: every device fills the part that it holds, the values do not depend on how parameters are
+divided, and none is ever held whole. Element ``i`` of a parameter is the normal quantile of the ``i``-th draw of a
+counter-based generator (Philox: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) whose key is a
+digest of seed and name.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import inspect
+import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from types import FunctionType
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from slipstream.artifacts.prepared.data import Signature
 from slipstream.errors import UserError
-from slipstream.models.config import ModelConfig
-from slipstream.models.footprint import ResultBytes
-from slipstream.models.initial import StatesDeviations, fill
-from slipstream.models.mlp import MLP
+from slipstream.models.config import ModelConfig, import_from_working_directory
 from slipstream.models.pruning import Retained, prune
-from slipstream.models.resnet import ResNet
-from slipstream.models.source_code import import_from_working_directory
+from slipstream.models.tables_and_images import MLP, ResNet
 from slipstream.models.transformer import Transformer
 from slipstream.settings import unknown
 
+#: Elements that are drawn at once.
+CHUNK = 1 << 18
+#: Philox draws four numbers for each value of its counter.
+LANES = 4
+#: Bytes of results that a batch of an evaluation may have at once, and its most rows.
+BATCH_BYTES = 256 * 2**20
+MOST_ROWS = 1024
 #: What a network may compute its outputs in, but no target can be given in.
 HALF = (torch.bfloat16, torch.float16)
+
+
+@runtime_checkable
+class StatesDeviations(Protocol):
+    """A network that knows from which distributions its parameters are drawn."""
+
+    def initial_std(self, name: str) -> float | None:
+        """The standard deviation of a parameter; None stands for ones instead."""
+
+
+@torch.no_grad()
+def fill(network: nn.Module, seed: int) -> None:
+    """Fill all parameters of a network that states their deviations."""
+    for name, parameter in network.named_parameters():
+        fill_part(parameter, name, network, seed, parameter.shape, (0,) * parameter.ndim)
+
+
+@torch.no_grad()
+def fill_part(
+    part: Tensor, name: str, network: nn.Module, seed: int, size: Sequence[int], offsets: Sequence[int]
+) -> None:
+    """Fill ``part``, which is the part of the parameter ``name`` of ``size`` that begins at ``offsets``, in place.
+
+    A parameter is divided along its first dimension, or one of two dimensions along either.
+    """
+    assert isinstance(network, StatesDeviations)
+    std = network.initial_std(name)
+    if std is None:
+        part.fill_(1.0)
+    elif not std:
+        part.zero_()
+    elif part.numel():
+        width = math.prod(size[1:])
+        first = offsets[0] if offsets else 0
+        columns = slice(offsets[1], offsets[1] + part.shape[1]) if len(size) == 2 else slice(None)
+        rows = max(1, CHUNK // width)
+        part = part if part.ndim else part.view(1)
+        for start in range(0, len(part), rows):
+            target = part[start : start + rows]
+            drawn = normal(seed, name, (first + start) * width, len(target) * width).reshape(len(target), width)
+            target.copy_(torch.from_numpy(drawn[:, columns] * std).reshape(target.shape))
+
+
+def normal(seed: int, name: str, start: int, count: int) -> np.ndarray:
+    """Elements ``start`` to ``start + count`` of the standard normal sequence of ``(seed, name)``; float64."""
+    from scipy.special import ndtri
+
+    key = np.frombuffer(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=16).digest(), np.uint64)
+    counter, skipped = divmod(start, LANES)
+    raw = np.random.Philox(key=key, counter=[counter, 0, 0, 0]).random_raw(skipped + count)[skipped:]
+    # The middles of 2**53 equal intervals of (0, 1): never 0, never 1.
+    return ndtri(((raw >> np.uint64(11)) + 0.5) * 2.0**-53)
+
+
+class ResultBytes(TorchDispatchMode):
+    """Adds up the bytes of the results of all operations in its block, views apart: no forward pass takes more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        run: Callable[..., Any] = func
+        result = run(*args, **(kwargs or {}))
+        if not func.is_view:
+            self.total += sum(leaf.nbytes for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
+        return result
+
+
+def batch_rows(row_bytes: int) -> int:
+    """The rows of an evaluation's batch for a model with so many bytes of results for each row. Does not depend on the
+    machine, so that every machine computes the same."""
+    return max(1, min(MOST_ROWS, BATCH_BYTES // max(1, row_bytes)))
 
 
 class Predictor(nn.Module):
@@ -82,7 +172,7 @@ def build(
     """Build the network with initial weights from ``seed``, and run it on a batch of zeros.
 
     A network that states the standard deviations of its parameters (``initial_std``, see
-    :mod:`slipstream.models.initial`) is built and tried on the meta device, and filled afterwards; if ``empty``, it
+    :mod:`slipstream.models.factory`) is built and tried on the meta device, and filled afterwards; if ``empty``, it
     stays there, so that each device can fill its own part. Only the units ``retained`` stay
     (:mod:`slipstream.models.pruning`). Raises ``UserError`` if the factory is missing, does not take the arguments or
     raises, or if its network does not fit the data or the retained units.

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from slipstream.errors import UserError
-from slipstream.machine.quantities import parse_quantity
+from slipstream.machine.limits import parse_quantity
 from slipstream.settings import Settings, settings, to_dict
 
 #: What a container asks for GPUs by if its placement does not say otherwise; only these does Flyte know.

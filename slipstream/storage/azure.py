@@ -23,8 +23,15 @@ from fsspec.asyn import sync
 
 from slipstream.errors import UserError
 from slipstream.storage import retry
-from slipstream.storage.base import AlreadyThere, MissingObject, StorageUnavailable
-from slipstream.storage.bucket import CONCURRENCY, PAGE, PART_BYTES, ObjectStat
+from slipstream.storage.base import (
+    CONCURRENCY,
+    PAGE,
+    PART_BYTES,
+    AlreadyThere,
+    MissingObject,
+    ObjectStat,
+    StorageUnavailable,
+)
 from slipstream.storage.retry import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, TRANSIENT_STATUS
 
 MOST_BLOCKS = 50_000
@@ -65,7 +72,7 @@ def flyte_settings() -> dict[str, str]:
 
 
 class AzureContainer:
-    """:class:`slipstream.storage.bucket.Bucket` of Azure; an object's version is its ETag."""
+    """:class:`slipstream.storage.base.Bucket` of Azure; an object's version is its ETag."""
 
     def __init__(self, name: str) -> None:
         self._container, _, host = name.partition("@")

@@ -26,8 +26,7 @@ from gcsfs.retry import HttpError
 
 from slipstream.errors import UserError
 from slipstream.storage import retry
-from slipstream.storage.base import AlreadyThere, MissingObject, StorageUnavailable
-from slipstream.storage.bucket import PAGE, PART_BYTES, ObjectStat
+from slipstream.storage.base import PAGE, PART_BYTES, AlreadyThere, MissingObject, ObjectStat, StorageUnavailable
 from slipstream.storage.retry import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, TRANSIENT_STATUS
 
 #: What gcsfs makes of 502, of a connection that failed or ended early, and of a service account that did not answer.
@@ -78,7 +77,7 @@ def upload_path() -> str:
 
 
 class GoogleBucket:
-    """:class:`slipstream.storage.bucket.Bucket` of Google; an object's version is its generation."""
+    """:class:`slipstream.storage.base.Bucket` of Google; an object's version is its generation."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -18,10 +18,21 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from slipstream.errors import UserError
-from slipstream.storage.base import AZURE, GCS, AlreadyThere, MissingObject, ObjectInfo, StorageUnavailable, at_or_below
-from slipstream.storage.bucket import CONCURRENCY, PART_BYTES, Bucket
+from slipstream.storage.base import (
+    AZURE,
+    CONCURRENCY,
+    GCS,
+    PART_BYTES,
+    AlreadyThere,
+    Bucket,
+    MissingObject,
+    ObjectInfo,
+    StorageUnavailable,
+    at_or_below,
+    fetch_listed,
+    ranged_reader,
+)
 from slipstream.storage.names import check_keys, check_name, check_prefix, path_below
-from slipstream.storage.ranged import fetch_listed, ranged_reader
 from slipstream.storage.retry import retried
 
 #: Per scheme: the package of the client, and the extra that installs it.
@@ -75,7 +86,7 @@ def listed(uri: str) -> Iterator[ObjectInfo]:
 
 
 def list_below(uri: str) -> list[ObjectInfo]:
-    """:func:`slipstream.storage.open.list_objects`."""
+    """:func:`slipstream.storage.list_objects`."""
     return sorted(at_or_below(uri, listed(uri)), key=lambda info: info.uri)
 
 
@@ -86,12 +97,12 @@ def stat(uri: str) -> ObjectInfo:
 
 
 def open_version(source: ObjectInfo) -> BinaryIO:
-    """:func:`slipstream.storage.open.open_listed`."""
+    """:func:`slipstream.storage.open_listed`."""
     return ranged_reader(source, partial(fetch, source))
 
 
 def read_range(source: ObjectInfo, start: int, end: int) -> bytes:
-    """:func:`slipstream.storage.open.read_range`."""
+    """:func:`slipstream.storage.read_range`."""
     return fetch_listed(source, partial(fetch, source), start, end)
 
 

@@ -23,16 +23,25 @@ from s3transfer.exceptions import RetriesExceededError
 
 from slipstream.errors import UserError
 from slipstream.storage import retry
-from slipstream.storage.base import S3, AlreadyThere, MissingObject, ObjectInfo, StorageUnavailable, at_or_below
+from slipstream.storage.base import (
+    CONCURRENCY,
+    PART_BYTES,
+    S3,
+    AlreadyThere,
+    MissingObject,
+    ObjectInfo,
+    StorageUnavailable,
+    at_or_below,
+    fetch_listed,
+    ranged_reader,
+)
 from slipstream.storage.names import check_keys, check_name, check_prefix, path_below
-from slipstream.storage.ranged import fetch_listed, ranged_reader
 from slipstream.storage.retry import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, TRANSIENT_STATUS, pause, retried
 
-PART_BYTES = 16 << 20
 #: Largest size that is copied within the store by one request.
 COPY_BYTES = 256 << 20
 MOST_PARTS = 10_000
-CONCURRENCY = 8
+
 TRANSIENT_CODES = {
     *("SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable", "ThrottlingException"),
     # The bytes that arrived do not match the checksum, or the signature, that was sent with them.
@@ -168,7 +177,7 @@ def listed(bucket: str, prefix: str) -> Iterator[ObjectInfo]:
 
 
 def list_below(uri: str) -> list[ObjectInfo]:
-    """:func:`slipstream.storage.open.list_objects` for S3."""
+    """:func:`slipstream.storage.list_objects` for S3."""
     bucket, key = split_uri(uri)
     return at_or_below(uri, listed(bucket, key))
 
@@ -185,12 +194,12 @@ def stat(uri: str) -> ObjectInfo:
 
 
 def open_version(source: ObjectInfo) -> BinaryIO:
-    """:func:`slipstream.storage.open.open_listed` for S3: each read is conditional on the ETag."""
+    """:func:`slipstream.storage.open_listed` for S3: each read is conditional on the ETag."""
     return ranged_reader(source, partial(fetch, source))
 
 
 def read_range(source: ObjectInfo, start: int, end: int) -> bytes:
-    """:func:`slipstream.storage.open.read_range` for S3."""
+    """:func:`slipstream.storage.read_range` for S3."""
     return fetch_listed(source, partial(fetch, source), start, end)
 
 
@@ -213,7 +222,7 @@ def fetch(source: ObjectInfo, start: int, end: int) -> bytes:
 
 
 def copy_object(source: str, target: str) -> None:
-    """:func:`slipstream.storage.open.copy_within_s3`. Raises ``UserError``, ``StorageUnavailable``."""
+    """:func:`slipstream.storage.copy_within_s3`. Raises ``UserError``, ``StorageUnavailable``."""
     (bucket, key), (target_bucket, target_key) = split_uri(source), split_uri(target)
     with explained(target):
         parts = TransferConfig(COPY_BYTES, CONCURRENCY, COPY_BYTES)

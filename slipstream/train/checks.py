@@ -16,18 +16,18 @@ from torch import nn
 
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.prepared.streamed import open_prepared
-from slipstream.distributed.devices import backend_of
+from slipstream.distributed.user_errors import backend_of
 from slipstream.errors import UserError
 from slipstream.machine.gpus import bf16_gpus, visible_gpus
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import Predictor, build
 from slipstream.models.plan import blocks_of, plan_of
 from slipstream.train.config import TrainingConfig
-from slipstream.train.data.loader import layout as layout_of
-from slipstream.train.data.order import GlobalOrder
+from slipstream.train.data_loader import layout as layout_of
+from slipstream.train.data_order import GlobalOrder
+from slipstream.train.loop.precision import precision_of
 from slipstream.train.loop.probe import Traits, probe
 from slipstream.train.loop.step import micro_batches, padded_rows
-from slipstream.train.optim.precision import precision_of
 from slipstream.train.parallel.layout import check_plan
 from slipstream.train.parallel.replicas import check_exchange
 

@@ -17,14 +17,14 @@ from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.prepared.streamed import make_stub
 from slipstream.artifacts.results.training import KIND
 from slipstream.config import RunConfig
-from slipstream.distributed.explained import explained
+from slipstream.distributed.user_errors import explained
 from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.profiles.profile import current_profile
 from slipstream.storage import STORES
-from slipstream.train.homes.waiting import wait_for_others
-from slipstream.train.request import TrainingRequest
+from slipstream.train.checkpoint.lease import wait_for_others
 from slipstream.train.run import identity, run
+from slipstream.train.setup import TrainingRequest
 
 LOG = logger("train")
 

@@ -16,32 +16,32 @@ import torch.distributed as dist
 
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.results.training import Attempt, History, Throughput, ValidationPoint, record_files
-from slipstream.distributed.parent_death import end_with_torch_elastic
+from slipstream.distributed.child_processes import end_with_torch_elastic
 from slipstream.distributed.process_group import Group, meeting_store, process_group
 from slipstream.errors import Preempted
 from slipstream.logs import logger
 from slipstream.models.config import ModelConfig
 from slipstream.models.trained import write_trained
 from slipstream.settings import to_dict
-from slipstream.train.checkpoint import Checkpoints, Restored, ResumePolicy, Retention, newest_identity
-from slipstream.train.checkpoint.random_state import seed_generators
+from slipstream.train.applied_tuning import Applied, agreed
+from slipstream.train.checkpoint.home import Retention
+from slipstream.train.checkpoint.manager import Checkpoints, Restored
+from slipstream.train.checkpoint.restore import ResumePolicy, newest_identity
+from slipstream.train.checkpoint.state import seed_generators
 from slipstream.train.config import TrainingConfig, lasting
-from slipstream.train.data.loader import layout as layout_of
-from slipstream.train.data.order import ORDER_VERSION, GlobalOrder
+from slipstream.train.data_loader import layout as layout_of
+from slipstream.train.data_order import ORDER_VERSION, GlobalOrder
 from slipstream.train.device_clock import clock_of
-from slipstream.train.fault_tolerance.checkpoint_interval import Interval
+from slipstream.train.fault_tolerance.consensus import Interval
 from slipstream.train.fault_tolerance.goodput import DATA_WAIT, RESTORE, STALL, STEPS, AttemptRecord, GoodputRecorder
 from slipstream.train.fault_tolerance.guard import Guard
 from slipstream.train.fault_tolerance.notices import Watcher, metadata_servers
-from slipstream.train.fault_tolerance.reproducibility import describe_changes
+from slipstream.train.loop.precision import kernels
 from slipstream.train.loop.state import TrainingState
 from slipstream.train.loop.train_loop import TrainLoop
-from slipstream.train.metrics.profiler import StepProfiler
-from slipstream.train.metrics.throughput import throughput
-from slipstream.train.network import Applied, agreed
-from slipstream.train.optim.precision import kernels
-from slipstream.train.request import TrainingRequest
-from slipstream.train.setup import Setup
+from slipstream.train.profiler import StepProfiler
+from slipstream.train.setup import Setup, TrainingRequest, describe_changes
+from slipstream.train.throughput import throughput
 
 LOG = logger("train")
 
@@ -49,7 +49,7 @@ LOG = logger("train")
 def run(request: TrainingRequest) -> None:
     """Train, from the newest checkpoint on if there is one, and write the trained model (on rank 0).
 
-    Raises :class:`~slipstream.distributed.agreement.AgreedUserError` on all ranks if any of them found a user error,
+    Raises :class:`~slipstream.distributed.user_errors.AgreedUserError` on all ranks if any of them found a user error,
     and :class:`~slipstream.errors.Preempted` when a machine is preempted.
     """
     started = time.perf_counter()

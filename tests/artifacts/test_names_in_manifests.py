@@ -21,7 +21,7 @@ from slipstream.promote.store import Registry
 from slipstream.storage import storage_for
 from slipstream.storage.names import fault
 from slipstream.train.checkpoint import restore
-from slipstream.train.homes.layout import Name
+from slipstream.train.checkpoint.home import Name
 from tests.support.hostile_names import HOSTILE, NAMES, MemoryBucket, memory, outside
 from tests.support.network_profiles import network_profile
 

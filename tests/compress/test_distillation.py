@@ -21,7 +21,7 @@ from slipstream.models.config import ModelConfig, TeachingConfig
 from slipstream.models.factory import Predictor
 from slipstream.models.trained import TrainedModel
 from slipstream.train.config import TrainingConfig
-from slipstream.train.loop.teacher import Teacher
+from slipstream.train.loop.objective import Teacher
 from slipstream.train.parallel.config import ParallelConfig
 from tests.support.training import SMALL, log, refusal, table_of_numbers, trained
 from tests.support.training_runs import Fault, Job, attempt, outcome

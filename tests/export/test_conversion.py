@@ -22,7 +22,7 @@ from slipstream.export.session import onnx_predictor
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
 from slipstream.models.predict import inputs_of, torch_predictor
-from slipstream.models.resnet import ResNet
+from slipstream.models.tables_and_images import ResNet
 from tests.support.toys import ToyTrained, images, table, trained_on
 
 

@@ -10,8 +10,8 @@ import torch
 
 from slipstream.artifacts.prepared.token_rows import write_token_rows
 from slipstream.errors import UserError
-from slipstream.train.data.loader import layout, training_batches
-from slipstream.train.data.order import GlobalOrder
+from slipstream.train.data_loader import layout, training_batches
+from slipstream.train.data_order import GlobalOrder
 from tests.support.groups import ALONE
 
 

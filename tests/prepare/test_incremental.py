@@ -21,8 +21,8 @@ from slipstream.prepare.incremental import value_of
 from slipstream.prepare.shuffle import sorted_runs
 from slipstream.prepare.source.files import list_source
 from slipstream.prepare.source.fingerprint import fingerprint_source
-from slipstream.train.data.loader import layout, training_batches
-from slipstream.train.data.order import GlobalOrder
+from slipstream.train.data_loader import layout, training_batches
+from slipstream.train.data_order import GlobalOrder
 from tests.support.groups import ALONE
 
 ROWS = 1200

@@ -16,12 +16,12 @@ from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
 from slipstream.prepare.config import DataConfig
 from slipstream.train.config import TrainingConfig
-from slipstream.train.data.loader import layout as layout_of
-from slipstream.train.data.loader import training_batches
-from slipstream.train.data.order import GlobalOrder
+from slipstream.train.data_loader import layout as layout_of
+from slipstream.train.data_loader import training_batches
+from slipstream.train.data_order import GlobalOrder
+from slipstream.train.loop.precision import LossScaler
 from slipstream.train.loop.state import Progress, TrainingState
 from slipstream.train.loop.step import train_step
-from slipstream.train.optim.precision import LossScaler
 from slipstream.train.parallel.replicas import ReplicatedModel
 from tests.support.groups import ALONE
 from tests.support.tables import Prepare

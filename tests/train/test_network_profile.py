@@ -22,8 +22,8 @@ from slipstream.interconnect.history import TuningHistory, tuning_at
 from slipstream.interconnect.profile import Fingerprint
 from slipstream.interconnect.tuning import VARIABLES as VARIABLES_OF_THE_TUNER
 from slipstream.interconnect.tuning import DdpSettings, Tuning, write_tuning
+from slipstream.train.applied_tuning import Applied, agreed, choose
 from slipstream.train.config import TrainingConfig
-from slipstream.train.network import Applied, agreed, choose
 from slipstream.train.parallel.config import GradientsConfig, ParallelConfig
 from tasks.flyte.stage import digest_of
 from tests.support.layout_runs import on_ranks

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from slipstream.collectives.launch.outcome import Outcome
-from slipstream.distributed.main_module import no_main_module
+from slipstream.distributed.child_processes import no_main_module
 from slipstream.errors import UserError
 
 # c10d warns at length of peers that went away, which is what the parents say in one line. Read when torch is imported.
@@ -113,7 +113,7 @@ def worker_main(
     arguments: tuple[Any, ...],
 ) -> None:
     """The main function of a worker: its last message is "done", "refused", "lost" or "failed"."""
-    from slipstream.distributed.parent_death import end_with_parent
+    from slipstream.distributed.child_processes import end_with_parent
 
     end_with_parent()
     os.environ.clear()
@@ -149,7 +149,7 @@ def run_in_group(spec: WorkerSpec, pipe: Connection, work: Callable[..., Any], a
 
     from slipstream.distributed.names import names_of_this_machine
     from slipstream.distributed.process_group import process_group
-    from slipstream.machine.cpus import usable_cores
+    from slipstream.machine.limits import usable_cores
 
     torch.set_num_threads(max(1, usable_cores() // spec.local_world))
     patience = timedelta(seconds=spec.timeout)

@@ -13,7 +13,7 @@
 
 All ranks call every method at the same point. ``progress`` is any nesting of dictionaries, lists, numbers, text and
 tensors that are equal on all ranks, such as the step, the history of metrics and the best weights. A checkpoint also
-holds the application's state (:class:`~slipstream.train.checkpoint.state_dicts.AppState`) and the random generators of
+holds the application's state (:class:`~slipstream.train.checkpoint.state.AppState`) and the random generators of
 every rank. Nothing here draws random numbers.
 """
 
@@ -33,10 +33,12 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from slipstream.artifacts.format import DamagedArtifact
-from slipstream.distributed.peers import Peers
+from slipstream.distributed.process_group import Peers
 from slipstream.logs import logger
 from slipstream.storage import MissingObject, storage_for
 from slipstream.train.checkpoint.background import GLANCE_S, BackgroundSave
+from slipstream.train.checkpoint.home import Home, Name, Retention
+from slipstream.train.checkpoint.lease import Lease, wait_for_announced
 from slipstream.train.checkpoint.publish import (
     STATE,
     Publisher,
@@ -46,7 +48,6 @@ from slipstream.train.checkpoint.publish import (
     remove_stale_staging,
     run_and_gather,
 )
-from slipstream.train.checkpoint.random_state import capture_random_state, restore_random_state
 from slipstream.train.checkpoint.restore import (
     Candidate,
     OpenCheckpoint,
@@ -59,14 +60,9 @@ from slipstream.train.checkpoint.restore import (
 )
 from slipstream.train.checkpoint.shards import ShardReader, check_index, load_planner, pieces_read, read_index
 from slipstream.train.checkpoint.staging import Buffers, TensorKey, assign_writers, changed_later, tensor_keys
-from slipstream.train.checkpoint.state_dicts import AppState
-from slipstream.train.checkpoint.state_json import join, split
+from slipstream.train.checkpoint.state import AppState, capture_random_state, join, restore_random_state, split
 from slipstream.train.device_clock import DeviceClock
 from slipstream.train.fault_tolerance.notices import Watcher
-from slipstream.train.homes.home import Home
-from slipstream.train.homes.layout import Name, Retention
-from slipstream.train.homes.lease import Lease
-from slipstream.train.homes.waiting import wait_for_announced
 
 #: The beginnings of the names of tensors that do not change before :meth:`BackgroundSave.wait_for_copy`: the
 #: optimiser's state and the averaged weights, which its step changes, and those of the progress.

@@ -17,14 +17,13 @@ from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from slipstream.artifacts.format import FORMAT, MANIFEST, FileRecord, canonical_json
-from slipstream.distributed.peers import Peers
+from slipstream.distributed.process_group import Peers
 from slipstream.errors import UserError
 from slipstream.storage import Storage, StorageUnavailable, cannot_write
+from slipstream.train.checkpoint.home import LATEST, Home, Name, Retention, Superseded
+from slipstream.train.checkpoint.lease import Lease
 from slipstream.train.checkpoint.shards import FileWriter, ShardWriter
-from slipstream.train.checkpoint.state_json import merge
-from slipstream.train.homes.home import Home, Superseded
-from slipstream.train.homes.layout import LATEST, Name, Retention
-from slipstream.train.homes.lease import Lease
+from slipstream.train.checkpoint.state import merge
 
 KIND = "checkpoint"
 #: Version of what a checkpoint holds; a newer one is refused.

@@ -24,7 +24,7 @@ from slipstream.artifacts.results.training import Goodput
 from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.storage import Storage, StorageUnavailable
-from slipstream.train.homes.home import Home
+from slipstream.train.checkpoint.home import Home
 
 PREFIX = "ledger/"
 PERIOD_S = 5.0

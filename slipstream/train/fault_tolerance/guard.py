@@ -23,11 +23,10 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from slipstream.errors import Preempted
 from slipstream.logs import logger
-from slipstream.train.checkpoint import Checkpoints
 from slipstream.train.checkpoint.background import StepWait
+from slipstream.train.checkpoint.manager import Checkpoints
 from slipstream.train.device_clock import DeviceClock, Mark
-from slipstream.train.fault_tolerance.checkpoint_interval import Interval
-from slipstream.train.fault_tolerance.consensus import PERIOD_S, Consensus, ExchangeSchedule, GroupState, Stop
+from slipstream.train.fault_tolerance.consensus import PERIOD_S, Consensus, ExchangeSchedule, GroupState, Interval, Stop
 from slipstream.train.fault_tolerance.goodput import DATA_WAIT, STALL, STEPS, GoodputRecorder
 from slipstream.train.fault_tolerance.notices import Watcher
 

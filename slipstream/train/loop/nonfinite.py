@@ -10,13 +10,12 @@ from slipstream.artifacts.results.training import SkippedStep
 from slipstream.distributed.process_group import Group
 from slipstream.models.factory import Predictor
 from slipstream.train.config import TrainingConfig
-from slipstream.train.data.loader import Batch, training_batches
-from slipstream.train.data.order import GlobalOrder
-from slipstream.train.loop.batch_statistics import running_statistics
+from slipstream.train.data_loader import Batch, training_batches
+from slipstream.train.data_order import GlobalOrder
 from slipstream.train.loop.objective import loss_sum
-from slipstream.train.loop.probe import undone
+from slipstream.train.loop.precision import autocast
+from slipstream.train.loop.probe import running_statistics, undone
 from slipstream.train.loop.step import padded_rows
-from slipstream.train.optim.precision import autocast
 from slipstream.train.parallel.model import ParallelModel
 
 #: Rows that one rank looks for and names.

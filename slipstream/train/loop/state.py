@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from slipstream.artifacts.results.training import LeftOut, LossPoint, SkippedStep, ValidationPoint
 from slipstream.distributed.process_group import Group
 from slipstream.models.factory import Predictor
-from slipstream.train.checkpoint import AppState, Restored, Stateful
+from slipstream.train.checkpoint.manager import Restored
+from slipstream.train.checkpoint.state import AppState, Stateful
+from slipstream.train.loop.objective import Teacher
+from slipstream.train.loop.optimizer import AveragedWeights
+from slipstream.train.loop.precision import LossScaler
 from slipstream.train.loop.probe import Traits
-from slipstream.train.loop.teacher import Teacher
-from slipstream.train.optim.ema import AveragedWeights
-from slipstream.train.optim.precision import LossScaler
 from slipstream.train.parallel.model import ParallelModel
 
 
@@ -51,7 +52,7 @@ class TrainingState:
     averaged: AveragedWeights | None = None
     #: The network that this one also learns from, if there is one.
     teacher: Teacher | None = None
-    #: The conditions of bitwise reproducibility, see :mod:`slipstream.train.fault_tolerance.reproducibility`.
+    #: The conditions of bitwise reproducibility, see :mod:`slipstream.train.setup`.
     conditions: dict[str, Any] = field(default_factory=dict)
     #: This rank's sum of losses since the last point of the history, and the number of its rows.
     losses: list[float] = field(default_factory=lambda: [0.0, 0.0])

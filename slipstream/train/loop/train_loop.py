@@ -8,6 +8,8 @@ same batches would lead to the same weights. If there is no checkpoint since the
 
 from __future__ import annotations
 
+import sys
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing, nullcontext
@@ -16,26 +18,28 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from tqdm import tqdm
 
 from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.distributed.agreement import AgreedUserError
+from slipstream.artifacts.results.training import ValidationPoint
 from slipstream.distributed.process_group import Group
+from slipstream.distributed.user_errors import AgreedUserError
 from slipstream.logs import logger
-from slipstream.train.checkpoint import Restored
+from slipstream.train.checkpoint.manager import Restored
 from slipstream.train.config import TrainingConfig
-from slipstream.train.data.loader import Batch, layout, training_batches
-from slipstream.train.data.order import GlobalOrder
+from slipstream.train.data_loader import Batch, layout, training_batches
+from slipstream.train.data_order import GlobalOrder
 from slipstream.train.fault_tolerance.goodput import EVALUATION
 from slipstream.train.fault_tolerance.guard import Guard
 from slipstream.train.loop.evaluation import record_evaluation
 from slipstream.train.loop.nonfinite import name_rows
-from slipstream.train.loop.progress import ProgressReport
+from slipstream.train.loop.optimizer import learning_rate
+from slipstream.train.loop.precision import SKIPPED, USED
 from slipstream.train.loop.state import TrainingState
 from slipstream.train.loop.step import padded_rows, train_step
-from slipstream.train.metrics.profiler import StepProfiler
-from slipstream.train.optim.precision import SKIPPED, USED
-from slipstream.train.optim.schedule import learning_rate
+from slipstream.train.profiler import StepProfiler
 
+SECONDS_BETWEEN_LINES = 5.0
 HISTORY_POINTS = 200
 #: Steps that the device has at most been given before the host waits for the oldest. The same on all devices and at
 #: all times, because all ranks have to read the same results between the same steps.
@@ -44,6 +48,35 @@ AHEAD = 2
 LOG = logger("train")
 #: Restores the newest checkpoint of a step from ``least`` to ``most``, if there is one.
 Restore = Callable[[int, int], Restored | None]
+
+
+class ProgressReport:
+    """Shows the progress of training; it measures nothing that training uses."""
+
+    def __init__(self, total: int, done: int, *, shown: bool) -> None:
+        self._total = total
+        self._lines = shown and not sys.stderr.isatty()
+        self._bar = tqdm(
+            total=total, initial=done, desc="train", unit="step", disable=not shown or self._lines, leave=False
+        )
+        self._last_line = time.monotonic()
+
+    def step(self, done: int) -> None:
+        self._bar.update(done - self._bar.n)
+
+    def evaluated(self, done: int, evaluation: ValidationPoint) -> None:
+        figures = f"loss {evaluation['loss']:.4f}"
+        for name in ("accuracy", "rmse"):
+            if name in evaluation:
+                figures += f"  {name} {evaluation[name]:.4f}"
+        self._bar.set_postfix_str(figures)
+        if self._lines and (time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES or done == self._total):
+            self._last_line = time.monotonic()
+            where = f"step {done}/{self._total}  epoch {evaluation['epoch']:.1f}"
+            print(f"train        {where}  validation {figures}", flush=True)
+
+    def close(self) -> None:
+        self._bar.close()
 
 
 class GivenStep(NamedTuple):

@@ -16,7 +16,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleIn
 
 from slipstream.models.factory import Predictor, zeros
 from slipstream.models.plan import Plan, plan_of
-from slipstream.train.parallel.gradients import local
+from slipstream.train.checkpoint.staging import local
 from slipstream.train.parallel.layout import Layout
 from slipstream.train.parallel.model import LossOf
 
@@ -117,6 +117,7 @@ class Pipeline:
     def _add_shared(self) -> None:
         """Stages that share a parameter each have a summand of its gradient."""
         for one in self._shared:
+            assert one.parameter.grad is not None
             dist.all_reduce(local(one.parameter.grad), group=one.group)
 
 

@@ -19,11 +19,11 @@ from slipstream.artifacts.format import hash_file
 from slipstream.artifacts.homes import Holder
 from slipstream.errors import UserError
 from slipstream.storage import StorageUnavailable, storage_for
-from slipstream.train.checkpoint import Retention, Superseded, publish
+from slipstream.train.checkpoint import publish
+from slipstream.train.checkpoint.home import Name, Retention, Superseded
 from slipstream.train.checkpoint.shards import FileWriter
 from slipstream.train.checkpoint.staging import assign_writers
-from slipstream.train.checkpoint.state_json import join, split
-from slipstream.train.homes.layout import Name
+from slipstream.train.checkpoint.state import join, split
 from tests.support.small_run import Run, names, same
 
 

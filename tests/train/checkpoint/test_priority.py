@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.train.checkpoint.priority import NICENESS, give_way, given_way_s, needed
+from slipstream.train.checkpoint.background import NICENESS, give_way, given_way_s, needed
 from slipstream.train.checkpoint.publish import Publisher
 from tests.support.small_run import Run
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from slipstream.artifacts.homes import Holder
-from slipstream.distributed.parent_death import end_with_parent
+from slipstream.distributed.child_processes import end_with_parent
 from slipstream.storage import storage_for
+from slipstream.train.checkpoint.home import Home
 from slipstream.train.fault_tolerance import goodput
 from slipstream.train.fault_tolerance.goodput import (
     EVALUATION,
@@ -24,7 +25,6 @@ from slipstream.train.fault_tolerance.goodput import (
     read_attempts,
     summarise,
 )
-from slipstream.train.homes.home import Home
 from tests.support.processes import running
 
 FORK = multiprocessing.get_context("fork")

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from slipstream.errors import Preempted
-from slipstream.train.checkpoint import Checkpoints
 from slipstream.train.checkpoint.background import BackgroundSave
-from slipstream.train.fault_tolerance.checkpoint_interval import Interval
-from slipstream.train.fault_tolerance.consensus import Consensus, GroupState
+from slipstream.train.checkpoint.manager import Checkpoints
+from slipstream.train.fault_tolerance.consensus import Consensus, GroupState, Interval
 from slipstream.train.fault_tolerance.goodput import GoodputRecorder, read_attempts
 from slipstream.train.fault_tolerance.guard import Guard
 from slipstream.train.fault_tolerance.notices import Watcher

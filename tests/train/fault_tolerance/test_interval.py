@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from slipstream.train.fault_tolerance.checkpoint_interval import LARGEST_SHARE, Interval, young_daly
+from slipstream.train.fault_tolerance.consensus import LARGEST_SHARE, Interval, young_daly
 
 
 def expected_time(interval_s: float, cost_s: float, between_failures_s: float) -> float:

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from slipstream.storage import StorageUnavailable
-from slipstream.train.checkpoint.outage import SLOW_S, Outage
+from slipstream.train.checkpoint.background import SLOW_S, Outage
+from slipstream.train.checkpoint.home import Name
 from slipstream.train.checkpoint.shards import FileWriter
 from slipstream.train.fault_tolerance import guard as guards
-from slipstream.train.fault_tolerance.checkpoint_interval import Interval
+from slipstream.train.fault_tolerance.consensus import Interval
 from slipstream.train.fault_tolerance.goodput import GoodputRecorder
 from slipstream.train.fault_tolerance.guard import Guard
 from slipstream.train.fault_tolerance.notices import Watcher
-from slipstream.train.homes.layout import Name
 from tests.support.faulty_s3 import CREDENTIALS, FaultyS3
 from tests.support.small_run import Run, names, same
 from tests.support.training_runs import Job, attempt, outcome

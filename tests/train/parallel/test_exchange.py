@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from slipstream.distributed.devices import backend_of, check_gpus
+from slipstream.distributed.user_errors import backend_of, check_gpus
 from slipstream.errors import UserError
 from slipstream.settings import to_dict
 from slipstream.train.checkpoint.restore import filled, first_difference
@@ -133,7 +133,7 @@ def settings_body(port: int, out: Path) -> None:
     from slipstream.artifacts.prepared.data import Signature, TensorSpec
     from slipstream.distributed.process_group import process_group
     from slipstream.models.factory import Predictor
-    from slipstream.models.mlp import MLP
+    from slipstream.models.tables_and_images import MLP
     from slipstream.train.loop.probe import probe
     from slipstream.train.parallel.replicas import replicate
 
