@@ -123,10 +123,10 @@ class NoGuard(Guard):
     def before_step(self) -> Any:
         pass
 
-    def given(self, began: Any, waited: float = 0.0) -> None:
+    def enqueued(self, start: Any, waited: float = 0.0) -> Any:
         pass
 
-    def finished(self, step: int) -> None:
+    def finished(self, step: int, timing: Any) -> None:
         pass
 
     def after_step(self, step: int, capture: Any) -> None:

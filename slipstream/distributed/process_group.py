@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,7 @@ import torch.distributed as dist
 from slipstream.distributed.names import names_of_this_machine
 from slipstream.distributed.user_errors import backend_of, check_gpus
 
+T = TypeVar("T")
 #: References to destroyed groups, kept until the process ends. A group's destructor waits for its threads, and these
 #: may wait for the GIL to free a tensor. Python's reference releases the GIL first, DDP's reducer does not (torch
 #: 2.13): if the reducer dropped the last reference, both would wait for ever.
@@ -101,7 +102,7 @@ class Peers:
     group: dist.ProcessGroup | None
     #: The last question of :meth:`any`, kept until the next one, because to give up a collective right after it has
     #: ended takes a millisecond.
-    _asked: deque[Any] = field(default_factory=lambda: deque(maxlen=1), repr=False, compare=False)
+    _asked: deque[dist.Work] = field(default_factory=lambda: deque(maxlen=1), repr=False, compare=False)
 
     @classmethod
     def connect(cls, timeout: timedelta) -> Peers:
@@ -110,11 +111,11 @@ class Peers:
             return cls(0, 1, None)
         return cls(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo", timeout=timeout))
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: T) -> list[T]:
         """The values of all ranks, in rank order, on every rank."""
         if self.group is None:
             return [value]
-        values: list[Any] = [None] * self.world
+        values = [value] * self.world
         dist.all_gather_object(values, value, group=self.group)
         return values
 
@@ -123,17 +124,17 @@ class Peers:
         Unlike :meth:`gather` it exchanges no pickles."""
         if self.group is None:
             return lambda: list(here)
-        found = torch.tensor(here, dtype=torch.uint8)
-        work = dist.all_reduce(found, dist.ReduceOp.MAX, group=self.group, async_op=True)
+        flags = torch.tensor(here, dtype=torch.uint8)
+        work = dist.all_reduce(flags, dist.ReduceOp.MAX, group=self.group, async_op=True)
         self._asked.append(work)
 
         def answer() -> list[bool]:
             work.wait()
-            return [bool(each) for each in found]
+            return [bool(each) for each in flags]
 
         return answer
 
-    def broadcast(self, value: Any) -> Any:
+    def broadcast(self, value: T) -> T:
         """Rank 0's value, on every rank."""
         if self.group is None:
             return value
@@ -144,5 +145,5 @@ class Peers:
     def neighbours(self) -> list[int]:
         """The ranks with the same temporary directory as this rank, itself included: those of its machine or pod."""
         status = Path(tempfile.gettempdir()).stat()
-        places = self.gather((socket.gethostname(), status.st_dev, status.st_ino))
-        return [rank for rank, place in enumerate(places) if place == places[self.rank]]
+        machines = self.gather((socket.gethostname(), status.st_dev, status.st_ino))
+        return [rank for rank, machine in enumerate(machines) if machine == machines[self.rank]]

@@ -77,11 +77,11 @@ def shared_memory(root: Path) -> Iterator[Reading]:
 def processors(root: Path, visible: int) -> Iterator[Reading]:
     """The cores that a process sees, beside what its control group lets it use and what it was told to use."""
     quota, told = cpu_quota(root), os.environ.get("OMP_NUM_THREADS")
-    found = f"{visible} cores in the affinity mask, cgroup limit {f'{quota:g}' if quota else 'none'}"
+    text = f"{visible} cores in the affinity mask, cgroup limit {f'{quota:g}' if quota else 'none'}"
     problem = ""
     if quota and quota < visible and not told:
         problem = f"what counts cores starts {visible} threads on {quota:g} CPUs; set OMP_NUM_THREADS"
-    yield Reading("CPU", f"{found}, OMP_NUM_THREADS {told or 'not set'}", problem)
+    yield Reading("CPU", f"{text}, OMP_NUM_THREADS {told or 'not set'}", problem)
 
 
 def memory(root: Path) -> Iterator[Reading]:
@@ -105,14 +105,12 @@ def numa(root: Path) -> Iterator[Reading]:
 def interfaces(root: Path) -> Iterator[Reading]:
     for interface in sorted((root / "sys/class/net").iterdir()):
         state = (interface / "operstate").read_text().strip()
-        found = f"{state}, MTU {(interface / 'mtu').read_text().strip()}"
+        text = f"{state}, MTU {(interface / 'mtu').read_text().strip()}"
         try:
             speed = int((interface / "speed").read_text())
         except (OSError, ValueError):  # the loopback and many virtual interfaces refuse
             speed = 0
-        yield Reading(
-            f"network {interface.name}", f"{found}, {speed} Mbit/s" if speed > 0 else f"{found}, speed unknown"
-        )
+        yield Reading(f"network {interface.name}", f"{text}, {speed} Mbit/s" if speed > 0 else f"{text}, speed unknown")
 
 
 def fabric(root: Path) -> Iterator[Reading]:

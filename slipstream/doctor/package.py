@@ -7,10 +7,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from flyteidl.admin.schedule_pb2 import Schedule
+from flyteidl.core.interface_pb2 import Variable
+from flyteidl.core.literals_pb2 import BindingData
+from flyteidl.core.types_pb2 import LiteralType, OutputReference
+from flyteidl.core.workflow_pb2 import Node, WorkflowTemplate
 
 from slipstream.artifacts.results.training import read_attempt
 from slipstream.cron import flaw
@@ -238,7 +243,7 @@ def timeout_of_all_attempts(use: Use) -> Iterator[Finding]:
         )
 
 
-def never_fires(name: str, schedule: Any) -> Iterator[Finding]:
+def never_fires(name: str, schedule: Schedule) -> Iterator[Finding]:
     cron = TIME_ZONE.sub("", schedule.cron_schedule.schedule or schedule.cron_expression)
     if cron and not cron.startswith(INTERVAL) and (why := flaw(cron)):
         fix = 'write it as "0 2 * * *": 2:00 UTC every day'
@@ -263,7 +268,7 @@ def attribute_paths(package: Package) -> Iterator[Finding]:
                     yield about(package, f"{name}, its outputs", binding.var, promise, None)
 
 
-def about(package: Package, where: str, variable: str, promise: Any, node: Any) -> Finding:
+def about(package: Package, where: str, variable: str, promise: OutputReference, node: Node | None) -> Finding:
     what = f"{variable} is bound to {written(promise)}"
     task = package.tasks.get(node.task_node.reference_id.name) if node is not None else None
     if task is not None and task.metadata.discoverable:
@@ -273,7 +278,7 @@ def about(package: Package, where: str, variable: str, promise: Any, node: Any) 
     return Finding("warning", where, what, "nothing that is cached on what comes of it ever hits", MEND)
 
 
-def promises(data: Any) -> Iterator[Any]:
+def promises(data: BindingData) -> Iterator[OutputReference]:
     """All promises in a binding, also those in lists and maps."""
     if data.HasField("promise"):
         yield data.promise
@@ -281,7 +286,7 @@ def promises(data: Any) -> Iterator[Any]:
         yield from promises(inner)
 
 
-def written(promise: Any) -> str:
+def written(promise: OutputReference) -> str:
     """``n0.config.data[2]``"""
     steps = [
         f".{step.string_value}" if step.WhichOneof("value") == "string_value" else f"[{step.int_value}]"
@@ -291,15 +296,13 @@ def written(promise: Any) -> str:
     return f"{source}{promise.var}{''.join(steps)}"
 
 
-def reaches_in(package: Package, workflow: Any, promise: Any) -> bool:
+def reaches_in(package: Package, workflow: WorkflowTemplate, promise: OutputReference) -> bool:
     """Whether the path enters a structure; an element of a list or a map is a literal of its own, with its own hash."""
     kind = type_of(package, workflow, promise)
     for step in promise.attr_path:
         shape = kind.WhichOneof("type") if kind is not None else None
-        if shape == "collection_type":
-            kind = kind.collection_type
-        elif shape == "map_value_type":
-            kind = kind.map_value_type
+        if kind is not None and shape in ("collection_type", "map_value_type"):
+            kind = getattr(kind, shape)
         elif shape is None and step.WhichOneof("value") == "int_value":
             kind = None
         else:
@@ -307,7 +310,7 @@ def reaches_in(package: Package, workflow: Any, promise: Any) -> bool:
     return False
 
 
-def type_of(package: Package, workflow: Any, promise: Any) -> Any:
+def type_of(package: Package, workflow: WorkflowTemplate, promise: OutputReference) -> LiteralType | None:
     """The type of what is promised; ``None`` if its source is not in the package, or is an array node."""
     if promise.node_id in ("", "start-node"):
         variables = workflow.interface.inputs.variables
@@ -317,7 +320,7 @@ def type_of(package: Package, workflow: Any, promise: Any) -> Any:
     return variables[promise.var].type if promise.var in variables else None
 
 
-def outputs_of(package: Package, node: Any) -> Any:
+def outputs_of(package: Package, node: Node | None) -> Mapping[str, Variable]:
     if node is None or node.HasField("array_node"):
         return {}
     if node.HasField("branch_node"):

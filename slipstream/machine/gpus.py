@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 #: By a part of the name that the driver gives, the more special before the more general; then by the type that is
@@ -52,11 +52,11 @@ def bf16_gpus() -> bool:
     """Whether a GPU of this machine computes in bfloat16: NVIDIA's from compute capability 8.0 on, and AMD's."""
     import pynvml
 
-    found = ask_nvml(lambda: [tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle)) for handle in handles()])
-    return max(found) >= (8, 0) if found else amd_gpus() > 0
+    capabilities = ask_nvml(lambda: [tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle)) for handle in handles()])
+    return max(capabilities) >= (8, 0) if capabilities else amd_gpus() > 0
 
 
-def handles() -> Iterator[Any]:
+def handles() -> Iterator[object]:
     """What NVML knows each of this machine's NVIDIA GPUs by."""
     import pynvml
 

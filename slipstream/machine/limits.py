@@ -33,14 +33,14 @@ CPU = "SLIPSTREAM_CPU"
 
 def cpu_quota(root: Path = Path("/")) -> float | None:
     """The CPUs that this process's group may use per second, None without a limit. ``root`` holds /proc and /sys."""
-    found = []
+    quotas = []
     for group in groups(root, "cpu"):
         quota, _, period = read(group / "cpu.max").partition(" ")
         if not quota:
             quota, period = read(group / "cpu.cfs_quota_us"), read(group / "cpu.cfs_period_us")
         if quota.isdigit() and period.isdigit() and int(period) > 0:
-            found.append(int(quota) / int(period))
-    return min(found, default=None)
+            quotas.append(int(quota) / int(period))
+    return min(quotas, default=None)
 
 
 def memory_limit(root: Path = Path("/")) -> float | None:
@@ -55,11 +55,11 @@ def groups(root: Path, controller: str) -> Iterator[Path]:
     """The directories of this process's group and of those above it that are there, in both versions' hierarchies."""
     mounted = root / "sys/fs/cgroup"
     for line in read(root / "proc/self/cgroup").splitlines():
-        _, controllers, place = line.split(":", 2)
+        _, controllers, group_path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
         top = mounted / controller if controllers else mounted
-        path = PurePosixPath(place.lstrip("/"))
+        path = PurePosixPath(group_path.lstrip("/"))
         for group in (path, *path.parents):
             if (top / group).is_dir():
                 yield top / group
@@ -75,10 +75,10 @@ def read(path: Path) -> str:
 
 def parse_quantity(text: str) -> float:
     """The number that a quantity stands for: CPUs or bytes. Raises ``ValueError`` if it is none."""
-    found = QUANTITY.fullmatch(text)
-    if not found:
+    match = QUANTITY.fullmatch(text)
+    if not match:
         raise ValueError(f"{text!r} is no Kubernetes quantity")
-    return float(found[1]) * SCALES[found[2]]
+    return float(match[1]) * SCALES[match[2]]
 
 
 def quantity_in_environment(variable: str) -> float | None:

@@ -16,12 +16,12 @@ from slipstream.settings import Settings, settings
 
 @settings
 class ModelConfig(Settings):
-    """Which network is trained."""
+    """Which model is trained."""
 
     section = "model"
 
     name: str = "auto"
-    """The network: "auto" takes the MLP for tables, the ResNet for images and the transformer for rows of tokens;
+    """The model: "auto" takes the MLP for tables, the ResNet for images and the transformer for rows of tokens;
     otherwise "mlp", "resnet", "transformer", or your own as "package.module:factory", a function or a class that this
     module defines, called with the Signature and the arguments. A trained model of your own factory is only opened with
     this setting."""
@@ -39,25 +39,25 @@ class ModelConfig(Settings):
 
     @property
     def factory(self) -> str:
-        """The factory from outside this project that is named; "" for the built-in networks."""
+        """The factory from outside this project that is named; "" for the built-in models."""
         return self.name if ":" in self.name else ""
 
 
 @settings
 class TeachingConfig(Settings):
-    """How much a network learns from a larger one, its teacher, instead of from the labels."""
+    """How much a model learns from a larger one, its teacher, instead of from the labels."""
 
     section = "compression.teaching"
 
     weight: Annotated[float, Field(ge=0, le=1)] = 0.5
     """The teacher's share of the loss; the rest is that of the labels. 0 leaves the teacher out."""
     temperature: Annotated[float, Field(gt=0)] = 2.0
-    """What both networks' logits are divided by before they are compared: more shows more of what the teacher finds
+    """What both models' logits are divided by before they are compared: more shows more of what the teacher finds
     unlikely. Not for regressions."""
 
 
 def fingerprint_model(config: ModelConfig) -> str:
-    """XXH3-128 of the factory's source file, without the modules that it imports; empty for the built-in networks, or
+    """XXH3-128 of the factory's source file, without the modules that it imports; empty for the built-in models, or
     if there is no such file."""
     if not config.factory:
         return ""

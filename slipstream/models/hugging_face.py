@@ -22,15 +22,15 @@ from slipstream.models.transformer_config import to_hugging_face
 DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
-def files_of(network: Transformer) -> Iterator[tuple[str, bytes]]:
-    """The names and contents of the files that ``AutoModelForCausalLM.from_pretrained`` reads. None for a network of
+def files_of(model: Transformer) -> Iterator[tuple[str, bytes]]:
+    """The names and contents of the files that ``AutoModelForCausalLM.from_pretrained`` reads. None for a model of
     which some layers lost more units than others, as that library has one size for all."""
-    widths = {len(weight) for name, weight in network.state_dict().items() if name.endswith("gate_proj.weight")}
+    widths = {len(weight) for name, weight in model.state_dict().items() if name.endswith("gate_proj.weight")}
     if len(widths) > 1:
         return
-    config = replace(network.config, intermediate_size=widths.pop())
+    config = replace(model.config, intermediate_size=widths.pop())
     yield "config.json", json.dumps(to_hugging_face(config), indent=2).encode()
-    yield "model.safetensors", save(network.state_dict(), metadata={"format": "pt"})
+    yield "model.safetensors", save(model.state_dict(), metadata={"format": "pt"})
 
 
 @click.command()
@@ -46,19 +46,19 @@ def main(trained: Path, output: Path, which: str, tokenizer: Path | None) -> Non
     """
     expected = "expected a model of model.name transformer"
     try:
-        network = TrainedModel.open(trained).load(which).network
+        model = TrainedModel.open(trained).load(which).network
     except UntrustedFactory:
-        raise UserError(f"{trained}: holds a network of another factory; {expected}") from None
-    if not isinstance(network, Transformer):
-        raise UserError(f"{trained}: holds a {type(network).__name__}; {expected}")
+        raise UserError(f"{trained}: holds a model of another factory; {expected}") from None
+    if not isinstance(model, Transformer):
+        raise UserError(f"{trained}: holds a {type(model).__name__}; {expected}")
     if output.exists():
         raise UserError(f"{output}: exists already; choose a directory that is to be made")
-    more = tokenizer_files(tokenizer, network.config.vocab_size) if tokenizer else []
+    more = tokenizer_files(tokenizer, model.config.vocab_size) if tokenizer else []
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}-") as scratch:
         partial = Path(scratch, output.name)
         partial.mkdir()
-        for name, content in files_of(network):
+        for name, content in files_of(model):
             (partial / name).write_bytes(content)
         for path in more:
             shutil.copyfile(path, partial / path.name)

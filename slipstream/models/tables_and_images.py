@@ -15,7 +15,7 @@ from slipstream.artifacts.prepared.data import Signature
 class Periodic(nn.Module):
     """Embeds each number by sines and cosines of learned frequencies and a linear layer per column (PLR).
 
-    Takes ``[batch, F]``, returns ``[batch, F * width]``. It helps a network to fit functions that change abruptly along
+    Takes ``[batch, F]``, returns ``[batch, F * width]``. It helps a model to fit functions that change abruptly along
     one column, as trees do (Gorishniy et al. 2022, "On Embeddings for Numerical Features in Tabular Deep Learning").
     """
 
@@ -141,7 +141,7 @@ class ResNet(nn.Module):
     ``widths`` are the channels of the stages; each stage after the first halves height and width. With ``norm`` "group"
     no statistics of the batch are used, so the result does not depend on how a batch is divided among processes. With
     "batch" it does: on another number of processes the same samples give other numbers. In return the export folds the
-    normalisation into the convolutions, which makes the network faster, and much more so in INT8.
+    normalisation into the convolutions, which makes the model faster, and much more so in INT8.
 
     Raises ``ValueError`` for another ``norm``, and for "batch" with images so small that a batch of one row would leave
     one value per channel.

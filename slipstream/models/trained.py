@@ -1,8 +1,8 @@
 """The trained model, as training writes it and evaluation and export read it.
 
-The artifact holds ``best.safetensors`` and ``last.safetensors`` (weights), ``model.json`` (the network, its arguments,
-the signature and, of a pruned network, the units that it retained), and ``history.json`` and ``attempt.json``
-(:mod:`slipstream.artifacts.results.training`), which a network lacks that was not trained yet.
+The artifact holds ``best.safetensors`` and ``last.safetensors`` (weights), ``model.json`` (the model, its arguments,
+the signature and, of a pruned model, the units that it retained), and ``history.json`` and ``attempt.json``
+(:mod:`slipstream.artifacts.results.training`), which a model lacks that was not trained yet.
 
 ``model.json`` may name a factory from outside this project. An artifact may come from anywhere, so that factory is
 imported and called only if the user's own configuration names it, too: :meth:`TrainedModel.open` is told which.
@@ -14,7 +14,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from safetensors.torch import load
@@ -98,9 +98,9 @@ def header(kinds: Mapping[str, Kind]) -> bytes:
         offsets = [start, start + kind.nbytes]
         entries[name] = {"dtype": TYPES[kind.dtype], "shape": list(kind.shape), "data_offsets": offsets}
         start += kind.nbytes
-    said = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
-    said += b" " * (-len(said) % ALIGNMENT)
-    return len(said).to_bytes(8, "little") + said
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text
 
 
 class UntrustedFactory(UserError):
@@ -109,15 +109,15 @@ class UntrustedFactory(UserError):
 
 @dataclass(frozen=True)
 class Architecture:
-    """What a network is built from, besides its weights. ``config`` is the user's own, or was compared with it."""
+    """What a model is built from, besides its weights. ``config`` is the user's own, or was compared with it."""
 
     config: ModelConfig
     signature: Signature
-    #: Of a pruned network the units that stay; empty if all do.
+    #: Of a pruned model the units that stay; empty if all do.
     retained: Retained = field(default_factory=dict)
 
     def empty(self) -> Predictor:
-        """The network without its weights: where the model can be built so, its parameters take no memory. Raises
+        """The model without its weights: where the model can be built so, its parameters take no memory. Raises
         ``UserError`` if it cannot run."""
         return build(self.config, self.signature, seed=0, empty=True, retained=self.retained)
 
@@ -140,7 +140,7 @@ class TrainedModel:
     @classmethod
     def open(cls, directory: Path, factory: str = "") -> TrainedModel:
         """``factory`` is the one that the user's configuration names (:attr:`ModelConfig.factory`); without it only the
-        built-in networks can be opened.
+        built-in models can be opened.
 
         Raises ``DamagedArtifact`` if the directory does not hold a whole trained model, ``UntrustedFactory`` if that
         names another factory, of which nothing is imported.
@@ -156,7 +156,7 @@ class TrainedModel:
         return cls(artifact, Architecture(config, signature, model.get("kept", {})))
 
     def load(self, which: str = "best") -> Predictor:
-        """The network with its ``best`` or ``last`` weights, in evaluation mode, on the CPU."""
+        """The model with its ``best`` or ``last`` weights, in evaluation mode, on the CPU."""
         predictor = self.architecture.empty()
         # Parameters without memory become the tensors of the file.
         unfilled = any(parameter.is_meta for parameter in predictor.parameters())
@@ -173,7 +173,7 @@ def write_trained(
     architecture: Architecture,
     best: Mapping[str, Tensor] | Weights,
     last: Mapping[str, Tensor] | Weights,
-    made_by: Mapping[str, Any],
+    made_by: Mapping[str, object],
     record: Mapping[str, bytes] | None = None,
 ) -> Artifact:
     """Write the artifact. ``best`` and ``last`` are state dicts of the :class:`Predictor`, at once or one by one;

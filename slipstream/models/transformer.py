@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import torch
+from pydantic import JsonValue
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -129,7 +129,7 @@ class Transformer(nn.Module):
     which go before it. A stage of a pipeline takes or returns hidden states instead, see :meth:`plan`.
     """
 
-    def __init__(self, signature: Signature, config: str = "", **arguments: Any) -> None:
+    def __init__(self, signature: Signature, config: str = "", **arguments: object) -> None:
         super().__init__()
         if signature.task != "next token":
             raise UserError(
@@ -206,7 +206,7 @@ class Transformer(nn.Module):
     def cut(self, start: int, stop: int) -> None:
         """Keep what a pipeline's stage of the blocks from ``start`` to ``stop`` needs; all else is removed.
 
-        The last stage of a network with tied embeddings keeps the embedding under its name, as the weight of its
+        The last stage of a model with tied embeddings keeps the embedding under its name, as the weight of its
         output layer.
         """
         last = stop == self.config.num_hidden_layers
@@ -221,7 +221,7 @@ class Transformer(nn.Module):
             self.lm_head = None
 
 
-def read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, JsonValue]:
     """The contents of a ``config.json``. Raises ``UserError`` if it cannot be read."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))

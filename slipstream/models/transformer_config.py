@@ -116,7 +116,7 @@ def from_hugging_face(data: Mapping[str, Any], length: int) -> dict[str, Any]:
     """The arguments of a :class:`TransformerConfig` that a ``config.json`` states, for rows of ``length`` tokens.
 
     Reads the layout of transformers 4 (``rope_theta``, ``rope_scaling``) and 5 (``rope_parameters``). Raises
-    ``UserError`` for what this network cannot do: another family or activation, other rotary scaling, attention over a
+    ``UserError`` for what this model cannot do: another family or activation, other rotary scaling, attention over a
     window shorter than a row.
     """
     data = dict(data)
@@ -140,8 +140,8 @@ def from_hugging_face(data: Mapping[str, Any], length: int) -> dict[str, Any]:
         if refused:
             raise UserError(f"config.json: {name}: {data.get(name)!r} is not allowed; expected {expected[name]}")
     data["rope_scaling"] = {"rope_type": kind, **scaling} if kind == "llama3" else {}
-    known = {one.name for one in fields(TransformerConfig)}
-    return {name: value for name, value in data.items() if name in known and value is not None}
+    settings_names = {one.name for one in fields(TransformerConfig)}
+    return {name: value for name, value in data.items() if name in settings_names and value is not None}
 
 
 def to_hugging_face(config: TransformerConfig) -> dict[str, Any]:

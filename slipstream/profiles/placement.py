@@ -161,7 +161,7 @@ class Placement(Settings):
         return {name: amount for name, amount in asked.items() if amount not in ("", "0")}
 
     @property
-    def hardware(self) -> dict[str, Any]:
+    def hardware(self) -> dict[str, object]:
         """What a measured time depends on."""
         return {name: value for name, value in to_dict(self).items() if name in HARDWARE}
 

@@ -19,6 +19,9 @@ from slipstream.storage.base import (
     RequestStore,
     Storage,
     StorageUnavailable,
+    at_or_below,
+    fetch_listed,
+    ranged_reader,
 )
 from slipstream.storage.local import LocalStorage, cannot_write, local_info, local_path
 from slipstream.storage.names import check_name, path_below
@@ -72,7 +75,7 @@ def list_objects(uri: str) -> list[ObjectInfo]:
     addresses to read from, and may be any; what is written by their names is listed by :func:`list_names`.
     """
     if uri.startswith(STORES):
-        return store_of(uri).list_below(uri)
+        return sorted(at_or_below(uri, store_of(uri).listed(uri)), key=lambda info: info.uri)
     path = local_path(uri)
     paths = [path] if path.is_file() else [found for found in path.rglob("*") if found.is_file()]
     return sorted((local_info(found) for found in paths), key=lambda info: info.uri)
@@ -101,7 +104,7 @@ def open_reader(uri: str) -> BinaryIO:
     """A seekable, buffered reader: of a file, or of a store's object by ranged requests, which are retried."""
     if uri.startswith(STORES):
         store = store_of(uri)
-        return store.open_version(store.stat(uri))
+        return ranged_reader(store.stat(uri), store.fetch)
     path = local_path(uri)
     try:
         return path.open("rb")
@@ -113,7 +116,7 @@ def open_reader(uri: str) -> BinaryIO:
 
 def open_listed(source: ObjectInfo) -> BinaryIO:
     """:func:`open_reader` for a store's object as it was listed. Raises ``UserError`` once it is another or gone."""
-    return store_of(source.uri).open_version(source)
+    return ranged_reader(source, store_of(source.uri).fetch)
 
 
 def stat_object(uri: str) -> ObjectInfo:
@@ -124,7 +127,7 @@ def stat_object(uri: str) -> ObjectInfo:
 def read_range(source: ObjectInfo, start: int, end: int) -> bytes:
     """The bytes from ``start`` to ``end`` of a store's object as it was listed. Raises ``UserError`` if it was replaced
     since, ``StorageUnavailable``."""
-    return store_of(source.uri).read_range(source, start, end)
+    return fetch_listed(source, store_of(source.uri).fetch, start, end)
 
 
 def copy_within_s3(source: str, target: str) -> None:

@@ -28,6 +28,7 @@ from slipstream.storage.base import (
     PAGE,
     PART_BYTES,
     AlreadyThere,
+    Ask,
     MissingObject,
     ObjectStat,
     StorageUnavailable,
@@ -104,8 +105,8 @@ class AzureContainer:
         return stats, pages.continuation_token or ""
 
     def stat(self, key: str) -> ObjectStat:
-        found = self._call(self._blob(key).get_blob_properties, **ONCE)
-        return ObjectStat(key, found.size, found.etag.strip('"'))
+        properties = self._call(self._blob(key).get_blob_properties, **ONCE)
+        return ObjectStat(key, properties.size, properties.etag.strip('"'))
 
     def read(self, key: str, start: int, end: int, version: str) -> bytes:
         return self._call(self._read, key, start, end, version)
@@ -119,7 +120,7 @@ class AzureContainer:
     def put_bytes(self, key: str, data: bytes, *, fresh: bool) -> None:
         self._call(self._blob(key).upload_blob, data, overwrite=not fresh, **CHECKED)
 
-    def put_file(self, key: str, path: Path, ask: Callable[[Callable[[], Any]], Any]) -> None:
+    def put_file(self, key: str, path: Path, ask: Ask) -> None:
         size = path.stat().st_size
         if size <= PART_BYTES:
             ask(lambda: self.put_bytes(key, path.read_bytes(), fresh=False))
@@ -145,8 +146,8 @@ class AzureContainer:
 
     def explain(self, uri: str, error: Exception) -> Exception:
         status = getattr(error, "status_code", None)
-        said = getattr(error, "error_code", None) or status
-        code = str(getattr(said, "value", said))
+        answered = getattr(error, "error_code", None) or status
+        code = str(getattr(answered, "value", answered))
         if isinstance(error, TRANSIENT_ERRORS):
             return StorageUnavailable(
                 f"{uri}: the store did not answer in {retry.ATTEMPTS} attempts ({one_line(error)})"

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol, TypeVar, cast
 
 from slipstream.errors import UserError
 
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+T = TypeVar("T")
 S3 = "s3://"
 GCS = "gs://"
 AZURE = "abfs://"
@@ -26,9 +30,6 @@ CONCURRENCY = 8
 #: Objects that are listed by one request.
 PAGE = 1000
 READ_AHEAD_BYTES = 4 << 20
-
-#: Return the bytes from ``start`` to ``end``. Raises ``AlreadyThere`` if the object is not the one that was listed.
-Fetch = Callable[[int, int], bytes]
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,10 @@ class ObjectInfo:
     size: int
     etag: str
     modified: float = field(default=0.0, compare=False)
+
+
+#: :meth:`RequestStore.fetch`.
+Fetch = Callable[[ObjectInfo, int, int], bytes]
 
 
 class StorageUnavailable(RuntimeError):
@@ -86,23 +91,23 @@ class Storage(Protocol):
 
 
 class RequestStore(Protocol):
-    """What a module for a store that is reached by requests has; :mod:`slipstream.storage` says what each does."""
+    """What a module for a store that is reached by requests has."""
 
     def storage_at(self, uri: str) -> Storage: ...
 
-    def list_below(self, uri: str) -> list[ObjectInfo]: ...
+    def listed(self, uri: str) -> Iterator[ObjectInfo]:
+        """All objects whose addresses begin with ``uri``."""
 
     def stat(self, uri: str) -> ObjectInfo:
         """The object as it is now. Raises ``MissingObject``."""
 
-    def open_version(self, source: ObjectInfo) -> BinaryIO: ...
+    def fetch(self, source: ObjectInfo, start: int, end: int) -> bytes:
+        """The bytes from ``start`` to ``end``. Raises ``AlreadyThere`` if the version is another."""
 
-    def read_range(self, source: ObjectInfo, start: int, end: int) -> bytes: ...
 
-
-def at_or_below(uri: str, found: Iterable[ObjectInfo]) -> list[ObjectInfo]:
+def at_or_below(uri: str, candidates: Iterable[ObjectInfo]) -> list[ObjectInfo]:
     """Of the objects whose addresses begin with ``uri``: the one at it, or else those in it as a directory."""
-    objects = [info for info in found if not info.uri.endswith("/")]
+    objects = [info for info in candidates if not info.uri.endswith("/")]
     exact = [info for info in objects if info.uri == uri]
     return exact or [info for info in objects if info.uri.startswith(uri.rstrip("/") + "/")]
 
@@ -116,6 +121,12 @@ class ObjectStat(NamedTuple):
     checksum: str = ""
     #: When it was written, in seconds; 0 where nobody asked.
     modified: float = 0.0
+
+
+class Ask(Protocol):
+    """Makes a request and returns its answer, tried again as long as that may help."""
+
+    def __call__(self, request: Callable[[], T], /) -> T: ...
 
 
 class Bucket(Protocol):
@@ -132,7 +143,7 @@ class Bucket(Protocol):
 
     def put_bytes(self, key: str, data: bytes, *, fresh: bool) -> None: ...
 
-    def put_file(self, key: str, path: Path, ask: Callable[[Callable[[], Any]], Any]) -> None:
+    def put_file(self, key: str, path: Path, ask: Ask) -> None:
         """Store a file by requests that ``ask`` makes and retries."""
 
     def checksum(self, path: Path) -> str:
@@ -152,7 +163,7 @@ def ranged_reader(source: ObjectInfo, fetch: Fetch) -> BinaryIO:
 def fetch_listed(source: ObjectInfo, fetch: Fetch, start: int, end: int) -> bytes:
     """The bytes from ``start`` to ``end`` of a listed object. Raises ``UserError`` if it was replaced since."""
     try:
-        return fetch(start, end)
+        return fetch(source, start, end)
     except AlreadyThere:
         raise UserError(f"{source.uri}: was replaced while it was read; start again") from None
 
@@ -181,7 +192,7 @@ class RangedFile(io.RawIOBase):
     def tell(self) -> int:
         return self._position
 
-    def readinto(self, buffer: Any) -> int:
+    def readinto(self, buffer: WriteableBuffer) -> int:
         view = memoryview(buffer).cast("B")
         end = min(self._position + len(view), self._source.size)
         if end <= self._position:

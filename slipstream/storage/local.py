@@ -72,13 +72,13 @@ class LocalStorage:
 
     def list(self, prefix: str = "") -> list[str]:
         # Only the prefix's directory is walked. Files that others delete meanwhile are left out.
-        found = []
+        keys = []
         for parent, directories, files in os.walk(self.directory / check_prefix(prefix, self.base).rpartition("/")[0]):
             if SCRATCH in directories:
                 directories.remove(SCRATCH)
             where = Path(parent).relative_to(self.directory)
-            found += [(where / file).as_posix() for file in files]
-        return check_keys((key for key in found if key.startswith(prefix)), self.base)
+            keys += [(where / file).as_posix() for file in files]
+        return check_keys((key for key in keys if key.startswith(prefix)), self.base)
 
     def delete(self, keys: Iterable[str]) -> None:
         for path in [path_below(self.directory, key) for key in keys]:

@@ -1,16 +1,16 @@
-"""What training takes of the tuner's results (``training.network_profile``).
+"""What training applies of the tuner's result (``training.network_profile``).
 
 It has to be known before the process group exists, as libraries read variables once. So the processes first meet in a
-gloo group that only looks at the hardware. A run that resumes from a checkpoint keeps what it began with, whatever has
-been found since; that is part of the checkpoint's identity.
+gloo group that only looks at the hardware. A run that resumes from a checkpoint keeps what that run applied, whatever
+the tuner found since; that is part of the checkpoint's identity.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -28,10 +28,11 @@ from slipstream.train.config import TrainingConfig
 from slipstream.train.parallel.config import GradientsConfig
 
 LOG = logger("train")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Applied:
+class AppliedTuning:
     """What a run applies; nothing by default."""
 
     #: Fields of :class:`~slipstream.train.parallel.config.GradientsConfig` that the tuner changed.
@@ -52,24 +53,26 @@ class Applied:
         return replace(asked, **{name: value for name, value in self.gradients.items() if name in untouched})
 
 
-def agreed(
-    training: TrainingConfig, began: Callable[[], Mapping[str, Any] | None], store: dist.Store, environment: Any
-) -> Applied:
+def agree_on_tuning(
+    training: TrainingConfig,
+    of_checkpoint: Callable[[], Mapping[str, Any] | None],
+    store: dist.Store,
+    environment: MutableMapping[str, str],
+) -> AppliedTuning:
     """What all ranks apply, with its variables set in ``environment``. All must call this, before they join a group.
 
-    ``began``, called on rank 0, gives what the run that is gone on from applied; None if there is none. Raises
+    ``of_checkpoint``, called on rank 0, gives what the run applied that is resumed; None if there is none. Raises
     ``UserError`` on all ranks if the tuner's result cannot be read, or if that or the checkpoint sets a variable that
     is none of the tuner's.
     """
     leads = environment["RANK"] == "0"
-    begun = from_rank_0(store, "begun", leads, lambda: checked(began()))
-    applied = Applied() if begun is None else Applied(**begun)
-    if applied.environment or (begun is None and training.network_profile):
-        here = look(training, store)
-        if begun is None:
-            found = from_rank_0(store, "found", leads, lambda: asdict(find(training, here)))
-            applied = Applied(**found)
-        elif applied.fingerprint != here.digest:
+    resumed = from_rank_0(store, "resumed", leads, lambda: with_checked_variables(of_checkpoint()))
+    applied = AppliedTuning(**(resumed or {}))
+    if applied.environment or (resumed is None and training.network_profile):
+        hardware = fingerprint_here(training, store)
+        if resumed is None:
+            applied = AppliedTuning(**from_rank_0(store, "tuned", leads, lambda: asdict(tuned_for(hardware, training))))
+        elif applied.fingerprint != hardware.digest:
             if leads:
                 LOG.warning("%s: not applied, as this is other hardware", ", ".join(applied.environment))
             return applied
@@ -80,40 +83,39 @@ def agreed(
     return applied
 
 
-def checked(begun: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+def with_checked_variables(applied: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """What a checkpoint says was applied. Raises ``UserError`` for a variable that is none of the tuner's."""
-    check_variables((begun or {}).get("environment", {}), "the checkpoint that is gone on from")
-    return begun
+    check_variables((applied or {}).get("environment", {}), "the checkpoint that is resumed")
+    return applied
 
 
-def from_rank_0(store: dist.Store, key: str, leads: bool, value: Callable[[], Any]) -> Any:
+def from_rank_0(store: dist.Store, key: str, leads: bool, value: Callable[[], T]) -> T:
     """What ``value`` gives on rank 0 (JSON), on all. A ``UserError`` there is raised on all."""
     if leads:
         try:
-            said = {"value": value()}
+            store.set(key, json.dumps({"value": value()}))
         except UserError as error:
-            said = {"refused": error.message}
-        store.set(key, json.dumps(said))
-    heard = json.loads(store.get(key))
-    if "refused" in heard:
-        raise AgreedUserError(heard["refused"])
-    return heard["value"]
+            store.set(key, json.dumps({"refused": error.message}))
+    answer = json.loads(store.get(key))
+    if "refused" in answer:
+        raise AgreedUserError(answer["refused"])
+    return answer["value"]
 
 
-def look(training: TrainingConfig, store: dist.Store) -> Fingerprint:
+def fingerprint_here(training: TrainingConfig, store: dist.Store) -> Fingerprint:
     """The fingerprint of these processes, as the tuner sees them."""
     backend = backend_of(training.backend, torch.cuda.device_count())
     with process_group(store=dist.PrefixStore("look", store), backend="gloo") as group:
         return fingerprint_of(topology_of(group.device), group.device, backend)
 
 
-def find(training: TrainingConfig, here: Fingerprint) -> Applied:
+def tuned_for(hardware: Fingerprint, training: TrainingConfig) -> AppliedTuning:
     """What is to be applied of the tuner's result at ``training.network_profile``, if that is of this hardware."""
-    tuning = tuning_at(training.network_profile, here)
-    return choose(tuning, training, here) if tuning else Applied()
+    tuning = tuning_at(training.network_profile, hardware)
+    return allowed_part(tuning, training, hardware) if tuning else AppliedTuning()
 
 
-def choose(tuning: Tuning, training: TrainingConfig, here: Fingerprint) -> Applied:
+def allowed_part(tuning: Tuning, training: TrainingConfig, hardware: Fingerprint) -> AppliedTuning:
     """All of it that the user allows; of a divided model only the environment."""
     default = DdpSettings()
     gradients = {
@@ -123,12 +125,14 @@ def choose(tuning: Tuning, training: TrainingConfig, here: Fingerprint) -> Appli
     }
     everything = gradients | tuning.environment
     allowed = {
-        name for name in everything if training.network_numbers == "may_change" or not changes_numbers(name, here.world)
+        name
+        for name in everything
+        if training.network_numbers == "may_change" or not changes_numbers(name, hardware.world)
     }
     if left := [f"{name}={value}" for name, value in everything.items() if name not in allowed]:
         LOG.warning("not applied, as collectives.numbers does not say may_change: %s", ", ".join(left))
-    return Applied(
+    return AppliedTuning(
         {name: value for name, value in gradients.items() if name in allowed},
         {name: value for name, value in tuning.environment.items() if name in allowed},
-        here.digest,
+        hardware.digest,
     )

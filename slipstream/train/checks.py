@@ -23,7 +23,7 @@ from slipstream.models.config import ModelConfig
 from slipstream.models.factory import Predictor, build
 from slipstream.models.plan import blocks_of, plan_of
 from slipstream.train.config import TrainingConfig
-from slipstream.train.data_loader import layout as layout_of
+from slipstream.train.data_loader import stored_blocks
 from slipstream.train.data_order import GlobalOrder
 from slipstream.train.loop.precision import precision_of
 from slipstream.train.loop.probe import Traits, probe
@@ -37,7 +37,7 @@ META = torch.device("meta")
 def check_training(prepared: Path, model: ModelConfig, training: TrainingConfig, processes: int, nodes: int) -> None:
     """Raise ``UserError`` for what is known to be wrong without a process group of so many ``processes`` in all.
 
-    The network is built only if settings depend on it.
+    The model is built only if settings depend on it.
     """
     gpus = visible_gpus()
     precision = precision_of(training.precision, gpu=gpus > 0, bf16=bf16_gpus())
@@ -63,7 +63,7 @@ def traits_of(predictor: Predictor, device: torch.device) -> Traits:
 
 def pieces_of(data: PreparedData, training: TrainingConfig, shares: int) -> list[slice]:
     """The micro-batches of a padded share of a batch. Raises ``UserError`` if it has too few rows for so many."""
-    largest = GlobalOrder(layout_of(data, "train"), training.batch_size, training.seed).largest
+    largest = GlobalOrder(stored_blocks(data, "train"), training.batch_size, training.seed).largest
     share = -(-largest // shares)
     if training.accumulation > share:
         raise UserError(
@@ -99,11 +99,11 @@ def check_divisible(training: TrainingConfig, traits: Traits, precision: str) ->
         )
 
 
-def check_parameters(network: nn.Module) -> None:
+def check_parameters(model: nn.Module) -> None:
     """Raise ``UserError`` for parameters that cannot be sharded by blocks."""
-    blocks = blocks_of(network)
+    blocks = blocks_of(model)
     owners: dict[nn.Parameter, set[str]] = {}
-    for name, parameter in network.named_parameters(remove_duplicate=False):
+    for name, parameter in model.named_parameters(remove_duplicate=False):
         if not parameter.ndim:
             raise UserError(
                 f"training.parallel.shard: none expected: the model's parameter {name!r} is a single number without "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import field
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Literal, get_type_hints
 
 from pydantic import Field
 
@@ -121,7 +121,7 @@ class TrainingConfig(Settings):
             raise self.reject(chosen[1], f"0, as training.{chosen[0]} is set: only one of them decides")
 
 
-def lasting(training: TrainingConfig) -> dict[str, Any]:
+def lasting(training: TrainingConfig) -> dict[str, object]:
     """The settings that decide the result, and so must stay when a training is resumed."""
     hints = get_type_hints(TrainingConfig, include_extras=True)
     free = {name for name, hint in hints.items() if MAY_CHANGE in getattr(hint, "__metadata__", ())}

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from itertools import islice, pairwise
 from queue import Empty, Queue, SimpleQueue
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from slipstream.artifacts.format import DamagedArtifact
 from slipstream.artifacts.prepared.data import Block, PreparedData, Signature
 from slipstream.artifacts.prepared.streamed import StreamedData
 from slipstream.distributed.process_group import Group
-from slipstream.train.data_order import BatchPlan, GlobalOrder, Layout, StoredOrder
+from slipstream.train.data_order import BatchPlan, GlobalOrder, StoredBlocks, StoredOrder
 
 #: Buffers: one in use by the consumer, one ready, one being filled.
 BUFFERS = 3
@@ -76,7 +76,7 @@ def training_batches(
     not ready; an exception that it raises ends the wait. Raises ``DamagedArtifact`` if a block's digest is wrong. The
     reading thread ends when the iterator is exhausted, closed or garbage-collected.
     """
-    stored, largest = StoredRows(prepared, "train", order.layout), -(-order.largest // group.world)
+    stored, largest = StoredRows(prepared, "train", order.blocks), -(-order.largest // group.world)
     buffers = make_buffers(max(padded, largest), prepared.signature, group.device, stored.streamed)
     return prefetch(order.plans(group.rank, group.world, start, stop), stored, buffers, waiting, padded)
 
@@ -96,16 +96,16 @@ def evaluation_batches(
     Otherwise as :func:`training_batches`. Ranks may have different numbers of batches, if not ``rounds`` says how many
     each has: those that are missing have no rows. ``size`` is the number of rows of this rank's batch.
     """
-    order = StoredOrder(layout(prepared, split), batch_size)
-    stored = StoredRows(prepared, split, order.layout)
+    order = StoredOrder(stored_blocks(prepared, split), batch_size)
+    stored = StoredRows(prepared, split, order.blocks)
     most = max(rounds, order.batches(group.rank, group.world))
     buffers = make_buffers(max(padded, order.largest), prepared.signature, group.device, stored.streamed, most)
     return prefetch(order.plans(group.rank, group.world, rounds), stored, buffers, waiting, padded)
 
 
-def layout(prepared: PreparedData, split: str) -> Layout:
-    """The storage layout of a split."""
-    return Layout(prepared.segment_rows(split), prepared.block_rows(split), prepared.shuffled_rows(split))
+def stored_blocks(prepared: PreparedData, split: str) -> StoredBlocks:
+    """How a split is stored."""
+    return StoredBlocks(prepared.segment_rows(split), prepared.block_rows(split), prepared.shuffled_rows(split))
 
 
 def prefetch(
@@ -117,7 +117,7 @@ def prefetch(
 ) -> Generator[Batch, None, None]:
     """The planned batches, which a thread reads into the ``buffers``; an error of the thread is raised here."""
     # Before Python 3.13 SimpleQueue.get waits for ever if a signal's handler ends after the timeout.
-    ready: Queue[Any] = Queue()
+    ready: Queue[Ready] = Queue()
     free: SimpleQueue[HostBuffer | None] = SimpleQueue()
     for buffer in buffers:
         free.put(buffer)
@@ -146,7 +146,7 @@ def prefetch(
         thread.join(PATIENCE_S)
 
 
-def next_ready(ready: Queue[Any], waiting: Callable[[], None] | None) -> Any:
+def next_ready(ready: Queue[Ready], waiting: Callable[[], None] | None) -> Ready:
     """The next item of the queue."""
     while True:
         try:
@@ -156,7 +156,9 @@ def next_ready(ready: Queue[Any], waiting: Callable[[], None] | None) -> Any:
                 waiting()
 
 
-def read_batches(plans: Iterator[BatchPlan], stored: StoredRows, free: SimpleQueue[Any], ready: Queue[Any]) -> None:
+def read_batches(
+    plans: Iterator[BatchPlan], stored: StoredRows, free: SimpleQueue[HostBuffer | None], ready: Queue[Ready]
+) -> None:
     """The reading thread: fill free buffers by the plans, until the last plan or until ``None`` comes for a buffer."""
     plans = stored.when_local(plans)
     try:
@@ -180,14 +182,14 @@ def read_batches(plans: Iterator[BatchPlan], stored: StoredRows, free: SimpleQue
 class StoredRows:
     """The stored rows of a split, memory-mapped, each block verified before its rows are used."""
 
-    def __init__(self, prepared: PreparedData, split: str, layout: Layout) -> None:
+    def __init__(self, prepared: PreparedData, split: str, blocks: StoredBlocks) -> None:
         self._artifact = prepared.artifact
         self._stream = prepared.stream if isinstance(prepared, StreamedData) else None
-        self._layout = layout
+        self._stored = blocks
         self._names = prepared.segments(split)
         # As plain arrays, because slicing a memmap is slow.
         self._maps = [np.asarray(prepared.mapped(name)) for name in self._names]
-        self._starts = np.cumsum(layout.segments) - layout.segments
+        self._starts = np.cumsum(blocks.segments) - blocks.segments
 
     @property
     def streamed(self) -> bool:
@@ -202,9 +204,9 @@ class StoredRows:
 
     def _blocks(self, plan: BatchPlan) -> list[Block]:
         """The stored blocks that contain a plan's rows."""
-        layout = self._layout
-        numbers = np.unique(np.searchsorted(layout.first, plan.rows, side="right") - 1).tolist()
-        return [(self._names[layout.segment[number]], int(layout.within[number])) for number in numbers]
+        stored = self._stored
+        numbers = np.unique(np.searchsorted(stored.first, plan.rows, side="right") - 1).tolist()
+        return [(self._names[stored.segment[number]], int(stored.within[number])) for number in numbers]
 
     def verified(self, plans: list[BatchPlan]) -> tuple[list[BatchPlan], DamagedArtifact | None]:
         """The plans before the first that uses a damaged block, and what is wrong with that block."""
@@ -220,8 +222,8 @@ class StoredRows:
         """Copy the ``rows`` (int64 ``[rows]``) to the beginning of ``out`` (uint8 ``[*, record]``)."""
         for segment, begin, end in self._runs(rows):
             # All rows are in range; mode "clip" writes into `out` directly, mode "raise" would copy twice.
-            place = rows[begin:end] - self._starts[segment]
-            self._maps[segment].take(place, axis=0, out=out[begin:end], mode="clip")
+            within_segment = rows[begin:end] - self._starts[segment]
+            self._maps[segment].take(within_segment, axis=0, out=out[begin:end], mode="clip")
 
     def _runs(self, rows: np.ndarray) -> list[tuple[int, int, int]]:
         """Consecutive ``rows`` of the same segment: the segment, and the range of indices into ``rows``."""
@@ -232,10 +234,10 @@ class StoredRows:
         return [(int(segment[begin]), begin, end) for begin, end in pairwise(bounds) if begin < end]
 
     def _verify(self, block: int) -> None:
-        layout = self._layout
-        segment, within = int(layout.segment[block]), int(layout.within[block])
-        start = within * layout.block_rows
-        data = self._maps[segment][start : start + int(layout.length[block])]
+        stored = self._stored
+        segment, within = int(stored.segment[block]), int(stored.within[block])
+        start = within * stored.block_rows
+        data = self._maps[segment][start : start + int(stored.length[block])]
         self._artifact.check_block(self._names[segment], within, data)
 
 
@@ -349,11 +351,16 @@ def aligned(rows: int, size: int) -> int:
 
 def fields(records: Tensor, signature: Signature) -> tuple[Tensor, ...]:
     """Views of uint8 records ``[rows, record]``, one for each input and each label."""
-    found = []
-    places: Any = signature.record.fields
+    views = []
+    places = signature.record.fields
+    assert places is not None
     for spec in (*signature.inputs, *signature.labels):
         dtype = getattr(torch, spec.dtype)
         start = places[spec.name][1]
         column = records[:, start : start + math.prod(spec.shape) * dtype.itemsize].view(dtype)
-        found.append(column.unflatten(1, spec.shape) if spec.shape else column[:, 0])
-    return tuple(found)
+        views.append(column.unflatten(1, spec.shape) if spec.shape else column[:, 0])
+    return tuple(views)
+
+
+#: What the reading thread hands over: a buffer with the batches in it, its error, or None at the end.
+Ready = tuple[HostBuffer, list[BatchPlan]] | BaseException | None

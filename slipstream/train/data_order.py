@@ -72,8 +72,8 @@ def shuffled(length: int, seed: int, epoch: int, purpose: int) -> np.ndarray:
     return (draws & (np.uint64(1) << index_bits) - np.uint64(1)).astype(np.int64)
 
 
-class Layout:
-    """The storage layout of a split: files (``segments``, in rows each) of blocks of ``block_rows`` rows.
+class StoredBlocks:
+    """How a split is stored: files (``segments``, in rows each) of blocks of ``block_rows`` rows.
 
     Rows and blocks are numbered consecutively through all files; a file's last block may be short. ``shuffled`` holds
     the rows of each set of files that were shuffled together; by default each file is a set of its own.
@@ -85,7 +85,7 @@ class Layout:
         self.shuffled = shuffled or segments
         self.block_rows = block_rows
         self.rows = sum(segments)
-        self.blocks = sum(counts)
+        self.count = sum(counts)
         #: int64 ``[blocks]``: the file of each block, its number in the file, and its number of rows.
         self.segment = np.repeat(np.arange(len(segments)), counts)
         self.within = np.concatenate([np.arange(count) for count in [*counts, 0]])
@@ -122,14 +122,14 @@ class BlockSequence:
 
 
 class GlobalOrder:
-    """The order of training: the rows of ``layout``, epoch after epoch without end, in batches of ``batch_size``."""
+    """The order of training: the rows of ``blocks``, epoch after epoch without end, in batches of ``batch_size``."""
 
-    def __init__(self, layout: Layout, batch_size: int, seed: int) -> None:
-        self.layout = layout
+    def __init__(self, blocks: StoredBlocks, batch_size: int, seed: int) -> None:
+        self.blocks = blocks
         self.batch_size = batch_size
         self.seed = seed
-        self._strata = strata(layout, batch_size)
-        self._cuts = cuts(layout, batch_size, self._strata)
+        self._strata = strata(blocks, batch_size)
+        self._cuts = cuts(blocks, batch_size, self._strata)
         #: Approximate number of rows that a batch takes from one lane; they are read in ascending order.
         self._lane_rows = max(1, batch_size // (len(self._cuts) - 1))
         self._sequence = lru_cache(maxsize=2)(self._shuffle_blocks)
@@ -137,17 +137,17 @@ class GlobalOrder:
 
     @property
     def steps_per_epoch(self) -> int:
-        return -(-self.layout.rows // self.batch_size)
+        return -(-self.blocks.rows // self.batch_size)
 
     @property
     def largest(self) -> int:
         """The rows of the largest batch."""
-        return min(self.batch_size, self.layout.rows)
+        return min(self.batch_size, self.blocks.rows)
 
     def consumed(self, step: int) -> int:
         """The number of samples that ``step`` steps of the run consume."""
         epoch, within = divmod(step, self.steps_per_epoch)
-        return epoch * self.layout.rows + within * self.batch_size
+        return epoch * self.blocks.rows + within * self.batch_size
 
     def batch(self, step: int) -> np.ndarray:
         """The global batch of the ``step``-th step of the run, counted from 0: int64 row numbers ``[G]``."""
@@ -158,24 +158,24 @@ class GlobalOrder:
 
         Raises ``ValueError`` if no batch begins after ``start`` samples.
         """
-        epoch, before = divmod(start, self.layout.rows)
+        epoch, before = divmod(start, self.blocks.rows)
         step, rest = divmod(before, self.batch_size)
         if rest:
             raise ValueError(f"no batch of {self.batch_size} rows begins after {start} samples")
         at_once = max(1, PLANNED_ROWS // self.batch_size)
-        known: set[int] = set()
+        verified: set[int] = set()
         while stop is None or start < stop:
             steps = min(at_once, self.steps_per_epoch - step)
             if stop is not None:
                 steps = min(steps, -(-(stop - start) // self.batch_size))
-            plans, known = self._plan(epoch, step, steps, rank, world, known)
+            plans, verified = self._plan(epoch, step, steps, rank, world, verified)
             yield from plans
             start, step = plans[-1].consumed, step + steps
             if step == self.steps_per_epoch:
-                epoch, step, known = epoch + 1, 0, set()
+                epoch, step, verified = epoch + 1, 0, set()
 
     def _plan(
-        self, epoch: int, step: int, steps: int, rank: int, world: int, known: set[int]
+        self, epoch: int, step: int, steps: int, rank: int, world: int, verified: set[int]
     ) -> tuple[list[BatchPlan], set[int]]:
         """The plans of ``steps`` steps and the blocks that they use; ``known`` are the blocks used before.
 
@@ -183,8 +183,8 @@ class GlobalOrder:
         ``begin`` to ``end``, and its rows are those of the sequence from ``first`` to ``last``.
         """
         sequence, starts = self._sequence(epoch), np.asarray(self._cuts)
-        done = np.minimum(np.arange(step, step + steps + 1) * self.batch_size, self.layout.rows)
-        given = starts * done[:, None] // self.layout.rows
+        done = np.minimum(np.arange(step, step + steps + 1) * self.batch_size, self.blocks.rows)
+        given = starts * done[:, None] // self.blocks.rows
         place = np.diff(given, axis=0)
         sizes = np.diff(done).tolist()
         mine = [share(rank, world, size) for size in sizes]
@@ -199,8 +199,8 @@ class GlobalOrder:
         high = np.searchsorted(sequence.start, last[-1])
         in_sequence = ranges(low, high)
         block, lane = sequence.block[in_sequence], np.repeat(np.arange(len(low)), high - low)
-        length = self.layout.length[block]
-        rows = np.repeat(self.layout.first[block], length)
+        length = self.blocks.length[block]
+        rows = np.repeat(self.blocks.first[block], length)
         rows += np.concatenate([NO_ROWS, *(self._within(epoch, rows) for rows in length.tolist())])
         # The difference between a place in the sequence and in ``rows``, for each lane.
         ahead = np.cumsum(length) - length
@@ -213,10 +213,10 @@ class GlobalOrder:
             due[number] = min(at, due.get(number, at))
         fresh: list[list[int]] = [[] for _ in range(steps)]
         for number, at in due.items():
-            if number not in known:
+            if number not in verified:
                 fresh[at].append(number)
         ends = np.cumsum((end - begin).sum(axis=1)).tolist()
-        consumed = (epoch * self.layout.rows + done[1:]).tolist()
+        consumed = (epoch * self.blocks.rows + done[1:]).tolist()
         plans = [
             BatchPlan(taken[begins:ends], blocks, size, after)
             for (begins, ends), blocks, size, after in zip(pairwise([0, *ends]), fresh, sizes, consumed, strict=True)
@@ -236,62 +236,62 @@ class GlobalOrder:
 
     def _shuffle_blocks(self, epoch: int) -> BlockSequence:
         """The order of the blocks in an epoch: by stratum, random within it."""
-        block = shuffled(self.layout.blocks, self.seed, epoch, 0)
-        stratum = np.searchsorted(self._strata, self.layout.first[block], side="right")
+        block = shuffled(self.blocks.count, self.seed, epoch, 0)
+        stratum = np.searchsorted(self._strata, self.blocks.first[block], side="right")
         block = block[np.argsort(stratum, kind="stable")]
-        start = np.concatenate([[0], np.cumsum(self.layout.length[block])])
+        start = np.concatenate([[0], np.cumsum(self.blocks.length[block])])
         return BlockSequence(block, start)
 
 
-def strata(layout: Layout, batch_size: int) -> list[int]:
+def strata(blocks: StoredBlocks, batch_size: int) -> list[int]:
     """The ends of the strata: sets of files, joined with the next while they are too small for a row in every batch."""
-    least = -(-layout.rows // batch_size)
+    least = -(-blocks.rows // batch_size)
     ends = [0]
-    for end in accumulate(layout.shuffled):
+    for end in accumulate(blocks.shuffled):
         if end - ends[-1] >= least:
             ends.append(end)
-    return [*ends[1:-1], layout.rows]
+    return [*ends[1:-1], blocks.rows]
 
 
-def cuts(layout: Layout, batch_size: int, ends: list[int]) -> list[int]:
+def cuts(blocks: StoredBlocks, batch_size: int, ends: list[int]) -> list[int]:
     """The boundaries of the lanes in the sequence: ascending, from 0 to the number of rows."""
-    least = -(-layout.rows // batch_size)
-    found = [0]
+    least = -(-blocks.rows // batch_size)
+    boundaries = [0]
     for begin, end in pairwise([0, *ends]):
         rows = end - begin
-        lanes = max(1, min(LANES * rows // layout.rows, rows // least, rows // layout.block_rows))
-        found += [begin + rows * lane // lanes for lane in range(1, lanes + 1)]
-    return found
+        lanes = max(1, min(LANES * rows // blocks.rows, rows // least, rows // blocks.block_rows))
+        boundaries += [begin + rows * lane // lanes for lane in range(1, lanes + 1)]
+    return boundaries
 
 
 class StoredOrder:
-    """The order of evaluation: one pass over the rows of ``layout`` in the order in which they are stored.
+    """The order of evaluation: one pass over the rows of ``blocks`` in the order in which they are stored.
 
     Each rank divides its contiguous share of the rows into batches of at most ``batch_size``.
     """
 
-    def __init__(self, layout: Layout, batch_size: int) -> None:
-        self.layout = layout
+    def __init__(self, blocks: StoredBlocks, batch_size: int) -> None:
+        self.blocks = blocks
         self.batch_size = batch_size
 
     @property
     def largest(self) -> int:
         """The rows of the largest batch."""
-        return min(self.batch_size, self.layout.rows)
+        return min(self.batch_size, self.blocks.rows)
 
     def batches(self, rank: int, world: int) -> int:
         """The number of batches of ``rank`` of ``world``."""
-        mine = share(rank, world, self.layout.rows)
+        mine = share(rank, world, self.blocks.rows)
         return -(-(mine.stop - mine.start) // self.batch_size)
 
     def plans(self, rank: int, world: int, rounds: int = 0) -> Iterator[BatchPlan]:
         """What ``rank`` of ``world`` reads for each batch; ``consumed`` is the number of the row that follows. At least
         ``rounds`` plans, the last of which may have no rows."""
-        mine, read = share(rank, world, self.layout.rows), -1
+        mine, read = share(rank, world, self.blocks.rows), -1
         starts = range(mine.start, mine.stop, self.batch_size)
         for start in starts:
             stop = min(start + self.batch_size, mine.stop)
-            of_start, of_last = (self.layout.block_of(row) for row in (start, stop - 1))
+            of_start, of_last = (self.blocks.block_of(row) for row in (start, stop - 1))
             yield BatchPlan(
                 np.arange(start, stop), list(range(max(of_start, read + 1), of_last + 1)), stop - start, stop
             )

@@ -23,13 +23,13 @@ from slipstream.logs import logger
 from slipstream.models.config import ModelConfig
 from slipstream.models.trained import write_trained
 from slipstream.settings import to_dict
-from slipstream.train.applied_tuning import Applied, agreed
+from slipstream.train.applied_tuning import AppliedTuning, agree_on_tuning
 from slipstream.train.checkpoint.home import Retention
 from slipstream.train.checkpoint.manager import Checkpoints, Restored
 from slipstream.train.checkpoint.restore import ResumePolicy, newest_identity
 from slipstream.train.checkpoint.state import seed_generators
 from slipstream.train.config import TrainingConfig, lasting
-from slipstream.train.data_loader import layout as layout_of
+from slipstream.train.data_loader import stored_blocks
 from slipstream.train.data_order import ORDER_VERSION, GlobalOrder
 from slipstream.train.device_clock import clock_of
 from slipstream.train.fault_tolerance.consensus import Interval
@@ -56,12 +56,12 @@ def run(request: TrainingRequest) -> None:
     end_with_torch_elastic()
     training = request.training
 
-    def began() -> Mapping[str, Any] | None:
-        found = newest_identity(request.home, request.holder, training.resume)
-        return None if found is None else found.get("network", {})
+    def tuning_of_checkpoint() -> Mapping[str, Any] | None:
+        resumed = newest_identity(request.home, request.holder, training.resume)
+        return None if resumed is None else resumed.get("network", {})
 
     store = meeting_store()
-    applied = agreed(training, began, store, os.environ)
+    applied = agree_on_tuning(training, tuning_of_checkpoint, store, os.environ)
     exchange = applied.exchange(training.gradients)
     with (
         Watcher(metadata_servers(request.notices), grace_s=request.grace_s) as watcher,
@@ -175,8 +175,8 @@ def log_resumption(restored: Restored, state: TrainingState) -> None:
 
 
 def identity(
-    data: PreparedData, model: ModelConfig, training: TrainingConfig, applied: Applied | None = None
-) -> dict[str, Any]:
+    data: PreparedData, model: ModelConfig, training: TrainingConfig, applied: AppliedTuning | None = None
+) -> dict[str, object]:
     """What must equal the checkpoint's to resume it: everything that determines the result, but not how batches are
     divided into micro-batches and how often checkpoints are saved; and what of the tuner's result is applied."""
     return {
@@ -209,7 +209,7 @@ def trained_speed(
 ) -> Throughput | None:
     """How fast this attempt's steps were, with all waits between them."""
     data, precision = setup.data, setup.precision
-    order = GlobalOrder(layout_of(data, "train"), training.batch_size, training.seed)
+    order = GlobalOrder(stored_blocks(data, "train"), training.batch_size, training.seed)
     return throughput(
         rows=order.consumed(state.progress.step) - order.consumed(first_step),
         seconds=sum(record.seconds[name] for name in (STEPS, DATA_WAIT, STALL)),

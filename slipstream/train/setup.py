@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -61,7 +60,7 @@ class TrainingRequest:
     #: The home of the checkpoints, a path or a store's address.
     home: str
     #: What goes into the manifest of the trained model.
-    made_by: Mapping[str, Any]
+    made_by: Mapping[str, object]
     #: Who this is, to other attempts at the same training.
     holder: Holder = Holder()
     #: Whether somebody else holds the home from the end of the training until the trained model is where it belongs.
@@ -70,7 +69,7 @@ class TrainingRequest:
     notices: str = "none"
     #: Seconds that SIGTERM leaves to save and end.
     grace_s: float = 25.0
-    #: A trained model that training goes on from: its network and weights, instead of fresh ones of ``model``.
+    #: A trained model that training goes on from: its architecture and weights, instead of fresh ones of ``model``.
     start: Path | None = None
     #: A trained model to learn from, too, and how.
     teacher: Path | None = None
@@ -81,8 +80,8 @@ class TrainingRequest:
 
 @dataclass(frozen=True)
 class Lineage:
-    """``start`` gives the network and its first weights, without it both are fresh; ``teacher`` is learnt from beside
-    the labels."""
+    """``start`` gives the architecture and the first weights, without it both are fresh; ``teacher`` is learnt from
+    beside the labels."""
 
     start: TrainedModel | None
     teacher: TrainedModel | None
@@ -91,21 +90,20 @@ class Lineage:
     @classmethod
     def open(cls, request: TrainingRequest, data: PreparedData) -> Lineage:
         """Raises ``UserError`` if one of the models is of data with other inputs or outputs or of a factory that the
-        request does not name, or if the network shall be divided."""
+        request does not name, or if the model shall be divided."""
         if request.training.parallel.divides and (request.start or request.teacher):
             raise UserError(
-                "training.parallel: a network that is compressed cannot be divided; expected no shard, pipeline or "
-                "tensor"
+                "training.parallel: a model that is compressed cannot be divided; expected no shard, pipeline or tensor"
             )
         start, teacher = (opened(each, request.factory, data) for each in (request.start, request.teacher))
         return cls(start, teacher, request.teaching)
 
     def architecture(self, model: ModelConfig, data: PreparedData) -> Architecture:
-        """Of the network that is trained; ``model`` is that of a training from scratch."""
+        """Of the model that is trained; ``model`` is that of a training from scratch."""
         return self.start.architecture if self.start else Architecture(model, data.signature)
 
     def begin(self, architecture: Architecture, training: TrainingConfig) -> Predictor:
-        """The network with the weights that training begins with, in training mode."""
+        """The model with the weights that training begins with, in training mode."""
         if self.start:
             return self.start.load().train()
         return build(architecture.config, architecture.signature, training.seed, empty=training.parallel.divides)
@@ -116,14 +114,14 @@ class Lineage:
             return None
         return Teacher(self.teacher.load().to(device).requires_grad_(False), self.teaching, precision)
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """What must equal the checkpoint's to resume it; empty for a training from scratch on labels alone."""
-        found: dict[str, Any] = {}
+        identity: dict[str, object] = {}
         if self.start:
-            found["start"] = self.start.artifact.fingerprint
+            identity["start"] = self.start.artifact.fingerprint
         if self.teacher:
-            found |= {"teacher": self.teacher.artifact.fingerprint, "teaching": to_dict(self.teaching)}
-        return found
+            identity |= {"teacher": self.teacher.artifact.fingerprint, "teaching": to_dict(self.teaching)}
+        return identity
 
 
 def opened(directory: Path | None, factory: str, data: PreparedData) -> TrainedModel | None:
@@ -154,7 +152,7 @@ class Setup:
 
     @classmethod
     def begin(cls, request: TrainingRequest, group: Group, exchange: GradientsConfig) -> Setup:
-        """Build the network and divide or replicate it. Raises ``AgreedUserError`` on all ranks if one of them finds
+        """Build the model and divide or replicate it. Raises ``AgreedUserError`` on all ranks if one of them finds
         that the data, the model, the settings or the devices do not go together."""
         training = request.training
         with same_error_on_all_ranks():
@@ -220,7 +218,7 @@ def compile_pass(predictor: Predictor, pieces: list[slice], precision: str, grou
     return found
 
 
-def conditions(training: TrainingConfig, group: Group) -> dict[str, Any]:
+def conditions(training: TrainingConfig, group: Group) -> dict[str, object]:
     """What must be equal for bitwise equal numbers, besides the settings that must equal the checkpoint's to resume."""
     gpu = group.device.type == "cuda"
     return {
@@ -240,7 +238,7 @@ def describe(parallel: ParallelConfig) -> str:
     return " ".join(f"{name} {value}" for name, value in changed.items()) or "none"
 
 
-def describe_changes(then: Mapping[str, Any], now: Mapping[str, Any], model: nn.Module) -> str:
+def describe_changes(then: Mapping[str, object], now: Mapping[str, object], model: nn.Module) -> str:
     """A sentence on the conditions that changed since the checkpoint and their effect; empty if none changed."""
     changed = [name for name in now if name in then and then[name] != now[name]]
     if not changed:

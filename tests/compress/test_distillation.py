@@ -147,7 +147,7 @@ def test_students_of_the_same_size_are_not_taken_for_each_other(prepared: Path, 
 def test_what_cannot_be_taught_is_refused_in_one_line(prepared: Path, teacher: Path, tmp_path: Path) -> None:
     sharded = dataclasses.replace(SHORT, parallel=ParallelConfig(shard="weights"))
     trained(prepared, tmp_path / "sharded", 2, sharded, teacher=teacher)
-    assert refusal(tmp_path / "sharded", 1).startswith("training.parallel: a network that is compressed")
+    assert refusal(tmp_path / "sharded", 1).startswith("training.parallel: a model that is compressed")
     signature = dataclasses.replace(TrainedModel.open(teacher).signature, classes=("a", "b", "d"))
     other = other_model(tmp_path / "of-others", signature)
     trained(prepared, tmp_path / "other", 1, SHORT, teacher=other)

@@ -143,7 +143,7 @@ def test_what_is_made_of_a_trusted_network_has_to_be_trusted_again(
 
 
 def test_the_command_for_transformers_calls_no_factory(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="holds a network of another factory; expected a model of"):
+    with pytest.raises(UserError, match="holds a model of another factory; expected a model of"):
         main([str(model), str(tmp_path / "written")], standalone_mode=False)
     assert nothing_ran() and not (tmp_path / "written").exists()
 

@@ -18,7 +18,7 @@ from slipstream.artifacts.format import DamagedArtifact
 from slipstream.artifacts.prepared.data import TARGET, PreparedData
 from slipstream.distributed.process_group import Group
 from slipstream.train import data_loader as loader
-from slipstream.train.data_loader import Batch, StoredRows, evaluation_batches, layout, training_batches
+from slipstream.train.data_loader import Batch, StoredRows, evaluation_batches, stored_blocks, training_batches
 from slipstream.train.data_order import GlobalOrder, share
 from tests.support.groups import ALONE, on_cpu
 from tests.support.numbered_rows import SIGNATURE, flip_bit, records, write
@@ -37,7 +37,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> PreparedData:
 
 
 def order_of(prepared: PreparedData) -> GlobalOrder:
-    return GlobalOrder(layout(prepared, "train"), SIZE, seed=4)
+    return GlobalOrder(stored_blocks(prepared, "train"), SIZE, seed=4)
 
 
 def row_numbers(batch: Batch) -> list[int]:
@@ -121,7 +121,7 @@ def test_small_batches_change_hands_several_at_once(prepared: PreparedData) -> N
     ready: Queue[Any] = Queue()
     for _ in range(3):
         free.put(loader.make_buffer(4, SIZE, SIGNATURE, CPU))
-    stored = StoredRows(prepared, "train", order.layout)
+    stored = StoredRows(prepared, "train", order.blocks)
     loader.read_batches(order.plans(0, 1, stop=6 * SIZE), stored, free, ready)
     given = [ready.get() for _ in range(3)]
     assert [len(filled) for _, filled in given[:2]] == [4, 2] and given[2] is None
@@ -262,7 +262,7 @@ def test_on_a_gpu_a_batch_holds_until_the_work_on_it_is_done(
     monkeypatch.setattr(loader, "BUFFER_BATCHES", batches)
     rows = 20_000
     prepared = write(tmp_path / "data", {"train": [records(rows)]}, 4096)
-    device, order = torch.device("cuda"), GlobalOrder(layout(prepared, "train"), 4096, seed=0)
+    device, order = torch.device("cuda"), GlobalOrder(stored_blocks(prepared, "train"), 4096, seed=0)
     busy, sums = torch.ones(4096, 4096, device=device), []
     for batch in training_batches(prepared, order, Group(0, 1, device, "nccl"), stop=3 * rows):
         for _ in range(20):

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.train.data_order import ORDER_VERSION, GlobalOrder, Layout, StoredOrder, share, shuffled
+from slipstream.train.data_order import ORDER_VERSION, GlobalOrder, StoredBlocks, StoredOrder, share, shuffled
 
 WORLDS = (1, 2, 3, 4, 8, 64)
 
@@ -38,7 +38,7 @@ def epoch_of(order: GlobalOrder, epoch: int) -> list[np.ndarray]:
 def test_an_epoch_has_every_row_once_and_only_its_last_batch_is_short(
     segments: list[int], block_rows: int, batch_size: int, epoch: int, world: int
 ) -> None:
-    order = GlobalOrder(Layout(tuple(segments), block_rows), batch_size, seed=7)
+    order = GlobalOrder(StoredBlocks(tuple(segments), block_rows), batch_size, seed=7)
     batches = epoch_of(order, epoch)
     assert np.array_equal(np.sort(np.concatenate(batches)), np.arange(sum(segments)))
     assert all(len(batch) == batch_size for batch in batches[:-1])
@@ -49,12 +49,12 @@ def test_an_epoch_has_every_row_once_and_only_its_last_batch_is_short(
 
 @pytest.mark.parametrize("batch_size", [256, 1000])
 def test_every_world_reads_the_same_ordered_batches(batch_size: int) -> None:
-    order = GlobalOrder(Layout((30_000, 5, 9_001), 1024), batch_size, seed=3)
+    order = GlobalOrder(StoredBlocks((30_000, 5, 9_001), 1024), batch_size, seed=3)
     steps = range(2 * order.steps_per_epoch)
     whole = [order.batch(step) for step in steps]
     for world in WORLDS:
         readers = [
-            GlobalOrder(order.layout, batch_size, seed=3).plans(r, world, 0, 2 * order.layout.rows)
+            GlobalOrder(order.blocks, batch_size, seed=3).plans(r, world, 0, 2 * order.blocks.rows)
             for r in range(world)
         ]
         for step, plans in zip(steps, zip(*readers, strict=True), strict=True):
@@ -71,7 +71,7 @@ def test_a_share_is_what_the_second_law_says() -> None:
 
 
 def test_epochs_and_seeds_differ_and_equal_ones_do_not() -> None:
-    layout = Layout((10_000,), 512)
+    layout = StoredBlocks((10_000,), 512)
     first, again, other = (GlobalOrder(layout, 100, seed) for seed in (0, 0, 1))
     assert np.array_equal(first.batch(150), again.batch(150))
     assert not np.array_equal(first.batch(0), first.batch(100))
@@ -80,7 +80,7 @@ def test_epochs_and_seeds_differ_and_equal_ones_do_not() -> None:
 
 def test_the_order_is_pinned() -> None:
     """A checkpoint of today must find its place tomorrow: whatever changes this must change the order's version."""
-    order = GlobalOrder(Layout((20_000, 300), 4096), 1000, seed=5)
+    order = GlobalOrder(StoredBlocks((20_000, 300), 4096), 1000, seed=5)
     rows = np.concatenate([order.batch(step) for step in (0, 20, 21, 400)]).astype("<i8")
     assert len(rows) == 1000 + 300 + 1000 + 1000
     assert (ORDER_VERSION, hashlib.sha256(rows.tobytes()).hexdigest()[:16]) == (2, "6970c33be8c6d3e2")
@@ -95,7 +95,7 @@ def test_a_shuffle_gives_every_permutation_equally_often() -> None:
 
 
 def test_a_batch_mixes_blocks_of_the_whole_split() -> None:
-    order = GlobalOrder(Layout((2_000_000,), 4096), 1024, seed=0)
+    order = GlobalOrder(StoredBlocks((2_000_000,), 4096), 1024, seed=0)
     blocks = [np.unique(order.batch(step) // 4096) for step in range(64)]
     assert min(map(len, blocks)) >= 8
     assert len(np.unique(np.concatenate(blocks))) >= 16
@@ -107,7 +107,7 @@ def test_every_batch_has_its_share_of_every_segment(segments: tuple[int, ...]) -
 
     A batch's rows of a segment are a difference of four numbers rounded down: less than two from the exact share.
     """
-    order = GlobalOrder(Layout(segments, 4096), 1024, seed=1)
+    order = GlobalOrder(StoredBlocks(segments, 4096), 1024, seed=1)
     ends = np.cumsum(segments)
     worth = np.array(segments) * 1024 / sum(segments)
     assert worth.min() > 1
@@ -119,8 +119,8 @@ def test_every_batch_has_its_share_of_every_segment(segments: tuple[int, ...]) -
 def test_parts_that_were_shuffled_together_are_mixed_like_one_segment() -> None:
     """A batch takes from as few blocks as if all lay in one file, and of a later segment its share all the same."""
     parts, later = (10_000,) * 40, 20_000
-    order = GlobalOrder(Layout((*parts, later), 512, (400_000, later)), 1024, seed=3)
-    layout, seen = order.layout, []
+    order = GlobalOrder(StoredBlocks((*parts, later), 512, (400_000, later)), 1024, seed=3)
+    layout, seen = order.blocks, []
     for step in range(order.steps_per_epoch):
         rows = order.batch(step)
         blocks = np.unique(np.searchsorted(layout.first, rows, side="right"))
@@ -138,7 +138,7 @@ def test_batch_means_vary_as_chance_has_it() -> None:
     """
     rows, size, features = (100_000, 31_072), 512, 64
     values = np.random.default_rng(0).normal(size=(sum(rows), features)).astype(np.float32)
-    order = GlobalOrder(Layout(rows, 4096), size, seed=2)
+    order = GlobalOrder(StoredBlocks(rows, 4096), size, seed=2)
     steps = range(2 * order.steps_per_epoch)
     batches = [batch for batch in map(order.batch, steps) if len(batch) == size]
 
@@ -154,7 +154,7 @@ def test_batch_means_vary_as_chance_has_it() -> None:
 
 
 def test_any_batch_of_fifty_million_rows_is_found_in_milliseconds() -> None:
-    layout = Layout((50_000_000,), 4096)
+    layout = StoredBlocks((50_000_000,), 4096)
 
     def seek(step: int) -> float:
         """A fresh process of another world: nothing is remembered of the epoch."""
@@ -167,14 +167,14 @@ def test_any_batch_of_fifty_million_rows_is_found_in_milliseconds() -> None:
 
 
 def test_a_start_between_batches_is_refused() -> None:
-    order = GlobalOrder(Layout((1000,), 64), 300, seed=0)
+    order = GlobalOrder(StoredBlocks((1000,), 64), 300, seed=0)
     assert [order.consumed(step) for step in (0, 3, 4, 5)] == [0, 900, 1000, 1300]
     with pytest.raises(ValueError, match="no batch of 300 rows begins after 1400 samples"):
         next(order.plans(0, 1, 1400))
 
 
 def test_evaluation_takes_contiguous_shares_in_stored_order() -> None:
-    layout = Layout((100, 0, 57), 16)
+    layout = StoredBlocks((100, 0, 57), 16)
     for world in WORLDS:
         seen = []
         for rank in range(world):

@@ -15,7 +15,7 @@ from slipstream.artifacts.prepared.data import SAMPLED_BLOCKS, PreparedData
 from slipstream.artifacts.prepared.streamed import StreamedData, make_stub, open_prepared, punch_hole, size_of
 from slipstream.errors import UserError
 from slipstream.storage import MissingObject, storage_for
-from slipstream.train.data_loader import evaluation_batches, layout, training_batches
+from slipstream.train.data_loader import evaluation_batches, stored_blocks, training_batches
 from slipstream.train.data_order import GlobalOrder
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.faulty_stores import Remote
@@ -54,7 +54,7 @@ def streamed(uri: str, directory: Path, blocks: int) -> StreamedData:
 
 
 def numbers(data: PreparedData, rank: int, world: int, epochs: int) -> list[list[int]]:
-    order = GlobalOrder(layout(data, "train"), 100, seed=4)
+    order = GlobalOrder(stored_blocks(data, "train"), 100, seed=4)
     batches = training_batches(data, order, on_cpu(rank, world), stop=epochs * sum(ROWS))
     return [batch.inputs[1][:, 0].tolist() for batch in batches]
 
@@ -83,7 +83,7 @@ def test_what_fits_is_fetched_once(uri: str, tmp_path: Path) -> None:
 
 def test_training_and_evaluation_share_the_cache(uri: str, whole: PreparedData, tmp_path: Path) -> None:
     data = streamed(uri, tmp_path / "stub", 40)
-    order = GlobalOrder(layout(data, "train"), 100, seed=4)
+    order = GlobalOrder(stored_blocks(data, "train"), 100, seed=4)
     training = training_batches(data, order, ALONE)
     for _ in range(5):
         next(training)

@@ -60,12 +60,12 @@ def homes_below(store: str, now: float) -> list[HomeSummary]:
     """All homes below ``store`` at the time ``now``, the last written first. Raises ``UserError``,
     ``StorageUnavailable``."""
     base = f"{store.rstrip('/')}/{HOMES}" if store.startswith(STORES) else str(local_path(store) / HOMES)
-    found: dict[str, list[tuple[str, ObjectInfo]]] = defaultdict(list)
+    files_of_home: dict[str, list[tuple[str, ObjectInfo]]] = defaultdict(list)
     for info in list_objects(f"{base}/"):
         name, key = divided(info.uri.removeprefix(f"{base}/"))
         if key:
-            found[name].append((key, info))
-    homes = [summary(base, name, files, now) for name, files in found.items()]
+            files_of_home[name].append((key, info))
+    homes = [summary(base, name, files, now) for name, files in files_of_home.items()]
     return sorted(homes, key=lambda home: (-home.modified, home.name))
 
 

@@ -56,8 +56,8 @@ class Name:
 
     @classmethod
     def parse(cls, text: str) -> Name | None:
-        found = PATTERN.fullmatch(text)
-        return cls(int(found[2]), int(found[1]), bool(found[3])) if found else None
+        match = PATTERN.fullmatch(text)
+        return cls(int(match[2]), int(match[1]), bool(match[3])) if match else None
 
 
 @dataclass(frozen=True)
@@ -176,20 +176,20 @@ class Home:
         last = newest(self.storage.list(INHERITED), INHERITED)
         record = self.read(inherited_key(last)) if last else None
         names = record.get("checkpoints") if isinstance(record, dict) else None
-        known = set(names) if isinstance(names, list) else set()
-        return [name for name in complete(keys) if name.attempt >= last or str(name) in known]
+        inherited = set(names) if isinstance(names, list) else set()
+        return [name for name in complete(keys) if name.attempt >= last or str(name) in inherited]
 
     def inherit(self, attempt: int) -> list[Name]:
         """Record the checkpoints that count for ``attempt``, which has claimed the home, and delete what else earlier
         attempts have left. Returns them, newest first."""
         keys = self.storage.list(CHECKPOINTS)
-        found = self._counting(keys)
-        names = {str(name) for name in found}
+        counting = self._counting(keys)
+        names = {str(name) for name in counting}
         record = {"attempt": attempt, "checkpoints": sorted(names)}
         with suppress(AlreadyThere):  # put by a request whose answer was lost
             self.storage.put(inherited_key(attempt), canonical_json(record), fresh=True)
         self.storage.delete(left_behind(keys, names, attempt))
-        return found
+        return counting
 
     def is_inherited(self, attempt: int) -> bool:
         """Whether a later attempt has restored, or is about to."""

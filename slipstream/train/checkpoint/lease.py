@@ -272,8 +272,8 @@ def wait_for_others(address: str, holder: Holder, when_held: str) -> bool:
     """
     home = Home(storage_for(address))
     watch, waited = Watch(home), False
-    while (found := watch.look()) and not home.finished():
-        attempt, sign = found
+    while (seen := watch.look()) and not home.finished():
+        attempt, sign = seen
         other = home.holder_of(attempt)
         if holder.succeeds(other):
             break
@@ -298,13 +298,13 @@ def wait_for_others(address: str, holder: Holder, when_held: str) -> bool:
 def wait_for_announced(home: Home, attempt: int, seconds: float) -> None:
     """Wait until the attempt before ``attempt``, which has claimed the home, has finished the save that it announced or
     is about to, as its machine has a notice: at most ``seconds``, and no longer than it shows signs of life."""
-    watch, deadline, said = Watch(home), time.monotonic() + seconds, False
-    while (found := watch.look(before=attempt)) and time.monotonic() < deadline:
-        before, sign = found
+    watch, deadline, told = Watch(home), time.monotonic() + seconds, False
+    while (seen := watch.look(before=attempt)) and time.monotonic() < deadline:
+        before, sign = seen
         pending = sign.announced and Name.parse(sign.announced) not in home.checkpoints()
         if not pending and not sign.leaving:
             return
-        if not said:
+        if not told:
             LOG.info("waits for the last save of %s, %.0f s at most", home.holder_of(before), seconds)
-        said = True
+        told = True
         time.sleep(POLL_IN_HASTE_S if home.is_local else POLL_S)

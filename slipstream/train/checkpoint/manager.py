@@ -158,12 +158,12 @@ class Checkpoints:
         result = run_and_gather(self.peers, lambda: work() if self.peers.rank == 0 else None)[0]
         return cast(T, result)
 
-    def _tree(self, progress: Any) -> tuple[Any, dict[str, Tensor]]:
+    def _tree(self, progress: object) -> tuple[object, dict[str, Tensor]]:
         return split(self._state.state_dict() | {"progress": progress})
 
     # Saving
 
-    def prepare(self, progress: Any) -> None:
+    def prepare(self, progress: object) -> None:
         """Assign writers and allocate buffers, so that the first save stalls no longer than the others."""
         forget = self._state.initialize()
         self._plan(self._tree(progress)[1])
@@ -178,7 +178,7 @@ class Checkpoints:
         self._buffers = Buffers(tensors, chosen, self.peers.rank)
         return self._buffers
 
-    def save(self, step: int, progress: Any, *, own: Any = None, best: bool = False) -> float:
+    def save(self, step: int, progress: object, *, own: object = None, best: bool = False) -> float:
         """Take a snapshot after optimiser step ``step`` and publish it in the background; return the seconds of stall.
 
         Tensors that only the optimiser changes are copied in the background, too. The optimiser's next step waits for
@@ -253,7 +253,7 @@ class Checkpoints:
 
     # Restoring
 
-    def restore(self, accept: Callable[[Name], bool] = lambda name: True, into: Any = None) -> Restored | None:
+    def restore(self, accept: Callable[[Name], bool] = lambda name: True, into: object = None) -> Restored | None:
         """Restore the newest checkpoint that ``accept`` takes and that is intact on every rank; None if there is none.
 
         The tensors of ``into``, a progress as :meth:`save` takes it, are overwritten and become those of the result's.
@@ -283,7 +283,9 @@ class Checkpoints:
                     LOG.warning("%s; looking for an older one", refused[-1])
         return None
 
-    def _load(self, candidate: Candidate, checkpoint: OpenCheckpoint, into: Any, refused: tuple[str, ...]) -> Restored:
+    def _load(
+        self, candidate: Candidate, checkpoint: OpenCheckpoint, into: object, refused: tuple[str, ...]
+    ) -> Restored:
         artifact = checkpoint.artifact
         index = read_index(artifact.directory)
         check_index(index, artifact.files, candidate.uri)

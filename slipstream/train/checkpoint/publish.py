@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar, cast
 
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
@@ -42,9 +42,9 @@ class Snapshot:
     tensors: Mapping[str, Tensor]
     #: The contents of ``state.json``, written by rank 0. Equal on all ranks, unless these hold different ``parts`` of
     #: the model; then those of all ranks are merged.
-    state: Any
+    state: object
     #: The contents of ``rank-<rank>.json``: this rank's random generators and other state of this rank only.
-    own: Any
+    own: object
     parts: bool = False
 
 
@@ -67,14 +67,14 @@ def run_and_gather(peers: Peers, work: Callable[[], T]) -> list[T]:
     failed = next((error for _, error in results if error is not None), None)
     if failed is not None:
         raise mine[1] or failed
-    return [value for value, _ in results]
+    return [cast(T, value) for value, _ in results]
 
 
 def rank_file(rank: int) -> str:
     return f"rank-{rank:05d}.json"
 
 
-def ranks_of(made_by: Mapping[str, Any]) -> dict[str, Any]:
+def ranks_of(made_by: Mapping[str, object]) -> dict[str, object]:
     """What a manifest says of the ranks that wrote the checkpoint: :meth:`.ResumePolicy.ranks`."""
     return {key: made_by[key] for key in ("world", "layout") if key in made_by}
 
@@ -89,9 +89,9 @@ class Publisher:
     #: This attempt's; None but on rank 0.
     lease: Lease | None
     #: What manifests say about the run: its identity and its id.
-    made_by: Mapping[str, Any]
+    made_by: Mapping[str, object]
     #: What they say of the ranks: their number and their layout.
-    ranks: Mapping[str, Any]
+    ranks: Mapping[str, object]
     retention: Retention
     #: The checkpoints in the home that count; only rank 0's list is used.
     present: list[Name] = field(default_factory=list)

@@ -33,7 +33,7 @@ from slipstream.storage import (
 )
 from slipstream.train.checkpoint.home import Home, Name
 from slipstream.train.checkpoint.publish import CONTENT, KIND, run_and_gather
-from slipstream.train.checkpoint.shards import Piece, holds_tensors
+from slipstream.train.checkpoint.shards import Index, Piece, holds_tensors
 
 #: The most bytes of one request, and how many requests a rank makes at a time: what it holds of the files at once.
 RUN_BYTES = 8 << 20
@@ -64,13 +64,13 @@ def blocks_of(pieces: Iterable[Piece], files: Mapping[str, FileRecord]) -> list[
 
 def runs(blocks: Iterable[tuple[str, int]]) -> list[Run]:
     """Sorted blocks as runs."""
-    found: list[Run] = []
+    merged: list[Run] = []
     for file, block in blocks:
-        if found and found[-1].file == file and found[-1].end == block:
-            found[-1] = found[-1]._replace(end=block + 1)
+        if merged and merged[-1].file == file and merged[-1].end == block:
+            merged[-1] = merged[-1]._replace(end=block + 1)
         else:
-            found.append(Run(file, block, block + 1))
-    return found
+            merged.append(Run(file, block, block + 1))
+    return merged
 
 
 def share(needed: Iterable[list[Run]], index: int, count: int) -> list[Run]:
@@ -171,13 +171,13 @@ class ResumePolicy:
     """What checkpoints say of the run that makes them, and which ones it may resume from."""
 
     #: What must equal the checkpoint's (model, data, seed, …), as nested mappings of JSON values.
-    identity: Mapping[str, Any]
+    identity: Mapping[str, object]
     #: Who makes them.
     holder: Holder = Holder()
     #: With "never" only checkpoints of the same execution are used: retries resume, and older ones are ignored.
     resume: str = "auto"
     #: What a setting that is absent from an identity is: older checkpoints do not know newer settings.
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, object] = field(default_factory=dict)
     #: How the ranks divide the work, if they hold different parts of the model; numbers continue bit for bit under the
     #: same layout only.
     layout: Sequence[int] = ()
@@ -187,15 +187,15 @@ class ResumePolicy:
     grace_s: float = 30.0
 
     @property
-    def made_by(self) -> dict[str, Any]:
+    def made_by(self) -> dict[str, object]:
         """What the manifests of this run's checkpoints say of it."""
         return {"identity": self.identity, "run": self.holder.execution}
 
-    def ranks(self, world: int) -> dict[str, Any]:
+    def ranks(self, world: int) -> dict[str, object]:
         """What the manifests of checkpoints say of the ranks that wrote them, if they are so many of this run."""
         return {"world": world} | ({"layout": list(self.layout)} if self.layout else {})
 
-    def uses(self, name: Name, made_by: Mapping[str, Any]) -> bool:
+    def uses(self, name: Name, made_by: Mapping[str, object]) -> bool:
         """Whether it may be resumed from, if it is alike."""
         run = self.holder.execution
         ours = name.attempt == self.attempt or (run and made_by.get("run") == run)
@@ -222,26 +222,26 @@ class ResumePolicy:
             )
 
 
-def filled(defaults: Any, value: Any) -> Any:
+def filled(defaults: object, value: object) -> object:
     """``value`` with what is absent from its nested mappings taken from ``defaults``."""
     if not (isinstance(defaults, Mapping) and isinstance(value, Mapping)):
         return value
     return {**defaults, **{key: filled(defaults.get(key), item) for key, item in value.items()}}
 
 
-def first_difference(then: Any, now: Any, path: str = "") -> tuple[str, Any, Any] | None:
+def first_difference(then: object, now: object, path: str = "") -> tuple[str, object, object] | None:
     """The dotted path of the first difference between two nested mappings, with both values."""
     if isinstance(then, Mapping) and isinstance(now, Mapping):
         for key in sorted({*then, *now}):
-            found = first_difference(then.get(key), now.get(key), f"{path}.{key}" if path else str(key))
-            if found:
-                return found
+            difference = first_difference(then.get(key), now.get(key), f"{path}.{key}" if path else str(key))
+            if difference:
+                return difference
         return None
     # A tuple comes back from JSON as a list.
     return None if json.dumps(then) == json.dumps(now) else (path, then, now)
 
 
-def abbreviated(value: Any) -> str:
+def abbreviated(value: object) -> str:
     """A value as JSON, at most 60 characters."""
     text = "unset" if value is None else json.dumps(value)
     return text if len(text) <= 60 else text[:57] + "..."
@@ -328,21 +328,21 @@ def fetch(candidate: Candidate, policy: ResumePolicy, temporary: str) -> str:
 
 def open_verified(peers: Peers, directory: Path) -> Artifact:
     """Open the checkpoint and verify all files but those of tensors. If a rank finds it damaged, all ranks raise."""
-    found: list[Artifact] = []
+    opened_here: list[Artifact] = []
 
     def check() -> None:
         artifact = Artifact.open(directory, KIND)
-        found.append(artifact.check_sha256([file for file in artifact.files if not holds_tensors(file)]))
+        opened_here.append(artifact.check_sha256([file for file in artifact.files if not holds_tensors(file)]))
 
     run_and_gather(peers, check)
-    return found[0]
+    return opened_here[0]
 
 
 def damage(candidate: Candidate, error: DamagedArtifact | MissingObject) -> str:
     return f"{candidate.uri} is damaged ({error.message})"
 
 
-def that_has_stepped(live: Mapping[str, T], index: Mapping[str, Any]) -> dict[str, T]:
+def that_has_stepped(live: Mapping[str, T], index: Index) -> dict[str, T]:
     """What is ``live`` without the optimiser's state of parameters of which the checkpoint has none: those that had no
     gradient until then."""
     state = "optimizer/state/"
@@ -350,7 +350,7 @@ def that_has_stepped(live: Mapping[str, T], index: Mapping[str, Any]) -> dict[st
     return {n: item for n, item in live.items() if not n.startswith(state) or n.rpartition("/")[0] in stepped}
 
 
-def check_tensors(candidate: Candidate, index: Mapping[str, Any], live: Mapping[str, tuple[int, ...]]) -> None:
+def check_tensors(candidate: Candidate, index: Index, live: Mapping[str, tuple[int, ...]]) -> None:
     """Raise ``UserError`` unless the model's and the optimiser's tensors (``live``, of all ranks) are the checkpoint's,
     in name and size."""
     then = {n: tuple(e["size"]) for n, e in index.items() if n.startswith(("model/", "optimizer/"))}

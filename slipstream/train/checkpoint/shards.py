@@ -13,7 +13,7 @@ import os
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
@@ -64,6 +64,26 @@ class Piece(NamedTuple):
 Chunks = dict[MetadataIndex, tuple[Sequence[int], Piece]]
 
 
+class StoredChunk(TypedDict):
+    """A part of a tensor, ``sizes`` from ``offsets`` on, and where its bytes are (see :class:`Piece`)."""
+
+    offsets: list[int]
+    sizes: list[int]
+    piece: tuple[str, int, int]
+
+
+class StoredTensor(TypedDict):
+    """A tensor of the index."""
+
+    dtype: str
+    size: list[int]
+    chunks: list[StoredChunk]
+
+
+#: The contents of ``index.json``, by the names of the tensors.
+Index = Mapping[str, StoredTensor]
+
+
 @dataclass(frozen=True)
 class FileWriter:
     """Writes files into a directory, hashed and synced; ``records`` holds sizes and digests of those written."""
@@ -106,7 +126,7 @@ class ShardWriter(StorageWriter):
     def reset(self, checkpoint_id: str | os.PathLike | None = None) -> None:
         """Nothing to do: a writer is made for one checkpoint."""
 
-    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+    def set_up_storage_writer(self, is_coordinator: bool, *args: object, **kwargs: object) -> None:
         """Nothing to do: the directory exists."""
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
@@ -143,7 +163,7 @@ class ShardWriter(StorageWriter):
 class ShardReader(StorageReader):
     """DCP's reader: reads pieces of tensors from verified files directly into the target tensors."""
 
-    def __init__(self, directory: Path, index: dict[str, Any]) -> None:
+    def __init__(self, directory: Path, index: Index) -> None:
         self._directory = directory
         self._index = index
         self._chunks: Chunks = {}
@@ -151,11 +171,11 @@ class ShardReader(StorageReader):
     def reset(self, checkpoint_id: str | os.PathLike | None = None) -> None:
         """Nothing to do: a reader is made for one checkpoint."""
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+    def read_metadata(self, *args: object, **kwargs: object) -> Metadata:
         metadata, self._chunks = metadata_of(self._index)
         return metadata
 
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: object, **kwargs: object) -> None:
         # Only the coordinator calls read_metadata, but every rank needs the chunks.
         self._chunks = metadata_of(self._index)[1]
 
@@ -217,13 +237,12 @@ def read_tensor(directory: Path, piece: Piece, dtype: str, sizes: list[int]) -> 
     return torch.frombuffer(data, dtype=kind).reshape(sizes)
 
 
-def index_of(metadata: Metadata, pieces: dict[MetadataIndex, Piece]) -> dict[str, Any]:
-    """The contents of ``index.json``: ``{name: {dtype, size, chunks: [{offsets, sizes, piece}]}}``."""
-    index: dict[str, Any] = {}
+def index_of(metadata: Metadata, pieces: Mapping[MetadataIndex, Piece]) -> Index:
+    index: dict[str, StoredTensor] = {}
     for name, stored in metadata.state_dict_metadata.items():
         assert isinstance(stored, TensorStorageMetadata)
-        chunks = [
-            {"offsets": list(c.offsets), "sizes": list(c.sizes), "piece": list(pieces[MetadataIndex(name, c.offsets)])}
+        chunks: list[StoredChunk] = [
+            {"offsets": list(c.offsets), "sizes": list(c.sizes), "piece": pieces[MetadataIndex(name, c.offsets)]}
             for c in stored.chunks
         ]
         dtype = str(stored.properties.dtype).removeprefix("torch.")
@@ -231,38 +250,38 @@ def index_of(metadata: Metadata, pieces: dict[MetadataIndex, Piece]) -> dict[str
     return index
 
 
-def metadata_of(index: dict[str, Any]) -> tuple[Metadata, Chunks]:
+def metadata_of(index: Index) -> tuple[Metadata, Chunks]:
     """The inverse of :func:`index_of`."""
     tensors: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
-    places: Chunks = {}
+    chunk_pieces: Chunks = {}
     for name, entry in index.items():
         chunks = [ChunkStorageMetadata(torch.Size(c["offsets"]), torch.Size(c["sizes"])) for c in entry["chunks"]]
         properties = TensorProperties(dtype=getattr(torch, entry["dtype"]))
         tensors[name] = TensorStorageMetadata(properties, torch.Size(entry["size"]), chunks)
         for chunk in entry["chunks"]:
-            places[MetadataIndex(name, torch.Size(chunk["offsets"]))] = chunk["sizes"], Piece(*chunk["piece"])
-    return Metadata(tensors), places
+            chunk_pieces[MetadataIndex(name, torch.Size(chunk["offsets"]))] = chunk["sizes"], Piece(*chunk["piece"])
+    return Metadata(tensors), chunk_pieces
 
 
 def load_planner() -> DefaultLoadPlanner:
     return DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
 
 
-def pieces_read(tensors: Mapping[str, Tensor], index: dict[str, Any]) -> Iterator[Piece]:
+def pieces_read(tensors: Mapping[str, Tensor], index: Index) -> Iterator[Piece]:
     """What this rank reads of the files to fill ``tensors``: of each stored chunk the rows that it holds a part of."""
-    metadata, places = metadata_of(index)
+    metadata, chunks_of = metadata_of(index)
     planner = load_planner()
     planner.set_up_planner(dict(tensors), metadata)
     for item in planner.create_local_plan().items:
-        sizes, piece = places[item.storage_index]
+        sizes, piece = chunks_of[item.storage_index]
         yield piece.rows(sizes, item.storage_offsets[0], item.lengths[0]) if sizes else piece
 
 
-def read_index(directory: Path) -> dict[str, Any]:
+def read_index(directory: Path) -> Index:
     return json.loads((directory / INDEX).read_bytes())
 
 
-def check_index(index: Mapping[str, Any], files: Container[str], where: str) -> None:
+def check_index(index: Index, files: Container[str], where: str) -> None:
     """Raise ``DamagedArtifact`` if the index names a file of tensors that the manifest does not list."""
     for name, entry in index.items():
         for chunk in entry["chunks"]:

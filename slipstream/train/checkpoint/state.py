@@ -28,13 +28,18 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
+#: As torch's state dictionaries: names to tensors, numbers, text and more of the same.
+StateDict = dict[str, Any]
+#: The pair of the outer path and the key; empty at the top.
+KeyPath = tuple[Any, ...]
+
 
 class Stateful(Protocol):
     """A part of the training state."""
 
-    def state_dict(self) -> dict[str, Any]: ...
+    def state_dict(self) -> StateDict: ...
 
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
+    def load_state_dict(self, state_dict: StateDict, /) -> object: ...
 
 
 @dataclass(frozen=True)
@@ -45,14 +50,14 @@ class AppState:
     optimizer: torch.optim.Optimizer
     parts: Mapping[str, Stateful] = field(default_factory=dict)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         return {
             "model": model_state(self.model),
             "optimizer": optimizer_state(self.model, self.optimizer),
             "parts": {name: part.state_dict() for name, part in self.parts.items()},
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Take over all but the model's tensors, which are filled in place."""
         # Not strict: a parameter that had no gradient yet has no state.
         options = StateDictOptions(strict=False)
@@ -85,7 +90,7 @@ def model_state(model: nn.Module) -> dict[str, Tensor]:
     return state
 
 
-def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> StateDict:
     """The optimiser's ``state`` by the names of the parameters, and its ``param_groups`` with names in ``params``."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in unwrapped(model).named_parameters()}
     return {
@@ -96,13 +101,13 @@ def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[
     }
 
 
-def split(value: Any) -> tuple[Any, dict[str, Tensor]]:
+def split(value: object) -> tuple[object, dict[str, Tensor]]:
     """The tree for JSON and the tensors by name. Raises ``TypeError`` with the path of a value of another type."""
     tensors: dict[str, Tensor] = {}
     return encode(value, (), tensors), tensors
 
 
-def encode(value: Any, path: tuple[Any, ...], tensors: dict[str, Tensor]) -> Any:
+def encode(value: object, path: KeyPath, tensors: dict[str, Tensor]) -> object:
     # By how many there are: a history has thousands of numbers, and the step loop waits.
     if isinstance(value, float):
         # JSON has no infinity and no NaN. Finite numbers keep all their bits.
@@ -124,8 +129,8 @@ def encode(value: Any, path: tuple[Any, ...], tensors: dict[str, Tensor]) -> Any
     raise TypeError(f"{written(path)}: a {kind} cannot be kept in a checkpoint; use tensors, numbers and text")
 
 
-def written(path: tuple[Any, ...]) -> str:
-    """The path as text; it is the pair of the outer path and the key, and empty at the top."""
+def written(path: KeyPath) -> str:
+    """The path as text."""
     keys = []
     while path:
         path, key = path
@@ -133,7 +138,7 @@ def written(path: tuple[Any, ...]) -> str:
     return "/".join(reversed(keys))
 
 
-def merge(first: Any, second: Any) -> Any:
+def merge(first: object, second: object) -> object:
     """One tree of the trees of two ranks that hold different parts of a model: mappings and lists are united (each rank
     has parameter groups of its own), all else is alike in both."""
     if isinstance(first, dict) and isinstance(second, dict):
@@ -143,7 +148,7 @@ def merge(first: Any, second: Any) -> Any:
     return first
 
 
-def join(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
+def join(tree: object, tensors: Mapping[str, Tensor]) -> Any:
     """The inverse of :func:`split`. What ``tensors`` lacks is left out of its mapping: it is another rank's."""
     if isinstance(tree, list):
         return [join(item, tensors) for item in tree]
@@ -160,7 +165,7 @@ def join(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
     return {key: join(item, tensors) for key, item in tree.items() if not is_absent(item, tensors)}
 
 
-def is_absent(item: Any, tensors: Mapping[str, Tensor]) -> bool:
+def is_absent(item: object, tensors: Mapping[str, Tensor]) -> bool:
     return isinstance(item, dict) and "$tensor" in item and item["$tensor"] not in tensors
 
 
@@ -171,11 +176,11 @@ def seed_generators(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def capture_random_state() -> dict[str, Any]:
+def capture_random_state() -> StateDict:
     """The state of the generators of Python, NumPy and torch (CPU, and this process's GPU if it uses one)."""
     version, words, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state()
-    state: dict[str, Any] = {
+    state: StateDict = {
         "python": [version, list(words), gauss],
         "numpy": [name, np.asarray(keys).tolist(), position, has_gauss, cached],
         "torch": torch.get_rng_state().numpy().tobytes().hex(),
@@ -185,7 +190,7 @@ def capture_random_state() -> dict[str, Any]:
     return state
 
 
-def restore_random_state(state: dict[str, Any]) -> None:
+def restore_random_state(state: StateDict) -> None:
     """Set the generators to a state from :func:`capture_random_state`."""
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))

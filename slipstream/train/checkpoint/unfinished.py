@@ -17,19 +17,20 @@ from slipstream.train.checkpoint.home import CLAIMS, Finished, Home, newest
 from slipstream.train.checkpoint.lease import Lease, Sign, sign_of, wait_for_others
 from slipstream.train.config import lasting
 
+#: Of a training's task, by name: ``training`` holds its settings.
+Inputs = Mapping[str, Any]
+
 LOG = logger("train")
 
 
 class UnfinishedTraining:
-    """``inputs`` are those of a training's task: ``training`` holds its settings."""
-
-    def lasting(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    def lasting(self, inputs: Inputs) -> Inputs:
         return {**inputs, "training": lasting(inputs["training"])}
 
-    def address(self, home: str, inputs: Mapping[str, Any]) -> str:
+    def address(self, home: str, inputs: Inputs) -> str:
         return inputs["training"].checkpoint_uri or home
 
-    def take(self, home: str, holder: Holder, inputs: Mapping[str, Any], directory: Path) -> bool:
+    def take(self, home: str, holder: Holder, inputs: Inputs, directory: Path) -> bool:
         waited = wait_for_others(home, holder, inputs["training"].when_held)
         finished = result_of(home, holder, waited=waited)
         if finished is None:
@@ -40,12 +41,12 @@ class UnfinishedTraining:
         Home(storage_for(home)).reopen()
         return False
 
-    def deliver(self, home: str, holder: Holder, inputs: Mapping[str, Any]) -> Callable[[str], None]:
-        place = Home(storage_for(home))
-        attempt = newest(place.storage.list(CLAIMS))
-        ours = place.holder_of(attempt) == holder
-        sign = replace(sign_of(place, attempt) or Sign(), delivering=True)
-        lease = Lease(place, attempt, sign=sign) if ours else None
+    def deliver(self, home: str, holder: Holder, inputs: Inputs) -> Callable[[str], None]:
+        checkpoint_home = Home(storage_for(home))
+        attempt = newest(checkpoint_home.storage.list(CLAIMS))
+        ours = checkpoint_home.holder_of(attempt) == holder
+        sign = replace(sign_of(checkpoint_home, attempt) or Sign(), delivering=True)
+        lease = Lease(checkpoint_home, attempt, sign=sign) if ours else None
 
         def delivered(artifact: str) -> None:
             if lease is None:
@@ -54,7 +55,7 @@ class UnfinishedTraining:
                 lease.end()
             else:
                 lease.drop()
-                place.finish(holder, artifact)
+                checkpoint_home.finish(holder, artifact)
 
         return delivered
 

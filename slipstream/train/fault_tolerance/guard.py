@@ -19,7 +19,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import NamedTuple, NoReturn, TypeVar
 
 from slipstream.errors import Preempted
 from slipstream.logs import logger
@@ -35,32 +35,32 @@ STALLS = 5
 LOG = logger("train")
 #: Returns the arguments of :meth:`~slipstream.train.checkpoint.Checkpoints.save`, the progress and this rank's own
 #: state, or None if what there is now is not to be kept. It has to call :meth:`Guard.finished` for all steps first.
-Capture = Callable[[], tuple[Any, Any] | None]
+Capture = Callable[[], tuple[object, object] | None]
 T = TypeVar("T")
 
 
-class Began(NamedTuple):
+class StepStart(NamedTuple):
     """When the host had a batch, and the place in the device's work where its step begins."""
 
     ready: float
     mark: Mark
 
 
-class GivenStep(NamedTuple):
-    """A step that the device has been given."""
+class StepTiming(NamedTuple):
+    """The times of a step, which the device may not have begun yet."""
 
-    began: Began
-    ended: Mark
+    start: StepStart
+    end: Mark
     #: Seconds for which the host had waited for its batch.
     waited: float
-    snapshot: StepWait | None
+    snapshot_wait: StepWait | None
 
 
 class Guard:
     """Between two steps: exchange notices, save, or stop.
 
-    The host runs ahead of the device: it gives it steps (:meth:`step`) before earlier ones are :meth:`finished`. What
-    is recorded is the device's time: a wait of the host counts only where the device had nothing to do meanwhile.
+    The host runs ahead of the device: steps are :meth:`enqueued` before earlier ones are :meth:`finished`. What is
+    recorded is the device's time: a wait of the host counts only where the device had nothing to do meanwhile.
     """
 
     def __init__(
@@ -76,7 +76,6 @@ class Guard:
         self._checkpoints = checkpoints
         self._unsaved_limit_s = unsaved_limit_s
         self._clock = clock or DeviceClock()
-        self._given: deque[GivenStep] = deque()
         self._idle_since = 0.0
         self.interval = interval
         self._consensus = Consensus(watcher, checkpoints.peers)
@@ -97,23 +96,22 @@ class Guard:
         if stop:
             self._exit(f"left before its first step ({stop.why})")
 
-    def before_step(self) -> Began:
-        """The host has a batch, and is about to give the device a step."""
-        return Began(time.perf_counter(), self._clock.mark())
+    def before_step(self) -> StepStart:
+        """The host has a batch, and is about to enqueue a step."""
+        return StepStart(time.perf_counter(), self._clock.mark())
 
-    def given(self, began: Began, waited: float = 0.0) -> None:
-        """The device was given the step that ``began``, for whose batch the host has ``waited`` seconds."""
-        self._given.append(GivenStep(began, self._clock.mark(), waited, self._checkpoints.background.pop_step_wait()))
+    def enqueued(self, start: StepStart, waited: float = 0.0) -> StepTiming:
+        """The device was given the step of this ``start``, for whose batch the host has ``waited`` seconds."""
+        return StepTiming(start, self._clock.mark(), waited, self._checkpoints.background.pop_step_wait())
 
-    def finished(self, step: int) -> None:
-        """Wait until the device has finished the oldest step that it was given, the ``step``-th of the run, and record
-        its times."""
-        given = self._given.popleft()
-        ready, began, ended = given.began.ready, given.began.mark.wait(), given.ended.wait()
-        stall = given.snapshot.stall() if given.snapshot else 0.0
-        self.recorder.add(STEPS, ended - began - stall)
-        idle_from = max(self._idle_since, ready - given.waited)
-        self.recorder.add(DATA_WAIT, max(0.0, min(began, ready) - idle_from))
+    def finished(self, step: int, timing: StepTiming) -> None:
+        """Wait until the device has finished the ``step``-th step of the run, and record its times. Steps finish in the
+        order in which they were enqueued."""
+        ready, begin, ended = timing.start.ready, timing.start.mark.wait(), timing.end.wait()
+        stall = timing.snapshot_wait.stall() if timing.snapshot_wait else 0.0
+        self.recorder.add(STEPS, ended - begin - stall)
+        idle_from = max(self._idle_since, ready - timing.waited)
+        self.recorder.add(DATA_WAIT, max(0.0, min(begin, ready) - idle_from))
         self._add_stall(stall)
         self.recorder.step(step)
         self._idle_since = ended

@@ -20,9 +20,10 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from email.message import Message
 from email.utils import parsedate_to_datetime
 from types import FrameType
-from typing import Any, Protocol
+from typing import Protocol
 
 LINK_LOCAL = "http://169.254.169.254"
 #: Seconds between polls, and the timeout of one. Notices come two minutes ahead on AWS, thirty seconds elsewhere.
@@ -61,7 +62,7 @@ class Server(Protocol):
 
 def request(
     url: str, headers: dict[str, str], *, method: str = "GET", timeout: float = TIMEOUT_S
-) -> tuple[int, bytes, Any]:
+) -> tuple[int, bytes, Message]:
     """Status, body and headers of one HTTP exchange, whatever the status. Raises ``MetadataUnavailable``."""
     # Without a proxy: it would pass on the metadata of its own machine.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -83,7 +84,7 @@ def monotonic_deadline(moment: datetime) -> float:
     return time.monotonic() + (moment - datetime.now(UTC)).total_seconds()
 
 
-def parse_mapping(body: bytes, url: str) -> dict[str, Any]:
+def parse_mapping(body: bytes, url: str) -> dict[str, object]:
     """A JSON mapping. Raises ``MetadataUnavailable`` for anything else."""
     try:
         value = json.loads(body)
@@ -122,7 +123,7 @@ class Aws:
             return Notice(self.name, "rebalance recommendation", None)
         return None
 
-    def _get(self, path: str) -> dict[str, Any] | None:
+    def _get(self, path: str) -> dict[str, object] | None:
         for _ in range(2):
             if not self._token:
                 self._renew()
@@ -231,7 +232,7 @@ class Watcher:
         self._notice: Notice | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="preemption", daemon=True)
-        self._handler_before: Any = None
+        self._handler_before: Callable[[int, FrameType | None], object] | int | None = None
 
     @property
     def notice(self) -> Notice | None:

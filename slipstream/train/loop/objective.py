@@ -99,7 +99,7 @@ def evaluate_split(
 
 @dataclass(frozen=True)
 class Teacher:
-    """A network on the device of the training, in evaluation mode, whose weights do not change."""
+    """A model on the device of the training, in evaluation mode, whose weights do not change."""
 
     model: Predictor
     teaching: TeachingConfig
@@ -108,7 +108,7 @@ class Teacher:
     def blend(self, loss: Tensor, outputs: Tensor, inputs: Sequence[Tensor], weight: Tensor | None) -> Tensor:
         """The sum of the rows' losses with the teacher's share in it.
 
-        ``loss`` is the sum for the labels, ``outputs`` (float32) what the network that learns gives for ``inputs``;
+        ``loss`` is the sum for the labels, ``outputs`` (float32) what the model that learns gives for ``inputs``;
         ``weight`` ``[rows]`` is that of the rows. The teacher's part is, for logits, the Kullback-Leibler divergence of
         both softmaxes at the temperature T, times T² so that its gradient does not shrink with T; for a regression the
         squared difference in units of the target's variance.

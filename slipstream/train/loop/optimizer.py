@@ -11,12 +11,13 @@ The learning rate is a pure function of the step, so that checkpoints need not h
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from slipstream.train.checkpoint.state import StateDict
 from slipstream.train.config import TrainingConfig
 
 #: Verdicts that the host knows.
@@ -114,10 +115,10 @@ class AveragedWeights:
         """The model's outputs with the averaged weights."""
         return functional_call(self._model, self.weights, inputs)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         return dict(self.weights)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         for name, tensor in state.items():
             self.weights[name].copy_(tensor)
 

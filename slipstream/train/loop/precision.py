@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from slipstream.errors import UserError
+from slipstream.train.checkpoint.state import StateDict
 from slipstream.train.config import TrainingConfig
 from slipstream.train.loop.optimizer import Verdict
 
@@ -115,12 +116,12 @@ class LossScaler:
         self.scale.copy_(torch.where(skip, self.scale / 2, torch.where(grows, self.scale * 2, self.scale)))
         self._steps.masked_fill_(grows, 0)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         if not self.enabled:
             return {}
         return {"scale": self.scale.item(), "_growth_tracker": int(self._steps.item())}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         if self.enabled and state:
             self.scale.fill_(state["scale"])
             self._steps.fill_(state["_growth_tracker"])

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -23,19 +22,19 @@ ATTENTION = ("flash_attention", "flash_attention_for_cpu", "efficient_attention"
 ROWS = 2
 
 
-def attention_flops(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+def attention_flops(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: object, **__: object) -> int:
     return sdpa_flop_count(query, key, value)
 
 
-def attention_backward_flops(_: Any, query: Any, key: Any, value: Any, *__: Any, **___: Any) -> int:
-    return 2 * sdpa_flop_count(query, key, value)
+def attention_backward_flops(_: object, *arguments: Sequence[int], **__: object) -> int:
+    return 2 * sdpa_flop_count(*arguments[:3])
 
 
 def flop_counter() -> FlopCounterMode:
     """A context that counts; ``get_total_flops()`` tells."""
     kernels = {name: getattr(torch.ops.aten, f"_scaled_dot_product_{name}") for name in ATTENTION}
     backwards = {name: getattr(torch.ops.aten, f"_scaled_dot_product_{name}_backward") for name in ATTENTION}
-    formulas: dict[Any, Any] = dict.fromkeys(kernels.values(), attention_flops) | dict.fromkeys(
+    formulas: dict[object, Callable[..., int]] = dict.fromkeys(kernels.values(), attention_flops) | dict.fromkeys(
         backwards.values(), attention_backward_flops
     )
     return FlopCounterMode(display=False, custom_mapping=formulas)

@@ -50,10 +50,10 @@ class TrainingState:
     progress: Progress
     traits: Traits = field(default_factory=Traits)
     averaged: AveragedWeights | None = None
-    #: The network that this one also learns from, if there is one.
+    #: The model that this one also learns from, if there is one.
     teacher: Teacher | None = None
     #: The conditions of bitwise reproducibility, see :mod:`slipstream.train.setup`.
-    conditions: dict[str, Any] = field(default_factory=dict)
+    conditions: dict[str, object] = field(default_factory=dict)
     #: This rank's sum of losses since the last point of the history, and the number of its rows.
     losses: list[float] = field(default_factory=lambda: [0.0, 0.0])
     #: Points of the history that the ranks have not added up yet: the step, and this rank's ``losses`` there.
@@ -76,7 +76,7 @@ class TrainingState:
             parts["ema"] = self.averaged
         return AppState(self.model, self.optimizer, {**parts, **self.parallel.parts})
 
-    def to_save(self) -> dict[str, Any]:
+    def to_save(self) -> dict[str, object]:
         """What a checkpoint holds besides model, optimiser, scaler, averaged weights and random generators."""
         return {
             "progress": vars(self.progress),
@@ -94,16 +94,16 @@ class TrainingState:
         for name, tensor in self.weights().items():
             self.best_weights[name].copy_(tensor)
 
-    def own(self) -> dict[str, Any]:
+    def own(self) -> dict[str, object]:
         """The part that differs between ranks."""
         return {"losses": list(self.losses), "points": [[step, *losses] for step, losses in self.points]}
 
     def apply(self, restored: Restored, group: Group) -> None:
         """Continue from a restored checkpoint. If the number of ranks changed, rank 0 gets the sums of all losses."""
-        known = {one.name for one in fields(Progress)}
+        names = {one.name for one in fields(Progress)}
         progress: Mapping[str, Any] = restored.progress["progress"]
         # An older checkpoint lacks what is new here, and has what is gone.
-        self.progress = Progress(**{name: value for name, value in progress.items() if name in known})
+        self.progress = Progress(**{name: value for name, value in progress.items() if name in names})
         self.best_weights = restored.progress["best_weights"]
         # An older checkpoint has its losses alone: its ranks had added up the points.
         owns = [own if isinstance(own, dict) else {"losses": own, "points": []} for own in restored.owns]

@@ -223,14 +223,14 @@ def divide(
 @torch.no_grad()
 def fill(part: Predictor, device: torch.device, seed: int) -> None:
     """Give a part on the meta device its memory and its initial weights; do nothing for any other."""
-    network = part.network
-    if not any(parameter.is_meta for parameter in network.parameters()):
+    model = part.network
+    if not any(parameter.is_meta for parameter in model.parameters()):
         return
-    network.to_empty(device=device)
-    for name, parameter in network.named_parameters():
+    model.to_empty(device=device)
+    for name, parameter in model.named_parameters():
         offsets: tuple[int, ...] = (0,) * parameter.ndim
         if isinstance(parameter, DTensor):
             _, offsets = compute_local_shape_and_global_offset(
                 parameter.shape, parameter.device_mesh, parameter.placements
             )
-        fill_part(local(parameter), name, network, seed, parameter.shape, offsets)
+        fill_part(local(parameter), name, model, seed, parameter.shape, offsets)

@@ -19,7 +19,8 @@ no mixture.
 from __future__ import annotations
 
 import warnings
-from typing import Any, cast
+from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -53,15 +54,16 @@ def shard(model: Predictor, mesh: DeviceMesh, config: ParallelConfig, precision:
     # FSDP warns of outputs that are views: nothing here changes an output in place.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     offload = CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if config.offload else OffloadPolicy()
-    settings: Any = {
-        "mesh": mesh,
-        "reshard_after_forward": config.shard == "weights",
-        "offload_policy": offload,
-        "mp_policy": BF16 if precision == "bf16" else MixedPrecisionPolicy(),
-    }
+    divide_module = partial(
+        fully_shard,
+        mesh=mesh,
+        reshard_after_forward=config.shard == "weights",
+        offload_policy=offload,
+        mp_policy=BF16 if precision == "bf16" else MixedPrecisionPolicy(),
+    )
     for name in blocks_of(model.network):
-        fully_shard(model.network.get_submodule(name), **settings)
-    fully_shard(model, **settings)
+        divide_module(model.network.get_submodule(name))
+    divide_module(model)
 
 
 def switch(model: nn.Module, config: ParallelConfig, *, last: bool) -> None:
@@ -73,17 +75,17 @@ def switch(model: nn.Module, config: ParallelConfig, *, last: bool) -> None:
     sharded.set_reshard_after_backward(last or each)
 
 
-def divide_tensors(network: nn.Module, plan: Plan, mesh: DeviceMesh, *, sequence: bool) -> None:
-    """Divide the network's parameters over the one-dimensional ``mesh``, in place.
+def divide_tensors(model: nn.Module, plan: Plan, mesh: DeviceMesh, *, sequence: bool) -> None:
+    """Divide the model's parameters over the one-dimensional ``mesh``, in place.
 
     Raises ``UserError`` if the plan leaves a parameter out.
     """
-    modules = dict(network.named_modules())
+    modules = dict(model.named_modules())
     styles = {name: style_of(modules[name], style, sequence) for name, style in plan.tensor.items()}
-    parallelize_module(network, mesh, styles)
-    for name, parameter in network.named_parameters():
+    parallelize_module(model, mesh, styles)
+    for name, parameter in model.named_parameters():
         if not isinstance(parameter, DTensor):
-            raise UserError(f"model.name: the network's plan for tensor parallelism says nothing of {name}")
+            raise UserError(f"model.name: the model's plan for tensor parallelism says nothing of {name}")
 
 
 def style_of(module: nn.Module, style: Style, sequence: bool) -> ParallelStyle:
@@ -120,7 +122,7 @@ class Region(ParallelStyle):
         self.hidden = hidden
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        def gather(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        def gather(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             return whole(inputs[0], device_mesh, self.hidden), *inputs[1:]
 
         module.register_forward_pre_hook(gather)
@@ -131,7 +133,7 @@ class TiedHead(Region):
     """The same, and gathers the output, which is divided along its last dimension."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        def join(_: nn.Module, inputs: tuple[Any, ...], output: DTensor) -> Tensor:
+        def join(_: nn.Module, inputs: tuple[Tensor, ...], output: DTensor) -> Tensor:
             return output.redistribute(placements=[Replicate()]).to_local()
 
         module.register_forward_hook(join)

@@ -32,11 +32,10 @@ def guarded(run: Run, watcher: Watcher, interval: Interval) -> Guard:
 
 def train(run: Run, guard: Guard, steps: int, each_s: float = 0.0) -> None:
     for step in range(1, steps + 1):
-        began = guard.before_step()
+        start = guard.before_step()
         run.steps(1)
         time.sleep(each_s)
-        guard.given(began)
-        guard.finished(step)
+        guard.finished(step, guard.enqueued(start))
         guard.after_step(step, lambda step=step: ({"step": step}, None))  # type: ignore[misc]
 
 

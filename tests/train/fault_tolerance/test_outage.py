@@ -103,10 +103,9 @@ def test_600_seconds_without_a_store_cost_no_step_and_one_snapshot(
         for step in range(1, 701):
             clock.now += 1.0
             away["store"] = 50 < step <= 650
-            began = guard.before_step()
+            start = guard.before_step()
             run.steps(1)
-            guard.given(began)
-            guard.finished(step)
+            guard.finished(step, guard.enqueued(start))
             guard.after_step(step, lambda step=step: ({"step": step}, None))  # type: ignore[misc]
             guard._look_round(step, lambda: None)  # as every second
             assert run.checkpoints._buffers is buffers, "a second set of buffers"
@@ -137,10 +136,9 @@ def test_after_the_limit_the_steps_wait_until_it_is_saved(
         away["store"] = True
         for step in range(1, 61):
             clock.now += 1.0
-            began = guard.before_step()
+            start = guard.before_step()
             run.steps(1)
-            guard.given(began)
-            guard.finished(step)
+            guard.finished(step, guard.enqueued(start))
             begun = time.monotonic()
             back = threading.Timer(0.5, away.__setitem__, ("store", False))
             if step == 36:
