@@ -110,9 +110,6 @@ class NoGoodputRecorder(GoodputRecorder):
     def add(self, name: str, seconds: float) -> None:
         pass
 
-    def step(self, done: int) -> None:
-        pass
-
 
 class NoGuard(Guard):
     """Neither asks nor saves."""

@@ -71,7 +71,7 @@ def run(request: TrainingRequest) -> None:
         if group.rank == 0 and group.backend == "gloo" and group.device.type == "cuda":
             LOG.warning("gloo between GPUs lets NVIDIA's and AMD's work in one job; it was never measured here")
         setup = Setup.begin(request, group, exchange)
-        state = setup.state(training, group)
+        state = setup.state()
         # From here on only dropout and the like draw random numbers, different ones on each rank. A user's model may
         # also draw from Python's and NumPy's generators, so these are seeded too.
         seed_generators(training.seed * 1_000_003 + setup.layout.data_rank + 1)
@@ -85,20 +85,15 @@ def run(request: TrainingRequest) -> None:
             layout=setup.layout.sizes if training.parallel.divides else (),
             grace_s=max(0.0, request.grace_s - (time.perf_counter() - started)),
         )
-        checkpoints = Checkpoints(
-            request.home,
-            state.app_state(),
-            policy,
-            retention=Retention(regular=every.steps),
-            clock=clock,
-            watcher=watcher,
-        )
-        with checkpoints:
+        retention = Retention(regular=every.steps)
+        with Checkpoints(
+            request.home, state.app_state(), policy, retention=retention, clock=clock, watcher=watcher
+        ) as checkpoints:
             recorder = GoodputRecorder(
                 checkpoints.home, checkpoints.attempt, group.world, writes=group.rank == 0, started=started
             )
             guard = Guard(checkpoints, every, watcher, recorder, clock, training.unsaved_limit)
-            record = train(setup, state, training, group, guard, checkpoints)
+            record = train(setup, state, guard, checkpoints)
             best, last = (setup.parallel.whole(weights) for weights in (state.best_weights, state.weights()))
             if group.rank == 0:
                 write_trained(request.directory, setup.architecture, best, last, request.made_by, record)
@@ -109,16 +104,9 @@ def run(request: TrainingRequest) -> None:
             dist.barrier()
 
 
-def train(
-    setup: Setup,
-    state: TrainingState,
-    training: TrainingConfig,
-    group: Group,
-    guard: Guard,
-    checkpoints: Checkpoints,
-) -> dict[str, bytes]:
+def train(setup: Setup, state: TrainingState, guard: Guard, checkpoints: Checkpoints) -> dict[str, bytes]:
     """Train from the newest checkpoint on, if there is one, to the end. Returns the files about it, by name."""
-    recorder = guard.recorder
+    training, group, recorder = setup.training, setup.group, guard.recorder
     with recorder.time(RESTORE):
         restored = checkpoints.restore(into=state.to_save())
     if restored:
@@ -157,7 +145,7 @@ def train(
         save_seconds=checkpoints.background.publish_seconds,
         ledger=goodput.to_json(),
     )
-    if speed := trained_speed(state, setup, training, group, first_step, recorder.record):
+    if speed := trained_speed(setup, state, first_step, recorder.record):
         attempt["throughput"] = speed
     if setup.compiled:
         attempt["compiled"] = setup.compiled.figures
@@ -191,24 +179,14 @@ def identity(
 def interval(training: TrainingConfig, data: PreparedData) -> Interval:
     """The checkpoint interval by the setting that is given; without any, one epoch."""
     if training.checkpoint_seconds or training.mean_time_between_failures:
-        return Interval(
-            seconds=training.checkpoint_seconds,
-            mean_time_between_failures_s=training.mean_time_between_failures,
-        )
+        return Interval(0, training.checkpoint_seconds, training.mean_time_between_failures)
     epoch = math.ceil(sum(data.segment_rows("train")) / training.batch_size)
     return Interval(steps=training.checkpoint_every or epoch)
 
 
-def trained_speed(
-    state: TrainingState,
-    setup: Setup,
-    training: TrainingConfig,
-    group: Group,
-    first_step: int,
-    record: AttemptRecord,
-) -> Throughput | None:
+def trained_speed(setup: Setup, state: TrainingState, first_step: int, record: AttemptRecord) -> Throughput | None:
     """How fast this attempt's steps were, with all waits between them."""
-    data, precision = setup.data, setup.precision
+    training, group, data, precision = setup.training, setup.group, setup.data, setup.precision
     order = GlobalOrder(stored_blocks(data, "train"), training.batch_size, training.seed)
     return throughput(
         rows=order.consumed(state.progress.step) - order.consumed(first_step),

@@ -140,6 +140,8 @@ def opened(directory: Path | None, factory: str, data: PreparedData) -> TrainedM
 class Setup:
     """The same on all ranks, but for the place in the layout and the part of the model that a rank holds."""
 
+    training: TrainingConfig
+    group: Group
     data: PreparedData
     lineage: Lineage
     architecture: Architecture
@@ -174,16 +176,20 @@ class Setup:
             fast = compile_pass(predictor, pieces, precision, group) if training.compile else None
         with same_error_on_all_ranks():
             layout = Layout.connect(training.parallel, group.rank, group.world, group.device)
-            parallel: ParallelModel = (
-                divide_model(predictor, layout, group.device, training.seed, pieces, precision)
-                if training.parallel.divides
-                else replicate(predictor, traits, group, exchange, training.seed, fast)
-            )
-        return cls(data, lineage, architecture, precision, traits, layout, parallel, fast)
+            parallel: ParallelModel
+            if training.parallel.divides:
+                # Half a second on every process, which most trainings need not spend.
+                from slipstream.train.parallel.divide import divide
 
-    def state(self, training: TrainingConfig, group: Group) -> TrainingState:
+                size = {"micro_batches": len(pieces), "rows": pieces[0].stop}
+                parallel = divide(predictor, layout, group.device, training.seed, **size, precision=precision)
+            else:
+                parallel = replicate(predictor, traits, group, exchange, training.seed, fast)
+        return cls(training, group, data, lineage, architecture, precision, traits, layout, parallel, fast)
+
+    def state(self) -> TrainingState:
         """The state of a training from its beginning."""
-        predictor = self.parallel.model
+        predictor, training, group = self.parallel.model, self.training, self.group
         return TrainingState(
             parallel=self.parallel,
             optimizer=make_optimizer(predictor, training),
@@ -195,17 +201,6 @@ class Setup:
             teacher=self.lineage.teacher_on(group.device, self.precision),
             conditions=conditions(training, group),
         )
-
-
-def divide_model(
-    predictor: Predictor, layout: Layout, device: torch.device, seed: int, pieces: list[slice], precision: str
-) -> ParallelModel:
-    """Divide the model for the micro-batches ``pieces``."""
-    # Half a second on every process, which most trainings need not spend.
-    from slipstream.train.parallel.divide import divide
-
-    size = {"micro_batches": len(pieces), "rows": pieces[0].stop}
-    return divide(predictor, layout, device, seed, **size, precision=precision)
 
 
 def compile_pass(predictor: Predictor, pieces: list[slice], precision: str, group: Group) -> Compiled:

@@ -101,9 +101,6 @@ class Outage:
         """The work begins at ``step``."""
         self.step, self.since = step, self.now()
 
-    def failed(self, why: str) -> None:
-        self.why = why
-
     def saved(self, step: int, taken: float) -> str:
         """A checkpoint of ``step`` is published, whose snapshot was ``taken`` then. Returns what to say of it, if there
         was a warning."""
@@ -152,13 +149,6 @@ class Save:
     staged: threading.Event = field(default_factory=threading.Event)
     outcome: Future[Name] = field(default_factory=Future)
 
-    @property
-    def over(self) -> bool:
-        return self.outcome.done()
-
-    def again(self) -> Save:
-        return Save(self.step, self.taken, snapshot=self.snapshot)
-
 
 class BackgroundSave:
     """One save at a time, and one snapshot that waits."""
@@ -188,7 +178,7 @@ class BackgroundSave:
 
     def busy(self) -> bool:
         """Whether a save is in progress on this rank. Ranks may differ for a moment."""
-        return self._active is not None and not self._active.over
+        return self._active is not None and not self._active.outcome.done()
 
     def failing(self) -> bool:
         """Whether the save in progress is not worth waiting for: the store does not answer this rank, or the save was
@@ -203,7 +193,7 @@ class BackgroundSave:
     def wait_for_buffers(self) -> None:
         """Wait until the buffers hold nothing that is still to be written; a snapshot that waits may be overwritten."""
         self.wait_for_copy()
-        if self._active is not None and not self._active.over:
+        if self._active is not None and not self._active.outcome.done():
             self._active.staged.wait()
 
     def begin(self, step: int, complete: Callable[[], Snapshot], *, late: bool) -> None:
@@ -234,7 +224,7 @@ class BackgroundSave:
             save.outcome.set_exception(error)
 
     def _start(self, save: Save) -> None:
-        if not save.over:  # its copy failed
+        if not save.outcome.done():  # its copy failed
             threading.Thread(target=self._publish, args=(save,), name="checkpoint", daemon=True).start()
 
     def _publish(self, save: Save) -> None:
@@ -262,7 +252,9 @@ class BackgroundSave:
         if not busy:
             self._settle()
             self._publish_waiting()
-        self._warn(step)
+        warning = self.outage.warning(step) if self.waiting else ""
+        if warning and self._publisher.peers.rank == 0:
+            LOG.warning("%s", warning)
 
     def _publish_waiting(self) -> None:
         """Publish the snapshot that waits, if there is one; no save is in progress."""
@@ -272,12 +264,6 @@ class BackgroundSave:
             # After its copy: the copier works in order.
             self._copier.submit(self._start, self._active)
 
-    def _warn(self, step: int) -> None:
-        """Say what a loss would cost, if nothing can be saved and it is time to."""
-        warning = self.outage.warning(step) if self.waiting else ""
-        if warning and self._publisher.peers.rank == 0:
-            LOG.warning("%s", warning)
-
     def _settle(self, *, tolerate: bool = True) -> None:
         """Take in the outcome of the last save, which is over on all ranks. Raises its error, or tolerates it."""
         save, self._active = self._active, None
@@ -286,8 +272,8 @@ class BackgroundSave:
         try:
             self.published = save.outcome.result()
         except StorageUnavailable as error:
-            self.outage.failed(str(error))
-            self._waiting = self._waiting or save.again()
+            self.outage.why = str(error)
+            self._waiting = self._waiting or Save(save.step, save.taken, snapshot=save.snapshot)
             if not tolerate:
                 raise
         except UserError as error:

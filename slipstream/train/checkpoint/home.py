@@ -40,7 +40,7 @@ CLAIMS = "claims/"
 INHERITED = "inherited/"
 LEASES = "leases/"
 CHECKPOINTS = "step-"
-PATTERN = re.compile(r"step-(\d{12})\.a(\d{4,})(\.best)?")
+PATTERN = re.compile(r"step-(\d{12})\.a(\d{4,})")
 
 
 @dataclass(frozen=True, order=True)
@@ -49,35 +49,29 @@ class Name:
 
     attempt: int
     step: int
-    best: bool = False
 
     def __str__(self) -> str:
-        return f"step-{self.step:012d}.a{self.attempt:04d}{'.best' if self.best else ''}"
+        return f"step-{self.step:012d}.a{self.attempt:04d}"
 
     @classmethod
     def parse(cls, text: str) -> Name | None:
         match = PATTERN.fullmatch(text)
-        return cls(int(match[2]), int(match[1]), bool(match[3])) if match else None
+        return cls(int(match[2]), int(match[1])) if match else None
 
 
 @dataclass(frozen=True)
 class Retention:
-    """The checkpoints to retain: the newest ``last``, the newest marked best, those of every ``every``-th step, and the
-    newest of a ``regular``-th step (0: none)."""
+    """The checkpoints to retain: the newest ``last``, and the newest of a ``regular``-th step (0: none)."""
 
     last: int = 2
-    every: int = 0
     regular: int = 0
 
     def expired(self, names: Iterable[Name]) -> list[Name]:
         """Those of ``names`` to delete, newest first."""
         newest_first = sorted(names, reverse=True)
         retained = set(newest_first[: self.last])
-        retained.update([name for name in newest_first if name.best][:1])
         if self.regular:
             retained.update([name for name in newest_first if name.step % self.regular == 0][:1])
-        if self.every:
-            retained.update(name for name in newest_first if name.step % self.every == 0)
         return [name for name in newest_first if name not in retained]
 
 

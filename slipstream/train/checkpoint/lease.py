@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
 from filelock import FileLock, Timeout
@@ -65,8 +65,8 @@ class Sign:
             sign = cls(**data)
         except TypeError:
             return None
-        kinds = {"beat": int, "step": int, "announced": str, "leaving": bool, "delivering": bool, "ended": bool}
-        return sign if all(type(getattr(sign, name)) is kind for name, kind in kinds.items()) else None
+        pairs = zip(astuple(sign), astuple(cls()), strict=True)
+        return sign if all(type(value) is type(default) for value, default in pairs) else None
 
     @property
     def silence_s(self) -> float:

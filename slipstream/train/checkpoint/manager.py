@@ -178,19 +178,18 @@ class Checkpoints:
         self._buffers = Buffers(tensors, chosen, self.peers.rank)
         return self._buffers
 
-    def save(self, step: int, progress: object, *, own: object = None, best: bool = False) -> float:
+    def save(self, step: int, progress: object, *, own: object = None) -> float:
         """Take a snapshot after optimiser step ``step`` and publish it in the background; return the seconds of stall.
 
         Tensors that only the optimiser changes are copied in the background, too. The optimiser's next step waits for
         these copies, see :meth:`BackgroundSave.pop_step_wait`; nothing else may change the weights meanwhile. Those of
         ``progress`` are copied in the background as well: call :meth:`BackgroundSave.wait_for_copy` before they change.
 
-        ``own`` is state that differs between ranks: numbers and text. A checkpoint marked ``best`` is retained until
-        another one is marked.
+        ``own`` is state that differs between ranks: numbers and text.
 
         A save before it that is not finished is waited for a moment; if the store does not take it, the snapshot waits
-        for its turn while the steps go on, see :meth:`resume`. Two saves in a row that were refused are logged; the
-        third raises ``UserError``. ``Superseded`` is always raised.
+        for its turn while the steps go on, see :meth:`BackgroundSave.resume`. Two saves in a row that were refused are
+        logged; the third raises ``UserError``. ``Superseded`` is always raised.
         """
         started = time.perf_counter()
         busy = self.background.busy()
@@ -209,7 +208,7 @@ class Checkpoints:
             self.background.wait_for_buffers()
             buffers = self._plan(tensors) if to_plan or self._buffers is None else self._buffers
             complete = buffers.stage(tensors, later)
-        self.background.begin(step, lambda: Snapshot(step, best, complete(), tree, own, self._parts_differ), late=late)
+        self.background.begin(step, lambda: Snapshot(step, complete(), tree, own, self._parts_differ), late=late)
         return time.perf_counter() - started
 
     def _still_busy(self) -> bool:
@@ -221,10 +220,6 @@ class Checkpoints:
             if failing or not busy:
                 return busy
         return True
-
-    def resume(self, step: int, *, busy: bool) -> None:
-        """After optimiser step ``step``: publish what waits, unless a save is in progress on any rank (``busy``)."""
-        self.background.resume(step, busy=busy)
 
     def finish(self) -> Name | None:
         """Wait until the last save is published and return its name. Raises the error if it failed."""

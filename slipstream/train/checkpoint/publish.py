@@ -38,7 +38,6 @@ class Snapshot:
     """One rank's part of a checkpoint; copies, so that the step loop cannot change them."""
 
     step: int
-    best: bool
     tensors: Mapping[str, Tensor]
     #: The contents of ``state.json``, written by rank 0. Equal on all ranks, unless these hold different ``parts`` of
     #: the model; then those of all ranks are merged.
@@ -111,7 +110,7 @@ class Publisher:
         Calls ``staged`` once the snapshot's tensors are no longer needed, before anything is stored. If a rank fails,
         all ranks raise: ``UserError``, ``StorageUnavailable``, ``Superseded``.
         """
-        name = Name(self.attempt, snapshot.step, snapshot.best)
+        name = Name(self.attempt, snapshot.step)
         directory = self.staging_directory / str(name)
         try:
             files = FileWriter(directory, {})
@@ -120,8 +119,7 @@ class Publisher:
                 snapshot = replace(snapshot, state=reduce(merge, self.peers.gather(snapshot.state)))
             run_and_gather(self.peers, lambda: self.stage(name, files, snapshot, staged))
             stored = run_and_gather(self.peers, lambda: self.store(name, files))
-            records = {file: record for of_rank in stored for file, record in of_rank.items()}
-            self.write_manifests(name, records)
+            self.complete(name, {file: record for of_rank in stored for file, record in of_rank.items()})
         finally:
             if self.lease is not None:
                 self.lease.withdraw()
@@ -162,8 +160,8 @@ class Publisher:
             self.storage.put(f"{name}/{file}", files.directory / file)
         return files.records
 
-    def write_manifests(self, name: Name, records: Mapping[str, FileRecord]) -> None:
-        """Complete the checkpoint whose files all ranks have stored, and delete expired checkpoints."""
+    def complete(self, name: Name, records: Mapping[str, FileRecord]) -> None:
+        """Write the manifest of the checkpoint whose files all ranks have stored, and delete expired checkpoints."""
         made_by = {**self.made_by, "content": CONTENT, "step": name.step, "attempt": name.attempt, **self.ranks}
         files = {file: vars(record) for file, record in sorted(records.items())}
         manifest = canonical_json({"format": FORMAT, "kind": KIND, "made_by": made_by, "files": files})
@@ -189,18 +187,11 @@ class Publisher:
         with suppress(UserError, StorageUnavailable, Superseded):
             self.home.check_claim(self.attempt)
             self.storage.put(LATEST, canonical_json(pointer))
-            self.delete_expired()
-
-    def delete_expired(self) -> None:
-        for name in self.retention.expired(self.present):
-            delete(self.storage, name)
-            self.present.remove(name)
-
-
-def delete(storage: Storage, name: Name) -> None:
-    """Delete a checkpoint, the manifest first, so that a partly deleted one is not complete."""
-    storage.delete([f"{name}/{MANIFEST}"])
-    storage.delete(storage.list(f"{name}/"))
+            for expired in self.retention.expired(self.present):
+                # The manifest first, so that a partly deleted checkpoint is not complete.
+                self.storage.delete([f"{expired}/{MANIFEST}"])
+                self.storage.delete(self.storage.list(f"{expired}/"))
+                self.present.remove(expired)
 
 
 def staging_prefix(storage: Storage, rank: int) -> str:

@@ -52,7 +52,7 @@ class AppState:
 
     def state_dict(self) -> StateDict:
         return {
-            "model": model_state(self.model),
+            "model": unwrapped(self.model).state_dict(),
             "optimizer": optimizer_state(self.model, self.optimizer),
             "parts": {name: part.state_dict() for name, part in self.parts.items()},
         }
@@ -82,12 +82,6 @@ class AppState:
 
 def unwrapped(model: nn.Module) -> nn.Module:
     return model.module if isinstance(model, DistributedDataParallel) else model
-
-
-def model_state(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and persistent buffers by name."""
-    state: dict[str, Tensor] = unwrapped(model).state_dict()
-    return state
 
 
 def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> StateDict:

@@ -48,10 +48,10 @@ class Stop:
 
 @dataclass(frozen=True)
 class GroupState:
-    """The result of an exchange, equal on all ranks; durations are those of the slowest rank.
+    """The result of an exchange, equal on all ranks; durations are those of the slowest rank, see
+    :meth:`Consensus.exchange`.
 
-    ``advised`` says that a rank has a notice without a deadline: a reason to save soon, but not to stop; ``saving``
-    that a save is in progress on a rank.
+    ``advised`` says that a rank has a notice without a deadline: a reason to save soon, but not to stop.
     """
 
     stop: Stop | None
@@ -107,8 +107,11 @@ class Consensus:
         causes, from a snapshot to its publication, and since the first snapshot was taken that is not saved. ``saving``
         says whether a save is in progress on this rank.
         """
-        local = [-seconds_left(self._watcher.notice), step_s, stall_s, publish_s, float(saving), unsaved_s]
-        negative_left, step_s, stall_s, publish_s, saves, unsaved_s = self._maximum(local)
+        mine = [-seconds_left(self._watcher.notice), step_s, stall_s, publish_s, float(saving), unsaved_s]
+        figures = torch.tensor(mine, dtype=torch.float64)
+        if self._peers.group is not None:
+            dist.all_reduce(figures, dist.ReduceOp.MAX, group=self._peers.group)
+        negative_left, step_s, stall_s, publish_s, saves, unsaved_s = figures.tolist()
         stop = Stop(self._reason(), -negative_left) if negative_left > -ADVICE_S else None
         return GroupState(stop, negative_left == -ADVICE_S, step_s, stall_s, publish_s, bool(saves), unsaved_s)
 
@@ -123,12 +126,6 @@ class Consensus:
         if notice is None or notice.deadline is None:
             return None
         return Stop(f"{notice.source}: {notice.what}", seconds_left(notice))
-
-    def _maximum(self, figures: list[float]) -> list[float]:
-        tensor = torch.tensor(figures, dtype=torch.float64)
-        if self._peers.group is not None:
-            dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._peers.group)
-        return tensor.tolist()
 
     def _reason(self) -> str:
         stop = self.local_stop()

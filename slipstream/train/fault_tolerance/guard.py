@@ -113,7 +113,7 @@ class Guard:
         idle_from = max(self._idle_since, ready - timing.waited)
         self.recorder.add(DATA_WAIT, max(0.0, min(begin, ready) - idle_from))
         self._add_stall(stall)
-        self.recorder.step(step)
+        self.recorder.record.last_step = step
         self._idle_since = ended
         self._finished += 1
 
@@ -176,7 +176,7 @@ class Guard:
         state = self._exchange(self.recorder.record.seconds[STEPS] / max(1, self._finished))
         if state.stop:
             self._stop(step, state.stop, capture)
-        self._checkpoints.resume(step, busy=state.saving)
+        self._checkpoints.background.resume(step, busy=state.saving)
         self._record_published()
         return state
 
@@ -217,7 +217,7 @@ class Guard:
 
     def _record_published(self) -> None:
         if self._checkpoints.background.published:
-            self.recorder.saved(self._checkpoints.background.published.step)
+            self.recorder.record.saved_step = self._checkpoints.background.published.step
 
     def _add_stall(self, seconds: float) -> None:
         """Add to the stall that the last save has caused in the step loop."""
@@ -233,7 +233,7 @@ class Guard:
         if saved:
             with self.recorder.time(STALL):
                 self._checkpoints.finish()
-            self.recorder.saved(step)
+            self.recorder.record.saved_step = step
         self._exit(f"left at step {step}, {'saved' if saved else f'with step {self._saved} saved'} ({stop.why})")
 
     def _exit(self, reason: str) -> NoReturn:

@@ -224,7 +224,6 @@ class TrainLoop:
         self._display.evaluated(state.progress.step, state.progress.evaluations[-1])
 
     def _enqueue_step(self, batch: Batch) -> None:
-        """Give the device the next step."""
         state, progress = self._state, self._state.progress
         start = self._guard.before_step()
         result = train_step(state, self._config, self._data_group, self._precision, batch, self._total_steps)

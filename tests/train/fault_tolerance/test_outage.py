@@ -39,7 +39,7 @@ def test_the_warning_says_what_a_loss_would_cost_and_comes_again_when_that_has_d
     clock = Clock()
     outage = Outage("s3://b/home", now=clock)
     outage.begin(100)
-    outage.failed("the store did not answer")
+    outage.why = "the store did not answer"
     found = []
     for second in range(10, 601):
         clock.now = 1000.0 + second
