@@ -95,7 +95,7 @@ class Lineage:
             raise UserError(
                 "training.parallel: a model that is compressed cannot be divided; expected no shard, pipeline or tensor"
             )
-        start, teacher = (opened(each, request.factory, data) for each in (request.start, request.teacher))
+        start, teacher = (open_model(each, request.factory, data) for each in (request.start, request.teacher))
         return cls(start, teacher, request.teaching)
 
     def architecture(self, model: ModelConfig, data: PreparedData) -> Architecture:
@@ -124,7 +124,7 @@ class Lineage:
         return identity
 
 
-def opened(directory: Path | None, factory: str, data: PreparedData) -> TrainedModel | None:
+def open_model(directory: Path | None, factory: str, data: PreparedData) -> TrainedModel | None:
     if directory is None:
         return None
     model = TrainedModel.open(directory, factory)

@@ -103,7 +103,7 @@ def test_a_checkpoint_that_names_files_elsewhere_is_damaged(
     target.mkdir(parents=True)
     before = outside(tmp_path, target)
     with pytest.raises(DamagedArtifact, match=rf"{MANIFEST}: the name .*expected a relative path"):
-        restore.fetch(restore.Candidate(home, Name(1, 2)), restore.ResumePolicy({}), str(target))
+        restore.download(restore.Candidate(home, Name(1, 2)), restore.ResumePolicy({}), str(target))
     assert outside(tmp_path, target) == before
 
 

@@ -233,7 +233,7 @@ def break_something(fault: str) -> None:
             for p in (p for p in parameters if Partial() in p.grad.placements):
                 p.grad = DTensor.from_local(p.grad.to_local(), p.device_mesh, p.placements, run_check=False)
 
-        divide.settle = relabel
+        divide.sum_partial_gradients = relabel
     elif fault == "tied gradient not summed":
         from slipstream.train.parallel.pipeline import Pipeline
 

@@ -36,12 +36,12 @@ SLOW_S = 60.0
 #: Saves in a row that may be refused (a full disk, a right that is missing) before training stops.
 TOLERATED_FAILURES = 2
 #: Seconds at a time for which the steps wait for a save that is still in progress when the next is due.
-GLANCE_S = 0.05
+BRIEF_WAIT_S = 0.05
 
 LOG = logger("checkpoint")
 
 
-def give_way() -> None:
+def lower_thread_priority() -> None:
     """Give this thread a low priority, for the rest of its life: without privileges there is no way back. On a
     processor that is idle, as when training waits for the thread, it is as fast as before."""
     # Elsewhere a priority is that of a whole process.
@@ -50,7 +50,7 @@ def give_way() -> None:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
-def given_way_s() -> float:
+def waited_for_processor_s() -> float:
     """Seconds for which this thread had work and no processor; 0 where the system does not tell."""
     try:
         return int(SCHEDULING.read_text().split()[1]) / 1e9
@@ -58,7 +58,7 @@ def given_way_s() -> float:
         return 0.0
 
 
-def needed(took: Sequence[tuple[float, float]]) -> float:
+def working_seconds(took: Sequence[tuple[float, float]]) -> float:
     """The seconds of a save without those in which it gave way, of all ranks' both. Ranks wait for each other, so that
     the longest wait of one is in the time of all."""
     return max(0.0, max(seconds for seconds, _ in took) - max(waited for _, waited in took))
@@ -74,7 +74,7 @@ class Outage:
     step: int = 0
     since: float = field(init=False)
     #: When the first snapshot was taken that is not saved yet; None if there is none.
-    tried: float | None = None
+    first_unsaved: float | None = None
     #: Why the last save failed; "" if it did not.
     why: str = ""
     #: The seconds without a save after which there is a warning.
@@ -89,13 +89,13 @@ class Outage:
         return self.now() - self.since
 
     @property
-    def tried_s(self) -> float:
+    def unsaved_s(self) -> float:
         """For how long there has been a snapshot that is not saved; 0 without one."""
-        return 0.0 if self.tried is None else self.now() - self.tried
+        return 0.0 if self.first_unsaved is None else self.now() - self.first_unsaved
 
-    def tries(self, taken: float) -> None:
+    def add_unsaved(self, taken: float) -> None:
         """A snapshot that was ``taken`` then is to be saved."""
-        self.tried = taken if self.tried is None else self.tried
+        self.first_unsaved = taken if self.first_unsaved is None else self.first_unsaved
 
     def begin(self, step: int) -> None:
         """The work begins at ``step``."""
@@ -104,7 +104,7 @@ class Outage:
     def saved(self, step: int, taken: float) -> str:
         """A checkpoint of ``step`` is published, whose snapshot was ``taken`` then. Returns what to say of it, if there
         was a warning."""
-        self.step, self.since, self.why, self.tried = step, taken, "", None
+        self.step, self.since, self.why, self.first_unsaved = step, taken, "", None
         warned, self._next_s = self._next_s > 0, 0.0
         return f"saved again: step {step} at {self.home}" if warned else ""
 
@@ -185,10 +185,10 @@ class BackgroundSave:
         late before."""
         return self._active is not None and (self._was_late or failed_since(self._active.begun))
 
-    def glance(self) -> None:
+    def wait_briefly(self) -> None:
         """Wait for the save in progress, a moment at most."""
         if self._active is not None:
-            wait([self._active.outcome], timeout=GLANCE_S)
+            wait([self._active.outcome], timeout=BRIEF_WAIT_S)
 
     def wait_for_buffers(self) -> None:
         """Wait until the buffers hold nothing that is still to be written; a snapshot that waits may be overwritten."""
@@ -202,8 +202,8 @@ class BackgroundSave:
         save = Save(step, self.outage.now())
         self._was_late = late
         if not late:
-            self._settle()
-        self.outage.tries(save.taken)
+            self._take_outcome()
+        self.outage.add_unsaved(save.taken)
         if late:
             self._waiting = save
         else:
@@ -231,11 +231,11 @@ class BackgroundSave:
         started = time.perf_counter()
         try:
             assert save.snapshot is not None
-            give_way()
-            waited = given_way_s()
+            lower_thread_priority()
+            waited = waited_for_processor_s()
             name = self._publisher.publish(save.snapshot, save.staged.set)
-            took = time.perf_counter() - started, given_way_s() - waited
-            self.publish_seconds = needed(self._publisher.peers.gather(took))
+            took = time.perf_counter() - started, waited_for_processor_s() - waited
+            self.publish_seconds = working_seconds(self._publisher.peers.gather(took))
         except BaseException as error:
             save.staged.set()
             save.outcome.set_exception(error)
@@ -250,7 +250,7 @@ class BackgroundSave:
         store that stays away is a warning, now and then.
         """
         if not busy:
-            self._settle()
+            self._take_outcome()
             self._publish_waiting()
         warning = self.outage.warning(step) if self.waiting else ""
         if warning and self._publisher.peers.rank == 0:
@@ -260,11 +260,11 @@ class BackgroundSave:
         """Publish the snapshot that waits, if there is one; no save is in progress."""
         if self._waiting is not None:
             self._active, self._waiting = self._waiting, None
-            self.outage.tries(self._active.taken)
+            self.outage.add_unsaved(self._active.taken)
             # After its copy: the copier works in order.
             self._copier.submit(self._start, self._active)
 
-    def _settle(self, *, tolerate: bool = True) -> None:
+    def _take_outcome(self, *, tolerate: bool = True) -> None:
         """Take in the outcome of the last save, which is over on all ranks. Raises its error, or tolerates it."""
         save, self._active = self._active, None
         if save is None:
@@ -301,7 +301,7 @@ class BackgroundSave:
             wait([self._active.outcome])
             failed = self._active.outcome.exception() is not None
             newer = self._waiting is not None
-            self._settle(tolerate=tolerate or newer)
+            self._take_outcome(tolerate=tolerate or newer)
             if failed and not newer:
                 return
 

@@ -62,14 +62,14 @@ def homes_below(store: str, now: float) -> list[HomeSummary]:
     base = f"{store.rstrip('/')}/{HOMES}" if store.startswith(STORES) else str(local_path(store) / HOMES)
     files_of_home: dict[str, list[tuple[str, ObjectInfo]]] = defaultdict(list)
     for info in list_objects(f"{base}/"):
-        name, key = divided(info.uri.removeprefix(f"{base}/"))
+        name, key = split_path(info.uri.removeprefix(f"{base}/"))
         if key:
             files_of_home[name].append((key, info))
     homes = [summary(base, name, files, now) for name, files in files_of_home.items()]
     return sorted(homes, key=lambda home: (-home.modified, home.name))
 
 
-def divided(path: str) -> tuple[str, str]:
+def split_path(path: str) -> tuple[str, str]:
     """The name of a home and the key in it; no key for what is in none."""
     parts = path.split("/")
     for index, part in enumerate(parts):

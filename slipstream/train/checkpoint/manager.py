@@ -36,7 +36,7 @@ from slipstream.artifacts.format import DamagedArtifact
 from slipstream.distributed.process_group import Peers
 from slipstream.logs import logger
 from slipstream.storage import MissingObject, storage_for
-from slipstream.train.checkpoint.background import GLANCE_S, BackgroundSave
+from slipstream.train.checkpoint.background import BRIEF_WAIT_S, BackgroundSave
 from slipstream.train.checkpoint.home import Home, Name, Retention
 from slipstream.train.checkpoint.lease import Lease, wait_for_announced
 from slipstream.train.checkpoint.publish import (
@@ -54,9 +54,8 @@ from slipstream.train.checkpoint.restore import (
     ResumePolicy,
     SkippedCheckpoint,
     check_tensors,
-    damage,
-    opened,
-    that_has_stepped,
+    open_checkpoint,
+    restorable,
 )
 from slipstream.train.checkpoint.shards import ShardReader, check_index, load_planner, pieces_read, read_index
 from slipstream.train.checkpoint.staging import Buffers, TensorKey, assign_writers, changed_later, tensor_keys
@@ -79,14 +78,14 @@ T = TypeVar("T")
 class Restored:
     """A restored checkpoint. ``source`` is its URI; ``refused`` describes the damaged checkpoints that were skipped.
 
-    ``owns`` holds the ``own`` argument of :meth:`Checkpoints.save` of every rank that wrote it, in rank order. If the
-    number and the layout of the ranks are the same now (``same_world``), the random generators were restored and the
-    run continues bit for bit; otherwise only the samples and their order are the same.
+    ``rank_states`` holds the argument ``rank_state`` of :meth:`Checkpoints.save` of every rank that wrote it, in rank
+    order. If the number and the layout of the ranks are the same now (``same_world``), the random generators were
+    restored and the run continues bit for bit; otherwise only the samples and their order are the same.
     """
 
     step: int
     progress: Any
-    owns: tuple[Any, ...]
+    rank_states: tuple[Any, ...]
     source: str
     same_world: bool
     refused: tuple[str, ...]
@@ -178,14 +177,14 @@ class Checkpoints:
         self._buffers = Buffers(tensors, chosen, self.peers.rank)
         return self._buffers
 
-    def save(self, step: int, progress: object, *, own: object = None) -> float:
+    def save(self, step: int, progress: object, *, rank_state: object = None) -> float:
         """Take a snapshot after optimiser step ``step`` and publish it in the background; return the seconds of stall.
 
         Tensors that only the optimiser changes are copied in the background, too. The optimiser's next step waits for
         these copies, see :meth:`BackgroundSave.pop_step_wait`; nothing else may change the weights meanwhile. Those of
         ``progress`` are copied in the background as well: call :meth:`BackgroundSave.wait_for_copy` before they change.
 
-        ``own`` is state that differs between ranks: numbers and text.
+        ``rank_state`` is state that differs between ranks: numbers and text.
 
         A save before it that is not finished is waited for a moment; if the store does not take it, the snapshot waits
         for its turn while the steps go on, see :meth:`BackgroundSave.resume`. Two saves in a row that were refused are
@@ -197,7 +196,7 @@ class Checkpoints:
         fits = tensor_keys(tensors) == self._tensor_keys
         ask = self.peers.any(not fits, busy, self.background.failing())
         # While the ranks ask each other:
-        own = {"random": capture_random_state(), "own": own}
+        own = {"random": capture_random_state(), "own": rank_state}
         parameters = (parameter for group in self._state.optimizer.param_groups for parameter in group["params"])
         later = changed_later(tensors, parameters, UNCHANGED)
         self.background.wait_for_copy()
@@ -214,8 +213,8 @@ class Checkpoints:
     def _still_busy(self) -> bool:
         """Wait a moment for the save before, as long as the store answers all ranks; whether it is still in progress on
         any of them."""
-        for _ in range(round(PATIENCE_S / GLANCE_S)):
-            self.background.glance()
+        for _ in range(round(PATIENCE_S / BRIEF_WAIT_S)):
+            self.background.wait_briefly()
             busy, failing = self.peers.any(self.background.busy(), self.background.failing())()
             if failing or not busy:
                 return busy
@@ -263,7 +262,7 @@ class Checkpoints:
                 continue
             candidate = Candidate(self.home.storage, name)
             try:
-                with opened(candidate, self.peers, self._policy) as checkpoint:
+                with open_checkpoint(candidate, self.peers, self._policy) as checkpoint:
                     forget = self._state.initialize()
                     try:
                         return self._load(candidate, checkpoint, into, tuple(refused))
@@ -273,7 +272,7 @@ class Checkpoints:
             except SkippedCheckpoint:
                 continue
             except (DamagedArtifact, MissingObject) as error:
-                refused.append(damage(candidate, error))
+                refused.append(f"{candidate.uri} is damaged ({error.message})")
                 if self.peers.rank == 0:
                     LOG.warning("%s; looking for an older one", refused[-1])
         return None
@@ -284,7 +283,7 @@ class Checkpoints:
         artifact = checkpoint.artifact
         index = read_index(artifact.directory)
         check_index(index, artifact.files, candidate.uri)
-        live = that_has_stepped(self._tree(into)[1], index)
+        live = restorable(self._tree(into)[1], index)
         sizes: dict[str, tuple[int, ...]] = {}
         for of_rank in self.peers.gather({name: tuple(tensor.shape) for name, tensor in live.items()}):
             sizes |= of_rank
@@ -313,5 +312,5 @@ class Checkpoints:
         same = ranks_of(artifact.made_by) == self._policy.ranks(self.peers.world)
         if same:
             restore_random_state(ranks[self.peers.rank]["random"])
-        owns = tuple(rank["own"] for rank in ranks)
-        return Restored(artifact.made_by["step"], tree["progress"], owns, candidate.uri, same, refused)
+        rank_states = tuple(rank["own"] for rank in ranks)
+        return Restored(artifact.made_by["step"], tree["progress"], rank_states, candidate.uri, same, refused)

@@ -43,7 +43,7 @@ class Snapshot:
     #: the model; then those of all ranks are merged.
     state: object
     #: The contents of ``rank-<rank>.json``: this rank's random generators and other state of this rank only.
-    own: object
+    rank_state: object
     parts: bool = False
 
 
@@ -145,7 +145,7 @@ class Publisher:
     def stage(self, name: Name, files: FileWriter, snapshot: Snapshot, staged: Callable[[], object]) -> None:
         """Write the JSON files, and announce the checkpoint on rank 0: its files are stored after that."""
         try:
-            files.write(rank_file(self.peers.rank), [canonical_json(snapshot.own)])
+            files.write(rank_file(self.peers.rank), [canonical_json(snapshot.rank_state)])
             if self.peers.rank == 0:
                 files.write(STATE, [canonical_json(snapshot.state)])
         except OSError as error:

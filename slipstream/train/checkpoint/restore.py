@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -23,7 +24,7 @@ from slipstream.distributed.process_group import Peers
 from slipstream.errors import UserError
 from slipstream.storage import (
     STORES,
-    MissingObject,
+    ObjectInfo,
     Storage,
     StorageUnavailable,
     check_name,
@@ -39,8 +40,6 @@ from slipstream.train.checkpoint.shards import Index, Piece, holds_tensors
 RUN_BYTES = 8 << 20
 REQUESTS = 8
 
-#: Return the bytes from ``start`` to ``end``.
-Read = Callable[[int, int], bytes]
 T = TypeVar("T")
 
 
@@ -93,47 +92,36 @@ def bring(uri: str, artifact: Artifact, mine: Iterable[Run]) -> None:
     Raises ``DamagedArtifact``, ``MissingObject``, ``StorageUnavailable``.
     """
     work = list(requests(mine, artifact.files))
-    bringing = bring_stored if uri.startswith(STORES) else check_local
-    readers = {file: bringing(f"{uri}/{file}", artifact, file) for file in sorted({run.file for run in work})}
+    objects: dict[str, ObjectInfo] = {}
+    for file in sorted({run.file for run in work}) if uri.startswith(STORES) else ():
+        objects[file] = stat_object(f"{uri}/{file}")
+        if objects[file].size != artifact.files[file].size:
+            wrong = f"{objects[file].size} bytes, the manifest says {artifact.files[file].size}"
+            raise DamagedArtifact(f"{uri}/{file}: {wrong}")
+
+    def check_local(run: Run) -> None:
+        with artifact.path(run.file).open("rb") as source:
+            read_verified(artifact, run, lambda start, end: (source.seek(start), source.read(end - start))[1])
+
+    def copy(run: Run) -> None:
+        read = partial(read_range, objects[run.file])
+        try:
+            data = read_verified(artifact, run, read)
+        except DamagedArtifact:
+            # The checksum of an object says nothing about a part of it: the bytes may have changed on their way.
+            data = read_verified(artifact, run, read)
+        with artifact.path(run.file).open("r+b") as target:
+            target.seek(run.first * artifact.files[run.file].block_bytes)
+            target.write(data)
+
     with ThreadPoolExecutor(REQUESTS) as pool:
-        for _ in pool.map(lambda run: readers[run.file](run), work):
+        for _ in pool.map(copy if objects else check_local, work):
             pass
 
 
-def check_local(uri: str, artifact: Artifact, file: str) -> Callable[[Run], None]:
-    """A function that verifies blocks of a file in place."""
-
-    def check(run: Run) -> None:
-        with artifact.path(file).open("rb") as source:
-            checked(artifact, run, lambda start, end: (source.seek(start), source.read(end - start))[1])
-
-    return check
-
-
-def bring_stored(uri: str, artifact: Artifact, file: str) -> Callable[[Run], None]:
-    """A function that copies blocks of the object into the artifact's file."""
-    source, record = stat_object(uri), artifact.files[file]
-    if source.size != record.size:
-        raise DamagedArtifact(f"{uri}: {source.size} bytes, the manifest says {record.size}")
-
-    def read(start: int, end: int) -> bytes:
-        return read_range(source, start, end)
-
-    def copy(run: Run) -> None:
-        try:
-            data = checked(artifact, run, read)
-        except DamagedArtifact:
-            # The checksum of an object says nothing about a part of it: the bytes may have changed on their way.
-            data = checked(artifact, run, read)
-        with artifact.path(file).open("r+b") as target:
-            target.seek(run.first * record.block_bytes)
-            target.write(data)
-
-    return copy
-
-
-def checked(artifact: Artifact, run: Run, read: Read) -> bytes:
-    """The bytes of the blocks. Raises ``DamagedArtifact`` unless they are the manifest's."""
+def read_verified(artifact: Artifact, run: Run, read: Callable[[int, int], bytes]) -> bytes:
+    """The bytes of the blocks, which ``read`` gives from a start to an end. Raises ``DamagedArtifact`` unless they are
+    the manifest's."""
     record = artifact.files[run.file]
     step = record.block_bytes
     data = read(run.first * step, min(run.end * step, record.size))
@@ -142,12 +130,6 @@ def checked(artifact: Artifact, run: Run, read: Read) -> bytes:
         start = (block - run.first) * step
         artifact.check_block(run.file, block, view[start : start + step])
     return data
-
-
-def make_room(path: Path, size: int) -> None:
-    """A file of ``size`` bytes that takes up no space until they are written."""
-    with path.open("xb") as file:
-        file.truncate(size)
 
 
 @dataclass(frozen=True)
@@ -212,7 +194,7 @@ class ResumePolicy:
                 f"know {CONTENT}); update, or start afresh with training.resume=never"
             )
         difference = first_difference(
-            filled(self.defaults, made_by.get("identity", {})), filled(self.defaults, self.identity)
+            with_defaults(self.defaults, made_by.get("identity", {})), with_defaults(self.defaults, self.identity)
         )
         if difference:
             name, then, now = difference
@@ -222,11 +204,11 @@ class ResumePolicy:
             )
 
 
-def filled(defaults: object, value: object) -> object:
+def with_defaults(defaults: object, value: object) -> object:
     """``value`` with what is absent from its nested mappings taken from ``defaults``."""
     if not (isinstance(defaults, Mapping) and isinstance(value, Mapping)):
         return value
-    return {**defaults, **{key: filled(defaults.get(key), item) for key, item in value.items()}}
+    return {**defaults, **{key: with_defaults(defaults.get(key), item) for key, item in value.items()}}
 
 
 def first_difference(then: object, now: object, path: str = "") -> tuple[str, object, object] | None:
@@ -280,7 +262,7 @@ class OpenCheckpoint:
 
 
 @contextmanager
-def opened(candidate: Candidate, peers: Peers, policy: ResumePolicy) -> Iterator[OpenCheckpoint]:
+def open_checkpoint(candidate: Candidate, peers: Peers, policy: ResumePolicy) -> Iterator[OpenCheckpoint]:
     """The checkpoint, on this machine while the context lasts.
 
     All ranks raise the same: ``SkippedCheckpoint`` or ``UserError`` by the policy, ``DamagedArtifact`` or
@@ -290,7 +272,7 @@ def opened(candidate: Candidate, peers: Peers, policy: ResumePolicy) -> Iterator
     leader = neighbours[0]
     with tempfile.TemporaryDirectory(prefix="checkpoint-", ignore_cleanup_errors=True) as temporary:
         directories = run_and_gather(
-            peers, lambda: fetch(candidate, policy, temporary) if peers.rank == leader else None
+            peers, lambda: download(candidate, policy, temporary) if peers.rank == leader else None
         )
         if directories[leader] == "":
             raise SkippedCheckpoint
@@ -300,7 +282,7 @@ def opened(candidate: Candidate, peers: Peers, policy: ResumePolicy) -> Iterator
         run_and_gather(peers, lambda: None)
 
 
-def fetch(candidate: Candidate, policy: ResumePolicy, temporary: str) -> str:
+def download(candidate: Candidate, policy: ResumePolicy, temporary: str) -> str:
     """Download the files, once per machine, those of tensors without their bytes; return their directory, or "" if the
     policy skips the checkpoint."""
     storage, target = candidate.storage, Path(temporary)
@@ -320,7 +302,8 @@ def fetch(candidate: Candidate, policy: ResumePolicy, temporary: str) -> str:
         raise DamagedArtifact(f"{candidate.uri}/{MANIFEST}: not a manifest of this format") from None
     for file, size in sizes.items():
         if holds_tensors(file) and candidate.uri.startswith(STORES):
-            make_room(path.parent / file, size)
+            with (path.parent / file).open("xb") as empty:
+                empty.truncate(size)  # takes up no space until its bytes are written
         else:
             storage.get(f"{candidate.name}/{file}", target)
     return str(path.parent)
@@ -328,21 +311,17 @@ def fetch(candidate: Candidate, policy: ResumePolicy, temporary: str) -> str:
 
 def open_verified(peers: Peers, directory: Path) -> Artifact:
     """Open the checkpoint and verify all files but those of tensors. If a rank finds it damaged, all ranks raise."""
-    opened_here: list[Artifact] = []
+    artifacts: list[Artifact] = []
 
     def check() -> None:
         artifact = Artifact.open(directory, KIND)
-        opened_here.append(artifact.check_sha256([file for file in artifact.files if not holds_tensors(file)]))
+        artifacts.append(artifact.check_sha256([file for file in artifact.files if not holds_tensors(file)]))
 
     run_and_gather(peers, check)
-    return opened_here[0]
+    return artifacts[0]
 
 
-def damage(candidate: Candidate, error: DamagedArtifact | MissingObject) -> str:
-    return f"{candidate.uri} is damaged ({error.message})"
-
-
-def that_has_stepped(live: Mapping[str, T], index: Index) -> dict[str, T]:
+def restorable(live: Mapping[str, T], index: Index) -> dict[str, T]:
     """What is ``live`` without the optimiser's state of parameters of which the checkpoint has none: those that had no
     gradient until then."""
     state = "optimizer/state/"

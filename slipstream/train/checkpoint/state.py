@@ -116,14 +116,14 @@ def encode(value: object, path: KeyPath, tensors: dict[str, Tensor]) -> object:
         items = [encode(item, (path, i), tensors) for i, item in enumerate(value)]
         return {"$tuple": items} if isinstance(value, tuple) else items
     if isinstance(value, Tensor):
-        name = written(path)
+        name = path_text(path)
         tensors[name] = value
         return {"$tensor": name}
     kind = type(value).__name__
-    raise TypeError(f"{written(path)}: a {kind} cannot be kept in a checkpoint; use tensors, numbers and text")
+    raise TypeError(f"{path_text(path)}: a {kind} cannot be kept in a checkpoint; use tensors, numbers and text")
 
 
-def written(path: KeyPath) -> str:
+def path_text(path: KeyPath) -> str:
     """The path as text."""
     keys = []
     while path:

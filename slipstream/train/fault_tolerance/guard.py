@@ -157,11 +157,11 @@ class Guard:
             stall_s=statistics.median(self._stalls) if self._stalls else 0.0,
             publish_s=background.publish_seconds,
             saving=background.busy(),
-            unsaved_s=background.outage.tried_s,
+            unsaved_s=background.outage.unsaved_s,
         )
 
     def _exchange_after(self, step: int, capture: Capture) -> None:
-        state = self._look_round(step, capture)
+        state = self._exchange_and_publish(step, capture)
         if state.unsaved_s > self._unsaved_limit_s:
             with self.recorder.time(STALL):
                 state = self._wait_until_saved(step, capture)
@@ -171,7 +171,7 @@ class Guard:
             # Amid skipped steps there is nothing to save, until the next exchange.
             self._advised = self._save(step, capture)
 
-    def _look_round(self, step: int, capture: Capture) -> GroupState:
+    def _exchange_and_publish(self, step: int, capture: Capture) -> GroupState:
         """Exchange, stop if a machine has a notice, and let the snapshot that waits be published if it may."""
         state = self._exchange(self.recorder.record.seconds[STEPS] / max(1, self._finished))
         if state.stop:
@@ -184,7 +184,7 @@ class Guard:
         """Wait for the store: by now a loss would cost more than the user will bear."""
         if self._consensus.leads:
             LOG.warning("nothing saved for training.unsaved_limit, %g s: the steps wait", self._unsaved_limit_s)
-        while (state := self._look_round(step, capture)).unsaved_s > self._unsaved_limit_s:
+        while (state := self._exchange_and_publish(step, capture)).unsaved_s > self._unsaved_limit_s:
             time.sleep(PERIOD_S)
         return state
 
@@ -204,8 +204,8 @@ class Guard:
         captured = capture()
         if captured is None:
             return False
-        progress, own = captured
-        stall = self._checkpoints.save(step, progress, own=own)
+        progress, rank_state = captured
+        stall = self._checkpoints.save(step, progress, rank_state=rank_state)
         self._stalls.append(0.0)
         self._add_stall(stall)
         self._record_published()

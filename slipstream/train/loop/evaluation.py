@@ -37,7 +37,7 @@ def record_evaluation(
     def state_before() -> tuple[object, object]:
         # A user's model may draw random numbers in evaluation too; the next attempt repeats the whole evaluation.
         restore_random_state(random)
-        return state.to_save(), state.own()
+        return state.to_save(), state.rank_state()
 
     largest = math.ceil(sum(data.segment_rows("validation")) / group.world)
     rounds = math.ceil(largest / batch_rows(model.row_bytes))

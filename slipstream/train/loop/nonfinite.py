@@ -14,7 +14,7 @@ from slipstream.train.data_loader import Batch, training_batches
 from slipstream.train.data_order import GlobalOrder
 from slipstream.train.loop.objective import loss_sum
 from slipstream.train.loop.precision import autocast
-from slipstream.train.loop.probe import running_statistics, undone
+from slipstream.train.loop.probe import running_statistics, unchanged_after
 from slipstream.train.loop.step import padded_rows
 from slipstream.train.parallel.model import ParallelModel
 
@@ -79,7 +79,7 @@ def bad_rows(model: Predictor, batch: Batch, config: TrainingConfig, precision: 
 
     bad: list[int] = []
     parts = [slice(0, batch.rows)]
-    with undone(model), running_statistics(model):
+    with unchanged_after(model), running_statistics(model):
         while parts and len(bad) < NAMED:
             part = parts.pop()
             if finite(part):

@@ -42,7 +42,7 @@ def known_to_host(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu"
 
 
-def factor_unless_spoilt(factor: float | Tensor, loss: Tensor) -> float | Tensor:
+def factor_or_nan(factor: float | Tensor, loss: Tensor) -> float | Tensor:
     """The factor of a loss, or NaN if that loss is not finite, though its own derivative may be."""
     if known_to_host(loss) and not isinstance(factor, Tensor):
         return factor if math.isfinite(loss) else math.nan

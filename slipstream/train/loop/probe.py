@@ -61,7 +61,7 @@ def probe(model: Predictor, device: torch.device) -> Traits:
 
     Raises ``UserError`` if the model cannot.
     """
-    with undone(model):
+    with unchanged_after(model):
         before = {name: (buffer._version, buffer.clone()) for name, buffer in model.named_buffers()}
         counter = flop_counter()
         try:
@@ -86,7 +86,7 @@ def probe(model: Predictor, device: torch.device) -> Traits:
 
 
 @contextmanager
-def undone(model: Predictor) -> Iterator[None]:
+def unchanged_after(model: Predictor) -> Iterator[None]:
     """Restore the random generators and the model's buffers after the block, and drop its gradients."""
     random = capture_random_state()
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}

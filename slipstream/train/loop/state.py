@@ -94,7 +94,7 @@ class TrainingState:
         for name, tensor in self.weights().items():
             self.best_weights[name].copy_(tensor)
 
-    def own(self) -> dict[str, object]:
+    def rank_state(self) -> dict[str, object]:
         """The part that differs between ranks."""
         return {"losses": list(self.losses), "points": [[step, *losses] for step, losses in self.points]}
 
@@ -106,14 +106,14 @@ class TrainingState:
         self.progress = Progress(**{name: value for name, value in progress.items() if name in names})
         self.best_weights = restored.progress["best_weights"]
         # An older checkpoint has its losses alone: its ranks had added up the points.
-        owns = [own if isinstance(own, dict) else {"losses": own, "points": []} for own in restored.owns]
-        owns = [owns[group.rank]] if restored.same_world else owns
+        ranks = [each if isinstance(each, dict) else {"losses": each, "points": []} for each in restored.rank_states]
+        ranks = [ranks[group.rank]] if restored.same_world else ranks
         # All ranks exchange the same points; with none of the losses where rank 0 has them.
-        counted = owns if restored.same_world or group.rank == 0 else []
-        self.losses = added([own["losses"] for own in counted])
+        counted = ranks if restored.same_world or group.rank == 0 else []
+        self.losses = added([each["losses"] for each in counted])
         self.points = [
-            (step, added([own["points"][number][1:] for own in counted]))
-            for number, (step, *_) in enumerate(owns[0]["points"])
+            (step, added([each["points"][number][1:] for each in counted]))
+            for number, (step, *_) in enumerate(ranks[0]["points"])
         ]
 
 

@@ -17,7 +17,7 @@ from slipstream.distributed.process_group import Group
 from slipstream.train.config import TrainingConfig
 from slipstream.train.data_loader import Batch
 from slipstream.train.loop.objective import loss_sum
-from slipstream.train.loop.optimizer import factor_unless_spoilt, judge, learning_rate, may_exceed, update
+from slipstream.train.loop.optimizer import factor_or_nan, judge, learning_rate, may_exceed, update
 from slipstream.train.loop.precision import autocast
 from slipstream.train.loop.probe import ROWS
 from slipstream.train.loop.state import TrainingState
@@ -81,7 +81,7 @@ def train_step(
         loss = rows_loss(state, config, batch, outputs, slice(first, first + len(outputs)))
         losses.append(loss.detach())
         # A non-finite loss makes the gradient non-finite, on all ranks.
-        return loss * factor_unless_spoilt(factor, losses[-1])
+        return loss * factor_or_nan(factor, losses[-1])
 
     state.parallel.accumulate(batch.inputs, pieces, loss_of, partial(autocast, precision, group.device))
     state.scaler.unscale(parameters)

@@ -287,7 +287,7 @@ class TrainLoop:
     def _capture(self) -> tuple[dict[str, object], dict[str, object]] | None:
         """What a checkpoint holds; None amid skipped steps, as the weights may be their cause."""
         self._collect_results()
-        return None if self._skipped_in_a_row else (self._state.to_save(), self._state.own())
+        return None if self._skipped_in_a_row else (self._state.to_save(), self._state.rank_state())
 
 
 def copied_to_host(scalars: Sequence[Tensor]) -> Iterable[Tensor]:

@@ -33,7 +33,7 @@ EPSILON = 1e-6
 
 
 @torch.no_grad()
-def settle(parameters: Sequence[nn.Parameter], layout: Layout) -> None:
+def sum_partial_gradients(parameters: Sequence[nn.Parameter], layout: Layout) -> None:
     """Add up the gradients of which each device of a tensor-parallel group holds a summand (those of normalisations,
     each device having seen a part of the sequence or of the heads), in one all-reduce."""
     partial = [p for p in parameters if isinstance(p.grad, DTensor) and Partial() in p.grad.placements]
@@ -84,7 +84,7 @@ def counts(grad: Tensor, layout: Layout) -> bool:
     if isinstance(grad, DTensor):
         names = grad.device_mesh.mesh_dim_names or ()
         divided = {name for name, placed in zip(names, grad.placements, strict=True) if not placed.is_replicate()}
-    return all(layout.place(name) == 0 for name in ("replicate", "shard", "tensor") if name not in divided)
+    return all(layout.coordinate(name) == 0 for name in ("replicate", "shard", "tensor") if name not in divided)
 
 
 class DividedModel(ParallelModel):
@@ -96,7 +96,7 @@ class DividedModel(ParallelModel):
         self._pipeline = pipeline
         self.model = parts[0] if len(parts) == 1 else JoinedParts(parts)
         self.batch_rows = pipeline.rows if pipeline else 0
-        self.counts_losses = layout.has_losses and layout.place("tensor") == 0
+        self.counts_losses = layout.has_losses and layout.coordinate("tensor") == 0
 
     def parameters(self) -> list[nn.Parameter]:
         return list(self.model.parameters())
@@ -119,7 +119,7 @@ class DividedModel(ParallelModel):
                 with forward():
                     outputs = model(*(x[piece] for x in inputs))
                 loss_of(outputs, piece.start).backward()
-        settle(self.parameters(), self._layout)
+        sum_partial_gradients(self.parameters(), self._layout)
 
     @torch.no_grad()
     def forward(self, *inputs: Tensor) -> Tensor | None:

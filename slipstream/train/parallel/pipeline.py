@@ -147,5 +147,5 @@ def shared_parameters(stages: list[Predictor], layout: Layout) -> list[Shared]:
         for column in layout.mesh.mesh.flatten(1).T.tolist():
             group = dist.new_group([column[place] for place in holders])
             if layout.rank in column and name in mine:
-                shared.append(Shared(mine[name], group, holders[0] == layout.place("pipeline")))
+                shared.append(Shared(mine[name], group, holders[0] == layout.coordinate("pipeline")))
     return shared

@@ -52,7 +52,7 @@ class Memory:
         self.q = q.to(device, dtype)
         self.next: tuple[Tensor, Tensor] | None = None
 
-    def settle(self, skip: Tensor) -> None:
+    def advance(self, skip: Tensor) -> None:
         if self.next is not None:
             for old, new in zip((self.error, self.q), self.next, strict=True):
                 old.copy_(torch.where(skip, old, new))
@@ -116,7 +116,7 @@ class PowerSGD:
     def after_step(self, skip: Tensor) -> None:
         """Remember what the last step left out, unless it is skipped: bool, a scalar on the device."""
         for memory in self._buckets.values():
-            memory.settle(skip)
+            memory.advance(skip)
 
     def state_dict(self) -> StateDict:
         """Errors differ between ranks, so each has names of its own."""

@@ -21,7 +21,7 @@ from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.models.factory import Predictor, zeros
 from slipstream.models.trained import Weights
-from slipstream.train.loop.probe import ROWS, Traits, running_statistics, undone
+from slipstream.train.loop.probe import ROWS, Traits, running_statistics, unchanged_after
 from slipstream.train.parallel.config import GradientsConfig
 from slipstream.train.parallel.model import Forward, LossOf, ParallelModel
 from slipstream.train.parallel.powersgd import PowerSGD
@@ -58,7 +58,7 @@ def compiled(
         outputs.sum().item()
         return time.perf_counter() - started
 
-    with undone(model):
+    with unchanged_after(model):
         try:
             first = seconds(module)
         except Exception as error:
@@ -165,7 +165,7 @@ def replicate(
     context = compiled.context if compiled else nullcontext
 
     def pass_over_zeros() -> None:
-        with undone(model):
+        with unchanged_after(model):
             with context():
                 outputs = ddp(*inputs)
             (outputs.sum() * 0).backward()

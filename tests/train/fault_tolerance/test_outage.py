@@ -107,7 +107,7 @@ def test_600_seconds_without_a_store_cost_no_step_and_one_snapshot(
             run.steps(1)
             guard.finished(step, guard.enqueued(start))
             guard.after_step(step, lambda step=step: ({"step": step}, None))  # type: ignore[misc]
-            guard._look_round(step, lambda: None)  # as every second
+            guard._exchange_and_publish(step, lambda: None)  # as every second
             assert run.checkpoints._buffers is buffers, "a second set of buffers"
             most = max(most, sum(1 for _ in (tmp_path / "home/.scratch").glob("checkpoint-*/step-*")))
         run.checkpoints.finish()

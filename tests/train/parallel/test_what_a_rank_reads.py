@@ -46,7 +46,7 @@ def resume_on_machines(case: Case, per_machine: int, place: Path) -> tuple[int, 
     # Ranks are on one machine if they have the same temporary directory.
     tempfile.tempdir = str(directory)
     held, brought, largest = [0], [0], [0]
-    pieces_read, checked = manager.pieces_read, restore.checked
+    pieces_read, read_verified = manager.pieces_read, restore.read_verified
 
     def noted_pieces(tensors: dict[str, Tensor], index: dict[str, Any]) -> Any:
         held[0] = sum(local_bytes(tensor) for tensor in tensors.values())
@@ -54,11 +54,11 @@ def resume_on_machines(case: Case, per_machine: int, place: Path) -> tuple[int, 
         return pieces_read(tensors, index)
 
     def noted_bytes(*arguments: Any) -> bytes:
-        data = checked(*arguments)
+        data = read_verified(*arguments)
         brought[0] += len(data)
         return data
 
-    manager.pieces_read, restore.checked = noted_pieces, noted_bytes  # type: ignore[assignment]
+    manager.pieces_read, restore.read_verified = noted_pieces, noted_bytes  # type: ignore[assignment]
     train_divided(case)
     return held[0], brought[0], largest[0]
 
