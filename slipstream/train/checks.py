@@ -8,7 +8,6 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -122,18 +121,11 @@ def check_compiler(gpu: bool) -> None:
     compiler for a CPU (as ``torch/_inductor/config.py`` and ``triton/runtime/build.py`` find them)."""
     if gpu and importlib.util.find_spec("triton") is None:
         raise UserError("training.compile: false expected: there is no Triton, which compiles for GPUs")
-    names = compilers("CC", ["gcc", "clang"]) if gpu else compilers("CXX", ["clang++" if MAC else "g++"])
+    variable = "CC" if gpu else "CXX"
+    usual = ["gcc", "clang"] if gpu else ["clang++" if sys.platform == "darwin" else "g++"]
+    names = shlex.split(os.environ.get(variable, ""))[:1] or usual
     if not any(map(shutil.which, names)):
         raise UserError(
             f"training.compile: false expected: there is no {' or '.join(names)}; install one, or name another in "
-            f"{'CC' if gpu else 'CXX'}"
+            f"{variable}"
         )
-
-
-MAC = sys.platform == "darwin"
-
-
-def compilers(variable: str, usual: Sequence[str]) -> list[str]:
-    """The program that an environment variable names, otherwise the ``usual`` ones."""
-    named = shlex.split(os.environ.get(variable, ""))
-    return named[:1] or list(usual)

@@ -76,7 +76,7 @@ def run(request: TrainingRequest) -> None:
         # also draw from Python's and NumPy's generators, so these are seeded too.
         seed_generators(training.seed * 1_000_003 + setup.layout.data_rank + 1)
         clock = clock_of(group.device)
-        every = interval(training, setup.data)
+        interval = interval_of(training, setup.data)
         policy = ResumePolicy(
             identity(setup.data, setup.architecture.config, training, applied) | setup.lineage.identity(),
             holder=request.holder,
@@ -85,14 +85,14 @@ def run(request: TrainingRequest) -> None:
             layout=setup.layout.sizes if training.parallel.divides else (),
             grace_s=max(0.0, request.grace_s - (time.perf_counter() - started)),
         )
-        retention = Retention(regular=every.steps)
+        retention = Retention(regular=interval.steps)
         with Checkpoints(
             request.home, state.app_state(), policy, retention=retention, clock=clock, watcher=watcher
         ) as checkpoints:
             recorder = GoodputRecorder(
                 checkpoints.home, checkpoints.attempt, group.world, writes=group.rank == 0, started=started
             )
-            guard = Guard(checkpoints, every, watcher, recorder, clock, training.unsaved_limit)
+            guard = Guard(checkpoints, interval, watcher, recorder, clock, training.unsaved_limit)
             record = train(setup, state, guard, checkpoints)
             best, last = (setup.parallel.whole(weights) for weights in (state.best_weights, state.weights()))
             if group.rank == 0:
@@ -176,7 +176,7 @@ def identity(
     }
 
 
-def interval(training: TrainingConfig, data: PreparedData) -> Interval:
+def interval_of(training: TrainingConfig, data: PreparedData) -> Interval:
     """The checkpoint interval by the setting that is given; without any, one epoch."""
     if training.checkpoint_seconds or training.mean_time_between_failures:
         return Interval(0, training.checkpoint_seconds, training.mean_time_between_failures)

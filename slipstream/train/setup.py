@@ -40,7 +40,7 @@ from slipstream.train.loop.state import Progress, TrainingState, weights_of
 from slipstream.train.parallel.config import GradientsConfig, ParallelConfig
 from slipstream.train.parallel.layout import Layout, nodes
 from slipstream.train.parallel.model import ParallelModel
-from slipstream.train.parallel.replicas import Compiled, check_exchange, compiled, replicate
+from slipstream.train.parallel.replicas import Compiled, check_exchange, compile_model, replicate
 
 LOG = logger("train")
 #: The conditions that say how a global batch is divided into micro-batches.
@@ -173,7 +173,7 @@ class Setup:
             if training.parallel.uses_fsdp(replicas * shards):
                 check_parameters(predictor.network)
             check_exchange(exchange, group.backend, precision)
-            fast = compile_pass(predictor, pieces, precision, group) if training.compile else None
+            compiled = compile_pass(predictor, pieces, precision, group) if training.compile else None
         with same_error_on_all_ranks():
             layout = Layout.connect(training.parallel, group.rank, group.world, group.device)
             parallel: ParallelModel
@@ -184,8 +184,8 @@ class Setup:
                 size = {"micro_batches": len(pieces), "rows": pieces[0].stop}
                 parallel = divide(predictor, layout, group.device, training.seed, **size, precision=precision)
             else:
-                parallel = replicate(predictor, traits, group, exchange, training.seed, fast)
-        return cls(training, group, data, lineage, architecture, precision, traits, layout, parallel, fast)
+                parallel = replicate(predictor, traits, group, exchange, training.seed, compiled)
+        return cls(training, group, data, lineage, architecture, precision, traits, layout, parallel, compiled)
 
     def state(self) -> TrainingState:
         """The state of a training from its beginning."""
@@ -206,7 +206,7 @@ class Setup:
 def compile_pass(predictor: Predictor, pieces: list[slice], precision: str, group: Group) -> Compiled:
     """Compile the model's pass for the micro-batches ``pieces``, as they lie in a batch."""
     inputs = tuple(x[pieces[0]] for x in padding(pieces[-1].stop, predictor.signature, group.device))
-    found = compiled(predictor, inputs, partial(autocast, precision, group.device))
+    found = compile_model(predictor, inputs, partial(autocast, precision, group.device))
     if group.rank == 0:
         gain = found.figures["plain_pass_s"] / found.figures["pass_s"]
         LOG.info("compiled in %.1f s; a pass is %.2f times as fast as without", found.figures["seconds"], gain)

@@ -127,28 +127,27 @@ class Home:
     def is_local(self) -> bool:
         return isinstance(self.storage, LocalStorage)
 
-    def read(self, key: str) -> Any:
-        """A JSON file; None if there is none or it cannot be read."""
+    def read(self, key: str) -> dict[str, Any]:
+        """A JSON object; empty if there is none or it cannot be read."""
         with suppress(MissingObject, ValueError), open_reader(f"{self.storage.base}/{key}") as file:
-            return json.loads(file.read())
-        return None
+            record = json.loads(file.read())
+            return record if isinstance(record, dict) else {}
+        return {}
 
     # Who works here
 
     def claim(self, holder: Holder) -> int:
         """Begin the next attempt, which no other then is. Returns its number, from 1."""
-        attempt = newest(self.storage.list(CLAIMS)) + 1
+        attempt = 0
         while True:
+            attempt = max(attempt, newest(self.storage.list(CLAIMS))) + 1
             record = {"attempt": attempt, "claim": uuid.uuid4().hex, "holder": holder.to_json()}
-            try:
+            with suppress(AlreadyThere):
                 self.storage.put(claim_key(attempt), canonical_json(record), fresh=True)
                 return attempt
-            except AlreadyThere:
-                attempt = max(attempt, newest(self.storage.list(CLAIMS))) + 1
 
     def holder_of(self, attempt: int) -> Holder:
-        record = self.read(claim_key(attempt))
-        return Holder.from_json(record.get("holder") if isinstance(record, dict) else None)
+        return Holder.from_json(self.read(claim_key(attempt)).get("holder"))
 
     def check_claim(self, attempt: int) -> None:
         """Raise :class:`Superseded` if a later attempt has begun, or if the home was swept."""
@@ -168,8 +167,7 @@ class Home:
 
     def _counting(self, keys: Sequence[str]) -> list[Name]:
         last = newest(self.storage.list(INHERITED), INHERITED)
-        record = self.read(inherited_key(last)) if last else None
-        names = record.get("checkpoints") if isinstance(record, dict) else None
+        names = self.read(inherited_key(last)).get("checkpoints") if last else None
         inherited = set(names) if isinstance(names, list) else set()
         return [name for name in complete(keys) if name.attempt >= last or str(name) in inherited]
 
@@ -202,9 +200,9 @@ class Home:
 
     def finished(self) -> Finished | None:
         record = self.read(FINISHED)
-        if not isinstance(record, dict) or not isinstance(record.get("artifact"), str):
+        if not isinstance(artifact := record.get("artifact"), str):
             return None
-        return Finished(Holder.from_json(record.get("holder")), record["artifact"])
+        return Finished(Holder.from_json(record.get("holder")), artifact)
 
     def reopen(self) -> None:
         """Begin afresh in a home whose training is finished."""
@@ -224,10 +222,5 @@ class Home:
 
 def left_behind(keys: Iterable[str], names: set[str], attempt: int) -> list[str]:
     """The keys of checkpoints of attempts before ``attempt`` that are not among ``names``."""
-    left = []
-    for key in keys:
-        directory = key.partition("/")[0]
-        name = Name.parse(directory)
-        if name and name.attempt < attempt and directory not in names:
-            left.append(key)
-    return left
+    parsed = ((key, Name.parse(key.partition("/")[0])) for key in keys)
+    return [key for key, name in parsed if name and name.attempt < attempt and str(name) not in names]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
@@ -59,7 +59,7 @@ class Sign:
     ended: bool = False
 
     @classmethod
-    def from_json(cls, data: Any) -> Sign | None:
+    def from_json(cls, data: Mapping[str, Any]) -> Sign | None:
         """A record; None if it cannot be read."""
         try:
             sign = cls(**data)
@@ -76,7 +76,8 @@ class Sign:
 
 def sign_of(home: Home, attempt: int) -> Sign | None:
     """The last sign of life of an attempt; None if there is none."""
-    return Sign.from_json(home.read(lease_key(attempt)))
+    record = home.read(lease_key(attempt))
+    return Sign.from_json(record) if record else None
 
 
 class Lease:

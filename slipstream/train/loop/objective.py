@@ -33,11 +33,7 @@ class SplitMetrics(TypedDict):
 
 
 def loss_sum(
-    signature: Signature,
-    outputs: Tensor,
-    target: Tensor,
-    label_smoothing: float = 0.0,
-    weight: Tensor | None = None,
+    signature: Signature, outputs: Tensor, target: Tensor, label_smoothing: float = 0.0, weight: Tensor | None = None
 ) -> Tensor:
     """The sum of the rows' losses, multiplied by ``weight`` ``[rows]`` if there is one.
 

@@ -78,11 +78,7 @@ class TrainingState:
 
     def to_save(self) -> dict[str, object]:
         """What a checkpoint holds besides model, optimiser, scaler, averaged weights and random generators."""
-        return {
-            "progress": vars(self.progress),
-            "best_weights": self.best_weights,
-            "conditions": self.conditions,
-        }
+        return {"progress": vars(self.progress), "best_weights": self.best_weights, "conditions": self.conditions}
 
     def weights(self) -> Mapping[str, Tensor]:
         """The weights that are evaluated and are the trained model: averaged, if they are."""

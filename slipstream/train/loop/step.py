@@ -51,12 +51,7 @@ def whole_micro_batches(rows: int, accumulation: int) -> list[slice]:
 
 
 def train_step(
-    state: TrainingState,
-    config: TrainingConfig,
-    group: Group,
-    precision: str,
-    batch: Batch,
-    total_steps: int,
+    state: TrainingState, config: TrainingConfig, group: Group, precision: str, batch: Batch, total_steps: int
 ) -> StepResult:
     """Run one step on this rank's share of a global batch.
 

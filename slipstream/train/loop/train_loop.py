@@ -169,7 +169,12 @@ class TrainLoop:
         least = progress.left_out[-1]["through"] + 1 if progress.left_out else 0
         restored = restore(least, step - self._skipped_in_a_row)
         if restored is None:
-            raise AgreedUserError(self._cause(step))
+            steps = "step" if self._skipped_in_a_row == 1 else f"{self._skipped_in_a_row} steps in a row, the last"
+            raise AgreedUserError(
+                f"training.learning_rate: the loss or its gradient became non-finite in {steps} "
+                f"{step}{self._bad_rows()}, and there is no checkpoint to roll back to; try less than "
+                f"{self._config.learning_rate:g}, a longer training.warmup, or training.clip_norm above 0"
+            )
         skipped = progress.skipped
         self._state.apply(restored, self._group)
         progress = self._state.progress
@@ -179,14 +184,6 @@ class TrainLoop:
         progress.step, self._skipped_in_a_row = step, 0
         if self._group.rank == 0:
             LOG.warning("rolls back to step %d, and continues without steps %d to %d", after, after + 1, step)
-
-    def _cause(self, step: int) -> str:
-        steps = "step" if self._skipped_in_a_row == 1 else f"{self._skipped_in_a_row} steps in a row, the last"
-        return (
-            f"training.learning_rate: the loss or its gradient became non-finite in {steps} {step}{self._bad_rows()}, "
-            f"and there is no checkpoint to roll back to; try less than {self._config.learning_rate:g}, a longer "
-            "training.warmup, or training.clip_norm above 0"
-        )
 
     def _bad_rows(self) -> str:
         """The rows that the last skipped step was skipped for, as part of a sentence."""

@@ -42,7 +42,7 @@ class Compiled:
     figures: CompiledPass
 
 
-def compiled(
+def compile_model(
     model: Predictor, inputs: tuple[Tensor, ...], context: Callable[[], AbstractContextManager[object]]
 ) -> Compiled:
     """Compile forward and backward pass for ``inputs``, a micro-batch as training will have them: their strides are
