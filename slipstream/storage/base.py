@@ -12,12 +12,9 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, BinaryIO, NamedTuple, Protocol, TypeVar, cast
 
 from slipstream.errors import UserError
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
 
 T = TypeVar("T")
 S3 = "s3://"
@@ -192,7 +189,7 @@ class RangedFile(io.RawIOBase):
     def tell(self) -> int:
         return self._position
 
-    def readinto(self, buffer: WriteableBuffer) -> int:
+    def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
         end = min(self._position + len(view), self._source.size)
         if end <= self._position:
