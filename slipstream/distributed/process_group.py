@@ -134,14 +134,6 @@ class Peers:
 
         return answer
 
-    def broadcast(self, value: T) -> T:
-        """Rank 0's value, on every rank."""
-        if self.group is None:
-            return value
-        box = [value]
-        dist.broadcast_object_list(box, src=0, group=self.group)
-        return box[0]
-
     def neighbours(self) -> list[int]:
         """The ranks with the same temporary directory as this rank, itself included: those of its machine or pod."""
         status = Path(tempfile.gettempdir()).stat()

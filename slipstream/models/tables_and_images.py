@@ -95,17 +95,17 @@ class MLP(nn.Module):
         self.head = nn.Linear(width, signature.outputs)
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        given = dict(zip(self.takes, inputs, strict=True))
+        by_name = dict(zip(self.takes, inputs, strict=True))
         parts = []
-        if "numeric" in given:
-            parts.append(given["numeric"])
+        if "numeric" in by_name:
+            parts.append(by_name["numeric"])
             if self.periodic:
-                parts.append(self.periodic(given["numeric"]))
-        if "categorical" in given:
-            codes = given["categorical"]
+                parts.append(self.periodic(by_name["numeric"]))
+        if "categorical" in by_name:
+            codes = by_name["categorical"]
             parts += [embedding(codes[:, column]) for column, embedding in enumerate(self.embeddings)]
         if self.bag:
-            parts.append(self.bag(given["tokens"]))
+            parts.append(self.bag(by_name["tokens"]))
         return self.head(self.layers(torch.cat(parts, dim=1)))
 
 

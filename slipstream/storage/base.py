@@ -186,9 +186,6 @@ class RangedFile(io.RawIOBase):
         self._position = start + offset
         return self._position
 
-    def tell(self) -> int:
-        return self._position
-
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
         end = min(self._position + len(view), self._source.size)

@@ -127,8 +127,8 @@ class ObjectStorage:
         else:
             size = source.stat().st_size
             self._bucket.put_file(name, source, partial(ask, self._bucket, uri))
-        if (there := stat(uri).size) != size:
-            raise StorageUnavailable(f"{uri}: the store holds {there} bytes, {size} were sent")
+        if (stored_bytes := stat(uri).size) != size:
+            raise StorageUnavailable(f"{uri}: the store holds {stored_bytes} bytes, {size} were sent")
         if isinstance(source, Path):
             source.unlink()
 

@@ -36,9 +36,9 @@ def throughput(
     memory = largest_memory(group.device)  # before the products, which need some of their own
     mine = [known or measured_peak(group.device, kind), memory]
     figures = torch.tensor(mine, dtype=torch.float64, device=group.device)
-    everyones = [torch.empty_like(figures) for _ in range(group.world)]
-    dist.all_gather(everyones, figures)
-    peaks, memories = torch.stack(everyones).cpu().unbind(dim=1)
+    gathered = [torch.empty_like(figures) for _ in range(group.world)]
+    dist.all_gather(gathered, figures)
+    peaks, memories = torch.stack(gathered).cpu().unbind(dim=1)
     per_second = rows / seconds
     found = Throughput(
         rows_per_s=per_second,

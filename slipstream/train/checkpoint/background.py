@@ -142,7 +142,7 @@ class Save:
     step: int
     #: When the snapshot was taken, on the clock of :class:`~slipstream.train.checkpoint.background.Outage`.
     taken: float
-    begun: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=time.monotonic)
     #: None until it is copied.
     snapshot: Snapshot | None = None
     #: Set once the buffers may be used for the next snapshot.
@@ -183,7 +183,7 @@ class BackgroundSave:
     def failing(self) -> bool:
         """Whether the save in progress is not worth waiting for: the store does not answer this rank, or the save was
         late before."""
-        return self._active is not None and (self._was_late or failed_since(self._active.begun))
+        return self._active is not None and (self._was_late or failed_since(self._active.started))
 
     def wait_briefly(self) -> None:
         """Wait for the save in progress, a moment at most."""

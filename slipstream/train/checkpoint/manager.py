@@ -171,9 +171,9 @@ class Checkpoints:
 
     def _plan(self, tensors: Mapping[str, Tensor]) -> Buffers:
         self._tensor_keys = tensor_keys(tensors)
-        everyones = self.peers.gather(self._tensor_keys)
-        self._parts_differ = len({tuple(name for name, *_ in keys) for keys in everyones}) > 1
-        chosen = assign_writers(everyones)
+        gathered = self.peers.gather(self._tensor_keys)
+        self._parts_differ = len({tuple(name for name, *_ in keys) for keys in gathered}) > 1
+        chosen = assign_writers(gathered)
         self._buffers = Buffers(tensors, chosen, self.peers.rank)
         return self._buffers
 

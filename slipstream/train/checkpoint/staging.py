@@ -59,10 +59,6 @@ class Buffers:
             for name, part in parts.items()
         }
 
-    @property
-    def nbytes(self) -> int:
-        return sum(buffer.nbytes for buffer in self._buffers.values())
-
     def stage(self, tensors: Mapping[str, Tensor], deferred: Collection[str]) -> Callable[[], dict[str, Tensor]]:
         """Begin a snapshot of this rank's tensors; the returned function completes it, in any thread.
 

@@ -113,16 +113,16 @@ class Teacher:
         if not share:
             return loss
         with torch.no_grad(), autocast(self.precision, loss.device):
-            taught = self.model(*inputs).float()
-        divergence = self.divergence(outputs, taught)
+            teacher_outputs = self.model(*inputs).float()
+        divergence = self.divergence(outputs, teacher_outputs)
         return (1 - share) * loss + share * (divergence if weight is None else divergence * weight).sum()
 
-    def divergence(self, outputs: Tensor, taught: Tensor) -> Tensor:
+    def divergence(self, outputs: Tensor, teacher_outputs: Tensor) -> Tensor:
         """Of each row, float32 ``[rows]``."""
         signature = self.model.signature
         if signature.task == "regression":
-            return ((outputs[:, 0] - taught[:, 0]) / signature.target_std) ** 2
+            return ((outputs[:, 0] - teacher_outputs[:, 0]) / signature.target_std) ** 2
         temperature = self.teaching.temperature
-        ours, theirs = (functional.log_softmax(logits / temperature, dim=-1) for logits in (outputs, taught))
+        ours, theirs = (functional.log_softmax(logits / temperature, dim=-1) for logits in (outputs, teacher_outputs))
         each = functional.kl_div(ours, theirs, reduction="none", log_target=True).sum(dim=-1)
         return temperature**2 * (each if each.ndim == 1 else each.mean(dim=1))

@@ -270,9 +270,9 @@ class TrainLoop:
         if not state.points:
             return
         mine = torch.tensor([losses for _, losses in state.points], dtype=torch.float64, device=self._group.device)
-        everyones = [torch.empty_like(mine) for _ in range(self._group.world)]
-        dist.all_gather(everyones, mine)
-        sums = sum(everyones[1:], everyones[0]).tolist()
+        gathered = [torch.empty_like(mine) for _ in range(self._group.world)]
+        dist.all_gather(gathered, mine)
+        sums = sum(gathered[1:], gathered[0]).tolist()
         for (step, _), (loss, rows) in zip(state.points, sums, strict=True):
             rate = learning_rate(step - 1, self._total_steps, self._config.learning_rate, self._config.warmup)
             if rows:

@@ -144,10 +144,10 @@ class DividedModel(ParallelModel):
 
     def whole(self, tensors: Mapping[str, Tensor]) -> Weights:
         mine = {name: Kind(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
-        everyones: list[dict[str, Kind]] = [{} for _ in range(self._layout.world)]
-        dist.all_gather_object(everyones, mine)
-        kinds = {name: Kind(*kind) for one in everyones for name, kind in one.items()}
-        holders = {name: next(rank for rank, one in enumerate(everyones) if name in one) for name in kinds}
+        gathered: list[dict[str, Kind]] = [{} for _ in range(self._layout.world)]
+        dist.all_gather_object(gathered, mine)
+        kinds = {name: Kind(*kind) for one in gathered for name, kind in one.items()}
+        holders = {name: next(rank for rank, one in enumerate(gathered) if name in one) for name in kinds}
         return Weights(kinds, lambda: self._one_by_one(tensors, kinds, holders))
 
     @torch.no_grad()

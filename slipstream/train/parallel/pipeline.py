@@ -61,8 +61,8 @@ class Pipeline:
         for part in stages:
             if not part.last:
                 # The next stage makes room for this type; torch does not check what it is sent.
-                part.register_forward_hook(lambda module, given, outputs: outputs.to(dtype))
-        given = tuple(x.to("meta") for x in zeros(stages[0].signature, rows))
+                part.register_forward_hook(lambda module, model_inputs, outputs: outputs.to(dtype))
+        model_inputs = tuple(x.to("meta") for x in zeros(stages[0].signature, rows))
         hidden = torch.empty(rows, length, *rest, dtype=dtype, device="meta", requires_grad=True)
         shape = stages[0].signature.output_shape
         outputs = torch.empty(rows, *shape, dtype=dtype, device="meta", requires_grad=True)
@@ -73,7 +73,7 @@ class Pipeline:
                 number,
                 layout.all_stages,
                 device,
-                input_args=given if number == 0 else hidden,
+                input_args=model_inputs if number == 0 else hidden,
                 output_args=outputs if number == last else hidden,
                 group=group,
             )
