@@ -63,8 +63,8 @@ class Profile:
         return json.dumps({"name": self.name, "default": to_dict(self.default), "stages": stages}, sort_keys=True)
 
 
-def processes_here(place: Placement) -> int:
-    return int(place.gpu) or visible_gpus() or CPU_PROCESSES
+def processes_here(placement: Placement) -> int:
+    return int(placement.gpu) or visible_gpus() or CPU_PROCESSES
 
 
 def parse(name: str, data: Table) -> Profile:
