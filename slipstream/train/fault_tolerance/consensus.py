@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -46,21 +47,32 @@ class Stop:
         return self.seconds_left > SAVE_MARGIN * save_seconds + LEAVE_S
 
 
+class Measured(NamedTuple):
+    """What a rank measured, in seconds, 0 while unknown; of all ranks the slowest's."""
+
+    #: Of one step.
+    step_s: float = 0.0
+    #: Of the stall that a save causes in the step loop.
+    stall_s: float = 0.0
+    #: From a snapshot to its publication.
+    publish_s: float = 0.0
+    #: Since the first snapshot was taken that is not saved.
+    unsaved_s: float = 0.0
+    #: Not 0 if a save is in progress.
+    saving: float = 0.0
+
+
+UNKNOWN = Measured()
+
+
 @dataclass(frozen=True)
 class GroupState:
-    """The result of an exchange, equal on all ranks; durations are those of the slowest rank, see
-    :meth:`Consensus.exchange`.
-
-    ``advised`` says that a rank has a notice without a deadline: a reason to save soon, but not to stop.
-    """
+    """The result of an exchange, equal on all ranks. ``advised`` says that a rank has a notice without a deadline: a
+    reason to save soon, but not to stop."""
 
     stop: Stop | None
     advised: bool
-    step_s: float
-    stall_s: float
-    publish_s: float
-    saving: bool = False
-    unsaved_s: float = 0.0
+    slowest: Measured
 
 
 class ExchangeSchedule:
@@ -92,28 +104,14 @@ class Consensus:
         self._watcher = watcher
         self._peers = peers
 
-    def exchange(
-        self,
-        *,
-        step_s: float = 0.0,
-        stall_s: float = 0.0,
-        publish_s: float = 0.0,
-        saving: bool = False,
-        unsaved_s: float = 0.0,
-    ) -> GroupState:
-        """Exchange notices and durations; all ranks must call this.
-
-        The durations are what this rank measured, in seconds, 0 while unknown: of one step, of the stall that a save
-        causes, from a snapshot to its publication, and since the first snapshot was taken that is not saved. ``saving``
-        says whether a save is in progress on this rank.
-        """
-        mine = [-seconds_left(self._watcher.notice), step_s, stall_s, publish_s, float(saving), unsaved_s]
-        figures = torch.tensor(mine, dtype=torch.float64)
+    def exchange(self, measured: Measured = UNKNOWN) -> GroupState:
+        """Exchange notices and what the ranks measured; all ranks must call this."""
+        figures = torch.tensor([-seconds_left(self._watcher.notice), *measured], dtype=torch.float64)
         if self._peers.group is not None:
             dist.all_reduce(figures, dist.ReduceOp.MAX, group=self._peers.group)
-        negative_left, step_s, stall_s, publish_s, saves, unsaved_s = figures.tolist()
+        negative_left, *slowest = figures.tolist()
         stop = Stop(self._reason(), -negative_left) if negative_left > -ADVICE_S else None
-        return GroupState(stop, negative_left == -ADVICE_S, step_s, stall_s, publish_s, bool(saves), unsaved_s)
+        return GroupState(stop, negative_left == -ADVICE_S, Measured(*slowest))
 
     @property
     def leads(self) -> bool:
@@ -159,19 +157,15 @@ class Interval:
     #: Seconds between failures of the whole job: of one machine, divided by the number of machines.
     mean_time_between_failures_s: float = 0.0
 
-    def between(self, *, step_s: float, stall_s: float, publish_s: float) -> int:
-        """Steps from one checkpoint to the next.
-
-        The arguments are measured durations that the ranks agreed on, 0 while unknown: of a step, of the stall that a
-        save causes in the step loop, and from a snapshot to its publication.
-        """
+    def between(self, measured: Measured) -> int:
+        """Steps from one checkpoint to the next, by what the ranks agreed on."""
         if self.steps:
             return self.steps
-        if step_s <= 0:
+        if measured.step_s <= 0:
             return 1
         if self.seconds:
-            return max(1, round(self.seconds / step_s))
-        best = young_daly(stall_s, self.mean_time_between_failures_s)
+            return max(1, round(self.seconds / measured.step_s))
+        best = young_daly(measured.stall_s, self.mean_time_between_failures_s)
         # A save that begins before the previous one is published blocks the step loop.
-        shortest = max(stall_s / LARGEST_SHARE, publish_s)
-        return max(1, math.ceil(min(max(best, shortest), LONGEST_S) / step_s))
+        shortest = max(measured.stall_s / LARGEST_SHARE, measured.publish_s)
+        return max(1, math.ceil(min(max(best, shortest), LONGEST_S) / measured.step_s))

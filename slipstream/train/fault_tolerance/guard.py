@@ -26,14 +26,22 @@ from slipstream.logs import logger
 from slipstream.train.checkpoint.background import StepWait
 from slipstream.train.checkpoint.manager import Checkpoints
 from slipstream.train.device_clock import DeviceClock, Mark
-from slipstream.train.fault_tolerance.consensus import PERIOD_S, Consensus, ExchangeSchedule, GroupState, Interval, Stop
+from slipstream.train.fault_tolerance.consensus import (
+    PERIOD_S,
+    Consensus,
+    ExchangeSchedule,
+    GroupState,
+    Interval,
+    Measured,
+    Stop,
+)
 from slipstream.train.fault_tolerance.goodput import DATA_WAIT, STALL, STEPS, GoodputRecorder
 from slipstream.train.fault_tolerance.notices import Watcher
 
 #: The stall of a save is the median of so many, so that one save on a busy machine does not count.
 STALLS = 5
 LOG = logger("train")
-#: Returns the arguments of :meth:`~slipstream.train.checkpoint.Checkpoints.save`, the progress and this rank's own
+#: Returns the arguments of :meth:`.Checkpoints.save`, the progress and this rank's own
 #: state, or None if what there is now is not to be kept. It has to call :meth:`Guard.finished` for all steps first.
 Capture = Callable[[], tuple[object, object] | None]
 T = TypeVar("T")
@@ -132,7 +140,7 @@ class Guard:
         for finished in range(rounds):
             if schedule.due(finished):
                 state = self._exchange((time.perf_counter() - started) / finished)
-                schedule.exchanged(finished, state.step_s)
+                schedule.exchanged(finished, state.slowest.step_s)
                 if state.stop:
                     self._stop(step, state.stop, capture)
             batch = next(batches, None)
@@ -151,22 +159,17 @@ class Guard:
             self._exit(f"left waiting for data, with step {self._saved} saved ({stop.why})")
 
     def _exchange(self, each_s: float) -> GroupState:
-        background = self._checkpoints.background
-        return self._consensus.exchange(
-            step_s=each_s,
-            stall_s=statistics.median(self._stalls) if self._stalls else 0.0,
-            publish_s=background.publish_seconds,
-            saving=background.busy(),
-            unsaved_s=background.outage.unsaved_s,
-        )
+        background, stall_s = self._checkpoints.background, statistics.median(self._stalls) if self._stalls else 0.0
+        measured = Measured(each_s, stall_s, background.publish_seconds, background.outage.unsaved_s, background.busy())
+        return self._consensus.exchange(measured)
 
     def _exchange_after(self, step: int, capture: Capture) -> None:
         state = self._exchange_and_publish(step, capture)
-        if state.unsaved_s > self._unsaved_limit_s:
+        if state.slowest.unsaved_s > self._unsaved_limit_s:
             with self.recorder.time(STALL):
                 state = self._wait_until_saved(step, capture)
         self._group_state = state
-        self._schedule.exchanged(step, state.step_s)
+        self._schedule.exchanged(step, state.slowest.step_s)
         if state.advised and not self._advised:
             # Amid skipped steps there is nothing to save, until the next exchange.
             self._advised = self._save(step, capture)
@@ -176,7 +179,7 @@ class Guard:
         state = self._exchange(self.recorder.record.seconds[STEPS] / max(1, self._finished))
         if state.stop:
             self._stop(step, state.stop, capture)
-        self._checkpoints.background.resume(step, busy=state.saving)
+        self._checkpoints.background.resume(step, busy=bool(state.slowest.saving))
         self._record_published()
         return state
 
@@ -184,7 +187,7 @@ class Guard:
         """Wait for the store: by now a loss would cost more than the user will bear."""
         if self._consensus.leads:
             LOG.warning("nothing saved for training.unsaved_limit, %g s: the steps wait", self._unsaved_limit_s)
-        while (state := self._exchange_and_publish(step, capture)).unsaved_s > self._unsaved_limit_s:
+        while (state := self._exchange_and_publish(step, capture)).slowest.unsaved_s > self._unsaved_limit_s:
             time.sleep(PERIOD_S)
         return state
 
@@ -195,9 +198,7 @@ class Guard:
             # At multiples, so that the steps do not depend on where the attempt began.
             return step % self.interval.steps == 0
         state = self._group_state
-        return state is not None and step - self._saved >= self.interval.between(
-            step_s=state.step_s, stall_s=state.stall_s, publish_s=state.publish_s
-        )
+        return state is not None and step - self._saved >= self.interval.between(state.slowest)
 
     def _save(self, step: int, capture: Capture) -> bool:
         """Save a checkpoint, if there is something to keep; return whether there was."""
@@ -210,7 +211,7 @@ class Guard:
         self._add_stall(stall)
         self._record_published()
         self._saved = step
-        if not (self._group_state and self._group_state.stall_s):
+        if not (self._group_state and self._group_state.slowest.stall_s):
             # Exchange the measured stall at once: before the first save the interval is based on a guess.
             self._schedule.exchange_by(step + 1)
         return True
