@@ -92,16 +92,16 @@ def parse(name: str, data: Table) -> Profile:
 
 def placement(stage: str, data: Table) -> Placement:
     """The placement that the settings describe. ``retries`` that are not set follow from the preemptions."""
-    place = Placement.from_dict(data)
-    if stage in DISTRIBUTED and place.nodes > 1 and place.timeout_minutes <= JOIN_MINUTES:
-        raise place.reject(
+    asked = Placement.from_dict(data)
+    if stage in DISTRIBUTED and asked.nodes > 1 and asked.timeout_minutes <= JOIN_MINUTES:
+        raise asked.reject(
             "timeout_minutes", f"more than {JOIN_MINUTES}, for which the pods of a job wait for each other"
         )
-    if "retries" in data or not place.preemptions_per_day:
-        return place
-    pods = place.nodes if stage in DISTRIBUTED else 1
-    hours = 2 * place.timeout_minutes / 60
-    return replace(place, retries=OTHER_CAUSES + retries_for(place.preemptions_per_day, hours, pods))
+    if "retries" in data or not asked.preemptions_per_day:
+        return asked
+    pods = asked.nodes if stage in DISTRIBUTED else 1
+    hours = 2 * asked.timeout_minutes / 60
+    return replace(asked, retries=OTHER_CAUSES + retries_for(asked.preemptions_per_day, hours, pods))
 
 
 def over(below: Table, above: Table) -> Table:

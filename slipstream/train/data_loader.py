@@ -162,7 +162,7 @@ def read_batches(
             chosen = list(islice(plans, buffer.batches))
             intact, damage = stored.verified(chosen)
             if intact:
-                stored.gather(buffer.places(intact), buffer.records)
+                stored.gather(buffer.row_numbers(intact), buffer.records)
                 buffer.clear(intact)
                 buffer.send(len(intact))
                 ready.put((buffer, intact))
@@ -248,7 +248,7 @@ class HostBuffer:
         self._host = torch.empty((batches * self._stride, size), dtype=torch.uint8, pin_memory=pinned)
         #: uint8 ``[batches * stride, record]``, filled by the reading thread.
         self.records = self._host.numpy()
-        self._places = np.empty((batches, self._stride), np.int64)
+        self._row_numbers = np.empty((batches, self._stride), np.int64)
         self._inputs = len(signature.inputs)
         self._fields = [fields(part[:rows], signature) for part in self._memory().split(self._stride)]
 
@@ -256,15 +256,15 @@ class HostBuffer:
         """What the tensors of the batches are views of."""
         return self._host
 
-    def places(self, plans: list[BatchPlan]) -> np.ndarray:
+    def row_numbers(self, plans: list[BatchPlan]) -> np.ndarray:
         """Which row of the split (int64) comes to each place of the first batches. What a batch lacks is padded with
         its first row, if it has any: what a model makes of a real row is finite, what it makes of zeros need not be."""
-        for places, plan in zip(self._places, plans, strict=False):
+        for numbers, plan in zip(self._row_numbers, plans, strict=False):
             rows = plan.rows
-            places[: len(rows)] = rows
+            numbers[: len(rows)] = rows
             if len(rows) < self._stride:
-                places[len(rows) :] = rows[0] if len(rows) else 0
-        return self._places[: len(plans)].reshape(-1)
+                numbers[len(rows) :] = rows[0] if len(rows) else 0
+        return self._row_numbers[: len(plans)].reshape(-1)
 
     def clear(self, plans: list[BatchPlan]) -> None:
         """Make zeros of the batches that have no rows: what they were filled with was not verified."""
@@ -348,11 +348,11 @@ def aligned(rows: int, size: int) -> int:
 def fields(records: Tensor, signature: Signature) -> tuple[Tensor, ...]:
     """Views of uint8 records ``[rows, record]``, one for each input and each label."""
     views = []
-    places = signature.record.fields
-    assert places is not None
+    offsets = signature.record.fields
+    assert offsets is not None
     for spec in (*signature.inputs, *signature.labels):
         dtype = getattr(torch, spec.dtype)
-        start = places[spec.name][1]
+        start = offsets[spec.name][1]
         column = records[:, start : start + math.prod(spec.shape) * dtype.itemsize].view(dtype)
         views.append(column.unflatten(1, spec.shape) if spec.shape else column[:, 0])
     return tuple(views)

@@ -185,12 +185,12 @@ class GlobalOrder:
         sequence, starts = self._sequence(epoch), np.asarray(self._cuts)
         done = np.minimum(np.arange(step, step + steps + 1) * self.batch_size, self.blocks.rows)
         given = starts * done[:, None] // self.blocks.rows
-        place = np.diff(given, axis=0)
+        bounds = np.diff(given, axis=0)
         sizes = np.diff(done).tolist()
         mine = [share(rank, world, size) for size in sizes]
         edges = np.array([(part.start, part.stop) for part in mine])
-        begin, end = (np.clip(edge[:, None], place[:, :-1], place[:, 1:]) for edge in edges.T)
-        first = starts[:-1] + np.diff(given[:-1], axis=1) + begin - place[:, :-1]
+        begin, end = (np.clip(edge[:, None], bounds[:, :-1], bounds[:, 1:]) for edge in edges.T)
+        first = starts[:-1] + np.diff(given[:-1], axis=1) + begin - bounds[:, :-1]
         last = first + end - begin
         used = (begin < end).any(axis=0)
         first, last = first[:, used], last[:, used]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import click
@@ -60,11 +60,11 @@ def homes_below(store: str, now: float) -> list[HomeSummary]:
     """All homes below ``store`` at the time ``now``, the last written first. Raises ``UserError``,
     ``StorageUnavailable``."""
     base = f"{store.rstrip('/')}/{HOMES}" if store.startswith(STORES) else str(local_path(store) / HOMES)
-    files_of_home: dict[str, list[tuple[str, ObjectInfo]]] = defaultdict(list)
+    files_of_home: dict[str, dict[str, ObjectInfo]] = defaultdict(dict)
     for info in list_objects(f"{base}/"):
         name, key = split_path(info.uri.removeprefix(f"{base}/"))
         if key:
-            files_of_home[name].append((key, info))
+            files_of_home[name][key] = info
     homes = [summary(base, name, files, now) for name, files in files_of_home.items()]
     return sorted(homes, key=lambda home: (-home.modified, home.name))
 
@@ -78,8 +78,7 @@ def split_path(path: str) -> tuple[str, str]:
     return path, ""
 
 
-def summary(base: str, name: str, files: Iterable[tuple[str, ObjectInfo]], now: float) -> HomeSummary:
-    listed = dict(files)
+def summary(base: str, name: str, listed: Mapping[str, ObjectInfo], now: float) -> HomeSummary:
     home = Home(storage_for(f"{base}/{name}"))
     checkpoints, attempt = complete(listed), newest(listed)
     modified = max(info.modified for info in listed.values())
@@ -124,17 +123,17 @@ def main(store: str, frees: bool) -> None:
 
     Example: slipstream checkpoints s3://flyte/raw --free
     """
-    place, now = current_profile().placement("train"), time.time()
-    store = store or place.checkpoints or str(STORE)
+    asked, now = current_profile().placement("train"), time.time()
+    store = store or asked.checkpoints or str(STORE)
     homes = homes_below(store, now)
     if not homes:
         click.echo(f"no checkpoints below {store}")
         return
     click.echo(aligned(COLUMNS, [row(home, now) for home in homes], left=("training", "state", "holder")))
-    old = [home for home in homes if now - home.modified > place.checkpoint_days * DAY_S]
+    old = [home for home in homes if now - home.modified > asked.checkpoint_days * DAY_S]
     if not frees:
         if old:
-            click.echo(f"{len(old)} of {len(homes)} are older than {place.checkpoint_days:g} days: --free deletes them")
+            click.echo(f"{len(old)} of {len(homes)} are older than {asked.checkpoint_days:g} days: --free deletes them")
         return
     for home in old:
         free(home)
@@ -147,11 +146,11 @@ def row(home: HomeSummary, now: float) -> list[str]:
     return [home.name, size(home.bytes), f"{age(now - home.modified)} ago", step, home.state, str(home.holder)]
 
 
-def size(number: int) -> str:
+def size(number: float) -> str:
     for unit in ("B", "KiB", "MiB"):
         if number < 1024:
             return f"{number:.3g} {unit}"
-        number /= 1024  # type: ignore[assignment]
+        number /= 1024
     return f"{number:.3g} GiB"
 
 
