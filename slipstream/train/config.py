@@ -17,7 +17,7 @@ MAY_CHANGE = "may change on resume"
 
 
 @settings
-class ProfileConfig(Settings):
+class StepProfileConfig(Settings):
     """Which steps are profiled."""
 
     section = "training.profile"
@@ -94,7 +94,7 @@ class TrainingConfig(Settings):
     """What processes talk by: "auto" takes NCCL (RCCL on AMD) with GPUs and gloo without. Over gloo, NVIDIA and AMD
     GPUs can work in one job."""
 
-    profile: Annotated[ProfileConfig, MAY_CHANGE] = field(default_factory=ProfileConfig)
+    profile: Annotated[StepProfileConfig, MAY_CHANGE] = field(default_factory=StepProfileConfig)
     """Which operations take the time of a step."""
     network_profile: Annotated[str, MAY_CHANGE] = ""
     """The address of a result of the tuner, or of a history of such, that is applied if it is of the same hardware;

@@ -26,7 +26,7 @@ from slipstream.train.checkpoint.staging import local
 from slipstream.train.parallel.layout import DATA, Layout, check_plan
 from slipstream.train.parallel.model import Forward, LossOf, ParallelModel
 from slipstream.train.parallel.pipeline import Pipeline, cut_stages, stated_plan
-from slipstream.train.parallel.sharding import divide_tensors, shard, switch
+from slipstream.train.parallel.sharding import divide_tensors, prepare_passes, shard
 
 #: Added to the norm by which gradients are divided, as in ``torch.nn.utils.clip_grad_norm_``.
 EPSILON = 1e-6
@@ -115,7 +115,7 @@ class DividedModel(ParallelModel):
             (model,) = self._parts
             for piece in pieces:
                 if isinstance(model, FSDPModule):
-                    switch(model, self._layout.config, last=piece == pieces[-1])
+                    prepare_passes(model, self._layout.config, last=piece == pieces[-1])
                 with forward():
                     outputs = model(*(x[piece] for x in inputs))
                 loss_of(outputs, piece.start).backward()

@@ -66,7 +66,7 @@ def shard(model: Predictor, mesh: DeviceMesh, config: ParallelConfig, precision:
     divide_module(model)
 
 
-def switch(model: nn.Module, config: ParallelConfig, *, last: bool) -> None:
+def prepare_passes(model: nn.Module, config: ParallelConfig, *, last: bool) -> None:
     """Prepare the forward and backward pass of a micro-batch, the ``last`` of its step or another."""
     sharded = cast(FSDPModule, model)
     each = config.shard in ("gradients", "weights")
