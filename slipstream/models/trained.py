@@ -81,9 +81,13 @@ class Weights:
         """The bytes of the file."""
         yield header(self.kinds)
         for tensor in self.tensors():
-            flat = tensor.detach().cpu().contiguous().reshape(-1)
-            if flat.numel():
-                yield flat.view(torch.uint8).numpy().data
+            yield raw_bytes(tensor.cpu())
+
+
+def raw_bytes(tensor: Tensor) -> memoryview:
+    """The bytes of a CPU tensor, without a copy if it is contiguous."""
+    flat = tensor.detach().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
 def in_file_order(kinds: Mapping[str, Kind]) -> list[str]:

@@ -13,7 +13,7 @@ import os
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple, TypedDict, TypeVar
 
 import torch
 from torch import Tensor
@@ -38,7 +38,9 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from slipstream.artifacts.format import DamagedArtifact, FileRecord, HashingFile, canonical_json
+from slipstream.models.trained import raw_bytes
 
+P = TypeVar("P")
 INDEX = "index.json"
 #: The most bytes that are read at once.
 READ_BYTES = 4 << 20
@@ -108,32 +110,35 @@ def block_bytes(size: int) -> int:
     return 1 << largest.bit_length() - 1
 
 
-def tensor_file(rank: int) -> str:
-    return f"tensors-{rank:05d}.bin"
-
-
 def holds_tensors(file: str) -> bool:
     return file.endswith(".bin")
 
 
-class ShardWriter(StorageWriter):
+class ForOneCheckpoint:
+    """What DCP asks of a writer or a reader, and there is nothing to do of: it is made for one checkpoint, whose
+    directory exists, and takes the plans as they are."""
+
+    def reset(self, checkpoint_id: str | os.PathLike | None = None) -> None: ...
+
+    def prepare_local_plan(self, plan: P) -> P:
+        return plan
+
+    def prepare_global_plan(self, plans: list[P]) -> list[P]:
+        return plans
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike) -> bool:
+        return True
+
+
+class ShardWriter(ForOneCheckpoint, StorageWriter):
     """DCP's writer: writes this rank's tensors to ``tensors-<rank>.bin`` of a fresh directory."""
 
     def __init__(self, files: FileWriter, rank: int) -> None:
         self._files = files
-        self._name = tensor_file(rank)
+        self._name = f"tensors-{rank:05d}.bin"
 
-    def reset(self, checkpoint_id: str | os.PathLike | None = None) -> None:
-        """Nothing to do: a writer is made for one checkpoint."""
-
-    def set_up_storage_writer(self, is_coordinator: bool, *args: object, **kwargs: object) -> None:
-        """Nothing to do: the directory exists."""
-
-    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        return plan
-
-    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        return plans
+    def set_up_storage_writer(self, is_coordinator: bool, *args: object, **kwargs: object) -> None: ...
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         results, chunks, start = [], list[memoryview](), 0
@@ -155,35 +160,21 @@ class ShardWriter(StorageWriter):
         pieces = {result.index: result.storage_data for of_rank in results for result in of_rank}
         self._files.write(INDEX, [canonical_json(index_of(metadata, pieces))])
 
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike) -> bool:
-        return True
 
-
-class ShardReader(StorageReader):
+class ShardReader(ForOneCheckpoint, StorageReader):
     """DCP's reader: reads pieces of tensors from verified files directly into the target tensors."""
 
     def __init__(self, directory: Path, index: Index) -> None:
         self._directory = directory
         self._index = index
-        self._chunks: Chunks = {}
-
-    def reset(self, checkpoint_id: str | os.PathLike | None = None) -> None:
-        """Nothing to do: a reader is made for one checkpoint."""
+        self._metadata, self._chunks = metadata_of(index)
 
     def read_metadata(self, *args: object, **kwargs: object) -> Metadata:
-        metadata, self._chunks = metadata_of(self._index)
-        return metadata
+        return self._metadata
 
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: object, **kwargs: object) -> None:
-        # Only the coordinator calls read_metadata, but every rank needs the chunks.
-        self._chunks = metadata_of(self._index)[1]
-
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        return plan
-
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        return plans
+    def set_up_storage_reader(
+        self, metadata: Metadata, is_coordinator: bool, *args: object, **kwargs: object
+    ) -> None: ...
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         for item in plan.items:
@@ -195,16 +186,6 @@ class ShardReader(StorageReader):
         done: Future[None] = Future()
         done.set_result(None)
         return done
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike) -> bool:
-        return True
-
-
-def raw_bytes(tensor: Tensor) -> memoryview:
-    """The bytes of a CPU tensor, without a copy if it is contiguous."""
-    flat = tensor.detach().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
 def read_into(
