@@ -126,13 +126,7 @@ def prefetch(
     try:
         while True:
             requested = time.perf_counter()
-            while True:
-                try:
-                    item = ready.get(timeout=PATIENCE_S)
-                    break
-                except Empty:
-                    if waiting:
-                        waiting()
+            item = next_ready(ready, waiting)
             wait = time.perf_counter() - requested
             if item is None:
                 return
@@ -150,6 +144,15 @@ def prefetch(
         free.put(None)
         # With a timeout: a reader that waits for a disk ends with the process.
         thread.join(PATIENCE_S)
+
+
+def next_ready(ready: Queue[Ready], waiting: Callable[[], None] | None) -> Ready:
+    while True:
+        try:
+            return ready.get(timeout=PATIENCE_S)
+        except Empty:
+            if waiting:
+                waiting()
 
 
 def read_batches(
