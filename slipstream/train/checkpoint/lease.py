@@ -34,11 +34,11 @@ SILENT_PERIODS = 9
 SILENT_IN_HASTE = 4
 #: How soon it is seen that the end is near.
 GLANCE_S = 0.2
+#: How often others look for signs of life; a predecessor on this machine's disk is seen to have gone at once.
+POLL_S = 1.0
+POLL_IN_HASTE_S = 0.1
 
 LOG = logger("checkpoint")
-POLL_S = 1.0
-#: A predecessor on this machine's disk is seen to have gone at once.
-POLL_IN_HASTE_S = 0.1
 
 
 @dataclass(frozen=True)

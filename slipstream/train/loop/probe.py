@@ -31,7 +31,8 @@ def attention_backward_flops(_: object, *arguments: Sequence[int], **__: object)
 
 
 def flop_counter() -> FlopCounterMode:
-    """A context that counts; ``get_total_flops()`` tells."""
+    """A context that counts the operations of products of matrices, convolutions and attention; ``get_total_flops()``
+    tells."""
     kernels = {name: getattr(torch.ops.aten, f"_scaled_dot_product_{name}") for name in ATTENTION}
     backwards = {name: getattr(torch.ops.aten, f"_scaled_dot_product_{name}_backward") for name in ATTENTION}
     formulas: dict[object, Callable[..., int]] = dict.fromkeys(kernels.values(), attention_flops) | dict.fromkeys(
@@ -50,7 +51,7 @@ class Traits:
     changing: tuple[str, ...] = ()
     #: Whether the rows of a micro-batch influence each other, as in batch normalisation; then none may be padding.
     has_batch_statistics: bool = False
-    #: Floating-point operations of forward and backward pass over a row, see :mod:`slipstream.train.loop.probe`.
+    #: Floating-point operations of forward and backward pass over a row, see :func:`flop_counter`.
     flops_per_row: float = 0.0
     #: Numbers in all parameters, shared ones counted once.
     parameters: int = 0

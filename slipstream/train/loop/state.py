@@ -55,9 +55,9 @@ class TrainingState:
     #: The conditions of bitwise reproducibility, see :mod:`slipstream.train.setup`.
     conditions: dict[str, object] = field(default_factory=dict)
     #: This rank's sum of losses since the last point of the history, and the number of its rows.
-    losses: list[float] = field(default_factory=lambda: [0.0, 0.0])
-    #: Points of the history that the ranks have not added up yet: the step, and this rank's ``losses`` there.
-    points: list[tuple[int, list[float]]] = field(default_factory=list)
+    loss_sums: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    #: Points of the history that the ranks have not added up yet: the step, and this rank's ``loss_sums`` there.
+    pending_points: list[tuple[int, list[float]]] = field(default_factory=list)
     #: The model's, listed once.
     parameters: list[nn.Parameter] = field(init=False)
 
@@ -92,7 +92,7 @@ class TrainingState:
 
     def rank_state(self) -> dict[str, object]:
         """The part that differs between ranks."""
-        return {"losses": list(self.losses), "points": [[step, *losses] for step, losses in self.points]}
+        return {"losses": list(self.loss_sums), "points": [[step, *losses] for step, losses in self.pending_points]}
 
     def apply(self, restored: Restored, group: Group) -> None:
         """Continue from a restored checkpoint. If the number of ranks changed, rank 0 gets the sums of all losses."""
@@ -106,8 +106,8 @@ class TrainingState:
         ranks = [ranks[group.rank]] if restored.same_world else ranks
         # All ranks exchange the same points; with none of the losses where rank 0 has them.
         counted = ranks if restored.same_world or group.rank == 0 else []
-        self.losses = added([each["losses"] for each in counted])
-        self.points = [
+        self.loss_sums = added([each["losses"] for each in counted])
+        self.pending_points = [
             (step, added([each["points"][number][1:] for each in counted]))
             for number, (step, *_) in enumerate(ranks[0]["points"])
         ]

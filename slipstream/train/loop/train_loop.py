@@ -239,11 +239,11 @@ class TrainLoop:
             self._guard.finished(step, timing)
             *losses, outcome = map(float, result)
             if outcome == USED and state.parallel.counts_losses:
-                state.losses[0] += sum(losses)
-                state.losses[1] += rows
+                state.loss_sums[0] += sum(losses)
+                state.loss_sums[1] += rows
             if step % self._log_every == 0 or step == self._total_steps:
-                state.points.append((step, state.losses))
-                state.losses = [0.0, 0.0]
+                state.pending_points.append((step, state.loss_sums))
+                state.loss_sums = [0.0, 0.0]
             self._skipped_in_a_row = self._skipped_in_a_row + 1 if outcome == SKIPPED else 0
             if self._skipped_in_a_row:
                 self._record_skipped(step)
@@ -267,19 +267,21 @@ class TrainLoop:
         """
         self._collect_results()
         state = self._state
-        if not state.points:
+        if not state.pending_points:
             return
-        mine = torch.tensor([losses for _, losses in state.points], dtype=torch.float64, device=self._group.device)
+        mine = torch.tensor(
+            [losses for _, losses in state.pending_points], dtype=torch.float64, device=self._group.device
+        )
         gathered = [torch.empty_like(mine) for _ in range(self._group.world)]
         dist.all_gather(gathered, mine)
         sums = sum(gathered[1:], gathered[0]).tolist()
-        for (step, _), (loss, rows) in zip(state.points, sums, strict=True):
+        for (step, _), (loss, rows) in zip(state.pending_points, sums, strict=True):
             rate = learning_rate(step - 1, self._total_steps, self._config.learning_rate, self._config.warmup)
             if rows:
                 state.progress.steps.append(
                     {"step": step, "epoch": self._epoch(step), "loss": loss / rows, "learning_rate": rate}
                 )
-        state.points.clear()
+        state.pending_points.clear()
 
     def _capture(self) -> tuple[dict[str, object], dict[str, object]] | None:
         """What a checkpoint holds; None amid skipped steps, as the weights may be their cause."""
