@@ -218,14 +218,11 @@ def amd(root: Path) -> Iterator[Reading]:
     own = module / "version"
     yield Reading("AMD driver", own.read_text().strip() if own.exists() else "amdgpu, of the kernel")
     processes = sorted((root / "sys/class/kfd/kfd/proc").glob("[0-9]*"))
-    holders = [holder(root, int(process.name)) for process in processes if vram_of(process)]
+    holding = [process for process in processes if any(int(file.read_text()) for file in process.glob("vram_*"))]
+    holders = [holder(root, int(process.name)) for process in holding]
     for total in sorted((root / "sys/class/drm").glob("card*/device/mem_info_vram_total")):
         used = int((total.parent / "mem_info_vram_used").read_text())
         yield gpu(total.parent.parent.name, "AMD", int(total.read_text()), used, holders)
-
-
-def vram_of(process: Path) -> int:
-    return sum(int(file.read_text()) for file in process.glob("vram_*"))
 
 
 def gpu(what: str, name: str, total: int, used: int, holders: list[str]) -> Reading:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -32,45 +33,35 @@ def visible_gpus() -> int:
     for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
         if variable in os.environ:
             return len([device for device in os.environ[variable].split(",") if device.strip() not in ("", "-1")])
-    return nvidia_gpus() or amd_gpus()
-
-
-def nvidia_gpus() -> int:
-    import pynvml
-
-    return ask_nvml(lambda: int(pynvml.nvmlDeviceGetCount())) or 0
+    return ask_nvml(lambda nvml: int(nvml.nvmlDeviceGetCount())) or amd_gpus()
 
 
 def gpu_names() -> list[str]:
     """The names of this machine's NVIDIA GPUs; empty without any."""
-    import pynvml
-
-    return ask_nvml(lambda: [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles()]) or []
+    return ask_nvml(lambda nvml: [str(nvml.nvmlDeviceGetName(handle)) for handle in handles(nvml)]) or []
 
 
 def bf16_gpus() -> bool:
     """Whether a GPU of this machine computes in bfloat16: NVIDIA's from compute capability 8.0 on, and AMD's."""
-    import pynvml
-
-    capabilities = ask_nvml(lambda: [tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle)) for handle in handles()])
+    capabilities = ask_nvml(
+        lambda nvml: [tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle)) for handle in handles(nvml)]
+    )
     return max(capabilities) >= (8, 0) if capabilities else amd_gpus() > 0
 
 
-def handles() -> Iterator[object]:
+def handles(nvml: ModuleType) -> Iterator[object]:
     """What NVML knows each of this machine's NVIDIA GPUs by."""
-    import pynvml
-
-    return map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+    return map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
 
 
-def ask_nvml(question: Callable[[], T]) -> T | None:
-    """The answer of NVML; None where it has none."""
+def ask_nvml(question: Callable[[ModuleType], T]) -> T | None:
+    """The answer of NVML, given its module; None where it has none."""
     import pynvml
 
     try:
         pynvml.nvmlInit()
         try:
-            return question()
+            return question(pynvml)
         finally:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError:

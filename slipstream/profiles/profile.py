@@ -56,15 +56,13 @@ class Profile:
     def placement(self, stage: str) -> Placement:
         """The same with the number of processes that it has if it runs on this machine."""
         placement = self.asked(stage)
-        return placement if placement.processes else replace(placement, processes=processes_here(placement))
+        if placement.processes:
+            return placement
+        return replace(placement, processes=int(placement.gpu) or visible_gpus() or CPU_PROCESSES)
 
     def to_json(self) -> str:
         stages = {stage: to_dict(placement) for stage, placement in self.stages.items()}
         return json.dumps({"name": self.name, "default": to_dict(self.default), "stages": stages}, sort_keys=True)
-
-
-def processes_here(placement: Placement) -> int:
-    return int(placement.gpu) or visible_gpus() or CPU_PROCESSES
 
 
 def parse(name: str, data: Table) -> Profile:
