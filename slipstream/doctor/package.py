@@ -217,8 +217,8 @@ def user_of_image(file: Path, needs_number: bool) -> Iterator[Finding]:
     """The last USER of a Dockerfile's last stage."""
     user = "root"
     for line in file.read_text(encoding="utf-8").splitlines():
-        if found := USER.match(line):
-            user = "root" if found[1].upper() == "FROM" else found[2]
+        if match := USER.match(line):
+            user = "root" if match[1].upper() == "FROM" else match[2]
     if not user.partition(":")[0].isdigit():
         yield Finding(
             "error" if needs_number else "warning",

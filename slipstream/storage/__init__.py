@@ -77,15 +77,15 @@ def list_objects(uri: str) -> list[ObjectInfo]:
     if uri.startswith(STORES):
         return sorted(at_or_below(uri, store_of(uri).listed(uri)), key=lambda info: info.uri)
     path = local_path(uri)
-    paths = [path] if path.is_file() else [found for found in path.rglob("*") if found.is_file()]
-    return sorted((local_info(found) for found in paths), key=lambda info: info.uri)
+    paths = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    return sorted((local_info(file) for file in paths), key=lambda info: info.uri)
 
 
 def list_names(uri: str) -> dict[str, ObjectInfo]:
     """All files below the directory ``uri``, by their names in it. Raises ``UserError`` if one of these could lead out
     of a directory, so that nothing is fetched of a listing that cannot be trusted."""
     base = uri.rstrip("/") + "/"
-    return {check_name(found.uri.removeprefix(base), uri): found for found in list_objects(base)}
+    return {check_name(info.uri.removeprefix(base), uri): info for info in list_objects(base)}
 
 
 def download_all(uri: str, directory: Path) -> Path:
