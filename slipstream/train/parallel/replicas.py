@@ -143,7 +143,7 @@ def replicate(
     ``compiled``, training calls that, and evaluation the model.
 
     DDP broadcasts all buffers before every forward pass, constant ones too, so that is switched off;
-    :func:`~slipstream.train.loop.probe.broadcast_buffers` does it for those that change. Two passes over
+    :func:`~slipstream.train.loop.step.broadcast_buffers` does it for those that change. Two passes over
     zeros make DDP rebuild its gradient buckets before the first training step: it does so after its first backward
     pass, which changes the order of its sums. A resumed process would do so after its first *resumed* step, and from
     three ranks on its numbers would differ from those of an uninterrupted run.
