@@ -34,7 +34,10 @@ from harness.command import benchmark
 from harness.processes import on_ranks
 from harness.table import Column, Table
 from harness.turns import Figures, in_turns, settled
-from slipstream.train.checkpoint import AppState, Checkpoints, ResumePolicy, Retention
+from slipstream.train.checkpoint.home import Retention
+from slipstream.train.checkpoint.manager import Checkpoints
+from slipstream.train.checkpoint.restore import ResumePolicy
+from slipstream.train.checkpoint.state import AppState
 
 WORLD = 2
 WIDTH = 1024

@@ -36,7 +36,7 @@ from slipstream.compress.engine import CompressionRun, propose
 from slipstream.export.convert import EXAMPLE_ROWS, to_onnx
 from slipstream.export.session import onnx_predictor
 from slipstream.models.config import ModelConfig
-from slipstream.models.predict import inputs_of, predict, targets_of, torch_predictor
+from slipstream.models.predict import inputs_of, model_function, predict, targets_of
 from slipstream.models.trained import TrainedModel
 from slipstream.prepare.config import DataConfig
 from slipstream.prepare.engine import prepare
@@ -105,7 +105,7 @@ class Bench:
     def accuracy(self, model: TrainedModel) -> float:
         """Percent of the test rows."""
         rows = self.data.split("test")
-        outputs = predict(torch_predictor(model.load()), self.data.signature, rows)
+        outputs = predict(model_function(model.load()), self.data.signature, rows)
         return 100 * float(np.mean(outputs.argmax(axis=1) == targets_of(rows)))
 
     def speeds(self, models: Mapping[str, TrainedModel], reference: str) -> dict[str, Estimate]:

@@ -43,7 +43,7 @@ from slipstream.prepare.engine import prepare
 from slipstream.storage import storage_for
 from slipstream.train.config import TrainingConfig
 from slipstream.train.fault_tolerance.goodput import STALL, STEPS, read_attempts
-from slipstream.train.loop.batch_statistics import ROWS
+from slipstream.train.loop.probe import ROWS
 
 WORLD = 2
 SAVE_EVERY = STEPS_BETWEEN_FAILURES = 400
@@ -95,8 +95,8 @@ def build(signature: Signature, counter: str, step_s: float) -> nn.Module:
 def rank_main(rank: int, port: int, plan: Plan, mode: str) -> None:
     """One rank of one attempt."""
     from slipstream.train.fault_tolerance.guard import Preempted
-    from slipstream.train.request import TrainingRequest
     from slipstream.train.run import run
+    from slipstream.train.setup import TrainingRequest
 
     where = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": WORLD, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     # As under torch elastic, whose agent holds the store.

@@ -74,11 +74,11 @@ def ours(directory: Path) -> Iterator[Any]:
     import torch
 
     from slipstream.distributed.process_group import Group
-    from slipstream.train.data.loader import layout, training_batches
-    from slipstream.train.data.order import GlobalOrder
+    from slipstream.train.data_loader import stored_blocks, training_batches
+    from slipstream.train.data_order import GlobalOrder
 
     data = PreparedData.open(directory / "prepared")
-    order, alone = GlobalOrder(layout(data, "train"), BATCH, seed=0), Group(0, 1, torch.device("cpu"), "gloo")
+    order, alone = GlobalOrder(stored_blocks(data, "train"), BATCH, seed=0), Group(0, 1, torch.device("cpu"), "gloo")
     return training_batches(data, order, alone)
 
 

@@ -36,17 +36,20 @@ from slipstream.distributed.process_group import Group
 from slipstream.models.factory import Predictor
 from slipstream.prepare.config import DataConfig
 from slipstream.prepare.engine import prepare
-from slipstream.train.checkpoint import AppState, Checkpoints, ResumePolicy, Retention
+from slipstream.train.checkpoint.home import Retention
+from slipstream.train.checkpoint.manager import Checkpoints
+from slipstream.train.checkpoint.restore import ResumePolicy
+from slipstream.train.checkpoint.state import AppState
 from slipstream.train.config import TrainingConfig
-from slipstream.train.fault_tolerance.checkpoint_interval import Interval
+from slipstream.train.fault_tolerance.consensus import Interval
 from slipstream.train.fault_tolerance.goodput import STALL, GoodputRecorder
 from slipstream.train.fault_tolerance.guard import Guard
 from slipstream.train.fault_tolerance.notices import Watcher
+from slipstream.train.loop.optimizer import make_optimizer
+from slipstream.train.loop.precision import LossScaler
 from slipstream.train.loop.probe import Traits
 from slipstream.train.loop.state import Progress, TrainingState, weights_of
-from slipstream.train.loop.step import make_optimizer
 from slipstream.train.loop.train_loop import TrainLoop
-from slipstream.train.optim.precision import LossScaler
 from slipstream.train.parallel.replicas import replicate
 
 WORLD = 2
@@ -107,9 +110,6 @@ class NoGoodputRecorder(GoodputRecorder):
     def add(self, name: str, seconds: float) -> None:
         pass
 
-    def step(self, done: int) -> None:
-        pass
-
 
 class NoGuard(Guard):
     """Neither asks nor saves."""
@@ -120,10 +120,10 @@ class NoGuard(Guard):
     def before_step(self) -> Any:
         pass
 
-    def given(self, began: Any, waited: float = 0.0) -> None:
+    def enqueued(self, start: Any, waited: float = 0.0) -> Any:
         pass
 
-    def finished(self, step: int) -> None:
+    def finished(self, step: int, timing: Any) -> None:
         pass
 
     def after_step(self, step: int, capture: Any) -> None:

@@ -40,7 +40,7 @@ from harness.command import benchmark, part_option
 from harness.preparing import BARE, CONTENDERS, SAME_WORK, SINK
 from harness.table import Column, Table
 from harness.turns import Figures, in_turns, interval_of_median, settled
-from slipstream.distributed.main_module import no_main_module
+from slipstream.distributed.child_processes import no_main_module
 
 #: How many columns hold numbers, whole numbers (the id among them) and texts (the target among them).
 WIDE, NARROW = (150, 30, 20), (38, 7, 5)

@@ -41,16 +41,18 @@ from harness.table import Column, Table
 from harness.turns import Figures, interval_of_median, medians
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.distributed.process_group import Group
-from slipstream.train.checkpoint import AppState, Checkpoints, ResumePolicy
-from slipstream.train.fault_tolerance.checkpoint_interval import Interval
+from slipstream.train.checkpoint.manager import Checkpoints
+from slipstream.train.checkpoint.restore import ResumePolicy
+from slipstream.train.checkpoint.state import AppState
+from slipstream.train.fault_tolerance.consensus import Interval
 from slipstream.train.fault_tolerance.goodput import GoodputRecorder
 from slipstream.train.fault_tolerance.guard import Guard
 from slipstream.train.fault_tolerance.notices import Watcher
+from slipstream.train.loop.optimizer import make_optimizer
+from slipstream.train.loop.precision import LossScaler, kernels
 from slipstream.train.loop.probe import probe
 from slipstream.train.loop.state import Progress, TrainingState, weights_of
-from slipstream.train.loop.step import make_optimizer
 from slipstream.train.loop.train_loop import TrainLoop
-from slipstream.train.optim.precision import LossScaler, kernels
 from slipstream.train.parallel.replicas import replicate
 
 SAME, USUAL = "the same, by hand", "as people write it"

@@ -22,13 +22,15 @@ class Subcommand(NamedTuple):
 SUBCOMMANDS = {
     "train": Subcommand("slipstream.train.command", "Train on prepared data under torchrun, without Flyte."),
     "collectives": Subcommand("slipstream.collectives.command", "Measure the interconnect, compare it, tune it."),
-    "checkpoints": Subcommand("slipstream.train.homes.command", "List the checkpoints of trainings, free old ones."),
+    "checkpoints": Subcommand(
+        "slipstream.train.checkpoint.command", "List the checkpoints of trainings, free old ones."
+    ),
     "profiles": Subcommand("slipstream.profiles.command", "Show what every stage asks of a cluster."),
     "registry": Subcommand("slipstream.promote.command", "List the promotions of a registry, fetch the model."),
     "check": Subcommand("slipstream.export.check", "Check an exported model, where it is to be served."),
     "sign": Subcommand("slipstream.export.package.sign", "Sign an exported model."),
     "triton": Subcommand("slipstream.export.package.triton", "Add an exported model to a Triton repository."),
-    "hugging-face": Subcommand("slipstream.models.transformer.command", "Write a transformer in their format."),
+    "hugging-face": Subcommand("slipstream.models.hugging_face", "Write a transformer in their format."),
     "doctor": Subcommand("slipstream.doctor.command", "Say what a package, a cluster or a node lacks."),
     "schedules": Subcommand("workflows.schedules.command", "Show the schedules of an environment."),
     "schema": Subcommand("slipstream.schema", "Print the JSON Schema of run.yaml, for editors."),

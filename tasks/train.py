@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -16,8 +15,8 @@ from slipstream.profiles.placement import Placement
 from slipstream.profiles.profile import current_profile
 from slipstream.settings import to_dict
 from slipstream.storage import STORES
+from slipstream.train.checkpoint.unfinished import UnfinishedTraining
 from slipstream.train.config import TrainingConfig
-from slipstream.train.homes.unfinished import UnfinishedTraining
 from tasks.flyte.elastic import TaskInputs, Workspace, distributed
 from tasks.flyte.metadata import on
 from tasks.flyte.stage import ArtifactDirectory, Made, fingerprint_of, local_path, uri_of
@@ -68,8 +67,8 @@ def run_in(
     """Train in a worker, from scratch and on labels alone without ``lineage``."""
 
     def body() -> None:
-        from slipstream.train.request import TrainingRequest
         from slipstream.train.run import run
+        from slipstream.train.setup import TrainingRequest
 
         request = TrainingRequest(
             prepared=Path(prepared.path),

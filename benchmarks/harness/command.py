@@ -14,8 +14,8 @@ import click
 
 from harness.table import Table
 from slipstream.artifacts.versions import installed
-from slipstream.machine.cpus import usable_cores
 from slipstream.machine.description import this_machine
+from slipstream.machine.limits import usable_cores
 
 #: Whose versions are told beside the figures.
 LIBRARIES = ("torch", "numpy", "pyarrow", "onnxruntime", "nncf", "polars", "datasets", "grain", "litdata")

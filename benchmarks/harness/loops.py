@@ -25,10 +25,9 @@ from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
 from slipstream.prepare.shuffle.sorted_runs import block_rows
 from slipstream.train.config import TrainingConfig
-from slipstream.train.data.loader import layout
-from slipstream.train.data.order import GlobalOrder, share
-from slipstream.train.loop.step import make_optimizer
-from slipstream.train.optim.schedule import learning_rate
+from slipstream.train.data_loader import stored_blocks
+from slipstream.train.data_order import GlobalOrder, share
+from slipstream.train.loop.optimizer import learning_rate, make_optimizer
 
 WORLD = 2
 CARDINALITIES = (9, 16, 7, 15, 6, 5, 2, 42)
@@ -100,7 +99,7 @@ class Contender(ABC):
         self.data, self.workload, self.epochs, self.done = data, workload, workload.epochs, 0
         self.config = TrainingConfig(batch_size=workload.batch, evaluate_every=10**6, patience=0)
         self.model = build(workload.model, data.signature, seed=0)
-        self.order = GlobalOrder(layout(data, "train"), workload.batch, seed=0)
+        self.order = GlobalOrder(stored_blocks(data, "train"), workload.batch, seed=0)
         self.rank = dist.get_rank()
 
     @property

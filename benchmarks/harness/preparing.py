@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def ours(data: Path, out: Path, shuffle: bool = True) -> None:
-    from slipstream.machine.cpus import usable_cores
+    from slipstream.machine.limits import usable_cores
     from slipstream.prepare.config import DataConfig
     from slipstream.prepare.engine import prepare
 
@@ -27,7 +27,7 @@ def ours_in_order(data: Path, out: Path) -> None:
 
 
 def ours_ingest(data: Path, out: Path) -> None:
-    from slipstream.machine.cpus import usable_cores
+    from slipstream.machine.limits import usable_cores
     from slipstream.prepare.config import DataConfig
     from slipstream.prepare.source.files import list_source
     from slipstream.prepare.source.tables import open_source

@@ -21,7 +21,7 @@ from slipstream.collectives.tune.plugin_csv import plugin_csv
 from slipstream.collectives.tune.steps import ConfiguredModel, Model, SyntheticModel
 from slipstream.collectives.tune.tuner import tune
 from slipstream.config import RunConfig
-from slipstream.distributed.devices import check_gpus
+from slipstream.distributed.user_errors import check_gpus
 from slipstream.errors import Interrupted, UserError
 from slipstream.interconnect.profile import CSV, FILE, TABLE
 from slipstream.interconnect.tuning import to_json as tuning_json

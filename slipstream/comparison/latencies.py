@@ -14,12 +14,12 @@ from slipstream.artifacts.prepared.data import Signature
 from slipstream.artifacts.results.export import LatencyFigures
 from slipstream.comparison.intervals import latency, ratio
 from slipstream.comparison.turns import FEWEST_LOADS, LOADS, Turns, take_turns, torch_threads, turn
-from slipstream.models.predict import Predictor, inputs_of
+from slipstream.models.predict import ModelFunction, inputs_of
 
 #: Calls at one batch size, of all variants together: six of them, loaded three times, in turns of two.
 FEWEST_CALLS = 36
 #: Loads a variant anew.
-Load = Callable[[], Predictor]
+Load = Callable[[], ModelFunction]
 #: Screening: the number of rounds, and the most calls and seconds of each turn.
 SCREENING_ROUNDS = 3
 SCREENING_CALLS, SCREENING_SECONDS = 3, 0.003
@@ -66,7 +66,9 @@ def measure_latencies(
     return found
 
 
-def affordable_batches(run: Predictor, workload: Workload, seconds: float, batches: Sequence[int]) -> tuple[int, ...]:
+def affordable_batches(
+    run: ModelFunction, workload: Workload, seconds: float, batches: Sequence[int]
+) -> tuple[int, ...]:
     """The batch sizes at which ``FEWEST_CALLS`` take at most ``seconds``, and always the first of ``batches``."""
     found = list(batches[:1])
     with torch_threads(workload.threads):
@@ -80,7 +82,7 @@ def affordable_batches(run: Predictor, workload: Workload, seconds: float, batch
 
 
 def screen_speedups(
-    runs: Mapping[str, Predictor],
+    runs: Mapping[str, ModelFunction],
     reference: str,
     workload: Workload,
     batch: int,

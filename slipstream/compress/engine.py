@@ -27,7 +27,7 @@ from slipstream.errors import UserError
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
 from slipstream.models.metrics import HEADLINE, scores
-from slipstream.models.predict import Predictor, held_out_rows, predict, targets_of, torch_predictor
+from slipstream.models.predict import ModelFunction, held_out_rows, model_function, predict, targets_of
 from slipstream.models.pruning import LAYERS, compose, prune, units
 from slipstream.models.trained import Architecture, TrainedModel, write_trained
 
@@ -127,7 +127,7 @@ def judge(
 
 
 def outputs_of(work: CompressionRun, model: TrainedModel, rows: np.ndarray) -> np.ndarray:
-    return predict(torch_predictor(model.load()), work.trained.signature, rows)
+    return predict(model_function(model.load()), work.trained.signature, rows)
 
 
 def value_of(work: CompressionRun, outputs: np.ndarray, rows: np.ndarray) -> float:
@@ -157,8 +157,8 @@ def speeds_of(work: CompressionRun, fine_tuned: Mapping[str, TrainedModel], rows
     return {name: Speedup(each["value"], each["low"], each["high"]) for name, each in found.items()}
 
 
-def load_anew(model: TrainedModel) -> Predictor:
-    return torch_predictor(model.load())
+def load_anew(model: TrainedModel) -> ModelFunction:
+    return model_function(model.load())
 
 
 def choose(

@@ -11,8 +11,7 @@ from slipstream.compress.config import CompressionConfig
 from slipstream.errors import UserError
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
-from slipstream.models.mlp import MLP
-from slipstream.models.resnet import ResNet
+from slipstream.models.tables_and_images import MLP, ResNet
 
 #: The argument of a built-in network that holds its widths, and the shares of them that its students have.
 WIDTHS = {"mlp": (MLP, "hidden"), "resnet": (ResNet, "widths")}

@@ -19,7 +19,7 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import DupFd
 from typing import Any
 
-from slipstream.distributed.main_module import no_main_module
+from slipstream.distributed.child_processes import no_main_module
 
 CONTEXT = multiprocessing.get_context("forkserver")
 #: Loaded first: ends the server with the process that started it.

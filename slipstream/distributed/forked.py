@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from slipstream.distributed.parent_death import end_with_parent
+from slipstream.distributed.child_processes import end_with_parent
 
 # c10d warns at length of peers that went away, of which there is one line from here. Read when torch is loaded.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")

@@ -42,8 +42,8 @@ def names_of_this_machine(host: str) -> Iterator[None]:
 def sources() -> str:
     """Where names of hosts are looked up, as ``nsswitch.conf`` has it."""
     text = SOURCES.read_text(encoding="utf-8") if SOURCES.exists() else ""
-    found = re.search(r"^\s*hosts:([^#\n]*)", text, re.M)
-    return found[1].strip() if found else DEFAULT
+    match = re.search(r"^\s*hosts:([^#\n]*)", text, re.M)
+    return match[1].strip() if match else DEFAULT
 
 
 def is_here(host: str) -> bool:

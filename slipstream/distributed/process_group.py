@@ -1,19 +1,26 @@
-"""The process group, initialised from the environment that torchrun or Flyte's Elastic task sets."""
+"""The process group, initialised from the environment that torchrun or Flyte's Elastic task sets; and groups beside it,
+over the same ranks, to exchange small objects and flags."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import socket
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
-from slipstream.distributed.devices import backend_of, check_gpus
 from slipstream.distributed.names import names_of_this_machine
+from slipstream.distributed.user_errors import backend_of, check_gpus
 
+T = TypeVar("T")
 #: References to destroyed groups, kept until the process ends. A group's destructor waits for its threads, and these
 #: may wait for the GIL to free a tensor. Python's reference releases the GIL first, DDP's reducer does not (torch
 #: 2.13): if the reducer dropped the last reference, both would wait for ever.
@@ -80,3 +87,55 @@ def process_group(
     finally:
         _destroyed.append(dist.group.WORLD)
         dist.destroy_process_group()
+
+
+@dataclass(frozen=True)
+class Peers:
+    """This process's rank, and a gloo group for one thread of every rank; ``group`` is None for a single process.
+
+    Each thread has a group of its own because a collective of a background thread and one of the step loop on the same
+    group could be matched with each other, which deadlocks both.
+    """
+
+    rank: int
+    world: int
+    group: dist.ProcessGroup | None
+    #: The last question of :meth:`any`, kept until the next one, because to give up a collective right after it has
+    #: ended takes a millisecond.
+    _asked: deque[dist.Work] = field(default_factory=lambda: deque(maxlen=1), repr=False, compare=False)
+
+    @classmethod
+    def connect(cls, timeout: timedelta) -> Peers:
+        """Create the group; all ranks must call this. Without an initialised process group it is a single process."""
+        if not dist.is_available() or not dist.is_initialized():
+            return cls(0, 1, None)
+        return cls(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo", timeout=timeout))
+
+    def gather(self, value: T) -> list[T]:
+        """The values of all ranks, in rank order, on every rank."""
+        if self.group is None:
+            return [value]
+        values = [value] * self.world
+        dist.all_gather_object(values, value, group=self.group)
+        return values
+
+    def any(self, *here: bool) -> Callable[[], list[bool]]:
+        """Begin to ask of each of these whether it holds on any rank; the returned function waits for the answers.
+        Unlike :meth:`gather` it exchanges no pickles."""
+        if self.group is None:
+            return lambda: list(here)
+        flags = torch.tensor(here, dtype=torch.uint8)
+        work = dist.all_reduce(flags, dist.ReduceOp.MAX, group=self.group, async_op=True)
+        self._asked.append(work)
+
+        def answer() -> list[bool]:
+            work.wait()
+            return [bool(each) for each in flags]
+
+        return answer
+
+    def neighbours(self) -> list[int]:
+        """The ranks with the same temporary directory as this rank, itself included: those of its machine or pod."""
+        status = Path(tempfile.gettempdir()).stat()
+        machines = self.gather((socket.gethostname(), status.st_dev, status.st_ino))
+        return [rank for rank, machine in enumerate(machines) if machine == machines[self.rank]]

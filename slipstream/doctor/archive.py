@@ -1,9 +1,11 @@
-"""A packaged archive (``pyflyte package``) as the doctor reads it: its protobufs, and each task as nodes run it."""
+"""What the doctor is given: a packaged archive (``pyflyte package``), its protobufs and each task as nodes run it; and
+what the platform allows a task, FlyteAdmin's ``task_resources.limits``."""
 
 from __future__ import annotations
 
 import re
 import tarfile
+import tomllib
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,17 +13,22 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from flyteidl.admin.launch_plan_pb2 import LaunchPlan
+from flyteidl.admin.launch_plan_pb2 import LaunchPlan, LaunchPlanSpec
 from flyteidl.admin.task_pb2 import TaskSpec
 from flyteidl.admin.workflow_pb2 import WorkflowSpec
-from flyteidl.core.tasks_pb2 import Resources
+from flyteidl.core.tasks_pb2 import Resources, TaskTemplate
+from flyteidl.core.workflow_pb2 import Node, WorkflowTemplate
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import DecodeError
 
 from slipstream.errors import UserError
+from slipstream.machine.limits import parse_quantity
 from slipstream.profiles.placement import NVIDIA
+from slipstream.settings import Settings, settings, unknown
 
-KINDS: dict[str, Any] = {"_1.pb": TaskSpec, "_2.pb": WorkflowSpec, "_3.pb": LaunchPlan}
+KINDS = {"_1.pb": TaskSpec, "_2.pb": WorkflowSpec, "_3.pb": LaunchPlan}
+#: What a node may override of its task and is looked at here: properties of :class:`Use`.
+OVERRIDDEN = ("retries", "timeout_s", "interruptible", "image", "limits", "requests", "accelerator")
 PYTORCHJOB = "pytorch"
 #: GPUs as Flyte's containers ask for them, which propeller renames; other resources it does not know.
 GPU = "gpu"
@@ -33,19 +40,19 @@ MAPPED = re.compile(r"map_(\w+)_[0-9a-f]{32}-arraynode$")
 class Package:
     """The protobufs of one archive by name: task templates, workflow templates and specs of launch plans."""
 
-    tasks: Mapping[str, Any]
-    workflows: Mapping[str, Any]
-    launch_plans: Mapping[str, Any]
+    tasks: Mapping[str, TaskTemplate]
+    workflows: Mapping[str, WorkflowTemplate]
+    launch_plans: Mapping[str, LaunchPlanSpec]
 
     def uses(self) -> list[Use]:
         """Every task by itself, and once more for each node that changes something about it."""
-        found = [Use(short(name), template) for name, template in self.tasks.items()]
+        uses = [Use(short(name), template) for name, template in self.tasks.items()]
         for name, workflow in self.workflows.items():
             for identity, node in nodes_of(workflow):
                 task = self.tasks.get(node.task_node.reference_id.name)
                 if task is not None and (use := Use(f"{name}/{identity}", task, node)).differs:
-                    found.append(use)
-        return found
+                    uses.append(use)
+        return uses
 
 
 def short(task: str) -> str:
@@ -58,21 +65,14 @@ class Use:
     """A task as a node runs it; without a node, as it was declared."""
 
     where: str
-    task: Any
-    node: Any = None
+    task: TaskTemplate
+    node: Node | None = None
 
     @property
     def differs(self) -> bool:
         """Whether the node overrides something that is looked at here."""
         declared = Use("", self.task)
-        return (self.retries, self.timeout_s, self.interruptible, self.image, self.limits, self.requests) != (
-            declared.retries,
-            declared.timeout_s,
-            declared.interruptible,
-            declared.image,
-            declared.limits,
-            declared.requests,
-        ) or self.accelerator != declared.accelerator
+        return any(getattr(self, name) != getattr(declared, name) for name in OVERRIDDEN)
 
     @property
     def is_job(self) -> bool:
@@ -129,11 +129,11 @@ class Use:
 
     def _resources(self, kind: str) -> dict[str, str]:
         """Quantities by Kubernetes' name; a GPU that was asked for as such is ``gpu``."""
-        found = named(getattr(self.task.container.resources, kind)) or {
+        declared = named(getattr(self.task.container.resources, kind)) or {
             name: str(value) for name, value in (self.container.get("resources", {}).get(kind) or {}).items()
         }
         own = getattr(self.node.task_node.overrides.resources, kind) if self.node else ()
-        return {**found, **named(own)}
+        return {**declared, **named(own)}
 
     @property
     def accelerator(self) -> str:
@@ -146,11 +146,11 @@ class Use:
         return next((self.limits[name] for name in (GPU, NVIDIA) if self.limits.get(name, "0") != "0"), "")
 
 
-def named(entries: Iterable[Any]) -> dict[str, str]:
+def named(entries: Iterable[Resources.ResourceEntry]) -> dict[str, str]:
     return {Resources.ResourceName.Name(entry.name).lower().replace("_", "-"): entry.value for entry in entries}
 
 
-def nodes_of(workflow: Any) -> Iterator[tuple[str, Any]]:
+def nodes_of(workflow: WorkflowTemplate) -> Iterator[tuple[str, Node]]:
     """All nodes of a workflow with their path, also those in the branches of a conditional and in array nodes."""
     nodes = list(workflow.nodes)
     if workflow.HasField("failure_node"):
@@ -159,7 +159,7 @@ def nodes_of(workflow: Any) -> Iterator[tuple[str, Any]]:
         yield from with_inner(node.id, node)
 
 
-def with_inner(path: str, node: Any) -> Iterator[tuple[str, Any]]:
+def with_inner(path: str, node: Node) -> Iterator[tuple[str, Node]]:
     yield path, node
     if node.HasField("branch_node"):
         choice = node.branch_node.if_else
@@ -174,14 +174,14 @@ def with_inner(path: str, node: Any) -> Iterator[tuple[str, Any]]:
 
 def read_package(path: Path) -> Package:
     """Raises ``UserError`` if there is no file, or it is not what ``pyflyte package`` writes."""
-    tasks: dict[str, Any] = {}
-    workflows: dict[str, Any] = {}
-    plans: dict[str, Any] = {}
+    tasks: dict[str, TaskTemplate] = {}
+    workflows: dict[str, WorkflowTemplate] = {}
+    plans: dict[str, LaunchPlanSpec] = {}
     try:
-        for kind, message in messages(path):
-            if kind is TaskSpec:
+        for message in messages(path):
+            if isinstance(message, TaskSpec):
                 tasks[message.template.id.name] = message.template
-            elif kind is WorkflowSpec:
+            elif isinstance(message, WorkflowSpec):
                 for template in (message.template, *message.sub_workflows):
                     workflows[template.id.name] = template
             else:
@@ -202,9 +202,66 @@ def read_package(path: Path) -> Package:
     return Package(*(dict(sorted(each.items())) for each in (tasks, workflows, plans)))
 
 
-def messages(path: Path) -> Iterator[tuple[Any, Any]]:
+def messages(path: Path) -> Iterator[TaskSpec | WorkflowSpec | LaunchPlan]:
     with tarfile.open(path) as archive:
         for member in archive:
             kind, content = KINDS.get(member.name[-5:]), archive.extractfile(member)
             if kind and content:
-                yield kind, kind.FromString(content.read())
+                yield kind.FromString(content.read())
+
+
+@settings
+class Limits(Settings):
+    """The most that one task may ask for; the defaults are Flyte's own. Empty or "0" is no limit."""
+
+    section = "limits"
+
+    cpu: str = "2"
+    memory: str = "1Gi"
+    gpu: str = "1"
+    ephemeral_storage: str = ""
+
+    def check(self) -> None:
+        for resource in LIMITED:
+            name = resource.replace("-", "_")
+            if quantity(getattr(self, name) or "0") is None:
+                raise self.reject(name, 'a quantity of Kubernetes, as "96" or "1000Gi"')
+
+    def of(self, resource: str) -> str:
+        """The limit of a resource by its name in a pod; empty if there is none. Resources that Flyte does not know, as
+        ``nvidia.com/mig-1g.5gb``, have none."""
+        name = limit_name(resource)
+        limit = getattr(self, name.replace("-", "_")) if name in LIMITED else ""
+        return limit if quantity(limit or "0") else ""
+
+
+#: What Flyte limits, by its own names.
+LIMITED = ("cpu", "memory", "gpu", "ephemeral-storage")
+
+
+def limit_name(resource: str) -> str:
+    return "gpu" if resource == NVIDIA else resource
+
+
+def quantity(text: str) -> float | None:
+    """``500m`` is 0.5, ``1Gi`` 1073741824; ``None`` if it is no quantity."""
+    try:
+        return parse_quantity(text)
+    except ValueError:
+        return None
+
+
+def read_limits(path: Path) -> Limits:
+    """The table ``[limits]`` of a TOML file. Raises ``UserError`` naming the file and the setting that is wrong."""
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        for name in data:
+            if name != Limits.section:
+                raise UserError(unknown("", name, [Limits.section]))
+        return Limits.from_dict(data.get(Limits.section, {}))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; expected TOML with a table [limits]") from None
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: the limits cannot be read: {error}") from None
+    except UserError as error:
+        raise UserError(f"{path}: {error.message}") from None

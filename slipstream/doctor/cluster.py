@@ -9,13 +9,11 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-from slipstream.doctor.archive import Package, Use
+from slipstream.doctor.archive import Package, Use, quantity
 from slipstream.doctor.findings import Finding, Report
-from slipstream.doctor.kubectl import Ask, KubectlError, items, kubectl
-from slipstream.doctor.limits import quantity
+from slipstream.doctor.kubectl import Ask, KubectlError, KubeObject, items, kubectl
 from slipstream.doctor.propeller import check_propeller
 
 CRD = "pytorchjobs.kubeflow.org"
@@ -76,7 +74,7 @@ def check_operator(uses: Sequence[Use], ask: Ask) -> Report:
     return Report(findings, (f"training operator: {CRD} {version}, {images}",))
 
 
-def generation(definition: Mapping[str, Any]) -> str:
+def generation(definition: KubeObject) -> str:
     """The operator's version by what its resource knows: its images are tagged with commits. ``managedBy`` came with
     1.9; before it the generator's version tells 1.8 from what is older."""
     served = [version for version in definition["spec"]["versions"] if version.get("served")]
@@ -122,7 +120,7 @@ def check_nodes(uses: Sequence[Use], ask: Ask) -> Report:
     return Report(tuple(finding for use in uses for finding in unschedulable(use, nodes)), (checked,), unchecked)
 
 
-def unschedulable(use: Use, nodes: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+def unschedulable(use: Use, nodes: Sequence[KubeObject]) -> Iterator[Finding]:
     """A finding if the nodes cannot hold all pods of a task at the same time, as far as they are empty."""
     obstacles = Counter(obstacle(use, node) for node in nodes)
     room = sum(pods_on(use, node) for node in nodes if not obstacle(use, node))
@@ -138,7 +136,7 @@ def unschedulable(use: Use, nodes: Sequence[Mapping[str, Any]]) -> Iterator[Find
     )
 
 
-def obstacle(use: Use, node: Mapping[str, Any]) -> str:
+def obstacle(use: Use, node: KubeObject) -> str:
     """Why no pod of the task can be placed on a node, however empty it is; empty if one can."""
     labels = node["metadata"].get("labels", {})
     for name, value in (use.pod.get("nodeSelector") or {}).items():
@@ -157,7 +155,7 @@ def obstacle(use: Use, node: Mapping[str, Any]) -> str:
     return ""
 
 
-def tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
+def tolerates(toleration: KubeObject, taint: KubeObject) -> bool:
     if toleration.get("effect") not in (None, "", taint["effect"]):
         return False
     if toleration.get("operator", "Equal") == "Exists":
@@ -165,13 +163,13 @@ def tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
     return (toleration.get("key"), toleration.get("value", "")) == (taint["key"], taint.get("value", ""))
 
 
-def pods_on(use: Use, node: Mapping[str, Any]) -> int:
+def pods_on(use: Use, node: KubeObject) -> int:
     """How many pods of the task an empty node holds."""
     each = {name: value for name, text in use.requests.items() if (value := quantity(text))}
     return min((int(amount(node, name) // value) for name, value in each.items()), default=use.pods)
 
 
-def amount(node: Mapping[str, Any], resource: str) -> float:
+def amount(node: KubeObject, resource: str) -> float:
     """What a node can give of a resource. ``gpu`` is whichever GPU it has, as Flyte is configured for one kind."""
     given = node["status"].get("allocatable", {})
     names = GPUS if resource == "gpu" else (resource,)

@@ -44,19 +44,18 @@ def main(
         raise UserError(
             "expected PACKAGE.tgz, an archive of `pyflyte package`; or --node [--store URI] [--endpoint URL]"
         )
-    from slipstream.doctor.archive import read_package
+    from slipstream.doctor.archive import Limits, read_limits, read_package
     from slipstream.doctor.cluster import check_cluster
-    from slipstream.doctor.limits import Limits, read_limits
     from slipstream.doctor.package import Save, check_package, measured_save
 
-    made = read_package(package)
+    packaged = read_package(package)
     dockerfiles = sorted(package.parent.glob("images/*.Dockerfile"))
     report = check_package(
-        made,
+        packaged,
         read_limits(limits) if limits else Limits(),
         measured_save(trained) if trained else Save(),
         dockerfiles,
     )
-    report += check_cluster(made)
+    report += check_cluster(packaged)
     click.echo(report.text(width))
     sys.exit(int(report.failed))

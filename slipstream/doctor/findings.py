@@ -46,8 +46,8 @@ class Report:
         if width is None:
             lines = [f"{f.severity}: {f.where}: {f.what}: {f.consequence}; {f.fix}" for f in findings]
         else:
-            said = ((f.severity, (f"{f.what}: {f.consequence}", f"in {f.where}", f"fix: {f.fix}")) for f in findings)
-            rows = [("" if index else severity, part) for severity, parts in said for index, part in enumerate(parts)]
+            cells = ((f.severity, (f"{f.what}: {f.consequence}", f"in {f.where}", f"fix: {f.fix}")) for f in findings)
+            rows = [("" if index else severity, part) for severity, parts in cells for index, part in enumerate(parts)]
             lines = table(rows, width)
         lines += [f"checked: {line}" for line in self.checked]
         lines += [f"not checked: {line}" for line in self.unchecked]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 TIMEOUT_S = 30
 
+#: An object of the cluster's, as JSON has it.
+KubeObject = Mapping[str, Any]
 #: Runs kubectl with arguments and returns what it printed as JSON. Raises ``KubectlError``.
 Ask = Callable[..., Any]
 
@@ -25,8 +27,8 @@ def kubectl(*arguments: str) -> Any:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise KubectlError(f"kubectl {' '.join(arguments)}: {error}") from None
     if ended.returncode:
-        said = " ".join((ended.stderr or ended.stdout).split())
-        raise KubectlError(f"kubectl {' '.join(arguments)}: {said or f'exit code {ended.returncode}'}")
+        message = " ".join((ended.stderr or ended.stdout).split())
+        raise KubectlError(f"kubectl {' '.join(arguments)}: {message or f'exit code {ended.returncode}'}")
     if arguments[-1] != "json":
         return ended.stdout.strip()
     try:
@@ -35,6 +37,6 @@ def kubectl(*arguments: str) -> Any:
         raise KubectlError(f"kubectl {' '.join(arguments)}: no JSON in its answer") from None
 
 
-def items(ask: Ask, *arguments: str) -> list[dict[str, Any]]:
+def items(ask: Ask, *arguments: str) -> list[KubeObject]:
     answer = ask("get", *arguments, "--output", "json")
     return answer.get("items", []) if isinstance(answer, dict) else []

@@ -1,11 +1,13 @@
 """What a node (or the pod on it) has for training: whatever cannot be read says why, nothing raises.
 
-``root`` is where /proc, /sys and /dev are found, so that other machines' can be read from a copy.
+``root`` is where /proc, /sys and /dev are found, so that other machines' can be read from a copy. Of its accelerators
+driver, torch and NCCL are compared with each other, and it is said who holds memory.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
 import urllib.error
@@ -14,13 +16,13 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from slipstream.doctor.findings import Reading
-from slipstream.doctor.gpus import amd, gib, libraries, nvidia
-from slipstream.machine.cgroup import cpu_quota, memory_limit
-from slipstream.machine.cpus import visible_cores
+from slipstream.machine.limits import cpu_quota, memory_limit, visible_cores
 from slipstream.storage import S3, storage_for
 
 ROOT = Path("/")
@@ -29,6 +31,9 @@ STORE_MIB = 16
 SKEW_S = 60.0
 #: A container's /dev/shm where nobody asked for more.
 SMALL_SHM = 64 << 20
+GIB = 1 << 30
+#: More than this of a GPU's memory in use before training starts is worth a word.
+HELD = 0.05
 
 
 def read_node(store: str = "", endpoint: str = "", root: Path = ROOT) -> list[Reading]:
@@ -72,11 +77,11 @@ def shared_memory(root: Path) -> Iterator[Reading]:
 def processors(root: Path, visible: int) -> Iterator[Reading]:
     """The cores that a process sees, beside what its control group lets it use and what it was told to use."""
     quota, told = cpu_quota(root), os.environ.get("OMP_NUM_THREADS")
-    found = f"{visible} cores in the affinity mask, cgroup limit {f'{quota:g}' if quota else 'none'}"
+    text = f"{visible} cores in the affinity mask, cgroup limit {f'{quota:g}' if quota else 'none'}"
     problem = ""
     if quota and quota < visible and not told:
         problem = f"what counts cores starts {visible} threads on {quota:g} CPUs; set OMP_NUM_THREADS"
-    yield Reading("CPU", f"{found}, OMP_NUM_THREADS {told or 'not set'}", problem)
+    yield Reading("CPU", f"{text}, OMP_NUM_THREADS {told or 'not set'}", problem)
 
 
 def memory(root: Path) -> Iterator[Reading]:
@@ -100,14 +105,12 @@ def numa(root: Path) -> Iterator[Reading]:
 def interfaces(root: Path) -> Iterator[Reading]:
     for interface in sorted((root / "sys/class/net").iterdir()):
         state = (interface / "operstate").read_text().strip()
-        found = f"{state}, MTU {(interface / 'mtu').read_text().strip()}"
+        text = f"{state}, MTU {(interface / 'mtu').read_text().strip()}"
         try:
             speed = int((interface / "speed").read_text())
         except (OSError, ValueError):  # the loopback and many virtual interfaces refuse
             speed = 0
-        yield Reading(
-            f"network {interface.name}", f"{found}, {speed} Mbit/s" if speed > 0 else f"{found}, speed unknown"
-        )
+        yield Reading(f"network {interface.name}", f"{text}, {speed} Mbit/s" if speed > 0 else f"{text}, speed unknown")
 
 
 def fabric(root: Path) -> Iterator[Reading]:
@@ -181,3 +184,107 @@ def date_of_store(uri: str) -> str:
 
     answer = client().head_bucket(Bucket=split_uri(uri)[0])
     return answer["ResponseMetadata"]["HTTPHeaders"].get("date", "")
+
+
+def nvidia(root: Path, nvml: Any) -> Iterator[Reading]:
+    """The driver and the GPUs, through ``nvml`` (the module ``pynvml``)."""
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        yield Reading("NVIDIA driver", f"none ({error})")
+        return
+    try:
+        supported = nvml.nvmlSystemGetCudaDriverVersion_v2()
+        found = f"{nvml.nvmlSystemGetDriverVersion()}, CUDA up to {supported // 1000}.{supported % 1000 // 10}"
+        yield Reading("NVIDIA driver", found, driver_problem(supported // 1000, torch_cuda()))
+        for index in range(nvml.nvmlDeviceGetCount()):
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+            holders = [
+                f"{holder(root, process.pid)} ({gib(process.usedGpuMemory or 0)})"
+                for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+            ]
+            yield gpu(f"GPU {index}", nvml.nvmlDeviceGetName(handle), memory.total, memory.used, holders)
+    finally:
+        nvml.nvmlShutdown()
+
+
+def amd(root: Path) -> Iterator[Reading]:
+    """The driver and the GPUs, as sysfs has them."""
+    module = root / "sys/module/amdgpu"
+    if not module.exists():
+        yield Reading("AMD driver", "none (the kernel has no module amdgpu)")
+        return
+    own = module / "version"
+    yield Reading("AMD driver", own.read_text().strip() if own.exists() else "amdgpu, of the kernel")
+    processes = sorted((root / "sys/class/kfd/kfd/proc").glob("[0-9]*"))
+    holding = [process for process in processes if any(int(file.read_text()) for file in process.glob("vram_*"))]
+    holders = [holder(root, int(process.name)) for process in holding]
+    for total in sorted((root / "sys/class/drm").glob("card*/device/mem_info_vram_total")):
+        used = int((total.parent / "mem_info_vram_used").read_text())
+        yield gpu(total.parent.parent.name, "AMD", int(total.read_text()), used, holders)
+
+
+def gpu(what: str, name: str, total: int, used: int, holders: list[str]) -> Reading:
+    found = f"{name}, {gib(total - used)} of {gib(total)} free, held by {', '.join(holders) or 'nobody'}"
+    busy = used > HELD * total
+    return Reading(what, found, "in use already: a training may not find the memory that it needs" if busy else "")
+
+
+def holder(root: Path, pid: int) -> str:
+    """The process as this container sees it; NVML also names those of other containers."""
+    name = root / "proc" / str(pid) / "comm"
+    return f"{name.read_text().strip()} {pid}" if name.exists() else f"process {pid} of another container"
+
+
+def driver_problem(supported: int, needed: str) -> str:
+    """CUDA is compatible within a major version: an older driver serves it, an older major version's does not."""
+    if needed and int(needed.split(".")[0]) > supported:
+        return f"torch was built for CUDA {needed}, so that it cannot use these GPUs; update the driver"
+    return ""
+
+
+def torch_cuda() -> str:
+    """The CUDA version that torch was built for; empty for builds without."""
+    import torch
+
+    return torch.version.cuda or ""
+
+
+def libraries(gpus_there: bool) -> Iterator[Reading]:
+    """torch and NCCL (RCCL on AMD)."""
+    import torch
+    import torch.distributed as dist
+
+    cuda, hip = torch.version.cuda, torch.version.hip
+    built = f"CUDA {cuda}" if cuda else f"ROCm {hip}" if hip else "CPUs only"
+    problem = ""
+    if gpus_there and not torch.cuda.device_count():
+        problem = "torch sees none of this node's GPUs" + ("; install a build for them" if not (cuda or hip) else "")
+    yield Reading("torch", f"{torch.__version__}, for {built}, sees {torch.cuda.device_count()} GPUs", problem)
+    if not (cuda or hip) or not dist.is_nccl_available():
+        yield Reading("NCCL", "none (this torch has no NCCL; process groups use gloo)")
+        return
+    loaded = ".".join(str(part) for part in torch.cuda.nccl.version())
+    yield nccl("RCCL" if hip else "NCCL", loaded, requires("torch") or [])
+
+
+def nccl(name: str, loaded: str, requirements: list[str]) -> Reading:
+    """The version that is loaded beside the wheel that is installed and the one that torch asks for."""
+    found = f"{loaded} loaded"
+    pinned = [match for line in requirements if (match := re.match(r"(nvidia-nccl-cu\d+)\s*==\s*([\w.]+)", line))]
+    for package, wanted in (match.groups() for match in pinned):
+        try:
+            there = version(package)
+        except PackageNotFoundError:
+            continue
+        found += f", {package} {there} installed"
+        if there != wanted:
+            return Reading(name, found, f"torch asks for {wanted}: collectives may hang or fail; install that")
+        if loaded != wanted:
+            return Reading(name, found, "another one is found first: look at LD_LIBRARY_PATH and LD_PRELOAD")
+    return Reading(name, found)
+
+
+def gib(number: int) -> str:
+    return f"{number / GIB:.1f} GiB"

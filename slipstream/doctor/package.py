@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from flyteidl.admin.schedule_pb2 import Schedule
+from flyteidl.core.interface_pb2 import Variable
+from flyteidl.core.literals_pb2 import BindingData
+from flyteidl.core.types_pb2 import LiteralType, OutputReference
+from flyteidl.core.workflow_pb2 import Node, WorkflowTemplate
 
 from slipstream.artifacts.results.training import read_attempt
 from slipstream.cron import flaw
-from slipstream.doctor.archive import GPU, Package, Use
-from slipstream.doctor.bindings import attribute_paths
+from slipstream.doctor.archive import GPU, LIMITED, Limits, Package, Use, limit_name, nodes_of, quantity
 from slipstream.doctor.findings import Finding, Report
-from slipstream.doctor.limits import LIMITED, Limits, limit_name, quantity
 from slipstream.errors import UserError
 from slipstream.profiles.placement import NVIDIA
 
@@ -36,6 +39,7 @@ MOVING_TAGS = frozenset({"latest", "main", "master", "dev", "edge", "nightly", "
 TIME_ZONE = re.compile(r"^(CRON_)?TZ=\S+\s+")
 INTERVAL = "@every "
 USER = re.compile(r"^\s*(FROM|USER)\s+(\S+)", re.IGNORECASE)
+MEND = "let an uncached task hand the part on as an output of its own, with a HashMethod over its values"
 
 
 @dataclass(frozen=True)
@@ -213,8 +217,8 @@ def user_of_image(file: Path, needs_number: bool) -> Iterator[Finding]:
     """The last USER of a Dockerfile's last stage."""
     user = "root"
     for line in file.read_text(encoding="utf-8").splitlines():
-        if found := USER.match(line):
-            user = "root" if found[1].upper() == "FROM" else found[2]
+        if match := USER.match(line):
+            user = "root" if match[1].upper() == "FROM" else match[2]
     if not user.partition(":")[0].isdigit():
         yield Finding(
             "error" if needs_number else "warning",
@@ -239,8 +243,91 @@ def timeout_of_all_attempts(use: Use) -> Iterator[Finding]:
         )
 
 
-def never_fires(name: str, schedule: Any) -> Iterator[Finding]:
+def never_fires(name: str, schedule: Schedule) -> Iterator[Finding]:
     cron = TIME_ZONE.sub("", schedule.cron_schedule.schedule or schedule.cron_expression)
     if cron and not cron.startswith(INTERVAL) and (why := flaw(cron)):
         fix = 'write it as "0 2 * * *": 2:00 UTC every day'
         yield Finding("error", name, f"cron {cron!r}: {why}", "it is refused, or nothing ever runs", fix)
+
+
+def attribute_paths(package: Package) -> Iterator[Finding]:
+    """Inputs and outputs that are bound to a part of a structure.
+
+    Flyte unpacks the structure and packs the part anew, in random order of its keys (flyte#6517), so that its bytes,
+    and with them the key of everything cached on them, differ in each execution.
+    """
+    for name, workflow in package.workflows.items():
+        for identity, node in nodes_of(workflow):
+            for binding in node.inputs:
+                for promise in promises(binding.binding):
+                    if reaches_in(package, workflow, promise):
+                        yield about(package, f"{name}/{identity}", binding.var, promise, node)
+        for binding in workflow.outputs:
+            for promise in promises(binding.binding):
+                if reaches_in(package, workflow, promise):
+                    yield about(package, f"{name}, its outputs", binding.var, promise, None)
+
+
+def about(package: Package, where: str, variable: str, promise: OutputReference, node: Node | None) -> Finding:
+    what = f"{variable} is bound to {written(promise)}"
+    task = package.tasks.get(node.task_node.reference_id.name) if node is not None else None
+    if task is not None and task.metadata.discoverable:
+        return Finding("error", where, what, "its cache never hits, so that it computes again in each execution", MEND)
+    if node is not None and task is None:
+        return Finding("error", where, what, "nothing that is cached on it inside ever hits", MEND)
+    return Finding("warning", where, what, "nothing that is cached on what comes of it ever hits", MEND)
+
+
+def promises(data: BindingData) -> Iterator[OutputReference]:
+    """All promises in a binding, also those in lists and maps."""
+    if data.HasField("promise"):
+        yield data.promise
+    for inner in (*data.collection.bindings, *data.map.bindings.values()):
+        yield from promises(inner)
+
+
+def written(promise: OutputReference) -> str:
+    """``n0.config.data[2]``"""
+    steps = [
+        f".{step.string_value}" if step.WhichOneof("value") == "string_value" else f"[{step.int_value}]"
+        for step in promise.attr_path
+    ]
+    source = f"{promise.node_id}." if promise.node_id else "the input "
+    return f"{source}{promise.var}{''.join(steps)}"
+
+
+def reaches_in(package: Package, workflow: WorkflowTemplate, promise: OutputReference) -> bool:
+    """Whether the path enters a structure; an element of a list or a map is a literal of its own, with its own hash."""
+    kind = type_of(package, workflow, promise)
+    for step in promise.attr_path:
+        shape = kind.WhichOneof("type") if kind is not None else None
+        if kind is not None and shape in ("collection_type", "map_value_type"):
+            kind = getattr(kind, shape)
+        elif shape is None and step.WhichOneof("value") == "int_value":
+            kind = None
+        else:
+            return True
+    return False
+
+
+def type_of(package: Package, workflow: WorkflowTemplate, promise: OutputReference) -> LiteralType | None:
+    """The type of what is promised; ``None`` if its source is not in the package, or is an array node."""
+    if promise.node_id in ("", "start-node"):
+        variables = workflow.interface.inputs.variables
+    else:
+        source = next((node for node in workflow.nodes if node.id == promise.node_id), None)
+        variables = outputs_of(package, source)
+    return variables[promise.var].type if promise.var in variables else None
+
+
+def outputs_of(package: Package, node: Node | None) -> Mapping[str, Variable]:
+    if node is None or node.HasField("array_node"):
+        return {}
+    if node.HasField("branch_node"):
+        return outputs_of(package, node.branch_node.if_else.case.then_node)
+    if node.HasField("task_node"):
+        source = package.tasks.get(node.task_node.reference_id.name)
+    else:
+        plan = package.launch_plans.get(node.workflow_node.launchplan_ref.name)
+        source = package.workflows.get(plan.workflow_id.name if plan else node.workflow_node.sub_workflow_ref.name)
+    return source.interface.outputs.variables if source is not None else {}

@@ -12,12 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import pairwise
-from typing import Any
 
 import yaml
 
 from slipstream.doctor.findings import Finding, Report
-from slipstream.doctor.kubectl import Ask, KubectlError, items
+from slipstream.doctor.kubectl import Ask, KubectlError, KubeObject, items
+
+#: What a file sets, as YAML has it.
+Settings = Mapping[object, object]
 
 RETRIES = "max-workflow-retries"
 #: What propeller takes if no file sets it.
@@ -61,10 +63,10 @@ def check_propeller(ask: Ask) -> Report:
         deployments = items(ask, "deployments", "--all-namespaces")
     except KubectlError as error:
         return unchecked(str(error))
-    found = [propeller for deployment in deployments for propeller in propellers(deployment)]
-    if not found:
+    all_propellers = [propeller for deployment in deployments for propeller in propellers(deployment)]
+    if not all_propellers:
         return unchecked("no deployment runs propeller as Flyte's charts do")
-    return sum((check_retries(propeller, ask) for propeller in found), Report())
+    return sum((check_retries(propeller, ask) for propeller in all_propellers), Report())
 
 
 def unchecked(why: str) -> Report:
@@ -82,8 +84,8 @@ def check_retries(propeller: Propeller, ask: Ask) -> Report:
     if setting(files, "flyte", "propeller", "disabled") is True:  # flyte-binary as a control plane
         return unchecked(f"{propeller.where} has propeller disabled")
     findings = () if retries is not None and retries >= ENOUGH else (too_few(propeller, retries),)
-    said = f"{DEFAULT}, the default," if retries is None else str(retries)
-    checked = f"propeller's {RETRIES}, {said} by the ConfigMaps of {propeller.where}"
+    number = f"{DEFAULT}, the default," if retries is None else str(retries)
+    checked = f"propeller's {RETRIES}, {number} by the ConfigMaps of {propeller.where}"
     return Report(findings, (checked,)) + unread_secrets(propeller)
 
 
@@ -109,7 +111,7 @@ def unread_secrets(propeller: Propeller) -> Report:
 # Which ConfigMaps count
 
 
-def propellers(deployment: Mapping[str, Any]) -> Iterator[Propeller]:
+def propellers(deployment: KubeObject) -> Iterator[Propeller]:
     pod = deployment["spec"]["template"]["spec"]
     for container in pod["containers"]:
         words = [*(container.get("command") or []), *(container.get("args") or [])]
@@ -137,7 +139,7 @@ def option(words: Sequence[str], name: str) -> str:
     return ""
 
 
-def mounted(pod: Mapping[str, Any], container: Mapping[str, Any], directory: str) -> list[dict[str, Any]]:
+def mounted(pod: KubeObject, container: KubeObject, directory: str) -> list[KubeObject]:
     """What a directory of a container is made of: both charts project it; flyte-core did not before 1.16."""
     mounts = {mount["mountPath"].rstrip("/"): mount["name"] for mount in container.get("volumeMounts") or []}
     volumes = {volume["name"]: volume for volume in pod.get("volumes") or []}
@@ -148,9 +150,9 @@ def mounted(pod: Mapping[str, Any], container: Mapping[str, Any], directory: str
 # What they say
 
 
-def read_files(propeller: Propeller, ask: Ask) -> list[dict[Any, Any]]:
+def read_files(propeller: Propeller, ask: Ask) -> list[Settings]:
     """The files that propeller merges, the later over the earlier."""
-    texts: dict[str, Any] = {}
+    texts: dict[str, str] = {}
     for name in propeller.config_maps:
         answer = ask("get", "configmap", name, "--namespace", propeller.namespace, "--output", "json")
         data = answer.get("data") if isinstance(answer, dict) else None
@@ -158,7 +160,7 @@ def read_files(propeller: Propeller, ask: Ask) -> list[dict[Any, Any]]:
     return [parse(name, texts[name]) for name in sorted(texts) if fnmatchcase(name, propeller.pattern)]
 
 
-def parse(name: str, text: str) -> dict[Any, Any]:
+def parse(name: str, text: str) -> Settings:
     try:
         content = yaml.safe_load(text)
     except Exception:  # for odd scalars and depths PyYAML raises much beside its own errors
@@ -168,13 +170,13 @@ def parse(name: str, text: str) -> dict[Any, Any]:
     return content or {}
 
 
-def setting(files: Sequence[Any], *path: str) -> Any:
+def setting(files: Sequence[Settings], *path: str) -> object:
     """What the last file says that says something; ``None`` if none does, or if it says null."""
-    said = [value for content in files for value in values_at(content, path)]
-    return said[-1] if said else None
+    values = [value for content in files for value in values_at(content, path)]
+    return values[-1] if values else None
 
 
-def values_at(content: Any, path: Sequence[str]) -> Iterator[Any]:
+def values_at(content: object, path: Sequence[str]) -> Iterator[object]:
     """What a file has at a path of keys: propeller does not distinguish their case."""
     if not path:
         yield content
@@ -184,12 +186,12 @@ def values_at(content: Any, path: Sequence[str]) -> Iterator[Any]:
                 yield from values_at(below, path[1:])
 
 
-def allowed(value: Any) -> int | None:
+def allowed(value: object) -> int | None:
     """The number that propeller makes of the setting's value; ``None`` if it is not set."""
     if value is None:
         return None
     try:
-        number = float(value)  # to PyYAML 1e5 is text, and propeller takes text, too
+        number = float(value)  # type: ignore[arg-type]  # to PyYAML 1e5 is text, and propeller takes text, too
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):

@@ -8,7 +8,7 @@ import numpy as np
 
 from slipstream.artifacts.prepared.data import PreparedData, Signature
 from slipstream.artifacts.results.evaluation import BaselineScores
-from slipstream.machine.cpus import usable_cores
+from slipstream.machine.limits import usable_cores
 from slipstream.models.metrics import classification_scores, regression_scores
 from slipstream.models.predict import targets_of
 

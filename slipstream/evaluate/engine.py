@@ -13,7 +13,7 @@ from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.results.evaluation import PlotData, write_evaluation
 from slipstream.evaluate.baseline import baseline
 from slipstream.models import metrics
-from slipstream.models.predict import held_out_rows, predict, targets_of, torch_predictor
+from slipstream.models.predict import held_out_rows, model_function, predict, targets_of
 
 if TYPE_CHECKING:
     from slipstream.models.trained import TrainedModel
@@ -27,7 +27,7 @@ def evaluate(directory: Path, trained: TrainedModel, data: PreparedData, made_by
     Raises ``UserError`` if the test split is empty or the model's outputs are not finite.
     """
     task, records = trained.signature.task, held_out_rows(data)
-    outputs = predict(torch_predictor(trained.load()), trained.signature, records)
+    outputs = predict(model_function(trained.load()), trained.signature, records)
     truth = targets_of(records)
     name, _ = metrics.HEADLINE[task]
     scores = metrics.scores(task, outputs, truth)

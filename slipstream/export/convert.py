@@ -12,7 +12,7 @@ import numpy as np
 
 from slipstream.artifacts.prepared.data import Signature
 from slipstream.errors import UserError
-from slipstream.models.predict import Predictor
+from slipstream.models.predict import ModelFunction
 
 if TYPE_CHECKING:
     import onnx
@@ -137,7 +137,7 @@ def check_dynamic_batch(model: onnx.ModelProto) -> None:
             )
 
 
-def check_parity(reference: Predictor, candidate: Predictor, inputs: Sequence[np.ndarray]) -> None:
+def check_parity(reference: ModelFunction, candidate: ModelFunction, inputs: Sequence[np.ndarray]) -> None:
     """Compare two models at each of :data:`PARITY_BATCHES`, output by output.
 
     The batches are taken from the rows of ``inputs``, which are repeated if there are too few. Raises ``UserError``
@@ -160,7 +160,7 @@ def check_parity(reference: Predictor, candidate: Predictor, inputs: Sequence[np
             )
 
 
-def check_rows(run: Predictor, inputs: Sequence[np.ndarray]) -> None:
+def check_rows(run: ModelFunction, inputs: Sequence[np.ndarray]) -> None:
     """Raise ``UserError`` if a row's outputs depend on the others of its batch: servers batch what comes at once."""
     rows = min(MIXED_ROWS, len(inputs[0]))
     together = run([array[:rows] for array in inputs])

@@ -46,8 +46,8 @@ from slipstream.export.variants import (
     onnx_variant,
     torch_variants,
 )
-from slipstream.machine.cpus import usable_cores
 from slipstream.machine.description import Machine, this_machine
+from slipstream.machine.limits import usable_cores
 from slipstream.models.predict import held_out_rows, predict, targets_of
 
 if TYPE_CHECKING:

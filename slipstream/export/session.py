@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from slipstream.errors import UserError
-from slipstream.models.predict import Predictor
+from slipstream.models.predict import ModelFunction
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -81,7 +81,7 @@ def session_on(path: Path, options: onnxruntime.SessionOptions, provider: str) -
     return session
 
 
-def onnx_predictor(path: Path, threads: int, provider: str = "cpu") -> Predictor:
+def onnx_predictor(path: Path, threads: int, provider: str = "cpu") -> ModelFunction:
     """The model at ``path`` with ``threads`` threads per call."""
     session = session_on(path, session_options(threads), provider)
     names = [value.name for value in session.get_inputs()]

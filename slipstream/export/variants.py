@@ -19,7 +19,7 @@ from slipstream.export.convert import EXAMPLE_ROWS, check_parity, check_rows, la
 from slipstream.export.session import onnx_predictor
 from slipstream.machine.description import Machine
 from slipstream.models.metrics import scores
-from slipstream.models.predict import Predictor, inputs_of, predict, targets_of, torch_predictor
+from slipstream.models.predict import ModelFunction, inputs_of, model_function, predict, targets_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -44,18 +44,18 @@ class Variant:
 def torch_variants(model: nn.Module, signature: Signature, test: np.ndarray, machine: Machine) -> list[Variant]:
     """The trained module itself, with which the others are compared, and in bfloat16 where the CPU computes in it."""
     size = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
-    runs = {TORCH: torch_predictor(model)}
+    runs = {TORCH: model_function(model)}
     if set(BF16) & set(machine.flags):
         runs[TORCH_BF16] = in_bf16(model)
     return [Variant(name, None, size, already_loaded(run), predict(run, signature, test)) for name, run in runs.items()]
 
 
-def already_loaded(run: Predictor) -> Load:
+def already_loaded(run: ModelFunction) -> Load:
     """A module has no file that could be loaded anew."""
     return lambda: run
 
 
-def in_bf16(model: nn.Module) -> Predictor:
+def in_bf16(model: nn.Module) -> ModelFunction:
     """The module with its products and convolutions in bfloat16; float32 outputs."""
     import torch
 
@@ -67,7 +67,7 @@ def in_bf16(model: nn.Module) -> Predictor:
 
 
 def fp32_variant(
-    directory: Path, model: nn.Module, torch: Predictor, data: PreparedData, test: np.ndarray, config: ExportConfig
+    directory: Path, model: nn.Module, torch: ModelFunction, data: PreparedData, test: np.ndarray, config: ExportConfig
 ) -> Variant:
     """The exported model. Raises ``UserError`` if its outputs differ from torch's at any of the batch sizes tried."""
     path = directory / FP32_FILE

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from slipstream.errors import UserError
 from slipstream.interconnect.profile import Fingerprint, Host, Topology
 from slipstream.interconnect.topology import device_name, gather_from_ranks, interfaces, rdma_devices, this_host
-from slipstream.machine.cgroup import read
+from slipstream.machine.limits import read
 
 #: By backend, the variable that chooses interfaces.
 CHOICES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}

@@ -13,9 +13,8 @@ import torch.distributed as dist
 
 from slipstream.interconnect import gloo_sockets, gpu_links, nccl_log
 from slipstream.interconnect.profile import Host, Topology
-from slipstream.machine.cgroup import read
-from slipstream.machine.cpus import usable_cores
 from slipstream.machine.description import this_machine
+from slipstream.machine.limits import read, usable_cores
 
 
 def gather_from_ranks(mine: Any) -> list[Any]:

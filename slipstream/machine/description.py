@@ -6,8 +6,8 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipstream.machine.cpus import usable_cores
 from slipstream.machine.gpus import gpu_names
+from slipstream.machine.limits import usable_cores
 
 CPUINFO = Path("/proc/cpuinfo")
 #: Instruction set extensions that decide how fast, and on x86 how exactly, INT8 products are summed.

@@ -1,10 +1,14 @@
-"""The settings of the model."""
+"""The settings of the model, and a digest of the user's own model code."""
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from dataclasses import field
+from pathlib import Path
 from typing import Annotated
 
+import xxhash
 from pydantic import Field
 
 from slipstream.settings import Settings, settings
@@ -12,12 +16,12 @@ from slipstream.settings import Settings, settings
 
 @settings
 class ModelConfig(Settings):
-    """Which network is trained."""
+    """Which model is trained."""
 
     section = "model"
 
     name: str = "auto"
-    """The network: "auto" takes the MLP for tables, the ResNet for images and the transformer for rows of tokens;
+    """The model: "auto" takes the MLP for tables, the ResNet for images and the transformer for rows of tokens;
     otherwise "mlp", "resnet", "transformer", or your own as "package.module:factory", a function or a class that this
     module defines, called with the Signature and the arguments. A trained model of your own factory is only opened with
     this setting."""
@@ -35,18 +39,39 @@ class ModelConfig(Settings):
 
     @property
     def factory(self) -> str:
-        """The factory from outside this project that is named; "" for the built-in networks."""
+        """The factory from outside this project that is named; "" for the built-in models."""
         return self.name if ":" in self.name else ""
 
 
 @settings
 class TeachingConfig(Settings):
-    """How much a network learns from a larger one, its teacher, instead of from the labels."""
+    """How much a model learns from a larger one, its teacher, instead of from the labels."""
 
     section = "compression.teaching"
 
     weight: Annotated[float, Field(ge=0, le=1)] = 0.5
     """The teacher's share of the loss; the rest is that of the labels. 0 leaves the teacher out."""
     temperature: Annotated[float, Field(gt=0)] = 2.0
-    """What both networks' logits are divided by before they are compared: more shows more of what the teacher finds
+    """What both models' logits are divided by before they are compared: more shows more of what the teacher finds
     unlikely. Not for regressions."""
+
+
+def fingerprint_model(config: ModelConfig) -> str:
+    """XXH3-128 of the factory's source file, without the modules that it imports; empty for the built-in models, or
+    if there is no such file."""
+    if not config.factory:
+        return ""
+    module = config.factory.partition(":")[0]
+    import_from_working_directory()
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return ""
+    origin = Path(spec.origin) if spec and spec.origin else None
+    return xxhash.xxh3_128_hexdigest(origin.read_bytes()) if origin and origin.is_file() else ""
+
+
+def import_from_working_directory() -> None:
+    """Put the working directory on the import path, as ``python -m`` does."""
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))

@@ -1,36 +1,132 @@
-"""Build the network of a configuration: a built-in one by name, the user's own by ``package.module:factory``."""
+"""Build the model of a configuration: a built-in one by name, the user's own by ``package.module:factory``.
+
+A model may state from which distributions its parameters are drawn. Its initial weights are then a pure function of
+seed and parameter name: every device fills the part that it holds, the values do not depend on how parameters are
+divided, and none is ever held whole. Element ``i`` of a parameter is the normal quantile of the ``i``-th draw of a
+counter-based generator (Philox: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) whose key is a
+digest of seed and name.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import inspect
+import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from types import FunctionType
-from typing import Any
+from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from slipstream.artifacts.prepared.data import Signature
 from slipstream.errors import UserError
-from slipstream.models.config import ModelConfig
-from slipstream.models.footprint import ResultBytes
-from slipstream.models.initial import StatesDeviations, fill
-from slipstream.models.mlp import MLP
+from slipstream.models.config import ModelConfig, import_from_working_directory
 from slipstream.models.pruning import Retained, prune
-from slipstream.models.resnet import ResNet
-from slipstream.models.source_code import import_from_working_directory
+from slipstream.models.tables_and_images import MLP, ResNet
 from slipstream.models.transformer import Transformer
 from slipstream.settings import unknown
 
-#: What a network may compute its outputs in, but no target can be given in.
+#: Elements that are drawn at once.
+CHUNK = 1 << 18
+#: Philox draws four numbers for each value of its counter.
+LANES = 4
+#: Bytes of results that a batch of an evaluation may have at once, and its most rows.
+BATCH_BYTES = 256 * 2**20
+MOST_ROWS = 1024
+#: What a model may compute its outputs in, but no target can be given in.
 HALF = (torch.bfloat16, torch.float16)
 
 
+@runtime_checkable
+class StatesDeviations(Protocol):
+    """A model that knows from which distributions its parameters are drawn."""
+
+    def initial_std(self, name: str) -> float | None:
+        """The standard deviation of a parameter; None stands for ones instead."""
+
+
+@torch.no_grad()
+def fill(model: nn.Module, seed: int) -> None:
+    """Fill all parameters of a model that states their deviations."""
+    for name, parameter in model.named_parameters():
+        fill_part(parameter, name, model, seed, parameter.shape, (0,) * parameter.ndim)
+
+
+@torch.no_grad()
+def fill_part(
+    part: Tensor, name: str, model: nn.Module, seed: int, size: Sequence[int], offsets: Sequence[int]
+) -> None:
+    """Fill ``part``, which is the part of the parameter ``name`` of ``size`` that begins at ``offsets``, in place.
+
+    A parameter is divided along its first dimension, or one of two dimensions along either.
+    """
+    assert isinstance(model, StatesDeviations)
+    std = model.initial_std(name)
+    if std is None:
+        part.fill_(1.0)
+    elif not std:
+        part.zero_()
+    elif part.numel():
+        width = math.prod(size[1:])
+        first = offsets[0] if offsets else 0
+        columns = slice(offsets[1], offsets[1] + part.shape[1]) if len(size) == 2 else slice(None)
+        rows = max(1, CHUNK // width)
+        part = part if part.ndim else part.view(1)
+        for start in range(0, len(part), rows):
+            target = part[start : start + rows]
+            drawn = normal(seed, name, (first + start) * width, len(target) * width).reshape(len(target), width)
+            target.copy_(torch.from_numpy(drawn[:, columns] * std).reshape(target.shape))
+
+
+def normal(seed: int, name: str, start: int, count: int) -> np.ndarray:
+    """Elements ``start`` to ``start + count`` of the standard normal sequence of ``(seed, name)``; float64."""
+    from scipy.special import ndtri
+
+    key = np.frombuffer(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=16).digest(), np.uint64)
+    counter, skipped = divmod(start, LANES)
+    raw = np.random.Philox(key=key, counter=[counter, 0, 0, 0]).random_raw(skipped + count)[skipped:]
+    # The middles of 2**53 equal intervals of (0, 1): never 0, never 1.
+    return ndtri(((raw >> np.uint64(11)) + 0.5) * 2.0**-53)
+
+
+class ResultBytes(TorchDispatchMode):
+    """Adds up the bytes of the results of all operations in its block, views apart: no forward pass takes more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        result = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            self.total += sum(leaf.nbytes for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
+        return result
+
+
+def batch_rows(row_bytes: int) -> int:
+    """The rows of an evaluation's batch for a model with so many bytes of results for each row. Does not depend on the
+    machine, so that every machine computes the same."""
+    return max(1, min(MOST_ROWS, BATCH_BYTES // max(1, row_bytes)))
+
+
 class Predictor(nn.Module):
-    """A network together with the scaling of its inputs and outputs.
+    """A model together with the scaling of its inputs and outputs.
+
+    The model itself is the attribute ``network``: stored weights have that name before theirs.
 
     ``forward(*inputs)`` takes tensors with the dtypes and values of the stored records, in the order of the signature.
     It returns logits ``[batch, classes]``, or ``[batch, length, tokens]`` for rows of tokens, or, for a regression,
@@ -46,16 +142,16 @@ class Predictor(nn.Module):
     row_bytes: int = 0
     first = last = True
 
-    def __init__(self, signature: Signature, network: nn.Module) -> None:
+    def __init__(self, signature: Signature, model: nn.Module) -> None:
         super().__init__()
         self.signature = signature
-        self.network = network
+        self.network = model
         self.register_buffer("image_mean", torch.tensor(signature.image_mean).view(1, -1, 1, 1), persistent=False)
         self.register_buffer("image_std", torch.tensor(signature.image_std).view(1, -1, 1, 1), persistent=False)
 
     def forward(self, *inputs: Tensor) -> Tensor:
         if self.signature.image_mean and self.first:
-            # On a network without memory the two are on the host all the same.
+            # Of a model on the meta device the two are on the host all the same.
             mean, std = self.image_mean.to(inputs[0].device), self.image_std.to(inputs[0].device)
             inputs = tuple((x.to(torch.float32) - mean) / std for x in inputs)
         outputs = self.network(*inputs)
@@ -68,7 +164,7 @@ class Predictor(nn.Module):
 
 
 def resolve(config: ModelConfig, signature: Signature) -> str:
-    """The name of the network, with "auto" resolved."""
+    """The name of the model, with "auto" resolved."""
     if config.name != "auto":
         return config.name
     if signature.task == "next token":
@@ -79,16 +175,16 @@ def resolve(config: ModelConfig, signature: Signature) -> str:
 def build(
     config: ModelConfig, signature: Signature, seed: int, *, empty: bool = False, retained: Retained | None = None
 ) -> Predictor:
-    """Build the network with initial weights from ``seed``, and run it on a batch of zeros.
+    """Build the model with initial weights from ``seed``, and run it on a batch of zeros.
 
-    A network that states the standard deviations of its parameters (``initial_std``, see
-    :mod:`slipstream.models.initial`) is built and tried on the meta device, and filled afterwards; if ``empty``, it
+    A model that states the standard deviations of its parameters (``initial_std``, see
+    :mod:`slipstream.models.factory`) is built and tried on the meta device, and filled afterwards; if ``empty``, it
     stays there, so that each device can fill its own part. Only the units ``retained`` stay
     (:mod:`slipstream.models.pruning`). Raises ``UserError`` if the factory is missing, does not take the arguments or
-    raises, or if its network does not fit the data or the retained units.
+    raises, or if its model does not fit the data or the retained units.
     """
     name = resolve(config, signature)
-    built_in: dict[str, Callable[..., Any]] = {"mlp": MLP, "resnet": ResNet, "transformer": Transformer}
+    built_in: dict[str, Callable[..., object]] = {"mlp": MLP, "resnet": ResNet, "transformer": Transformer}
     factory = built_in.get(name) or imported(name)
     check_arguments(name, factory, config.arguments)
     torch.manual_seed(seed)
@@ -96,20 +192,20 @@ def build(
     device = torch.device("meta" if hasattr(factory, "initial_std") else "cpu")
     try:
         with device if device.type == "meta" else nullcontext():
-            network = factory(signature, **arguments)
+            model = factory(signature, **arguments)
     except UserError:
         raise
     except Exception as error:
         setting = "arguments" if arguments else "name"
         call = f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
         raise UserError(f"model.{setting}: {call} raised {type(error).__name__}: {error}") from error
-    if not isinstance(network, nn.Module):
-        raise UserError(f"model.name: {name} returned {type(network).__name__}; expected a torch.nn.Module")
+    if not isinstance(model, nn.Module):
+        raise UserError(f"model.name: {name} returned {type(model).__name__}; expected a torch.nn.Module")
     try:
-        prune(network, retained or {})
+        prune(model, retained or {})
     except ValueError as error:
-        raise UserError(f"model.name: {name} is not the network that was pruned: {error}") from None
-    predictor = Predictor(signature, network)
+        raise UserError(f"model.name: {name} is not the model that was pruned: {error}") from None
+    predictor = Predictor(signature, model)
     was_training = predictor.training
     try:
         with torch.no_grad(), ResultBytes() as results:
@@ -124,20 +220,20 @@ def build(
         expected = [2, *signature.output_shape]
         raise UserError(f"model.name: {name} gave {shape} for a batch of 2; expected {expected}")
     if device.type == "meta":
-        check_without_constants(name, network)
+        check_without_constants(name, model)
         if not empty:
-            fill(network.to_empty(device="cpu"), seed)
-    elif isinstance(network, StatesDeviations):  # made by a function, which does not tell before
-        fill(network, seed)
+            fill(model.to_empty(device="cpu"), seed)
+    elif isinstance(model, StatesDeviations):  # made by a function, which does not tell before
+        fill(model, seed)
     predictor.row_bytes = results.total // 2
     return predictor.train(was_training)
 
 
-def check_without_constants(name: str, network: nn.Module) -> None:
-    """Raise ``UserError`` if a network that was built without memory holds tensors that are no parameters: these were
+def check_without_constants(name: str, model: nn.Module) -> None:
+    """Raise ``UserError`` if a model that was built without memory holds tensors that are no parameters: these were
     computed there, so that they have no values."""
-    constants = [path for path, _ in network.named_buffers()]
-    for path, module in network.named_modules():
+    constants = [path for path, _ in model.named_buffers()]
+    for path, module in model.named_modules():
         constants += [f"{path}.{key}".lstrip(".") for key, value in vars(module).items() if isinstance(value, Tensor)]
     if constants:
         raise UserError(
@@ -151,7 +247,7 @@ def zeros(signature: Signature, rows: int) -> list[Tensor]:
     return [torch.zeros(rows, *spec.shape, dtype=getattr(torch, spec.dtype)) for spec in signature.inputs]
 
 
-def check_arguments(name: str, factory: Callable[..., Any], given: Iterable[str]) -> None:
+def check_arguments(name: str, factory: Callable[..., object], given: Iterable[str]) -> None:
     """Raise ``UserError`` with the argument that the factory does not take, or that it needs and is not given."""
     try:
         parameters = list(inspect.signature(factory).parameters.values())[1:]  # the first is the signature
@@ -167,12 +263,12 @@ def check_arguments(name: str, factory: Callable[..., Any], given: Iterable[str]
         raise UserError(f"model.arguments.{missing}: is missing; {name} takes no default for it")
 
 
-def imported(name: str) -> Callable[..., Any]:
+def imported(name: str) -> Callable[..., object]:
     """Import the user's factory. The working directory is on the import path, as for ``python -m``.
 
     Importing and calling it runs code: ``name`` has to come from the user's own configuration, as it does if it is in
     an :class:`~slipstream.models.trained.Architecture`. Raises ``UserError`` unless it is a function or a class of
-    networks that the named module itself defines, so that whoever reads that module sees what is called.
+    models that the named module itself defines, so that whoever reads that module sees what is called.
     """
     module_name, _, attribute = name.partition(":")
     expected = "a function that returns a torch.nn.Module, or a class of them"

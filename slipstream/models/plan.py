@@ -1,4 +1,4 @@
-"""How a network may be divided among devices: a plan that the network states beside its own definition."""
+"""How a model may be divided among devices: a plan that the model states beside its own definition."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Style = Literal["embedding", "column", "row", "region", "norm", "head norm", "he
 
 @dataclass(frozen=True)
 class Plan:
-    """How one network may be divided. A network states its plan by a method ``plan()`` that returns one of these.
+    """How one model may be divided. A model states its plan by a method ``plan()`` that returns one of these.
 
     ``blocks`` are the names of its repeated modules in the order in which they run; each is a unit of sharding, and a
     pipeline is cut between them. ``tensor`` gives the style of modules by name. ``divisible`` names the settings that
     the degree of tensor parallelism has to divide, with their values. ``cut(start, stop)`` removes all that the stage
-    of the blocks from ``start`` to ``stop`` does not need; the first stage takes the network's input, every other one
+    of the blocks from ``start`` to ``stop`` does not need; the first stage takes the model's input, every other one
     hidden states ``[batch, *hidden]``, which every stage but the last returns. ``sequence`` is the length that sequence
     parallelism has to divide.
     """
@@ -42,25 +42,25 @@ class Plan:
     cut: Callable[[int, int], None]
 
 
-def plan_of(network: nn.Module) -> Plan | None:
-    """The plan that a network states; None without one."""
-    stated = getattr(network, "plan", None)
+def plan_of(model: nn.Module) -> Plan | None:
+    """The plan that a model states; None without one."""
+    stated = getattr(model, "plan", None)
     return stated() if callable(stated) else None
 
 
-def blocks_of(network: nn.Module) -> tuple[str, ...]:
-    """The names of the network's blocks: by its plan, else the outermost modules of the class that holds most
+def blocks_of(model: nn.Module) -> tuple[str, ...]:
+    """The names of the model's blocks: by its plan, else the outermost modules of the class that holds most
     parameters among those that are repeated; empty if no class is."""
-    if plan := plan_of(network):
+    if plan := plan_of(model):
         return plan.blocks
     by_class: dict[type[nn.Module], list[str]] = {}
-    for name, module in network.named_modules():
+    for name, module in model.named_modules():
         # Containers have no forward pass of their own, so that nothing can be gathered before it.
         if name and not isinstance(module, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
             by_class.setdefault(type(module), []).append(name)
     repeated = [outermost(names) for names in by_class.values()]
-    candidates = [names for names in repeated if len(names) > 1 and parameters_in(network, names)]
-    return max(candidates, key=lambda names: parameters_in(network, names), default=())
+    candidates = [names for names in repeated if len(names) > 1 and parameters_in(model, names)]
+    return max(candidates, key=lambda names: parameters_in(model, names), default=())
 
 
 def outermost(names: list[str]) -> tuple[str, ...]:
@@ -68,5 +68,5 @@ def outermost(names: list[str]) -> tuple[str, ...]:
     return tuple(name for name in names if not any(name.startswith(f"{other}.") for other in names))
 
 
-def parameters_in(network: nn.Module, names: tuple[str, ...]) -> int:
-    return sum(parameter.numel() for name in names for parameter in network.get_submodule(name).parameters())
+def parameters_in(model: nn.Module, names: tuple[str, ...]) -> int:
+    return sum(parameter.numel() for name in names for parameter in model.get_submodule(name).parameters())

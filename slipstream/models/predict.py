@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from torch import nn
 
 #: Takes the inputs ``[batch, ...]`` in the order of the signature; returns float32 ``[batch, *output_shape]``.
-Predictor = Callable[[Sequence[np.ndarray]], np.ndarray]
+ModelFunction = Callable[[Sequence[np.ndarray]], np.ndarray]
 BATCH = 256
 #: Logits of tokens that are held at a time.
 MOST_LOGITS = 2**24
 
 
-def torch_predictor(model: nn.Module) -> Predictor:
+def model_function(model: nn.Module) -> ModelFunction:
     """A ``torch.nn.Module`` in evaluation mode, run eagerly."""
     import torch
 
@@ -37,7 +37,7 @@ def inputs_of(signature: Signature, records: np.ndarray) -> tuple[np.ndarray, ..
     return tuple(np.array(records[spec.name], dtype=spec.dtype, order="C") for spec in signature.inputs)
 
 
-def predict(run: Predictor, signature: Signature, records: np.ndarray) -> np.ndarray:
+def predict(run: ModelFunction, signature: Signature, records: np.ndarray) -> np.ndarray:
     """The outputs for all ``records``, float32 ``[rows, outputs]``; for rows of tokens, of whose logits there are too
     many to keep, ``[rows, length, 2]`` as of :func:`graded`.
 
@@ -48,10 +48,10 @@ def predict(run: Predictor, signature: Signature, records: np.ndarray) -> np.nda
     parts = []
     for start in range(0, len(records), step):
         batch = records[start : start + step]
-        found, expected = run(inputs_of(signature, batch)), (len(batch), *signature.output_shape)
-        if found.shape != expected:
-            raise UserError(f"model: its outputs have the shape {found.shape}; expected {expected}, as the data has it")
-        parts.append(graded(found, targets_of(batch)) if tokens else found)
+        part, expected = run(inputs_of(signature, batch)), (len(batch), *signature.output_shape)
+        if part.shape != expected:
+            raise UserError(f"model: its outputs have the shape {part.shape}; expected {expected}, as the data has it")
+        parts.append(graded(part, targets_of(batch)) if tokens else part)
     outputs = np.concatenate(parts)
     if bad := int(np.sum(~np.isfinite(outputs).all(axis=tuple(range(1, outputs.ndim))))):
         raise UserError(

@@ -1,4 +1,4 @@
-"""Structured pruning: networks of which units were removed, and which of these are retained, by module.
+"""Structured pruning: models of which units were removed, and which of these are retained, by module.
 
 A unit is one of a layer's outputs: a neuron or a channel. Removing it shrinks the tensors of its layer, of the
 normalisation after it, and of every layer that takes it as an input.
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 Side = Literal["out", "in"]
-#: By the name of a module in the network: the indices of its outputs and inputs that stay, in order. What is not named
+#: By the name of a module in the model: the indices of its outputs and inputs that stay, in order. What is not named
 #: is whole.
 Retained = Mapping[str, Mapping[str, Sequence[int]]]
 
@@ -44,14 +44,14 @@ def units(module: nn.Module, side: Side) -> int:
     return size[0] if isinstance(size, tuple) else size
 
 
-def prune(network: nn.Module, retained: Retained) -> None:
+def prune(model: nn.Module, retained: Retained) -> None:
     """Remove all but the retained units, in place. Works on the meta device, too.
 
-    Raises ``ValueError`` if the network lacks a module or a unit, or if a module cannot be pruned.
+    Raises ``ValueError`` if the model lacks a module or a unit, or if a module cannot be pruned.
     """
     for name, sides in retained.items():
         try:
-            module = network.get_submodule(name)
+            module = model.get_submodule(name)
         except AttributeError:
             raise ValueError(f"there is no module {name!r}") from None
         if not can_be_pruned(module):
@@ -80,10 +80,10 @@ def select_units(module: nn.Module, side: Side, indices: Tensor) -> None:
 
 
 def compose(before: Retained, after: Retained) -> dict[str, dict[str, list[int]]]:
-    """What is retained of the whole network if ``after`` is retained of what ``before`` retained."""
-    found = {name: {side: list(indices) for side, indices in sides.items()} for name, sides in before.items()}
+    """What is retained of the whole model if ``after`` is retained of what ``before`` retained."""
+    composed = {name: {side: list(indices) for side, indices in sides.items()} for name, sides in before.items()}
     for name, sides in after.items():
         for side, indices in sides.items():
-            first = found.setdefault(name, {}).get(side)
-            found[name][side] = [first[index] for index in indices] if first else list(indices)
-    return found
+            first = composed.setdefault(name, {}).get(side)
+            composed[name][side] = [first[index] for index in indices] if first else list(indices)
+    return composed

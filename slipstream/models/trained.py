@@ -1,8 +1,8 @@
 """The trained model, as training writes it and evaluation and export read it.
 
-The artifact holds ``best.safetensors`` and ``last.safetensors`` (weights), ``model.json`` (the network, its arguments,
-the signature and, of a pruned network, the units that it retained), and ``history.json`` and ``attempt.json``
-(:mod:`slipstream.artifacts.results.training`), which a network lacks that was not trained yet.
+The artifact holds ``best.safetensors`` and ``last.safetensors`` (weights), ``model.json`` (the model, its arguments,
+the signature and, of a pruned model, the units that it retained), and ``history.json`` and ``attempt.json``
+(:mod:`slipstream.artifacts.results.training`), which a model lacks that was not trained yet.
 
 ``model.json`` may name a factory from outside this project. An artifact may come from anywhere, so that factory is
 imported and called only if the user's own configuration names it, too: :meth:`TrainedModel.open` is told which.
@@ -10,11 +10,13 @@ imported and called only if the user's own configuration names it, too: :meth:`T
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
+import torch
 from safetensors.torch import load
 from torch import Tensor
 
@@ -25,8 +27,84 @@ from slipstream.errors import UserError
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import Predictor, build, resolve
 from slipstream.models.pruning import Retained
-from slipstream.models.weights_file import Weights
 from slipstream.settings import to_dict
+
+#: The format's names of types, in its order: tensors of the last come first in a file.
+TYPES = {
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.int16: "I16",
+    torch.uint16: "U16",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int32: "I32",
+    torch.uint32: "U32",
+    torch.float32: "F32",
+    torch.complex64: "C64",
+    torch.float64: "F64",
+    torch.int64: "I64",
+    torch.uint64: "U64",
+}
+ORDER = {dtype: place for place, dtype in enumerate(TYPES)}
+#: The header ends, and the first tensor begins, at a multiple of this.
+ALIGNMENT = 8
+
+
+class Kind(NamedTuple):
+    """Type and shape of a tensor."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Tensors by name that come one at a time, in the order of :func:`in_file_order`."""
+
+    kinds: Mapping[str, Kind]
+    tensors: Callable[[], Iterable[Tensor]]
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> Weights:
+        """Of tensors that are all there."""
+        kinds = {name: Kind(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+        return cls(kinds, lambda: (tensors[name] for name in in_file_order(kinds)))
+
+    def chunks(self) -> Iterator[bytes | memoryview]:
+        """The bytes of the file."""
+        yield header(self.kinds)
+        for tensor in self.tensors():
+            yield raw_bytes(tensor.cpu())
+
+
+def raw_bytes(tensor: Tensor) -> memoryview:
+    """The bytes of a CPU tensor, without a copy if it is contiguous."""
+    flat = tensor.detach().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
+
+
+def in_file_order(kinds: Mapping[str, Kind]) -> list[str]:
+    return sorted(kinds, key=lambda name: (-ORDER[kinds[name].dtype], name))
+
+
+def header(kinds: Mapping[str, Kind]) -> bytes:
+    """Its own length (uint64, little-endian), and where each tensor lies after it."""
+    entries, start = {}, 0
+    for name in in_file_order(kinds):
+        kind = kinds[name]
+        offsets = [start, start + kind.nbytes]
+        entries[name] = {"dtype": TYPES[kind.dtype], "shape": list(kind.shape), "data_offsets": offsets}
+        start += kind.nbytes
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text
 
 
 class UntrustedFactory(UserError):
@@ -35,15 +113,15 @@ class UntrustedFactory(UserError):
 
 @dataclass(frozen=True)
 class Architecture:
-    """What a network is built from, besides its weights. ``config`` is the user's own, or was compared with it."""
+    """What a model is built from, besides its weights. ``config`` is the user's own, or was compared with it."""
 
     config: ModelConfig
     signature: Signature
-    #: Of a pruned network the units that stay; empty if all do.
+    #: Of a pruned model the units that stay; empty if all do.
     retained: Retained = field(default_factory=dict)
 
     def empty(self) -> Predictor:
-        """The network without its weights: where the model can be built so, its parameters take no memory. Raises
+        """The model without its weights: where the model can be built so, its parameters take no memory. Raises
         ``UserError`` if it cannot run."""
         return build(self.config, self.signature, seed=0, empty=True, retained=self.retained)
 
@@ -66,7 +144,7 @@ class TrainedModel:
     @classmethod
     def open(cls, directory: Path, factory: str = "") -> TrainedModel:
         """``factory`` is the one that the user's configuration names (:attr:`ModelConfig.factory`); without it only the
-        built-in networks can be opened.
+        built-in models can be opened.
 
         Raises ``DamagedArtifact`` if the directory does not hold a whole trained model, ``UntrustedFactory`` if that
         names another factory, of which nothing is imported.
@@ -82,7 +160,7 @@ class TrainedModel:
         return cls(artifact, Architecture(config, signature, model.get("kept", {})))
 
     def load(self, which: str = "best") -> Predictor:
-        """The network with its ``best`` or ``last`` weights, in evaluation mode, on the CPU."""
+        """The model with its ``best`` or ``last`` weights, in evaluation mode, on the CPU."""
         predictor = self.architecture.empty()
         # Parameters without memory become the tensors of the file.
         unfilled = any(parameter.is_meta for parameter in predictor.parameters())
@@ -99,7 +177,7 @@ def write_trained(
     architecture: Architecture,
     best: Mapping[str, Tensor] | Weights,
     last: Mapping[str, Tensor] | Weights,
-    made_by: Mapping[str, Any],
+    made_by: Mapping[str, object],
     record: Mapping[str, bytes] | None = None,
 ) -> Artifact:
     """Write the artifact. ``best`` and ``last`` are state dicts of the :class:`Predictor`, at once or one by one;

@@ -1,11 +1,50 @@
-"""``slipstream profiles``: what every stage asks for."""
+"""``slipstream profiles``: what every stage asks for, a line for each."""
 
 from __future__ import annotations
 
 import click
 
-from slipstream.profiles.profile import load
-from slipstream.profiles.table import table
+from slipstream.profiles.placement import NVIDIA, Placement
+from slipstream.profiles.profile import Profile, load
+from slipstream.stages import STAGES
+from slipstream.text_table import aligned
+
+COLUMNS = (
+    *("stage", "pods", "processes", "threads", "cpu", "memory", "disk", "/dev/shm"),
+    *("spot", "retries", "timeout", "grace", "devices"),
+)
+
+
+def table(profile: Profile) -> str:
+    """The table, its columns aligned, numbers to the right."""
+    rows = [[stage, *cells(profile.asked(stage))] for stage in STAGES]
+    return aligned(COLUMNS, rows, left=("stage", "devices"))
+
+
+def cells(placement: Placement) -> list[str]:
+    asked = placement.resources
+    return [
+        str(placement.nodes),
+        str(placement.processes or "open"),
+        str(placement.threads or "open"),
+        placement.cpu,
+        placement.memory,
+        asked["ephemeral-storage"],
+        placement.shared_memory or "-",
+        "yes" if placement.interruptible else "no",
+        str(placement.retries),
+        f"{placement.timeout_minutes} min",
+        f"{placement.grace_seconds} s",
+        devices(placement),
+    ]
+
+
+def devices(placement: Placement) -> str:
+    """GPUs, adapters and pages: all that is no part of every machine."""
+    common = ("cpu", "memory", "ephemeral-storage")
+    named = {NVIDIA: placement.accelerator} if placement.accelerator else {}
+    special = {name: amount for name, amount in placement.resources.items() if name not in common}
+    return ", ".join(f"{amount} {named.get(name, name)}" for name, amount in special.items()) or "-"
 
 
 @click.command()

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from slipstream.errors import UserError
-from slipstream.machine.quantities import parse_quantity
+from slipstream.machine.limits import parse_quantity
 from slipstream.settings import Settings, settings, to_dict
 
 #: What a container asks for GPUs by if its placement does not say otherwise; only these does Flyte know.
@@ -161,7 +161,7 @@ class Placement(Settings):
         return {name: amount for name, amount in asked.items() if amount not in ("", "0")}
 
     @property
-    def hardware(self) -> dict[str, Any]:
+    def hardware(self) -> dict[str, object]:
         """What a measured time depends on."""
         return {name: value for name, value in to_dict(self).items() if name in HARDWARE}
 

@@ -36,6 +36,8 @@ CPU_PROCESSES = 2
 JOIN_MINUTES = 15
 #: Retries for what is no preemption: a store that stays away, a worker that is lost.
 OTHER_CAUSES = 2
+#: A table of a TOML file.
+Table = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -53,19 +55,17 @@ class Profile:
 
     def placement(self, stage: str) -> Placement:
         """The same with the number of processes that it has if it runs on this machine."""
-        place = self.asked(stage)
-        return place if place.processes else replace(place, processes=processes_here(place))
+        placement = self.asked(stage)
+        if placement.processes:
+            return placement
+        return replace(placement, processes=int(placement.gpu) or visible_gpus() or CPU_PROCESSES)
 
     def to_json(self) -> str:
         stages = {stage: to_dict(placement) for stage, placement in self.stages.items()}
         return json.dumps({"name": self.name, "default": to_dict(self.default), "stages": stages}, sort_keys=True)
 
 
-def processes_here(place: Placement) -> int:
-    return int(place.gpu) or visible_gpus() or CPU_PROCESSES
-
-
-def parse(name: str, data: dict[str, Any]) -> Profile:
+def parse(name: str, data: Table) -> Profile:
     """Build and resolve a profile. Raises ``UserError`` naming the setting that is wrong."""
     for key in data:
         if key not in ("name", *TABLES):
@@ -77,7 +77,7 @@ def parse(name: str, data: dict[str, Any]) -> Profile:
     for stage in stages:
         if stage not in STAGES:
             raise UserError(unknown(f"profile {name}.stages", stage, tuple(STAGES)))
-    default = data.get("default", {})
+    default: Table = data.get("default", {})
     groups = dict.fromkeys(DISTRIBUTED, over(default, data["distributed"])) if "distributed" in data else {}
     asked = {**groups, **{stage: over(groups.get(stage, default), own) for stage, own in stages.items()}}
     try:
@@ -88,21 +88,21 @@ def parse(name: str, data: dict[str, Any]) -> Profile:
         raise UserError(f"profile {name}: {error.message}") from None
 
 
-def placement(stage: str, data: dict[str, Any]) -> Placement:
+def placement(stage: str, data: Table) -> Placement:
     """The placement that the settings describe. ``retries`` that are not set follow from the preemptions."""
-    place = Placement.from_dict(data)
-    if stage in DISTRIBUTED and place.nodes > 1 and place.timeout_minutes <= JOIN_MINUTES:
-        raise place.reject(
+    asked = Placement.from_dict(data)
+    if stage in DISTRIBUTED and asked.nodes > 1 and asked.timeout_minutes <= JOIN_MINUTES:
+        raise asked.reject(
             "timeout_minutes", f"more than {JOIN_MINUTES}, for which the pods of a job wait for each other"
         )
-    if "retries" in data or not place.preemptions_per_day:
-        return place
-    pods = place.nodes if stage in DISTRIBUTED else 1
-    hours = 2 * place.timeout_minutes / 60
-    return replace(place, retries=OTHER_CAUSES + retries_for(place.preemptions_per_day, hours, pods))
+    if "retries" in data or not asked.preemptions_per_day:
+        return asked
+    pods = asked.nodes if stage in DISTRIBUTED else 1
+    hours = 2 * asked.timeout_minutes / 60
+    return replace(asked, retries=OTHER_CAUSES + retries_for(asked.preemptions_per_day, hours, pods))
 
 
-def over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+def over(below: Table, above: Table) -> Table:
     """``above`` laid over ``below``: mappings are joined, all else is replaced."""
     joined = {
         key: over(below[key], value) if isinstance(value, dict) and isinstance(below.get(key), dict) else value
@@ -125,7 +125,7 @@ def load(choice: str) -> Profile:
     return parse(path_of(choice).stem, read(choice, ()))
 
 
-def read(choice: str, through: tuple[Path, ...]) -> dict[str, Any]:
+def read(choice: str, through: tuple[Path, ...]) -> Table:
     """The tables of a profile, laid over those of the profile that it extends. ``through`` are the paths of those that
     extend it, the nearest last."""
     path = path_of(choice, through[-1].parent if through else Path()).resolve()

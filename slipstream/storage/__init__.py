@@ -1,19 +1,30 @@
-"""Storage: the same few operations on a local directory and on a prefix of S3, Google's or Azure's store."""
+"""Storage: the same few operations on a local directory and on a prefix of S3, Google's or Azure's store.
 
-from slipstream.storage.base import S3, STORES, AlreadyThere, MissingObject, ObjectInfo, Storage, StorageUnavailable
-from slipstream.storage.local import cannot_write
-from slipstream.storage.names import check_name, path_below
-from slipstream.storage.open import (
-    copy_within_s3,
-    download_all,
-    list_names,
-    list_objects,
-    open_listed,
-    open_reader,
-    read_range,
-    stat_object,
-    storage_for,
+The store is chosen by the path or URI. A store's client is imported for its URIs only.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import BinaryIO
+
+from slipstream.errors import UserError
+from slipstream.storage.base import (
+    S3,
+    STORES,
+    AlreadyThere,
+    MissingObject,
+    ObjectInfo,
+    RequestStore,
+    Storage,
+    StorageUnavailable,
+    at_or_below,
+    fetch_listed,
+    ranged_reader,
 )
+from slipstream.storage.local import LocalStorage, cannot_write, local_info, local_path
+from slipstream.storage.names import check_name, path_below
 
 __all__ = [
     "S3",
@@ -36,3 +47,91 @@ __all__ = [
     "stat_object",
     "storage_for",
 ]
+
+#: Files that are downloaded at the same time.
+DOWNLOADS = 8
+
+
+def store_of(uri: str) -> RequestStore:
+    """The module for a URI that begins with one of ``STORES``."""
+    if uri.startswith(S3):
+        from slipstream.storage import s3
+
+        return s3
+    from slipstream.storage import object_store
+
+    return object_store
+
+
+def storage_for(uri: str) -> Storage:
+    """The store for a directory's path, a ``file://`` URI or one of ``STORES``. Raises ``UserError`` for others."""
+    return store_of(uri).storage_at(uri) if uri.startswith(STORES) else LocalStorage(local_path(uri))
+
+
+def list_objects(uri: str) -> list[ObjectInfo]:
+    """The file at ``uri``, or all files below it, sorted by URI; empty if there are none. Raises ``UserError``.
+
+    The URI of a store is one file if that key exists, otherwise a directory: the keys below ``uri/``. These are
+    addresses to read from, and may be any; what is written by their names is listed by :func:`list_names`.
+    """
+    if uri.startswith(STORES):
+        return sorted(at_or_below(uri, store_of(uri).listed(uri)), key=lambda info: info.uri)
+    path = local_path(uri)
+    paths = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    return sorted((local_info(file) for file in paths), key=lambda info: info.uri)
+
+
+def list_names(uri: str) -> dict[str, ObjectInfo]:
+    """All files below the directory ``uri``, by their names in it. Raises ``UserError`` if one of these could lead out
+    of a directory, so that nothing is fetched of a listing that cannot be trusted."""
+    base = uri.rstrip("/") + "/"
+    return {check_name(info.uri.removeprefix(base), uri): info for info in list_objects(base)}
+
+
+def download_all(uri: str, directory: Path) -> Path:
+    """Download all files below ``uri`` into ``directory``, which is returned. Raises ``MissingObject`` if there are
+    none, ``UserError`` for names that are not safe, ``StorageUnavailable``."""
+    names = list_names(uri)
+    if not names:
+        raise MissingObject(f"{uri}: there is nothing; check the address")
+    storage = storage_for(uri)
+    with ThreadPoolExecutor(DOWNLOADS) as pool:
+        list(pool.map(lambda name: storage.get(name, directory), names))
+    return directory
+
+
+def open_reader(uri: str) -> BinaryIO:
+    """A seekable, buffered reader: of a file, or of a store's object by ranged requests, which are retried."""
+    if uri.startswith(STORES):
+        store = store_of(uri)
+        return ranged_reader(store.stat(uri), store.fetch)
+    path = local_path(uri)
+    try:
+        return path.open("rb")
+    except FileNotFoundError:
+        raise MissingObject(f"{path}: no such file; check the path") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); check its permissions") from None
+
+
+def open_listed(source: ObjectInfo) -> BinaryIO:
+    """:func:`open_reader` for a store's object as it was listed. Raises ``UserError`` once it is another or gone."""
+    return ranged_reader(source, store_of(source.uri).fetch)
+
+
+def stat_object(uri: str) -> ObjectInfo:
+    """A store's object as it is now, for :func:`read_range`. Raises ``MissingObject``, ``StorageUnavailable``."""
+    return store_of(uri).stat(uri)
+
+
+def read_range(source: ObjectInfo, start: int, end: int) -> bytes:
+    """The bytes from ``start`` to ``end`` of a store's object as it was listed. Raises ``UserError`` if it was replaced
+    since, ``StorageUnavailable``."""
+    return fetch_listed(source, store_of(source.uri).fetch, start, end)
+
+
+def copy_within_s3(source: str, target: str) -> None:
+    """Copy a file within S3; its bytes do not pass through this machine."""
+    from slipstream.storage.s3 import copy_object
+
+    copy_object(source, target)

@@ -23,8 +23,16 @@ from fsspec.asyn import sync
 
 from slipstream.errors import UserError
 from slipstream.storage import retry
-from slipstream.storage.base import AlreadyThere, MissingObject, StorageUnavailable
-from slipstream.storage.bucket import CONCURRENCY, PAGE, PART_BYTES, ObjectStat
+from slipstream.storage.base import (
+    CONCURRENCY,
+    PAGE,
+    PART_BYTES,
+    AlreadyThere,
+    Ask,
+    MissingObject,
+    ObjectStat,
+    StorageUnavailable,
+)
 from slipstream.storage.retry import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, TRANSIENT_STATUS
 
 MOST_BLOCKS = 50_000
@@ -65,7 +73,7 @@ def flyte_settings() -> dict[str, str]:
 
 
 class AzureContainer:
-    """:class:`slipstream.storage.bucket.Bucket` of Azure; an object's version is its ETag."""
+    """:class:`slipstream.storage.base.Bucket` of Azure; an object's version is its ETag."""
 
     def __init__(self, name: str) -> None:
         self._container, _, host = name.partition("@")
@@ -97,8 +105,8 @@ class AzureContainer:
         return stats, pages.continuation_token or ""
 
     def stat(self, key: str) -> ObjectStat:
-        found = self._call(self._blob(key).get_blob_properties, **ONCE)
-        return ObjectStat(key, found.size, found.etag.strip('"'))
+        properties = self._call(self._blob(key).get_blob_properties, **ONCE)
+        return ObjectStat(key, properties.size, properties.etag.strip('"'))
 
     def read(self, key: str, start: int, end: int, version: str) -> bytes:
         return self._call(self._read, key, start, end, version)
@@ -112,7 +120,7 @@ class AzureContainer:
     def put_bytes(self, key: str, data: bytes, *, fresh: bool) -> None:
         self._call(self._blob(key).upload_blob, data, overwrite=not fresh, **CHECKED)
 
-    def put_file(self, key: str, path: Path, ask: Callable[[Callable[[], Any]], Any]) -> None:
+    def put_file(self, key: str, path: Path, ask: Ask) -> None:
         size = path.stat().st_size
         if size <= PART_BYTES:
             ask(lambda: self.put_bytes(key, path.read_bytes(), fresh=False))
@@ -138,8 +146,8 @@ class AzureContainer:
 
     def explain(self, uri: str, error: Exception) -> Exception:
         status = getattr(error, "status_code", None)
-        said = getattr(error, "error_code", None) or status
-        code = str(getattr(said, "value", said))
+        answered = getattr(error, "error_code", None) or status
+        code = str(getattr(answered, "value", answered))
         if isinstance(error, TRANSIENT_ERRORS):
             return StorageUnavailable(
                 f"{uri}: the store did not answer in {retry.ATTEMPTS} attempts ({one_line(error)})"

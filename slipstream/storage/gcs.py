@@ -10,11 +10,11 @@ import base64
 import json
 import os
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import aiohttp
 import google.auth.exceptions
@@ -26,8 +26,7 @@ from gcsfs.retry import HttpError
 
 from slipstream.errors import UserError
 from slipstream.storage import retry
-from slipstream.storage.base import AlreadyThere, MissingObject, StorageUnavailable
-from slipstream.storage.bucket import PAGE, PART_BYTES, ObjectStat
+from slipstream.storage.base import PAGE, PART_BYTES, AlreadyThere, Ask, MissingObject, ObjectStat, StorageUnavailable
 from slipstream.storage.retry import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, TRANSIENT_STATUS
 
 #: What gcsfs makes of 502, of a connection that failed or ended early, and of a service account that did not answer.
@@ -66,7 +65,7 @@ class Response(NamedTuple):
     body: bytes
 
 
-def call(method: str, path: str, *parts: str, **options: Any) -> Response:
+def call(method: str, path: str, *parts: str, **options: object) -> Response:
     """One request; ``parts`` are quoted into ``path``, options that gcsfs does not know are the query's."""
     fs = client()
     status, headers, _, body = sync(fs.loop, fs._request, method, path, *parts, **options)
@@ -78,7 +77,7 @@ def upload_path() -> str:
 
 
 class GoogleBucket:
-    """:class:`slipstream.storage.bucket.Bucket` of Google; an object's version is its generation."""
+    """:class:`slipstream.storage.base.Bucket` of Google; an object's version is its generation."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -94,10 +93,10 @@ class GoogleBucket:
             fields="items(name,size,generation,updated),nextPageToken",
         )
         page = json.loads(answer.body)
-        return [found(item) for item in page.get("items", [])], page.get("nextPageToken", "")
+        return [object_stat(item) for item in page.get("items", [])], page.get("nextPageToken", "")
 
     def stat(self, key: str) -> ObjectStat:
-        return found(json.loads(call("GET", "b/{}/o/{}", self._name, key).body))
+        return object_stat(json.loads(call("GET", "b/{}/o/{}", self._name, key).body))
 
     def read(self, key: str, start: int, end: int, version: str) -> bytes:
         headers = {"Range": f"bytes={start}-{end - 1}"}
@@ -120,7 +119,7 @@ class GoogleBucket:
             data=(head + content).encode() + data + f"\r\n--{boundary}--\r\n".encode(),
         )
 
-    def put_file(self, key: str, path: Path, ask: Callable[[Callable[[], Any]], Any]) -> None:
+    def put_file(self, key: str, path: Path, ask: Ask) -> None:
         size = path.stat().st_size
         if size <= PART_BYTES:
             ask(lambda: self.put_bytes(key, path.read_bytes(), fresh=False))
@@ -194,7 +193,7 @@ class GoogleBucket:
         return error
 
 
-def found(resource: dict[str, Any]) -> ObjectStat:
+def object_stat(resource: Mapping[str, str]) -> ObjectStat:
     # Some emulators leave it out.
     written = datetime.fromisoformat(resource["updated"]).timestamp() if "updated" in resource else 0.0
     size, generation = int(resource["size"]), resource["generation"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -51,7 +52,11 @@ class LocalStorage:
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             if isinstance(source, bytes):
-                source = write_synced(self.scratch() / uuid.uuid4().hex, source)
+                data, source = source, self.scratch() / uuid.uuid4().hex
+                with source.open("wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
             if fresh:
                 # A hard link, unlike a rename, fails if the name exists: of several writers exactly one wins.
                 os.link(source, target)
@@ -72,20 +77,20 @@ class LocalStorage:
 
     def list(self, prefix: str = "") -> list[str]:
         # Only the prefix's directory is walked. Files that others delete meanwhile are left out.
-        found = []
+        keys = []
         for parent, directories, files in os.walk(self.directory / check_prefix(prefix, self.base).rpartition("/")[0]):
             if SCRATCH in directories:
                 directories.remove(SCRATCH)
             where = Path(parent).relative_to(self.directory)
-            found += [(where / file).as_posix() for file in files]
-        return check_keys((key for key in found if key.startswith(prefix)), self.base)
+            keys += [(where / file).as_posix() for file in files]
+        return check_keys((key for key in keys if key.startswith(prefix)), self.base)
 
     def delete(self, keys: Iterable[str]) -> None:
         for path in [path_below(self.directory, key) for key in keys]:
             path.unlink(missing_ok=True)
-            for parent in path.parents:
-                if parent == self.directory or not remove_if_empty(parent):
-                    break
+            with contextlib.suppress(OSError):  # of the first directory that is not empty
+                for parent in path.parents[: path.parents.index(self.directory)]:
+                    parent.rmdir()
 
 
 def cannot_write(directory: Path, error: OSError) -> UserError:
@@ -98,14 +103,6 @@ def cannot_write(directory: Path, error: OSError) -> UserError:
     return UserError(f"{directory}: cannot be written ({error.strerror}); check the path and its permissions")
 
 
-def write_synced(path: Path, data: bytes) -> Path:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    return path
-
-
 def sync_directory(directory: Path) -> None:
     """Make the entries of a directory survive a power failure, as fsync does for a file's bytes."""
     descriptor = os.open(directory, os.O_RDONLY)
@@ -113,11 +110,3 @@ def sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def remove_if_empty(directory: Path) -> bool:
-    try:
-        directory.rmdir()
-    except OSError:
-        return False
-    return True

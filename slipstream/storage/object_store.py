@@ -15,13 +15,23 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TypeVar
 
 from slipstream.errors import UserError
-from slipstream.storage.base import AZURE, GCS, AlreadyThere, MissingObject, ObjectInfo, StorageUnavailable, at_or_below
-from slipstream.storage.bucket import CONCURRENCY, PART_BYTES, Bucket
+from slipstream.storage.base import (
+    AZURE,
+    CONCURRENCY,
+    GCS,
+    PART_BYTES,
+    AlreadyThere,
+    Bucket,
+    MissingObject,
+    ObjectInfo,
+    StorageUnavailable,
+    fetch_listed,
+    ranged_reader,
+)
 from slipstream.storage.names import check_keys, check_name, check_prefix, path_below
-from slipstream.storage.ranged import fetch_listed, ranged_reader
 from slipstream.storage.retry import retried
 
 #: Per scheme: the package of the client, and the extra that installs it.
@@ -68,31 +78,16 @@ def listed(uri: str) -> Iterator[ObjectInfo]:
     bucket, root, prefix = locate(uri)
     token = ""
     while True:
-        found, token = ask(bucket, uri, partial(bucket.page, prefix, token))
-        yield from (ObjectInfo(root + each.key, each.size, each.version, each.modified) for each in found)
+        objects, token = ask(bucket, uri, partial(bucket.page, prefix, token))
+        yield from (ObjectInfo(root + each.key, each.size, each.version, each.modified) for each in objects)
         if not token:
             return
 
 
-def list_below(uri: str) -> list[ObjectInfo]:
-    """:func:`slipstream.storage.open.list_objects`."""
-    return sorted(at_or_below(uri, listed(uri)), key=lambda info: info.uri)
-
-
 def stat(uri: str) -> ObjectInfo:
     bucket, _, key = locate(uri)
-    found = ask(bucket, uri, partial(bucket.stat, key))
-    return ObjectInfo(uri, found.size, found.version)
-
-
-def open_version(source: ObjectInfo) -> BinaryIO:
-    """:func:`slipstream.storage.open.open_listed`."""
-    return ranged_reader(source, partial(fetch, source))
-
-
-def read_range(source: ObjectInfo, start: int, end: int) -> bytes:
-    """:func:`slipstream.storage.open.read_range`."""
-    return fetch_listed(source, partial(fetch, source), start, end)
+    status = ask(bucket, uri, partial(bucket.stat, key))
+    return ObjectInfo(uri, status.size, status.version)
 
 
 def fetch(source: ObjectInfo, start: int, end: int) -> bytes:
@@ -106,10 +101,6 @@ def fetch(source: ObjectInfo, start: int, end: int) -> bytes:
         return data
 
     return ask(bucket, source.uri, request)
-
-
-def storage_at(uri: str) -> ObjectStorage:
-    return ObjectStorage(uri)
 
 
 class ObjectStorage:
@@ -130,14 +121,14 @@ class ObjectStorage:
                 ask(self._bucket, uri, partial(self._bucket.put_bytes, name, source, fresh=fresh))
             except AlreadyThere:
                 # If the answer to the first attempt was lost, the second one finds what the first one wrote.
-                with open_version(stat(uri)) as stored:
+                with ranged_reader(stat(uri), fetch) as stored:
                     if stored.read() != source:
                         raise
         else:
             size = source.stat().st_size
             self._bucket.put_file(name, source, partial(ask, self._bucket, uri))
-        if (there := stat(uri).size) != size:
-            raise StorageUnavailable(f"{uri}: the store holds {there} bytes, {size} were sent")
+        if (stored_bytes := stat(uri).size) != size:
+            raise StorageUnavailable(f"{uri}: the store holds {stored_bytes} bytes, {size} were sent")
         if isinstance(source, Path):
             source.unlink()
 
@@ -145,17 +136,18 @@ class ObjectStorage:
         path = path_below(directory, key, self.base)
         path.parent.mkdir(parents=True, exist_ok=True)
         uri = f"{self.base}/{key}"
-        found = ask(self._bucket, uri, partial(self._bucket.stat, self._prefix + key))
+        current = ask(self._bucket, uri, partial(self._bucket.stat, self._prefix + key))
+        source = ObjectInfo(uri, current.size, current.version)
         unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
         try:
             with unfinished.open("wb") as file, ThreadPoolExecutor(CONCURRENCY) as pool:
 
                 def transfer(start: int) -> None:
-                    end = min(start + PART_BYTES, found.size)
-                    os.pwrite(file.fileno(), read_range(ObjectInfo(uri, found.size, found.version), start, end), start)
+                    end = min(start + PART_BYTES, current.size)
+                    os.pwrite(file.fileno(), fetch_listed(source, fetch, start, end), start)
 
-                list(pool.map(transfer, range(0, found.size, PART_BYTES)))
-            if self._bucket.checksum(unfinished) != found.checksum:
+                list(pool.map(transfer, range(0, current.size, PART_BYTES)))
+            if self._bucket.checksum(unfinished) != current.checksum:
                 raise StorageUnavailable(f"{uri}: other bytes arrived than the store holds")
             unfinished.replace(path)
         finally:
@@ -163,8 +155,8 @@ class ObjectStorage:
         return path
 
     def list(self, prefix: str = "") -> list[str]:
-        found = listed(f"{self.base}/{check_prefix(prefix, self.base)}")
-        return check_keys((info.uri[len(self.base) + 1 :] for info in found), self.base)
+        objects = listed(f"{self.base}/{check_prefix(prefix, self.base)}")
+        return check_keys((info.uri[len(self.base) + 1 :] for info in objects), self.base)
 
     def delete(self, keys: Iterable[str]) -> None:
         def remove(key: str) -> None:
@@ -173,3 +165,6 @@ class ObjectStorage:
 
         with ThreadPoolExecutor(CONCURRENCY) as pool:
             list(pool.map(remove, [check_name(key, self.base) for key in keys]))
+
+
+storage_at = ObjectStorage

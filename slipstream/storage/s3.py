@@ -8,31 +8,39 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO
 
 import boto3
 import botocore.exceptions as errors
 from boto3.exceptions import S3UploadFailedError
 from boto3.s3.transfer import TransferConfig
+from botocore.awsrequest import AWSResponse
+from botocore.client import BaseClient
 from botocore.config import Config
 from s3transfer.exceptions import RetriesExceededError
 
 from slipstream.errors import UserError
 from slipstream.storage import retry
-from slipstream.storage.base import S3, AlreadyThere, MissingObject, ObjectInfo, StorageUnavailable, at_or_below
+from slipstream.storage.base import (
+    CONCURRENCY,
+    PART_BYTES,
+    S3,
+    AlreadyThere,
+    MissingObject,
+    ObjectInfo,
+    StorageUnavailable,
+    ranged_reader,
+)
 from slipstream.storage.names import check_keys, check_name, check_prefix, path_below
-from slipstream.storage.ranged import fetch_listed, ranged_reader
 from slipstream.storage.retry import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, TRANSIENT_STATUS, pause, retried
 
-PART_BYTES = 16 << 20
 #: Largest size that is copied within the store by one request.
 COPY_BYTES = 256 << 20
 MOST_PARTS = 10_000
-CONCURRENCY = 8
+
 TRANSIENT_CODES = {
     *("SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable", "ThrottlingException"),
     # The bytes that arrived do not match the checksum, or the signature, that was sent with them.
@@ -55,15 +63,15 @@ def split_uri(uri: str) -> tuple[str, str]:
     return bucket, key
 
 
-def client() -> Any:
+def client() -> BaseClient:
     """The S3 client of this process; connections must not be shared across a fork."""
     return client_of(os.getpid())
 
 
 @cache
-def client_of(process: int) -> Any:
+def client_of(process: int) -> BaseClient:
     # A new session, because boto3's default one caches the credentials that it found first.
-    made = boto3.session.Session().client(
+    s3_client = boto3.session.Session().client(
         "s3",
         **flyte_settings(),
         config=Config(
@@ -75,8 +83,8 @@ def client_of(process: int) -> Any:
             **({"s3": {"addressing_style": "path"}} if "endpoint_url" in flyte_settings() else {}),
         ),
     )
-    made.meta.events.register("needs-retry.s3", pause_before_retry)
-    return made
+    s3_client.meta.events.register("needs-retry.s3", pause_before_retry)
+    return s3_client
 
 
 def flyte_settings() -> dict[str, str]:
@@ -92,7 +100,12 @@ def flyte_settings() -> dict[str, str]:
     return settings
 
 
-def pause_before_retry(response: Any, attempts: int, caught_exception: Exception | None, **_: Any) -> float | None:
+def pause_before_retry(
+    response: tuple[AWSResponse, Mapping[str, Mapping[str, str]]],
+    attempts: int,
+    caught_exception: Exception | None,
+    **_: object,
+) -> float | None:
     """Handle botocore's ``needs-retry`` event: return the pause before the next attempt, or None for no retry.
 
     botocore's own policy has a retry quota, which ends retries early if many requests fail at once, as they do when a
@@ -154,44 +167,25 @@ def explain(uri: str, error: errors.ClientError) -> Exception:
         return UserError(f"{uri}: bucket {bucket!r} is in another region; set AWS_REGION to the bucket's")
     if status in TRANSIENT_STATUS or code in TRANSIENT_CODES:
         # An answer to HEAD has no body: its code is the status once more.
-        said = status if code == str(status) else f"{status} {code}"
-        return StorageUnavailable(f"{uri}: the store kept answering {said} in {retry.ATTEMPTS} attempts")
+        answer = status if code == str(status) else f"{status} {code}"
+        return StorageUnavailable(f"{uri}: the store kept answering {answer} in {retry.ATTEMPTS} attempts")
     return UserError(f"{uri}: the store refused the request ({status} {error})")
 
 
-def listed(bucket: str, prefix: str) -> Iterator[ObjectInfo]:
-    with explained(f"{S3}{bucket}/{prefix}"):
+def listed(uri: str) -> Iterator[ObjectInfo]:
+    bucket, prefix = split_uri(uri)
+    with explained(uri):
         for page in client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
             for item in page.get("Contents", []):
                 modified = item["LastModified"].timestamp()
                 yield ObjectInfo(f"{S3}{bucket}/{item['Key']}", item["Size"], item["ETag"].strip('"'), modified)
 
 
-def list_below(uri: str) -> list[ObjectInfo]:
-    """:func:`slipstream.storage.open.list_objects` for S3."""
-    bucket, key = split_uri(uri)
-    return at_or_below(uri, listed(bucket, key))
-
-
-def head(uri: str) -> dict[str, Any]:
+def stat(uri: str) -> ObjectInfo:
     bucket, key = split_uri(uri)
     with explained(uri):
-        return client().head_object(Bucket=bucket, Key=key)
-
-
-def stat(uri: str) -> ObjectInfo:
-    found = head(uri)
-    return ObjectInfo(uri, found["ContentLength"], found["ETag"].strip('"'))
-
-
-def open_version(source: ObjectInfo) -> BinaryIO:
-    """:func:`slipstream.storage.open.open_listed` for S3: each read is conditional on the ETag."""
-    return ranged_reader(source, partial(fetch, source))
-
-
-def read_range(source: ObjectInfo, start: int, end: int) -> bytes:
-    """:func:`slipstream.storage.open.read_range` for S3."""
-    return fetch_listed(source, partial(fetch, source), start, end)
+        headers = client().head_object(Bucket=bucket, Key=key)
+    return ObjectInfo(uri, headers["ContentLength"], headers["ETag"].strip('"'))
 
 
 def fetch(source: ObjectInfo, start: int, end: int) -> bytes:
@@ -213,15 +207,11 @@ def fetch(source: ObjectInfo, start: int, end: int) -> bytes:
 
 
 def copy_object(source: str, target: str) -> None:
-    """:func:`slipstream.storage.open.copy_within_s3`. Raises ``UserError``, ``StorageUnavailable``."""
+    """:func:`slipstream.storage.copy_within_s3`. Raises ``UserError``, ``StorageUnavailable``."""
     (bucket, key), (target_bucket, target_key) = split_uri(source), split_uri(target)
     with explained(target):
         parts = TransferConfig(COPY_BYTES, CONCURRENCY, COPY_BYTES)
         client().copy({"Bucket": bucket, "Key": key}, target_bucket, target_key, Config=parts)
-
-
-def storage_at(uri: str) -> S3Storage:
-    return S3Storage(uri)
 
 
 class S3Storage:
@@ -259,7 +249,7 @@ class S3Storage:
                 client().put_object(Bucket=self._bucket, Key=name, Body=source, **condition)
         except AlreadyThere:
             # If the answer to the first attempt was lost, the second one finds what the first one wrote.
-            with open_version(stat(uri)) as stored:
+            with ranged_reader(stat(uri), fetch) as stored:
                 if stored.read() != source:
                     raise
 
@@ -272,9 +262,8 @@ class S3Storage:
         return path
 
     def list(self, prefix: str = "") -> list[str]:
-        cut = len(S3) + len(self._bucket) + 1 + len(self._prefix)
-        found = listed(self._bucket, self._prefix + check_prefix(prefix, self.base))
-        return check_keys((info.uri[cut:] for info in found), self.base)
+        objects = listed(f"{self.base}/{check_prefix(prefix, self.base)}")
+        return check_keys((info.uri[len(self.base) + 1 :] for info in objects), self.base)
 
     def delete(self, keys: Iterable[str]) -> None:
         keys = [check_name(key, self.base) for key in keys]
@@ -282,3 +271,6 @@ class S3Storage:
             names = [{"Key": self._prefix + key} for key in keys[start : start + 1000]]
             with explained(self.base):
                 client().delete_objects(Bucket=self._bucket, Delete={"Objects": names, "Quiet": True})
+
+
+storage_at = S3Storage

@@ -8,7 +8,6 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -16,18 +15,18 @@ from torch import nn
 
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.prepared.streamed import open_prepared
-from slipstream.distributed.devices import backend_of
+from slipstream.distributed.user_errors import backend_of
 from slipstream.errors import UserError
 from slipstream.machine.gpus import bf16_gpus, visible_gpus
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import Predictor, build
 from slipstream.models.plan import blocks_of, plan_of
 from slipstream.train.config import TrainingConfig
-from slipstream.train.data.loader import layout as layout_of
-from slipstream.train.data.order import GlobalOrder
+from slipstream.train.data_loader import stored_blocks
+from slipstream.train.data_order import GlobalOrder
+from slipstream.train.loop.precision import precision_of
 from slipstream.train.loop.probe import Traits, probe
 from slipstream.train.loop.step import micro_batches, padded_rows
-from slipstream.train.optim.precision import precision_of
 from slipstream.train.parallel.layout import check_plan
 from slipstream.train.parallel.replicas import check_exchange
 
@@ -37,7 +36,7 @@ META = torch.device("meta")
 def check_training(prepared: Path, model: ModelConfig, training: TrainingConfig, processes: int, nodes: int) -> None:
     """Raise ``UserError`` for what is known to be wrong without a process group of so many ``processes`` in all.
 
-    The network is built only if settings depend on it.
+    The model is built only if settings depend on it.
     """
     gpus = visible_gpus()
     precision = precision_of(training.precision, gpu=gpus > 0, bf16=bf16_gpus())
@@ -63,7 +62,7 @@ def traits_of(predictor: Predictor, device: torch.device) -> Traits:
 
 def pieces_of(data: PreparedData, training: TrainingConfig, shares: int) -> list[slice]:
     """The micro-batches of a padded share of a batch. Raises ``UserError`` if it has too few rows for so many."""
-    largest = GlobalOrder(layout_of(data, "train"), training.batch_size, training.seed).largest
+    largest = GlobalOrder(stored_blocks(data, "train"), training.batch_size, training.seed).largest
     share = -(-largest // shares)
     if training.accumulation > share:
         raise UserError(
@@ -99,11 +98,11 @@ def check_divisible(training: TrainingConfig, traits: Traits, precision: str) ->
         )
 
 
-def check_parameters(network: nn.Module) -> None:
+def check_parameters(model: nn.Module) -> None:
     """Raise ``UserError`` for parameters that cannot be sharded by blocks."""
-    blocks = blocks_of(network)
+    blocks = blocks_of(model)
     owners: dict[nn.Parameter, set[str]] = {}
-    for name, parameter in network.named_parameters(remove_duplicate=False):
+    for name, parameter in model.named_parameters(remove_duplicate=False):
         if not parameter.ndim:
             raise UserError(
                 f"training.parallel.shard: none expected: the model's parameter {name!r} is a single number without "
@@ -122,18 +121,11 @@ def check_compiler(gpu: bool) -> None:
     compiler for a CPU (as ``torch/_inductor/config.py`` and ``triton/runtime/build.py`` find them)."""
     if gpu and importlib.util.find_spec("triton") is None:
         raise UserError("training.compile: false expected: there is no Triton, which compiles for GPUs")
-    names = compilers("CC", ["gcc", "clang"]) if gpu else compilers("CXX", ["clang++" if MAC else "g++"])
+    variable = "CC" if gpu else "CXX"
+    usual = ["gcc", "clang"] if gpu else ["clang++" if sys.platform == "darwin" else "g++"]
+    names = shlex.split(os.environ.get(variable, ""))[:1] or usual
     if not any(map(shutil.which, names)):
         raise UserError(
             f"training.compile: false expected: there is no {' or '.join(names)}; install one, or name another in "
-            f"{'CC' if gpu else 'CXX'}"
+            f"{variable}"
         )
-
-
-MAC = sys.platform == "darwin"
-
-
-def compilers(variable: str, usual: Sequence[str]) -> list[str]:
-    """The program that an environment variable names, otherwise the ``usual`` ones."""
-    named = shlex.split(os.environ.get(variable, ""))
-    return named[:1] or list(usual)

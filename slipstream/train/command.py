@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -17,14 +16,14 @@ from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.prepared.streamed import make_stub
 from slipstream.artifacts.results.training import KIND
 from slipstream.config import RunConfig
-from slipstream.distributed.explained import explained
+from slipstream.distributed.user_errors import explained
 from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.profiles.profile import current_profile
 from slipstream.storage import STORES
-from slipstream.train.homes.waiting import wait_for_others
-from slipstream.train.request import TrainingRequest
+from slipstream.train.checkpoint.lease import wait_for_others
 from slipstream.train.run import identity, run
+from slipstream.train.setup import TrainingRequest
 
 LOG = logger("train")
 
@@ -45,7 +44,7 @@ def local_prepared_data(prepared: str) -> Iterator[Path]:
         yield make_stub(prepared, Path(scratch) / "stub", cache_bytes // processes)
 
 
-def is_finished(output: Path, made_by: dict[str, Any]) -> bool:
+def is_finished(output: Path, made_by: Mapping[str, object]) -> bool:
     """Whether the model of this very training is there: a rank or its agent may have died between the end of the
     training and its own, and is started again. Raises ``UserError`` if anything else is there."""
     if not (output / MANIFEST).exists():

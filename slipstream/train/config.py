@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import field
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Literal, get_type_hints
 
 from pydantic import Field
 
@@ -17,7 +17,7 @@ MAY_CHANGE = "may change on resume"
 
 
 @settings
-class ProfileConfig(Settings):
+class StepProfileConfig(Settings):
     """Which steps are profiled."""
 
     section = "training.profile"
@@ -94,7 +94,7 @@ class TrainingConfig(Settings):
     """What processes talk by: "auto" takes NCCL (RCCL on AMD) with GPUs and gloo without. Over gloo, NVIDIA and AMD
     GPUs can work in one job."""
 
-    profile: Annotated[ProfileConfig, MAY_CHANGE] = field(default_factory=ProfileConfig)
+    profile: Annotated[StepProfileConfig, MAY_CHANGE] = field(default_factory=StepProfileConfig)
     """Which operations take the time of a step."""
     network_profile: Annotated[str, MAY_CHANGE] = ""
     """The address of a result of the tuner, or of a history of such, that is applied if it is of the same hardware;
@@ -121,7 +121,7 @@ class TrainingConfig(Settings):
             raise self.reject(chosen[1], f"0, as training.{chosen[0]} is set: only one of them decides")
 
 
-def lasting(training: TrainingConfig) -> dict[str, Any]:
+def lasting(training: TrainingConfig) -> dict[str, object]:
     """The settings that decide the result, and so must stay when a training is resumed."""
     hints = get_type_hints(TrainingConfig, include_extras=True)
     free = {name for name, hint in hints.items() if MAY_CHANGE in getattr(hint, "__metadata__", ())}

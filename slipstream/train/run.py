@@ -16,32 +16,32 @@ import torch.distributed as dist
 
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.results.training import Attempt, History, Throughput, ValidationPoint, record_files
-from slipstream.distributed.parent_death import end_with_torch_elastic
+from slipstream.distributed.child_processes import end_with_torch_elastic
 from slipstream.distributed.process_group import Group, meeting_store, process_group
 from slipstream.errors import Preempted
 from slipstream.logs import logger
 from slipstream.models.config import ModelConfig
 from slipstream.models.trained import write_trained
 from slipstream.settings import to_dict
-from slipstream.train.checkpoint import Checkpoints, Restored, ResumePolicy, Retention, newest_identity
-from slipstream.train.checkpoint.random_state import seed_generators
+from slipstream.train.applied_tuning import AppliedTuning, agree_on_tuning
+from slipstream.train.checkpoint.home import Retention
+from slipstream.train.checkpoint.manager import Checkpoints, Restored
+from slipstream.train.checkpoint.restore import ResumePolicy, newest_identity
+from slipstream.train.checkpoint.state import seed_generators
 from slipstream.train.config import TrainingConfig, lasting
-from slipstream.train.data.loader import layout as layout_of
-from slipstream.train.data.order import ORDER_VERSION, GlobalOrder
+from slipstream.train.data_loader import stored_blocks
+from slipstream.train.data_order import ORDER_VERSION, GlobalOrder
 from slipstream.train.device_clock import clock_of
-from slipstream.train.fault_tolerance.checkpoint_interval import Interval
+from slipstream.train.fault_tolerance.consensus import Interval
 from slipstream.train.fault_tolerance.goodput import DATA_WAIT, RESTORE, STALL, STEPS, AttemptRecord, GoodputRecorder
 from slipstream.train.fault_tolerance.guard import Guard
 from slipstream.train.fault_tolerance.notices import Watcher, metadata_servers
-from slipstream.train.fault_tolerance.reproducibility import describe_changes
+from slipstream.train.loop.precision import kernels
 from slipstream.train.loop.state import TrainingState
 from slipstream.train.loop.train_loop import TrainLoop
-from slipstream.train.metrics.profiler import StepProfiler
-from slipstream.train.metrics.throughput import throughput
-from slipstream.train.network import Applied, agreed
-from slipstream.train.optim.precision import kernels
-from slipstream.train.request import TrainingRequest
-from slipstream.train.setup import Setup
+from slipstream.train.profiler import StepProfiler
+from slipstream.train.setup import Setup, TrainingRequest, describe_changes
+from slipstream.train.throughput import throughput
 
 LOG = logger("train")
 
@@ -49,19 +49,19 @@ LOG = logger("train")
 def run(request: TrainingRequest) -> None:
     """Train, from the newest checkpoint on if there is one, and write the trained model (on rank 0).
 
-    Raises :class:`~slipstream.distributed.agreement.AgreedUserError` on all ranks if any of them found a user error,
+    Raises :class:`~slipstream.distributed.user_errors.AgreedUserError` on all ranks if any of them found a user error,
     and :class:`~slipstream.errors.Preempted` when a machine is preempted.
     """
     started = time.perf_counter()
     end_with_torch_elastic()
     training = request.training
 
-    def began() -> Mapping[str, Any] | None:
-        found = newest_identity(request.home, request.holder, training.resume)
-        return None if found is None else found.get("network", {})
+    def tuning_of_checkpoint() -> Mapping[str, Any] | None:
+        resumed = newest_identity(request.home, request.holder, training.resume)
+        return None if resumed is None else resumed.get("network", {})
 
     store = meeting_store()
-    applied = agreed(training, began, store, os.environ)
+    applied = agree_on_tuning(training, tuning_of_checkpoint, store, os.environ)
     exchange = applied.exchange(training.gradients)
     with (
         Watcher(metadata_servers(request.notices), grace_s=request.grace_s) as watcher,
@@ -71,12 +71,12 @@ def run(request: TrainingRequest) -> None:
         if group.rank == 0 and group.backend == "gloo" and group.device.type == "cuda":
             LOG.warning("gloo between GPUs lets NVIDIA's and AMD's work in one job; it was never measured here")
         setup = Setup.begin(request, group, exchange)
-        state = setup.state(training, group)
+        state = setup.state()
         # From here on only dropout and the like draw random numbers, different ones on each rank. A user's model may
         # also draw from Python's and NumPy's generators, so these are seeded too.
         seed_generators(training.seed * 1_000_003 + setup.layout.data_rank + 1)
         clock = clock_of(group.device)
-        every = interval(training, setup.data)
+        interval = interval_of(training, setup.data)
         policy = ResumePolicy(
             identity(setup.data, setup.architecture.config, training, applied) | setup.lineage.identity(),
             holder=request.holder,
@@ -85,20 +85,15 @@ def run(request: TrainingRequest) -> None:
             layout=setup.layout.sizes if training.parallel.divides else (),
             grace_s=max(0.0, request.grace_s - (time.perf_counter() - started)),
         )
-        checkpoints = Checkpoints(
-            request.home,
-            state.app_state(),
-            policy,
-            retention=Retention(regular=every.steps),
-            clock=clock,
-            watcher=watcher,
-        )
-        with checkpoints:
+        retention = Retention(regular=interval.steps)
+        with Checkpoints(
+            request.home, state.app_state(), policy, retention=retention, clock=clock, watcher=watcher
+        ) as checkpoints:
             recorder = GoodputRecorder(
                 checkpoints.home, checkpoints.attempt, group.world, writes=group.rank == 0, started=started
             )
-            guard = Guard(checkpoints, every, watcher, recorder, clock, training.unsaved_limit)
-            record = train(setup, state, training, group, guard, checkpoints)
+            guard = Guard(checkpoints, interval, watcher, recorder, clock, training.unsaved_limit)
+            record = train(setup, state, guard, checkpoints)
             best, last = (setup.parallel.whole(weights) for weights in (state.best_weights, state.weights()))
             if group.rank == 0:
                 write_trained(request.directory, setup.architecture, best, last, request.made_by, record)
@@ -109,16 +104,9 @@ def run(request: TrainingRequest) -> None:
             dist.barrier()
 
 
-def train(
-    setup: Setup,
-    state: TrainingState,
-    training: TrainingConfig,
-    group: Group,
-    guard: Guard,
-    checkpoints: Checkpoints,
-) -> dict[str, bytes]:
+def train(setup: Setup, state: TrainingState, guard: Guard, checkpoints: Checkpoints) -> dict[str, bytes]:
     """Train from the newest checkpoint on, if there is one, to the end. Returns the files about it, by name."""
-    recorder = guard.recorder
+    training, group, recorder = setup.training, setup.group, guard.recorder
     with recorder.time(RESTORE):
         restored = checkpoints.restore(into=state.to_save())
     if restored:
@@ -157,7 +145,7 @@ def train(
         save_seconds=checkpoints.background.publish_seconds,
         ledger=goodput.to_json(),
     )
-    if speed := trained_speed(state, setup, training, group, first_step, recorder.record):
+    if speed := trained_speed(setup, state, first_step, recorder.record):
         attempt["throughput"] = speed
     if setup.compiled:
         attempt["compiled"] = setup.compiled.figures
@@ -175,8 +163,8 @@ def log_resumption(restored: Restored, state: TrainingState) -> None:
 
 
 def identity(
-    data: PreparedData, model: ModelConfig, training: TrainingConfig, applied: Applied | None = None
-) -> dict[str, Any]:
+    data: PreparedData, model: ModelConfig, training: TrainingConfig, applied: AppliedTuning | None = None
+) -> dict[str, object]:
     """What must equal the checkpoint's to resume it: everything that determines the result, but not how batches are
     divided into micro-batches and how often checkpoints are saved; and what of the tuner's result is applied."""
     return {
@@ -188,28 +176,18 @@ def identity(
     }
 
 
-def interval(training: TrainingConfig, data: PreparedData) -> Interval:
+def interval_of(training: TrainingConfig, data: PreparedData) -> Interval:
     """The checkpoint interval by the setting that is given; without any, one epoch."""
     if training.checkpoint_seconds or training.mean_time_between_failures:
-        return Interval(
-            seconds=training.checkpoint_seconds,
-            mean_time_between_failures_s=training.mean_time_between_failures,
-        )
+        return Interval(0, training.checkpoint_seconds, training.mean_time_between_failures)
     epoch = math.ceil(sum(data.segment_rows("train")) / training.batch_size)
     return Interval(steps=training.checkpoint_every or epoch)
 
 
-def trained_speed(
-    state: TrainingState,
-    setup: Setup,
-    training: TrainingConfig,
-    group: Group,
-    first_step: int,
-    record: AttemptRecord,
-) -> Throughput | None:
+def trained_speed(setup: Setup, state: TrainingState, first_step: int, record: AttemptRecord) -> Throughput | None:
     """How fast this attempt's steps were, with all waits between them."""
-    data, precision = setup.data, setup.precision
-    order = GlobalOrder(layout_of(data, "train"), training.batch_size, training.seed)
+    training, group, data, precision = setup.training, setup.group, setup.data, setup.precision
+    order = GlobalOrder(stored_blocks(data, "train"), training.batch_size, training.seed)
     return throughput(
         rows=order.consumed(state.progress.step) - order.consumed(first_step),
         seconds=sum(record.seconds[name] for name in (STEPS, DATA_WAIT, STALL)),

@@ -1,43 +1,147 @@
-"""What is trained, on which rows, and how it is divided among the ranks: what there is before a checkpoint is read."""
+"""What one attempt is asked to do, and what there is before a checkpoint is read: the data, the model and how it is
+divided among the ranks, the models that it begins with and learns from, and the conditions of bitwise reproducibility.
+
+If all conditions are equal, a resumed run ends with the same bits as one that was never interrupted. Otherwise the
+samples and their order are the same; the numbers differ by rounding, or by more if a layer depends on how a batch is
+divided among processes.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 
+from slipstream.artifacts.homes import Holder
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.prepared.streamed import open_prepared
-from slipstream.distributed.agreement import same_error_on_all_ranks
 from slipstream.distributed.process_group import Group
+from slipstream.distributed.user_errors import same_error_on_all_ranks
+from slipstream.errors import UserError
 from slipstream.logs import logger
-from slipstream.models.factory import Predictor
-from slipstream.models.trained import Architecture
+from slipstream.models.config import ModelConfig, TeachingConfig
+from slipstream.models.factory import Predictor, build
+from slipstream.models.trained import Architecture, TrainedModel
+from slipstream.settings import to_dict
 from slipstream.train.checks import check_divisible, check_parameters, check_rows, pieces_of, traits_of
 from slipstream.train.config import TrainingConfig
-from slipstream.train.data.loader import padding
-from slipstream.train.fault_tolerance.reproducibility import conditions
-from slipstream.train.lineage import Lineage
+from slipstream.train.data_loader import padding
+from slipstream.train.loop.objective import Teacher
+from slipstream.train.loop.optimizer import AveragedWeights, make_optimizer
+from slipstream.train.loop.precision import LossScaler, autocast, resolve_precision
 from slipstream.train.loop.probe import Traits
 from slipstream.train.loop.state import Progress, TrainingState, weights_of
-from slipstream.train.loop.step import make_optimizer
-from slipstream.train.optim.ema import AveragedWeights
-from slipstream.train.optim.precision import LossScaler, autocast, resolve_precision
-from slipstream.train.parallel.compiled import Compiled, compiled
-from slipstream.train.parallel.config import GradientsConfig
+from slipstream.train.parallel.config import GradientsConfig, ParallelConfig
 from slipstream.train.parallel.layout import Layout, nodes
 from slipstream.train.parallel.model import ParallelModel
-from slipstream.train.parallel.replicas import check_exchange, replicate
-from slipstream.train.request import TrainingRequest
+from slipstream.train.parallel.replicas import Compiled, check_exchange, compile_model, replicate
 
 LOG = logger("train")
+#: The conditions that say how a global batch is divided into micro-batches.
+PARTITIONING = ("processes", "accumulation", "layout")
+
+
+@dataclass(frozen=True)
+class TrainingRequest:
+    """One attempt at training a model."""
+
+    #: A directory with the prepared data, or a stub of it.
+    prepared: Path
+    model: ModelConfig
+    training: TrainingConfig
+    #: Where rank 0 writes the trained model.
+    directory: Path
+    #: The home of the checkpoints, a path or a store's address.
+    home: str
+    #: What goes into the manifest of the trained model.
+    made_by: Mapping[str, object]
+    #: Who this is, to other attempts at the same training.
+    holder: Holder = Holder()
+    #: Whether somebody else holds the home from the end of the training until the trained model is where it belongs.
+    delivered_by_agent: bool = False
+    #: The cloud whose preemption notices are watched for; "auto" tries all, "none" does not watch.
+    notices: str = "none"
+    #: Seconds that SIGTERM leaves to save and end.
+    grace_s: float = 25.0
+    #: A trained model that training goes on from: its architecture and weights, instead of fresh ones of ``model``.
+    start: Path | None = None
+    #: A trained model to learn from, too, and how.
+    teacher: Path | None = None
+    teaching: TeachingConfig = field(default_factory=TeachingConfig)
+    #: The factory of the user's configuration, the only one from outside this project that these two may be made by.
+    factory: str = ""
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """``start`` gives the architecture and the first weights, without it both are fresh; ``teacher`` is learnt from
+    beside the labels."""
+
+    start: TrainedModel | None
+    teacher: TrainedModel | None
+    teaching: TeachingConfig
+
+    @classmethod
+    def open(cls, request: TrainingRequest, data: PreparedData) -> Lineage:
+        """Raises ``UserError`` if one of the models is of data with other inputs or outputs or of a factory that the
+        request does not name, or if the model shall be divided."""
+        if request.training.parallel.divides and (request.start or request.teacher):
+            raise UserError(
+                "training.parallel: a model that is compressed cannot be divided; expected no shard, pipeline or tensor"
+            )
+        start, teacher = (open_model(each, request.factory, data) for each in (request.start, request.teacher))
+        return cls(start, teacher, request.teaching)
+
+    def architecture(self, model: ModelConfig, data: PreparedData) -> Architecture:
+        """Of the model that is trained; ``model`` is that of a training from scratch."""
+        return self.start.architecture if self.start else Architecture(model, data.signature)
+
+    def begin(self, architecture: Architecture, training: TrainingConfig) -> Predictor:
+        """The model with the weights that training begins with, in training mode."""
+        if self.start:
+            return self.start.load().train()
+        return build(architecture.config, architecture.signature, training.seed, empty=training.parallel.divides)
+
+    def teacher_on(self, device: torch.device, precision: str) -> Teacher | None:
+        """The teacher that computes there. Loading it seeds torch's random generators."""
+        if self.teacher is None:
+            return None
+        return Teacher(self.teacher.load().to(device).requires_grad_(False), self.teaching, precision)
+
+    def identity(self) -> dict[str, object]:
+        """What must equal the checkpoint's to resume it; empty for a training from scratch on labels alone."""
+        identity: dict[str, object] = {}
+        if self.start:
+            identity["start"] = self.start.artifact.fingerprint
+        if self.teacher:
+            identity |= {"teacher": self.teacher.artifact.fingerprint, "teaching": to_dict(self.teaching)}
+        return identity
+
+
+def open_model(directory: Path | None, factory: str, data: PreparedData) -> TrainedModel | None:
+    if directory is None:
+        return None
+    model = TrainedModel.open(directory, factory)
+    if model.signature != data.signature:
+        raise UserError(
+            f"{directory}: this model has other inputs or outputs than the prepared data; expected the data that it "
+            "was trained on, or data prepared alike (data.earlier)"
+        )
+    return model
 
 
 @dataclass(frozen=True)
 class Setup:
     """The same on all ranks, but for the place in the layout and the part of the model that a rank holds."""
 
+    training: TrainingConfig
+    group: Group
     data: PreparedData
     lineage: Lineage
     architecture: Architecture
@@ -50,7 +154,7 @@ class Setup:
 
     @classmethod
     def begin(cls, request: TrainingRequest, group: Group, exchange: GradientsConfig) -> Setup:
-        """Build the network and divide or replicate it. Raises ``AgreedUserError`` on all ranks if one of them finds
+        """Build the model and divide or replicate it. Raises ``AgreedUserError`` on all ranks if one of them finds
         that the data, the model, the settings or the devices do not go together."""
         training = request.training
         with same_error_on_all_ranks():
@@ -69,19 +173,23 @@ class Setup:
             if training.parallel.uses_fsdp(replicas * shards):
                 check_parameters(predictor.network)
             check_exchange(exchange, group.backend, precision)
-            fast = compile_pass(predictor, pieces, precision, group) if training.compile else None
+            compiled = compile_pass(predictor, pieces, precision, group) if training.compile else None
         with same_error_on_all_ranks():
             layout = Layout.connect(training.parallel, group.rank, group.world, group.device)
-            parallel: ParallelModel = (
-                divide_model(predictor, layout, group.device, training.seed, pieces, precision)
-                if training.parallel.divides
-                else replicate(predictor, traits, group, exchange, training.seed, fast)
-            )
-        return cls(data, lineage, architecture, precision, traits, layout, parallel, fast)
+            parallel: ParallelModel
+            if training.parallel.divides:
+                # Half a second on every process, which most trainings need not spend.
+                from slipstream.train.parallel.divide import divide
 
-    def state(self, training: TrainingConfig, group: Group) -> TrainingState:
+                size = {"micro_batches": len(pieces), "rows": pieces[0].stop}
+                parallel = divide(predictor, layout, group.device, training.seed, **size, precision=precision)
+            else:
+                parallel = replicate(predictor, traits, group, exchange, training.seed, compiled)
+        return cls(training, group, data, lineage, architecture, precision, traits, layout, parallel, compiled)
+
+    def state(self) -> TrainingState:
         """The state of a training from its beginning."""
-        predictor = self.parallel.model
+        predictor, training, group = self.parallel.model, self.training, self.group
         return TrainingState(
             parallel=self.parallel,
             optimizer=make_optimizer(predictor, training),
@@ -95,22 +203,56 @@ class Setup:
         )
 
 
-def divide_model(
-    predictor: Predictor, layout: Layout, device: torch.device, seed: int, pieces: list[slice], precision: str
-) -> ParallelModel:
-    """Divide the model for the micro-batches ``pieces``."""
-    # Half a second on every process, which most trainings need not spend.
-    from slipstream.train.parallel.divide import divide
-
-    size = {"micro_batches": len(pieces), "rows": pieces[0].stop}
-    return divide(predictor, layout, device, seed, **size, precision=precision)
-
-
 def compile_pass(predictor: Predictor, pieces: list[slice], precision: str, group: Group) -> Compiled:
     """Compile the model's pass for the micro-batches ``pieces``, as they lie in a batch."""
     inputs = tuple(x[pieces[0]] for x in padding(pieces[-1].stop, predictor.signature, group.device))
-    found = compiled(predictor, inputs, partial(autocast, precision, group.device))
+    found = compile_model(predictor, inputs, partial(autocast, precision, group.device))
     if group.rank == 0:
         gain = found.figures["plain_pass_s"] / found.figures["pass_s"]
         LOG.info("compiled in %.1f s; a pass is %.2f times as fast as without", found.figures["seconds"], gain)
     return found
+
+
+def conditions(training: TrainingConfig, group: Group) -> dict[str, object]:
+    """What must be equal for bitwise equal numbers, besides the settings that must equal the checkpoint's to resume."""
+    gpu = group.device.type == "cuda"
+    return {
+        "processes": group.world,
+        "accumulation": training.accumulation,
+        "layout": describe(training.parallel),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "backend": group.backend,
+        "device": torch.cuda.get_device_name(group.device) if gpu else torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def describe(parallel: ParallelConfig) -> str:
+    """The layout's settings that are not the defaults."""
+    changed = {name: value for name, value in vars(parallel).items() if value != getattr(ParallelConfig(), name)}
+    return " ".join(f"{name} {value}" for name, value in changed.items()) or "none"
+
+
+def describe_changes(then: Mapping[str, object], now: Mapping[str, object], model: nn.Module) -> str:
+    """A sentence on the conditions that changed since the checkpoint and their effect; empty if none changed."""
+    changed = [name for name in now if name in then and then[name] != now[name]]
+    if not changed:
+        return ""
+    changes = ", ".join(f"{name} {then[name]} -> {now[name]}" for name in changed)
+    layers = batch_dependent_layers(model) if set(changed) & set(PARTITIONING) else []
+    numbers = f"other numbers ({', '.join(layers)})" if layers else "the numbers equal but for rounding"
+    return f"not bit for bit ({changes}): the same samples in the same order, {numbers}"
+
+
+def batch_dependent_layers(model: nn.Module) -> list[str]:
+    """Types of layers whose result depends on how a batch is divided: batch normalisation and dropout."""
+    return sorted(
+        {
+            type(module).__name__
+            for module in model.modules()
+            if isinstance(module, _BatchNorm)
+            or (isinstance(module, _DropoutNd) and module.p > 0)
+            # Attention and recurrent layers hold their dropout as a number.
+            or (isinstance(dropout := getattr(module, "dropout", None), float) and dropout > 0)
+        }
+    )

@@ -30,12 +30,12 @@ from flytekitplugins.kfpytorch.task import PytorchElasticFunctionTask
 
 from slipstream.artifacts.format import Artifact
 from slipstream.artifacts.homes import Holder
-from slipstream.distributed.devices import check_gpus
 from slipstream.distributed.names import names_of_this_machine
+from slipstream.distributed.user_errors import check_gpus
 from slipstream.errors import Interrupted, UserError
 from slipstream.logs import logger
-from slipstream.machine.cpus import usable_cores
 from slipstream.machine.gpus import visible_gpus
+from slipstream.machine.limits import usable_cores
 from slipstream.profiles.profile import CHOICE, Placement, Profile, current_profile
 from slipstream.storage import StorageUnavailable
 from tasks.flyte.departure import OutputPrefix, one_verdict, outlive_sigterm

@@ -24,7 +24,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError
 
-from slipstream.distributed.explained import explained
+from slipstream.distributed.user_errors import explained
 from slipstream.errors import Interrupted, Preempted, UserError
 from slipstream.storage import StorageUnavailable
 

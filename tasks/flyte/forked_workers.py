@@ -14,7 +14,7 @@ from typing import Any
 from torch.distributed.launcher import api
 
 from slipstream.distributed import fork_server
-from slipstream.distributed.main_module import no_main_module
+from slipstream.distributed.child_processes import no_main_module
 from slipstream.stages import DISTRIBUTED, STAGES
 
 #: What every worker loads: the plugin's side of it, and the engines.

@@ -11,8 +11,7 @@ from flytekit import Cache, PodTemplate, Resources
 from flytekit.extras.accelerators import BaseAccelerator, GPUAccelerator, MultiInstanceGPUAccelerator
 
 from slipstream.artifacts.versions import code_version
-from slipstream.machine.cpus import CPU
-from slipstream.machine.memory import MEMORY
+from slipstream.machine.limits import CPU, MEMORY
 from slipstream.profiles.placement import NVIDIA, Placement
 from slipstream.profiles.profile import RESOLVED, Profile, current_profile
 from slipstream.settings import to_dict

@@ -21,7 +21,7 @@ from slipstream.promote.store import Registry
 from slipstream.storage import storage_for
 from slipstream.storage.names import fault
 from slipstream.train.checkpoint import restore
-from slipstream.train.homes.layout import Name
+from slipstream.train.checkpoint.home import Name
 from tests.support.hostile_names import HOSTILE, NAMES, MemoryBucket, memory, outside
 from tests.support.network_profiles import network_profile
 
@@ -103,7 +103,7 @@ def test_a_checkpoint_that_names_files_elsewhere_is_damaged(
     target.mkdir(parents=True)
     before = outside(tmp_path, target)
     with pytest.raises(DamagedArtifact, match=rf"{MANIFEST}: the name .*expected a relative path"):
-        restore.fetch(restore.Candidate(home, Name(1, 2)), restore.ResumePolicy({}), str(target))
+        restore.download(restore.Candidate(home, Name(1, 2)), restore.ResumePolicy({}), str(target))
     assert outside(tmp_path, target) == before
 
 

@@ -23,7 +23,7 @@ from slipstream.collectives.operations.cases import (
 )
 from slipstream.collectives.operations.feasibility import unsupported_reason
 from slipstream.collectives.operations.reference_data import DTYPES
-from slipstream.distributed.agreement import AgreedUserError
+from slipstream.distributed.user_errors import AgreedUserError
 from tests.support.worker_groups import in_group
 
 CPU = torch.device("cpu")

@@ -17,7 +17,7 @@ from slipstream.collectives.operations.feasibility import (
     select_kinds,
 )
 from slipstream.errors import UserError
-from slipstream.machine.memory import MEMORY
+from slipstream.machine.limits import MEMORY
 from tests.support.worker_groups import in_group
 
 

@@ -54,7 +54,8 @@ def test_a_network_of_the_users_own_is_pruned_if_the_configuration_names_it(
     model: tuple[str, str], pyflyte_run: Run, tmp_path: Path
 ) -> None:
     (tmp_path / "nets.py").write_text(
-        "from slipstream.models.mlp import MLP\ndef build(signature, hidden): return MLP(signature, hidden=hidden)\n"
+        "from slipstream.models.tables_and_images import MLP\n"
+        "def build(signature, hidden): return MLP(signature, hidden=hidden)\n"
     )
     named, own = TrainedModel.open(Path(model[0])), ModelConfig("nets:build", {"hidden": [16, 8]})
     weights = named.load().state_dict()

@@ -87,7 +87,7 @@ def test_a_mistake_is_one_line(
 
 NETS = """
 open("ran", "w").close()
-from slipstream.models.mlp import MLP
+from slipstream.models.tables_and_images import MLP
 def build(signature, hidden): return MLP(signature, hidden=hidden)
 """
 

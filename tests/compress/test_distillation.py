@@ -21,7 +21,7 @@ from slipstream.models.config import ModelConfig, TeachingConfig
 from slipstream.models.factory import Predictor
 from slipstream.models.trained import TrainedModel
 from slipstream.train.config import TrainingConfig
-from slipstream.train.loop.teacher import Teacher
+from slipstream.train.loop.objective import Teacher
 from slipstream.train.parallel.config import ParallelConfig
 from tests.support.training import SMALL, log, refusal, table_of_numbers, trained
 from tests.support.training_runs import Fault, Job, attempt, outcome
@@ -147,7 +147,7 @@ def test_students_of_the_same_size_are_not_taken_for_each_other(prepared: Path, 
 def test_what_cannot_be_taught_is_refused_in_one_line(prepared: Path, teacher: Path, tmp_path: Path) -> None:
     sharded = dataclasses.replace(SHORT, parallel=ParallelConfig(shard="weights"))
     trained(prepared, tmp_path / "sharded", 2, sharded, teacher=teacher)
-    assert refusal(tmp_path / "sharded", 1).startswith("training.parallel: a network that is compressed")
+    assert refusal(tmp_path / "sharded", 1).startswith("training.parallel: a model that is compressed")
     signature = dataclasses.replace(TrainedModel.open(teacher).signature, classes=("a", "b", "d"))
     other = other_model(tmp_path / "of-others", signature)
     trained(prepared, tmp_path / "other", 1, SHORT, teacher=other)

@@ -192,5 +192,5 @@ def test_a_network_that_is_not_the_pruned_one_is_refused(tmp_path: Path) -> None
     kept = {"layers.0": {"out": [0, 99]}}
     weights = build(config, NUMBERS, seed=0).state_dict()
     write_trained(tmp_path / "x", Architecture(config, NUMBERS, kept), weights, weights, {})
-    with pytest.raises(UserError, match=r"mlp is not the network that was pruned: layers.0 has 16 units \(out\)"):
+    with pytest.raises(UserError, match=r"mlp is not the model that was pruned: layers.0 has 16 units \(out\)"):
         TrainedModel.open(tmp_path / "x").load()

@@ -13,10 +13,10 @@ import transformers
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.compress.config import CompressionConfig
 from slipstream.compress.engine import CompressionRun, choose, judge, propose
+from slipstream.models.hugging_face import files_of
 from slipstream.models.pruning import prune
 from slipstream.models.trained import TrainedModel
 from slipstream.models.transformer import Transformer
-from slipstream.models.transformer.hugging_face import files_of
 from slipstream.train.config import TrainingConfig
 from tests.support.tokens import SIZES, small_transformer, token_data
 from tests.support.training import trained

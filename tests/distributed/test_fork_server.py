@@ -79,7 +79,7 @@ def test_variables_that_are_set_in_it_count_more_than_those_of_its_start(
 ORPHANS = """
 import os, sys, time
 from slipstream.distributed import fork_server
-from slipstream.distributed.parent_death import end_with_parent
+from slipstream.distributed.child_processes import end_with_parent
 from tests.distributed.test_fork_server import wait_for_long
 if __name__ == "__main__":
     fork_server.start([])
@@ -90,7 +90,7 @@ if __name__ == "__main__":
 
 
 def wait_for_long() -> None:
-    from slipstream.distributed.parent_death import end_with_parent
+    from slipstream.distributed.child_processes import end_with_parent
 
     end_with_parent()
     time.sleep(600)

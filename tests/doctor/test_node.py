@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.doctor import gpus, node
+from slipstream.doctor import node
 from slipstream.doctor.findings import Reading
 from slipstream.storage import s3
 from tests.support.faulty_s3 import FaultyS3
@@ -47,12 +47,12 @@ class Nvml:
 
 
 def test_a_free_gpu_and_one_that_another_process_holds(tmp_path: Path) -> None:
-    driver, free = gpus.nvidia(tmp_path, Nvml(0, []))
+    driver, free = node.nvidia(tmp_path, Nvml(0, []))
     assert driver.found == "550.54.15, CUDA up to 12.4" and not driver.problem  # this torch is for CPUs
     assert free == Reading("GPU 0", "NVIDIA A100-SXM4-80GB, 80.0 GiB of 80.0 GiB free, held by nobody")
     root = write(tmp_path, {"proc/7/comm": "python\n"})
     holders = [SimpleNamespace(pid=7, usedGpuMemory=20 * GIB), SimpleNamespace(pid=8, usedGpuMemory=None)]
-    _, held = gpus.nvidia(root, Nvml(20 * GIB, holders))
+    _, held = node.nvidia(root, Nvml(20 * GIB, holders))
     assert "60.0 GiB of 80.0 GiB free, held by python 7 (20.0 GiB), process 8 of another container" in held.found
     assert "in use already" in held.problem
 
@@ -60,13 +60,13 @@ def test_a_free_gpu_and_one_that_another_process_holds(tmp_path: Path) -> None:
 def test_a_library_that_fails_halfway_leaves_what_was_read(tmp_path: Path) -> None:
     broken = Nvml(0, [])
     broken.nvmlDeviceGetCount = lambda: 1 // 0
-    driver, why = node.readings("NVIDIA driver", lambda: gpus.nvidia(tmp_path, broken))
+    driver, why = node.readings("NVIDIA driver", lambda: node.nvidia(tmp_path, broken))
     assert driver.found.startswith("550") and why.found.startswith("not read: ZeroDivisionError")
 
 
 @pytest.mark.parametrize(("needed", "problem"), [("", False), ("12.8", False), ("11.8", False), ("13.0", True)])
 def test_a_driver_serves_its_own_major_version_and_older_ones(needed: str, problem: bool) -> None:
-    assert bool(gpus.driver_problem(12, needed)) == problem
+    assert bool(node.driver_problem(12, needed)) == problem
 
 
 def test_amd_gpus(tmp_path: Path) -> None:
@@ -80,18 +80,18 @@ def test_amd_gpus(tmp_path: Path) -> None:
             "proc/9/comm": "python\n",
         },
     )
-    driver, card = gpus.amd(root)
+    driver, card = node.amd(root)
     assert driver == Reading("AMD driver", "6.10.5")
     assert card.what == "card0" and "96.0 GiB of 192.0 GiB free, held by python 9" in card.found and card.problem
 
 
 def test_nccl_that_is_not_the_one_torch_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = ['nvidia-nccl-cu13==2.28.9; platform_system == "Linux"', "numpy"]
-    monkeypatch.setattr(gpus, "version", lambda package: "2.28.9")
-    assert gpus.nccl("NCCL", "2.28.9", wanted).problem == ""
-    assert "LD_LIBRARY_PATH" in gpus.nccl("NCCL", "2.21.5", wanted).problem
-    monkeypatch.setattr(gpus, "version", lambda package: "2.27.0")
-    assert "torch asks for 2.28.9" in gpus.nccl("NCCL", "2.28.9", wanted).problem
+    monkeypatch.setattr(node, "version", lambda package: "2.28.9")
+    assert node.nccl("NCCL", "2.28.9", wanted).problem == ""
+    assert "LD_LIBRARY_PATH" in node.nccl("NCCL", "2.21.5", wanted).problem
+    monkeypatch.setattr(node, "version", lambda package: "2.27.0")
+    assert "torch asks for 2.28.9" in node.nccl("NCCL", "2.28.9", wanted).problem
 
 
 def test_cores_that_are_seen_and_not_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,8 @@ from flyteidl.core.literals_pb2 import Binding, BindingData
 from flyteidl.core.tasks_pb2 import Resources, TaskTemplate
 from flyteidl.core.types_pb2 import INTEGER, STRUCT
 
-from slipstream.doctor.archive import Package
+from slipstream.doctor.archive import Limits, Package
 from slipstream.doctor.findings import Finding
-from slipstream.doctor.limits import Limits
 from slipstream.doctor.package import Save, check_package
 
 TRAIN, EVALUATE = "tasks.train.train", "tasks.evaluate.evaluate"

@@ -21,8 +21,8 @@ from slipstream.export.quantize.quantise import Quantiser
 from slipstream.export.session import onnx_predictor
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
-from slipstream.models.predict import inputs_of, torch_predictor
-from slipstream.models.resnet import ResNet
+from slipstream.models.predict import inputs_of, model_function
+from slipstream.models.tables_and_images import ResNet
 from tests.support.toys import ToyTrained, images, table, trained_on
 
 
@@ -54,7 +54,7 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def test_any_batch_gives_what_torch_gives(exported: Exported) -> None:
-    torch_run, onnx_run = torch_predictor(exported.trained.load()), onnx_predictor(exported.path, 1)
+    torch_run, onnx_run = model_function(exported.trained.load()), onnx_predictor(exported.path, 1)
     for rows in (1, 2, 3, 5, 32, 299):
         expected = torch_run(exported.inputs(rows))
         assert onnx_run(exported.inputs(rows)) == pytest.approx(expected, rel=1e-4, abs=1e-4)
@@ -82,7 +82,7 @@ def test_exporting_again_gives_the_same_bytes(exported: Exported, tmp_path: Path
 
 
 def test_a_tampered_weight_is_found(exported: Exported, tmp_path: Path) -> None:
-    torch_run = torch_predictor(exported.trained.load())
+    torch_run = model_function(exported.trained.load())
     check_parity(torch_run, onnx_predictor(exported.path, 1), exported.inputs(32))
     model = onnx.load(exported.path)
     weight = max(model.graph.initializer, key=lambda tensor: len(tensor.raw_data))
@@ -174,7 +174,7 @@ def test_batch_normalisation_is_folded_away(norm: str, left: bool, tmp_path: Pat
         data.signature, inputs=tuple(dataclasses.replace(i, dtype="float32") for i in data.signature.inputs)
     )
     to_onnx(model.eval(), floats, inputs, 20, tmp_path / "model.onnx")
-    check_parity(torch_predictor(model), onnx_predictor(tmp_path / "model.onnx", 1), inputs)
+    check_parity(model_function(model), onnx_predictor(tmp_path / "model.onnx", 1), inputs)
     prepared = Quantiser(tmp_path / "model.onnx", inputs, tmp_path, 7).prepared(smooth=False)
     operators = {node.op_type for node in onnx.load(prepared).graph.node}
     assert bool(operators & {"BatchNormalization", "InstanceNormalization", "GroupNormalization"}) is left

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from slipstream.errors import UserError
-from slipstream.machine import cpus, memory
-from slipstream.machine.cgroup import cpu_quota, memory_limit
-from slipstream.machine.quantities import parse_quantity
+from slipstream.machine import limits
+from slipstream.machine.limits import cpu_quota, memory_limit, parse_quantity
 from slipstream.prepare.workers import pool
 
 GIB = 1 << 30
@@ -89,45 +88,45 @@ def test_no_control_groups(tmp_path: Path) -> None:
 def node(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A node of 96 cores and no control group, outside a pod."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(96)), raising=False)
-    monkeypatch.setattr(cpus, "cpu_quota", lambda: None)
-    monkeypatch.setattr(memory, "memory_limit", lambda: None)
-    monkeypatch.delenv(cpus.CPU, raising=False)
-    monkeypatch.delenv(memory.MEMORY, raising=False)
+    monkeypatch.setattr(limits, "cpu_quota", lambda: None)
+    monkeypatch.setattr(limits, "memory_limit", lambda: None)
+    monkeypatch.delenv(limits.CPU, raising=False)
+    monkeypatch.delenv(limits.MEMORY, raising=False)
     return monkeypatch
 
 
 def test_one_machine_is_used_as_it_is(node: pytest.MonkeyPatch) -> None:
-    assert cpus.usable_cores() == 96 and memory.memory_allowed() is None
+    assert limits.usable_cores() == 96 and limits.memory_allowed() is None
     assert pool.workers_for(10 * GIB, 1.5) == 96
     assert pool.workers_for(1 << 20, 1.5) == 1
 
 
 def test_four_cpus_of_a_node_are_four(node: pytest.MonkeyPatch) -> None:
-    node.setenv(cpus.CPU, "4")
-    assert cpus.usable_cores() == 4 and pool.workers_for(10 * GIB, 1.5) == 4
-    node.setattr(cpus, "cpu_quota", lambda: 2.5)
-    assert cpus.usable_cores() == 2
-    node.setenv(cpus.CPU, "500m")
-    assert cpus.usable_cores() == 1
+    node.setenv(limits.CPU, "4")
+    assert limits.usable_cores() == 4 and pool.workers_for(10 * GIB, 1.5) == 4
+    node.setattr(limits, "cpu_quota", lambda: 2.5)
+    assert limits.usable_cores() == 2
+    node.setenv(limits.CPU, "500m")
+    assert limits.usable_cores() == 1
 
 
 def test_the_affinity_counts_too(node: pytest.MonkeyPatch) -> None:
-    node.setenv(cpus.CPU, "4")
+    node.setenv(limits.CPU, "4")
     node.setattr(os, "sched_getaffinity", lambda _: {5, 7})
-    assert cpus.usable_cores() == 2
+    assert limits.usable_cores() == 2
 
 
 def test_the_workers_leave_a_fifth_of_the_memory(node: pytest.MonkeyPatch) -> None:
-    node.setenv(cpus.CPU, "16")
-    node.setenv(memory.MEMORY, "16Gi")
+    node.setenv(limits.CPU, "16")
+    node.setenv(limits.MEMORY, "16Gi")
     assert pool.workers_for(10 * GIB, 1.5) == 8  # 12 GiB of 12.8
     assert pool.workers_for(10 * GIB, 0.5) == 16
-    node.setattr(memory, "memory_limit", lambda: 4 * GIB)
+    node.setattr(limits, "memory_limit", lambda: 4 * GIB)
     assert pool.workers_for(10 * GIB, 1.5) == 2
 
 
 def test_a_memory_for_not_even_one_worker_is_one_line(node: pytest.MonkeyPatch) -> None:
-    node.setenv(memory.MEMORY, "1536Mi")
+    node.setenv(limits.MEMORY, "1536Mi")
     with pytest.raises(
         UserError, match=r"^data.memory: 1.5 GiB are more than 80% of the 1.5 GiB of this pod .* to 1.2,"
     ):

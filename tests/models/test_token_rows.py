@@ -10,8 +10,8 @@ import torch
 
 from slipstream.artifacts.prepared.token_rows import write_token_rows
 from slipstream.errors import UserError
-from slipstream.train.data.loader import layout, training_batches
-from slipstream.train.data.order import GlobalOrder
+from slipstream.train.data_loader import stored_blocks, training_batches
+from slipstream.train.data_order import GlobalOrder
 from tests.support.groups import ALONE
 
 
@@ -19,7 +19,7 @@ def test_a_batch_has_rows_and_their_next_tokens(tmp_path: Path) -> None:
     rows = np.arange(50 * 9, dtype=np.int32).reshape(50, 9)
     data = write_token_rows(tmp_path, {"train": rows, "validation": rows[:3]}, vocabulary=450)
     assert data.segment_rows("train") == (50,) and data.signature.record.itemsize == 9 * 8
-    order = GlobalOrder(layout(data, "train"), 20, seed=0)
+    order = GlobalOrder(stored_blocks(data, "train"), 20, seed=0)
     seen = []
     for batch in training_batches(data, order, ALONE, stop=50):
         (tokens,) = batch.inputs

@@ -16,11 +16,10 @@ from click.testing import CliRunner
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.errors import UserError
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build
-from slipstream.models.initial import fill_part, normal
+from slipstream.models.factory import build, fill_part, normal
+from slipstream.models.hugging_face import main
 from slipstream.models.trained import Architecture, write_trained
 from slipstream.models.transformer import Transformer
-from slipstream.models.transformer.command import main
 from tests.support.tokens import word_tokenizer
 
 LENGTH, VOCABULARY = 48, 96
@@ -114,7 +113,7 @@ def test_the_directory_for_hugging_face_is_whole_or_not_there(
         yield "config.json", b"{}"
         raise OSError("No space left on device")
 
-    monkeypatch.setattr("slipstream.models.transformer.command.files_of", broken)
+    monkeypatch.setattr("slipstream.models.hugging_face.files_of", broken)
     assert isinstance(write(trained, tmp_path / "new" / "out").exception, OSError)
     assert list((tmp_path / "new").iterdir()) == []
     monkeypatch.undo()

@@ -17,19 +17,18 @@ from slipstream.compress.engine import CompressionRun, propose
 from slipstream.errors import UserError
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
-from slipstream.models.mlp import MLP
+from slipstream.models.hugging_face import main
+from slipstream.models.tables_and_images import MLP
 from slipstream.models.trained import Architecture, TrainedModel, UntrustedFactory, write_trained
-from slipstream.models.transformer.command import main
 from slipstream.train.config import TrainingConfig
-from slipstream.train.lineage import Lineage
-from slipstream.train.request import TrainingRequest
+from slipstream.train.setup import Lineage, TrainingRequest
 from tests.support.toys import table
 
 #: Says so when it is imported, and when its factory is called.
 NETS = """
 from pathlib import Path
 Path("imported").touch()
-from slipstream.models.mlp import MLP
+from slipstream.models.tables_and_images import MLP
 def build(signature, **arguments):
     Path("called").touch()
     return MLP(signature, **arguments)
@@ -144,7 +143,7 @@ def test_what_is_made_of_a_trusted_network_has_to_be_trusted_again(
 
 
 def test_the_command_for_transformers_calls_no_factory(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="holds a network of another factory; expected a model of"):
+    with pytest.raises(UserError, match="holds a model of another factory; expected a model of"):
         main([str(model), str(tmp_path / "written")], standalone_mode=False)
     assert nothing_ran() and not (tmp_path / "written").exists()
 
@@ -189,7 +188,7 @@ def test_only_what_the_module_itself_defines_is_called(name: str, message: str, 
 def test_functions_and_classes_of_the_module_are_called(data: PreparedData) -> None:
     assert isinstance(build(ModelConfig("own_nets:build"), data.signature, seed=0).network, MLP)
     Path("class_nets.py").write_text(
-        "from slipstream.models.mlp import MLP\n"
+        "from slipstream.models.tables_and_images import MLP\n"
         "class Network(MLP): pass\n"
         "build = lambda signature: Network(signature)\n"
     )

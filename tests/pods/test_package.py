@@ -12,8 +12,7 @@ import pytest
 from google.protobuf.json_format import MessageToDict
 
 from slipstream.doctor.archive import Package, nodes_of
-from slipstream.machine.cpus import CPU
-from slipstream.machine.memory import MEMORY
+from slipstream.machine.limits import CPU, MEMORY
 from slipstream.profiles.profile import RESOLVED, load, names
 from tests.support.cluster.pods import primary_container
 from tests.support.package import IMAGE, package

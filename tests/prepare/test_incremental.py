@@ -21,8 +21,8 @@ from slipstream.prepare.incremental import value_of
 from slipstream.prepare.shuffle import sorted_runs
 from slipstream.prepare.source.files import list_source
 from slipstream.prepare.source.fingerprint import fingerprint_source
-from slipstream.train.data.loader import layout, training_batches
-from slipstream.train.data.order import GlobalOrder
+from slipstream.train.data_loader import stored_blocks, training_batches
+from slipstream.train.data_order import GlobalOrder
 from tests.support.groups import ALONE
 
 ROWS = 1200
@@ -134,7 +134,7 @@ def test_sets_can_be_continued_again_and_an_epoch_mixes_their_segments(
     assert [w for w in three.card["warnings"] if "'number' is distributed differently than in the earlier data" in w]
     assert not [w for w in two.card["warnings"] if "earlier data" in w]
 
-    order = GlobalOrder(layout(three, "train"), 90, seed=0)
+    order = GlobalOrder(stored_blocks(three, "train"), 90, seed=0)
     edges = np.cumsum(three.segment_rows("train"))
     seen = []
     for step, batch in enumerate(training_batches(three, order, ALONE, stop=int(edges[-1]))):
@@ -161,7 +161,7 @@ def test_segments_in_parts_can_be_continued(sales: Path, tmp_path: Path, monkeyp
     assert isinstance(whole, np.memmap) and whole.tobytes() == b"".join(
         both.artifact.path(name).read_bytes() for name in names
     )
-    order = GlobalOrder(layout(both, "train"), 90, seed=0)
+    order = GlobalOrder(stored_blocks(both, "train"), 90, seed=0)
     batches = list(training_batches(both, order, ALONE, stop=sum(rows)))
     assert sum(batch.size for batch in batches) == sum(rows) == both.card["rows"]["train"]
 

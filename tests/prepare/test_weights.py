@@ -16,12 +16,11 @@ from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
 from slipstream.prepare.config import DataConfig
 from slipstream.train.config import TrainingConfig
-from slipstream.train.data.loader import layout as layout_of
-from slipstream.train.data.loader import training_batches
-from slipstream.train.data.order import GlobalOrder
+from slipstream.train.data_loader import stored_blocks, training_batches
+from slipstream.train.data_order import GlobalOrder
+from slipstream.train.loop.precision import LossScaler
 from slipstream.train.loop.state import Progress, TrainingState
 from slipstream.train.loop.step import train_step
-from slipstream.train.optim.precision import LossScaler
 from slipstream.train.parallel.replicas import ReplicatedModel
 from tests.support.groups import ALONE
 from tests.support.tables import Prepare
@@ -78,7 +77,7 @@ def after_one_step(prepared: Prepare, table: pa.Table, **settings: object) -> li
     Standardisation, which row weights do not enter, is undone, so that the network sees the same numbers both times.
     """
     data = prepared(table, **settings)
-    order = GlobalOrder(layout_of(data, "train"), 10**6, seed=0)
+    order = GlobalOrder(stored_blocks(data, "train"), 10**6, seed=0)
     batch = next(training_batches(data, order, ALONE, 0, order.largest))
     fitted = data.artifact.read_json("statistics.json")["numeric"][0]
     batch = batch._replace(inputs=(batch.inputs[0] * fitted["std"] + fitted["mean"],))

@@ -109,7 +109,7 @@ import json
 import numpy, pyarrow, torch
 from sklearn.utils._openmp_helpers import _openmp_effective_n_threads
 from threadpoolctl import threadpool_info
-from slipstream.machine.cpus import usable_cores
+from slipstream.machine.limits import usable_cores
 
 pools = {f"{pool['internal_api']} {pool['filepath']}": pool["num_threads"] for pool in threadpool_info()}
 torch_threads, sklearn_threads = torch.get_num_threads(), _openmp_effective_n_threads()

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from slipstream.train.homes.layout import complete
+from slipstream.train.checkpoint.home import complete
 from tests.support.training_runs import ALL, Fault, Job, attempt
 
 #: Every moment at which a process can be lost, at a time when any run of the harness passes it.

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import strategies as st
 
 from slipstream.storage import AlreadyThere, MissingObject, object_store
-from slipstream.storage.bucket import ObjectStat
+from slipstream.storage.base import ObjectStat
 from slipstream.storage.names import LONGEST_PART
 
 #: Each would lead out of a directory here or on another system, or tear a line apart.

@@ -29,7 +29,7 @@ from slipstream.models.factory import build
 from tests.support.processes import FORK, free_port
 
 if TYPE_CHECKING:
-    from slipstream.train.checkpoint import Checkpoints
+    from slipstream.train.checkpoint.manager import Checkpoints
     from slipstream.train.parallel.layout import Layout
     from slipstream.train.parallel.model import ParallelModel
 
@@ -136,7 +136,9 @@ class Divided(NamedTuple):
 
 def set_up(case: Case) -> Divided:
     from slipstream.distributed.process_group import Group
-    from slipstream.train.checkpoint import AppState, Checkpoints, ResumePolicy
+    from slipstream.train.checkpoint.manager import Checkpoints
+    from slipstream.train.checkpoint.restore import ResumePolicy
+    from slipstream.train.checkpoint.state import AppState
     from slipstream.train.loop.probe import Traits
     from slipstream.train.parallel.config import ParallelConfig
     from slipstream.train.parallel.divide import divide, fill
@@ -216,12 +218,13 @@ def whole(mine: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def break_something(fault: str) -> None:
     """Put in an error that the comparison has to find."""
-    from slipstream.train.parallel import divide, gradients
+    from slipstream.train.checkpoint.staging import local
+    from slipstream.train.parallel import divide
 
     if fault == "clip by stage":
 
         def stage_norm(parameters: Any, layout: Any, counted_elsewhere: Any = ()) -> Tensor:
-            return torch.nn.utils.get_total_norm([gradients.local(p.grad) for p in parameters])
+            return torch.nn.utils.get_total_norm([local(p.grad) for p in parameters])
 
         divide.total_norm = stage_norm
     elif fault == "tensor gradient not summed":
@@ -230,7 +233,7 @@ def break_something(fault: str) -> None:
             for p in (p for p in parameters if Partial() in p.grad.placements):
                 p.grad = DTensor.from_local(p.grad.to_local(), p.device_mesh, p.placements, run_check=False)
 
-        divide.settle = relabel
+        divide.sum_partial_gradients = relabel
     elif fault == "tied gradient not summed":
         from slipstream.train.parallel.pipeline import Pipeline
 

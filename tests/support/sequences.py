@@ -20,9 +20,9 @@ from pathlib import Path
 
 from slipstream.artifacts.homes import Holder, home_below
 from slipstream.storage import storage_for
-from slipstream.train.homes.home import Home
-from slipstream.train.homes.layout import Name
-from slipstream.train.homes.waiting import result_of, wait_for_others
+from slipstream.train.checkpoint.home import Home, Name
+from slipstream.train.checkpoint.lease import wait_for_others
+from slipstream.train.checkpoint.unfinished import result_of
 from tasks.flyte.homes import base_of
 from tests.support.cluster.pods import raw_output
 from tests.support.training_runs import Fault, Job, Running, begin

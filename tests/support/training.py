@@ -41,10 +41,10 @@ def table_of_numbers(
 
 
 def rank_body(rank: int, world: int, port: int, settings: dict[str, Any], environment: dict[str, str]) -> None:
-    from slipstream.distributed.explained import explained
+    from slipstream.distributed.user_errors import explained
     from slipstream.errors import UserError
-    from slipstream.train.request import TrainingRequest
     from slipstream.train.run import run
+    from slipstream.train.setup import TrainingRequest
 
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in place.items()} | environment)

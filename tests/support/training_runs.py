@@ -88,14 +88,14 @@ def run_rank(job: Job, rank: int, port: int, faults: tuple[Fault, ...], fired: P
     """The body of one process of the fork server."""
     import torch
 
-    from slipstream.models import footprint
+    from slipstream.models import factory
     from slipstream.models.config import ModelConfig
     from slipstream.train import run as engine
-    from slipstream.train.checkpoint import Checkpoints
+    from slipstream.train.checkpoint import lease
+    from slipstream.train.checkpoint.manager import Checkpoints
     from slipstream.train.config import TrainingConfig
-    from slipstream.train.homes import lease
     from slipstream.train.loop import train_loop
-    from slipstream.train.request import TrainingRequest
+    from slipstream.train.setup import TrainingRequest
 
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": job.world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in place.items()})
@@ -110,7 +110,7 @@ def run_rank(job: Job, rank: int, port: int, faults: tuple[Fault, ...], fired: P
     # Points of the history lie between checkpoints, so that a sum that is not kept shows.
     train_loop.HISTORY_POINTS = max(1, job.steps // 7)
     # Several batches to an evaluation, of three ranks not equally many for each.
-    footprint.MOST_ROWS = 13
+    factory.MOST_ROWS = 13
     for name, value in job.lease.items():
         setattr(lease, name, value)
     if job.watched:
@@ -188,9 +188,9 @@ def install(fault: Fault, fired: Path) -> None:
     from slipstream.artifacts.format import MANIFEST, Artifact
     from slipstream.storage.local import LocalStorage
     from slipstream.storage.s3 import S3Storage
+    from slipstream.train import data_loader as loader
     from slipstream.train.checkpoint import shards
-    from slipstream.train.data import loader
-    from slipstream.train.homes.home import Home
+    from slipstream.train.checkpoint.home import Home
     from slipstream.train.loop import evaluation, train_loop
 
     def strike(*_: Any) -> None:

@@ -54,17 +54,21 @@ def body(prepared: Path, place: Path, port: int, batch_s: float) -> None:
     from slipstream.distributed.process_group import process_group
     from slipstream.models.config import ModelConfig
     from slipstream.models.factory import build
-    from slipstream.train.checkpoint import AppState, Checkpoints, ResumePolicy, Retention
+    from slipstream.train import data_loader as loader
+    from slipstream.train.checkpoint.home import Retention
+    from slipstream.train.checkpoint.manager import Checkpoints
+    from slipstream.train.checkpoint.restore import ResumePolicy
+    from slipstream.train.checkpoint.state import AppState
     from slipstream.train.config import TrainingConfig
-    from slipstream.train.data import loader
-    from slipstream.train.fault_tolerance.checkpoint_interval import Interval
+    from slipstream.train.fault_tolerance.consensus import Interval
     from slipstream.train.fault_tolerance.goodput import GoodputRecorder
     from slipstream.train.fault_tolerance.guard import Guard
     from slipstream.train.fault_tolerance.notices import Watcher
     from slipstream.train.loop import train_loop
+    from slipstream.train.loop.optimizer import make_optimizer
+    from slipstream.train.loop.precision import LossScaler
     from slipstream.train.loop.state import Progress, TrainingState, weights_of
-    from slipstream.train.loop.step import StepResult, make_optimizer
-    from slipstream.train.optim.precision import LossScaler
+    from slipstream.train.loop.step import StepResult
     from slipstream.train.parallel.replicas import ReplicatedModel
 
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))

@@ -8,8 +8,7 @@ import pytest
 import xxhash
 
 from slipstream.artifacts.store import content_key
-from slipstream.models.config import ModelConfig
-from slipstream.models.source_code import fingerprint_model
+from slipstream.models.config import ModelConfig, fingerprint_model
 from tasks.flyte.stage import describe
 
 

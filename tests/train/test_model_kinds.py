@@ -11,16 +11,14 @@ import torch
 from safetensors.numpy import load_file
 
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
-from slipstream.distributed.explained import explained
+from slipstream.distributed.user_errors import explained
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import Predictor, build
-from slipstream.models.footprint import BATCH_BYTES, batch_rows
-from slipstream.models.mlp import MLP
+from slipstream.models.factory import BATCH_BYTES, Predictor, batch_rows, build
+from slipstream.models.tables_and_images import MLP
 from slipstream.train.config import TrainingConfig
-from slipstream.train.loop.batch_statistics import whole_micro_batches
 from slipstream.train.loop.probe import probe
 from slipstream.train.loop.state import weights_of
-from slipstream.train.loop.step import micro_batches, padded_rows
+from slipstream.train.loop.step import micro_batches, padded_rows, whole_micro_batches
 from tests.support import nets
 from tests.support.processes import FORK, free_port
 from tests.support.training import refusal, table_of_numbers, trained

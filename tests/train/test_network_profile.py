@@ -22,8 +22,8 @@ from slipstream.interconnect.history import TuningHistory, tuning_at
 from slipstream.interconnect.profile import Fingerprint
 from slipstream.interconnect.tuning import VARIABLES as VARIABLES_OF_THE_TUNER
 from slipstream.interconnect.tuning import DdpSettings, Tuning, write_tuning
+from slipstream.train.applied_tuning import AppliedTuning, agree_on_tuning, allowed_part
 from slipstream.train.config import TrainingConfig
-from slipstream.train.network import Applied, agreed, choose
 from slipstream.train.parallel.config import GradientsConfig, ParallelConfig
 from tasks.flyte.stage import digest_of
 from tests.support.layout_runs import on_ranks
@@ -111,16 +111,16 @@ def test_without_permission_numbers_stay_as_they_are(
 def test_what_is_applied(
     training: Mapping[str, Any], world: int, gradients: Mapping[str, Any], environment: Mapping[str, str]
 ) -> None:
-    found = choose(FOUND, TrainingConfig(**training), replace(HERE, world=world))
+    found = allowed_part(FOUND, TrainingConfig(**training), replace(HERE, world=world))
     assert (found.gradients, found.environment) == (gradients, environment)
 
 
 def test_what_the_user_sets_goes_before_what_was_found() -> None:
-    found = Applied({"bucket_cap_mb": 50, "hook": "fp16"})
+    found = AppliedTuning({"bucket_cap_mb": 50, "hook": "fp16"})
     assert found.exchange(GradientsConfig()) == GradientsConfig(hook="fp16", bucket_cap_mb=50)
     asked = GradientsConfig(hook="powersgd", rank=4)
     assert found.exchange(asked) == replace(asked, bucket_cap_mb=50)
-    assert not Applied() and Applied().exchange(asked) == asked
+    assert not AppliedTuning() and AppliedTuning().exchange(asked) == asked
 
 
 def test_a_result_of_other_hardware_is_ignored_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -173,8 +173,8 @@ def test_a_file_sets_no_variable_but_the_tuners(
 
     environment = {"RANK": "0"}
     begun = {"environment": {variable: "/tmp/evil.so"}, "fingerprint": HERE.digest}
-    with pytest.raises(UserError, match=f"the checkpoint that is gone on from: sets .* '{variable}'"):
-        agreed(TrainingConfig(), lambda: begun, dist.HashStore(), environment)
+    with pytest.raises(UserError, match=f"the checkpoint that is resumed: sets .* '{variable}'"):
+        agree_on_tuning(TrainingConfig(), lambda: begun, dist.HashStore(), environment)
     assert environment == {"RANK": "0"}
 
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from slipstream.models.config import ModelConfig
-from slipstream.train.config import ProfileConfig, TrainingConfig
+from slipstream.train.config import StepProfileConfig, TrainingConfig
 from tests.support.training import table_of_numbers, trained
 
 #: 8 steps an epoch, without evaluations between them.
-TRAINING = TrainingConfig(epochs=2, batch_size=64, evaluate_every=16, checkpoint_every=8, profile=ProfileConfig(3))
+TRAINING = TrainingConfig(epochs=2, batch_size=64, evaluate_every=16, checkpoint_every=8, profile=StepProfileConfig(3))
 TWO_LAYERS = ModelConfig(arguments={"hidden": [16]})
 
 
@@ -33,7 +33,7 @@ def test_the_operations_of_the_steps_are_counted_and_traced(tmp_path: Path) -> N
 
 def test_a_run_with_a_profile_goes_on_from_one_without_and_too_few_steps_give_none(tmp_path: Path) -> None:
     data = table_of_numbers(tmp_path / "data", 512)
-    plain = replace(TRAINING, profile=ProfileConfig(), epochs=2)
+    plain = replace(TRAINING, profile=StepProfileConfig(), epochs=2)
     trained(data, tmp_path / "run", 1, plain, TWO_LAYERS)
     for path in (tmp_path / "run" / "checkpoints").glob("step-000000000016*"):
         (path / "manifest.json").unlink()
@@ -41,6 +41,6 @@ def test_a_run_with_a_profile_goes_on_from_one_without_and_too_few_steps_give_no
     trained(data, tmp_path / "run", 1, TRAINING, TWO_LAYERS, directory=again)
     assert "resumes from step 8" in (tmp_path / "run" / "again.log0").read_text()
     assert (again / "trace.json.gz").exists()
-    long = replace(TRAINING, profile=ProfileConfig(12))
+    long = replace(TRAINING, profile=StepProfileConfig(12))
     model = trained(data, tmp_path / "long", 1, long, TWO_LAYERS)
     assert (model / "attempt.json").exists() and not (model / "operations.json").exists()

@@ -14,17 +14,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.models.factory import Predictor
-from slipstream.train.checkpoint import Restored
+from slipstream.train.checkpoint.manager import Restored
 from slipstream.train.config import TrainingConfig
-from slipstream.train.data.loader import Batch
+from slipstream.train.data_loader import Batch
 from slipstream.train.loop.objective import evaluate_split
+from slipstream.train.loop.optimizer import (
+    AveragedWeights,
+    Verdict,
+    judge,
+    learning_rate,
+    make_optimizer,
+    may_exceed,
+    update,
+)
+from slipstream.train.loop.precision import FIRST_SCALE, RESCALED, SKIPPED, USED, LossScaler, kernels
 from slipstream.train.loop.probe import probe
 from slipstream.train.loop.state import Progress, TrainingState, weights_of
-from slipstream.train.loop.step import make_optimizer, train_step
-from slipstream.train.optim.ema import AveragedWeights
-from slipstream.train.optim.gradients import Verdict, judge, may_exceed, update
-from slipstream.train.optim.precision import FIRST_SCALE, RESCALED, SKIPPED, USED, LossScaler, kernels
-from slipstream.train.optim.schedule import learning_rate
+from slipstream.train.loop.step import train_step
 from slipstream.train.parallel.replicas import ReplicatedModel
 from tests.support import nets
 from tests.support.groups import ALONE, on_cpu
@@ -95,8 +101,7 @@ def test_a_step_never_makes_the_host_wait_and_a_spoilt_one_changes_nothing(
     fp16: bool, spoilt: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As on a GPU.
-    for module in ("gradients", "ema"):
-        monkeypatch.setattr(f"slipstream.train.optim.{module}.known", lambda tensor: False)
+    monkeypatch.setattr("slipstream.train.loop.optimizer.known_to_host", lambda tensor: False)
     config = TrainingConfig(accumulation=2, ema=0.9)
     state = state_of(nets.batch_norm(SIGNATURE), config, fp16)
     precision = "fp16" if fp16 else "fp32"
@@ -145,7 +150,7 @@ def test_the_norm_is_torchs_and_one_verdict_decides_for_every_kind_of_optimiser(
     nn.utils.clip_grad_norm_(expected, 0.5)
     assert all(torch.equal(p.grad, q.grad) for p, q in zip(parameters, expected, strict=False))  # type: ignore[arg-type]
     for fused, known in ((True, True), (True, False), (False, True)):
-        monkeypatch.setattr("slipstream.train.optim.gradients.known", lambda tensor, known=known: known)
+        monkeypatch.setattr("slipstream.train.loop.optimizer.known_to_host", lambda tensor, known=known: known)
         optimizer = torch.optim.AdamW(parameters, lr=0.1, fused=fused)
         before = [p.detach().clone() for p in parameters]
         update(optimizer, Verdict(verdict.norm, torch.ones(())))
@@ -172,7 +177,7 @@ def test_a_gradient_that_is_not_scaled_down_would_not_have_changed(largest: floa
 
 
 def test_the_loss_scale_follows_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slipstream.train.optim.precision.STEPS_TO_GROW", 3)
+    monkeypatch.setattr("slipstream.train.loop.precision.STEPS_TO_GROW", 3)
     ours = LossScaler(CPU, enabled=True)
     theirs = torch.amp.GradScaler("cpu", growth_interval=3)
     p, q = (nn.Parameter(torch.ones(3)) for _ in range(2))
@@ -308,7 +313,7 @@ def test_losses_that_were_not_added_up_yet_come_back(
     state = state_of(nets.with_unused(SIGNATURE), TrainingConfig())
     progress = {"progress": {"step": 9}, "best_weights": state.best_weights}
     state.apply(Restored(9, progress, tuple(owns), "", same_world, ()), on_cpu(rank, 2))
-    assert (state.losses, state.points, state.progress.step) == (losses, points, 9)
-    resaved = state.own()
+    assert (state.loss_sums, state.pending_points, state.progress.step) == (losses, points, 9)
+    resaved = state.rank_state()
     state.apply(Restored(9, progress, (resaved, resaved), "", True, ()), on_cpu(rank, 2))
-    assert (state.losses, state.points) == (losses, points)
+    assert (state.loss_sums, state.pending_points) == (losses, points)

@@ -10,12 +10,12 @@ import torch
 
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.distributed.process_group import Group
-from slipstream.machine.peaks import data_sheet_peak
+from slipstream.machine.gpus import data_sheet_peak
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
 from slipstream.train.config import TrainingConfig
 from slipstream.train.loop.probe import probe
-from slipstream.train.metrics.throughput import measured_peak, throughput
+from slipstream.train.throughput import measured_peak, throughput
 from tests.support.groups import ALONE
 from tests.support.training import table_of_numbers, trained
 from tests.support.worker_groups import in_group
@@ -65,7 +65,7 @@ def test_the_figures_are_of_all_processes() -> None:
 def figures(child: object) -> object:
     import torch.distributed as dist
 
-    from slipstream.train.metrics import throughput as module
+    from slipstream.train import throughput as module
 
     module.measured_peak = lambda device, kind: 1e9
     group = Group(dist.get_rank(), dist.get_world_size(), CPU, "gloo")

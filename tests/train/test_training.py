@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 
 from slipstream.artifacts.results.training import read_attempt
 from slipstream.train.config import TrainingConfig
-from slipstream.train.optim.schedule import learning_rate
+from slipstream.train.loop.optimizer import learning_rate
 from tests.support.processes import FORK, free_port
 from tests.support.training import refusal, table_of_numbers, trained
 

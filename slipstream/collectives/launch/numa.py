@@ -14,7 +14,7 @@ from slipstream.collectives.config import CollectivesConfig
 from slipstream.collectives.launch.measurements import ALL_REDUCE, measure
 from slipstream.collectives.launch.worker import WorkerContext
 from slipstream.interconnect.profile import NetworkProfile
-from slipstream.machine.cgroup import read
+from slipstream.machine.limits import read
 
 NODES = Path("/sys/devices/system/node")
 PCI = Path("/sys/bus/pci/devices")

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from slipstream.collectives.operations.cases import Case
-from slipstream.distributed.agreement import same_error_on_all_ranks
+from slipstream.distributed.user_errors import same_error_on_all_ranks
 from slipstream.errors import UserError
 from slipstream.interconnect.profile import Launch, Mode
 

@@ -145,7 +145,7 @@ def worker_main(
     arguments: tuple[Any, ...],
 ) -> None:
     """The main function of a worker: its last message is "done", "refused", "lost" or "failed"."""
-    from slipstream.distributed.parent_death import end_with_parent
+    from slipstream.distributed.child_processes import end_with_parent
 
     end_with_parent()
     os.environ.update(
@@ -180,7 +180,7 @@ def run_in_group(spec: WorkerSpec, pipe: Connection, work: Callable[..., Any], a
 
     from slipstream.distributed.names import names_of_this_machine
     from slipstream.distributed.process_group import process_group
-    from slipstream.machine.cpus import usable_cores
+    from slipstream.machine.limits import usable_cores
 
     torch.set_num_threads(max(1, usable_cores() // spec.local_world))
     patience = timedelta(seconds=spec.timeout)

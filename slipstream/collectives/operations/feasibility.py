@@ -18,9 +18,7 @@ from slipstream.collectives.config import CollectivesConfig
 from slipstream.collectives.operations.cases import ALWAYS_IN_PLACE, IN_AND_OUT_OF_PLACE, REDUCING, Kind
 from slipstream.errors import UserError
 from slipstream.interconnect.topology import gather_from_ranks
-from slipstream.machine.cgroup import groups, memory_limit, read
-from slipstream.machine.memory import MEMORY
-from slipstream.machine.quantities import quantity_in_environment
+from slipstream.machine.limits import MEMORY, groups, memory_limit, quantity_in_environment, read
 
 
 def unsupported_reason(backend: str, kind: Kind) -> str:

@@ -16,8 +16,8 @@ DIRECTORY = "hugging-face"
 
 def write_hugging_face(writer: ArtifactWriter, model: nn.Module, data: PreparedData) -> None:
     """Write the directory if ``model`` is a predictor of our transformer, with the tokenizer if the data has one."""
+    from slipstream.models.hugging_face import files_of
     from slipstream.models.transformer import Transformer
-    from slipstream.models.transformer.hugging_face import files_of
 
     network = getattr(model, "network", None)
     if not isinstance(network, Transformer):

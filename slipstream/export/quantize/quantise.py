@@ -22,7 +22,7 @@ from slipstream.export.quantize.recipes import (
 )
 from slipstream.export.quantize.smooth_quant import smooth_first_product
 from slipstream.export.session import default_threads
-from slipstream.machine.cpus import usable_cores
+from slipstream.machine.limits import usable_cores
 
 if TYPE_CHECKING:
     import onnx

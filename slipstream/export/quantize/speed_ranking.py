@@ -16,7 +16,7 @@ from slipstream.comparison.latencies import SCREENING_ROUNDS, Workload, screen_s
 from slipstream.export.config import ExportConfig
 from slipstream.export.quantize.candidate import ExportCandidate
 from slipstream.export.session import onnx_predictor
-from slipstream.models.predict import Predictor
+from slipstream.models.predict import ModelFunction
 
 #: A variant is left out at a batch size if none of its turns came nearer to FP32's speed.
 CLEARLY_SLOWER = 0.9
@@ -77,7 +77,7 @@ class SpeedRanking:
             now = time.perf_counter()
             yield batch, now + (deadline - now) / left
 
-    def loaded(self, candidates: Sequence[ExportCandidate]) -> Mapping[str, Predictor]:
+    def loaded(self, candidates: Sequence[ExportCandidate]) -> Mapping[str, ModelFunction]:
         paths = {FP32: self.fp32, **{candidate.name: candidate.path for candidate in candidates}}
         return {name: onnx_predictor(path, self.config.threads, self.config.provider) for name, path in paths.items()}
 

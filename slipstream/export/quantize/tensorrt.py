@@ -18,7 +18,7 @@ from slipstream.export.convert import quiet, without_provenance
 from slipstream.export.quantize.quantise import calibration_rows, stacked_products
 from slipstream.export.quantize.recipes import CONVOLUTIONS
 from slipstream.export.session import default_threads
-from slipstream.machine.cpus import usable_cores
+from slipstream.machine.limits import usable_cores
 
 if TYPE_CHECKING:
     import onnx

@@ -22,11 +22,9 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from slipstream.distributed.main_module import no_main_module
-from slipstream.distributed.parent_death import end_with_parent
+from slipstream.distributed.child_processes import end_with_parent, no_main_module
 from slipstream.errors import UserError
-from slipstream.machine.cpus import usable_cores
-from slipstream.machine.memory import memory_allowed
+from slipstream.machine.limits import memory_allowed, usable_cores
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")

@@ -1,37 +1,124 @@
 """The save in progress: its snapshot is completed beside the steps, then published by a thread that gives way to
-them.
+them, where both want the same processor.
 
-The steps go on while a store stays away. One snapshot at most waits until the save in progress has ended, and a newer
-one takes its place, since there is one set of buffers. A save that the store did not take waits, too, and is tried
-again. All ranks call :meth:`BackgroundSave.begin`, :meth:`~BackgroundSave.resume` and :meth:`~BackgroundSave.finish` at
-the same points, knowing whether a save is in progress on any of them, so that all publish the same snapshots in the
-same order.
+The steps go on while a store stays away, and it is said now and then what a loss would cost. One snapshot at most waits
+until the save in progress has ended, and a newer one takes its place, since there is one set of buffers. A save that
+the store did not take waits, too, and is tried again. All ranks call :meth:`BackgroundSave.begin`,
+:meth:`~BackgroundSave.resume` and :meth:`~BackgroundSave.finish` at the same points, knowing whether a save is in
+progress on any of them, so that all publish the same snapshots in the same order.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.storage import StorageUnavailable
 from slipstream.storage.retry import failed_since
-from slipstream.train.checkpoint.outage import Outage
-from slipstream.train.checkpoint.priority import give_way, given_way_s, needed
+from slipstream.train.checkpoint.home import Name
 from slipstream.train.checkpoint.publish import Publisher, Snapshot
 from slipstream.train.device_clock import DeviceClock, Mark
-from slipstream.train.homes.layout import Name
 
+#: At 19 a save of 300 MB took 14 s beside steps that wanted every processor, at 12 these took 1.15 times as long.
+NICENESS = 16
+SCHEDULING = Path("/proc/thread-self/schedstat")
+#: Seconds without a save from which on a store that has not failed, but is not done either, is worth a warning.
+SLOW_S = 60.0
 #: Saves in a row that may be refused (a full disk, a right that is missing) before training stops.
 TOLERATED_FAILURES = 2
 #: Seconds at a time for which the steps wait for a save that is still in progress when the next is due.
-GLANCE_S = 0.05
+BRIEF_WAIT_S = 0.05
 
 LOG = logger("checkpoint")
+
+
+def lower_thread_priority() -> None:
+    """Give this thread a low priority, for the rest of its life: without privileges there is no way back. On a
+    processor that is idle, as when training waits for the thread, it is as fast as before."""
+    # Elsewhere a priority is that of a whole process.
+    if sys.platform == "linux":
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+
+
+def waited_for_processor_s() -> float:
+    """Seconds for which this thread had work and no processor; 0 where the system does not tell."""
+    try:
+        return int(SCHEDULING.read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+def working_seconds(took: Sequence[tuple[float, float]]) -> float:
+    """The seconds of a save without those in which it gave way, of all ranks' both. Ranks wait for each other, so that
+    the longest wait of one is in the time of all."""
+    return max(0.0, max(seconds for seconds, _ in took) - max(waited for _, waited in took))
+
+
+@dataclass
+class Outage:
+    """Since when nothing has been saved to ``home``. ``now`` is a clock in seconds."""
+
+    home: str
+    now: Callable[[], float] = time.monotonic
+    #: The step of the last checkpoint, and when its snapshot was taken.
+    step: int = 0
+    since: float = field(init=False)
+    #: When the first snapshot was taken that is not saved yet; None if there is none.
+    first_unsaved: float | None = None
+    #: Why the last save failed; "" if it did not.
+    why: str = ""
+    #: The seconds without a save after which there is a warning.
+    _next_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.since = self.now()
+
+    @property
+    def seconds(self) -> float:
+        """How old the work is that a loss would cost."""
+        return self.now() - self.since
+
+    @property
+    def unsaved_s(self) -> float:
+        """For how long there has been a snapshot that is not saved; 0 without one."""
+        return 0.0 if self.first_unsaved is None else self.now() - self.first_unsaved
+
+    def add_unsaved(self, taken: float) -> None:
+        """A snapshot that was ``taken`` then is to be saved."""
+        self.first_unsaved = taken if self.first_unsaved is None else self.first_unsaved
+
+    def begin(self, step: int) -> None:
+        """The work begins at ``step``."""
+        self.step, self.since = step, self.now()
+
+    def saved(self, step: int, taken: float) -> str:
+        """A checkpoint of ``step`` is published, whose snapshot was ``taken`` then. Returns what to say of it, if there
+        was a warning."""
+        self.step, self.since, self.why, self.first_unsaved = step, taken, "", None
+        warned, self._next_s = self._next_s > 0, 0.0
+        return f"saved again: step {step} at {self.home}" if warned else ""
+
+    def warning(self, step: int) -> str:
+        """A sentence, once nothing can be saved, and again each time that the loss has doubled; else empty."""
+        lost_s = self.seconds
+        if lost_s < (self._next_s or (0.0 if self.why else SLOW_S)):
+            return ""
+        self._next_s = max(2 * lost_s, 1.0)
+        why = f" ({self.why})" if self.why else ""
+        return (
+            f"nothing saved at {self.home} for {lost_s:.0f} s{why}: a loss now would cost {step - self.step} steps; "
+            "training goes on, and saves as soon as it can"
+        )
 
 
 @dataclass(frozen=True)
@@ -53,21 +140,14 @@ class Save:
     """One save, from its snapshot on."""
 
     step: int
-    #: When the snapshot was taken, on the clock of :class:`~slipstream.train.checkpoint.outage.Outage`.
+    #: When the snapshot was taken, on the clock of :class:`~slipstream.train.checkpoint.background.Outage`.
     taken: float
-    begun: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=time.monotonic)
     #: None until it is copied.
     snapshot: Snapshot | None = None
     #: Set once the buffers may be used for the next snapshot.
     staged: threading.Event = field(default_factory=threading.Event)
     outcome: Future[Name] = field(default_factory=Future)
-
-    @property
-    def over(self) -> bool:
-        return self.outcome.done()
-
-    def again(self) -> Save:
-        return Save(self.step, self.taken, snapshot=self.snapshot)
 
 
 class BackgroundSave:
@@ -98,22 +178,22 @@ class BackgroundSave:
 
     def busy(self) -> bool:
         """Whether a save is in progress on this rank. Ranks may differ for a moment."""
-        return self._active is not None and not self._active.over
+        return self._active is not None and not self._active.outcome.done()
 
     def failing(self) -> bool:
         """Whether the save in progress is not worth waiting for: the store does not answer this rank, or the save was
         late before."""
-        return self._active is not None and (self._was_late or failed_since(self._active.begun))
+        return self._active is not None and (self._was_late or failed_since(self._active.started))
 
-    def glance(self) -> None:
+    def wait_briefly(self) -> None:
         """Wait for the save in progress, a moment at most."""
         if self._active is not None:
-            wait([self._active.outcome], timeout=GLANCE_S)
+            wait([self._active.outcome], timeout=BRIEF_WAIT_S)
 
     def wait_for_buffers(self) -> None:
         """Wait until the buffers hold nothing that is still to be written; a snapshot that waits may be overwritten."""
         self.wait_for_copy()
-        if self._active is not None and not self._active.over:
+        if self._active is not None and not self._active.outcome.done():
             self._active.staged.wait()
 
     def begin(self, step: int, complete: Callable[[], Snapshot], *, late: bool) -> None:
@@ -122,8 +202,8 @@ class BackgroundSave:
         save = Save(step, self.outage.now())
         self._was_late = late
         if not late:
-            self._settle()
-        self.outage.tries(save.taken)
+            self._take_outcome()
+        self.outage.add_unsaved(save.taken)
         if late:
             self._waiting = save
         else:
@@ -144,18 +224,18 @@ class BackgroundSave:
             save.outcome.set_exception(error)
 
     def _start(self, save: Save) -> None:
-        if not save.over:  # its copy failed
+        if not save.outcome.done():  # its copy failed
             threading.Thread(target=self._publish, args=(save,), name="checkpoint", daemon=True).start()
 
     def _publish(self, save: Save) -> None:
         started = time.perf_counter()
         try:
             assert save.snapshot is not None
-            give_way()
-            waited = given_way_s()
+            lower_thread_priority()
+            waited = waited_for_processor_s()
             name = self._publisher.publish(save.snapshot, save.staged.set)
-            took = time.perf_counter() - started, given_way_s() - waited
-            self.publish_seconds = needed(self._publisher.peers.gather(took))
+            took = time.perf_counter() - started, waited_for_processor_s() - waited
+            self.publish_seconds = working_seconds(self._publisher.peers.gather(took))
         except BaseException as error:
             save.staged.set()
             save.outcome.set_exception(error)
@@ -170,25 +250,21 @@ class BackgroundSave:
         store that stays away is a warning, now and then.
         """
         if not busy:
-            self._settle()
+            self._take_outcome()
             self._publish_waiting()
-        self._warn(step)
+        warning = self.outage.warning(step) if self.waiting else ""
+        if warning and self._publisher.peers.rank == 0:
+            LOG.warning("%s", warning)
 
     def _publish_waiting(self) -> None:
         """Publish the snapshot that waits, if there is one; no save is in progress."""
         if self._waiting is not None:
             self._active, self._waiting = self._waiting, None
-            self.outage.tries(self._active.taken)
+            self.outage.add_unsaved(self._active.taken)
             # After its copy: the copier works in order.
             self._copier.submit(self._start, self._active)
 
-    def _warn(self, step: int) -> None:
-        """Say what a loss would cost, if nothing can be saved and it is time to."""
-        warning = self.outage.warning(step) if self.waiting else ""
-        if warning and self._publisher.peers.rank == 0:
-            LOG.warning("%s", warning)
-
-    def _settle(self, *, tolerate: bool = True) -> None:
+    def _take_outcome(self, *, tolerate: bool = True) -> None:
         """Take in the outcome of the last save, which is over on all ranks. Raises its error, or tolerates it."""
         save, self._active = self._active, None
         if save is None:
@@ -196,8 +272,8 @@ class BackgroundSave:
         try:
             self.published = save.outcome.result()
         except StorageUnavailable as error:
-            self.outage.failed(str(error))
-            self._waiting = self._waiting or save.again()
+            self.outage.why = str(error)
+            self._waiting = self._waiting or Save(save.step, save.taken, snapshot=save.snapshot)
             if not tolerate:
                 raise
         except UserError as error:
@@ -225,7 +301,7 @@ class BackgroundSave:
             wait([self._active.outcome])
             failed = self._active.outcome.exception() is not None
             newer = self._waiting is not None
-            self._settle(tolerate=tolerate or newer)
+            self._take_outcome(tolerate=tolerate or newer)
             if failed and not newer:
                 return
 

@@ -13,7 +13,7 @@
 
 All ranks call every method at the same point. ``progress`` is any nesting of dictionaries, lists, numbers, text and
 tensors that are equal on all ranks, such as the step, the history of metrics and the best weights. A checkpoint also
-holds the application's state (:class:`~slipstream.train.checkpoint.state_dicts.AppState`) and the random generators of
+holds the application's state (:class:`~slipstream.train.checkpoint.state.AppState`) and the random generators of
 every rank. Nothing here draws random numbers.
 """
 
@@ -33,10 +33,12 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from slipstream.artifacts.format import DamagedArtifact
-from slipstream.distributed.peers import Peers
+from slipstream.distributed.process_group import Peers
 from slipstream.logs import logger
 from slipstream.storage import MissingObject, storage_for
-from slipstream.train.checkpoint.background import GLANCE_S, BackgroundSave
+from slipstream.train.checkpoint.background import BRIEF_WAIT_S, BackgroundSave
+from slipstream.train.checkpoint.home import Home, Name, Retention
+from slipstream.train.checkpoint.lease import Lease, wait_for_announced
 from slipstream.train.checkpoint.publish import (
     STATE,
     Publisher,
@@ -46,27 +48,20 @@ from slipstream.train.checkpoint.publish import (
     remove_stale_staging,
     run_and_gather,
 )
-from slipstream.train.checkpoint.random_state import capture_random_state, restore_random_state
 from slipstream.train.checkpoint.restore import (
     Candidate,
     OpenCheckpoint,
     ResumePolicy,
     SkippedCheckpoint,
     check_tensors,
-    damage,
-    opened,
-    that_has_stepped,
+    open_checkpoint,
+    restorable,
 )
 from slipstream.train.checkpoint.shards import ShardReader, check_index, load_planner, pieces_read, read_index
 from slipstream.train.checkpoint.staging import Buffers, TensorKey, assign_writers, changed_later, tensor_keys
-from slipstream.train.checkpoint.state_dicts import AppState
-from slipstream.train.checkpoint.state_json import join, split
+from slipstream.train.checkpoint.state import AppState, capture_random_state, join, restore_random_state, split
 from slipstream.train.device_clock import DeviceClock
 from slipstream.train.fault_tolerance.notices import Watcher
-from slipstream.train.homes.home import Home
-from slipstream.train.homes.layout import Name, Retention
-from slipstream.train.homes.lease import Lease
-from slipstream.train.homes.waiting import wait_for_announced
 
 #: The beginnings of the names of tensors that do not change before :meth:`BackgroundSave.wait_for_copy`: the
 #: optimiser's state and the averaged weights, which its step changes, and those of the progress.
@@ -83,14 +78,14 @@ T = TypeVar("T")
 class Restored:
     """A restored checkpoint. ``source`` is its URI; ``refused`` describes the damaged checkpoints that were skipped.
 
-    ``owns`` holds the ``own`` argument of :meth:`Checkpoints.save` of every rank that wrote it, in rank order. If the
-    number and the layout of the ranks are the same now (``same_world``), the random generators were restored and the
-    run continues bit for bit; otherwise only the samples and their order are the same.
+    ``rank_states`` holds the argument ``rank_state`` of :meth:`Checkpoints.save` of every rank that wrote it, in rank
+    order. If the number and the layout of the ranks are the same now (``same_world``), the random generators were
+    restored and the run continues bit for bit; otherwise only the samples and their order are the same.
     """
 
     step: int
     progress: Any
-    owns: tuple[Any, ...]
+    rank_states: tuple[Any, ...]
     source: str
     same_world: bool
     refused: tuple[str, ...]
@@ -162,12 +157,12 @@ class Checkpoints:
         result = run_and_gather(self.peers, lambda: work() if self.peers.rank == 0 else None)[0]
         return cast(T, result)
 
-    def _tree(self, progress: Any) -> tuple[Any, dict[str, Tensor]]:
+    def _tree(self, progress: object) -> tuple[object, dict[str, Tensor]]:
         return split(self._state.state_dict() | {"progress": progress})
 
     # Saving
 
-    def prepare(self, progress: Any) -> None:
+    def prepare(self, progress: object) -> None:
         """Assign writers and allocate buffers, so that the first save stalls no longer than the others."""
         forget = self._state.initialize()
         self._plan(self._tree(progress)[1])
@@ -176,25 +171,24 @@ class Checkpoints:
 
     def _plan(self, tensors: Mapping[str, Tensor]) -> Buffers:
         self._tensor_keys = tensor_keys(tensors)
-        everyones = self.peers.gather(self._tensor_keys)
-        self._parts_differ = len({tuple(name for name, *_ in keys) for keys in everyones}) > 1
-        chosen = assign_writers(everyones)
+        gathered = self.peers.gather(self._tensor_keys)
+        self._parts_differ = len({tuple(name for name, *_ in keys) for keys in gathered}) > 1
+        chosen = assign_writers(gathered)
         self._buffers = Buffers(tensors, chosen, self.peers.rank)
         return self._buffers
 
-    def save(self, step: int, progress: Any, *, own: Any = None, best: bool = False) -> float:
+    def save(self, step: int, progress: object, *, rank_state: object = None) -> float:
         """Take a snapshot after optimiser step ``step`` and publish it in the background; return the seconds of stall.
 
         Tensors that only the optimiser changes are copied in the background, too. The optimiser's next step waits for
         these copies, see :meth:`BackgroundSave.pop_step_wait`; nothing else may change the weights meanwhile. Those of
         ``progress`` are copied in the background as well: call :meth:`BackgroundSave.wait_for_copy` before they change.
 
-        ``own`` is state that differs between ranks: numbers and text. A checkpoint marked ``best`` is retained until
-        another one is marked.
+        ``rank_state`` is state that differs between ranks: numbers and text.
 
         A save before it that is not finished is waited for a moment; if the store does not take it, the snapshot waits
-        for its turn while the steps go on, see :meth:`resume`. Two saves in a row that were refused are logged; the
-        third raises ``UserError``. ``Superseded`` is always raised.
+        for its turn while the steps go on, see :meth:`BackgroundSave.resume`. Two saves in a row that were refused are
+        logged; the third raises ``UserError``. ``Superseded`` is always raised.
         """
         started = time.perf_counter()
         busy = self.background.busy()
@@ -202,7 +196,7 @@ class Checkpoints:
         fits = tensor_keys(tensors) == self._tensor_keys
         ask = self.peers.any(not fits, busy, self.background.failing())
         # While the ranks ask each other:
-        own = {"random": capture_random_state(), "own": own}
+        own = {"random": capture_random_state(), "own": rank_state}
         parameters = (parameter for group in self._state.optimizer.param_groups for parameter in group["params"])
         later = changed_later(tensors, parameters, UNCHANGED)
         self.background.wait_for_copy()
@@ -213,22 +207,18 @@ class Checkpoints:
             self.background.wait_for_buffers()
             buffers = self._plan(tensors) if to_plan or self._buffers is None else self._buffers
             complete = buffers.stage(tensors, later)
-        self.background.begin(step, lambda: Snapshot(step, best, complete(), tree, own, self._parts_differ), late=late)
+        self.background.begin(step, lambda: Snapshot(step, complete(), tree, own, self._parts_differ), late=late)
         return time.perf_counter() - started
 
     def _still_busy(self) -> bool:
         """Wait a moment for the save before, as long as the store answers all ranks; whether it is still in progress on
         any of them."""
-        for _ in range(round(PATIENCE_S / GLANCE_S)):
-            self.background.glance()
+        for _ in range(round(PATIENCE_S / BRIEF_WAIT_S)):
+            self.background.wait_briefly()
             busy, failing = self.peers.any(self.background.busy(), self.background.failing())()
             if failing or not busy:
                 return busy
         return True
-
-    def resume(self, step: int, *, busy: bool) -> None:
-        """After optimiser step ``step``: publish what waits, unless a save is in progress on any rank (``busy``)."""
-        self.background.resume(step, busy=busy)
 
     def finish(self) -> Name | None:
         """Wait until the last save is published and return its name. Raises the error if it failed."""
@@ -257,7 +247,7 @@ class Checkpoints:
 
     # Restoring
 
-    def restore(self, accept: Callable[[Name], bool] = lambda name: True, into: Any = None) -> Restored | None:
+    def restore(self, accept: Callable[[Name], bool] = lambda name: True, into: object = None) -> Restored | None:
         """Restore the newest checkpoint that ``accept`` takes and that is intact on every rank; None if there is none.
 
         The tensors of ``into``, a progress as :meth:`save` takes it, are overwritten and become those of the result's.
@@ -272,7 +262,7 @@ class Checkpoints:
                 continue
             candidate = Candidate(self.home.storage, name)
             try:
-                with opened(candidate, self.peers, self._policy) as checkpoint:
+                with open_checkpoint(candidate, self.peers, self._policy) as checkpoint:
                     forget = self._state.initialize()
                     try:
                         return self._load(candidate, checkpoint, into, tuple(refused))
@@ -282,16 +272,18 @@ class Checkpoints:
             except SkippedCheckpoint:
                 continue
             except (DamagedArtifact, MissingObject) as error:
-                refused.append(damage(candidate, error))
+                refused.append(f"{candidate.uri} is damaged ({error.message})")
                 if self.peers.rank == 0:
                     LOG.warning("%s; looking for an older one", refused[-1])
         return None
 
-    def _load(self, candidate: Candidate, checkpoint: OpenCheckpoint, into: Any, refused: tuple[str, ...]) -> Restored:
+    def _load(
+        self, candidate: Candidate, checkpoint: OpenCheckpoint, into: object, refused: tuple[str, ...]
+    ) -> Restored:
         artifact = checkpoint.artifact
         index = read_index(artifact.directory)
         check_index(index, artifact.files, candidate.uri)
-        live = that_has_stepped(self._tree(into)[1], index)
+        live = restorable(self._tree(into)[1], index)
         sizes: dict[str, tuple[int, ...]] = {}
         for of_rank in self.peers.gather({name: tuple(tensor.shape) for name, tensor in live.items()}):
             sizes |= of_rank
@@ -320,5 +312,5 @@ class Checkpoints:
         same = ranks_of(artifact.made_by) == self._policy.ranks(self.peers.world)
         if same:
             restore_random_state(ranks[self.peers.rank]["random"])
-        owns = tuple(rank["own"] for rank in ranks)
-        return Restored(artifact.made_by["step"], tree["progress"], owns, candidate.uri, same, refused)
+        rank_states = tuple(rank["own"] for rank in ranks)
+        return Restored(artifact.made_by["step"], tree["progress"], rank_states, candidate.uri, same, refused)

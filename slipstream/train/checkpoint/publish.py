@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar, cast
 
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
@@ -17,14 +17,13 @@ from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from slipstream.artifacts.format import FORMAT, MANIFEST, FileRecord, canonical_json
-from slipstream.distributed.peers import Peers
+from slipstream.distributed.process_group import Peers
 from slipstream.errors import UserError
 from slipstream.storage import Storage, StorageUnavailable, cannot_write
+from slipstream.train.checkpoint.home import LATEST, Home, Name, Retention, Superseded
+from slipstream.train.checkpoint.lease import Lease
 from slipstream.train.checkpoint.shards import FileWriter, ShardWriter
-from slipstream.train.checkpoint.state_json import merge
-from slipstream.train.homes.home import Home, Superseded
-from slipstream.train.homes.layout import LATEST, Name, Retention
-from slipstream.train.homes.lease import Lease
+from slipstream.train.checkpoint.state import merge
 
 KIND = "checkpoint"
 #: Version of what a checkpoint holds; a newer one is refused.
@@ -39,13 +38,12 @@ class Snapshot:
     """One rank's part of a checkpoint; copies, so that the step loop cannot change them."""
 
     step: int
-    best: bool
     tensors: Mapping[str, Tensor]
     #: The contents of ``state.json``, written by rank 0. Equal on all ranks, unless these hold different ``parts`` of
     #: the model; then those of all ranks are merged.
-    state: Any
+    state: object
     #: The contents of ``rank-<rank>.json``: this rank's random generators and other state of this rank only.
-    own: Any
+    rank_state: object
     parts: bool = False
 
 
@@ -68,14 +66,14 @@ def run_and_gather(peers: Peers, work: Callable[[], T]) -> list[T]:
     failed = next((error for _, error in results if error is not None), None)
     if failed is not None:
         raise mine[1] or failed
-    return [value for value, _ in results]
+    return [cast(T, value) for value, _ in results]
 
 
 def rank_file(rank: int) -> str:
     return f"rank-{rank:05d}.json"
 
 
-def ranks_of(made_by: Mapping[str, Any]) -> dict[str, Any]:
+def ranks_of(made_by: Mapping[str, object]) -> dict[str, object]:
     """What a manifest says of the ranks that wrote the checkpoint: :meth:`.ResumePolicy.ranks`."""
     return {key: made_by[key] for key in ("world", "layout") if key in made_by}
 
@@ -90,9 +88,9 @@ class Publisher:
     #: This attempt's; None but on rank 0.
     lease: Lease | None
     #: What manifests say about the run: its identity and its id.
-    made_by: Mapping[str, Any]
+    made_by: Mapping[str, object]
     #: What they say of the ranks: their number and their layout.
-    ranks: Mapping[str, Any]
+    ranks: Mapping[str, object]
     retention: Retention
     #: The checkpoints in the home that count; only rank 0's list is used.
     present: list[Name] = field(default_factory=list)
@@ -112,7 +110,7 @@ class Publisher:
         Calls ``staged`` once the snapshot's tensors are no longer needed, before anything is stored. If a rank fails,
         all ranks raise: ``UserError``, ``StorageUnavailable``, ``Superseded``.
         """
-        name = Name(self.attempt, snapshot.step, snapshot.best)
+        name = Name(self.attempt, snapshot.step)
         directory = self.staging_directory / str(name)
         try:
             files = FileWriter(directory, {})
@@ -121,8 +119,7 @@ class Publisher:
                 snapshot = replace(snapshot, state=reduce(merge, self.peers.gather(snapshot.state)))
             run_and_gather(self.peers, lambda: self.stage(name, files, snapshot, staged))
             stored = run_and_gather(self.peers, lambda: self.store(name, files))
-            records = {file: record for of_rank in stored for file, record in of_rank.items()}
-            self.write_manifests(name, records)
+            self.complete(name, {file: record for of_rank in stored for file, record in of_rank.items()})
         finally:
             if self.lease is not None:
                 self.lease.withdraw()
@@ -148,7 +145,7 @@ class Publisher:
     def stage(self, name: Name, files: FileWriter, snapshot: Snapshot, staged: Callable[[], object]) -> None:
         """Write the JSON files, and announce the checkpoint on rank 0: its files are stored after that."""
         try:
-            files.write(rank_file(self.peers.rank), [canonical_json(snapshot.own)])
+            files.write(rank_file(self.peers.rank), [canonical_json(snapshot.rank_state)])
             if self.peers.rank == 0:
                 files.write(STATE, [canonical_json(snapshot.state)])
         except OSError as error:
@@ -163,8 +160,8 @@ class Publisher:
             self.storage.put(f"{name}/{file}", files.directory / file)
         return files.records
 
-    def write_manifests(self, name: Name, records: Mapping[str, FileRecord]) -> None:
-        """Complete the checkpoint whose files all ranks have stored, and delete expired checkpoints."""
+    def complete(self, name: Name, records: Mapping[str, FileRecord]) -> None:
+        """Write the manifest of the checkpoint whose files all ranks have stored, and delete expired checkpoints."""
         made_by = {**self.made_by, "content": CONTENT, "step": name.step, "attempt": name.attempt, **self.ranks}
         files = {file: vars(record) for file, record in sorted(records.items())}
         manifest = canonical_json({"format": FORMAT, "kind": KIND, "made_by": made_by, "files": files})
@@ -190,18 +187,11 @@ class Publisher:
         with suppress(UserError, StorageUnavailable, Superseded):
             self.home.check_claim(self.attempt)
             self.storage.put(LATEST, canonical_json(pointer))
-            self.delete_expired()
-
-    def delete_expired(self) -> None:
-        for name in self.retention.expired(self.present):
-            delete(self.storage, name)
-            self.present.remove(name)
-
-
-def delete(storage: Storage, name: Name) -> None:
-    """Delete a checkpoint, the manifest first, so that a partly deleted one is not complete."""
-    storage.delete([f"{name}/{MANIFEST}"])
-    storage.delete(storage.list(f"{name}/"))
+            for expired in self.retention.expired(self.present):
+                # The manifest first, so that a partly deleted checkpoint is not complete.
+                self.storage.delete([f"{expired}/{MANIFEST}"])
+                self.storage.delete(self.storage.list(f"{expired}/"))
+                self.present.remove(expired)
 
 
 def staging_prefix(storage: Storage, rank: int) -> str:

@@ -1,27 +1,135 @@
-"""Find the newest complete checkpoint that this run may resume from, and open it on every rank."""
+"""Find the newest complete checkpoint that this run may resume from, and open it on every rank.
+
+Each machine brings the parts of the tensor files that its ranks read, and verifies them. A file is read in the blocks
+that its manifest has a digest of, so a part of it can be verified alone. What several ranks of a machine read is
+brought by one of them, and each brings an equal part of it all. In a local store the files stay where they are and are
+only verified.
+"""
 
 from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from slipstream.artifacts.format import FORMAT, MANIFEST, Artifact, DamagedArtifact
+from slipstream.artifacts.format import FORMAT, MANIFEST, Artifact, DamagedArtifact, FileRecord
 from slipstream.artifacts.homes import Holder
-from slipstream.distributed.peers import Peers
+from slipstream.distributed.process_group import Peers
 from slipstream.errors import UserError
-from slipstream.storage import STORES, MissingObject, Storage, StorageUnavailable, check_name, storage_for
-from slipstream.train.checkpoint.fetch import blocks_of, bring, make_room, share
+from slipstream.storage import (
+    STORES,
+    ObjectInfo,
+    Storage,
+    StorageUnavailable,
+    check_name,
+    read_range,
+    stat_object,
+    storage_for,
+)
+from slipstream.train.checkpoint.home import Home, Name
 from slipstream.train.checkpoint.publish import CONTENT, KIND, run_and_gather
-from slipstream.train.checkpoint.shards import Piece, holds_tensors
-from slipstream.train.homes.home import Home
-from slipstream.train.homes.layout import Name
+from slipstream.train.checkpoint.shards import Index, Piece, holds_tensors
+
+#: The most bytes of one request, and how many requests a rank makes at a time: what it holds of the files at once.
+RUN_BYTES = 8 << 20
+REQUESTS = 8
 
 T = TypeVar("T")
+
+
+class Run(NamedTuple):
+    """Blocks of a file that follow each other: from ``first`` up to, without, ``end``."""
+
+    file: str
+    first: int
+    end: int
+
+
+def blocks_of(pieces: Iterable[Piece], files: Mapping[str, FileRecord]) -> list[Run]:
+    """The blocks that hold the bytes of the pieces, each once, sorted."""
+    blocks: set[tuple[str, int]] = set()
+    for file, start, size in pieces:
+        if size:
+            step = files[file].block_bytes
+            blocks |= {(file, block) for block in range(start // step, (start + size - 1) // step + 1)}
+    return runs(sorted(blocks))
+
+
+def runs(blocks: Iterable[tuple[str, int]]) -> list[Run]:
+    """Sorted blocks as runs."""
+    merged: list[Run] = []
+    for file, block in blocks:
+        if merged and merged[-1].file == file and merged[-1].end == block:
+            merged[-1] = merged[-1]._replace(end=block + 1)
+        else:
+            merged.append(Run(file, block, block + 1))
+    return merged
+
+
+def share(needed: Iterable[list[Run]], index: int, count: int) -> list[Run]:
+    """What the rank ``index`` of the ``count`` ranks of a machine brings of what each of them needs."""
+    blocks = sorted({(file, block) for of_rank in needed for file, *span in of_rank for block in range(*span)})
+    return runs(blocks[index * len(blocks) // count : (index + 1) * len(blocks) // count])
+
+
+def requests(mine: Iterable[Run], files: Mapping[str, FileRecord]) -> Iterator[Run]:
+    """The runs in parts of at most :data:`RUN_BYTES`."""
+    for run in mine:
+        step = max(1, RUN_BYTES // files[run.file].block_bytes)
+        for first in range(run.first, run.end, step):
+            yield run._replace(first=first, end=min(first + step, run.end))
+
+
+def bring(uri: str, artifact: Artifact, mine: Iterable[Run]) -> None:
+    """Verify the blocks; from a store that is reached by requests, write them into the artifact's files, too.
+
+    Raises ``DamagedArtifact``, ``MissingObject``, ``StorageUnavailable``.
+    """
+    work = list(requests(mine, artifact.files))
+    objects: dict[str, ObjectInfo] = {}
+    for file in sorted({run.file for run in work}) if uri.startswith(STORES) else ():
+        objects[file] = stat_object(f"{uri}/{file}")
+        if objects[file].size != artifact.files[file].size:
+            wrong = f"{objects[file].size} bytes, the manifest says {artifact.files[file].size}"
+            raise DamagedArtifact(f"{uri}/{file}: {wrong}")
+
+    def check_local(run: Run) -> None:
+        with artifact.path(run.file).open("rb") as source:
+            read_verified(artifact, run, lambda start, end: (source.seek(start), source.read(end - start))[1])
+
+    def copy(run: Run) -> None:
+        read = partial(read_range, objects[run.file])
+        try:
+            data = read_verified(artifact, run, read)
+        except DamagedArtifact:
+            # The checksum of an object says nothing about a part of it: the bytes may have changed on their way.
+            data = read_verified(artifact, run, read)
+        with artifact.path(run.file).open("r+b") as target:
+            target.seek(run.first * artifact.files[run.file].block_bytes)
+            target.write(data)
+
+    with ThreadPoolExecutor(REQUESTS) as pool:
+        for _ in pool.map(copy if objects else check_local, work):
+            pass
+
+
+def read_verified(artifact: Artifact, run: Run, read: Callable[[int, int], bytes]) -> bytes:
+    """The bytes of the blocks, which ``read`` gives from a start to an end. Raises ``DamagedArtifact`` unless they are
+    the manifest's."""
+    record = artifact.files[run.file]
+    step = record.block_bytes
+    data = read(run.first * step, min(run.end * step, record.size))
+    view = memoryview(data)
+    for block in range(run.first, run.end):
+        start = (block - run.first) * step
+        artifact.check_block(run.file, block, view[start : start + step])
+    return data
 
 
 @dataclass(frozen=True)
@@ -45,13 +153,13 @@ class ResumePolicy:
     """What checkpoints say of the run that makes them, and which ones it may resume from."""
 
     #: What must equal the checkpoint's (model, data, seed, …), as nested mappings of JSON values.
-    identity: Mapping[str, Any]
+    identity: Mapping[str, object]
     #: Who makes them.
     holder: Holder = Holder()
     #: With "never" only checkpoints of the same execution are used: retries resume, and older ones are ignored.
     resume: str = "auto"
     #: What a setting that is absent from an identity is: older checkpoints do not know newer settings.
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, object] = field(default_factory=dict)
     #: How the ranks divide the work, if they hold different parts of the model; numbers continue bit for bit under the
     #: same layout only.
     layout: Sequence[int] = ()
@@ -61,15 +169,15 @@ class ResumePolicy:
     grace_s: float = 30.0
 
     @property
-    def made_by(self) -> dict[str, Any]:
+    def made_by(self) -> dict[str, object]:
         """What the manifests of this run's checkpoints say of it."""
         return {"identity": self.identity, "run": self.holder.execution}
 
-    def ranks(self, world: int) -> dict[str, Any]:
+    def ranks(self, world: int) -> dict[str, object]:
         """What the manifests of checkpoints say of the ranks that wrote them, if they are so many of this run."""
         return {"world": world} | ({"layout": list(self.layout)} if self.layout else {})
 
-    def uses(self, name: Name, made_by: Mapping[str, Any]) -> bool:
+    def uses(self, name: Name, made_by: Mapping[str, object]) -> bool:
         """Whether it may be resumed from, if it is alike."""
         run = self.holder.execution
         ours = name.attempt == self.attempt or (run and made_by.get("run") == run)
@@ -86,7 +194,7 @@ class ResumePolicy:
                 f"know {CONTENT}); update, or start afresh with training.resume=never"
             )
         difference = first_difference(
-            filled(self.defaults, made_by.get("identity", {})), filled(self.defaults, self.identity)
+            with_defaults(self.defaults, made_by.get("identity", {})), with_defaults(self.defaults, self.identity)
         )
         if difference:
             name, then, now = difference
@@ -96,26 +204,26 @@ class ResumePolicy:
             )
 
 
-def filled(defaults: Any, value: Any) -> Any:
+def with_defaults(defaults: object, value: object) -> object:
     """``value`` with what is absent from its nested mappings taken from ``defaults``."""
     if not (isinstance(defaults, Mapping) and isinstance(value, Mapping)):
         return value
-    return {**defaults, **{key: filled(defaults.get(key), item) for key, item in value.items()}}
+    return {**defaults, **{key: with_defaults(defaults.get(key), item) for key, item in value.items()}}
 
 
-def first_difference(then: Any, now: Any, path: str = "") -> tuple[str, Any, Any] | None:
+def first_difference(then: object, now: object, path: str = "") -> tuple[str, object, object] | None:
     """The dotted path of the first difference between two nested mappings, with both values."""
     if isinstance(then, Mapping) and isinstance(now, Mapping):
         for key in sorted({*then, *now}):
-            found = first_difference(then.get(key), now.get(key), f"{path}.{key}" if path else str(key))
-            if found:
-                return found
+            difference = first_difference(then.get(key), now.get(key), f"{path}.{key}" if path else str(key))
+            if difference:
+                return difference
         return None
     # A tuple comes back from JSON as a list.
     return None if json.dumps(then) == json.dumps(now) else (path, then, now)
 
 
-def abbreviated(value: Any) -> str:
+def abbreviated(value: object) -> str:
     """A value as JSON, at most 60 characters."""
     text = "unset" if value is None else json.dumps(value)
     return text if len(text) <= 60 else text[:57] + "..."
@@ -154,7 +262,7 @@ class OpenCheckpoint:
 
 
 @contextmanager
-def opened(candidate: Candidate, peers: Peers, policy: ResumePolicy) -> Iterator[OpenCheckpoint]:
+def open_checkpoint(candidate: Candidate, peers: Peers, policy: ResumePolicy) -> Iterator[OpenCheckpoint]:
     """The checkpoint, on this machine while the context lasts.
 
     All ranks raise the same: ``SkippedCheckpoint`` or ``UserError`` by the policy, ``DamagedArtifact`` or
@@ -164,7 +272,7 @@ def opened(candidate: Candidate, peers: Peers, policy: ResumePolicy) -> Iterator
     leader = neighbours[0]
     with tempfile.TemporaryDirectory(prefix="checkpoint-", ignore_cleanup_errors=True) as temporary:
         directories = run_and_gather(
-            peers, lambda: fetch(candidate, policy, temporary) if peers.rank == leader else None
+            peers, lambda: download(candidate, policy, temporary) if peers.rank == leader else None
         )
         if directories[leader] == "":
             raise SkippedCheckpoint
@@ -174,7 +282,7 @@ def opened(candidate: Candidate, peers: Peers, policy: ResumePolicy) -> Iterator
         run_and_gather(peers, lambda: None)
 
 
-def fetch(candidate: Candidate, policy: ResumePolicy, temporary: str) -> str:
+def download(candidate: Candidate, policy: ResumePolicy, temporary: str) -> str:
     """Download the files, once per machine, those of tensors without their bytes; return their directory, or "" if the
     policy skips the checkpoint."""
     storage, target = candidate.storage, Path(temporary)
@@ -194,7 +302,8 @@ def fetch(candidate: Candidate, policy: ResumePolicy, temporary: str) -> str:
         raise DamagedArtifact(f"{candidate.uri}/{MANIFEST}: not a manifest of this format") from None
     for file, size in sizes.items():
         if holds_tensors(file) and candidate.uri.startswith(STORES):
-            make_room(path.parent / file, size)
+            with (path.parent / file).open("xb") as empty:
+                empty.truncate(size)  # takes up no space until its bytes are written
         else:
             storage.get(f"{candidate.name}/{file}", target)
     return str(path.parent)
@@ -202,21 +311,17 @@ def fetch(candidate: Candidate, policy: ResumePolicy, temporary: str) -> str:
 
 def open_verified(peers: Peers, directory: Path) -> Artifact:
     """Open the checkpoint and verify all files but those of tensors. If a rank finds it damaged, all ranks raise."""
-    found: list[Artifact] = []
+    artifacts: list[Artifact] = []
 
     def check() -> None:
         artifact = Artifact.open(directory, KIND)
-        found.append(artifact.check_sha256([file for file in artifact.files if not holds_tensors(file)]))
+        artifacts.append(artifact.check_sha256([file for file in artifact.files if not holds_tensors(file)]))
 
     run_and_gather(peers, check)
-    return found[0]
+    return artifacts[0]
 
 
-def damage(candidate: Candidate, error: DamagedArtifact | MissingObject) -> str:
-    return f"{candidate.uri} is damaged ({error.message})"
-
-
-def that_has_stepped(live: Mapping[str, T], index: Mapping[str, Any]) -> dict[str, T]:
+def restorable(live: Mapping[str, T], index: Index) -> dict[str, T]:
     """What is ``live`` without the optimiser's state of parameters of which the checkpoint has none: those that had no
     gradient until then."""
     state = "optimizer/state/"
@@ -224,7 +329,7 @@ def that_has_stepped(live: Mapping[str, T], index: Mapping[str, Any]) -> dict[st
     return {n: item for n, item in live.items() if not n.startswith(state) or n.rpartition("/")[0] in stepped}
 
 
-def check_tensors(candidate: Candidate, index: Mapping[str, Any], live: Mapping[str, tuple[int, ...]]) -> None:
+def check_tensors(candidate: Candidate, index: Index, live: Mapping[str, tuple[int, ...]]) -> None:
     """Raise ``UserError`` unless the model's and the optimiser's tensors (``live``, of all ranks) are the checkpoint's,
     in name and size."""
     then = {n: tuple(e["size"]) for n, e in index.items() if n.startswith(("model/", "optimizer/"))}

@@ -13,7 +13,7 @@ import os
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict, TypeVar
 
 import torch
 from torch import Tensor
@@ -38,7 +38,9 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from slipstream.artifacts.format import DamagedArtifact, FileRecord, HashingFile, canonical_json
+from slipstream.models.trained import raw_bytes
 
+P = TypeVar("P")
 INDEX = "index.json"
 #: The most bytes that are read at once.
 READ_BYTES = 4 << 20
@@ -62,6 +64,26 @@ class Piece(NamedTuple):
 
 #: The chunks that tensors are stored in: the size of each and where it is.
 Chunks = dict[MetadataIndex, tuple[Sequence[int], Piece]]
+
+
+class StoredChunk(TypedDict):
+    """A part of a tensor, ``sizes`` from ``offsets`` on, and where its bytes are (see :class:`Piece`)."""
+
+    offsets: list[int]
+    sizes: list[int]
+    piece: tuple[str, int, int]
+
+
+class StoredTensor(TypedDict):
+    """A tensor of the index."""
+
+    dtype: str
+    size: list[int]
+    chunks: list[StoredChunk]
+
+
+#: The contents of ``index.json``, by the names of the tensors.
+Index = Mapping[str, StoredTensor]
 
 
 @dataclass(frozen=True)
@@ -88,32 +110,35 @@ def block_bytes(size: int) -> int:
     return 1 << largest.bit_length() - 1
 
 
-def tensor_file(rank: int) -> str:
-    return f"tensors-{rank:05d}.bin"
-
-
 def holds_tensors(file: str) -> bool:
     return file.endswith(".bin")
 
 
-class ShardWriter(StorageWriter):
+class ForOneCheckpoint:
+    """What DCP asks of a writer or a reader, and there is nothing to do of: it is made for one checkpoint, whose
+    directory exists, and takes the plans as they are."""
+
+    def reset(self, checkpoint_id: str | os.PathLike | None = None) -> None: ...
+
+    def prepare_local_plan(self, plan: P) -> P:
+        return plan
+
+    def prepare_global_plan(self, plans: list[P]) -> list[P]:
+        return plans
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike) -> bool:
+        return True
+
+
+class ShardWriter(ForOneCheckpoint, StorageWriter):
     """DCP's writer: writes this rank's tensors to ``tensors-<rank>.bin`` of a fresh directory."""
 
     def __init__(self, files: FileWriter, rank: int) -> None:
         self._files = files
-        self._name = tensor_file(rank)
+        self._name = f"tensors-{rank:05d}.bin"
 
-    def reset(self, checkpoint_id: str | os.PathLike | None = None) -> None:
-        """Nothing to do: a writer is made for one checkpoint."""
-
-    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Nothing to do: the directory exists."""
-
-    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        return plan
-
-    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        return plans
+    def set_up_storage_writer(self, is_coordinator: bool, *args: object, **kwargs: object) -> None: ...
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         results, chunks, start = [], list[memoryview](), 0
@@ -135,35 +160,21 @@ class ShardWriter(StorageWriter):
         pieces = {result.index: result.storage_data for of_rank in results for result in of_rank}
         self._files.write(INDEX, [canonical_json(index_of(metadata, pieces))])
 
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike) -> bool:
-        return True
 
-
-class ShardReader(StorageReader):
+class ShardReader(ForOneCheckpoint, StorageReader):
     """DCP's reader: reads pieces of tensors from verified files directly into the target tensors."""
 
-    def __init__(self, directory: Path, index: dict[str, Any]) -> None:
+    def __init__(self, directory: Path, index: Index) -> None:
         self._directory = directory
         self._index = index
-        self._chunks: Chunks = {}
+        self._metadata, self._chunks = metadata_of(index)
 
-    def reset(self, checkpoint_id: str | os.PathLike | None = None) -> None:
-        """Nothing to do: a reader is made for one checkpoint."""
+    def read_metadata(self, *args: object, **kwargs: object) -> Metadata:
+        return self._metadata
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        metadata, self._chunks = metadata_of(self._index)
-        return metadata
-
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        # Only the coordinator calls read_metadata, but every rank needs the chunks.
-        self._chunks = metadata_of(self._index)[1]
-
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        return plan
-
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        return plans
+    def set_up_storage_reader(
+        self, metadata: Metadata, is_coordinator: bool, *args: object, **kwargs: object
+    ) -> None: ...
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         for item in plan.items:
@@ -175,16 +186,6 @@ class ShardReader(StorageReader):
         done: Future[None] = Future()
         done.set_result(None)
         return done
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike) -> bool:
-        return True
-
-
-def raw_bytes(tensor: Tensor) -> memoryview:
-    """The bytes of a CPU tensor, without a copy if it is contiguous."""
-    flat = tensor.detach().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
 def read_into(
@@ -217,13 +218,12 @@ def read_tensor(directory: Path, piece: Piece, dtype: str, sizes: list[int]) -> 
     return torch.frombuffer(data, dtype=kind).reshape(sizes)
 
 
-def index_of(metadata: Metadata, pieces: dict[MetadataIndex, Piece]) -> dict[str, Any]:
-    """The contents of ``index.json``: ``{name: {dtype, size, chunks: [{offsets, sizes, piece}]}}``."""
-    index: dict[str, Any] = {}
+def index_of(metadata: Metadata, pieces: Mapping[MetadataIndex, Piece]) -> Index:
+    index: dict[str, StoredTensor] = {}
     for name, stored in metadata.state_dict_metadata.items():
         assert isinstance(stored, TensorStorageMetadata)
-        chunks = [
-            {"offsets": list(c.offsets), "sizes": list(c.sizes), "piece": list(pieces[MetadataIndex(name, c.offsets)])}
+        chunks: list[StoredChunk] = [
+            {"offsets": list(c.offsets), "sizes": list(c.sizes), "piece": pieces[MetadataIndex(name, c.offsets)]}
             for c in stored.chunks
         ]
         dtype = str(stored.properties.dtype).removeprefix("torch.")
@@ -231,38 +231,38 @@ def index_of(metadata: Metadata, pieces: dict[MetadataIndex, Piece]) -> dict[str
     return index
 
 
-def metadata_of(index: dict[str, Any]) -> tuple[Metadata, Chunks]:
+def metadata_of(index: Index) -> tuple[Metadata, Chunks]:
     """The inverse of :func:`index_of`."""
     tensors: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
-    places: Chunks = {}
+    chunk_pieces: Chunks = {}
     for name, entry in index.items():
         chunks = [ChunkStorageMetadata(torch.Size(c["offsets"]), torch.Size(c["sizes"])) for c in entry["chunks"]]
         properties = TensorProperties(dtype=getattr(torch, entry["dtype"]))
         tensors[name] = TensorStorageMetadata(properties, torch.Size(entry["size"]), chunks)
         for chunk in entry["chunks"]:
-            places[MetadataIndex(name, torch.Size(chunk["offsets"]))] = chunk["sizes"], Piece(*chunk["piece"])
-    return Metadata(tensors), places
+            chunk_pieces[MetadataIndex(name, torch.Size(chunk["offsets"]))] = chunk["sizes"], Piece(*chunk["piece"])
+    return Metadata(tensors), chunk_pieces
 
 
 def load_planner() -> DefaultLoadPlanner:
     return DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
 
 
-def pieces_read(tensors: Mapping[str, Tensor], index: dict[str, Any]) -> Iterator[Piece]:
+def pieces_read(tensors: Mapping[str, Tensor], index: Index) -> Iterator[Piece]:
     """What this rank reads of the files to fill ``tensors``: of each stored chunk the rows that it holds a part of."""
-    metadata, places = metadata_of(index)
+    metadata, chunks_of = metadata_of(index)
     planner = load_planner()
     planner.set_up_planner(dict(tensors), metadata)
     for item in planner.create_local_plan().items:
-        sizes, piece = places[item.storage_index]
+        sizes, piece = chunks_of[item.storage_index]
         yield piece.rows(sizes, item.storage_offsets[0], item.lengths[0]) if sizes else piece
 
 
-def read_index(directory: Path) -> dict[str, Any]:
+def read_index(directory: Path) -> Index:
     return json.loads((directory / INDEX).read_bytes())
 
 
-def check_index(index: Mapping[str, Any], files: Container[str], where: str) -> None:
+def check_index(index: Index, files: Container[str], where: str) -> None:
     """Raise ``DamagedArtifact`` if the index names a file of tensors that the manifest does not list."""
     for name, entry in index.items():
         for chunk in entry["chunks"]:

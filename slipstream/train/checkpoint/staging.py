@@ -52,11 +52,12 @@ class Buffers:
     def __init__(self, tensors: Mapping[str, Tensor], chosen: Mapping[str, int], rank: int) -> None:
         # Sorted, because the order of an optimiser's state changes when it is restored, and files must be the same.
         self._mine = sorted(name for name, t in tensors.items() if isinstance(t, DTensor) or chosen[name] == rank)
-        self._buffers = {name: allocate_buffer(local(tensors[name])) for name in self._mine}
-
-    @property
-    def nbytes(self) -> int:
-        return sum(buffer.nbytes for buffer in self._buffers.values())
+        parts = {name: local(tensors[name]) for name in self._mine}
+        # Written to once, so that their pages are allocated.
+        self._buffers = {
+            name: torch.empty(part.shape, dtype=part.dtype, pin_memory=part.is_cuda).zero_()
+            for name, part in parts.items()
+        }
 
     def stage(self, tensors: Mapping[str, Tensor], deferred: Collection[str]) -> Callable[[], dict[str, Tensor]]:
         """Begin a snapshot of this rank's tensors; the returned function completes it, in any thread.
@@ -105,11 +106,6 @@ def changed_later(tensors: Mapping[str, Tensor], parameters: Iterable[Tensor], u
 
 def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def allocate_buffer(tensor: Tensor) -> Tensor:
-    """A host buffer of this size and dtype with its pages allocated; pinned if ``tensor`` is on a GPU."""
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda).zero_()
 
 
 def with_placement_of(tensor: Tensor, buffer: Tensor) -> Tensor:

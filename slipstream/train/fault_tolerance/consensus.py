@@ -1,6 +1,10 @@
 """Decisions that all ranks take together between steps: whether to stop, and how many steps until the next checkpoint.
 
 The ranks exchange a few numbers in one small collective. All of them get the same numbers, and therefore decide alike.
+
+The interval between checkpoints is a number of steps, a time, or the optimum for a failure rate: if a checkpoint stalls
+the work for C seconds and machines fail every M seconds on average, it is about sqrt(2 C M) (Young 1974); Daly (2006,
+equation 37) adds the terms that matter when C is not small compared to M.
 """
 
 from __future__ import annotations
@@ -8,11 +12,12 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from slipstream.distributed.peers import Peers
+from slipstream.distributed.process_group import Peers
 from slipstream.train.fault_tolerance.notices import Notice, Watcher
 
 #: Seconds between two exchanges, and so the longest that a notice waits. The number of steps that take so long is
@@ -24,6 +29,10 @@ SAVE_MARGIN = 1.5
 LEAVE_S = 2.0
 #: Stands for the seconds left after a notice without a deadline: more than any deadline, less than infinity.
 ADVICE_S = 1e9
+#: Largest share of the time that saves may take, however often machines fail.
+LARGEST_SHARE = 0.03
+#: Longest interval, and so the most work that a failure can cost, however rarely machines fail.
+LONGEST_S = 1800.0
 
 
 @dataclass(frozen=True)
@@ -38,21 +47,32 @@ class Stop:
         return self.seconds_left > SAVE_MARGIN * save_seconds + LEAVE_S
 
 
+class Measured(NamedTuple):
+    """What a rank measured, in seconds, 0 while unknown; of all ranks the slowest's."""
+
+    #: Of one step.
+    step_s: float = 0.0
+    #: Of the stall that a save causes in the step loop.
+    stall_s: float = 0.0
+    #: From a snapshot to its publication.
+    publish_s: float = 0.0
+    #: Since the first snapshot was taken that is not saved.
+    unsaved_s: float = 0.0
+    #: Not 0 if a save is in progress.
+    saving: float = 0.0
+
+
+UNKNOWN = Measured()
+
+
 @dataclass(frozen=True)
 class GroupState:
-    """The result of an exchange, equal on all ranks; durations are those of the slowest rank.
-
-    ``advised`` says that a rank has a notice without a deadline: a reason to save soon, but not to stop; ``saving``
-    that a save is in progress on a rank.
-    """
+    """The result of an exchange, equal on all ranks. ``advised`` says that a rank has a notice without a deadline: a
+    reason to save soon, but not to stop."""
 
     stop: Stop | None
     advised: bool
-    step_s: float
-    stall_s: float
-    publish_s: float
-    saving: bool = False
-    unsaved_s: float = 0.0
+    slowest: Measured
 
 
 class ExchangeSchedule:
@@ -84,25 +104,14 @@ class Consensus:
         self._watcher = watcher
         self._peers = peers
 
-    def exchange(
-        self,
-        *,
-        step_s: float = 0.0,
-        stall_s: float = 0.0,
-        publish_s: float = 0.0,
-        saving: bool = False,
-        unsaved_s: float = 0.0,
-    ) -> GroupState:
-        """Exchange notices and durations; all ranks must call this.
-
-        The durations are what this rank measured, in seconds, 0 while unknown: of one step, of the stall that a save
-        causes, from a snapshot to its publication, and since the first snapshot was taken that is not saved. ``saving``
-        says whether a save is in progress on this rank.
-        """
-        local = [-seconds_left(self._watcher.notice), step_s, stall_s, publish_s, float(saving), unsaved_s]
-        negative_left, step_s, stall_s, publish_s, saves, unsaved_s = self._maximum(local)
+    def exchange(self, measured: Measured = UNKNOWN) -> GroupState:
+        """Exchange notices and what the ranks measured; all ranks must call this."""
+        figures = torch.tensor([-seconds_left(self._watcher.notice), *measured], dtype=torch.float64)
+        if self._peers.group is not None:
+            dist.all_reduce(figures, dist.ReduceOp.MAX, group=self._peers.group)
+        negative_left, *slowest = figures.tolist()
         stop = Stop(self._reason(), -negative_left) if negative_left > -ADVICE_S else None
-        return GroupState(stop, negative_left == -ADVICE_S, step_s, stall_s, publish_s, bool(saves), unsaved_s)
+        return GroupState(stop, negative_left == -ADVICE_S, Measured(*slowest))
 
     @property
     def leads(self) -> bool:
@@ -116,12 +125,6 @@ class Consensus:
             return None
         return Stop(f"{notice.source}: {notice.what}", seconds_left(notice))
 
-    def _maximum(self, figures: list[float]) -> list[float]:
-        tensor = torch.tensor(figures, dtype=torch.float64)
-        if self._peers.group is not None:
-            dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._peers.group)
-        return tensor.tolist()
-
     def _reason(self) -> str:
         stop = self.local_stop()
         reasons = self._peers.gather(stop.why if stop else "")
@@ -134,3 +137,35 @@ def seconds_left(notice: Notice | None) -> float:
     if notice is None:
         return math.inf
     return ADVICE_S if notice.deadline is None else notice.deadline - time.monotonic()
+
+
+def young_daly(cost_s: float, mean_time_between_failures_s: float) -> float:
+    """Seconds of work between two checkpoints for which checkpoints and failures together cost the least time."""
+    if cost_s >= 2 * mean_time_between_failures_s:
+        return mean_time_between_failures_s
+    ratio = cost_s / (2 * mean_time_between_failures_s)
+    young = math.sqrt(2 * cost_s * mean_time_between_failures_s)
+    return young * (1 + math.sqrt(ratio) / 3 + ratio / 9) - cost_s
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Exactly one field is set, the others are 0."""
+
+    steps: int = 0
+    seconds: float = 0.0
+    #: Seconds between failures of the whole job: of one machine, divided by the number of machines.
+    mean_time_between_failures_s: float = 0.0
+
+    def between(self, measured: Measured) -> int:
+        """Steps from one checkpoint to the next, by what the ranks agreed on."""
+        if self.steps:
+            return self.steps
+        if measured.step_s <= 0:
+            return 1
+        if self.seconds:
+            return max(1, round(self.seconds / measured.step_s))
+        best = young_daly(measured.stall_s, self.mean_time_between_failures_s)
+        # A save that begins before the previous one is published blocks the step loop.
+        shortest = max(measured.stall_s / LARGEST_SHARE, measured.publish_s)
+        return max(1, math.ceil(min(max(best, shortest), LONGEST_S) / measured.step_s))

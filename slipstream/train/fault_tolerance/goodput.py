@@ -24,7 +24,7 @@ from slipstream.artifacts.results.training import Goodput
 from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.storage import Storage, StorageUnavailable
-from slipstream.train.homes.home import Home
+from slipstream.train.checkpoint.home import Home
 
 PREFIX = "ledger/"
 PERIOD_S = 5.0
@@ -136,15 +136,7 @@ class GoodputRecorder:
     If the store is unavailable, a warning is logged and the run continues.
     """
 
-    def __init__(
-        self,
-        home: Home,
-        attempt: int,
-        world: int,
-        *,
-        writes: bool,
-        started: float,
-    ) -> None:
+    def __init__(self, home: Home, attempt: int, world: int, *, writes: bool, started: float) -> None:
         """``started`` is when this process began, on the clock of ``time.perf_counter``."""
         self._home, self._storage = home, home.storage
         self._writes = writes
@@ -172,14 +164,6 @@ class GoodputRecorder:
 
     def add(self, activity: str, seconds: float) -> None:
         self.record.seconds[activity] += seconds
-
-    def step(self, finished: int) -> None:
-        """``finished`` optimiser steps of the run are finished."""
-        self.record.last_step = finished
-
-    def saved(self, step: int) -> None:
-        """The checkpoint of ``step`` is published."""
-        self.record.saved_step = step
 
     def end(self, reason: str) -> None:
         """The attempt ends: "finished", or the reason why it stops early."""
@@ -213,16 +197,13 @@ class GoodputRecorder:
             if self._home.is_inherited(self.record.attempt):
                 self._ended.set()  # what is here now is a successor's
                 return
-            write_attempt(self._storage, self.record)
+            key = f"{PREFIX}{self.record.attempt:04d}.json"
+            self._storage.put(key, canonical_json(dataclasses.asdict(self.record)))
             self._failed = False
         except (UserError, StorageUnavailable) as error:
             if not self._failed:
                 LOG.warning("not written: %s", error)
             self._failed = True
-
-
-def write_attempt(storage: Storage, record: AttemptRecord) -> None:
-    storage.put(f"{PREFIX}{record.attempt:04d}.json", canonical_json(dataclasses.asdict(record)))
 
 
 def read_attempts(storage: Storage) -> list[AttemptRecord]:

@@ -19,49 +19,56 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import NamedTuple, NoReturn, TypeVar
 
 from slipstream.errors import Preempted
 from slipstream.logs import logger
-from slipstream.train.checkpoint import Checkpoints
 from slipstream.train.checkpoint.background import StepWait
+from slipstream.train.checkpoint.manager import Checkpoints
 from slipstream.train.device_clock import DeviceClock, Mark
-from slipstream.train.fault_tolerance.checkpoint_interval import Interval
-from slipstream.train.fault_tolerance.consensus import PERIOD_S, Consensus, ExchangeSchedule, GroupState, Stop
+from slipstream.train.fault_tolerance.consensus import (
+    PERIOD_S,
+    Consensus,
+    ExchangeSchedule,
+    GroupState,
+    Interval,
+    Measured,
+    Stop,
+)
 from slipstream.train.fault_tolerance.goodput import DATA_WAIT, STALL, STEPS, GoodputRecorder
 from slipstream.train.fault_tolerance.notices import Watcher
 
 #: The stall of a save is the median of so many, so that one save on a busy machine does not count.
 STALLS = 5
 LOG = logger("train")
-#: Returns the arguments of :meth:`~slipstream.train.checkpoint.Checkpoints.save`, the progress and this rank's own
+#: Returns the arguments of :meth:`.Checkpoints.save`, the progress and this rank's own
 #: state, or None if what there is now is not to be kept. It has to call :meth:`Guard.finished` for all steps first.
-Capture = Callable[[], tuple[Any, Any] | None]
+Capture = Callable[[], tuple[object, object] | None]
 T = TypeVar("T")
 
 
-class Began(NamedTuple):
+class StepStart(NamedTuple):
     """When the host had a batch, and the place in the device's work where its step begins."""
 
     ready: float
     mark: Mark
 
 
-class GivenStep(NamedTuple):
-    """A step that the device has been given."""
+class StepTiming(NamedTuple):
+    """The times of a step, which the device may not have begun yet."""
 
-    began: Began
-    ended: Mark
+    start: StepStart
+    end: Mark
     #: Seconds for which the host had waited for its batch.
     waited: float
-    snapshot: StepWait | None
+    snapshot_wait: StepWait | None
 
 
 class Guard:
     """Between two steps: exchange notices, save, or stop.
 
-    The host runs ahead of the device: it gives it steps (:meth:`step`) before earlier ones are :meth:`finished`. What
-    is recorded is the device's time: a wait of the host counts only where the device had nothing to do meanwhile.
+    The host runs ahead of the device: steps are :meth:`enqueued` before earlier ones are :meth:`finished`. What is
+    recorded is the device's time: a wait of the host counts only where the device had nothing to do meanwhile.
     """
 
     def __init__(
@@ -77,7 +84,6 @@ class Guard:
         self._checkpoints = checkpoints
         self._unsaved_limit_s = unsaved_limit_s
         self._clock = clock or DeviceClock()
-        self._given: deque[GivenStep] = deque()
         self._idle_since = 0.0
         self.interval = interval
         self._consensus = Consensus(watcher, checkpoints.peers)
@@ -98,25 +104,24 @@ class Guard:
         if stop:
             self._exit(f"left before its first step ({stop.why})")
 
-    def before_step(self) -> Began:
-        """The host has a batch, and is about to give the device a step."""
-        return Began(time.perf_counter(), self._clock.mark())
+    def before_step(self) -> StepStart:
+        """The host has a batch, and is about to enqueue a step."""
+        return StepStart(time.perf_counter(), self._clock.mark())
 
-    def given(self, began: Began, waited: float = 0.0) -> None:
-        """The device was given the step that ``began``, for whose batch the host has ``waited`` seconds."""
-        self._given.append(GivenStep(began, self._clock.mark(), waited, self._checkpoints.background.pop_step_wait()))
+    def enqueued(self, start: StepStart, waited: float = 0.0) -> StepTiming:
+        """The device was given the step of this ``start``, for whose batch the host has ``waited`` seconds."""
+        return StepTiming(start, self._clock.mark(), waited, self._checkpoints.background.pop_step_wait())
 
-    def finished(self, step: int) -> None:
-        """Wait until the device has finished the oldest step that it was given, the ``step``-th of the run, and record
-        its times."""
-        given = self._given.popleft()
-        ready, began, ended = given.began.ready, given.began.mark.wait(), given.ended.wait()
-        stall = given.snapshot.stall() if given.snapshot else 0.0
-        self.recorder.add(STEPS, ended - began - stall)
-        idle_from = max(self._idle_since, ready - given.waited)
-        self.recorder.add(DATA_WAIT, max(0.0, min(began, ready) - idle_from))
+    def finished(self, step: int, timing: StepTiming) -> None:
+        """Wait until the device has finished the ``step``-th step of the run, and record its times. Steps finish in the
+        order in which they were enqueued."""
+        ready, begin, ended = timing.start.ready, timing.start.mark.wait(), timing.end.wait()
+        stall = timing.snapshot_wait.stall() if timing.snapshot_wait else 0.0
+        self.recorder.add(STEPS, ended - begin - stall)
+        idle_from = max(self._idle_since, ready - timing.waited)
+        self.recorder.add(DATA_WAIT, max(0.0, min(begin, ready) - idle_from))
         self._add_stall(stall)
-        self.recorder.step(step)
+        self.recorder.record.last_step = step
         self._idle_since = ended
         self._finished += 1
 
@@ -135,7 +140,7 @@ class Guard:
         for finished in range(rounds):
             if schedule.due(finished):
                 state = self._exchange((time.perf_counter() - started) / finished)
-                schedule.exchanged(finished, state.step_s)
+                schedule.exchanged(finished, state.slowest.step_s)
                 if state.stop:
                     self._stop(step, state.stop, capture)
             batch = next(batches, None)
@@ -154,32 +159,27 @@ class Guard:
             self._exit(f"left waiting for data, with step {self._saved} saved ({stop.why})")
 
     def _exchange(self, each_s: float) -> GroupState:
-        background = self._checkpoints.background
-        return self._consensus.exchange(
-            step_s=each_s,
-            stall_s=statistics.median(self._stalls) if self._stalls else 0.0,
-            publish_s=background.publish_seconds,
-            saving=background.busy(),
-            unsaved_s=background.outage.tried_s,
-        )
+        background, stall_s = self._checkpoints.background, statistics.median(self._stalls) if self._stalls else 0.0
+        measured = Measured(each_s, stall_s, background.publish_seconds, background.outage.unsaved_s, background.busy())
+        return self._consensus.exchange(measured)
 
     def _exchange_after(self, step: int, capture: Capture) -> None:
-        state = self._look_round(step, capture)
-        if state.unsaved_s > self._unsaved_limit_s:
+        state = self._exchange_and_publish(step, capture)
+        if state.slowest.unsaved_s > self._unsaved_limit_s:
             with self.recorder.time(STALL):
                 state = self._wait_until_saved(step, capture)
         self._group_state = state
-        self._schedule.exchanged(step, state.step_s)
+        self._schedule.exchanged(step, state.slowest.step_s)
         if state.advised and not self._advised:
             # Amid skipped steps there is nothing to save, until the next exchange.
             self._advised = self._save(step, capture)
 
-    def _look_round(self, step: int, capture: Capture) -> GroupState:
+    def _exchange_and_publish(self, step: int, capture: Capture) -> GroupState:
         """Exchange, stop if a machine has a notice, and let the snapshot that waits be published if it may."""
         state = self._exchange(self.recorder.record.seconds[STEPS] / max(1, self._finished))
         if state.stop:
             self._stop(step, state.stop, capture)
-        self._checkpoints.resume(step, busy=state.saving)
+        self._checkpoints.background.resume(step, busy=bool(state.slowest.saving))
         self._record_published()
         return state
 
@@ -187,7 +187,7 @@ class Guard:
         """Wait for the store: by now a loss would cost more than the user will bear."""
         if self._consensus.leads:
             LOG.warning("nothing saved for training.unsaved_limit, %g s: the steps wait", self._unsaved_limit_s)
-        while (state := self._look_round(step, capture)).unsaved_s > self._unsaved_limit_s:
+        while (state := self._exchange_and_publish(step, capture)).slowest.unsaved_s > self._unsaved_limit_s:
             time.sleep(PERIOD_S)
         return state
 
@@ -198,29 +198,27 @@ class Guard:
             # At multiples, so that the steps do not depend on where the attempt began.
             return step % self.interval.steps == 0
         state = self._group_state
-        return state is not None and step - self._saved >= self.interval.between(
-            step_s=state.step_s, stall_s=state.stall_s, publish_s=state.publish_s
-        )
+        return state is not None and step - self._saved >= self.interval.between(state.slowest)
 
     def _save(self, step: int, capture: Capture) -> bool:
         """Save a checkpoint, if there is something to keep; return whether there was."""
         captured = capture()
         if captured is None:
             return False
-        progress, own = captured
-        stall = self._checkpoints.save(step, progress, own=own)
+        progress, rank_state = captured
+        stall = self._checkpoints.save(step, progress, rank_state=rank_state)
         self._stalls.append(0.0)
         self._add_stall(stall)
         self._record_published()
         self._saved = step
-        if not (self._group_state and self._group_state.stall_s):
+        if not (self._group_state and self._group_state.slowest.stall_s):
             # Exchange the measured stall at once: before the first save the interval is based on a guess.
             self._schedule.exchange_by(step + 1)
         return True
 
     def _record_published(self) -> None:
         if self._checkpoints.background.published:
-            self.recorder.saved(self._checkpoints.background.published.step)
+            self.recorder.record.saved_step = self._checkpoints.background.published.step
 
     def _add_stall(self, seconds: float) -> None:
         """Add to the stall that the last save has caused in the step loop."""
@@ -236,7 +234,7 @@ class Guard:
         if saved:
             with self.recorder.time(STALL):
                 self._checkpoints.finish()
-            self.recorder.saved(step)
+            self.recorder.record.saved_step = step
         self._exit(f"left at step {step}, {'saved' if saved else f'with step {self._saved} saved'} ({stop.why})")
 
     def _exit(self, reason: str) -> NoReturn:

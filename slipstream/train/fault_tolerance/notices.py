@@ -18,11 +18,13 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from email.message import Message
 from email.utils import parsedate_to_datetime
 from types import FrameType
-from typing import Any, Protocol
+from typing import Protocol
 
 LINK_LOCAL = "http://169.254.169.254"
 #: Seconds between polls, and the timeout of one. Notices come two minutes ahead on AWS, thirty seconds elsewhere.
@@ -61,7 +63,7 @@ class Server(Protocol):
 
 def request(
     url: str, headers: dict[str, str], *, method: str = "GET", timeout: float = TIMEOUT_S
-) -> tuple[int, bytes, Any]:
+) -> tuple[int, bytes, Message]:
     """Status, body and headers of one HTTP exchange, whatever the status. Raises ``MetadataUnavailable``."""
     # Without a proxy: it would pass on the metadata of its own machine.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -83,7 +85,7 @@ def monotonic_deadline(moment: datetime) -> float:
     return time.monotonic() + (moment - datetime.now(UTC)).total_seconds()
 
 
-def parse_mapping(body: bytes, url: str) -> dict[str, Any]:
+def parse_mapping(body: bytes, url: str) -> dict[str, object]:
     """A JSON mapping. Raises ``MetadataUnavailable`` for anything else."""
     try:
         value = json.loads(body)
@@ -122,7 +124,7 @@ class Aws:
             return Notice(self.name, "rebalance recommendation", None)
         return None
 
-    def _get(self, path: str) -> dict[str, Any] | None:
+    def _get(self, path: str) -> dict[str, object] | None:
         for _ in range(2):
             if not self._token:
                 self._renew()
@@ -199,10 +201,9 @@ class Azure:
         events = parse_mapping(body, self._events).get("Events", [])
         if not isinstance(events, list):
             raise MetadataUnavailable(f"{self._events}: no list of events")
-        for event in events:
-            if isinstance(event, dict) and event.get("EventType") == "Preempt":
-                return Notice(self.name, "preempt", self._deadline(str(event.get("NotBefore", ""))))
-        return None
+        preempts = (each for each in events if isinstance(each, dict) and each.get("EventType") == "Preempt")
+        event = next(preempts, None)
+        return Notice(self.name, "preempt", self._deadline(str(event.get("NotBefore", "")))) if event else None
 
     def _deadline(self, not_before: str) -> float:
         # Blank once the event has started: the remaining time is unknown, so assume none.
@@ -218,7 +219,7 @@ CLOUDS: dict[str, Callable[[], Server]] = {"aws": Aws, "gcp": Gcp, "azure": Azur
 
 
 class Watcher:
-    """Watches for notices in a background thread; :attr:`notice` is the most urgent one so far.
+    """Watches for notices in a background thread.
 
     Of the metadata ``servers`` the first that answers is polled. With ``grace_s`` SIGTERM counts as a notice with that
     many seconds left: Kubernetes sends it before it kills a pod. Use it as a context manager, from the main thread.
@@ -228,18 +229,19 @@ class Watcher:
         self._servers = list(servers)
         self._grace_s = grace_s
         self._period_s = period_s
-        self._notice: Notice | None = None
+        #: The most urgent one so far.
+        self.notice: Notice | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="preemption", daemon=True)
-        self._handler_before: Any = None
-
-    @property
-    def notice(self) -> Notice | None:
-        return self._notice
+        self._handler_before: Callable[[int, FrameType | None], object] | int | None = None
 
     def __enter__(self) -> Watcher:
-        if self._grace_s is not None:
-            self._handler_before = signal.signal(signal.SIGTERM, self._terminated)
+        if (grace_s := self._grace_s) is not None:
+
+            def take_sigterm(*_: object) -> None:
+                self._take(Notice("signal", "SIGTERM", time.monotonic() + grace_s))
+
+            self._handler_before = signal.signal(signal.SIGTERM, take_sigterm)
         if self._servers:
             self._thread.start()
         return self
@@ -249,13 +251,9 @@ class Watcher:
         if self._handler_before is not None:
             signal.signal(signal.SIGTERM, self._handler_before)
 
-    def _terminated(self, number: int, frame: FrameType | None) -> None:
-        assert self._grace_s is not None
-        self._take(Notice("signal", "SIGTERM", time.monotonic() + self._grace_s))
-
     def has_notice(self) -> bool:
         """Whether this machine's end is announced."""
-        return self._notice is not None and self._notice.deadline is not None
+        return self.notice is not None and self.notice.deadline is not None
 
     def lose_home(self, why: str) -> None:
         """Another attempt works in the home of the checkpoints: this one ends at once, as it can save nothing."""
@@ -263,29 +261,24 @@ class Watcher:
 
     def _take(self, notice: Notice) -> None:
         """Store the notice if it is more urgent; one with a deadline replaces one without."""
-        before = self._notice
+        before = self.notice
         if before is None or before.deadline is None or (notice.deadline or before.deadline) < before.deadline:
-            self._notice = notice
+            self.notice = notice
 
     def _watch(self) -> None:
         server = self._find()
         while server is not None and not self._over.is_set():
-            try:
-                notice = server.ask()
-                if notice is not None:
+            with suppress(MetadataUnavailable):
+                if notice := server.ask():
                     self._take(notice)
-            except MetadataUnavailable:
-                pass
             self._over.wait(self._period_s)
 
     def _find(self) -> Server | None:
         for _ in range(SEARCH_ROUNDS):
             for server in self._servers:
-                try:
+                with suppress(MetadataUnavailable):
                     if server.present():
                         return server
-                except MetadataUnavailable:
-                    continue
             if self._over.wait(self._period_s):
                 return None
         return None

@@ -6,12 +6,12 @@ import math
 
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.results.training import ValidationPoint
-from slipstream.distributed.agreement import AgreedUserError
 from slipstream.distributed.process_group import Group
-from slipstream.models.footprint import batch_rows
-from slipstream.train.checkpoint.random_state import capture_random_state, restore_random_state
+from slipstream.distributed.user_errors import AgreedUserError
+from slipstream.models.factory import batch_rows
+from slipstream.train.checkpoint.state import capture_random_state, restore_random_state
 from slipstream.train.config import TrainingConfig
-from slipstream.train.data.loader import evaluation_batches
+from slipstream.train.data_loader import evaluation_batches
 from slipstream.train.fault_tolerance.guard import Guard
 from slipstream.train.loop.objective import evaluate_split
 from slipstream.train.loop.state import TrainingState
@@ -37,7 +37,7 @@ def record_evaluation(
     def state_before() -> tuple[object, object]:
         # A user's model may draw random numbers in evaluation too; the next attempt repeats the whole evaluation.
         restore_random_state(random)
-        return state.to_save(), state.own()
+        return state.to_save(), state.rank_state()
 
     largest = math.ceil(sum(data.segment_rows("validation")) / group.world)
     rounds = math.ceil(largest / batch_rows(model.row_bytes))

@@ -10,13 +10,12 @@ from slipstream.artifacts.results.training import SkippedStep
 from slipstream.distributed.process_group import Group
 from slipstream.models.factory import Predictor
 from slipstream.train.config import TrainingConfig
-from slipstream.train.data.loader import Batch, training_batches
-from slipstream.train.data.order import GlobalOrder
-from slipstream.train.loop.batch_statistics import running_statistics
+from slipstream.train.data_loader import Batch, training_batches
+from slipstream.train.data_order import GlobalOrder
 from slipstream.train.loop.objective import loss_sum
-from slipstream.train.loop.probe import undone
+from slipstream.train.loop.precision import autocast
+from slipstream.train.loop.probe import running_statistics, unchanged_after
 from slipstream.train.loop.step import padded_rows
-from slipstream.train.optim.precision import autocast
 from slipstream.train.parallel.model import ParallelModel
 
 #: Rows that one rank looks for and names.
@@ -40,12 +39,12 @@ def name_rows(
     padded = padded_rows(-(-order.largest // group.world), config.accumulation) if not parallel.is_whole else 0
     batches = training_batches(data, order, group, start, stop, padded=padded)
     if not parallel.is_whole:
-        found = rows_of_bad_losses(parallel, next(batches), precision, group.device)
+        bad = rows_of_bad_losses(parallel, next(batches), precision, group.device)
     else:
-        found = bad_rows(parallel.model, next(batches), config, precision, group.device) if len(rows) else []
+        bad = bad_rows(parallel.model, next(batches), config, precision, group.device) if len(rows) else []
     batches.close()
     everyones: list[list[int]] = [[] for _ in range(dist.get_world_size())]
-    dist.all_gather_object(everyones, rows[found].tolist())
+    dist.all_gather_object(everyones, rows[bad].tolist())
     batch = sorted(next(order.plans(0, 1, start, stop)).rows.tolist())
     return {"step": step, "rows": [row for one in everyones for row in one], "batch": batch}
 
@@ -78,16 +77,16 @@ def bad_rows(model: Predictor, batch: Batch, config: TrainingConfig, precision: 
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
         return all(bool(x.isfinite().all()) for x in (loss, *gradients) if x is not None)
 
-    found: list[int] = []
+    bad: list[int] = []
     parts = [slice(0, batch.rows)]
-    with undone(model), running_statistics(model):
-        while parts and len(found) < NAMED:
+    with unchanged_after(model), running_statistics(model):
+        while parts and len(bad) < NAMED:
             part = parts.pop()
             if finite(part):
                 continue
             if part.stop - part.start == 1:
-                found.append(part.start)
+                bad.append(part.start)
             else:
                 middle = (part.start + part.stop) // 2
                 parts += [slice(middle, part.stop), slice(part.start, middle)]
-    return found
+    return bad

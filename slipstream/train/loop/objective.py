@@ -1,9 +1,15 @@
-"""The training loss, and the evaluation on a held-out split."""
+"""The training loss, a teacher's share in it, and the evaluation on a held-out split.
+
+A teacher (Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network", 2015) only computes, in evaluation
+mode and on the rows that the step has anyway, so that the order of the data and what a checkpoint holds stay as they
+are.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import NotRequired, TypedDict
 
 import torch
@@ -12,9 +18,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from slipstream.artifacts.prepared.data import Signature
+from slipstream.models.config import TeachingConfig
 from slipstream.models.factory import Predictor
-from slipstream.train.data.loader import Batch
-from slipstream.train.optim.precision import autocast
+from slipstream.train.data_loader import Batch
+from slipstream.train.loop.precision import autocast
 
 
 class SplitMetrics(TypedDict):
@@ -26,11 +33,7 @@ class SplitMetrics(TypedDict):
 
 
 def loss_sum(
-    signature: Signature,
-    outputs: Tensor,
-    target: Tensor,
-    label_smoothing: float = 0.0,
-    weight: Tensor | None = None,
+    signature: Signature, outputs: Tensor, target: Tensor, label_smoothing: float = 0.0, weight: Tensor | None = None
 ) -> Tensor:
     """The sum of the rows' losses, multiplied by ``weight`` ``[rows]`` if there is one.
 
@@ -88,3 +91,38 @@ def evaluate_split(
     if model.signature.task != "regression":
         return {"loss": loss / rows, "accuracy": correct / rows}
     return {"loss": loss / rows, "rmse": math.sqrt(correct / rows)}
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """A model on the device of the training, in evaluation mode, whose weights do not change."""
+
+    model: Predictor
+    teaching: TeachingConfig
+    precision: str
+
+    def blend(self, loss: Tensor, outputs: Tensor, inputs: Sequence[Tensor], weight: Tensor | None) -> Tensor:
+        """The sum of the rows' losses with the teacher's share in it.
+
+        ``loss`` is the sum for the labels, ``outputs`` (float32) what the model that learns gives for ``inputs``;
+        ``weight`` ``[rows]`` is that of the rows. The teacher's part is, for logits, the Kullback-Leibler divergence of
+        both softmaxes at the temperature T, times T² so that its gradient does not shrink with T; for a regression the
+        squared difference in units of the target's variance.
+        """
+        share = self.teaching.weight
+        if not share:
+            return loss
+        with torch.no_grad(), autocast(self.precision, loss.device):
+            teacher_outputs = self.model(*inputs).float()
+        divergence = self.divergence(outputs, teacher_outputs)
+        return (1 - share) * loss + share * (divergence if weight is None else divergence * weight).sum()
+
+    def divergence(self, outputs: Tensor, teacher_outputs: Tensor) -> Tensor:
+        """Of each row, float32 ``[rows]``."""
+        signature = self.model.signature
+        if signature.task == "regression":
+            return ((outputs[:, 0] - teacher_outputs[:, 0]) / signature.target_std) ** 2
+        temperature = self.teaching.temperature
+        ours, theirs = (functional.log_softmax(logits / temperature, dim=-1) for logits in (outputs, teacher_outputs))
+        each = functional.kl_div(ours, theirs, reduction="none", log_target=True).sum(dim=-1)
+        return temperature**2 * (each if each.ndim == 1 else each.mean(dim=1))

@@ -2,19 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from slipstream.distributed.explained import explained
+from slipstream.distributed.user_errors import explained
 from slipstream.errors import UserError
 from slipstream.models.factory import Predictor, zeros
-from slipstream.train.checkpoint.random_state import capture_random_state, restore_random_state
-from slipstream.train.loop.batch_statistics import ROWS
-from slipstream.train.metrics.flops import flop_counter
+from slipstream.train.checkpoint.state import capture_random_state, restore_random_state
+
+#: The kernels of attention. torch does not count the CPU's, and counts with the others what they compute again.
+ATTENTION = ("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention")
+#: Batch normalisation needs two rows for a variance.
+ROWS = 2
+
+
+def attention_flops(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: object, **__: object) -> int:
+    return sdpa_flop_count(query, key, value)
+
+
+def attention_backward_flops(_: object, *arguments: Sequence[int], **__: object) -> int:
+    return 2 * sdpa_flop_count(*arguments[:3])
+
+
+def flop_counter() -> FlopCounterMode:
+    """A context that counts the operations of products of matrices, convolutions and attention; ``get_total_flops()``
+    tells."""
+    kernels = {name: getattr(torch.ops.aten, f"_scaled_dot_product_{name}") for name in ATTENTION}
+    backwards = {name: getattr(torch.ops.aten, f"_scaled_dot_product_{name}_backward") for name in ATTENTION}
+    formulas: dict[object, Callable[..., int]] = dict.fromkeys(kernels.values(), attention_flops) | dict.fromkeys(
+        backwards.values(), attention_backward_flops
+    )
+    return FlopCounterMode(display=False, custom_mapping=formulas)
 
 
 @dataclass(frozen=True)
@@ -27,7 +51,7 @@ class Traits:
     changing: tuple[str, ...] = ()
     #: Whether the rows of a micro-batch influence each other, as in batch normalisation; then none may be padding.
     has_batch_statistics: bool = False
-    #: Floating-point operations of forward and backward pass over a row, see :mod:`slipstream.train.metrics.flops`.
+    #: Floating-point operations of forward and backward pass over a row, see :func:`flop_counter`.
     flops_per_row: float = 0.0
     #: Numbers in all parameters, shared ones counted once.
     parameters: int = 0
@@ -38,7 +62,7 @@ def probe(model: Predictor, device: torch.device) -> Traits:
 
     Raises ``UserError`` if the model cannot.
     """
-    with undone(model):
+    with unchanged_after(model):
         before = {name: (buffer._version, buffer.clone()) for name, buffer in model.named_buffers()}
         counter = flop_counter()
         try:
@@ -63,7 +87,7 @@ def probe(model: Predictor, device: torch.device) -> Traits:
 
 
 @contextmanager
-def undone(model: Predictor) -> Iterator[None]:
+def unchanged_after(model: Predictor) -> Iterator[None]:
     """Restore the random generators and the model's buffers after the block, and drop its gradients."""
     random = capture_random_state()
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
@@ -75,3 +99,16 @@ def undone(model: Predictor) -> Iterator[None]:
             for name, buffer in model.named_buffers():
                 buffer.copy_(buffers[name])
         restore_random_state(random)
+
+
+@contextmanager
+def running_statistics(model: nn.Module) -> Iterator[None]:
+    """Batch normalisation by the running statistics, which do not change: a single row has no variance."""
+    layers = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.training]
+    for layer in layers:
+        layer.train(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.train(True)

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from slipstream.artifacts.results.training import LeftOut, LossPoint, SkippedStep, ValidationPoint
 from slipstream.distributed.process_group import Group
 from slipstream.models.factory import Predictor
-from slipstream.train.checkpoint import AppState, Restored, Stateful
+from slipstream.train.checkpoint.manager import Restored
+from slipstream.train.checkpoint.state import AppState, Stateful
+from slipstream.train.loop.objective import Teacher
+from slipstream.train.loop.optimizer import AveragedWeights
+from slipstream.train.loop.precision import LossScaler
 from slipstream.train.loop.probe import Traits
-from slipstream.train.loop.teacher import Teacher
-from slipstream.train.optim.ema import AveragedWeights
-from slipstream.train.optim.precision import LossScaler
 from slipstream.train.parallel.model import ParallelModel
 
 
@@ -49,14 +50,14 @@ class TrainingState:
     progress: Progress
     traits: Traits = field(default_factory=Traits)
     averaged: AveragedWeights | None = None
-    #: The network that this one also learns from, if there is one.
+    #: The model that this one also learns from, if there is one.
     teacher: Teacher | None = None
-    #: The conditions of bitwise reproducibility, see :mod:`slipstream.train.fault_tolerance.reproducibility`.
-    conditions: dict[str, Any] = field(default_factory=dict)
+    #: The conditions of bitwise reproducibility, see :mod:`slipstream.train.setup`.
+    conditions: dict[str, object] = field(default_factory=dict)
     #: This rank's sum of losses since the last point of the history, and the number of its rows.
-    losses: list[float] = field(default_factory=lambda: [0.0, 0.0])
-    #: Points of the history that the ranks have not added up yet: the step, and this rank's ``losses`` there.
-    points: list[tuple[int, list[float]]] = field(default_factory=list)
+    loss_sums: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    #: Points of the history that the ranks have not added up yet: the step, and this rank's ``loss_sums`` there.
+    pending_points: list[tuple[int, list[float]]] = field(default_factory=list)
     #: The model's, listed once.
     parameters: list[nn.Parameter] = field(init=False)
 
@@ -75,13 +76,9 @@ class TrainingState:
             parts["ema"] = self.averaged
         return AppState(self.model, self.optimizer, {**parts, **self.parallel.parts})
 
-    def to_save(self) -> dict[str, Any]:
+    def to_save(self) -> dict[str, object]:
         """What a checkpoint holds besides model, optimiser, scaler, averaged weights and random generators."""
-        return {
-            "progress": vars(self.progress),
-            "best_weights": self.best_weights,
-            "conditions": self.conditions,
-        }
+        return {"progress": vars(self.progress), "best_weights": self.best_weights, "conditions": self.conditions}
 
     def weights(self) -> Mapping[str, Tensor]:
         """The weights that are evaluated and are the trained model: averaged, if they are."""
@@ -93,26 +90,26 @@ class TrainingState:
         for name, tensor in self.weights().items():
             self.best_weights[name].copy_(tensor)
 
-    def own(self) -> dict[str, Any]:
+    def rank_state(self) -> dict[str, object]:
         """The part that differs between ranks."""
-        return {"losses": list(self.losses), "points": [[step, *losses] for step, losses in self.points]}
+        return {"losses": list(self.loss_sums), "points": [[step, *losses] for step, losses in self.pending_points]}
 
     def apply(self, restored: Restored, group: Group) -> None:
         """Continue from a restored checkpoint. If the number of ranks changed, rank 0 gets the sums of all losses."""
-        known = {one.name for one in fields(Progress)}
+        names = {one.name for one in fields(Progress)}
         progress: Mapping[str, Any] = restored.progress["progress"]
         # An older checkpoint lacks what is new here, and has what is gone.
-        self.progress = Progress(**{name: value for name, value in progress.items() if name in known})
+        self.progress = Progress(**{name: value for name, value in progress.items() if name in names})
         self.best_weights = restored.progress["best_weights"]
         # An older checkpoint has its losses alone: its ranks had added up the points.
-        owns = [own if isinstance(own, dict) else {"losses": own, "points": []} for own in restored.owns]
-        owns = [owns[group.rank]] if restored.same_world else owns
+        ranks = [each if isinstance(each, dict) else {"losses": each, "points": []} for each in restored.rank_states]
+        ranks = [ranks[group.rank]] if restored.same_world else ranks
         # All ranks exchange the same points; with none of the losses where rank 0 has them.
-        counted = owns if restored.same_world or group.rank == 0 else []
-        self.losses = added([own["losses"] for own in counted])
-        self.points = [
-            (step, added([own["points"][number][1:] for own in counted]))
-            for number, (step, *_) in enumerate(owns[0]["points"])
+        counted = ranks if restored.same_world or group.rank == 0 else []
+        self.loss_sums = added([each["losses"] for each in counted])
+        self.pending_points = [
+            (step, added([each["points"][number][1:] for each in counted]))
+            for number, (step, *_) in enumerate(ranks[0]["points"])
         ]
 
 

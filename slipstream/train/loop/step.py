@@ -5,21 +5,22 @@ Nothing in a step makes the host wait for the device.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+import torch.distributed as dist
+from torch import Tensor
 
 from slipstream.distributed.process_group import Group
 from slipstream.train.config import TrainingConfig
-from slipstream.train.data.loader import Batch
-from slipstream.train.loop.batch_statistics import broadcast_buffers, whole_micro_batches
+from slipstream.train.data_loader import Batch
 from slipstream.train.loop.objective import loss_sum
+from slipstream.train.loop.optimizer import factor_or_nan, judge, learning_rate, may_exceed, update
+from slipstream.train.loop.precision import autocast
+from slipstream.train.loop.probe import ROWS
 from slipstream.train.loop.state import TrainingState
-from slipstream.train.optim.gradients import factor_unless_spoilt, judge, may_exceed, update
-from slipstream.train.optim.precision import autocast
-from slipstream.train.optim.schedule import learning_rate
 
 
 class StepResult(NamedTuple):
@@ -28,18 +29,6 @@ class StepResult(NamedTuple):
 
     losses: list[Tensor]
     outcome: Tensor
-
-
-def make_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
-    """AdamW (Loshchilov, Hutter 2019) without weight decay for biases and normalisation layers; fused into one kernel,
-    unless a parameter has a type that has none."""
-    trained = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    fused = all(p.is_floating_point() for p in trained)
-    return torch.optim.AdamW([group for group in groups if group["params"]], lr=config.learning_rate, fused=fused)
 
 
 def padded_rows(largest: int, accumulation: int) -> int:
@@ -54,13 +43,15 @@ def micro_batches(rows: int, accumulation: int) -> list[slice]:
     return [slice(start, start + size) for start in range(0, rows, size)]
 
 
+def whole_micro_batches(rows: int, accumulation: int) -> list[slice]:
+    """Divide a share of ``rows`` rows, none of them padding, into at most ``accumulation`` slices of nearly equal
+    length and of at least two rows, if there are two."""
+    pieces = max(1, min(rows // ROWS, accumulation))
+    return [slice(rows * i // pieces, rows * (i + 1) // pieces) for i in range(pieces)]
+
+
 def train_step(
-    state: TrainingState,
-    config: TrainingConfig,
-    group: Group,
-    precision: str,
-    batch: Batch,
-    total_steps: int,
+    state: TrainingState, config: TrainingConfig, group: Group, precision: str, batch: Batch, total_steps: int
 ) -> StepResult:
     """Run one step on this rank's share of a global batch.
 
@@ -85,7 +76,7 @@ def train_step(
         loss = rows_loss(state, config, batch, outputs, slice(first, first + len(outputs)))
         losses.append(loss.detach())
         # A non-finite loss makes the gradient non-finite, on all ranks.
-        return loss * factor_unless_spoilt(factor, losses[-1])
+        return loss * factor_or_nan(factor, losses[-1])
 
     state.parallel.accumulate(batch.inputs, pieces, loss_of, partial(autocast, precision, group.device))
     state.scaler.unscale(parameters)
@@ -120,3 +111,16 @@ def rows_loss(state: TrainingState, config: TrainingConfig, batch: Batch, output
     if state.teacher is None:
         return loss
     return state.teacher.blend(loss, outputs, [x[piece] for x in batch.inputs], weight)
+
+
+@torch.no_grad()
+def broadcast_buffers(buffers: Iterable[Tensor]) -> None:
+    """Overwrite these buffers with rank 0's, by one broadcast for each dtype."""
+    by_type: dict[torch.dtype, list[Tensor]] = {}
+    for buffer in buffers:
+        by_type.setdefault(buffer.dtype, []).append(buffer)
+    for alike in by_type.values():
+        flat = torch.cat([buffer.reshape(-1) for buffer in alike])
+        dist.broadcast(flat, src=0)
+        for buffer, part in zip(alike, flat.split([buffer.numel() for buffer in alike]), strict=True):
+            buffer.copy_(part.view_as(buffer))

@@ -1,4 +1,8 @@
-"""A model divided by a layout: its parts on this process, and the passes over the micro-batches of a step."""
+"""A model divided by a layout: its parts on this process, the passes over the micro-batches of a step, and the gradient
+of the whole model, of which each process holds a part.
+
+Torch's ``clip_grad_norm_`` clips each stage of a pipeline by itself, and cannot add up tensors of different meshes.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +15,76 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from slipstream.distributed.process_group import Group
-from slipstream.models.factory import Predictor
-from slipstream.models.initial import fill_part
+from slipstream.models.factory import Predictor, fill_part
 from slipstream.models.plan import plan_of
-from slipstream.models.weights_file import Kind, Weights, in_file_order
-from slipstream.train.parallel.gradients import clip, local, settle, total_norm
+from slipstream.models.trained import Kind, Weights, in_file_order
+from slipstream.train.checkpoint.staging import local
 from slipstream.train.parallel.layout import DATA, Layout, check_plan
 from slipstream.train.parallel.model import Forward, LossOf, ParallelModel
 from slipstream.train.parallel.pipeline import Pipeline, cut_stages, stated_plan
-from slipstream.train.parallel.shard import shard, switch
-from slipstream.train.parallel.tensor import divide_tensors
+from slipstream.train.parallel.sharding import divide_tensors, prepare_passes, shard
+
+#: Added to the norm by which gradients are divided, as in ``torch.nn.utils.clip_grad_norm_``.
+EPSILON = 1e-6
+
+
+@torch.no_grad()
+def sum_partial_gradients(parameters: Sequence[nn.Parameter], layout: Layout) -> None:
+    """Add up the gradients of which each device of a tensor-parallel group holds a summand (those of normalisations,
+    each device having seen a part of the sequence or of the heads), in one all-reduce."""
+    partial = [p for p in parameters if isinstance(p.grad, DTensor) and Partial() in p.grad.placements]
+    if not partial or layout.mesh is None:
+        return
+    parts = [local(p.grad) for p in partial if p.grad is not None]
+    flat = torch.cat([part.reshape(-1) for part in parts])
+    dist.all_reduce(flat, group=layout.mesh["tensor"].get_group())
+    for parameter, part, summed in zip(partial, parts, flat.split([part.numel() for part in parts]), strict=True):
+        assert isinstance(parameter, DTensor) and parameter.placements == (Replicate(),)
+        parameter.grad = DTensor.from_local(
+            summed.view_as(part), parameter.device_mesh, parameter.placements, run_check=False
+        )
+
+
+@torch.no_grad()
+def total_norm(parameters: Sequence[nn.Parameter], layout: Layout, counted_elsewhere: Sequence[Tensor] = ()) -> Tensor:
+    """The L2 norm of the gradient of the whole model: float64, a scalar on the layout's device, equal on all ranks.
+
+    It is not finite if any gradient on any rank is not. Each element counts once: on the first of the processes that
+    hold it. ``counted_elsewhere`` are parameters of which another stage of the pipeline counts the gradient.
+    """
+    skipped = {id(parameter) for parameter in counted_elsewhere}
+    grads = [
+        local(p.grad) for p in parameters if p.grad is not None and id(p) not in skipped and counts(p.grad, layout)
+    ]
+    device = layout.mesh.device_type if layout.mesh is not None else "cpu"
+    squares = torch.zeros((), dtype=torch.float64, device=device)
+    if grads:
+        # Squared in float64, where no float32 overflows.
+        squares += torch.stack(torch._foreach_norm(grads)).double().square().sum().to(device)
+    dist.all_reduce(squares)
+    return squares.sqrt()
+
+
+@torch.no_grad()
+def clip(parameters: Sequence[nn.Parameter], norm: Tensor, largest: float) -> None:
+    """Scale the gradients down to the norm ``largest`` if that of the whole model, ``norm``, is larger."""
+    grads = [local(p.grad) for p in parameters if p.grad is not None]
+    factor = (largest / (norm + EPSILON)).clamp(max=1.0)
+    for grad in grads:
+        grad.mul_(factor.to(grad.device, grad.dtype))
+
+
+def counts(grad: Tensor, layout: Layout) -> bool:
+    """Whether this process is the first of those that hold the same elements."""
+    divided: set[str] = set()
+    if isinstance(grad, DTensor):
+        names = grad.device_mesh.mesh_dim_names or ()
+        divided = {name for name, placed in zip(names, grad.placements, strict=True) if not placed.is_replicate()}
+    return all(layout.coordinate(name) == 0 for name in ("replicate", "shard", "tensor") if name not in divided)
 
 
 class DividedModel(ParallelModel):
@@ -36,7 +96,7 @@ class DividedModel(ParallelModel):
         self._pipeline = pipeline
         self.model = parts[0] if len(parts) == 1 else JoinedParts(parts)
         self.batch_rows = pipeline.rows if pipeline else 0
-        self.counts_losses = layout.has_losses and layout.place("tensor") == 0
+        self.counts_losses = layout.has_losses and layout.coordinate("tensor") == 0
 
     def parameters(self) -> list[nn.Parameter]:
         return list(self.model.parameters())
@@ -55,11 +115,11 @@ class DividedModel(ParallelModel):
             (model,) = self._parts
             for piece in pieces:
                 if isinstance(model, FSDPModule):
-                    switch(model, self._layout.config, last=piece == pieces[-1])
+                    prepare_passes(model, self._layout.config, last=piece == pieces[-1])
                 with forward():
                     outputs = model(*(x[piece] for x in inputs))
                 loss_of(outputs, piece.start).backward()
-        settle(self.parameters(), self._layout)
+        sum_partial_gradients(self.parameters(), self._layout)
 
     @torch.no_grad()
     def forward(self, *inputs: Tensor) -> Tensor | None:
@@ -84,10 +144,10 @@ class DividedModel(ParallelModel):
 
     def whole(self, tensors: Mapping[str, Tensor]) -> Weights:
         mine = {name: Kind(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
-        everyones: list[dict[str, Kind]] = [{} for _ in range(self._layout.world)]
-        dist.all_gather_object(everyones, mine)
-        kinds = {name: Kind(*kind) for one in everyones for name, kind in one.items()}
-        holders = {name: next(rank for rank, one in enumerate(everyones) if name in one) for name in kinds}
+        gathered: list[dict[str, Kind]] = [{} for _ in range(self._layout.world)]
+        dist.all_gather_object(gathered, mine)
+        kinds = {name: Kind(*kind) for one in gathered for name, kind in one.items()}
+        holders = {name: next(rank for rank, one in enumerate(gathered) if name in one) for name in kinds}
         return Weights(kinds, lambda: self._one_by_one(tensors, kinds, holders))
 
     @torch.no_grad()
@@ -163,14 +223,14 @@ def divide(
 @torch.no_grad()
 def fill(part: Predictor, device: torch.device, seed: int) -> None:
     """Give a part on the meta device its memory and its initial weights; do nothing for any other."""
-    network = part.network
-    if not any(parameter.is_meta for parameter in network.parameters()):
+    model = part.network
+    if not any(parameter.is_meta for parameter in model.parameters()):
         return
-    network.to_empty(device=device)
-    for name, parameter in network.named_parameters():
+    model.to_empty(device=device)
+    for name, parameter in model.named_parameters():
         offsets: tuple[int, ...] = (0,) * parameter.ndim
         if isinstance(parameter, DTensor):
             _, offsets = compute_local_shape_and_global_offset(
                 parameter.shape, parameter.device_mesh, parameter.placements
             )
-        fill_part(local(parameter), name, network, seed, parameter.shape, offsets)
+        fill_part(local(parameter), name, model, seed, parameter.shape, offsets)

@@ -43,7 +43,7 @@ class Layout:
         mesh = init_device_mesh(device.type, sizes, mesh_dim_names=DIMENSIONS) if config.divides else None
         return cls(config, rank, world, sizes, mesh)
 
-    def place(self, dimension: str) -> int:
+    def coordinate(self, dimension: str) -> int:
         """This process's coordinate."""
         index = DIMENSIONS.index(dimension)
         below = 1
@@ -56,7 +56,7 @@ class Layout:
 
     @property
     def data_rank(self) -> int:
-        return self.place("replicate") * self.size("shard") + self.place("shard")
+        return self.coordinate("replicate") * self.size("shard") + self.coordinate("shard")
 
     @property
     def data_size(self) -> int:
@@ -66,7 +66,7 @@ class Layout:
     def stages(self) -> tuple[int, ...]:
         """The numbers of the pipeline's stages that this process holds."""
         processes = self.size("pipeline")
-        return tuple(self.place("pipeline") + turn * processes for turn in range(self.config.stages_per_rank))
+        return tuple(self.coordinate("pipeline") + turn * processes for turn in range(self.config.stages_per_rank))
 
     @property
     def all_stages(self) -> int:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from slipstream.distributed.process_group import Group
 from slipstream.models.factory import Predictor
-from slipstream.models.weights_file import Weights
-from slipstream.train.checkpoint import Stateful
+from slipstream.models.trained import Weights
+from slipstream.train.checkpoint.state import Stateful
 
 #: The loss of a micro-batch's outputs, given the place of its first row in the batch.
 LossOf = Callable[[Tensor, int], Tensor]

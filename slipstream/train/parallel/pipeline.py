@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
+from torch.distributed.pipelining.stage import _PipelineStageBase
 
 from slipstream.models.factory import Predictor, zeros
 from slipstream.models.plan import Plan, plan_of
-from slipstream.train.parallel.gradients import local
+from slipstream.train.checkpoint.staging import local
 from slipstream.train.parallel.layout import Layout
 from slipstream.train.parallel.model import LossOf
+
+T = TypeVar("T")
 
 
 def cut_stages(model: Predictor, layout: Layout) -> list[Predictor]:
@@ -58,30 +61,29 @@ class Pipeline:
         for part in stages:
             if not part.last:
                 # The next stage makes room for this type; torch does not check what it is sent.
-                part.register_forward_hook(lambda module, given, outputs: outputs.to(dtype))
-        given = tuple(x.to("meta") for x in zeros(stages[0].signature, rows))
+                part.register_forward_hook(lambda module, model_inputs, outputs: outputs.to(dtype))
+        model_inputs = tuple(x.to("meta") for x in zeros(stages[0].signature, rows))
         hidden = torch.empty(rows, length, *rest, dtype=dtype, device="meta", requires_grad=True)
         shape = stages[0].signature.output_shape
         outputs = torch.empty(rows, *shape, dtype=dtype, device="meta", requires_grad=True)
         last = layout.all_stages - 1
-        made: Any = [
+        pipeline_stages: list[_PipelineStageBase] = [
             PipelineStage(
                 part,
                 number,
                 layout.all_stages,
                 device,
-                input_args=given if number == 0 else hidden,
+                input_args=model_inputs if number == 0 else hidden,
                 output_args=outputs if number == last else hidden,
                 group=group,
             )
             for number, part in zip(layout.stages, stages, strict=True)
         ]
         # The caller's losses are sums, scaled by it.
-        settings: Any = {"loss_fn": self._loss, "scale_grads": False}
         self._schedule = (
-            ScheduleInterleaved1F1B(made, micro_batches, **settings)
+            ScheduleInterleaved1F1B(pipeline_stages, micro_batches, loss_fn=self._loss, scale_grads=False)
             if layout.config.schedule == "interleaved"
-            else Schedule1F1B(made[0], micro_batches, **settings)
+            else Schedule1F1B(pipeline_stages[0], micro_batches, loss_fn=self._loss, scale_grads=False)
         )
         #: Of every batch.
         self.rows = micro_batches * rows
@@ -99,7 +101,7 @@ class Pipeline:
         self._loss_of = lambda outputs, _: outputs.new_zeros(())
         return self._run(self._schedule.eval, inputs)
 
-    def _run(self, run: Callable[..., Any], inputs: Sequence[Tensor], **settings: bool) -> Any:
+    def _run(self, run: Callable[..., T], inputs: Sequence[Tensor], **settings: bool) -> T:
         assert len(inputs[0]) == self.rows, "pipelines take batches of one size only"
         # The target tells the loss which rows it is of.
         target = torch.arange(self.rows) if self._layout.has_losses else None
@@ -117,6 +119,7 @@ class Pipeline:
     def _add_shared(self) -> None:
         """Stages that share a parameter each have a summand of its gradient."""
         for one in self._shared:
+            assert one.parameter.grad is not None
             dist.all_reduce(local(one.parameter.grad), group=one.group)
 
 
@@ -135,7 +138,7 @@ def shared_parameters(stages: list[Predictor], layout: Layout) -> list[Shared]:
     pipeline = layout.mesh["pipeline"].get_group()
     names: list[list[str]] = [[] for _ in range(dist.get_world_size(pipeline))]
     dist.all_gather_object(names, list(mine), group=pipeline)
-    found = []
+    shared = []
     for name in sorted({name for of_rank in names for name in of_rank}):
         holders = [place for place, of_rank in enumerate(names) if name in of_rank]
         if len(holders) == 1:
@@ -144,5 +147,5 @@ def shared_parameters(stages: list[Predictor], layout: Layout) -> list[Shared]:
         for column in layout.mesh.mesh.flatten(1).T.tolist():
             group = dist.new_group([column[place] for place in holders])
             if layout.rank in column and name in mine:
-                found.append(Shared(mine[name], group, holders[0] == layout.place("pipeline")))
-    return found
+                shared.append(Shared(mine[name], group, holders[0] == layout.coordinate("pipeline")))
+    return shared

@@ -9,7 +9,6 @@ all-reduces end before the next bucket's begin.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,6 +17,7 @@ from torch.futures import Future
 
 from slipstream.distributed.process_group import Group
 from slipstream.logs import logger
+from slipstream.train.checkpoint.state import StateDict
 
 LOG = logger("train")
 
@@ -44,15 +44,15 @@ class Memory:
 
     def __init__(self, gradients: list[Tensor], rank: int, generator: torch.Generator) -> None:
         self.shapes = [Shape.of(gradient, rank) for gradient in gradients]
-        options: dict[str, Any] = {"dtype": gradients[0].dtype, "device": gradients[0].device}
+        dtype, device = gradients[0].dtype, gradients[0].device
         compressed = [shape for shape in self.shapes if shape.rank]
         #: Of all compressed gradients, flat: what was left out, and the right factors, equal on all ranks.
-        self.error = torch.zeros(sum(shape.rows * shape.columns for shape in compressed), **options)
+        self.error = torch.zeros(sum(shape.rows * shape.columns for shape in compressed), dtype=dtype, device=device)
         q = torch.randn(sum(shape.columns * shape.rank for shape in compressed), generator=generator)
-        self.q = q.to(**options)
+        self.q = q.to(device, dtype)
         self.next: tuple[Tensor, Tensor] | None = None
 
-    def settle(self, skip: Tensor) -> None:
+    def advance(self, skip: Tensor) -> None:
         if self.next is not None:
             for old, new in zip((self.error, self.q), self.next, strict=True):
                 old.copy_(torch.where(skip, old, new))
@@ -116,9 +116,9 @@ class PowerSGD:
     def after_step(self, skip: Tensor) -> None:
         """Remember what the last step left out, unless it is skipped: bool, a scalar on the device."""
         for memory in self._buckets.values():
-            memory.settle(skip)
+            memory.advance(skip)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Errors differ between ranks, so each has names of its own."""
         buckets = {str(index): memory for index, memory in self._buckets.items()}
         return {
@@ -127,7 +127,7 @@ class PowerSGD:
             "error": {str(self._group.rank): {index: memory.error for index, memory in buckets.items()}},
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Errors are of no use to other numbers of ranks, which begin without."""
         same_world = state["world"] == self._group.world
         if not same_world and self._group.rank == 0:

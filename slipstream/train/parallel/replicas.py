@@ -1,28 +1,76 @@
-"""The model on every rank: DDP, and what it leaves to its users."""
+"""The model on every rank: DDP, what it leaves to its users, and the pass that ``torch.compile`` makes before the first
+step."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_
 
+from slipstream.artifacts.results.training import CompiledPass
 from slipstream.distributed.process_group import Group
+from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.models.factory import Predictor, zeros
-from slipstream.models.weights_file import Weights
-from slipstream.train.loop.batch_statistics import ROWS, running_statistics
-from slipstream.train.loop.probe import Traits, undone
-from slipstream.train.parallel.compiled import Compiled
+from slipstream.models.trained import Weights
+from slipstream.train.loop.probe import ROWS, Traits, running_statistics, unchanged_after
 from slipstream.train.parallel.config import GradientsConfig
 from slipstream.train.parallel.model import Forward, LossOf, ParallelModel
 from slipstream.train.parallel.powersgd import PowerSGD
 
+#: Passes that are timed with and without; the fastest counts.
+TIMED = 3
 LOG = logger("train")
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """The model as :class:`~slipstream.train.parallel.replicas.ReplicatedModel` calls it in training."""
+
+    module: nn.Module
+    #: A micro-batch of padding, and the context that passes run in.
+    inputs: tuple[Tensor, ...]
+    context: Callable[[], AbstractContextManager[object]]
+    figures: CompiledPass
+
+
+def compile_model(
+    model: Predictor, inputs: tuple[Tensor, ...], context: Callable[[], AbstractContextManager[object]]
+) -> Compiled:
+    """Compile forward and backward pass for ``inputs``, a micro-batch as training will have them: their strides are
+    part of what is compiled for. Raises ``UserError`` if that fails, as without a C++ compiler."""
+    module = cast(nn.Module, torch.compile(model, dynamic=False))
+
+    def seconds(of: Callable[..., Tensor]) -> float:
+        started = time.perf_counter()
+        with context():
+            outputs = of(*inputs)
+        outputs.sum().backward()
+        # Also waits for a GPU.
+        outputs.sum().item()
+        return time.perf_counter() - started
+
+    with unchanged_after(model):
+        try:
+            first = seconds(module)
+        except Exception as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise UserError(
+                f"training.compile: false expected: the model cannot be compiled here ({type(error).__name__}: "
+                f"{reason}); on a CPU that takes g++, on a GPU Triton and a C compiler"
+            ) from error
+        with_it = min(seconds(module) for _ in range(TIMED))
+        without = min(seconds(model) for _ in range(TIMED))
+    figures = CompiledPass(seconds=first - with_it, pass_s=with_it, plain_pass_s=without)
+    return Compiled(module, inputs, context, figures)
 
 
 class ReplicatedModel(ParallelModel):
@@ -95,7 +143,7 @@ def replicate(
     ``compiled``, training calls that, and evaluation the model.
 
     DDP broadcasts all buffers before every forward pass, constant ones too, so that is switched off;
-    :func:`~slipstream.train.loop.batch_statistics.broadcast_buffers` does it for those that change. Two passes over
+    :func:`~slipstream.train.loop.step.broadcast_buffers` does it for those that change. Two passes over
     zeros make DDP rebuild its gradient buckets before the first training step: it does so after its first backward
     pass, which changes the order of its sums. A resumed process would do so after its first *resumed* step, and from
     three ranks on its numbers would differ from those of an uninterrupted run.
@@ -117,7 +165,7 @@ def replicate(
     context = compiled.context if compiled else nullcontext
 
     def pass_over_zeros() -> None:
-        with undone(model):
+        with unchanged_after(model):
             with context():
                 outputs = ddp(*inputs)
             (outputs.sum() * 0).backward()

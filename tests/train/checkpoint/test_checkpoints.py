@@ -19,11 +19,11 @@ from slipstream.artifacts.format import hash_file
 from slipstream.artifacts.homes import Holder
 from slipstream.errors import UserError
 from slipstream.storage import StorageUnavailable, storage_for
-from slipstream.train.checkpoint import Retention, Superseded, publish
+from slipstream.train.checkpoint import publish
+from slipstream.train.checkpoint.home import Name, Retention, Superseded
 from slipstream.train.checkpoint.shards import FileWriter
 from slipstream.train.checkpoint.staging import assign_writers
-from slipstream.train.checkpoint.state_json import join, split
-from slipstream.train.homes.layout import Name
+from slipstream.train.checkpoint.state import join, split
 from tests.support.small_run import Run, names, same
 
 
@@ -84,17 +84,12 @@ def test_a_checkpoint_that_cannot_be_restored_leaves_nothing_behind(tmp_path: Pa
     assert same(goes_on(tmp_path / "empty"), goes_on(tmp_path))
 
 
-def test_the_last_the_best_and_every_nth_stay(tmp_path: Path) -> None:
-    run = Run(tmp_path, retention=Retention(last=2, every=4))
+def test_the_last_and_the_newest_regular_one_stay(tmp_path: Path) -> None:
+    run = Run(tmp_path, retention=Retention(last=2, regular=4))
     run.steps(1)
     for step in range(1, 8):
-        run.save(step, best=step in (2, 3))
-    assert names(tmp_path) == [
-        "step-000000000003.a0001.best",
-        "step-000000000004.a0001",
-        "step-000000000006.a0001",
-        "step-000000000007.a0001",
-    ]
+        run.save(step)
+    assert names(tmp_path) == ["step-000000000004.a0001", "step-000000000006.a0001", "step-000000000007.a0001"]
     assert json.loads((tmp_path / "latest.json").read_text())["checkpoint"] == "step-000000000007.a0001"
 
 
@@ -240,12 +235,12 @@ def test_a_store_that_stays_away_is_borne_however_often_and_each_snapshot_takes_
             run.checkpoints.save(step, {"step": step})
             while run.checkpoints.background.busy():
                 time.sleep(0.001)
-        run.checkpoints.resume(5, busy=False)  # the fifth again, and for the last time in vain
+        run.checkpoints.background.resume(5, busy=False)  # the fifth again, and for the last time in vain
         while run.checkpoints.background.busy():
             time.sleep(0.001)
         kept = {name: tensor.clone() for name, tensor in run.everything().items()}
         run.steps(2)
-        run.checkpoints.resume(7, busy=False)
+        run.checkpoints.background.resume(7, busy=False)
         assert run.checkpoints.finish() == Name(1, 5)
     assert len(failed) == 6
     said = capsys.readouterr().err

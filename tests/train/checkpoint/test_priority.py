@@ -10,7 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.train.checkpoint.priority import NICENESS, give_way, given_way_s, needed
+from slipstream.train.checkpoint.background import (
+    NICENESS,
+    lower_thread_priority,
+    waited_for_processor_s,
+    working_seconds,
+)
 from slipstream.train.checkpoint.publish import Publisher
 from tests.support.small_run import Run
 
@@ -52,11 +57,11 @@ def test_a_thread_that_gives_way_waits_beside_others_and_knows_for_how_long() ->
 
     def work() -> None:
         os.sched_setaffinity(threading.get_native_id(), one)
-        give_way()
-        waited, started, used = given_way_s(), time.perf_counter(), time.thread_time()
+        lower_thread_priority()
+        waited, started, used = waited_for_processor_s(), time.perf_counter(), time.thread_time()
         while time.thread_time() - used < 0.02:
             pass
-        found.append((time.perf_counter() - started, given_way_s() - waited))
+        found.append((time.perf_counter() - started, waited_for_processor_s() - waited))
 
     try:
         thread = threading.Thread(target=work)
@@ -67,9 +72,9 @@ def test_a_thread_that_gives_way_waits_beside_others_and_knows_for_how_long() ->
         os.kill(rival, 9)
         os.waitpid(rival, 0)
     took, waited = found[0]
-    assert took > 0.1 and needed([(took, waited)]) < took / 2
+    assert took > 0.1 and working_seconds([(took, waited)]) < took / 2
 
 
 def test_what_ranks_need_is_without_the_longest_wait() -> None:
-    assert needed([(5.0, 1.0), (4.9, 3.0)]) == 2.0
-    assert needed([(1.0, 1.5)]) == 0.0
+    assert working_seconds([(5.0, 1.0), (4.9, 3.0)]) == 2.0
+    assert working_seconds([(1.0, 1.5)]) == 0.0

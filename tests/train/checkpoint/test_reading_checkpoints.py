@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from slipstream.artifacts.format import FileRecord
 from slipstream.train.checkpoint import shards
-from slipstream.train.checkpoint.fetch import blocks_of, share
+from slipstream.train.checkpoint.restore import blocks_of, share
 from slipstream.train.checkpoint.shards import Piece, block_bytes, read_into
 
 BEFORE = 24

@@ -12,7 +12,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from slipstream.train.checkpoint import AppState, Checkpoints, ResumePolicy
+from slipstream.train.checkpoint.manager import Checkpoints
+from slipstream.train.checkpoint.restore import ResumePolicy
+from slipstream.train.checkpoint.state import AppState
 from tests.support.processes import FORK, free_port
 
 

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 from torch.nn.parallel import DistributedDataParallel
 
-from slipstream.train.checkpoint.state_dicts import AppState
-from slipstream.train.checkpoint.state_json import split
+from slipstream.train.checkpoint.state import AppState, split
 
 Optimizer = Callable[[Iterable[dict[str, Any]]], torch.optim.Optimizer]
 

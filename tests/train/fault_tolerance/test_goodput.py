@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from slipstream.artifacts.homes import Holder
-from slipstream.distributed.parent_death import end_with_parent
+from slipstream.distributed.child_processes import end_with_parent
 from slipstream.storage import storage_for
+from slipstream.train.checkpoint.home import Home
 from slipstream.train.fault_tolerance import goodput
 from slipstream.train.fault_tolerance.goodput import (
     EVALUATION,
@@ -24,7 +25,6 @@ from slipstream.train.fault_tolerance.goodput import (
     read_attempts,
     summarise,
 )
-from slipstream.train.homes.home import Home
 from tests.support.processes import running
 
 FORK = multiprocessing.get_context("fork")
@@ -60,7 +60,7 @@ def test_time_goes_to_its_account(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError), kept.time(EVALUATION):
         time.sleep(0.02)
         raise RuntimeError
-    kept.step(14)
+    kept.record.last_step = 14
     seconds = kept.summary().seconds
     assert seconds["start"] == pytest.approx(5, abs=0.05)
     assert seconds["restore"] == pytest.approx(0.05, abs=0.03)
@@ -75,7 +75,7 @@ def write_until_killed(home: str) -> None:
     kept = GoodputRecorder(place, place.claim(Holder()), 2, writes=True, started=time.perf_counter())
     kept.begin(0)
     for done in range(1, 51):
-        kept.step(done)
+        kept.record.last_step = done
     time.sleep(0.3)
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -89,7 +89,7 @@ def test_a_killed_attempt_leaves_its_record_and_the_next_one_counts_it(tmp_path:
     home = Home(storage)
     second = GoodputRecorder(home, home.claim(Holder()), 2, writes=True, started=time.perf_counter())
     second.begin(40)
-    second.step(100)
+    second.record.last_step = 100
     second.end("finished")
     found = summarise(read_attempts(storage))
     assert (found.executed, found.kept, found.ends) == (110, 100, (KILLED, "finished"))

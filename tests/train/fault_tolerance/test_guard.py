@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from slipstream.errors import Preempted
-from slipstream.train.checkpoint import Checkpoints
 from slipstream.train.checkpoint.background import BackgroundSave
-from slipstream.train.fault_tolerance.checkpoint_interval import Interval
-from slipstream.train.fault_tolerance.consensus import Consensus, GroupState
+from slipstream.train.checkpoint.manager import Checkpoints
+from slipstream.train.fault_tolerance.consensus import Consensus, GroupState, Interval, Measured
 from slipstream.train.fault_tolerance.goodput import GoodputRecorder, read_attempts
 from slipstream.train.fault_tolerance.guard import Guard
 from slipstream.train.fault_tolerance.notices import Watcher
@@ -33,11 +32,10 @@ def guarded(run: Run, watcher: Watcher, interval: Interval) -> Guard:
 
 def train(run: Run, guard: Guard, steps: int, each_s: float = 0.0) -> None:
     for step in range(1, steps + 1):
-        began = guard.before_step()
+        start = guard.before_step()
         run.steps(1)
         time.sleep(each_s)
-        guard.given(began)
-        guard.finished(step)
+        guard.finished(step, guard.enqueued(start))
         guard.after_step(step, lambda step=step: ({"step": step}, None))  # type: ignore[misc]
 
 
@@ -88,7 +86,7 @@ def test_an_advised_save_that_falls_amid_skipped_steps_is_made_after_them(
 ) -> None:
     exchange = Consensus.exchange
     captures: list[None] = []
-    monkeypatch.setattr(Consensus, "exchange", lambda *given, **more: replace(exchange(*given, **more), advised=True))
+    monkeypatch.setattr(Consensus, "exchange", lambda *given: replace(exchange(*given), advised=True))
 
     def capture() -> Any:
         captures.append(None)
@@ -126,9 +124,9 @@ def test_ranks_do_not_exchange_after_every_save(tmp_path: Path, monkeypatch: pyt
     exchanges: list[float] = []
     exchange = Consensus.exchange
 
-    def counted(self: Consensus, **figures: Any) -> GroupState:
-        exchanges.append(figures["stall_s"])
-        return exchange(self, **figures)
+    def counted(self: Consensus, measured: Measured) -> GroupState:
+        exchanges.append(measured.stall_s)
+        return exchange(self, measured)
 
     monkeypatch.setattr(Consensus, "exchange", counted)
     train_to_the_end(Run(tmp_path), Interval(steps=1), 60)

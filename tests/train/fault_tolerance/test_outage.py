@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from slipstream.storage import StorageUnavailable
-from slipstream.train.checkpoint.outage import SLOW_S, Outage
+from slipstream.train.checkpoint.background import SLOW_S, Outage
+from slipstream.train.checkpoint.home import Name
 from slipstream.train.checkpoint.shards import FileWriter
 from slipstream.train.fault_tolerance import guard as guards
-from slipstream.train.fault_tolerance.checkpoint_interval import Interval
+from slipstream.train.fault_tolerance.consensus import Interval
 from slipstream.train.fault_tolerance.goodput import GoodputRecorder
 from slipstream.train.fault_tolerance.guard import Guard
 from slipstream.train.fault_tolerance.notices import Watcher
-from slipstream.train.homes.layout import Name
 from tests.support.faulty_s3 import CREDENTIALS, FaultyS3
 from tests.support.small_run import Run, names, same
 from tests.support.training_runs import Job, attempt, outcome
@@ -39,7 +39,7 @@ def test_the_warning_says_what_a_loss_would_cost_and_comes_again_when_that_has_d
     clock = Clock()
     outage = Outage("s3://b/home", now=clock)
     outage.begin(100)
-    outage.failed("the store did not answer")
+    outage.why = "the store did not answer"
     found = []
     for second in range(10, 601):
         clock.now = 1000.0 + second
@@ -103,12 +103,11 @@ def test_600_seconds_without_a_store_cost_no_step_and_one_snapshot(
         for step in range(1, 701):
             clock.now += 1.0
             away["store"] = 50 < step <= 650
-            began = guard.before_step()
+            start = guard.before_step()
             run.steps(1)
-            guard.given(began)
-            guard.finished(step)
+            guard.finished(step, guard.enqueued(start))
             guard.after_step(step, lambda step=step: ({"step": step}, None))  # type: ignore[misc]
-            guard._look_round(step, lambda: None)  # as every second
+            guard._exchange_and_publish(step, lambda: None)  # as every second
             assert run.checkpoints._buffers is buffers, "a second set of buffers"
             most = max(most, sum(1 for _ in (tmp_path / "home/.scratch").glob("checkpoint-*/step-*")))
         run.checkpoints.finish()
@@ -137,10 +136,9 @@ def test_after_the_limit_the_steps_wait_until_it_is_saved(
         away["store"] = True
         for step in range(1, 61):
             clock.now += 1.0
-            began = guard.before_step()
+            start = guard.before_step()
             run.steps(1)
-            guard.given(began)
-            guard.finished(step)
+            guard.finished(step, guard.enqueued(start))
             begun = time.monotonic()
             back = threading.Timer(0.5, away.__setitem__, ("store", False))
             if step == 36:

@@ -10,7 +10,7 @@ from datetime import timedelta
 
 import pytest
 
-from slipstream.distributed.peers import Peers
+from slipstream.distributed.process_group import Peers
 from slipstream.train.fault_tolerance import notices
 from slipstream.train.fault_tolerance.consensus import Consensus, Stop
 from slipstream.train.fault_tolerance.notices import Aws, Azure, Gcp, MetadataUnavailable, Notice, Server, Watcher

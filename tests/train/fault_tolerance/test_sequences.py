@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.train.homes import lease, waiting
+from slipstream.train.checkpoint import lease
 from tests.support.faulty_s3 import CREDENTIALS, FaultyS3
 from tests.support.sequences import LEASE, Sequence
 from tests.support.training_runs import Job, outcome
@@ -24,7 +24,7 @@ PROOF = [("disk", part) for part in range(16)] + [("s3", part) for part in range
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in LEASE.items():
         monkeypatch.setattr(lease, name, value)
-    monkeypatch.setattr(waiting, "POLL_S", 0.02)
+    monkeypatch.setattr(lease, "POLL_S", 0.02)
 
 
 def check(sequence: Sequence, undisturbed: Callable[[int], dict[str, str]]) -> None:

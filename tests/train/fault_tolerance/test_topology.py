@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from slipstream.train.fault_tolerance.reproducibility import batch_dependent_layers, describe_changes
+from slipstream.train.setup import batch_dependent_layers, describe_changes
 from tests.support.training_runs import Fault, Job, attempt
 
 

@@ -120,7 +120,7 @@ def test_places_cover_the_mesh_and_neighbours_divide_tensors() -> None:
     sizes = config.sizes(16)
     assert sizes == (2, 2, 2, 2)
     layouts = [Layout(config, rank, 16, sizes) for rank in range(16)]
-    assert [x.place("tensor") for x in layouts[:4]] == [0, 1, 0, 1]
+    assert [x.coordinate("tensor") for x in layouts[:4]] == [0, 1, 0, 1]
     assert [x.data_rank for x in layouts] == [0, 0, 1, 1, 2, 2, 3, 3] * 2
     assert {x.data_size for x in layouts} == {4}
     assert [x.stages for x in layouts] == [(0,)] * 8 + [(1,)] * 8

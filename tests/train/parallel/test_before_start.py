@@ -15,7 +15,7 @@ from slipstream.models.config import ModelConfig
 from slipstream.profiles.profile import Profile, load
 from slipstream.train import checks
 from slipstream.train.config import TrainingConfig
-from slipstream.train.optim.precision import precision_of
+from slipstream.train.loop.precision import precision_of
 from tasks.flyte.elastic import DistributedTask
 from tasks.train import train
 from tests.support.layout_runs import SIZES, token_rows

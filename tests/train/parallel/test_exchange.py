@@ -13,10 +13,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from slipstream.distributed.devices import backend_of, check_gpus
+from slipstream.distributed.user_errors import backend_of, check_gpus
 from slipstream.errors import UserError
 from slipstream.settings import to_dict
-from slipstream.train.checkpoint.restore import filled, first_difference
+from slipstream.train.checkpoint.restore import first_difference, with_defaults
 from slipstream.train.config import TrainingConfig
 from slipstream.train.parallel.config import GradientsConfig
 from slipstream.train.parallel.powersgd import PowerSGD
@@ -133,7 +133,7 @@ def settings_body(port: int, out: Path) -> None:
     from slipstream.artifacts.prepared.data import Signature, TensorSpec
     from slipstream.distributed.process_group import process_group
     from slipstream.models.factory import Predictor
-    from slipstream.models.mlp import MLP
+    from slipstream.models.tables_and_images import MLP
     from slipstream.train.loop.probe import probe
     from slipstream.train.parallel.replicas import replicate
 
@@ -210,6 +210,10 @@ def test_more_processes_than_gpus_is_one_line() -> None:
 def test_what_an_older_checkpoint_does_not_know_is_the_default() -> None:
     now = {"training": to_dict(TrainingConfig())}
     older = {"training": {k: v for k, v in now["training"].items() if k not in ("gradients", "backend")}}
-    assert first_difference(filled(now, older), filled(now, now)) is None
+    assert first_difference(with_defaults(now, older), with_defaults(now, now)) is None
     other = {"training": to_dict(TrainingConfig(gradients=GradientsConfig(hook="fp16")))}
-    assert first_difference(filled(now, older), filled(now, other)) == ("training.gradients.hook", "none", "fp16")
+    assert first_difference(with_defaults(now, older), with_defaults(now, other)) == (
+        "training.gradients.hook",
+        "none",
+        "fp16",
+    )

@@ -14,8 +14,7 @@ from slipstream.artifacts.format import ArtifactWriter
 from slipstream.artifacts.prepared.data import TARGET, Signature, TensorSpec
 from slipstream.errors import UserError
 from slipstream.models.config import ModelConfig
-from slipstream.models.factory import build
-from slipstream.models.initial import fill_part
+from slipstream.models.factory import build, fill_part
 from slipstream.models.trained import TrainedModel
 from slipstream.train.config import TrainingConfig
 from tests.support.nets import Planned

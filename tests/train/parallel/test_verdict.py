@@ -16,9 +16,9 @@ from tests.support.layout_runs import LENGTH, SEED, Case, model_of, on_ranks, ro
 
 def spoil(parallel: dict[str, Any]) -> tuple[float, float, bool]:
     """The norms before and after the last rank spoils an element of its gradient, and whether a weight changes."""
+    from slipstream.train.checkpoint.staging import local
     from slipstream.train.parallel.config import ParallelConfig
     from slipstream.train.parallel.divide import divide
-    from slipstream.train.parallel.gradients import local
     from slipstream.train.parallel.layout import Layout
 
     device, rows = torch.device("cpu"), token_rows(4)
@@ -31,7 +31,9 @@ def spoil(parallel: dict[str, Any]) -> tuple[float, float, bool]:
     model.accumulate((rows[:, :LENGTH],), [slice(0, 2), slice(2, 4)], loss_of)
     right = model.norm().item()
     if layout.rank == layout.world - 1:
-        local(model.parameters()[-1].grad).view(-1)[0] = torch.inf
+        gradient = model.parameters()[-1].grad
+        assert gradient is not None
+        local(gradient).view(-1)[0] = torch.inf
     norm = model.norm()
     before = whole(dict(model.model.named_parameters()))
     optimizer: Any = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from slipstream.train.checkpoint import fetch, manager, shards
+from slipstream.train.checkpoint import manager, restore, shards
 from tests.support.layout_runs import Case, divided, on_ranks, set_up, train_divided
 
 #: Large enough for parts of tensors that are larger than a block.
@@ -46,7 +46,7 @@ def resume_on_machines(case: Case, per_machine: int, place: Path) -> tuple[int, 
     # Ranks are on one machine if they have the same temporary directory.
     tempfile.tempdir = str(directory)
     held, brought, largest = [0], [0], [0]
-    pieces_read, checked = manager.pieces_read, fetch.checked
+    pieces_read, read_verified = manager.pieces_read, restore.read_verified
 
     def noted_pieces(tensors: dict[str, Tensor], index: dict[str, Any]) -> Any:
         held[0] = sum(local_bytes(tensor) for tensor in tensors.values())
@@ -54,11 +54,11 @@ def resume_on_machines(case: Case, per_machine: int, place: Path) -> tuple[int, 
         return pieces_read(tensors, index)
 
     def noted_bytes(*arguments: Any) -> bytes:
-        data = checked(*arguments)
+        data = read_verified(*arguments)
         brought[0] += len(data)
         return data
 
-    manager.pieces_read, fetch.checked = noted_pieces, noted_bytes  # type: ignore[assignment]
+    manager.pieces_read, restore.read_verified = noted_pieces, noted_bytes  # type: ignore[assignment]
     train_divided(case)
     return held[0], brought[0], largest[0]
 
@@ -73,7 +73,7 @@ def memory_of_a_restore(case: Case) -> tuple[int, int, int]:
     """The bytes that this rank holds of the checkpoint, those of the largest tensor, and the most by which the memory
     of its process grew during the restore, with all that it then held for the first time."""
     held, largest, grown = [0], [0], [0]
-    pieces_read, restore = manager.pieces_read, manager.Checkpoints.restore
+    pieces_read, restored = manager.pieces_read, manager.Checkpoints.restore
 
     def noted_pieces(tensors: dict[str, Tensor], index: dict[str, Any]) -> Any:
         held[0] = sum(local_bytes(tensor) for tensor in tensors.values())
@@ -83,7 +83,7 @@ def memory_of_a_restore(case: Case) -> tuple[int, int, int]:
     def watched(*arguments: Any, **named: Any) -> Any:
         Path("/proc/self/clear_refs").write_text("5")  # the most is counted from now on
         before = status_bytes("VmRSS")
-        found = restore(*arguments, **named)
+        found = restored(*arguments, **named)
         grown[0] = status_bytes("VmHWM") - before
         return found
 
@@ -115,7 +115,7 @@ def test_a_rank_holds_its_share(then: str, tmp_path: Path) -> None:
     case = replace(RESUMED[then][0], model=large, double=False, home=home)
     for held, largest, grown in on_ranks(case.world, partial(memory_of_a_restore, case), tmp_path / "resumed"):
         print(f"{then}: held {held >> 20} MiB, largest {largest >> 20} MiB, grown {grown >> 20} MiB")
-        on_its_way = fetch.RUN_BYTES * fetch.REQUESTS + shards.READ_BYTES
+        on_its_way = restore.RUN_BYTES * restore.REQUESTS + shards.READ_BYTES
         assert 0 < grown <= 1.3 * held + largest + on_its_way
 
 

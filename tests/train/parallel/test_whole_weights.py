@@ -18,7 +18,7 @@ def taken(parallel: dict[str, Any]) -> tuple[dict[str, torch.Tensor], int]:
     """The tensors that this rank gets, and the most of them, its own parts apart, that were alive at once."""
     import torch.distributed as dist
 
-    from slipstream.models.weights_file import in_file_order
+    from slipstream.models.trained import in_file_order
     from slipstream.train.parallel.config import ParallelConfig
     from slipstream.train.parallel.divide import divide
     from slipstream.train.parallel.layout import Layout

@@ -1,0 +1,51 @@
+"""Child processes that begin light and end with their parent.
+
+Without this, workers survive when their parent is killed, and continue to work and write beside the next attempt:
+workers of torch elastic do not notice its death, and workers of a process pool keep each other's pipes open.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+#: From <linux/prctl.h>: the signal that the kernel sends when the parent dies.
+PR_SET_PDEATHSIG = 1
+
+
+def end_with_torch_elastic() -> None:
+    """:func:`end_with_parent` for a worker of torch elastic; does nothing in any other process."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        end_with_parent()
+
+
+def end_with_parent(parent: int | None = None) -> None:
+    """Have the kernel kill this process when its parent dies. Linux only; does nothing on other systems.
+
+    ``parent`` is the expected parent's process id (default: the current parent). If it is dead already, this process
+    ends at once.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    expected = os.getppid() if parent is None else parent
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != expected:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@contextmanager
+def no_main_module() -> Iterator[None]:
+    """Let processes start without importing this one's main module again: they need nothing of a command such as
+    ``pyflyte``, whose import takes seconds."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main

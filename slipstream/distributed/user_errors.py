@@ -1,0 +1,72 @@
+"""User errors of several processes: one rank's is raised on all, devices that do not suffice, and what a user can do
+about errors that torch words for its developers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from slipstream.errors import UserError
+
+
+class AgreedUserError(UserError):
+    """A ``UserError`` that all ranks of the process group raise at the same place, so that all shut down cleanly."""
+
+
+@contextmanager
+def same_error_on_all_ranks() -> Iterator[None]:
+    """Run the block on every rank. If it raised ``UserError`` on some, raise the lowest such rank's on all ranks.
+
+    Costs one small collective. Without it the failed rank would leave the others waiting in their next collective.
+    """
+    import torch.distributed as dist
+
+    mine: str | None = None
+    try:
+        yield
+    except UserError as error:
+        mine = error.message
+    messages: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(messages, mine)
+    first = next((message for message in messages if message is not None), None)
+    if first is not None:
+        raise AgreedUserError(first)
+
+
+def check_gpus(processes: int, gpus: int) -> None:
+    """Raise ``UserError`` if a machine with ``gpus`` GPUs cannot give each of its ``processes`` one."""
+    if 0 < gpus < processes:
+        raise UserError(
+            f"{processes} processes for {gpus} GPU{'s' if gpus > 1 else ''}: each process needs one of its own; start "
+            f"at most {gpus} on this machine, or hide the GPUs (CUDA_VISIBLE_DEVICES=) to compute on the CPU"
+        )
+
+
+def backend_of(wanted: str, gpus: int) -> str:
+    """``nccl`` or ``gloo``. Raises ``UserError`` if there are no GPUs for what is ``wanted``."""
+    if wanted == "nccl" and not gpus:
+        raise UserError("training.backend: nccl needs a GPU for each process, and there is none; expected auto or gloo")
+    return ("nccl" if gpus else "gloo") if wanted == "auto" else wanted
+
+
+def explained(error: BaseException) -> UserError | None:
+    """The user error behind ``error``; None if there is no setting that mends it."""
+    import torch
+
+    message = str(error)
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator: " in message:
+        return UserError(f"training.accumulation: out of memory ({message}); raise it, or lower training.batch_size")
+    if not isinstance(error, RuntimeError):
+        return None
+    if "does not have a deterministic implementation" in message:
+        what = message.partition(" does not have")[0]
+        return UserError(
+            f"training.deterministic: {what} has no deterministic kernel on this device; choose another layer, or set "
+            "it to false, and runs are no longer the same bit for bit"
+        )
+    if message.startswith("Expected to have finished reduction in the prior iteration"):
+        return UserError(
+            "model.name: some of its parameters take part in the loss of some batches only; let them take part in all, "
+            "multiplied by 0 where they do not count"
+        )
+    return None

@@ -1,0 +1,106 @@
+"""How many processor cores and how much memory this process may use.
+
+A pod sees the cores of its whole node. What its placement gave it travels in the task's environment, so that the same
+placement computes with the same number of threads on every type of node. One machine has no placement: the environment
+of a task only reaches pods.
+
+A container's control group (version 2 or 1) limits CPU and memory. A group is bound by its own limits and by those of
+all groups above it. A container usually sees its own group as the root of the file system; where it does not, the path
+of its group leads nowhere there, and the root counts alone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+#: Version 1 writes the largest multiple of the page size for "no limit".
+UNLIMITED_BYTES = 1 << 60
+SCALES = {
+    "m": 1e-3,
+    "": 1.0,
+    **{unit: 1000.0**power for power, unit in enumerate("kMGTP", 1)},
+    **{f"{unit}i": 1024.0**power for power, unit in enumerate("KMGTP", 1)},
+}
+QUANTITY = re.compile(rf"([0-9]+(?:\.[0-9]+)?)({'|'.join(SCALES)})")
+#: The placement's ``memory``, in a pod.
+MEMORY = "SLIPSTREAM_MEMORY"
+#: The placement's ``cpu``, in a pod.
+CPU = "SLIPSTREAM_CPU"
+
+
+def cpu_quota(root: Path = Path("/")) -> float | None:
+    """The CPUs that this process's group may use per second, None without a limit. ``root`` holds /proc and /sys."""
+    quotas = []
+    for group in groups(root, "cpu"):
+        quota, _, period = read(group / "cpu.max").partition(" ")
+        if not quota:
+            quota, period = read(group / "cpu.cfs_quota_us"), read(group / "cpu.cfs_period_us")
+        if quota.isdigit() and period.isdigit() and int(period) > 0:
+            quotas.append(int(quota) / int(period))
+    return min(quotas, default=None)
+
+
+def memory_limit(root: Path = Path("/")) -> float | None:
+    """The bytes of memory that this process's group may use, None without a limit."""
+    values = (
+        read(group / name) for group in groups(root, "memory") for name in ("memory.max", "memory.limit_in_bytes")
+    )
+    return min((float(value) for value in values if value.isdigit() and int(value) < UNLIMITED_BYTES), default=None)
+
+
+def groups(root: Path, controller: str) -> Iterator[Path]:
+    """The directories of this process's group and of those above it that are there, in both versions' hierarchies."""
+    mounted = root / "sys/fs/cgroup"
+    for line in read(root / "proc/self/cgroup").splitlines():
+        _, controllers, group_path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        top = mounted / controller if controllers else mounted
+        path = PurePosixPath(group_path.lstrip("/"))
+        for group in (path, *path.parents):
+            if (top / group).is_dir():
+                yield top / group
+
+
+def read(path: Path) -> str:
+    """What the file says, empty if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
+
+
+def parse_quantity(text: str) -> float:
+    """The number that a quantity stands for: CPUs or bytes. Raises ``ValueError`` if it is none."""
+    match = QUANTITY.fullmatch(text)
+    if not match:
+        raise ValueError(f"{text!r} is no Kubernetes quantity")
+    return float(match[1]) * SCALES[match[2]]
+
+
+def quantity_in_environment(variable: str) -> float | None:
+    """The quantity that an environment variable holds; None if it is unset."""
+    text = os.environ.get(variable)
+    return parse_quantity(text) if text else None
+
+
+def memory_allowed() -> float | None:
+    """Bytes: the smaller of what the placement gave the pod and the control group's limit. None if there is neither:
+    then it is the machine's."""
+    limits = (memory_limit(), quantity_in_environment(MEMORY))
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def visible_cores() -> int:
+    """The cores in this process's affinity mask; all cores of the machine where the system has no such mask (macOS)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def usable_cores() -> int:
+    """The smallest of: the visible cores, this process's control group's CPU quota, and what the placement gave the
+    pod. Fractions are rounded down; at least 1."""
+    limits = (visible_cores(), cpu_quota(), quantity_in_environment(CPU))
+    return max(1, int(min(limit for limit in limits if limit is not None)))

@@ -1,0 +1,232 @@
+"""A decoder-only transformer with Hugging Face's names (Llama, Mistral, Qwen 2 and Qwen 3), so that weights can be
+exchanged as they are: blocks of causal attention and gated feed-forward layers (Touvron et al. 2023, "LLaMA"), rotary
+positions (Su et al. 2021, "RoFormer"), plain and with Llama 3's scaling.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import torch
+from pydantic import JsonValue
+from torch import Tensor, nn
+from torch.nn import functional
+
+from slipstream.artifacts.prepared.data import Signature
+from slipstream.errors import UserError
+from slipstream.models.plan import Plan, Style
+from slipstream.models.transformer_config import TransformerConfig, from_hugging_face
+
+
+def frequencies(config: TransformerConfig, device: torch.device) -> Tensor:
+    """Radians per token of each pair of a head's numbers: float32 ``[head size / 2]``."""
+    exponents = torch.arange(0, config.head_size, 2, dtype=torch.float32, device=device) / config.head_size
+    plain = 1.0 / config.rope_theta**exponents
+    scaling = config.rope_scaling
+    if scaling.rope_type == "default":
+        return plain
+    # Long waves are stretched by the factor, short ones left alone; in between it is interpolated (Llama 3.1).
+    waves = scaling.original_max_position_embeddings / (2 * math.pi / plain)
+    mix = (waves - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    mix = mix.clamp(0, 1)
+    return (1 - mix) * plain / scaling.factor + mix * plain
+
+
+def tables(config: TransformerConfig, length: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the angles at positions 0 to ``length``: each ``[length, 1, head size]``."""
+    angles = torch.outer(torch.arange(length, dtype=torch.float32, device=device), frequencies(config, device))
+    angles = torch.cat([angles, angles], dim=-1).unsqueeze(1)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Turn each pair of numbers ``(i, i + size / 2)`` of the heads ``[batch, length, heads, size]`` by its angle."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cosine + torch.cat([-second, first], dim=-1) * sine
+
+
+class Attention(nn.Module):
+    """Causal attention in which several query heads may share a key and value head (Ainslie et al. 2023, "GQA")."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        size = self.head_size = config.head_size
+        queries, keys = config.num_attention_heads * size, config.key_value_heads * size
+        self.q_proj = nn.Linear(config.hidden_size, queries, config.query_bias)
+        self.k_proj = nn.Linear(config.hidden_size, keys, config.query_bias)
+        self.v_proj = nn.Linear(config.hidden_size, keys, config.query_bias)
+        self.o_proj = nn.Linear(queries, config.hidden_size, config.attention_bias)
+        self.q_norm = nn.RMSNorm(size, config.rms_norm_eps) if config.query_key_norm else nn.Identity()
+        self.k_norm = nn.RMSNorm(size, config.rms_norm_eps) if config.query_key_norm else nn.Identity()
+
+    def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        """``[batch, length, hidden]`` to the same shape."""
+        # The number of heads is left open: with tensor parallelism a device holds some of them.
+        query, key, value = (
+            project(x).unflatten(-1, (-1, self.head_size)) for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        cosine, sine = cosine[: query.shape[1]], sine[: query.shape[1]]
+        query, key = rotate(self.q_norm(query), cosine, sine), rotate(self.k_norm(key), cosine, sine)
+        query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+        shared = query.shape[1] != key.shape[1]
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=shared)
+        return self.o_proj(mixed.transpose(1, 2).flatten(2))
+
+
+class FeedForward(nn.Module):
+    """A gated feed-forward layer (Shazeer 2020, "GLU Variants Improve Transformer"): SwiGLU."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, config.mlp_bias)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, config.mlp_bias)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, config.mlp_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Block(nn.Module):
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = Attention(config)
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = FeedForward(config)
+
+    def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cosine, sine)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Decoder(nn.Module):
+    """All but the output layer. A stage of a pipeline lacks some of it."""
+
+    embed_tokens: nn.Embedding
+    norm: nn.RMSNorm
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        # By name and not by position, so that the blocks of a stage keep their names.
+        self.layers = nn.ModuleDict({str(number): Block(config) for number in range(config.num_hidden_layers)})
+        self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+
+class TiedHead(nn.Module):
+    """The output layer whose weight is the embedding; it holds no parameter, so that none has two names."""
+
+    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+        return functional.linear(x, weight)
+
+
+class Transformer(nn.Module):
+    """Takes tokens, int64 ``[batch, length]``; returns the logits of each next one, ``[batch, length, vocabulary]``.
+
+    ``config`` is the path of a Hugging Face ``config.json``; ``arguments`` are settings of :class:`TransformerConfig`,
+    which go before it. A stage of a pipeline takes or returns hidden states instead, see :meth:`plan`.
+    """
+
+    def __init__(self, signature: Signature, config: str = "", **arguments: object) -> None:
+        super().__init__()
+        if signature.task != "next token":
+            raise UserError(
+                "model.name: transformer takes rows of tokens and predicts each next one; this data has "
+                f"{', '.join(spec.name for spec in signature.inputs)} and asks for a {signature.task}"
+            )
+        self.length = signature.inputs[0].shape[0]
+        stated = from_hugging_face(read_config(Path(config)), self.length) if config else {}
+        sizes = {"vocab_size": signature.outputs, "max_position_embeddings": self.length}
+        self.config = TransformerConfig.from_dict({**sizes, **stated, **arguments})
+        self.check_sizes(signature)
+        self.model = Decoder(self.config)
+        tied = self.config.tie_word_embeddings
+        head = TiedHead() if tied else nn.Linear(self.config.hidden_size, self.config.vocab_size, bias=False)
+        self.lm_head: nn.Module | None = head
+        self.takes_tokens = True
+
+    def check_sizes(self, signature: Signature) -> None:
+        if self.config.vocab_size != signature.outputs:
+            raise self.config.reject("vocab_size", f"{signature.outputs}, the number of token ids of the data")
+        if self.config.max_position_embeddings < self.length:
+            raise self.config.reject(
+                "max_position_embeddings", f"at least {self.length}, the length of the data's rows"
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        model = self.model
+        if self.takes_tokens:
+            x = model.embed_tokens(x)
+        cosine, sine = tables(self.config, self.length, x.device, x.dtype)
+        for block in model.layers.values():
+            x = block(x, cosine, sine)
+        if self.lm_head is None:
+            return x
+        x = model.norm(x)
+        return self.lm_head(x, model.embed_tokens.weight) if self.config.tie_word_embeddings else self.lm_head(x)
+
+    def initial_std(self, name: str) -> float | None:
+        """The standard deviation of a parameter's initial values; None stands for ones."""
+        if name.endswith("bias"):
+            return 0.0
+        return None if "norm" in name else self.config.initializer_range
+
+    def plan(self) -> Plan:
+        config = self.config
+        styles: dict[str, Style] = {"model.embed_tokens": "embedding", "model.norm": "norm", "lm_head": "head"}
+        for number in self.model.layers:
+            of_block: dict[str, Style] = {
+                **dict.fromkeys(("input_layernorm", "post_attention_layernorm"), "norm"),
+                **dict.fromkeys(("self_attn", "mlp"), "region"),
+                **dict.fromkeys(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "column"),
+                **dict.fromkeys(("mlp.gate_proj", "mlp.up_proj"), "column"),
+                **dict.fromkeys(("self_attn.o_proj", "mlp.down_proj"), "row"),
+            }
+            if config.query_key_norm:
+                of_block |= dict.fromkeys(("self_attn.q_norm", "self_attn.k_norm"), "head norm")
+            styles |= {f"model.layers.{number}.{name}": style for name, style in of_block.items()}
+        present = dict(self.named_modules())
+        return Plan(
+            blocks=tuple(f"model.layers.{number}" for number in self.model.layers),
+            tensor={name: style for name, style in styles.items() if name in present},
+            divisible={
+                "num_attention_heads": config.num_attention_heads,
+                "num_key_value_heads": config.key_value_heads,
+                "hidden_size": config.hidden_size,
+                "intermediate_size": config.intermediate_size,
+                "vocab_size": config.vocab_size,
+            },
+            sequence=self.length,
+            hidden=(self.length, config.hidden_size),
+            cut=self.cut,
+        )
+
+    def cut(self, start: int, stop: int) -> None:
+        """Keep what a pipeline's stage of the blocks from ``start`` to ``stop`` needs; all else is removed.
+
+        The last stage of a model with tied embeddings keeps the embedding under its name, as the weight of its
+        output layer.
+        """
+        last = stop == self.config.num_hidden_layers
+        for number in range(self.config.num_hidden_layers):
+            if not start <= number < stop:
+                del self.model.layers[str(number)]
+        self.takes_tokens = start == 0
+        if not self.takes_tokens and not (last and self.config.tie_word_embeddings):
+            del self.model.embed_tokens
+        if not last:
+            del self.model.norm
+            self.lm_head = None
+
+
+def read_config(path: Path) -> dict[str, JsonValue]:
+    """The contents of a ``config.json``. Raises ``UserError`` if it cannot be read."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"model.arguments.config: {path} cannot be read as JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise UserError(f"model.arguments.config: {path}: expected a JSON object, as in Hugging Face's config.json")
+    return data

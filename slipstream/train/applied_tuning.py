@@ -1,0 +1,138 @@
+"""What training applies of the tuner's result (``training.network_profile``).
+
+It has to be known before the process group exists, as libraries read variables once. So the processes first meet in a
+gloo group that only looks at the hardware. A run that resumes from a checkpoint keeps what that run applied, whatever
+the tuner found since; that is part of the checkpoint's identity.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from slipstream.distributed.process_group import process_group
+from slipstream.distributed.user_errors import AgreedUserError, backend_of
+from slipstream.errors import UserError
+from slipstream.interconnect.fingerprint import fingerprint_of
+from slipstream.interconnect.history import tuning_at
+from slipstream.interconnect.profile import Fingerprint
+from slipstream.interconnect.topology import topology_of
+from slipstream.interconnect.tuning import DdpSettings, Tuning, changes_numbers, check_variables
+from slipstream.logs import logger
+from slipstream.train.config import TrainingConfig
+from slipstream.train.parallel.config import GradientsConfig
+
+LOG = logger("train")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class AppliedTuning:
+    """What a run applies; nothing by default."""
+
+    #: Fields of :class:`~slipstream.train.parallel.config.GradientsConfig` that the tuner changed.
+    gradients: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    #: Whose result it is: the digest of the hardware's fingerprint.
+    fingerprint: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.gradients or self.environment)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}={value}" for name, value in (self.gradients | self.environment).items())
+
+    def exchange(self, asked: GradientsConfig) -> GradientsConfig:
+        """What was ``asked`` for, and where that is the default, what the tuner found."""
+        untouched = [name for name, value in vars(GradientsConfig()).items() if getattr(asked, name) == value]
+        return replace(asked, **{name: value for name, value in self.gradients.items() if name in untouched})
+
+
+def agree_on_tuning(
+    training: TrainingConfig,
+    of_checkpoint: Callable[[], Mapping[str, Any] | None],
+    store: dist.Store,
+    environment: MutableMapping[str, str],
+) -> AppliedTuning:
+    """What all ranks apply, with its variables set in ``environment``. All must call this, before they join a group.
+
+    ``of_checkpoint``, called on rank 0, gives what the run applied that is resumed; None if there is none. Raises
+    ``UserError`` on all ranks if the tuner's result cannot be read, or if that or the checkpoint sets a variable that
+    is none of the tuner's.
+    """
+    leads = environment["RANK"] == "0"
+    resumed = from_rank_0(store, "resumed", leads, lambda: with_checked_variables(of_checkpoint()))
+    applied = AppliedTuning(**(resumed or {}))
+    if applied.environment or (resumed is None and training.network_profile):
+        hardware = fingerprint_here(training, store)
+        if resumed is None:
+            applied = AppliedTuning(**from_rank_0(store, "tuned", leads, lambda: asdict(tuned_for(hardware, training))))
+        elif applied.fingerprint != hardware.digest:
+            if leads:
+                LOG.warning("%s: not applied, as this is other hardware", ", ".join(applied.environment))
+            return applied
+    for name, value in applied.environment.items():
+        environment.setdefault(name, value)
+    if applied and leads:
+        LOG.info("applies the tuner's result: %s", applied)
+    return applied
+
+
+def with_checked_variables(applied: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """What a checkpoint says was applied. Raises ``UserError`` for a variable that is none of the tuner's."""
+    check_variables((applied or {}).get("environment", {}), "the checkpoint that is resumed")
+    return applied
+
+
+def from_rank_0(store: dist.Store, key: str, leads: bool, value: Callable[[], T]) -> T:
+    """What ``value`` gives on rank 0 (JSON), on all. A ``UserError`` there is raised on all."""
+    if leads:
+        try:
+            store.set(key, json.dumps({"value": value()}))
+        except UserError as error:
+            store.set(key, json.dumps({"refused": error.message}))
+    answer = json.loads(store.get(key))
+    if "refused" in answer:
+        raise AgreedUserError(answer["refused"])
+    return answer["value"]
+
+
+def fingerprint_here(training: TrainingConfig, store: dist.Store) -> Fingerprint:
+    """The fingerprint of these processes, as the tuner sees them."""
+    backend = backend_of(training.backend, torch.cuda.device_count())
+    with process_group(store=dist.PrefixStore("look", store), backend="gloo") as group:
+        return fingerprint_of(topology_of(group.device), group.device, backend)
+
+
+def tuned_for(hardware: Fingerprint, training: TrainingConfig) -> AppliedTuning:
+    """What is to be applied of the tuner's result at ``training.network_profile``, if that is of this hardware."""
+    tuning = tuning_at(training.network_profile, hardware)
+    return allowed_part(tuning, training, hardware) if tuning else AppliedTuning()
+
+
+def allowed_part(tuning: Tuning, training: TrainingConfig, hardware: Fingerprint) -> AppliedTuning:
+    """All of it that the user allows; of a divided model only the environment."""
+    default = DdpSettings()
+    gradients = {
+        f.name: getattr(tuning.ddp, f.name)
+        for f in fields(DdpSettings)
+        if getattr(tuning.ddp, f.name) != getattr(default, f.name) and not training.parallel.divides
+    }
+    everything = gradients | tuning.environment
+    allowed = {
+        name
+        for name in everything
+        if training.network_numbers == "may_change" or not changes_numbers(name, hardware.world)
+    }
+    if left := [f"{name}={value}" for name, value in everything.items() if name not in allowed]:
+        LOG.warning("not applied, as collectives.numbers does not say may_change: %s", ", ".join(left))
+    return AppliedTuning(
+        {name: value for name, value in gradients.items() if name in allowed},
+        {name: value for name, value in tuning.environment.items() if name in allowed},
+        hardware.digest,
+    )

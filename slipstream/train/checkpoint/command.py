@@ -1,0 +1,161 @@
+"""``slipstream checkpoints``: the homes below a store, what lies there, how old it is, whose it is; and freeing those
+that nobody needs."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import click
+
+from slipstream.artifacts.format import MANIFEST
+from slipstream.artifacts.homes import HOMES, Holder
+from slipstream.artifacts.store import STORE
+from slipstream.profiles.profile import current_profile
+from slipstream.storage import STORES, ObjectInfo, list_objects, storage_for
+from slipstream.storage.local import LocalStorage, local_path
+from slipstream.text_table import aligned
+from slipstream.train.checkpoint.home import (
+    CLAIMS,
+    FINISHED,
+    INHERITED,
+    LATEST,
+    LEASES,
+    Home,
+    Name,
+    complete,
+    lease_key,
+    newest,
+)
+from slipstream.train.checkpoint.lease import Sign, is_unlocked, sign_of
+
+DAY_S = 86400.0
+#: What the first files below a home are called, besides checkpoints.
+PARTS = {CLAIMS, INHERITED, LEASES, "ledger/", FINISHED, LATEST}
+COLUMNS = ("training", "size", "last written", "step", "state", "holder")
+
+
+@dataclass(frozen=True)
+class HomeSummary:
+    """What there is of one training."""
+
+    #: The address of its home, and that below the directory of all homes: project, domain and key, or the key alone.
+    uri: str
+    name: str
+    keys: tuple[str, ...]
+    bytes: int
+    #: When something was last written, in seconds of the store's clock.
+    modified: float
+    #: The step of the newest checkpoint; None without any.
+    step: int | None
+    holder: Holder
+    #: "finished", "ended", "at work", or "lost": without a sign of life, and without having ended.
+    state: str
+
+
+def homes_below(store: str, now: float) -> list[HomeSummary]:
+    """All homes below ``store`` at the time ``now``, the last written first. Raises ``UserError``,
+    ``StorageUnavailable``."""
+    base = f"{store.rstrip('/')}/{HOMES}" if store.startswith(STORES) else str(local_path(store) / HOMES)
+    files_of_home: dict[str, dict[str, ObjectInfo]] = defaultdict(dict)
+    for info in list_objects(f"{base}/"):
+        name, key = split_path(info.uri.removeprefix(f"{base}/"))
+        if key:
+            files_of_home[name][key] = info
+    homes = [summary(base, name, files, now) for name, files in files_of_home.items()]
+    return sorted(homes, key=lambda home: (-home.modified, home.name))
+
+
+def split_path(path: str) -> tuple[str, str]:
+    """The name of a home and the key in it; no key for what is in none."""
+    parts = path.split("/")
+    for index, part in enumerate(parts):
+        if index and (part in PARTS or f"{part}/" in PARTS or Name.parse(part)):
+            return "/".join(parts[:index]), "/".join(parts[index:])
+    return path, ""
+
+
+def summary(base: str, name: str, listed: Mapping[str, ObjectInfo], now: float) -> HomeSummary:
+    home = Home(storage_for(f"{base}/{name}"))
+    checkpoints, attempt = complete(listed), newest(listed)
+    modified = max(info.modified for info in listed.values())
+    finished = home.finished() if FINISHED in listed else None
+    sign = sign_of(home, attempt) if lease_key(attempt) in listed else None
+    if finished:
+        state = "finished"
+    elif sign is None or sign.ended:
+        state = "ended"
+    elif home.is_local and not sign.delivering and is_unlocked(home.storage):
+        state = "lost"
+    else:
+        state = "at work" if now - modified < Sign().silence_s else "lost"
+    return HomeSummary(
+        f"{base}/{name}",
+        name,
+        tuple(listed),
+        sum(info.size for info in listed.values()),
+        modified,
+        checkpoints[0].step if checkpoints else None,
+        finished.holder if finished else home.holder_of(attempt),
+        state,
+    )
+
+
+def free(home: HomeSummary) -> None:
+    """Delete a home, manifests first: what is left of a sweep that is interrupted looks complete to nobody."""
+    storage = storage_for(home.uri)
+    storage.delete([f"{name}/{MANIFEST}" for name in complete(home.keys)])
+    storage.delete(home.keys)
+    if isinstance(storage, LocalStorage):
+        shutil.rmtree(storage.directory, ignore_errors=True)  # what was on its way, and the lock
+
+
+@click.command()
+@click.argument("store", default="")
+@click.option("--free", "frees", is_flag=True, help="Delete those that are older than the profile's checkpoint_days.")
+def main(store: str, frees: bool) -> None:
+    """List the checkpoints below STORE, a directory or the prefix of Flyte's raw output in a store.
+
+    Without STORE: where the profile keeps them, or .slipstream. Finished trainings have no checkpoints any more.
+
+    Example: slipstream checkpoints s3://flyte/raw --free
+    """
+    asked, now = current_profile().placement("train"), time.time()
+    store = store or asked.checkpoints or str(STORE)
+    homes = homes_below(store, now)
+    if not homes:
+        click.echo(f"no checkpoints below {store}")
+        return
+    click.echo(aligned(COLUMNS, [row(home, now) for home in homes], left=("training", "state", "holder")))
+    old = [home for home in homes if now - home.modified > asked.checkpoint_days * DAY_S]
+    if not frees:
+        if old:
+            click.echo(f"{len(old)} of {len(homes)} are older than {asked.checkpoint_days:g} days: --free deletes them")
+        return
+    for home in old:
+        free(home)
+        click.echo(f"freed {home.uri}: {size(home.bytes)}, {age(now - home.modified)} old")
+    click.echo(f"freed {len(old)} of {len(homes)}, {size(sum(home.bytes for home in old))}")
+
+
+def row(home: HomeSummary, now: float) -> list[str]:
+    step = "-" if home.step is None else str(home.step)
+    return [home.name, size(home.bytes), f"{age(now - home.modified)} ago", step, home.state, str(home.holder)]
+
+
+def size(number: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if number < 1024:
+            return f"{number:.3g} {unit}"
+        number /= 1024
+    return f"{number:.3g} GiB"
+
+
+def age(seconds: float) -> str:
+    for unit, length in (("d", DAY_S), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"

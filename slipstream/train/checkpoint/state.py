@@ -1,0 +1,195 @@
+"""The state that checkpoints hold: of a model, its optimiser and whatever else trains, and of the random generators.
+
+Parameters go by their names. The model's and the optimiser's state are what torch's ``get_model_state_dict`` and
+``get_optimizer_state_dict`` give. These look every name up through all wrappers of the model, which took 2.6 ms for a
+transformer of 24 layers, a third of the time that a save stalls the step loop. The only wrapper here is DDP, which is
+left out at once.
+
+State dictionaries mix tensors with numbers, text, tuples and dictionaries with integer keys. Checkpoints hold no
+pickles: :func:`split` separates the tensors, named by their paths, from a tree that JSON can hold; :func:`join` is its
+inverse.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
+from torch.nn.parallel import DistributedDataParallel
+
+#: As torch's state dictionaries: names to tensors, numbers, text and more of the same.
+StateDict = dict[str, Any]
+#: The pair of the outer path and the key; empty at the top.
+KeyPath = tuple[Any, ...]
+
+
+class Stateful(Protocol):
+    """A part of the training state."""
+
+    def state_dict(self) -> StateDict: ...
+
+    def load_state_dict(self, state_dict: StateDict, /) -> object: ...
+
+
+@dataclass(frozen=True)
+class AppState:
+    """The objects whose state checkpoints hold. ``parts`` are the scheduler, scaler, EMA and the like, by name."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    parts: Mapping[str, Stateful] = field(default_factory=dict)
+
+    def state_dict(self) -> StateDict:
+        return {
+            "model": unwrapped(self.model).state_dict(),
+            "optimizer": optimizer_state(self.model, self.optimizer),
+            "parts": {name: part.state_dict() for name, part in self.parts.items()},
+        }
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Take over all but the model's tensors, which are filled in place."""
+        # Not strict: a parameter that had no gradient yet has no state.
+        options = StateDictOptions(strict=False)
+        set_optimizer_state_dict(self.model, self.optimizer, optim_state_dict=state["optimizer"], options=options)
+        for name, parameter in unwrapped(self.model).named_parameters():
+            if name not in state["optimizer"]["state"]:
+                self.optimizer.state.pop(parameter, None)
+        for name, part in self.parts.items():
+            part.load_state_dict(state["parts"][name])
+
+    def initialize(self) -> Callable[[], None]:
+        """Give an optimiser without state the tensors that its first step would make, and no step.
+
+        Returns what takes them away again, for one that is to step from the beginning: its counters of steps are at 1.
+        """
+        if self.optimizer.state:
+            return lambda: None
+        get_optimizer_state_dict(self.model, self.optimizer)
+        # Loading replaces the dictionary.
+        return lambda: self.optimizer.state.clear()
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> StateDict:
+    """The optimiser's ``state`` by the names of the parameters, and its ``param_groups`` with names in ``params``."""
+    names: dict[Tensor, str] = {parameter: name for name, parameter in unwrapped(model).named_parameters()}
+    return {
+        "state": {names[parameter]: dict(state) for parameter, state in optimizer.state.items()},
+        "param_groups": [
+            {**group, "params": [names[parameter] for parameter in group["params"]]} for group in optimizer.param_groups
+        ],
+    }
+
+
+def split(value: object) -> tuple[object, dict[str, Tensor]]:
+    """The tree for JSON and the tensors by name. Raises ``TypeError`` with the path of a value of another type."""
+    tensors: dict[str, Tensor] = {}
+    return encode(value, (), tensors), tensors
+
+
+def encode(value: object, path: KeyPath, tensors: dict[str, Tensor]) -> object:
+    # By how many there are: a history has thousands of numbers, and the step loop waits.
+    if isinstance(value, float):
+        # JSON has no infinity and no NaN. Finite numbers keep all their bits.
+        return value if math.isfinite(value) else {"$float": repr(value)}
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, dict):
+        if all(isinstance(key, str) and not key.startswith("$") for key in value):
+            return {key: encode(item, (path, key), tensors) for key, item in value.items()}
+        return {"$items": [[encode(k, path, tensors), encode(v, (path, k), tensors)] for k, v in value.items()]}
+    if isinstance(value, (list, tuple)):
+        items = [encode(item, (path, i), tensors) for i, item in enumerate(value)]
+        return {"$tuple": items} if isinstance(value, tuple) else items
+    if isinstance(value, Tensor):
+        name = path_text(path)
+        tensors[name] = value
+        return {"$tensor": name}
+    kind = type(value).__name__
+    raise TypeError(f"{path_text(path)}: a {kind} cannot be kept in a checkpoint; use tensors, numbers and text")
+
+
+def path_text(path: KeyPath) -> str:
+    """The path as text."""
+    keys = []
+    while path:
+        path, key = path
+        keys.append(str(key))
+    return "/".join(reversed(keys))
+
+
+def merge(first: object, second: object) -> object:
+    """One tree of the trees of two ranks that hold different parts of a model: mappings and lists are united (each rank
+    has parameter groups of its own), all else is alike in both."""
+    if isinstance(first, dict) and isinstance(second, dict):
+        return {key: merge(first.get(key, item), second.get(key, item)) for key, item in {**first, **second}.items()}
+    if isinstance(first, list) and isinstance(second, list) and first != second:
+        return first + [item for item in second if item not in first]
+    return first
+
+
+def join(tree: object, tensors: Mapping[str, Tensor]) -> Any:
+    """The inverse of :func:`split`. What ``tensors`` lacks is left out of its mapping: it is another rank's."""
+    if isinstance(tree, list):
+        return [join(item, tensors) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    if "$tensor" in tree:
+        return tensors[tree["$tensor"]]
+    if "$float" in tree:
+        return float(tree["$float"])
+    if "$tuple" in tree:
+        return tuple(join(item, tensors) for item in tree["$tuple"])
+    if "$items" in tree:
+        return {join(key, tensors): join(item, tensors) for key, item in tree["$items"]}
+    return {key: join(item, tensors) for key, item in tree.items() if not is_absent(item, tensors)}
+
+
+def is_absent(item: object, tensors: Mapping[str, Tensor]) -> bool:
+    return isinstance(item, dict) and "$tensor" in item and item["$tensor"] not in tensors
+
+
+def seed_generators(seed: int) -> None:
+    """Seed all generators that a checkpoint holds."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def capture_random_state() -> StateDict:
+    """The state of the generators of Python, NumPy and torch (CPU, and this process's GPU if it uses one)."""
+    version, words, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state()
+    state: StateDict = {
+        "python": [version, list(words), gauss],
+        "numpy": [name, np.asarray(keys).tolist(), position, has_gauss, cached],
+        "torch": torch.get_rng_state().numpy().tobytes().hex(),
+    }
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state().numpy().tobytes().hex()
+    return state
+
+
+def restore_random_state(state: StateDict) -> None:
+    """Set the generators to a state from :func:`capture_random_state`."""
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    name, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((name, np.array(keys, np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(from_hex(state["torch"]))
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(from_hex(state["cuda"]))
+
+
+def from_hex(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)

@@ -1,0 +1,93 @@
+"""What a training leaves for the attempts and executions after it, as Flyte's side asks for it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from slipstream.artifacts.format import MANIFEST, Artifact, DamagedArtifact, link_or_copy
+from slipstream.artifacts.homes import Holder
+from slipstream.artifacts.results.training import KIND
+from slipstream.logs import logger
+from slipstream.storage import STORES, MissingObject, download_all, storage_for
+from slipstream.train.checkpoint.home import CLAIMS, Finished, Home, newest
+from slipstream.train.checkpoint.lease import Lease, Sign, sign_of, wait_for_others
+from slipstream.train.config import lasting
+
+#: Of a training's task, by name: ``training`` holds its settings.
+Inputs = Mapping[str, Any]
+
+LOG = logger("train")
+
+
+class UnfinishedTraining:
+    def lasting(self, inputs: Inputs) -> Inputs:
+        return {**inputs, "training": lasting(inputs["training"])}
+
+    def address(self, home: str, inputs: Inputs) -> str:
+        return inputs["training"].checkpoint_uri or home
+
+    def take(self, home: str, holder: Holder, inputs: Inputs, directory: Path) -> bool:
+        waited = wait_for_others(home, holder, inputs["training"].when_held)
+        finished = result_of(home, holder, waited=waited)
+        if finished is None:
+            return False
+        if fetch(finished.artifact, directory):
+            LOG.info("finished by %s: takes its result from %s", finished.holder, finished.artifact)
+            return True
+        Home(storage_for(home)).reopen()
+        return False
+
+    def deliver(self, home: str, holder: Holder, inputs: Inputs) -> Callable[[str], None]:
+        checkpoint_home = Home(storage_for(home))
+        attempt = newest(checkpoint_home.storage.list(CLAIMS))
+        ours = checkpoint_home.holder_of(attempt) == holder
+        sign = replace(sign_of(checkpoint_home, attempt) or Sign(), delivering=True)
+        lease = Lease(checkpoint_home, attempt, sign=sign) if ours else None
+
+        def delivered(artifact: str) -> None:
+            if lease is None:
+                return
+            if inputs["training"].checkpoint_uri:
+                lease.end()
+            else:
+                lease.drop()
+                checkpoint_home.finish(holder, artifact)
+
+        return delivered
+
+
+def result_of(address: str, holder: Holder, *, waited: bool) -> Finished | None:
+    """The end of the training at ``address``, if ``holder`` may take its result.
+
+    It may if an earlier attempt of the same execution finished it, whose result Flyte did not learn of, or if it
+    finished while ``holder`` has waited. Otherwise Flyte ran the training though it was finished: its cache is to be
+    overwritten or has lost the result, so the training begins afresh.
+    """
+    home = Home(storage_for(address))
+    finished = home.finished()
+    if finished is None or waited or holder.succeeds(finished.holder):
+        return finished
+    LOG.warning("%s: finished by %s; this execution was asked for it again: begins afresh", address, finished.holder)
+    home.reopen()
+    return None
+
+
+def fetch(artifact: str, directory: Path) -> bool:
+    """Bring a trained model here, every byte verified; whether it is there and whole."""
+    try:
+        if artifact.startswith(STORES):
+            download_all(artifact, directory)
+        else:
+            directory.mkdir(parents=True, exist_ok=True)
+            for name in (*Artifact.open(Path(artifact), KIND).files, MANIFEST):
+                link_or_copy(Path(artifact) / name, directory / name)
+        Artifact.open(directory, KIND).check()
+    except (DamagedArtifact, MissingObject) as error:
+        LOG.warning("%s; trains again", error.message)
+        shutil.rmtree(directory, ignore_errors=True)
+        return False
+    return True

@@ -1,0 +1,365 @@
+"""The data loader: reads batches from stored blocks to the device, ahead of the training loop.
+
+One thread reads ahead: it verifies each block when an epoch uses it for the first time, gathers the rows of a batch
+into a reused buffer and copies them to the device on a separate stream. It is a thread because its work (hashing,
+copying rows) releases the GIL; processes would have to send every byte through a pipe or shared memory. Small batches
+are read and handed over several at once: each time the threads ask for the GIL, one of them waits for the other.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from itertools import islice, pairwise
+from queue import Empty, Queue, SimpleQueue
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slipstream.artifacts.format import DamagedArtifact
+from slipstream.artifacts.prepared.data import Block, PreparedData, Signature
+from slipstream.artifacts.prepared.streamed import StreamedData
+from slipstream.distributed.process_group import Group
+from slipstream.train.data_order import BatchPlan, GlobalOrder, StoredBlocks, StoredOrder
+
+#: Buffers: one in use by the consumer, one ready, one being filled.
+BUFFERS = 3
+#: A buffer holds as many batches as have so many bytes, at least one and at most so many. They are read and handed over
+#: at once.
+BUFFER_BYTES, BUFFER_BATCHES = 1 << 18, 16
+#: Every batch begins at a multiple of so many bytes, as its own allocation would: results of the same batch must not
+#: depend on its place in a buffer.
+ALIGNMENT = 64
+#: Seconds between two calls of ``waiting`` while a batch is not ready.
+PATIENCE_S = 1.0
+
+
+class Batch(NamedTuple):
+    """One rank's share of a batch: ``inputs`` ``[share, *shape]`` in the signature's order, ``target`` ``[share]`` and,
+    if rows are weighted, ``weight`` ``[share]`` (float32, mean 1).
+
+    The tensors are views of one reused buffer of whole records, so their row stride is a record's size. They are valid
+    until the next batch is requested; on a GPU, for all work that the current stream has been given by then. The first
+    ``rows`` rows are the share, any others are padding. ``size`` is the number of rows of the global batch,
+    ``consumed`` the number of samples that the run has consumed after it; ``wait`` is the time in seconds that the
+    consumer waited for it.
+    """
+
+    inputs: tuple[Tensor, ...]
+    target: Tensor
+    rows: int
+    size: int
+    consumed: int
+    wait: float
+    weight: Tensor | None = None
+
+
+def training_batches(
+    prepared: PreparedData,
+    order: GlobalOrder,
+    group: Group,
+    start: int = 0,
+    stop: int | None = None,
+    *,
+    padded: int = 0,
+    waiting: Callable[[], None] | None = None,
+) -> Generator[Batch, None, None]:
+    """This rank's shares of the training split's batches, from ``start`` consumed samples on, on its device. ``group``
+    is its place among those that divide the rows.
+
+    Shares of fewer than ``padded`` rows are padded to that number: with copies of their first row, or with zeros if
+    they have none. Without ``stop`` the iterator has no end. ``waiting`` is called about every second while a batch is
+    not ready; an exception that it raises ends the wait. Raises ``DamagedArtifact`` if a block's digest is wrong. The
+    reading thread ends when the iterator is exhausted, closed or garbage-collected.
+    """
+    stored, largest = StoredRows(prepared, "train", order.blocks), -(-order.largest // group.world)
+    buffers = make_buffers(max(padded, largest), prepared.signature, group.device, stored.streamed)
+    return prefetch(order.plans(group.rank, group.world, start, stop), stored, buffers, waiting, padded)
+
+
+def evaluation_batches(
+    prepared: PreparedData,
+    split: str,
+    batch_size: int,
+    group: Group,
+    *,
+    padded: int = 0,
+    rounds: int = 0,
+    waiting: Callable[[], None] | None = None,
+) -> Iterator[Batch]:
+    """One pass over this rank's contiguous share of ``split``, in stored order.
+
+    Otherwise as :func:`training_batches`. Ranks may have different numbers of batches, if not ``rounds`` says how many
+    each has: those that are missing have no rows. ``size`` is the number of rows of this rank's batch.
+    """
+    order = StoredOrder(stored_blocks(prepared, split), batch_size)
+    stored = StoredRows(prepared, split, order.blocks)
+    most = max(rounds, order.batches(group.rank, group.world))
+    buffers = make_buffers(max(padded, order.largest), prepared.signature, group.device, stored.streamed, most)
+    return prefetch(order.plans(group.rank, group.world, rounds), stored, buffers, waiting, padded)
+
+
+def stored_blocks(prepared: PreparedData, split: str) -> StoredBlocks:
+    """How a split is stored."""
+    return StoredBlocks(prepared.segment_rows(split), prepared.block_rows(split), prepared.shuffled_rows(split))
+
+
+def prefetch(
+    plans: Iterator[BatchPlan],
+    stored: StoredRows,
+    buffers: list[HostBuffer],
+    waiting: Callable[[], None] | None,
+    padded: int = 0,
+) -> Generator[Batch, None, None]:
+    """The planned batches, which a thread reads into the ``buffers``; an error of the thread is raised here."""
+    # Before Python 3.13 SimpleQueue.get waits for ever if a signal's handler ends after the timeout.
+    ready: Queue[Ready] = Queue()
+    free: SimpleQueue[HostBuffer | None] = SimpleQueue()
+    for buffer in buffers:
+        free.put(buffer)
+    thread = threading.Thread(target=read_batches, args=(plans, stored, free, ready), name="loader", daemon=True)
+    thread.start()
+    try:
+        while True:
+            requested = time.perf_counter()
+            item = next_ready(ready, waiting)
+            wait = time.perf_counter() - requested
+            if item is None:
+                return
+            if isinstance(item, BaseException):
+                raise item
+            buffer, filled = item
+            for index, plan in enumerate(filled):
+                rows = len(plan.rows)
+                inputs, target, weight = buffer.tensors(index, max(rows, padded))
+                yield Batch(inputs, target, rows, plan.size, plan.consumed, wait, weight)
+                wait = 0.0
+            buffer.release()
+            free.put(buffer)
+    finally:
+        free.put(None)
+        # With a timeout: a reader that waits for a disk ends with the process.
+        thread.join(PATIENCE_S)
+
+
+def next_ready(ready: Queue[Ready], waiting: Callable[[], None] | None) -> Ready:
+    while True:
+        try:
+            return ready.get(timeout=PATIENCE_S)
+        except Empty:
+            if waiting:
+                waiting()
+
+
+def read_batches(
+    plans: Iterator[BatchPlan], stored: StoredRows, free: SimpleQueue[HostBuffer | None], ready: Queue[Ready]
+) -> None:
+    """The reading thread: fill free buffers by the plans, until the last plan or until ``None`` comes for a buffer."""
+    plans = stored.when_local(plans)
+    try:
+        while (buffer := free.get()) is not None:
+            chosen = list(islice(plans, buffer.batches))
+            intact, damage = stored.verified(chosen)
+            if intact:
+                stored.gather(buffer.row_numbers(intact), buffer.records)
+                buffer.clear(intact)
+                buffer.send(len(intact))
+                ready.put((buffer, intact))
+            if damage:
+                raise damage
+            if len(chosen) < buffer.batches:
+                ready.put(None)
+                return
+    except BaseException as error:
+        ready.put(error)
+
+
+class StoredRows:
+    """The stored rows of a split, memory-mapped, each block verified before its rows are used."""
+
+    def __init__(self, prepared: PreparedData, split: str, blocks: StoredBlocks) -> None:
+        self._artifact = prepared.artifact
+        self._stream = prepared.stream if isinstance(prepared, StreamedData) else None
+        self._stored = blocks
+        self._names = prepared.segments(split)
+        # As plain arrays, because slicing a memmap is slow.
+        self._maps = [np.asarray(prepared.mapped(name)) for name in self._names]
+        self._starts = np.cumsum(blocks.segments) - blocks.segments
+
+    @property
+    def streamed(self) -> bool:
+        """Whether rows may have to be waited for."""
+        return self._stream is not None
+
+    def when_local(self, plans: Iterator[BatchPlan]) -> Iterator[BatchPlan]:
+        """The plans, each once its blocks are on this machine."""
+        if self._stream is None:
+            return plans
+        return self._stream.prefetch((plan, self._blocks(plan)) for plan in plans)
+
+    def _blocks(self, plan: BatchPlan) -> list[Block]:
+        """The stored blocks that contain a plan's rows."""
+        stored = self._stored
+        numbers = np.unique(np.searchsorted(stored.first, plan.rows, side="right") - 1).tolist()
+        return [(self._names[stored.segment[number]], int(stored.within[number])) for number in numbers]
+
+    def verified(self, plans: list[BatchPlan]) -> tuple[list[BatchPlan], DamagedArtifact | None]:
+        """The plans before the first that uses a damaged block, and what is wrong with that block."""
+        for index, plan in enumerate(plans):
+            try:
+                for block in plan.blocks:
+                    self._verify(block)
+            except DamagedArtifact as damage:
+                return plans[:index], damage
+        return plans, None
+
+    def gather(self, rows: np.ndarray, out: np.ndarray) -> None:
+        """Copy the ``rows`` (int64 ``[rows]``) to the beginning of ``out`` (uint8 ``[*, record]``)."""
+        for segment, begin, end in self._runs(rows):
+            # All rows are in range; mode "clip" writes into `out` directly, mode "raise" would copy twice.
+            within_segment = rows[begin:end] - self._starts[segment]
+            self._maps[segment].take(within_segment, axis=0, out=out[begin:end], mode="clip")
+
+    def _runs(self, rows: np.ndarray) -> list[tuple[int, int, int]]:
+        """Consecutive ``rows`` of the same segment: the segment, and the range of indices into ``rows``."""
+        if len(self._maps) == 1:
+            return [(0, 0, len(rows))]
+        segment = np.searchsorted(self._starts, rows, side="right") - 1
+        bounds = [0, *(np.flatnonzero(np.diff(segment)) + 1).tolist(), len(rows)]
+        return [(int(segment[begin]), begin, end) for begin, end in pairwise(bounds) if begin < end]
+
+    def _verify(self, block: int) -> None:
+        stored = self._stored
+        segment, within = int(stored.segment[block]), int(stored.within[block])
+        start = within * stored.block_rows
+        data = self._maps[segment][start : start + int(stored.length[block])]
+        self._artifact.check_block(self._names[segment], within, data)
+
+
+class HostBuffer:
+    """A buffer in host memory for the records of so many ``batches`` of at most ``rows`` rows, to train on a CPU."""
+
+    def __init__(self, batches: int, rows: int, signature: Signature, pinned: bool = False) -> None:
+        size = signature.record.itemsize
+        self.batches, self._rows = batches, rows
+        #: Places from one batch to the next.
+        self._stride = rows if batches == 1 else aligned(rows, size)
+        self._host = torch.empty((batches * self._stride, size), dtype=torch.uint8, pin_memory=pinned)
+        #: uint8 ``[batches * stride, record]``, filled by the reading thread.
+        self.records = self._host.numpy()
+        self._row_numbers = np.empty((batches, self._stride), np.int64)
+        self._inputs = len(signature.inputs)
+        self._fields = [fields(part[:rows], signature) for part in self._memory().split(self._stride)]
+
+    def _memory(self) -> Tensor:
+        """What the tensors of the batches are views of."""
+        return self._host
+
+    def row_numbers(self, plans: list[BatchPlan]) -> np.ndarray:
+        """Which row of the split (int64) comes to each place of the first batches. What a batch lacks is padded with
+        its first row, if it has any: what a model makes of a real row is finite, what it makes of zeros need not be."""
+        for numbers, plan in zip(self._row_numbers, plans, strict=False):
+            rows = plan.rows
+            numbers[: len(rows)] = rows
+            if len(rows) < self._stride:
+                numbers[len(rows) :] = rows[0] if len(rows) else 0
+        return self._row_numbers[: len(plans)].reshape(-1)
+
+    def clear(self, plans: list[BatchPlan]) -> None:
+        """Make zeros of the batches that have no rows: what they were filled with was not verified."""
+        for index, plan in enumerate(plans):
+            if not len(plan.rows):
+                self.records[index * self._stride : (index + 1) * self._stride] = 0
+
+    def send(self, batches: int) -> None:
+        """Copy the first batches to the device; called by the reading thread."""
+
+    def tensors(self, index: int, rows: int) -> tuple[tuple[Tensor, ...], Tensor, Tensor | None]:
+        """Inputs, target and weight (None without weights) of the first ``rows`` records of a batch."""
+        columns = self._fields[index]
+        if rows < self._rows:
+            columns = tuple(field[:rows] for field in columns)
+        inputs, (target, *weight) = columns[: self._inputs], columns[self._inputs :]
+        return inputs, target, weight[0] if weight else None
+
+    def release(self) -> None:
+        """Called by the consumer once it has enqueued all work on the tensors."""
+
+
+class DeviceBuffer(HostBuffer):
+    """A buffer for the records of some batches in pinned host memory and on a GPU."""
+
+    def __init__(self, batches: int, rows: int, signature: Signature, device: torch.device) -> None:
+        self._target = device
+        super().__init__(batches, rows, signature, pinned=True)
+        self._stream = torch.cuda.Stream(device)
+        # Work on the consumer's stream may still use this memory, if it was allocated for another tensor before.
+        self._used = torch.cuda.current_stream(device).record_event()
+
+    def _memory(self) -> Tensor:
+        self._device = torch.empty_like(self._host, device=self._target)
+        return self._device
+
+    def send(self, batches: int) -> None:
+        rows = batches * self._stride
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_event(self._used)
+            self._device[:rows].copy_(self._host[:rows], non_blocking=True)
+        # The thread waits for the copy, so that the consumer need not and the host buffer can be reused.
+        self._stream.synchronize()
+
+    def release(self) -> None:
+        self._used = torch.cuda.current_stream(self._device.device).record_event()
+
+
+def padding(rows: int, signature: Signature, device: torch.device) -> tuple[Tensor, ...]:
+    """Inputs of ``rows`` rows of zeros, laid out in memory as those of a batch are."""
+    buffer = make_buffer(1, rows, signature, device)
+    buffer.records[:] = 0
+    buffer.send(1)
+    return buffer.tensors(0, rows)[0]
+
+
+def make_buffers(
+    rows: int, signature: Signature, device: torch.device, streamed: bool, most: int | None = None
+) -> list[HostBuffer]:
+    """The buffers of one iterator, for batches of ``rows`` records each and at ``most`` so many of them. Those of
+    ``streamed`` rows have one batch: one that is still on its way must not hold back those before it."""
+    batches = 1 if streamed else min(BUFFER_BATCHES, BUFFER_BYTES // max(1, rows * signature.record.itemsize))
+    if most is not None:
+        batches = min(batches, -(-most // BUFFERS))
+    return [make_buffer(max(1, batches), rows, signature, device) for _ in range(BUFFERS)]
+
+
+def make_buffer(batches: int, rows: int, signature: Signature, device: torch.device) -> HostBuffer:
+    """A buffer for ``batches`` of ``rows`` records."""
+    if device.type == "cuda":
+        return DeviceBuffer(batches, rows, signature, device)
+    return HostBuffer(batches, rows, signature)
+
+
+def aligned(rows: int, size: int) -> int:
+    """The least number of records of ``size`` bytes, at least ``rows``, after which another batch may begin."""
+    step = ALIGNMENT // math.gcd(ALIGNMENT, size)
+    return -(-rows // step) * step
+
+
+def fields(records: Tensor, signature: Signature) -> tuple[Tensor, ...]:
+    """Views of uint8 records ``[rows, record]``, one for each input and each label."""
+    views = []
+    offsets = signature.record.fields
+    assert offsets is not None
+    for spec in (*signature.inputs, *signature.labels):
+        dtype = getattr(torch, spec.dtype)
+        start = offsets[spec.name][1]
+        column = records[:, start : start + math.prod(spec.shape) * dtype.itemsize].view(dtype)
+        views.append(column.unflatten(1, spec.shape) if spec.shape else column[:, 0])
+    return tuple(views)
+
+
+#: What the reading thread hands over: a buffer with the batches in it, its error, or None at the end.
+Ready = tuple[HostBuffer, list[BatchPlan]] | BaseException | None

@@ -1,0 +1,300 @@
+"""The order of the rows in training: a pure function of seed, epoch and consumed samples, for any number of processes.
+
+A global batch is an ordered list of G rows; rank r of W reads those from ``floor(rG/W)`` to ``floor((r+1)G/W)``. The
+number of consumed samples is therefore the only state of the loader. Sizes need not be divisible, every row occurs
+exactly once per epoch, and the last batch of an epoch may be short.
+
+Rows are stored shuffled within each segment (which may be several files), so any block is a random sample of its
+segment. An epoch can therefore read block by block, which suits disk and cache, and its batches are still as mixed as
+random ones:
+
+* The *sequence* of an epoch lists all rows. It is divided into strata; a stratum is a segment, or several segments that
+  are too small to be in every batch. Within a stratum the blocks are in random order. Within a block the rows are in
+  random order, which is the same for all blocks of equal length; this suffices, as a row's place in its block is random
+  already. It allows large batches to read a few neighbouring rows at once.
+* Each stratum is divided into *lanes*, intervals of the sequence of equal length, about :data:`LANES` in all. Every
+  batch takes rows from every lane in proportion to the lane's length. So it mixes as many blocks as there are lanes,
+  and contains all segments in the proportion in which they occur.
+* After D samples of an epoch of N samples, the lanes before place P of the sequence have given ``floor(P·D/N)`` rows in
+  all. So the lanes' counts sum to D. A lane's count never decreases with D, because every lane has at least N/G rows.
+
+Lanes do not depend on the number of processes. A batch lists its rows lane by lane, so each rank reads the blocks of a
+few lanes only.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+#: Version of the order. A checkpoint of another version cannot be resumed, since its step means other samples.
+ORDER_VERSION = 2
+#: Blocks that a batch mixes. More of them cause more cache misses; with fewer, more ranks read the same block.
+LANES = 8
+#: Runs of neighbouring rows, about, in which a batch reads its rows of a lane; runs are faster to read than single
+#: rows.
+RUNS = 16
+#: Rows that are planned at once, which takes little longer than planning one batch.
+PLANNED_ROWS = 65_536
+NO_ROWS = np.empty(0, np.int64)
+
+
+def share(rank: int, world: int, length: int) -> slice:
+    """The part of a list of ``length`` that belongs to ``rank`` of ``world``; the ranks' parts follow each other."""
+    return slice(rank * length // world, (rank + 1) * length // world)
+
+
+def ranges(begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """The concatenation of all ``range(begin[i], end[i])`` (int64)."""
+    lengths = end - begin
+    numbers = np.repeat(end - np.cumsum(lengths), lengths)
+    numbers += np.arange(len(numbers))
+    return numbers
+
+
+def shuffled(length: int, seed: int, epoch: int, purpose: int) -> np.ndarray:
+    """A random permutation of ``range(length)`` (int64), a pure function of its arguments.
+
+    Sorts Philox draws (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) that have their index in
+    the low bits. They are all different, so every sorting algorithm gives the same result; and raw draws do not change
+    between versions of NumPy.
+    """
+    index_bits = np.uint64(max(length - 1, 0).bit_length())
+    draws = np.random.Philox(key=[seed, epoch], counter=[0, purpose, 0, 0]).random_raw(length)
+    draws = draws >> index_bits << index_bits | np.arange(length, dtype=np.uint64)
+    draws.sort()
+    return (draws & (np.uint64(1) << index_bits) - np.uint64(1)).astype(np.int64)
+
+
+class StoredBlocks:
+    """How a split is stored: files (``segments``, in rows each) of blocks of ``block_rows`` rows.
+
+    Rows and blocks are numbered consecutively through all files; a file's last block may be short. ``shuffled`` holds
+    the rows of each set of files that were shuffled together; by default each file is a set of its own.
+    """
+
+    def __init__(self, segments: tuple[int, ...], block_rows: int, shuffled: tuple[int, ...] = ()) -> None:
+        counts = [-(-rows // block_rows) for rows in segments]
+        self.segments = segments
+        self.shuffled = shuffled or segments
+        self.block_rows = block_rows
+        self.rows = sum(segments)
+        self.count = sum(counts)
+        #: int64 ``[blocks]``: the file of each block, its number in the file, and its number of rows.
+        self.segment = np.repeat(np.arange(len(segments)), counts)
+        self.within = np.concatenate([np.arange(count) for count in [*counts, 0]])
+        self.length = np.minimum(block_rows, np.asarray(segments, np.int64)[self.segment] - self.within * block_rows)
+        #: int64 ``[blocks]``: the row number of each block's first row.
+        self.first = np.cumsum(self.length) - self.length
+
+    def block_of(self, row: int) -> int:
+        """The number of the block that contains ``row``."""
+        return bisect_right(self.first, row) - 1
+
+
+class BatchPlan(NamedTuple):
+    """What one rank reads for one batch.
+
+    ``rows`` are row numbers (int64) in order; ``blocks`` are the numbers of the blocks that this rank reads for the
+    first time in the epoch, or since it started. ``size`` is the number of rows of the global batch, ``consumed`` the
+    number of samples that the run has consumed after it.
+    """
+
+    rows: np.ndarray
+    blocks: list[int]
+    size: int
+    consumed: int
+
+
+@dataclass(frozen=True)
+class BlockSequence:
+    """The order of the blocks in one epoch; ``start[i]`` is the place in the epoch's sequence where ``block[i]`` begins
+    (int64, ``[blocks]`` and ``[blocks + 1]``)."""
+
+    block: np.ndarray
+    start: np.ndarray
+
+
+class GlobalOrder:
+    """The order of training: the rows of ``blocks``, epoch after epoch without end, in batches of ``batch_size``."""
+
+    def __init__(self, blocks: StoredBlocks, batch_size: int, seed: int) -> None:
+        self.blocks = blocks
+        self.batch_size = batch_size
+        self.seed = seed
+        self._strata = strata(blocks, batch_size)
+        self._cuts = cuts(blocks, batch_size, self._strata)
+        #: Approximate number of rows that a batch takes from one lane; they are read in ascending order.
+        self._lane_rows = max(1, batch_size // (len(self._cuts) - 1))
+        self._sequence = lru_cache(maxsize=2)(self._shuffle_blocks)
+        self._within = lru_cache(maxsize=8)(self._shuffle_rows)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-self.blocks.rows // self.batch_size)
+
+    @property
+    def largest(self) -> int:
+        """The rows of the largest batch."""
+        return min(self.batch_size, self.blocks.rows)
+
+    def consumed(self, step: int) -> int:
+        """The number of samples that ``step`` steps of the run consume."""
+        epoch, within = divmod(step, self.steps_per_epoch)
+        return epoch * self.blocks.rows + within * self.batch_size
+
+    def batch(self, step: int) -> np.ndarray:
+        """The global batch of the ``step``-th step of the run, counted from 0: int64 row numbers ``[G]``."""
+        return next(self.plans(0, 1, self.consumed(step), self.consumed(step + 1))).rows
+
+    def plans(self, rank: int, world: int, start: int = 0, stop: int | None = None) -> Iterator[BatchPlan]:
+        """What ``rank`` of ``world`` reads for each batch, from ``start`` to ``stop`` consumed samples, or without end.
+
+        Raises ``ValueError`` if no batch begins after ``start`` samples.
+        """
+        epoch, before = divmod(start, self.blocks.rows)
+        step, rest = divmod(before, self.batch_size)
+        if rest:
+            raise ValueError(f"no batch of {self.batch_size} rows begins after {start} samples")
+        at_once = max(1, PLANNED_ROWS // self.batch_size)
+        verified: set[int] = set()
+        while stop is None or start < stop:
+            steps = min(at_once, self.steps_per_epoch - step)
+            if stop is not None:
+                steps = min(steps, -(-(stop - start) // self.batch_size))
+            plans, verified = self._plan(epoch, step, steps, rank, world, verified)
+            yield from plans
+            start, step = plans[-1].consumed, step + steps
+            if step == self.steps_per_epoch:
+                epoch, step, verified = epoch + 1, 0, set()
+
+    def _plan(
+        self, epoch: int, step: int, steps: int, rank: int, world: int, verified: set[int]
+    ) -> tuple[list[BatchPlan], set[int]]:
+        """The plans of ``steps`` steps and the blocks that they use; ``known`` are the blocks used before.
+
+        The arrays are int64 ``[steps, lanes]``. A lane fills some places of the batch; the rank's part of these is from
+        ``begin`` to ``end``, and its rows are those of the sequence from ``first`` to ``last``.
+        """
+        sequence, starts = self._sequence(epoch), np.asarray(self._cuts)
+        done = np.minimum(np.arange(step, step + steps + 1) * self.batch_size, self.blocks.rows)
+        given = starts * done[:, None] // self.blocks.rows
+        bounds = np.diff(given, axis=0)
+        sizes = np.diff(done).tolist()
+        mine = [share(rank, world, size) for size in sizes]
+        edges = np.array([(part.start, part.stop) for part in mine])
+        begin, end = (np.clip(edge[:, None], bounds[:, :-1], bounds[:, 1:]) for edge in edges.T)
+        first = starts[:-1] + np.diff(given[:-1], axis=1) + begin - bounds[:, :-1]
+        last = first + end - begin
+        used = (begin < end).any(axis=0)
+        first, last = first[:, used], last[:, used]
+        # The blocks that each lane reads in these steps, lane by lane, and all their rows.
+        low = np.searchsorted(sequence.start, first[0], side="right") - 1
+        high = np.searchsorted(sequence.start, last[-1])
+        in_sequence = ranges(low, high)
+        block, lane = sequence.block[in_sequence], np.repeat(np.arange(len(low)), high - low)
+        length = self.blocks.length[block]
+        rows = np.repeat(self.blocks.first[block], length)
+        rows += np.concatenate([NO_ROWS, *(self._within(epoch, rows) for rows in length.tolist())])
+        # The difference between a place in the sequence and in ``rows``, for each lane.
+        ahead = np.cumsum(length) - length
+        shift = ahead[np.cumsum(high - low) - (high - low)] - sequence.start[low]
+        taken = rows[ranges((first + shift).ravel(), (last + shift).ravel())]
+        due: dict[int, int] = {}
+        needed = np.count_nonzero(last[:, lane] <= sequence.start[in_sequence], axis=0)
+        for number, at in zip(block.tolist(), needed.tolist(), strict=True):
+            # Two lanes need the block that contains their common boundary.
+            due[number] = min(at, due.get(number, at))
+        fresh: list[list[int]] = [[] for _ in range(steps)]
+        for number, at in due.items():
+            if number not in verified:
+                fresh[at].append(number)
+        ends = np.cumsum((end - begin).sum(axis=1)).tolist()
+        consumed = (epoch * self.blocks.rows + done[1:]).tolist()
+        plans = [
+            BatchPlan(taken[begins:ends], blocks, size, after)
+            for (begins, ends), blocks, size, after in zip(pairwise([0, *ends]), fresh, sizes, consumed, strict=True)
+        ]
+        return plans, set(due)
+
+    def _shuffle_rows(self, epoch: int, length: int) -> np.ndarray:
+        """The order of the rows in a block of ``length`` rows."""
+        run = max(1, self._lane_rows // RUNS)
+        order = shuffled(-(-length // run), self.seed, epoch, length)[:, None] * run + np.arange(run)
+        order = order[order < length]
+        # The rows of one batch are sorted, because memory is read faster in ascending order.
+        whole = length - length % self._lane_rows
+        order[:whole].reshape(-1, self._lane_rows).sort(axis=1)
+        order[whole:].sort()
+        return order
+
+    def _shuffle_blocks(self, epoch: int) -> BlockSequence:
+        """The order of the blocks in an epoch: by stratum, random within it."""
+        block = shuffled(self.blocks.count, self.seed, epoch, 0)
+        stratum = np.searchsorted(self._strata, self.blocks.first[block], side="right")
+        block = block[np.argsort(stratum, kind="stable")]
+        start = np.concatenate([[0], np.cumsum(self.blocks.length[block])])
+        return BlockSequence(block, start)
+
+
+def strata(blocks: StoredBlocks, batch_size: int) -> list[int]:
+    """The ends of the strata: sets of files, joined with the next while they are too small for a row in every batch."""
+    least = -(-blocks.rows // batch_size)
+    ends = [0]
+    for end in accumulate(blocks.shuffled):
+        if end - ends[-1] >= least:
+            ends.append(end)
+    return [*ends[1:-1], blocks.rows]
+
+
+def cuts(blocks: StoredBlocks, batch_size: int, ends: list[int]) -> list[int]:
+    """The boundaries of the lanes in the sequence: ascending, from 0 to the number of rows."""
+    least = -(-blocks.rows // batch_size)
+    boundaries = [0]
+    for begin, end in pairwise([0, *ends]):
+        rows = end - begin
+        lanes = max(1, min(LANES * rows // blocks.rows, rows // least, rows // blocks.block_rows))
+        boundaries += [begin + rows * lane // lanes for lane in range(1, lanes + 1)]
+    return boundaries
+
+
+class StoredOrder:
+    """The order of evaluation: one pass over the rows of ``blocks`` in the order in which they are stored.
+
+    Each rank divides its contiguous share of the rows into batches of at most ``batch_size``.
+    """
+
+    def __init__(self, blocks: StoredBlocks, batch_size: int) -> None:
+        self.blocks = blocks
+        self.batch_size = batch_size
+
+    @property
+    def largest(self) -> int:
+        """The rows of the largest batch."""
+        return min(self.batch_size, self.blocks.rows)
+
+    def batches(self, rank: int, world: int) -> int:
+        """The number of batches of ``rank`` of ``world``."""
+        mine = share(rank, world, self.blocks.rows)
+        return -(-(mine.stop - mine.start) // self.batch_size)
+
+    def plans(self, rank: int, world: int, rounds: int = 0) -> Iterator[BatchPlan]:
+        """What ``rank`` of ``world`` reads for each batch; ``consumed`` is the number of the row that follows. At least
+        ``rounds`` plans, the last of which may have no rows."""
+        mine, read = share(rank, world, self.blocks.rows), -1
+        starts = range(mine.start, mine.stop, self.batch_size)
+        for start in starts:
+            stop = min(start + self.batch_size, mine.stop)
+            of_start, of_last = (self.blocks.block_of(row) for row in (start, stop - 1))
+            yield BatchPlan(
+                np.arange(start, stop), list(range(max(of_start, read + 1), of_last + 1)), stop - start, stop
+            )
+            read = of_last
+        for _ in range(len(starts), rounds):
+            yield BatchPlan(NO_ROWS, [], 0, mine.stop)

@@ -1,0 +1,80 @@
+"""How fast training went, and what share of the devices' arithmetic it used.
+
+Model FLOPs utilisation (MFU; Chowdhery et al. 2022, PaLM, appendix B) is the arithmetic that the model needs, forward
+and backward, over what the devices could have done in the time. What is computed again or spent on the optimiser does
+not count.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from slipstream.artifacts.results.training import Throughput
+from slipstream.distributed.process_group import Group
+from slipstream.machine.gpus import data_sheet_peak
+
+#: Width of the square matrices whose product is timed, on a CPU and on a GPU, and how often.
+WIDTH, GPU_WIDTH, PRODUCTS = 512, 4096, 8
+DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def throughput(
+    *, rows: int, seconds: float, tokens_per_row: int, flops_per_row: float, kind: str, group: Group
+) -> Throughput | None:
+    """The figures of ``rows`` that the ranks together trained on in ``seconds``; None if there were none. ``kind`` is
+    the type that is computed in, "fp32", "tf32", "bf16" or "fp16". All ranks call this."""
+    if not rows or seconds <= 0:
+        return None
+    name = torch.cuda.get_device_name(group.device) if group.device.type == "cuda" else "cpu"
+    known = data_sheet_peak(name, kind)
+    memory = largest_memory(group.device)  # before the products, which need some of their own
+    mine = [known or measured_peak(group.device, kind), memory]
+    figures = torch.tensor(mine, dtype=torch.float64, device=group.device)
+    gathered = [torch.empty_like(figures) for _ in range(group.world)]
+    dist.all_gather(gathered, figures)
+    peaks, memories = torch.stack(gathered).cpu().unbind(dim=1)
+    per_second = rows / seconds
+    found = Throughput(
+        rows_per_s=per_second,
+        flops_per_row=flops_per_row,
+        peak_flops=peaks.sum().item(),
+        peak_from=f"the data sheet of {name}" if known else "measured",
+        utilisation=per_second * flops_per_row / peaks.sum().item(),
+        memory_bytes=int(memories.max().item()),
+    )
+    return Throughput(**found, tokens_per_s=per_second * tokens_per_row) if tokens_per_row else found
+
+
+def measured_peak(device: torch.device, kind: str) -> float:
+    """Floating-point operations per second of a product of large matrices: the best of some."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # what training has left is enough
+    width = GPU_WIDTH if device.type == "cuda" else WIDTH
+    one: Tensor = torch.ones(width, width, dtype=DTYPES[kind], device=device)
+    best = float("inf")
+    for _ in range(PRODUCTS):
+        synchronise(device)
+        started = time.perf_counter()
+        one @ one
+        synchronise(device)
+        best = min(best, time.perf_counter() - started)
+    return 2 * width**3 / best
+
+
+def largest_memory(device: torch.device) -> int:
+    """The most bytes that this process had at once: of tensors on a GPU, else of all it had in memory."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    # In KiB, on macOS in bytes.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

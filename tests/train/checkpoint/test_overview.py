@@ -1,0 +1,127 @@
+"""The list of homes, and freeing those that nobody comes back for."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from slipstream.artifacts.homes import Holder
+from slipstream.storage import storage_for
+from slipstream.train.checkpoint.command import main
+from slipstream.train.checkpoint.home import Home, Name
+from slipstream.train.checkpoint.lease import Lease
+from tests.support.faulty_s3 import FaultyS3
+from tests.support.small_run import Run
+
+DAY_S = 86400.0
+
+
+def lost(address: str, holder: Holder, step: int) -> Home:
+    """A home as one leaves it whose machine is lost after ``step``."""
+    home = Home(storage_for(address))
+    attempt = home.claim(holder)
+    lease = Lease(home, attempt, lambda: False, lambda why: None)
+    home.inherit(attempt)
+    home.storage.put(f"{Name(attempt, step)}/tensors-00000.bin", bytes(3000))
+    home.storage.put(f"{Name(attempt, step)}/manifest.json", b"{}")
+    lease._over.set()
+    if lease._process_lock is not None:
+        lease._process_lock.release()
+    return home
+
+
+def aged(directory: Path, days: float) -> None:
+    then = time.time() - days * DAY_S
+    for path in directory.rglob("*"):
+        os.utime(path, (then, then))
+
+
+@pytest.fixture
+def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    monkeypatch.chdir(tmp_path)
+    return lambda *arguments: CliRunner().invoke(main, list(arguments))
+
+
+def rows(result: Result) -> list[list[str]]:
+    assert result.exit_code == 0, result.output
+    return [line.split() for line in result.output.splitlines()]
+
+
+def test_what_there_is(invoke: Callable[..., Result], tmp_path: Path) -> None:
+    below = tmp_path / ".slipstream/checkpoints"
+    lost(str(below / "aaaa"), Holder("f1", 2), 1200)
+    aged(below / "aaaa", 3)
+    lost(str(below / "bbbb"), Holder("f2", 0), 70)
+    ended = Run(below / "cccc", holder=Holder("f3", 1))
+    ended.steps(1)
+    ended.save(5)
+    ended.checkpoints.end()
+    lost(str(below / "dddd"), Holder("f4", 0), 10).finish(Holder("f4", 0), "model")
+    working = Run(below / "eeee", holder=Holder("f5", 0))
+    working.save(8)
+    (below / "a stray file").write_text("")
+    header, *found = rows(invoke())
+    assert header[0] == "training" and len(found) == 5
+    by_name = {row[0]: row for row in found}
+    assert by_name["aaaa"][-6:] == ["1200", "lost", "attempt", "2", "of", "f1"] and "3 d ago" in " ".join(
+        by_name["aaaa"]
+    )
+    assert by_name["bbbb"][-6:] == ["70", "lost", "attempt", "0", "of", "f2"], "no process has its lock"
+    assert by_name["eeee"][-7:] == ["8", "at", "work", "attempt", "0", "of", "f5"]
+    assert by_name["cccc"][-6:] == ["5", "ended", "attempt", "1", "of", "f3"]
+    assert by_name["dddd"][-6:] == ["-", "finished", "attempt", "0", "of", "f4"]
+    assert found[-1][0] == "aaaa", "the last written come first"
+
+
+def test_only_what_is_old_is_freed_and_it_is_named(invoke: Callable[..., Result], tmp_path: Path) -> None:
+    below = tmp_path / ".slipstream/checkpoints"
+    for name, days in (("old", 15), ("older", 40), ("young", 13)):
+        lost(str(below / name), Holder(f"f-{name}", 0), 100)
+        aged(below / name, days)
+    assert "2 of 3 are older than 14 days: --free deletes them" in invoke().output
+    assert (below / "old").exists(), "a list frees nothing"
+    said = invoke("--free").output
+    assert "freed .slipstream/checkpoints/old: " in said and "15 d old" in said and "freed 2 of 3, " in said
+    assert "checkpoints/young" not in said
+    assert sorted(path.name for path in below.iterdir()) == ["young"]
+    assert [row[0] for row in rows(invoke())] == ["training", "young"]
+
+
+def test_the_profile_says_how_old_and_where(
+    invoke: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from slipstream.profiles.profile import current_profile
+
+    place = tmp_path / "elsewhere"
+    (tmp_path / "mine.toml").write_text(f'[stages.train]\ncheckpoints = "{place}"\ncheckpoint_days = 2\n')
+    monkeypatch.setenv("SLIPSTREAM_PROFILE", str(tmp_path / "mine.toml"))
+    current_profile.cache_clear()
+    try:
+        lost(str(place / "checkpoints/project/development/k"), Holder("f1", 0), 100)
+        aged(place, 3)
+        assert "project/development/k" in invoke().output
+        assert "freed 1 of 1" in invoke("--free").output
+    finally:
+        current_profile.cache_clear()
+
+
+def test_the_same_in_a_store(invoke: Callable[..., Result], store: FaultyS3) -> None:
+    lost("s3://bucket/overview/checkpoints/project/production/key", Holder("f1", 1), 300)
+    (_, row) = rows(invoke("s3://bucket/overview/"))
+    assert row[0] == "project/production/key" and row[-7:] == ["300", "at", "work", "attempt", "1", "of", "f1"]
+    assert "freed 0 of 1, 0 B" in invoke("s3://bucket/overview", "--free").output
+
+
+def test_nothing_there_is_no_error_and_an_absent_bucket_is_one_line(
+    invoke: Callable[..., Result], store: FaultyS3
+) -> None:
+    nothing = invoke()
+    assert nothing.exit_code == 0 and "no checkpoints below .slipstream" in nothing.output
+    absent = invoke("s3://absent/prefix")
+    assert absent.exit_code == 1 and "there is no bucket 'absent'" in absent.output
+    assert len(absent.output.strip().splitlines()) == 1
