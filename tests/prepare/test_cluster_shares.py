@@ -18,14 +18,15 @@ import pytest
 from slipstream.artifacts.format import DamagedArtifact
 from slipstream.artifacts.typed_values import encode
 from slipstream.errors import UserError
+from slipstream.prepare import shuffle
 from slipstream.prepare.config import DataConfig, SplitConfig
-from slipstream.prepare.engine import FittedTable, OpenedTable, prepare
+from slipstream.prepare.engine import prepare
+from slipstream.prepare.resolve import resolve
 from slipstream.prepare.sharded import csv_parsing, exchange, merge_partitions, shares
-from slipstream.prepare.sharded.division import divide
+from slipstream.prepare.sharded.division import Division
 from slipstream.prepare.sharded.exchange import SUMMARY, VALUE
-from slipstream.prepare.sharded.request import Division, TableRequest
-from slipstream.prepare.shuffle import sorted_runs
 from slipstream.prepare.source.files import list_source
+from slipstream.prepare.table import FittedTable, OpenedTable
 from tests.support.shares import CONFIG, MADE_BY, on_several
 
 
@@ -69,7 +70,7 @@ def test_any_number_of_shares_gives_the_same_bytes(tmp_path: Path, write: Callab
 
 
 def test_parts_are_the_same_on_any_number_of_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sorted_runs, "PART_BYTES", 5000)
+    monkeypatch.setattr(shuffle, "PART_BYTES", 5000)
     (tmp_path / "data").mkdir()
     data = str(write_parquet(tmp_path / "data"))
     made = [prepare(tmp_path / f"by-{workers}", data, "y", CONFIG, MADE_BY, workers) for workers in (1, 2, 3)]
@@ -78,7 +79,7 @@ def test_parts_are_the_same_on_any_number_of_processes(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("number", [2, 4])
 def test_parts_are_merged_in_partitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    for module in (sorted_runs, merge_partitions):
+    for module in (shuffle, merge_partitions):
         monkeypatch.setattr(module, "PART_BYTES", 5000)
     (tmp_path / "data").mkdir()
     data = str(write_parquet(tmp_path / "data"))
@@ -149,7 +150,7 @@ def test_a_column_that_turns_into_text_is_read_again(tmp_path: Path) -> None:
 
 
 def test_texts_in_class_folders_are_shared_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slipstream.prepare.source.text.folders.BLOCK_FILES", 25)
+    monkeypatch.setattr("slipstream.prepare.source.documents.BLOCK_FILES", 25)
     for number in range(100):
         folder = tmp_path / "data" / f"class-{number % 2}"
         folder.mkdir(parents=True, exist_ok=True)
@@ -188,7 +189,7 @@ def test_how_the_work_is_divided(tmp_path: Path) -> None:
     (tmp_path / "images/cat/1.png").write_bytes(b"\x89PNG")
 
     def divided(data: str | Path, target: str = "y", config: DataConfig = CONFIG) -> Division:
-        return divide(list_source(str(data)), target, config)
+        return resolve(list_source(str(data)), target, config).division
 
     assert divided("", "", DataConfig()) == divided(tmp_path / "images", "", DataConfig()) == Division.NONE
     assert divided(made["parquet"]) == divided(tmp_path / "documents", "", DataConfig()) == Division.UNITS
@@ -281,16 +282,16 @@ def test_every_step_refuses_what_is_not_its_own(tmp_path: Path) -> None:
     share, spool, plan = pods / "opened/shares/00000-downloaded", pods / "spool", pods / "plan-downloaded"
     exchange.write(spool)
     parsed, merged = pods / "parsed-0-downloaded", pods / "merged-0-downloaded"
-    request, new = TableRequest(list_source(str(tmp_path / "data")), "y", CONFIG, ""), tmp_path / "new"
+    source, new = resolve(list_source(str(tmp_path / "data")), "y", CONFIG), tmp_path / "new"
     for step in (
         lambda: csv_parsing.parse_share(pods / "texts/00000-downloaded", new),
-        lambda: shares.open_shares(request, 2, [parsed / SUMMARY], new),
+        lambda: shares.open_shares(source, 2, [parsed / SUMMARY], new),
         lambda: shares.scan_share(share, spool, new),
         lambda: shares.fit_shares(pods / "opened/table-downloaded", [], 2, new / "fitted", new / "plan"),
         lambda: shares.encode_share(share, spool, pods / "scanned-0-downloaded", plan, new),
         lambda: merge_partitions.merge_partition(0, plan, [], new),
         lambda: merge_partitions.s3_parts(merged / SUMMARY, "s3://bucket/from", "s3://bucket/to"),
-        lambda: merge_partitions.assemble(new, request, MADE_BY, pods / "fitted-downloaded", []),
+        lambda: merge_partitions.assemble(new, MADE_BY, pods / "fitted-downloaded", []),
     ):
         with pytest.raises(DamagedArtifact, match=f"{VALUE}: holds no value"):
             step()

@@ -16,23 +16,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from slipstream.prepare.engine import (
-    EncodingPlan,
-    OpenedTable,
-    encode_units,
-    find_new_files,
-    fit_table,
-    open_new_files,
-    open_table,
-    scan_units,
-)
+from slipstream.prepare.fit.encode import encode_units
 from slipstream.prepare.fit.scan import Scan, ScanResult
+from slipstream.prepare.resolve import ResolvedSource
 from slipstream.prepare.sharded import exchange
-from slipstream.prepare.sharded.csv_parsing import source_of_shares
+from slipstream.prepare.sharded.csv_parsing import input_of_shares
 from slipstream.prepare.sharded.merge_partitions import MergePlan, write_partitions
-from slipstream.prepare.sharded.request import TableRequest
 from slipstream.prepare.source.columnar import Unit
 from slipstream.prepare.source.files import SourceFile, unchanged
+from slipstream.prepare.table import OpenedTable, fit_table, open_table, scan_units
 from slipstream.prepare.workers.pool import workers_for
 
 #: What a value takes in memory, about.
@@ -49,7 +41,7 @@ class Share:
     @property
     def files(self) -> list[SourceFile]:
         """Those of the raw data that are read with it: none of text, which is in the spool."""
-        return list(dict.fromkeys(unit.source for unit in self.units if unit.uri == unit.file))
+        return list(dict.fromkeys(unit.source for unit in self.units if not unit.spooled))
 
     @property
     def workers(self) -> int:
@@ -73,18 +65,15 @@ class OpenedShares(NamedTuple):
     spools: list[Path]
 
 
-def open_shares(request: TableRequest, number: int, summaries: list[Path], directory: Path) -> OpenedShares:
+def open_shares(source: ResolvedSource, number: int, summaries: list[Path], directory: Path) -> OpenedShares:
     """Open the table and cut it into at most ``number`` shares, all in ``directory``. Text that was parsed, of which
     these are the ``summaries``, stays in the shares in which it was.
     """
-    data, target, config = request.data, request.target, request.config
-    parsed = source_of_shares(data, summaries) if summaries else None
-    with unchanged(data.files), exchange.scratch_for(directory, workers_for(data.size, config.memory)) as place:
-        if config.earlier:
-            table = open_new_files(place, data, find_new_files(data, target, config, place.root / "earlier"), parsed)
-        else:
-            table = open_table(place, data, target, config, request.source, parsed)
-        units = table.source.units
+    parsed = input_of_shares(summaries) if summaries else None
+    files, workers = source.listing.files, workers_for(source.listing.size, source.config.memory)
+    with unchanged(files), exchange.scratch_for(directory, workers) as scratch:
+        table = open_table(source, scratch, parsed)
+        units = table.input.units
         if parsed:
             pieces = [[unit for unit in units if Path(unit.uri).parent == summary] for summary in summaries]
         else:
@@ -92,10 +81,10 @@ def open_shares(request: TableRequest, number: int, summaries: list[Path], direc
             pieces = [units[i * len(units) // number : (i + 1) * len(units) // number] for i in range(number)]
         shares, spools = [], []
         for index, mine in enumerate(pieces):
-            named = [unit if unit.uri == unit.file else replace(unit, uri=Path(unit.uri).name) for unit in mine]
+            named = [replace(unit, uri=Path(unit.uri).name) if unit.spooled else unit for unit in mine]
             shares.append(exchange.write(directory / f"shares/{index:05d}", Share(table.scan, named)))
             if not parsed:
-                spooled = [Path(unit.uri) for unit in mine if unit.uri != unit.file]
+                spooled = [Path(unit.uri) for unit in mine if unit.spooled]
                 spools.append(exchange.write(directory / f"spools/{index:05d}", files=spooled))
         return OpenedShares(exchange.write(directory / "table", table), shares, spools)
 
@@ -103,16 +92,15 @@ def open_shares(request: TableRequest, number: int, summaries: list[Path], direc
 def read_share(directory: Path, spool: Path) -> Share:
     share = exchange.read(directory, Share)
     exchange.verify(spool)
-    found = [u if u.uri == u.file else replace(u, uri=str(exchange.path_in(spool, u.uri))) for u in share.units]
-    return replace(share, units=found)
+    units = [replace(u, uri=str(exchange.path_in(spool, u.uri))) if u.spooled else u for u in share.units]
+    return replace(share, units=units)
 
 
 def scan_share(share: Path, spool: Path, scanned: Path) -> None:
     """The first pass over one share."""
     mine = read_share(share, spool)
-    with unchanged(mine.files), exchange.scratch_for(scanned, mine.workers) as place:
-        found = list(scan_units(place, mine.scan, mine.units))
-        exchange.write(scanned, ScannedShare(found))
+    with unchanged(mine.files), exchange.scratch_for(scanned, mine.workers) as scratch:
+        exchange.write(scanned, ScannedShare(list(scan_units(scratch, mine.scan, mine.units))))
 
 
 def fit_shares(table: Path, scanned: list[Path], number: int, fitted: Path, plan: Path) -> int:
@@ -130,8 +118,7 @@ def encode_share(share: Path, spool: Path, scanned: Path, plan: Path, encoded: P
     mine = read_share(share, spool)
     planned = exchange.read(plan, MergePlan)
     rejected = [rows for unit in exchange.read(scanned, ScannedShare).units for rows in unit.rejected]
-    with unchanged(mine.files), exchange.scratch_for(encoded, mine.workers) as place:
-        encoding = EncodingPlan(mine.scan, planned.transform, place.root)
-        done = list(encode_units(place, encoding, mine.units, rejected))
-        write_partitions(place, planned, [run for unit in done for run in unit.runs], encoded)
+    with unchanged(mine.files), exchange.scratch_for(encoded, mine.workers) as scratch:
+        units = list(encode_units(scratch, mine.scan, planned.transform, mine.units, rejected))
+        write_partitions(scratch, planned, [run for unit in units for run in unit.runs], encoded)
     exchange.write(encoded)

@@ -11,8 +11,8 @@ import pyarrow as pa
 from slipstream.errors import UserError
 from slipstream.prepare.config import DataConfig
 from slipstream.prepare.quarantine import BadRow
+from slipstream.prepare.source.csv_blocks import Block, Parsed, read_blocks
 from slipstream.prepare.source.files import SourceFile
-from slipstream.prepare.source.text.csv_blocks import Block, Parsed, read_blocks
 
 RAW_CHARACTERS = 200
 
