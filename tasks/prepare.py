@@ -16,7 +16,6 @@ from slipstream.artifacts.store import STORE, Store
 from slipstream.artifacts.versions import code_version
 from slipstream.config import RunConfig
 from slipstream.prepare.config import DataConfig
-from slipstream.prepare.sharded.division import Division
 from slipstream.profiles.profile import current_profile
 from slipstream.settings import to_dict
 from slipstream.storage import S3
@@ -63,7 +62,7 @@ def list_data(data: str, target: str, config: RunConfig) -> ListDataOutputs:
     with unchanged(listing.files):
         source = resolve(listing, target, config.data, fingerprint)
     written = exchange.write(fresh_directory("listing"), source)
-    return ListDataOutputs(flyte_directory(written), identity, source.division.value, config.data)
+    return ListDataOutputs(flyte_directory(written), identity, source.division, config.data)
 
 
 def resolved_source(listing: FlyteDirectory) -> ResolvedSource:
@@ -137,20 +136,20 @@ class FitSharesOutputs(NamedTuple):
 @map_errors
 def open_texts(listing: ArtifactDirectory, number: int) -> list[ArtifactDirectory]:
     """Cut files of text into at most ``number`` shares."""
-    from slipstream.prepare.sharded import csv_parsing
+    from slipstream.prepare.sharded import shares
 
-    shares = csv_parsing.open_texts(resolved_source(listing), number, fresh_directory("texts"))
-    return [flyte_directory(share) for share in shares]
+    texts = shares.open_texts(resolved_source(listing), number, fresh_directory("texts"))
+    return [flyte_directory(share) for share in texts]
 
 
 @task(**on("prepare"))
 @map_errors
 def parse_share(share: ArtifactDirectory) -> ArtifactDirectory:
     """Make the files of one share columnar."""
-    from slipstream.prepare.sharded import csv_parsing
+    from slipstream.prepare.sharded import shares
 
     parsed = fresh_directory("parsed")
-    csv_parsing.parse_share(local_path(share), parsed)
+    shares.parse_share(local_path(share), parsed)
     return flyte_directory(parsed)
 
 
@@ -291,9 +290,9 @@ def prepare_data(data: Promise, target: Promise, config: Promise) -> Promise:
         return prepare(**table)
     return (
         conditional("division")
-        .if_(listed.division == Division.UNITS)
+        .if_(listed.division == "units")
         .then(prepare_by_units(**table))
-        .elif_(listed.division == Division.FILES)
+        .elif_(listed.division == "files")
         .then(prepare_by_files(**table))
         .else_()
         .then(prepare(**table))

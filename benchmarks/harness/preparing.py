@@ -29,11 +29,11 @@ def ours_in_order(data: Path, out: Path) -> None:
 def ours_ingest(data: Path, out: Path) -> None:
     from slipstream.machine.cpus import usable_cores
     from slipstream.prepare.config import DataConfig
+    from slipstream.prepare.pool import Workers
     from slipstream.prepare.resolve import resolve
+    from slipstream.prepare.resume import resumable_scratch
     from slipstream.prepare.source.files import list_source
     from slipstream.prepare.table import OPENERS
-    from slipstream.prepare.workers.pool import Workers
-    from slipstream.prepare.workers.resume import resumable_scratch
 
     # The fingerprint is taken by others.
     source = resolve(list_source(str(data)), "y", DataConfig(id="id"), "benchmarks/preprocess.py")

@@ -170,8 +170,8 @@ class BaseSet:
 
     def check_columns(self, columns: Iterable[str]) -> None:
         """Raise ``UserError`` unless these ``columns`` of the new files are those of the base set."""
-        new, known = set(columns), set(self.schema.types)
-        differing = sorted(new ^ known)
+        new = set(columns)
+        differing = sorted(new ^ set(self.schema.types))
         if differing:
             where = "the new files" if differing[0] in new else f"{self.address!r}"
             raise UserError(f"data: the column {differing[0]!r} is only in {where}; expected the same columns")

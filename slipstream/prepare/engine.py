@@ -15,15 +15,14 @@ from slipstream.artifacts.format import Artifact, ArtifactWriter
 from slipstream.artifacts.prepared.data import KIND
 from slipstream.errors import UserError
 from slipstream.prepare.config import DataConfig
-from slipstream.prepare.fit.encode import encode_units
 from slipstream.prepare.images import prepare_images
+from slipstream.prepare.pool import Workers, workers_for
 from slipstream.prepare.progress import say_resumed, shown
 from slipstream.prepare.resolve import ResolvedSource, frame_file, resolve
+from slipstream.prepare.resume import ResumableScratch, resumable_scratch
 from slipstream.prepare.shuffle import merge_all
 from slipstream.prepare.source.files import Listing, list_source, unchanged
-from slipstream.prepare.table import card_of, fit_table, open_table, scan_units, write_table
-from slipstream.prepare.workers.pool import Workers, workers_for
-from slipstream.prepare.workers.resume import ResumableScratch, resumable_scratch
+from slipstream.prepare.table import card_of, encode_units, fit_table, open_table, scan_units, write_table
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -20,9 +20,9 @@ from slipstream.prepare.fit.splits import TRAIN, assign
 from slipstream.prepare.progress import shown
 from slipstream.prepare.quarantine import BadRow
 from slipstream.prepare.resolve import ResolvedSource
+from slipstream.prepare.resume import ResumableScratch
 from slipstream.prepare.shuffle import Run, RunWriter, enter_segments, merge_all, order_keys
 from slipstream.prepare.source.images import Chunk, ImageSet, Part, open_images
-from slipstream.prepare.workers.resume import ResumableScratch
 
 
 @dataclass(frozen=True)
@@ -75,17 +75,17 @@ class EncodedImages:
 
 def encode_part(job: PartJob) -> EncodedImages:
     """Read, hash, split and store one part. Runs in a worker process."""
-    found = EncodedImages.nothing(job.signature)
+    encoded = EncodedImages.nothing(job.signature)
     first = job.first
     with RunWriter(job.scratch / f"run-{job.first:012d}") as writer:
         for chunk in job.part.chunks():
-            add_chunk(chunk, first, job, writer, found)
+            add_chunk(chunk, first, job, writer, encoded)
             first += len(chunk.pixels)
-    found.runs = writer.runs
-    return found
+    encoded.runs = writer.runs
+    return encoded
 
 
-def add_chunk(chunk: Chunk, first: int, job: PartJob, writer: RunWriter, found: EncodedImages) -> None:
+def add_chunk(chunk: Chunk, first: int, job: PartJob, writer: RunWriter, encoded: EncodedImages) -> None:
     records = np.zeros(len(chunk.pixels), job.signature.record)
     records[job.signature.inputs[0].name], records[TARGET] = chunk.pixels, chunk.labels
     splits = assign(chunk.hashes, job.config.split)
@@ -93,15 +93,15 @@ def add_chunk(chunk: Chunk, first: int, job: PartJob, writer: RunWriter, found: 
     for split in range(len(SPLITS)):
         chosen = np.flatnonzero(chunk.good & (splits == split))
         writer.add(split, chosen, order, records)
-        found.counts[:, split] += np.bincount(chunk.labels[chosen], minlength=len(found.counts))
+        encoded.counts[:, split] += np.bincount(chunk.labels[chosen], minlength=len(encoded.counts))
         if split == TRAIN and len(chosen):
             pixels = chunk.pixels[chosen].astype(np.int64)
-            found.sums += pixels.sum(axis=(0, 2, 3))
-            found.squares += (pixels * pixels).sum(axis=(0, 2, 3))
-            found.low, found.high = min(found.low, int(pixels.min())), max(found.high, int(pixels.max()))
-    found.bad += chunk.bad
-    found.hashes.append(chunk.hashes[chunk.good])
-    found.labels.append(chunk.labels[chunk.good])
+            encoded.sums += pixels.sum(axis=(0, 2, 3))
+            encoded.squares += (pixels * pixels).sum(axis=(0, 2, 3))
+            encoded.low, encoded.high = min(encoded.low, int(pixels.min())), max(encoded.high, int(pixels.max()))
+    encoded.bad += chunk.bad
+    encoded.hashes.append(chunk.hashes[chunk.good])
+    encoded.labels.append(chunk.labels[chunk.good])
 
 
 def prepare_images(writer: ArtifactWriter, scratch: ResumableScratch, source: ResolvedSource) -> None:
@@ -144,8 +144,8 @@ def part_jobs(
         first += part.rows
 
 
-def check_classes(classes: tuple[str, ...], found: EncodedImages) -> None:
-    usable = found.counts.sum(axis=1)
+def check_classes(classes: tuple[str, ...], encoded: EncodedImages) -> None:
+    usable = encoded.counts.sum(axis=1)
     few = [(name, count) for name, count in zip(classes, usable.tolist(), strict=True) if count < 2]
     if few:
         name, count = few[0]
@@ -155,7 +155,7 @@ def check_classes(classes: tuple[str, ...], found: EncodedImages) -> None:
         )
     if len(classes) < 2:
         raise UserError(f"data: all images are of the class {classes[0]!r}; expected two or more classes")
-    check_splits(found.counts.sum(axis=0).tolist())
+    check_splits(encoded.counts.sum(axis=0).tolist())
 
 
 def card_of(images: ImageSet, signature: Signature, read: int, encoded: EncodedImages) -> DataCard:
@@ -190,9 +190,9 @@ def card_of(images: ImageSet, signature: Signature, read: int, encoded: EncodedI
     )
 
 
-def duplicates(found: EncodedImages) -> list[str]:
+def duplicates(encoded: EncodedImages) -> list[str]:
     """A word on images that are there more than once, and on those that then have different labels."""
-    hashes, labels = np.concatenate(found.hashes), np.concatenate(found.labels)
+    hashes, labels = np.concatenate(encoded.hashes), np.concatenate(encoded.labels)
     order = np.lexsort((labels, hashes))
     same = hashes[order][1:] == hashes[order][:-1]
     if not same.any():

@@ -14,7 +14,6 @@ import xxhash
 from slipstream.errors import UserError
 from slipstream.prepare.base_set import BaseSet, FileSet
 from slipstream.prepare.config import DataConfig, Format
-from slipstream.prepare.sharded.division import Division
 from slipstream.prepare.source.files import IMAGE_FORMATS, Listing, SourceFile, format_of
 from slipstream.prepare.source.fingerprint import digest_files
 
@@ -42,11 +41,10 @@ ROW_GROUP = 1 << 16
 FOR_TABLES = ("columns", "drop", "id", "group", "time", "weight", "types", "earlier")
 
 
-DIVISIONS: dict[Kind, Division] = {
-    "columnar": Division.UNITS,
-    "documents": Division.UNITS,
-    "text": Division.FILES,
-}
+#: How several machines share the work: each reads some of the units (row groups and batches, groups of documents); or
+#: each first parses some of the files; or one does it all.
+Division = Literal["units", "files", "none"]
+DIVISIONS: dict[Kind, Division] = {"columnar": "units", "documents": "units", "text": "files"}
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ class ResolvedSource:
 
     @property
     def division(self) -> Division:
-        return DIVISIONS.get(self.kind, Division.NONE)
+        return DIVISIONS.get(self.kind, "none")
 
 
 def resolve(listing: Listing, target: str, config: DataConfig, fingerprint: str = "") -> ResolvedSource:

@@ -1,32 +1,36 @@
-"""A table to prepared data, step by step: open, fit what the first pass found, write what was encoded and merged."""
+"""A table to prepared data, step by step: open, scan, fit, encode, write what was merged."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
 from slipstream.artifacts.format import ArtifactWriter
+from slipstream.artifacts.prepared.data import TARGET, WEIGHT
 from slipstream.errors import UserError
 from slipstream.prepare import quarantine
 from slipstream.prepare.base_set import REFERENCE, TableSchema
 from slipstream.prepare.card import DataCard, make_card
 from slipstream.prepare.columns import value_types
 from slipstream.prepare.columns.number_formats import NumberFormat, retype
+from slipstream.prepare.columns.transform import Transform
 from slipstream.prepare.config import DataConfig
 from slipstream.prepare.fit.fit import FittedColumns, check_values, fit
-from slipstream.prepare.fit.scan import Scan, ScanResult, scan_unit
+from slipstream.prepare.fit.scan import Rows, Scan, ScanResult, read_again, scan_unit
 from slipstream.prepare.fit.splits import Cuts, find_cuts
 from slipstream.prepare.memory import Budget
 from slipstream.prepare.resolve import ResolvedSource
-from slipstream.prepare.shuffle import MergedPart, enter_segments
+from slipstream.prepare.resume import ResumableScratch
+from slipstream.prepare.shuffle import MergedPart, Run, RunWriter, enter_segments, order_keys
 from slipstream.prepare.source.columnar import TableInput, Unit, read
 from slipstream.prepare.source.documents import open_documents
 from slipstream.prepare.source.tables import header_hint, open_columnar
 from slipstream.prepare.source.text_tables import open_text
-from slipstream.prepare.workers.resume import ResumableScratch
 
 OPENERS = {"columnar": open_columnar, "text": open_text, "documents": open_documents}
 
@@ -83,6 +87,63 @@ def fit_table(opened: OpenedTable, parts: Iterable[ScanResult]) -> FittedTable:
     quarantine.check_limit(table.bad + scanned.bad, table.read, scan.config.quarantine_limit)
     fitted = base.fitted(scanned) if base else fit(scanned, scan.types, scan.target, scan.config)
     return FittedTable(opened, scanned, fitted)
+
+
+# The second pass
+
+
+@dataclass(frozen=True)
+class EncodingJob:
+    """A unit to be encoded, all of its rows but the ``rejected`` ones, into a file in ``scratch``."""
+
+    scan: Scan
+    transform: Transform
+    unit: Unit
+    rejected: np.ndarray
+    scratch: Path
+
+
+@dataclass(frozen=True)
+class EncodedUnit:
+    """An encoded unit: sorted runs, all in one pair of files."""
+
+    runs: list[Run]
+    digests: dict[str, str]
+
+
+def encode_units(
+    scratch: ResumableScratch, scan: Scan, transform: Transform, units: list[Unit], rejected: list[np.ndarray]
+) -> Iterator[EncodedUnit]:
+    """Every row encoded, but the ``rejected`` ones of each unit."""
+    jobs = (EncodingJob(scan, transform, *pair, scratch.root) for pair in zip(units, rejected, strict=True))
+    return scratch.map(encode_unit, jobs)
+
+
+def encode_unit(job: EncodingJob) -> EncodedUnit:
+    """Encode one unit into sorted runs. Runs in a worker process."""
+    scan, transform, unit = job.scan, job.transform, job.unit
+    # For all batches: the system would clear fresh memory for each of them.
+    room = np.zeros(min(unit.rows, scan.batch_rows), transform.signature.record)
+    with RunWriter(job.scratch / f"run-{unit.first_row:012d}") as writer:
+        for rows in read_again(scan, unit, job.rejected):
+            order = order_keys(rows.first_row, rows.batch.num_rows, scan.rows, scan.config.shuffle)
+            records = room[: rows.batch.num_rows]
+            encode(transform, rows, scan.numbers(rows.batch), records)
+            for split, chosen in rows.parts():
+                writer.add(split, chosen, order, records)
+    return EncodedUnit(writer.runs, writer.digests)
+
+
+def encode(transform: Transform, rows: Rows, numbers: dict[str, np.ndarray], records: np.ndarray) -> None:
+    """Inputs and weights of all rows and targets of those to keep into ``records``."""
+    transform.encode(rows.batch, records, numbers)
+    target = rows.batch.column(transform.target).take(pa.array(rows.keep))
+    records[TARGET][rows.keep] = transform.encode_target(target)
+    if transform.weight:
+        records[WEIGHT] = transform.encode_weight(rows.batch.column(transform.weight))
+
+
+# What is written
 
 
 def card_of(fitting: FittedTable) -> DataCard:

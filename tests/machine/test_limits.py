@@ -11,7 +11,7 @@ from slipstream.errors import UserError
 from slipstream.machine import cpus, memory
 from slipstream.machine.cgroup import cpu_quota, memory_limit
 from slipstream.machine.quantities import parse_quantity
-from slipstream.prepare.workers import pool
+from slipstream.prepare import pool
 
 GIB = 1 << 30
 

@@ -22,8 +22,7 @@ from slipstream.prepare import shuffle
 from slipstream.prepare.config import DataConfig, SplitConfig
 from slipstream.prepare.engine import prepare
 from slipstream.prepare.resolve import resolve
-from slipstream.prepare.sharded import csv_parsing, exchange, merge_partitions, shares
-from slipstream.prepare.sharded.division import Division
+from slipstream.prepare.sharded import exchange, merge_partitions, shares
 from slipstream.prepare.sharded.exchange import SUMMARY, VALUE
 from slipstream.prepare.source.files import list_source
 from slipstream.prepare.table import FittedTable, OpenedTable
@@ -107,7 +106,7 @@ def test_files_of_text_are_parsed_in_shares_of_about_the_same_size(tmp_path: Pat
     shared = on_several(tmp_path / "pods", data, 3)
     assert shared.fingerprint == prepare(tmp_path / "alone", data, "y", CONFIG, MADE_BY).fingerprint
     files_of_shares = [
-        [file.name for file in exchange.read(path, csv_parsing.TextShare).plan.files]
+        [file.name for file in exchange.read(path, shares.TextShare).plan.files]
         for path in sorted((tmp_path / "pods").glob("texts/*"))
     ]
     assert files_of_shares == [["0.csv", "1.csv"], ["2.csv"], ["3.csv", "4.csv", "5.csv", "6.csv", "7.csv"]]
@@ -188,17 +187,17 @@ def test_how_the_work_is_divided(tmp_path: Path) -> None:
     (tmp_path / "images/cat").mkdir(parents=True)
     (tmp_path / "images/cat/1.png").write_bytes(b"\x89PNG")
 
-    def divided(data: str | Path, target: str = "y", config: DataConfig = CONFIG) -> Division:
+    def divided(data: str | Path, target: str = "y", config: DataConfig = CONFIG) -> str:
         return resolve(list_source(str(data)), target, config).division
 
-    assert divided("", "", DataConfig()) == divided(tmp_path / "images", "", DataConfig()) == Division.NONE
-    assert divided(made["parquet"]) == divided(tmp_path / "documents", "", DataConfig()) == Division.UNITS
-    assert divided(made["text"]) == Division.FILES
+    assert divided("", "", DataConfig()) == divided(tmp_path / "images", "", DataConfig()) == "none"
+    assert divided(made["parquet"]) == divided(tmp_path / "documents", "", DataConfig()) == "units"
+    assert divided(made["text"]) == "files"
     prepare(tmp_path / "earlier", str(made["text"]), "y", CONFIG, MADE_BY)
     beside = replace(CONFIG, earlier=str(tmp_path / "earlier"))
-    assert divided(made["text"], config=beside) == Division.NONE, "there is nothing new"
+    assert divided(made["text"], config=beside) == "none", "there is nothing new"
     (made["text"] / "new.csv").write_text("id,x,y\n1,0.5,a\n")
-    assert divided(made["text"], config=beside) == Division.FILES
+    assert divided(made["text"], config=beside) == "files"
 
 
 def test_a_users_mistake_is_said_by_the_step_that_finds_it(tmp_path: Path) -> None:
@@ -284,7 +283,7 @@ def test_every_step_refuses_what_is_not_its_own(tmp_path: Path) -> None:
     parsed, merged = pods / "parsed-0-downloaded", pods / "merged-0-downloaded"
     source, new = resolve(list_source(str(tmp_path / "data")), "y", CONFIG), tmp_path / "new"
     for step in (
-        lambda: csv_parsing.parse_share(pods / "texts/00000-downloaded", new),
+        lambda: shares.parse_share(pods / "texts/00000-downloaded", new),
         lambda: shares.open_shares(source, 2, [parsed / SUMMARY], new),
         lambda: shares.scan_share(share, spool, new),
         lambda: shares.fit_shares(pods / "opened/table-downloaded", [], 2, new / "fitted", new / "plan"),

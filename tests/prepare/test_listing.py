@@ -21,7 +21,7 @@ from slipstream.prepare import engine
 from slipstream.prepare.config import DataConfig
 from slipstream.prepare.engine import prepare
 from slipstream.prepare.resolve import ResolvedSource, resolve
-from slipstream.prepare.sharded import csv_parsing, exchange, shares
+from slipstream.prepare.sharded import exchange, shares
 from slipstream.prepare.source.files import list_source
 from slipstream.prepare.source.fingerprint import fingerprint_source
 from slipstream.storage import s3
@@ -186,8 +186,7 @@ def test_a_machine_that_reads_what_changed_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, step: str
 ) -> None:
     write_source(tmp_path / "data", suffix)
-    module = csv_parsing if step == "parse_share" else shares
-    original, happened = getattr(module, step), []
+    original, happened = getattr(shares, step), []
 
     def after_a_change(*arguments: Any) -> Any:
         for path in (tmp_path / "data").iterdir():
@@ -195,7 +194,7 @@ def test_a_machine_that_reads_what_changed_says_so(
         happened.append(step)
         return original(*arguments)
 
-    monkeypatch.setattr(module, step, after_a_change)
+    monkeypatch.setattr(shares, step, after_a_change)
     with pytest.raises(UserError, match="was changed while it was read; start again"):
         on_several(tmp_path / "pods", list_source(str(tmp_path / "data")), 2, DataConfig(), "y")
     # Nobody reads text again once it is parsed: that it changed is found before the artifact is written.

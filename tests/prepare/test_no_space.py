@@ -96,7 +96,7 @@ def test_a_full_pod_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("slipstream.prepare.sharded.csv_parsing.open_texts", full)
+    monkeypatch.setattr("slipstream.prepare.sharded.shares.open_texts", full)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.csv").write_text("x,y\n1,2\n")
     listing = list_data.task_function(data="t.csv", target="y", config=RunConfig()).listing

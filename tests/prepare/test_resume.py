@@ -25,12 +25,12 @@ from slipstream.artifacts.format import Artifact, DamagedArtifact
 from slipstream.errors import UserError
 from slipstream.prepare import engine, shuffle
 from slipstream.prepare.config import DataConfig
-from slipstream.prepare.fit.encode import encode_unit
 from slipstream.prepare.fit.scan import scan_unit
+from slipstream.prepare.pool import Workers
+from slipstream.prepare.resume import RECORD, ResumableScratch, UnitOfWork, resumable_scratch, run_or_restore
 from slipstream.prepare.shuffle import merge_part
 from slipstream.prepare.source.text_tables import make_columnar
-from slipstream.prepare.workers.pool import Workers
-from slipstream.prepare.workers.resume import RECORD, ResumableScratch, UnitOfWork, resumable_scratch, run_or_restore
+from slipstream.prepare.table import encode_unit
 from tests.support import REPOSITORY
 
 GROUPS, ROWS = 12, 250
@@ -43,17 +43,16 @@ import functools, os, signal, sys, time
 from pathlib import Path
 from slipstream.prepare.source import text_tables
 from slipstream.prepare import shuffle, table
-from slipstream.prepare.fit import encode, scan
+from slipstream.prepare.fit import scan
 from slipstream.prepare import engine
 from slipstream.prepare.config import DataConfig
-from slipstream.prepare.workers.pool import Workers
+from slipstream.prepare.pool import Workers
 
 data, directory, scratch, workers, where, times, victim = sys.argv[1:]
 module, name = where.split(".")
 owner = {
     "engine": engine,
     "table": table,
-    "encode": encode,
     "tables": text_tables,
     "merge": shuffle,
     "scan": scan,
@@ -133,7 +132,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     callers = {
         make_columnar: "source.text_tables",
         scan_unit: "table",
-        encode_unit: "fit.encode",
+        encode_unit: "table",
         merge_part: "shuffle",
     }
     for work, module in callers.items():
@@ -321,7 +320,7 @@ def test_workers_do_not_import_the_command_that_started_them(tmp_path: Path) -> 
         "from pathlib import Path\n"
         "with Path('imported').open('a') as file:\n"
         "    file.write('once ')\n"
-        "from slipstream.prepare.workers.pool import Workers\n"
+        "from slipstream.prepare.pool import Workers\n"
         "if __name__ == '__main__':\n"
         "    workers = Workers(2)\n"
         "    assert list(workers.map(abs, [-1, -2, -3])) == [1, 2, 3]\n"
@@ -353,7 +352,7 @@ def test_a_partitioned_directory_with_dates_in_text_goes_on_too(
         days = [f"{year}-03-{day:02d}" for day in draw.integers(1, 29, ROWS)]
         table = pa.table({"day": days, "x": draw.normal(size=ROWS), "y": draw.integers(0, 2, ROWS)})
         pq.write_table(table, tmp_path / f"in/year={year}/part.parquet")
-    scratch = killed(tmp_path / "in", tmp_path, "encode.encode_unit", 4)
+    scratch = killed(tmp_path / "in", tmp_path, "table.encode_unit", 4)
     done = counted(monkeypatch)
     again = prepare(tmp_path / "again", tmp_path / "in", scratch=scratch)
     # For each file its texts were tried, and it was scanned; and three were encoded.

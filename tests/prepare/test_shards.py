@@ -9,6 +9,8 @@ import pytest
 
 from slipstream.artifacts.format import ArtifactWriter
 from slipstream.artifacts.prepared.data import segment_name
+from slipstream.prepare.pool import Workers
+from slipstream.prepare.resume import ResumableScratch
 from slipstream.prepare.shuffle import (
     MOST_PARTS,
     Part,
@@ -20,8 +22,6 @@ from slipstream.prepare.shuffle import (
     order_keys,
     parts_of,
 )
-from slipstream.prepare.workers.pool import Workers
-from slipstream.prepare.workers.resume import ResumableScratch
 
 ROWS, BATCH, BATCHES_OF_A_FILE = 3000, 250, 3
 RECORD = np.dtype([("number", "<i4"), ("more", "<f4", (3,))])

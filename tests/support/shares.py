@@ -8,8 +8,7 @@ from pathlib import Path
 from slipstream.artifacts.format import Artifact
 from slipstream.prepare.config import DataConfig
 from slipstream.prepare.resolve import resolve
-from slipstream.prepare.sharded import csv_parsing, merge_partitions, shares
-from slipstream.prepare.sharded.division import Division
+from slipstream.prepare.sharded import merge_partitions, shares
 from slipstream.prepare.sharded.exchange import SUMMARY
 from slipstream.prepare.source.files import Listing, list_source
 
@@ -27,11 +26,11 @@ def on_several(
 
     root.mkdir()
     source = resolve(list_source(data) if isinstance(data, str) else data, target, config)
-    assert source.division != Division.NONE
-    by_files = source.division == Division.FILES
-    texts = [moved(share) for share in csv_parsing.open_texts(source, number, root / "texts")] if by_files else []
+    assert source.division != "none"
+    by_files = source.division == "files"
+    texts = [moved(share) for share in shares.open_texts(source, number, root / "texts")] if by_files else []
     for index, share in enumerate(texts):
-        csv_parsing.parse_share(share, root / f"parsed-{index}")
+        shares.parse_share(share, root / f"parsed-{index}")
     parsed = [moved(root / f"parsed-{index}") for index in range(len(texts))]
     opened = shares.open_shares(source, number, [directory / SUMMARY for directory in parsed], root / "opened")
     table, made = moved(opened.table), [moved(share) for share in opened.shares]

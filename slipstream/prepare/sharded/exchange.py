@@ -14,8 +14,8 @@ from typing import TypeVar
 
 from slipstream.artifacts.format import Artifact, ArtifactWriter, DamagedArtifact, link_or_copy
 from slipstream.artifacts.typed_values import decode, encode
-from slipstream.prepare.workers.pool import Workers
-from slipstream.prepare.workers.resume import ResumableScratch, resumable_scratch
+from slipstream.prepare.pool import Workers
+from slipstream.prepare.resume import ResumableScratch, resumable_scratch
 from slipstream.storage.names import fault
 
 KIND = "prepare.part"

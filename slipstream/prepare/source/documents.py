@@ -12,9 +12,9 @@ from slipstream.errors import UserError
 from slipstream.prepare.columns import value_types
 from slipstream.prepare.quarantine import BadRow
 from slipstream.prepare.resolve import CLASS, TEXT, ResolvedSource
+from slipstream.prepare.resume import ResumableScratch
 from slipstream.prepare.source.columnar import LINE, TableInput, Unit, write_spool
 from slipstream.prepare.source.files import SourceFile
-from slipstream.prepare.workers.resume import ResumableScratch
 
 #: Files that are read at once, by their size and number.
 BLOCK_BYTES = 8 << 20

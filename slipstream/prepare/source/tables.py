@@ -23,9 +23,9 @@ from slipstream.prepare.config import DataConfig
 from slipstream.prepare.memory import Budget
 from slipstream.prepare.quarantine import BadRow
 from slipstream.prepare.resolve import ResolvedSource
+from slipstream.prepare.resume import ResumableScratch
 from slipstream.prepare.source.columnar import TableInput, Unit, head, read, units_of
 from slipstream.prepare.source.files import SourceFile
-from slipstream.prepare.workers.resume import ResumableScratch
 
 #: What Hive calls the directory of the rows in which the key is missing.
 MISSING = "__HIVE_DEFAULT_PARTITION__"
@@ -60,36 +60,36 @@ def open_columnar(source: ResolvedSource, scratch: ResumableScratch) -> TableInp
 
 def declared_type(field: pa.Field, file: SourceFile, config: DataConfig) -> str:
     """What a column is read as: what data.types says, else what the file does."""
-    found = value_types.type_of(field.type)
+    stored = value_types.type_of(field.type)
     if field.name not in config.types:
-        return found
+        return stored
     kind = DECLARED[config.types[field.name]]
-    if cannot_become(found, kind):
+    if cannot_become(stored, kind):
         raise UserError(
-            f"data.types.{field.name}: {file.uri} holds {found} values there ({field.type}), which cannot be read as "
+            f"data.types.{field.name}: {file.uri} holds {stored} values there ({field.type}), which cannot be read as "
             f"{config.types[field.name]}; leave the column as it is or drop it"
         )
     return kind
 
 
-def merge_types(known: dict[str, str], found: dict[str, str], file: SourceFile, first: SourceFile) -> dict[str, str]:
-    check_columns(list(known), list(found), file, first)
+def merge_types(types: dict[str, str], of_file: dict[str, str], file: SourceFile, first: SourceFile) -> dict[str, str]:
+    check_columns(list(types), list(of_file), file, first)
     merged = {}
-    for name, kind in known.items():
-        both = value_types.wider(kind, found[name])
+    for name, kind in types.items():
+        both = value_types.wider(kind, of_file[name])
         if both is None:
             raise UserError(
-                f"{file.uri}: column {name!r} holds {found[name]} values, but {kind} in {first.uri}; "
+                f"{file.uri}: column {name!r} holds {of_file[name]} values, but {kind} in {first.uri}; "
                 "expected one schema in all files"
             )
         merged[name] = both
     return merged
 
 
-def check_columns(known: list[str], found: list[str], file: SourceFile, first: SourceFile) -> None:
-    if set(known) == set(found):
+def check_columns(expected: list[str], names: list[str], file: SourceFile, first: SourceFile) -> None:
+    if set(expected) == set(names):
         return
-    lacks, adds = sorted(set(known) - set(found)), sorted(set(found) - set(known))
+    lacks, adds = sorted(set(expected) - set(names)), sorted(set(names) - set(expected))
     differences = [f"lacks {lacks[0]!r}"] if lacks else []
     differences += [f"also has {adds[0]!r}"] if adds else []
     raise UserError(
@@ -225,15 +225,15 @@ def try_types(job: tuple[Unit, dict[str, str], DataConfig]) -> TypeTrial:
     """Read the texts of one unit as other types. Runs in a worker process."""
     unit, types, config = job
     number_format = NumberFormat.of(config)
-    found, failures, examples = dict(types), Counter[str](), dict[str, BadRow]()
+    read_as, failures, examples = dict(types), Counter[str](), dict[str, BadRow]()
     for batch, lines in read(unit, list(types), Budget(config.memory)):
         for name, kind in types.items():
             texts = batch.column(name).cast(pa.string())
             values, failed = number_format.convert(texts, kind)
-            found[name] = value_types.wider(found[name], value_types.type_of(values.type)) or kind
+            read_as[name] = value_types.wider(read_as[name], value_types.type_of(values.type)) or kind
             rows = np.flatnonzero(failed)
             if len(rows):
                 failures[name] += len(rows)
                 example = BadRow(unit.file, int(lines[rows[0]]), name, f"not {kind}", texts[rows[0]].as_py())
                 examples.setdefault(name, example)
-    return TypeTrial(found, dict(failures), examples)
+    return TypeTrial(read_as, dict(failures), examples)

@@ -19,12 +19,12 @@ from slipstream.prepare.columns.number_formats import NumberFormat, guess_types,
 from slipstream.prepare.config import DataConfig
 from slipstream.prepare.quarantine import BadRow
 from slipstream.prepare.resolve import ResolvedSource
+from slipstream.prepare.resume import ResumableScratch
 from slipstream.prepare.source import csv_blocks, json_lines
 from slipstream.prepare.source.columnar import LINE, TableInput, Unit, write_spool
 from slipstream.prepare.source.csv_blocks import Block, Parsed, csv_reader, read_blocks, read_header
 from slipstream.prepare.source.files import SourceFile
 from slipstream.prepare.source.tables import Partitions, check_columns, check_names, find_partitions
-from slipstream.prepare.workers.resume import ResumableScratch
 
 #: Of the first file, as much is looked at to guess the types, and of each file to find its delimiter.
 SAMPLE_BYTES = 1 << 20
@@ -241,13 +241,13 @@ def detect_delimiter(files: list[SourceFile], config: DataConfig) -> tuple[str, 
     """
     if config.delimiter:
         return config.delimiter, []
-    found = {file.uri: delimiter_of(file, config) for file in files}
-    first, mark = next(iter(found.items()))
-    other = next((uri for uri, theirs in found.items() if theirs != mark), None)
+    delimiters = {file.uri: delimiter_of(file, config) for file in files}
+    first, mark = next(iter(delimiters.items()))
+    other = next((uri for uri, delimiter in delimiters.items() if delimiter != mark), None)
     if other:
         raise UserError(
-            f"{other}: its fields are separated by {found[other]!r}, but by {mark!r} in {first}; expected one mark in "
-            "all files, which data.delimiter names if it was not found"
+            f"{other}: its fields are separated by {delimiters[other]!r}, but by {mark!r} in {first}; expected one "
+            "mark in all files, which data.delimiter names if it was not found"
         )
     if mark == USUAL_DELIMITER or all(map(has_tabs, files)):
         return mark, []

@@ -31,7 +31,7 @@ import xxhash
 from slipstream.artifacts.format import canonical_json
 from slipstream.artifacts.typed_values import decode, encode
 from slipstream.errors import UserError
-from slipstream.prepare.workers.pool import WorkerLost, Workers
+from slipstream.prepare.pool import WorkerLost, Workers
 from slipstream.storage.local import sync_directory
 
 Job = TypeVar("Job")
