@@ -32,7 +32,7 @@ from harness.table import Column, Table
 from harness.turns import Figures, in_turns, settled
 from slipstream.artifacts.format import Artifact, ArtifactWriter
 from slipstream.artifacts.prepared.data import KIND, TARGET, PreparedData, Signature, TensorSpec
-from slipstream.prepare.shuffle.sorted_runs import block_rows
+from slipstream.prepare.shuffle import block_rows
 
 COLUMNS, BATCH = 200, 1024
 PAIRS = 7

@@ -35,7 +35,6 @@ STAGES = {
             "prepare",
             (
                 "slipstream.prepare.engine",
-                "slipstream.prepare.sharded.csv_parsing",
                 "slipstream.prepare.sharded.merge_partitions",
                 "slipstream.prepare.sharded.shares",
             ),

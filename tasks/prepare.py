@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from flytekit import StructuredDataset, conditional, map_task, task, workflow
+from flytekit.core.promise import Promise
 from flytekit.types.directory import FlyteDirectory
 
-from slipstream.artifacts.format import Artifact, ArtifactWriter
+from slipstream.artifacts.format import Artifact
 from slipstream.artifacts.store import STORE, Store
 from slipstream.artifacts.versions import code_version
 from slipstream.config import RunConfig
 from slipstream.prepare.config import DataConfig
-from slipstream.prepare.sharded.request import Division
 from slipstream.profiles.profile import current_profile
 from slipstream.settings import to_dict
 from slipstream.storage import S3
@@ -31,14 +32,12 @@ from tasks.flyte.stage import (
 )
 
 if TYPE_CHECKING:
-    from slipstream.prepare.source.files import Listing
-
-LISTING = "listing.json"
+    from slipstream.prepare.resolve import ResolvedSource
 
 
 class ListDataOutputs(NamedTuple):
-    """Outputs of :func:`list_data`: the files and their versions, what identifies their bytes, how several pods divide
-    the work on them, and the settings to read them with."""
+    """Outputs of :func:`list_data`: the files in their versions and what they are, what identifies their bytes, how
+    several pods divide the work on them, and the settings that the user gave."""
 
     listing: ArtifactDirectory
     source: str
@@ -49,34 +48,36 @@ class ListDataOutputs(NamedTuple):
 @task(**on("fingerprint"))
 @map_errors
 def list_data(data: str, target: str, config: RunConfig) -> ListDataOutputs:
-    """List the raw data and fingerprint it. Never cached: new bytes behind the same name are new work."""
-    from slipstream.prepare.incremental import fingerprint_earlier
-    from slipstream.prepare.sharded.division import divide
+    """List the raw data, fingerprint it and find out what it is. Never cached: new bytes behind the same name are new
+    work."""
+    from slipstream.prepare.base_set import fingerprint_earlier
+    from slipstream.prepare.resolve import resolve
+    from slipstream.prepare.sharded import exchange
     from slipstream.prepare.source.files import list_source, unchanged
     from slipstream.prepare.source.fingerprint import fingerprint_source
 
     listing = list_source(data)
-    source = fingerprint_source(listing, target) + fingerprint_earlier(config.data.earlier)
+    fingerprint = fingerprint_source(listing, target)
+    identity = fingerprint + fingerprint_earlier(config.data.earlier)
     with unchanged(listing.files):
-        division = divide(listing, target, config.data) if pods() > 1 else Division.NONE
-    writer = ArtifactWriter(fresh_directory("listing"))
-    writer.write_json(LISTING, listing.to_json())
-    written = flyte_directory(writer.finish("listing", {}).directory)
-    return ListDataOutputs(written, source, division.value, config.data)
+        source = resolve(listing, target, config.data, fingerprint)
+    written = exchange.write(fresh_directory("listing"), source)
+    return ListDataOutputs(flyte_directory(written), identity, source.division, config.data)
 
 
-def read_listing(directory: FlyteDirectory) -> Listing:
+def resolved_source(listing: FlyteDirectory) -> ResolvedSource:
     """What :func:`list_data` found."""
-    from slipstream.prepare.source.files import Listing
+    from slipstream.prepare.resolve import ResolvedSource
+    from slipstream.prepare.sharded import exchange
 
-    return Listing.from_json(Artifact.open(local_path(directory), "listing").read_json(LISTING))
+    return exchange.read(local_path(listing), ResolvedSource)
 
 
 @task(**on("fingerprint"))
 @map_errors
 def address_of(dataset: StructuredDataset) -> str:
     """Where the Parquet of a dataset lies, which an upstream task returned as it is or as a DataFrame."""
-    from slipstream.prepare.source.structured_dataset import parquet_address
+    from slipstream.prepare.source.files import parquet_address
 
     written = dataset.literal
     assert written is not None, "flytekit hands a dataset over with its literal"
@@ -94,12 +95,12 @@ def prepare(listing: ArtifactDirectory, target: str, config: DataConfig, source:
 
         scratch = Store(STORE).checkpoints("prepare", key) if runs_locally() else None
         by = made_by(target, config, source)
-        return engine.prepare(directory, read_listing(listing), target, config, by, scratch=scratch)
+        return engine.prepare_source(directory, resolved_source(listing), by, scratch=scratch)
 
     return run_stage("prepare", {"target": target, "config": config, "source": source}, make)
 
 
-def made_by(target: str, config: DataConfig, source: str) -> dict[str, Any]:
+def made_by(target: str, config: DataConfig, source: str) -> dict[str, object]:
     return {"config": to_dict(config), "code": code_version("prepare"), "source": source, "target": target}
 
 
@@ -133,45 +134,33 @@ class FitSharesOutputs(NamedTuple):
 
 @task(**on("prepare"))
 @map_errors
-def open_texts(
-    listing: ArtifactDirectory, target: str, config: DataConfig, source: str, number: int
-) -> list[ArtifactDirectory]:
-    """Cut files of text, which ``source`` identifies, into at most ``number`` shares."""
-    from slipstream.prepare.sharded import csv_parsing
-    from slipstream.prepare.sharded.request import TableRequest
+def open_texts(listing: ArtifactDirectory, number: int) -> list[ArtifactDirectory]:
+    """Cut files of text into at most ``number`` shares."""
+    from slipstream.prepare.sharded import shares
 
-    request = TableRequest(read_listing(listing), target, config, source)
-    return [flyte_directory(share) for share in csv_parsing.open_texts(request, number, fresh_directory("texts"))]
+    texts = shares.open_texts(resolved_source(listing), number, fresh_directory("texts"))
+    return [flyte_directory(share) for share in texts]
 
 
 @task(**on("prepare"))
 @map_errors
 def parse_share(share: ArtifactDirectory) -> ArtifactDirectory:
     """Make the files of one share columnar."""
-    from slipstream.prepare.sharded import csv_parsing
+    from slipstream.prepare.sharded import shares
 
     parsed = fresh_directory("parsed")
-    csv_parsing.parse_share(local_path(share), parsed)
+    shares.parse_share(local_path(share), parsed)
     return flyte_directory(parsed)
 
 
 @task(**on("prepare"))
 @map_errors
-def open_shares(
-    listing: ArtifactDirectory,
-    target: str,
-    config: DataConfig,
-    source: str,
-    number: int,
-    parsed: list[ArtifactDirectory],
-) -> OpenSharesOutputs:
+def open_shares(listing: ArtifactDirectory, number: int, parsed: list[ArtifactDirectory]) -> OpenSharesOutputs:
     """Open the table, of which text is ``parsed``, and cut the work into at most ``number`` shares."""
     from slipstream.prepare.sharded import exchange, shares
-    from slipstream.prepare.sharded.request import TableRequest
 
-    request = TableRequest(read_listing(listing), target, config, source)
     summaries = [inner(each, exchange.SUMMARY) for each in parsed]
-    opened = shares.open_shares(request, number, summaries, fresh_directory("opened"))
+    opened = shares.open_shares(resolved_source(listing), number, summaries, fresh_directory("opened"))
     spools = [flyte_directory(each) for each in opened.spools]
     return OpenSharesOutputs(
         flyte_directory(opened.table), [flyte_directory(each) for each in opened.shares], spools or parsed
@@ -227,12 +216,7 @@ def merge_partition(partition: int, plan: ArtifactDirectory, encoded: list[Artif
 @task(**on("prepare"))
 @map_errors
 def assemble(
-    listing: ArtifactDirectory,
-    target: str,
-    config: DataConfig,
-    source: str,
-    fitted: ArtifactDirectory,
-    merged: list[ArtifactDirectory],
+    target: str, config: DataConfig, source: str, fitted: ArtifactDirectory, merged: list[ArtifactDirectory]
 ) -> Made:
     """Put together what was merged: the same bytes, from the same inputs, as of :func:`prepare`.
 
@@ -240,7 +224,6 @@ def assemble(
     through this pod.
     """
     from slipstream.prepare.sharded import exchange, merge_partitions
-    from slipstream.prepare.sharded.request import TableRequest
 
     addresses = [str(each.remote_source or "") for each in merged]
     home = str(FlyteDirectory.new_remote().path) if all(address.startswith(S3) for address in addresses) else ""
@@ -255,7 +238,6 @@ def assemble(
             parts = [merge_partitions.local_parts(local_path(each)) for each in merged]
         merge_partitions.assemble(
             directory,
-            TableRequest(read_listing(listing), target, config, source),
             made_by(target, config, source),
             local_path(fitted),
             [one for partition in parts for one in partition],
@@ -266,12 +248,12 @@ def assemble(
     return Made(FlyteDirectory(made.artifact.path, remote_directory=home), made.run) if home else made
 
 
-def map_over_shares(work: Any) -> Any:
+def map_over_shares(work: Callable[..., object]) -> Callable[..., Promise]:
     """Run a task for each share. All or nothing: without one of them the data would be other data."""
     return map_task(work, concurrency=pods(), min_success_ratio=1.0)
 
 
-def prepare_opened(listing: Any, target: Any, config: Any, source: Any, opened: Any) -> Any:
+def prepare_opened(opened: OpenSharesOutputs, target: str, config: DataConfig, source: str) -> Made:
     """The part of a workflow after the table was opened; the arguments are promises."""
     scanned = map_over_shares(scan_share)(share=opened.shares, spool=opened.spools)
     fitted = fit_shares(table=opened.table, scanned=scanned, number=SHARES_OF_A_POD * pods())
@@ -279,40 +261,38 @@ def prepare_opened(listing: Any, target: Any, config: Any, source: Any, opened: 
     encoded = encode(share=opened.shares, spool=opened.spools, scanned=scanned)
     merge = map_over_shares(partial(merge_partition, plan=fitted.plan, encoded=encoded))
     merged = merge(partition=fitted.partitions)
-    return assemble(listing=listing, target=target, config=config, source=source, fitted=fitted.fitted, merged=merged)
+    return assemble(target=target, config=config, source=source, fitted=fitted.fitted, merged=merged)
 
 
 @workflow
 def prepare_by_units(listing: ArtifactDirectory, target: str, config: DataConfig, source: str) -> Made:
     """Prepare a table of which each pod reads some of the units."""
-    opened = open_shares(
-        listing=listing, target=target, config=config, source=source, number=SHARES_OF_A_POD * pods(), parsed=[]
-    )
-    return prepare_opened(listing, target, config, source, opened)
+    opened = open_shares(listing=listing, number=SHARES_OF_A_POD * pods(), parsed=[])
+    return prepare_opened(opened, target, config, source)
 
 
 @workflow
 def prepare_by_files(listing: ArtifactDirectory, target: str, config: DataConfig, source: str) -> Made:
     """Prepare a table of which each pod first parses some of the files."""
     number = SHARES_OF_A_POD * pods()
-    texts = open_texts(listing=listing, target=target, config=config, source=source, number=number)
+    texts = open_texts(listing=listing, number=number)
     parsed = map_over_shares(parse_share)(share=texts)
-    opened = open_shares(listing=listing, target=target, config=config, source=source, number=number, parsed=parsed)
-    return prepare_opened(listing, target, config, source, opened)
+    opened = open_shares(listing=listing, number=number, parsed=parsed)
+    return prepare_opened(opened, target, config, source)
 
 
-def prepare_data(data: Any, target: Any, config: Any) -> Any:
+def prepare_data(data: Promise, target: Promise, config: Promise) -> Promise:
     """The part of a workflow that makes the prepared data: one task, or several pods if the profile has them and there
-    is work to divide. The arguments are promises; ``config`` is that of the run."""
-    found = list_data(data=data, target=target, config=config)
-    table = {"listing": found.listing, "target": target, "config": found.config, "source": found.source}
+    is work to divide. ``config`` is that of the run."""
+    listed = list_data(data=data, target=target, config=config)
+    table = {"listing": listed.listing, "target": target, "config": listed.config, "source": listed.source}
     if pods() == 1:
         return prepare(**table)
     return (
         conditional("division")
-        .if_(found.division == Division.UNITS)
+        .if_(listed.division == "units")
         .then(prepare_by_units(**table))
-        .elif_(found.division == Division.FILES)
+        .elif_(listed.division == "files")
         .then(prepare_by_files(**table))
         .else_()
         .then(prepare(**table))

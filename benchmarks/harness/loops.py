@@ -23,7 +23,7 @@ from slipstream.artifacts.prepared.data import KIND, TARGET, PreparedData, Signa
 from slipstream.artifacts.prepared.token_rows import write_token_rows
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
-from slipstream.prepare.shuffle.sorted_runs import block_rows
+from slipstream.prepare.shuffle import block_rows
 from slipstream.train.config import TrainingConfig
 from slipstream.train.data_loader import stored_blocks
 from slipstream.train.data_order import GlobalOrder, share

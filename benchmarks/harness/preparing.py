@@ -29,14 +29,17 @@ def ours_in_order(data: Path, out: Path) -> None:
 def ours_ingest(data: Path, out: Path) -> None:
     from slipstream.machine.limits import usable_cores
     from slipstream.prepare.config import DataConfig
+    from slipstream.prepare.pool import Workers
+    from slipstream.prepare.resolve import resolve
+    from slipstream.prepare.resume import resumable_scratch
     from slipstream.prepare.source.files import list_source
-    from slipstream.prepare.source.tables import open_source
-    from slipstream.prepare.workers.pool import Workers
-    from slipstream.prepare.workers.resume import resumable_scratch
+    from slipstream.prepare.table import OPENERS
 
-    with closing(Workers(usable_cores())) as workers, resumable_scratch(out, workers) as place:
-        source = open_source(list_source(str(data)), DataConfig(id="id"), place)
-    assert source.read == source.rows + len(source.bad)
+    # The fingerprint is taken by others.
+    source = resolve(list_source(str(data)), "y", DataConfig(id="id"), "benchmarks/preprocess.py")
+    with closing(Workers(usable_cores())) as workers, resumable_scratch(out, workers) as scratch:
+        table = OPENERS[source.kind](source, scratch)
+    assert table.read == table.rows + len(table.bad)
 
 
 def polars(data: Path, out: Path, the_same_work: bool = False) -> None:

@@ -56,6 +56,8 @@ def seconds_of(text: str) -> float | None:
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
+#: What data.format may say.
+Format = Literal["auto", "csv", "parquet", "arrow", "json", "images", "arrays", "text"]
 #: What data.types may say.
 ColumnType = Literal["number", "date", "boolean", "text", "category", "document"]
 
@@ -66,7 +68,7 @@ class DataConfig(Settings):
 
     section = "data"
 
-    format: Literal["auto", "csv", "parquet", "arrow", "json", "images", "arrays", "text"] = "auto"
+    format: Format = "auto"
     """What the data is; "auto" goes by the file's extension."""
     header: bool = True
     """Whether the first line of a CSV names the columns."""

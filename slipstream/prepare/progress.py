@@ -36,7 +36,7 @@ def shown(step: str, parts: Iterable[Part], rows: list[int]) -> Iterator[Part]:
                 last = now
 
 
-def say_goes_on(done: int) -> None:
+def say_resumed(done: int) -> None:
     """Say how many units of work an interrupted run had done, if there was one."""
     if done:
         logger("prepare").info("resumes: %s units of work were done before", f"{done:,}")

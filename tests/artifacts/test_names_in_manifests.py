@@ -16,7 +16,7 @@ from slipstream.artifacts.prepared.streamed import make_stub, size_of
 from slipstream.errors import UserError
 from slipstream.interconnect.history import ProfileHistory
 from slipstream.interconnect.profile import FILE as PROFILE_FILE
-from slipstream.prepare.incremental import EarlierSet, fetch
+from slipstream.prepare.base_set import BaseSet, fetch
 from slipstream.promote.store import Registry
 from slipstream.storage import storage_for
 from slipstream.storage.names import fault
@@ -81,14 +81,14 @@ def test_what_is_fetched_by_a_manifest_stays_where_it_is_fetched_to(
         lambda: make_stub("gs://bucket/set", target),
         lambda: size_of("gs://bucket/set"),
         lambda: fetch("gs://bucket/set", target),
-        lambda: EarlierSet.open("gs://bucket/set", target),
+        lambda: BaseSet.open("gs://bucket/set"),
     ):
         with pytest.raises(UserError, match=r"gs://bucket/set.*: the name .*expected a relative path"):
             work()
     assert not outside(tmp_path, target) or list(outside(tmp_path, target)) == [str(tmp_path / "deep")]
     del memory.objects[f"set/{name}"]  # so that the listing is fine, and the manifest alone is not
     with pytest.raises(UserError, match=r"the name .*expected a relative path"):
-        EarlierSet.open("gs://bucket/set", target)
+        BaseSet.open("gs://bucket/set")
 
 
 @pytest.mark.parametrize("name", ["../evil", "../evil.safetensors", "/proc/evil.safetensors", "a\\b"])

@@ -10,7 +10,7 @@ import pytest
 from slipstream.errors import UserError
 from slipstream.machine import limits
 from slipstream.machine.limits import cpu_quota, memory_limit, parse_quantity
-from slipstream.prepare.workers import pool
+from slipstream.prepare import pool
 
 GIB = 1 << 30
 

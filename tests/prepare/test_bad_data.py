@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from slipstream.errors import UserError
-from slipstream.prepare.shuffle.sorted_runs import RunWriter
+from slipstream.prepare.shuffle import RunWriter
 from slipstream.prepare.source.files import list_source
 from slipstream.prepare.source.fingerprint import fingerprint_source
 from tests.support.tables import Prepare, everything, table_text

@@ -31,7 +31,6 @@ from slipstream.prepare.engine import prepare
 from slipstream.prepare.source import images
 from slipstream.prepare.source.files import list_source
 from slipstream.prepare.source.fingerprint import fingerprint_source
-from slipstream.prepare.source.images import decoding
 
 with tempfile.TemporaryDirectory() as directory:  # imports all that is needed, from where only root may read
     prepare(Path(directory) / "p", sys.argv[1], "y", DataConfig(), {}, 1)

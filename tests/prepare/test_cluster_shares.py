@@ -18,14 +18,14 @@ import pytest
 from slipstream.artifacts.format import DamagedArtifact
 from slipstream.artifacts.typed_values import encode
 from slipstream.errors import UserError
+from slipstream.prepare import shuffle
 from slipstream.prepare.config import DataConfig, SplitConfig
-from slipstream.prepare.engine import FittedTable, OpenedTable, prepare
-from slipstream.prepare.sharded import csv_parsing, exchange, merge_partitions, shares
-from slipstream.prepare.sharded.division import divide
+from slipstream.prepare.engine import prepare
+from slipstream.prepare.resolve import resolve
+from slipstream.prepare.sharded import exchange, merge_partitions, shares
 from slipstream.prepare.sharded.exchange import SUMMARY, VALUE
-from slipstream.prepare.sharded.request import Division, TableRequest
-from slipstream.prepare.shuffle import sorted_runs
 from slipstream.prepare.source.files import list_source
+from slipstream.prepare.table import FittedTable, OpenedTable
 from tests.support.shares import CONFIG, MADE_BY, on_several
 
 
@@ -69,7 +69,7 @@ def test_any_number_of_shares_gives_the_same_bytes(tmp_path: Path, write: Callab
 
 
 def test_parts_are_the_same_on_any_number_of_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sorted_runs, "PART_BYTES", 5000)
+    monkeypatch.setattr(shuffle, "PART_BYTES", 5000)
     (tmp_path / "data").mkdir()
     data = str(write_parquet(tmp_path / "data"))
     made = [prepare(tmp_path / f"by-{workers}", data, "y", CONFIG, MADE_BY, workers) for workers in (1, 2, 3)]
@@ -78,7 +78,7 @@ def test_parts_are_the_same_on_any_number_of_processes(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("number", [2, 4])
 def test_parts_are_merged_in_partitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    for module in (sorted_runs, merge_partitions):
+    for module in (shuffle, merge_partitions):
         monkeypatch.setattr(module, "PART_BYTES", 5000)
     (tmp_path / "data").mkdir()
     data = str(write_parquet(tmp_path / "data"))
@@ -106,7 +106,7 @@ def test_files_of_text_are_parsed_in_shares_of_about_the_same_size(tmp_path: Pat
     shared = on_several(tmp_path / "pods", data, 3)
     assert shared.fingerprint == prepare(tmp_path / "alone", data, "y", CONFIG, MADE_BY).fingerprint
     files_of_shares = [
-        [file.name for file in exchange.read(path, csv_parsing.TextShare).plan.files]
+        [file.name for file in exchange.read(path, shares.TextShare).plan.files]
         for path in sorted((tmp_path / "pods").glob("texts/*"))
     ]
     assert files_of_shares == [["0.csv", "1.csv"], ["2.csv"], ["3.csv", "4.csv", "5.csv", "6.csv", "7.csv"]]
@@ -149,7 +149,7 @@ def test_a_column_that_turns_into_text_is_read_again(tmp_path: Path) -> None:
 
 
 def test_texts_in_class_folders_are_shared_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slipstream.prepare.source.text.folders.BLOCK_FILES", 25)
+    monkeypatch.setattr("slipstream.prepare.source.documents.BLOCK_FILES", 25)
     for number in range(100):
         folder = tmp_path / "data" / f"class-{number % 2}"
         folder.mkdir(parents=True, exist_ok=True)
@@ -187,17 +187,17 @@ def test_how_the_work_is_divided(tmp_path: Path) -> None:
     (tmp_path / "images/cat").mkdir(parents=True)
     (tmp_path / "images/cat/1.png").write_bytes(b"\x89PNG")
 
-    def divided(data: str | Path, target: str = "y", config: DataConfig = CONFIG) -> Division:
-        return divide(list_source(str(data)), target, config)
+    def divided(data: str | Path, target: str = "y", config: DataConfig = CONFIG) -> str:
+        return resolve(list_source(str(data)), target, config).division
 
-    assert divided("", "", DataConfig()) == divided(tmp_path / "images", "", DataConfig()) == Division.NONE
-    assert divided(made["parquet"]) == divided(tmp_path / "documents", "", DataConfig()) == Division.UNITS
-    assert divided(made["text"]) == Division.FILES
+    assert divided("", "", DataConfig()) == divided(tmp_path / "images", "", DataConfig()) == "none"
+    assert divided(made["parquet"]) == divided(tmp_path / "documents", "", DataConfig()) == "units"
+    assert divided(made["text"]) == "files"
     prepare(tmp_path / "earlier", str(made["text"]), "y", CONFIG, MADE_BY)
     beside = replace(CONFIG, earlier=str(tmp_path / "earlier"))
-    assert divided(made["text"], config=beside) == Division.NONE, "there is nothing new"
+    assert divided(made["text"], config=beside) == "none", "there is nothing new"
     (made["text"] / "new.csv").write_text("id,x,y\n1,0.5,a\n")
-    assert divided(made["text"], config=beside) == Division.FILES
+    assert divided(made["text"], config=beside) == "files"
 
 
 def test_a_users_mistake_is_said_by_the_step_that_finds_it(tmp_path: Path) -> None:
@@ -281,16 +281,16 @@ def test_every_step_refuses_what_is_not_its_own(tmp_path: Path) -> None:
     share, spool, plan = pods / "opened/shares/00000-downloaded", pods / "spool", pods / "plan-downloaded"
     exchange.write(spool)
     parsed, merged = pods / "parsed-0-downloaded", pods / "merged-0-downloaded"
-    request, new = TableRequest(list_source(str(tmp_path / "data")), "y", CONFIG, ""), tmp_path / "new"
+    source, new = resolve(list_source(str(tmp_path / "data")), "y", CONFIG), tmp_path / "new"
     for step in (
-        lambda: csv_parsing.parse_share(pods / "texts/00000-downloaded", new),
-        lambda: shares.open_shares(request, 2, [parsed / SUMMARY], new),
+        lambda: shares.parse_share(pods / "texts/00000-downloaded", new),
+        lambda: shares.open_shares(source, 2, [parsed / SUMMARY], new),
         lambda: shares.scan_share(share, spool, new),
         lambda: shares.fit_shares(pods / "opened/table-downloaded", [], 2, new / "fitted", new / "plan"),
         lambda: shares.encode_share(share, spool, pods / "scanned-0-downloaded", plan, new),
         lambda: merge_partitions.merge_partition(0, plan, [], new),
         lambda: merge_partitions.s3_parts(merged / SUMMARY, "s3://bucket/from", "s3://bucket/to"),
-        lambda: merge_partitions.assemble(new, request, MADE_BY, pods / "fitted-downloaded", []),
+        lambda: merge_partitions.assemble(new, MADE_BY, pods / "fitted-downloaded", []),
     ):
         with pytest.raises(DamagedArtifact, match=f"{VALUE}: holds no value"):
             step()

@@ -18,8 +18,7 @@ from slipstream.evaluate.baseline import features_of
 from slipstream.export.convert import EXAMPLE_ROWS, to_onnx
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
-from slipstream.prepare.columns.ngrams import BUCKETS, tokenise
-from slipstream.prepare.columns.transform import Transform
+from slipstream.prepare.columns.transform import BUCKETS, Transform, tokenise
 from slipstream.prepare.config import DataConfig
 from slipstream.prepare.engine import prepare
 from slipstream.prepare.source.files import list_source
@@ -85,7 +84,7 @@ class TestFolders:
     def test_the_same_bytes_on_any_number_of_processes(
         self, prepared: Prepare, folders: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("slipstream.prepare.source.text.folders.BLOCK_FILES", 90)
+        monkeypatch.setattr("slipstream.prepare.source.documents.BLOCK_FILES", 90)
         one, two = prepared(folders, target=""), prepared(folders, target="", workers=2)
         for name in ("train-00000.rows", "test-00000.rows", "card.json"):
             assert one.artifact.files[name].sha256 == two.artifact.files[name].sha256

@@ -16,17 +16,19 @@ from hypothesis import strategies as st
 
 from slipstream.artifacts.typed_values import decode, encode
 from slipstream.prepare.config import DataConfig
-from slipstream.prepare.engine import FittedTable, OpenedTable, encode_unit
 from slipstream.prepare.fit.scan import scan_unit
 from slipstream.prepare.images import encode_part
-from slipstream.prepare.sharded import csv_parsing, merge_partitions, shares
-from slipstream.prepare.shuffle.merge import merge_part
-from slipstream.prepare.source.tables import make_columnar
-from slipstream.prepare.source.text.folders import read_files
+from slipstream.prepare.resolve import ResolvedSource
+from slipstream.prepare.sharded import merge_partitions, shares
+from slipstream.prepare.shuffle import merge_part
+from slipstream.prepare.source.documents import read_files
+from slipstream.prepare.source.text_tables import make_columnar
+from slipstream.prepare.table import FittedTable, OpenedTable, encode_unit
 from tests.support.bits import bits
 
 EXCHANGED = [
-    csv_parsing.TextShare,
+    ResolvedSource,
+    shares.TextShare,
     OpenedTable,
     shares.Share,
     shares.ScannedShare,

@@ -14,7 +14,7 @@ from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.errors import UserError
 from slipstream.prepare.config import DataConfig
 from slipstream.prepare.engine import prepare
-from slipstream.prepare.source.data_frames import frame_file
+from slipstream.prepare.resolve import frame_file
 from slipstream.prepare.source.files import list_source
 from slipstream.prepare.source.fingerprint import fingerprint_source
 

@@ -23,6 +23,7 @@ from slipstream.errors import UserError
 from slipstream.prepare.columns.number_formats import DECLARED
 from slipstream.prepare.config import DataConfig
 from slipstream.prepare.engine import prepare
+from slipstream.prepare.source import images
 
 CELLS = st.one_of(
     st.integers(-(10**20), 10**20).map(str),
@@ -135,14 +136,14 @@ def test_cut_and_flipped_arrays(cut: int, flips: list[tuple[int, int]]) -> None:
 @FUZZ
 @given(cut=st.integers(0, 200), flips=st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 7)), max_size=4))
 def test_cut_and_flipped_pictures(cut: int, flips: list[tuple[int, int]]) -> None:
-    picture = pytest.importorskip("slipstream.prepare.source.images.decoding", reason="Pillow comes with `make`")
+    pytest.importorskip("PIL", reason="Pillow comes with `make`")
     for format in ("PNG", "JPEG"):
         raw = bytearray(whole_picture(format))
         for place, bit in flips:
             raw[place % len(raw)] ^= 1 << bit
         try:
-            pixels = picture.decode(bytes(raw[: max(0, len(raw) - cut)] if cut > 100 else raw))
-        except picture.Unreadable as error:
+            pixels = images.decode(bytes(raw[: max(0, len(raw) - cut)] if cut > 100 else raw))
+        except images.Unreadable as error:
             assert "\n" not in str(error)
         else:
             assert pixels.dtype == np.uint8 and pixels.ndim == 3 and pixels.shape[0] in (1, 3)

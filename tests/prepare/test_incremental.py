@@ -15,10 +15,10 @@ import pytest
 from slipstream.artifacts.format import Artifact
 from slipstream.artifacts.prepared.data import SPLITS, TARGET, PreparedData
 from slipstream.errors import UserError
-from slipstream.prepare import engine
+from slipstream.prepare import engine, shuffle
+from slipstream.prepare.base_set import value_of
 from slipstream.prepare.config import DataConfig, SplitConfig
-from slipstream.prepare.incremental import value_of
-from slipstream.prepare.shuffle import sorted_runs
+from slipstream.prepare.fit.scan import scan_unit
 from slipstream.prepare.source.files import list_source
 from slipstream.prepare.source.fingerprint import fingerprint_source
 from slipstream.train.data_loader import stored_blocks, training_batches
@@ -72,14 +72,13 @@ def test_rows_that_are_there_stay_and_new_ones_become_segments(
 ) -> None:
     add(sales, "february", month(1, cities="abz", gaps=True))
     scanned = []
-    scan = engine.scan_unit
 
-    @functools.wraps(scan)  # a record of its results needs the type that it returns
+    @functools.wraps(scan_unit)  # a record of its results needs the type that it returns
     def noted(job: Any) -> Any:
         scanned.append(job[1].file)
-        return scan(job)
+        return scan_unit(job)
 
-    monkeypatch.setattr(engine, "scan_unit", noted)
+    monkeypatch.setattr("slipstream.prepare.table.scan_unit", noted)
     both = prepare(tmp_path / "both", sales, january.artifact.directory)
     # What was there was neither read again as data nor written again as bytes.
     assert scanned == [str(sales / "february.parquet")] * 2
@@ -146,7 +145,7 @@ def test_sets_can_be_continued_again_and_an_epoch_mixes_their_segments(
 
 
 def test_segments_in_parts_can_be_continued(sales: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sorted_runs, "PART_BYTES", 4000)
+    monkeypatch.setattr(shuffle, "PART_BYTES", 4000)
     first = prepare(tmp_path / "first", sales)
     add(sales, "february", month(1))
     both = prepare(tmp_path / "both", sales, first.artifact.directory)

@@ -20,8 +20,9 @@ from slipstream.errors import UserError
 from slipstream.prepare import engine
 from slipstream.prepare.config import DataConfig
 from slipstream.prepare.engine import prepare
-from slipstream.prepare.sharded import csv_parsing, shares
-from slipstream.prepare.source.files import Listing, list_source
+from slipstream.prepare.resolve import ResolvedSource, resolve
+from slipstream.prepare.sharded import exchange, shares
+from slipstream.prepare.source.files import list_source
 from slipstream.prepare.source.fingerprint import fingerprint_source
 from slipstream.storage import s3
 from tests.support.faulty_s3 import FaultyS3
@@ -60,7 +61,7 @@ def test_a_file_that_lands_while_data_is_read_is_new_the_next_night(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     late = table_text(400, seed=1)
-    happened = beside(monkeypatch, "open_source", lambda: (folder / "late.csv").write_text(late))
+    happened = beside(monkeypatch, "open_table", lambda: (folder / "late.csv").write_text(late))
     first = prepare(tmp_path / "first", str(folder), "y", DataConfig(), {})
     assert happened and rows_read(first) == 400
     assert first.read_json("schema.json")["sources"][0]["files"] == [
@@ -85,7 +86,7 @@ def replace_by_another(path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [overwrite, replace_by_another, Path.unlink])
-@pytest.mark.parametrize("moment", ["open_source", "merge_all"])
+@pytest.mark.parametrize("moment", ["open_table", "merge_all"])
 def test_a_file_that_changes_while_it_is_read_is_one_line_and_leaves_no_artifact(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None], moment: str
 ) -> None:
@@ -107,7 +108,7 @@ def test_bytes_that_change_after_the_fingerprint_are_not_stored_under_it(folder:
 def test_what_goes_wrong_because_a_file_changed_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "t.parquet"
     pq.write_table(pa.table({"x": np.arange(600.0), "y": np.arange(600) % 2}), path, row_group_size=100)
-    beside(monkeypatch, "open_source", lambda: path.write_bytes(path.read_bytes()[:2000]))
+    beside(monkeypatch, "open_table", lambda: path.write_bytes(path.read_bytes()[:2000]))
     with pytest.raises(UserError, match="was changed while it was read"):
         prepare(tmp_path / "made", str(path), "y", DataConfig(), {})
 
@@ -121,7 +122,7 @@ def parquet(path: Path, *names: str, groups: int = 6) -> None:
 
 
 @pytest.mark.parametrize("replaced", [{"groups": 2}, {"names": ("x",)}, {"names": ()}])
-@pytest.mark.parametrize("moment", ["open_source", "fit_table"])
+@pytest.mark.parametrize("moment", ["open_table", "fit_table"])
 def test_another_file_in_the_place_of_one_is_one_line_whatever_it_lacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, replaced: dict[str, Any]
 ) -> None:
@@ -185,8 +186,7 @@ def test_a_machine_that_reads_what_changed_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, step: str
 ) -> None:
     write_source(tmp_path / "data", suffix)
-    module = csv_parsing if step == "parse_share" else shares
-    original, happened = getattr(module, step), []
+    original, happened = getattr(shares, step), []
 
     def after_a_change(*arguments: Any) -> Any:
         for path in (tmp_path / "data").iterdir():
@@ -194,7 +194,7 @@ def test_a_machine_that_reads_what_changed_says_so(
         happened.append(step)
         return original(*arguments)
 
-    monkeypatch.setattr(module, step, after_a_change)
+    monkeypatch.setattr(shares, step, after_a_change)
     with pytest.raises(UserError, match="was changed while it was read; start again"):
         on_several(tmp_path / "pods", list_source(str(tmp_path / "data")), 2, DataConfig(), "y")
     # Nobody reads text again once it is parsed: that it changed is found before the artifact is written.
@@ -219,9 +219,10 @@ def test_a_fingerprint_of_a_file_that_is_being_written_is_refused(
         fingerprint_source(listing, "y")
 
 
-def test_a_listing_survives_json(folder: Path) -> None:
-    listing = list_source(str(folder))
-    assert Listing.from_json(listing.to_json()) == listing and listing.files[0].version
+def test_a_listing_survives_being_handed_on(folder: Path, tmp_path: Path) -> None:
+    source = resolve(list_source(str(folder)), "y", DataConfig())
+    handed_on = exchange.read(exchange.write(tmp_path / "handed on", source), ResolvedSource)
+    assert handed_on.listing == source.listing and handed_on.listing.files[0].version
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
@@ -248,7 +249,7 @@ def test_s3_is_listed_once_and_every_read_is_of_the_listed_version(
     fingerprint_source(listing, "y")
     prepare(tmp_path / "made", listing, "y", DataConfig(), {})
     assert sum("list-type=2" in line for line in store.requests) == 1
-    happened = beside(monkeypatch, "open_source", lambda: put(1))
+    happened = beside(monkeypatch, "open_table", lambda: put(1))
     with pytest.raises(UserError, match=rf"once/t\.{suffix}: was replaced while it was read; start again"):
         prepare(tmp_path / "other", listing, "y", DataConfig(), {})
         # Text is read to its end before it is opened.

@@ -20,7 +20,6 @@ import pytest
 
 from slipstream.config import RunConfig
 from slipstream.errors import UserError
-from slipstream.prepare.config import DataConfig
 from tasks.prepare import list_data, open_texts
 
 MOUNT = 'mount -t tmpfs -o size=16m none "$0" && exec "$@"'
@@ -37,7 +36,7 @@ from slipstream.prepare.config import DataConfig
 data, disk, where, workers = sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
 owner, name = {
     "encode": (engine, "encode_units"),
-    "open": (engine, "open_source"),
+    "open": (engine, "open_table"),
     "merge": (engine, "merge_all"),
     "card": (engine, "write_table"),
     "manifest": (format.ArtifactWriter, "write_manifest"),
@@ -97,12 +96,12 @@ def test_a_full_pod_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("slipstream.prepare.sharded.csv_parsing.open_texts", full)
+    monkeypatch.setattr("slipstream.prepare.sharded.shares.open_texts", full)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.csv").write_text("x,y\n1,2\n")
     listing = list_data.task_function(data="t.csv", target="y", config=RunConfig()).listing
     with pytest.raises(UserError, match=r"no space left \(\d+ MiB free\)"):
-        open_texts.task_function(listing=listing, target="y", config=DataConfig(), source="", number=2)
+        open_texts.task_function(listing=listing, number=2)
 
 
 @pytest.mark.usefixtures("small_disks")

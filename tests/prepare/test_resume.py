@@ -20,15 +20,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from slipstream.artifacts import typed_values
 from slipstream.artifacts.format import Artifact, DamagedArtifact
-from slipstream.artifacts.typed_values import encode
 from slipstream.errors import UserError
-from slipstream.prepare import engine
+from slipstream.prepare import engine, shuffle
 from slipstream.prepare.config import DataConfig
-from slipstream.prepare.shuffle import merge, sorted_runs
-from slipstream.prepare.source import tables
-from slipstream.prepare.workers.pool import Workers
-from slipstream.prepare.workers.resume import RECORD, ResumableScratch, UnitOfWork, resumable_scratch, run_or_restore
+from slipstream.prepare.fit.scan import scan_unit
+from slipstream.prepare.pool import Workers
+from slipstream.prepare.resume import RECORD, ResumableScratch, UnitOfWork, resumable_scratch, run_or_restore
+from slipstream.prepare.shuffle import merge_part
+from slipstream.prepare.source.text_tables import make_columnar
+from slipstream.prepare.table import encode_unit
 from tests.support import REPOSITORY
 
 GROUPS, ROWS = 12, 250
@@ -39,17 +41,23 @@ PART_BYTES, PARTS = 9000, 5
 KILLED = """
 import functools, os, signal, sys, time
 from pathlib import Path
-from slipstream.prepare.source import tables
-from slipstream.prepare.shuffle import merge
-from slipstream.prepare.shuffle import sorted_runs
+from slipstream.prepare.source import text_tables
+from slipstream.prepare import shuffle, table
 from slipstream.prepare.fit import scan
 from slipstream.prepare import engine
 from slipstream.prepare.config import DataConfig
-from slipstream.prepare.workers.pool import Workers
+from slipstream.prepare.pool import Workers
 
 data, directory, scratch, workers, where, times, victim = sys.argv[1:]
 module, name = where.split(".")
-owner = {"engine": engine, "tables": tables, "merge": merge, "scan": scan, "writer": engine.RunWriter}[module]
+owner = {
+    "engine": engine,
+    "table": table,
+    "tables": text_tables,
+    "merge": shuffle,
+    "scan": scan,
+    "writer": shuffle.RunWriter,
+}[module]
 original, calls = getattr(owner, name), 0
 
 @functools.wraps(original)
@@ -65,7 +73,7 @@ def faulty(*arguments):
     return original(*arguments)
 
 setattr(owner, name, faulty)
-sorted_runs.PART_BYTES = 9000
+shuffle.PART_BYTES = 9000
 if __name__ == "__main__":
     engine.Workers = lambda count, _: Workers(count, "killed")  # this script, which they do not import by themselves
     engine.prepare(Path(directory), data, "y", DataConfig(), {}, int(workers), Path(scratch))
@@ -74,7 +82,7 @@ if __name__ == "__main__":
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sorted_runs, "PART_BYTES", PART_BYTES)
+    monkeypatch.setattr(shuffle, "PART_BYTES", PART_BYTES)
 
 
 @pytest.fixture
@@ -121,9 +129,14 @@ def killed(data: Path, tmp_path: Path, where: str, times: int) -> Path:
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Counts the units of work that are done from now on in this process."""
     done: Counter[str] = Counter()
-    for module, name in ((tables, "make_columnar"), *((engine, f"{n}_unit") for n in ("scan", "encode"))):
-        monkeypatch.setattr(module, name, counting(getattr(module, name), done))
-    monkeypatch.setattr(merge, "merge_part", counting(merge.merge_part, done))
+    callers = {
+        make_columnar: "source.text_tables",
+        scan_unit: "table",
+        encode_unit: "table",
+        merge_part: "shuffle",
+    }
+    for work, module in callers.items():
+        monkeypatch.setattr(f"slipstream.prepare.{module}.{work.__name__}", counting(work, done))
     return done
 
 
@@ -143,7 +156,7 @@ def prepare(directory: Path, data: Path, workers: int = 1, scratch: Path | None 
 @pytest.mark.parametrize(
     ("where", "times", "left"),
     [
-        ("engine.scan_unit", 8, {"scan_unit": GROUPS - 7, "encode_unit": GROUPS, "merge_part": PARTS}),
+        ("table.scan_unit", 8, {"scan_unit": GROUPS - 7, "encode_unit": GROUPS, "merge_part": PARTS}),
         (
             "writer.add",
             13,
@@ -262,7 +275,7 @@ def test_results_come_in_the_order_of_the_jobs_whoever_did_them(tmp_path: Path) 
     (tmp_path / "w").mkdir()
     run_or_restore(UnitOfWork(tmp_path / "w", "square-0-000002", square, 2))
     place = ResumableScratch(tmp_path / "w", Workers(1))
-    assert list(place.map(square, range(5))) == [0, 1, 4, 9, 16] and place.found == 1
+    assert list(place.map(square, range(5))) == [0, 1, 4, 9, 16] and place.done_before == 1
     # The jobs are told apart by their place alone, and by which time it is that the function is mapped.
     later = ResumableScratch(tmp_path / "w", Workers(1))
     assert list(later.map(square, [9] * 5)) == [0, 1, 4, 9, 16]
@@ -282,8 +295,8 @@ class Payload:
 def test_a_record_of_something_else_is_refused_and_runs_nothing(tmp_path: Path) -> None:
     forged = {
         "pickle": pickle.dumps(Payload(f"touch {tmp_path / 'ran'}")),
-        "other type": encode(("four", {}), tuple[str, dict[str, str]]),
-        "other fields": encode({"result": 4}, dict[str, int]),
+        "other type": typed_values.encode(("four", {}), tuple[str, dict[str, str]]),
+        "other fields": typed_values.encode({"result": 4}, dict[str, int]),
     }
     pickle.loads(forged["pickle"])
     assert (tmp_path / "ran").exists(), "the payload does nothing"
@@ -307,7 +320,7 @@ def test_workers_do_not_import_the_command_that_started_them(tmp_path: Path) -> 
         "from pathlib import Path\n"
         "with Path('imported').open('a') as file:\n"
         "    file.write('once ')\n"
-        "from slipstream.prepare.workers.pool import Workers\n"
+        "from slipstream.prepare.pool import Workers\n"
         "if __name__ == '__main__':\n"
         "    workers = Workers(2)\n"
         "    assert list(workers.map(abs, [-1, -2, -3])) == [1, 2, 3]\n"
@@ -339,7 +352,7 @@ def test_a_partitioned_directory_with_dates_in_text_goes_on_too(
         days = [f"{year}-03-{day:02d}" for day in draw.integers(1, 29, ROWS)]
         table = pa.table({"day": days, "x": draw.normal(size=ROWS), "y": draw.integers(0, 2, ROWS)})
         pq.write_table(table, tmp_path / f"in/year={year}/part.parquet")
-    scratch = killed(tmp_path / "in", tmp_path, "engine.encode_unit", 4)
+    scratch = killed(tmp_path / "in", tmp_path, "table.encode_unit", 4)
     done = counted(monkeypatch)
     again = prepare(tmp_path / "again", tmp_path / "in", scratch=scratch)
     # For each file its texts were tried, and it was scanned; and three were encoded.

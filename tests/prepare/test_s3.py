@@ -12,9 +12,9 @@ import pytest
 from slipstream.artifacts.format import ArtifactWriter
 from slipstream.artifacts.prepared.data import SPLITS, PreparedData
 from slipstream.errors import UserError
+from slipstream.prepare.base_set import BaseSet
 from slipstream.prepare.config import DataConfig
 from slipstream.prepare.engine import prepare
-from slipstream.prepare.incremental import EarlierSet
 from slipstream.prepare.source.files import list_source
 from slipstream.prepare.source.fingerprint import fingerprint_source
 from slipstream.storage import StorageUnavailable, retry, s3, storage_for
@@ -151,8 +151,8 @@ def test_an_earlier_set_in_s3_is_taken_up_as_a_local_one(store: FaultyS3, tmp_pa
     assert sets[1].check_sha256().files["train-00000.rows"] == earlier.files["train-00000.rows"]
 
     # Several pods copy the rows within the store; where they are fetched they have to be what they were.
-    opened, writer = EarlierSet.open("s3://bucket/earlier", tmp_path / "scratch"), ArtifactWriter(tmp_path / "pods")
-    assert opened.take_over_segments(writer, home="s3://bucket/home") == 1 and not list((tmp_path / "pods").iterdir())
+    opened, writer = BaseSet.open("s3://bucket/earlier"), ArtifactWriter(tmp_path / "pods")
+    assert opened.copy_rows(writer, home="s3://bucket/home") == 1 and not list((tmp_path / "pods").iterdir())
     for name in opened.segments:
         assert (
             storage_for("s3://bucket/home").get(name, tmp_path / "copy").read_bytes() == earlier.path(name).read_bytes()

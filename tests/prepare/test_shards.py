@@ -9,19 +9,27 @@ import pytest
 
 from slipstream.artifacts.format import ArtifactWriter
 from slipstream.artifacts.prepared.data import segment_name
-from slipstream.prepare.shuffle import sorted_runs
-from slipstream.prepare.shuffle.merge import enter_segments, merge_all
-from slipstream.prepare.shuffle.sorted_runs import Part, RunWriter, merge, order_keys, parts_of
-from slipstream.prepare.workers.pool import Workers
-from slipstream.prepare.workers.resume import ResumableScratch
+from slipstream.prepare.pool import Workers
+from slipstream.prepare.resume import ResumableScratch
+from slipstream.prepare.shuffle import (
+    MOST_PARTS,
+    Part,
+    Run,
+    RunWriter,
+    enter_segments,
+    merge,
+    merge_all,
+    order_keys,
+    parts_of,
+)
 
 ROWS, BATCH, BATCHES_OF_A_FILE = 3000, 250, 3
 RECORD = np.dtype([("number", "<i4"), ("more", "<f4", (3,))])
 
 
-def write_runs(scratch: Path, shuffle: bool) -> tuple[list[sorted_runs.Run], np.ndarray]:
+def write_runs(scratch: Path, shuffle: bool) -> tuple[list[Run], np.ndarray]:
     """Runs of two splits, even and odd rows; and the keys of all rows."""
-    runs: list[sorted_runs.Run] = []
+    runs: list[Run] = []
     order = order_keys(0, ROWS, ROWS, shuffle)
     for first in range(0, ROWS, BATCH * BATCHES_OF_A_FILE):
         with RunWriter(scratch / f"run-{first}") as writer:
@@ -39,7 +47,7 @@ def write_runs(scratch: Path, shuffle: bool) -> tuple[list[sorted_runs.Run], np.
 def test_rows_are_stored_in_the_order_of_their_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shuffle: bool, bucket_bytes: int
 ) -> None:
-    monkeypatch.setattr(sorted_runs, "BUCKET_BYTES", bucket_bytes)
+    monkeypatch.setattr("slipstream.prepare.shuffle.BUCKET_BYTES", bucket_bytes)
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     runs, order = write_runs(scratch, shuffle)
@@ -60,7 +68,7 @@ def test_rows_are_stored_in_the_order_of_their_keys(
 def test_parts_are_consecutive_ranges_of_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shuffle: bool, part_bytes: int
 ) -> None:
-    monkeypatch.setattr(sorted_runs, "PART_BYTES", part_bytes)
+    monkeypatch.setattr("slipstream.prepare.shuffle.PART_BYTES", part_bytes)
     place = ResumableScratch(tmp_path / "scratch", Workers(1))
     runs, order = write_runs(place.root, shuffle)
     writer = ArtifactWriter(tmp_path / "artifact")
@@ -74,9 +82,7 @@ def test_parts_are_consecutive_ranges_of_keys(
             if file.startswith(name)
         ]
         assert (
-            len(parts)
-            == len(parts_of(split, len(mine), RECORD.itemsize))
-            == min(sorted_runs.MOST_PARTS, -(-24_000 // part_bytes))
+            len(parts) == len(parts_of(split, len(mine), RECORD.itemsize)) == min(MOST_PARTS, -(-24_000 // part_bytes))
         )
         # Every row once, and the keys ascend from part to part: the parts one after the other are the whole split.
         np.testing.assert_array_equal(np.concatenate(parts), mine[np.argsort(order[mine])])
@@ -87,7 +93,7 @@ def test_parts_are_consecutive_ranges_of_keys(
 
 def test_parts_without_rows_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows in their order, of which the last ones are a split: their keys lie in the last part."""
-    monkeypatch.setattr(sorted_runs, "PART_BYTES", 160)
+    monkeypatch.setattr("slipstream.prepare.shuffle.PART_BYTES", 160)
     order, records = order_keys(0, 100, 100, shuffle=False), np.zeros(100, RECORD)
     records["number"] = np.arange(100)
     place = ResumableScratch(tmp_path / "scratch", Workers(1))

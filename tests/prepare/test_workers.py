@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from threadpoolctl import threadpool_info
 
-from slipstream.prepare.workers.pool import Workers, importing_nothing_of
+from slipstream.prepare.pool import Workers, importing_nothing_of
 
 
 @pytest.fixture(scope="module")

@@ -7,10 +7,9 @@ from pathlib import Path
 
 from slipstream.artifacts.format import Artifact
 from slipstream.prepare.config import DataConfig
-from slipstream.prepare.sharded import csv_parsing, merge_partitions, shares
-from slipstream.prepare.sharded.division import divide
+from slipstream.prepare.resolve import resolve
+from slipstream.prepare.sharded import merge_partitions, shares
 from slipstream.prepare.sharded.exchange import SUMMARY
-from slipstream.prepare.sharded.request import Division, TableRequest
 from slipstream.prepare.source.files import Listing, list_source
 
 CONFIG = DataConfig(id="id", quarantine_limit=0.05)
@@ -26,15 +25,14 @@ def on_several(
         return Path(shutil.move(path, path.with_name(f"{path.name}-downloaded")))
 
     root.mkdir()
-    request = TableRequest(list_source(data) if isinstance(data, str) else data, target, config, "")
-    division = divide(request.data, target, config)
-    assert division != Division.NONE
-    by_files = division == Division.FILES
-    texts = [moved(share) for share in csv_parsing.open_texts(request, number, root / "texts")] if by_files else []
+    source = resolve(list_source(data) if isinstance(data, str) else data, target, config)
+    assert source.division != "none"
+    by_files = source.division == "files"
+    texts = [moved(share) for share in shares.open_texts(source, number, root / "texts")] if by_files else []
     for index, share in enumerate(texts):
-        csv_parsing.parse_share(share, root / f"parsed-{index}")
+        shares.parse_share(share, root / f"parsed-{index}")
     parsed = [moved(root / f"parsed-{index}") for index in range(len(texts))]
-    opened = shares.open_shares(request, number, [directory / SUMMARY for directory in parsed], root / "opened")
+    opened = shares.open_shares(source, number, [directory / SUMMARY for directory in parsed], root / "opened")
     table, made = moved(opened.table), [moved(share) for share in opened.shares]
     spools = [moved(spool) for spool in opened.spools] or parsed
     for index, (share, spool) in enumerate(zip(made, spools, strict=True)):
@@ -49,6 +47,6 @@ def on_several(
         runs = [share / merge_partitions.directory_of(partition) for share in encoded]
         merge_partitions.merge_partition(partition, plan, runs, root / f"merged-{partition}")
     merged = [part for index in range(count) for part in merge_partitions.local_parts(moved(root / f"merged-{index}"))]
-    merge_partitions.assemble(root / "prepared", request, MADE_BY, moved(root / "fitted"), merged)
+    merge_partitions.assemble(root / "prepared", MADE_BY, moved(root / "fitted"), merged)
     assert not [path for path in root.rglob("*") if path.name.endswith((".work", ".scratch"))]
     return Artifact.open(root / "prepared", "prepare")

@@ -80,20 +80,20 @@ class Figures(NamedTuple):
 
 def figures_of(numbers: list[np.ndarray], groups: list[np.ndarray]) -> Figures:
     """Of columns of float64 values, of which NaN is passed over; ``groups`` are the rows of each group."""
-    found = Figures(*(figure.copy() for figure in Figures.nothing(len(numbers), len(groups))))
-    filled = [place for place, rows in enumerate(groups) if len(rows)]
+    figures = Figures(*(figure.copy() for figure in Figures.nothing(len(numbers), len(groups))))
+    filled = [group for group, rows in enumerate(groups) if len(rows)]
     if not filled:
-        return found
+        return figures
     chosen = np.concatenate(groups)
-    lengths = np.array([len(groups[place]) for place in filled])
+    lengths = np.array([len(groups[group]) for group in filled])
     matrix = np.empty((COLUMNS_AT_ONCE, len(chosen)))
     for start in range(0, len(numbers), COLUMNS_AT_ONCE):
         part = numbers[start : start + COLUMNS_AT_ONCE]
         for column, row in zip(part, matrix, strict=False):
             column.take(chosen, out=row, mode="clip")
-        for figure, here in zip(found, measure(matrix[: len(part)], lengths), strict=True):
+        for figure, here in zip(figures, measure(matrix[: len(part)], lengths), strict=True):
             figure[start : start + len(part), filled] = here
-    return found
+    return figures
 
 
 def measure(matrix: np.ndarray, lengths: np.ndarray) -> Figures:
@@ -111,8 +111,8 @@ def measure(matrix: np.ndarray, lengths: np.ndarray) -> Figures:
         low[gaps] = np.minimum.reduceat(np.where(absent, math.inf, matrix[gaps]), starts, axis=1)
         high[gaps] = np.maximum.reduceat(np.where(absent, -math.inf, matrix[gaps]), starts, axis=1)
     mean = totals / np.maximum(count, 1)
-    for place, (start, length) in enumerate(zip(starts, lengths, strict=True)):
-        matrix[:, start : start + length] -= mean[:, place, None]
+    for group, (start, length) in enumerate(zip(starts, lengths, strict=True)):
+        matrix[:, start : start + length] -= mean[:, group, None]
     matrix *= matrix
     if len(gaps):
         matrix[gaps] = np.where(absent, 0.0, matrix[gaps])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,7 @@ import pyarrow.compute as pc
 
 from slipstream.prepare.columns import value_types
 from slipstream.prepare.config import DataConfig
+from slipstream.prepare.quarantine import BadRow
 
 #: The types that can be declared in data.types, and what they are read as.
 DECLARED = {
@@ -73,17 +75,17 @@ class NumberFormat:
             return self._plain_numbers(value_types.clean(texts, list(self.missing)))
         if kind == value_types.BOOLEAN:
             lower = pc.utf8_lower(pc.utf8_trim_whitespace(texts))
-            said = pc.if_else(pc.is_in(lower, pa.array(TRUE)), "true", texts)
-            return pc.if_else(pc.is_in(lower, pa.array(FALSE)), "false", said)
+            texts = pc.if_else(pc.is_in(lower, pa.array(TRUE)), "true", texts)
+            return pc.if_else(pc.is_in(lower, pa.array(FALSE)), "false", texts)
         return texts
 
     def _plain_numbers(self, texts: pa.Array) -> pa.Array:
         if self.thousands == " ":
             texts = pc.replace_substring_regex(texts, "[\u00a0\u202f]", " ")
-        meant = pc.match_substring_regex(texts, self.pattern)
+        matching = pc.match_substring_regex(texts, self.pattern)
         plain = pc.replace_substring(texts, self.thousands, "") if self.thousands else texts
         plain = pc.replace_substring(plain, self.decimal, ".")
-        return pc.if_else(meant, plain, pc.replace_substring(texts, ".", "\0"))
+        return pc.if_else(matching, plain, pc.replace_substring(texts, ".", "\0"))
 
 
 def readings(texts: pa.Array, missing: list[str]) -> list[str]:
@@ -100,33 +102,76 @@ def readings(texts: pa.Array, missing: list[str]) -> list[str]:
         words = " and ".join(f'data.{name} to "{mark}"' for name, mark in settings.items() if mark)
         shares[words] = pc.mean(read).as_py()
     best = max(shares.values())
-    found = [words for words, share in shares.items() if share == best] if best > 0.5 else []
-    return [words for words in found if not any(other in words for other in found if other != words)]
+    fitting = [words for words, share in shares.items() if share == best] if best > 0.5 else []
+    return [words for words in fitting if not any(other in words for other in fitting if other != words)]
 
 
-def cannot_become(found: str, kind: str) -> bool:
-    """Whether values of the type ``found`` cannot be read as ``kind``."""
-    if found == value_types.NOTHING:
+def cannot_become(stored: str, kind: str) -> bool:
+    """Whether values of the type ``stored`` cannot be read as ``kind``."""
+    if stored == value_types.NOTHING:
         return False
-    if found == kind or value_types.TEXT in (found, kind):
-        return found == value_types.OTHER
-    return (found, kind) not in CASTS
+    if stored == kind or value_types.TEXT in (stored, kind):
+        return stored == value_types.OTHER
+    return (stored, kind) not in CASTS
 
 
 def retype(column: pa.Array, kind: str, number_format: NumberFormat) -> tuple[pa.Array, np.ndarray]:
     """A column as values of ``kind``, and which of them cannot be read so (bool ``[rows]``; those are null)."""
     none = np.zeros(len(column), bool)
-    found = value_types.type_of(column.type)
-    if found == kind or (found, kind) == (value_types.INTEGER, value_types.NUMBER):
+    stored = value_types.type_of(column.type)
+    if stored == kind or (stored, kind) == (value_types.INTEGER, value_types.NUMBER):
         return column, none
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     if kind == value_types.TEXT:
         return column.cast(pa.string()), none
-    if found == value_types.TEXT:
+    if stored == value_types.TEXT:
         return number_format.convert(column.cast(pa.string()), kind)
     if kind == value_types.BOOLEAN:
-        known = pc.is_in(column, pa.array([0, 1], column.type))
-        failed = pc.and_(pc.is_valid(column), pc.invert(known)).to_numpy(zero_copy_only=False)
-        return pc.if_else(known, pc.equal(column, pa.scalar(1, column.type)), None), failed
+        readable = pc.is_in(column, pa.array([0, 1], column.type))
+        failed = pc.and_(pc.is_valid(column), pc.invert(readable)).to_numpy(zero_copy_only=False)
+        return pc.if_else(readable, pc.equal(column, pa.scalar(1, column.type)), None), failed
     return column.cast(pa.float64()), none
+
+
+def guess_types(
+    columns: Mapping[str, pa.Array], file: str, lines: np.ndarray, config: DataConfig
+) -> tuple[dict[str, str], list[str]]:
+    """The type of each column by the first rows, and a word on those that are numbers for the most part only.
+
+    ``lines`` are where in ``file`` the rows lie.
+    """
+    types, warnings = {}, []
+    number_format = NumberFormat.of(config)
+    for name, texts in columns.items():
+        if name in config.types:
+            types[name] = DECLARED[config.types[name]]
+            continue
+        types[name] = number_format.guess(texts, tolerance(config))
+        if types[name] != value_types.TEXT:
+            continue
+        failed = value_types.mostly_numbers(number_format.normalise(texts, value_types.NUMBER), config.missing)
+        if separators := readings(texts, config.missing):
+            warnings.append(
+                f"column {name!r}: looks like numbers with separators, such as {texts.drop_null()[0].as_py()!r}, and "
+                f"is taken as text; if they are numbers, set {' or '.join(separators)}, else declare it in data.types "
+                "as text"
+            )
+        elif failed is not None and failed.any():
+            row = int(np.flatnonzero(failed)[0])
+            example = BadRow(file, int(lines[row]), name, "", texts[row].as_py())
+            share = f"{np.count_nonzero(failed):,} of the first {len(failed):,} values"
+            warnings.append(taken_as_text(example, share, value_types.NUMBER))
+    return types, warnings
+
+
+def tolerance(config: DataConfig) -> float:
+    """The share of values that may be set aside before a column is taken for text."""
+    return min(config.quarantine_limit, 0.1)
+
+
+def taken_as_text(example: BadRow, share: str, kind: str) -> str:
+    return (
+        f"column {example.column!r}: {share} are not {kind} (the first is {example.raw[:60]!r} in {example.file}, line "
+        f"{example.line}), so it is taken as text; if they mean missing, add them to data.missing"
+    )

@@ -14,14 +14,22 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import xxhash
 
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.errors import UserError
 from slipstream.prepare.columns import value_types
-from slipstream.prepare.columns.ngrams import BUCKETS, tokenise
+from slipstream.prepare.columns.hashing import splitmix64
 from slipstream.prepare.columns.number_formats import NumberFormat
 
+#: Codes of texts, and of the first in the vocabulary.
 MISSING, UNSEEN, FIRST = 0, 1, 2
+#: Ids of words and of pairs of words, and what fills up a short document.
+BUCKETS = 1 << 16
+PADDING = 0
+BETWEEN_WORDS = r"[\s\p{P}\p{S}\p{C}]+"
+#: Of a long text as many characters per token are looked at; what is beyond would hardly be used.
+CHARACTERS_PER_TOKEN = 64
 DAY = 86_400.0
 LAST_SECOND = 9e18
 #: Standard deviations at which an outlier is cut off, so that it cannot overflow.
@@ -77,8 +85,8 @@ class CategoricalColumn:
     def _table(self, dictionary: pa.Array, missing: list[str]) -> np.ndarray:
         """The code of each text of a dictionary, and at the end that of missing ones."""
         distinct = value_types.clean(dictionary.cast(pa.string()), missing)
-        known = pc.index_in(distinct, value_set=pa.array(self.vocabulary, pa.string()))
-        codes = pc.fill_null(pc.add(known, FIRST), UNSEEN)
+        indices = pc.index_in(distinct, value_set=pa.array(self.vocabulary, pa.string()))
+        codes = pc.fill_null(pc.add(indices, FIRST), UNSEEN)
         codes = pc.if_else(distinct.is_valid(), codes, MISSING).to_numpy(zero_copy_only=False).astype(np.int32)
         return np.append(codes, np.int32(MISSING))
 
@@ -157,10 +165,10 @@ class Transform:
         names = {column.name for column in self.numeric}
         numbers = {name: numbers[name] if name in numbers else self._numbers(batch, name) for name in names}
         codes = np.empty((len(self.categorical), batch.num_rows), np.int32)
-        for place, category in enumerate(self.categorical):
-            codes[place] = category.encode(batch.column(category.name), self.missing)
-        for place, name in enumerate(self.documents):
-            out["tokens"][:, place] = tokenise(batch.column(name), self.text_length)
+        for index, category in enumerate(self.categorical):
+            codes[index] = category.encode(batch.column(category.name), self.missing)
+        for index, name in enumerate(self.documents):
+            out["tokens"][:, index] = tokenise(batch.column(name), self.text_length)
         for start in range(0, batch.num_rows, CACHED_ROWS):
             rows = slice(start, start + CACHED_ROWS)
             if self.numeric:
@@ -175,17 +183,17 @@ class Transform:
         rows, width = out.shape
         matrix = np.empty((width, rows + APART), np.float32)[:, :rows]
         deviations = np.empty(rows)
-        for place, column in enumerate(self.numeric):
+        for index, column in enumerate(self.numeric):
             np.subtract(column.curved(numbers[column.name]), column.mean, out=deviations)
-            np.divide(deviations, column.std, out=matrix[place], casting="same_kind")
+            np.divide(deviations, column.std, out=matrix[index], casting="same_kind")
         inputs = matrix[: len(self.numeric)]
         # The extremes tell at once whether all is well: they are NaN if any value is.
         usual = (inputs.min(axis=1, initial=0) >= -FARTHEST) & (inputs.max(axis=1, initial=0) <= FARTHEST)
         for unusual in np.flatnonzero(~usual):
             np.clip(inputs[unusual], -FARTHEST, FARTHEST, out=inputs[unusual])
             inputs[unusual][np.isnan(inputs[unusual])] = 0.0
-        for place, name in enumerate(self.indicators, start=len(self.numeric)):
-            matrix[place] = np.isnan(numbers[name])
+        for index, name in enumerate(self.indicators, start=len(self.numeric)):
+            matrix[index] = np.isnan(numbers[name])
         out[...] = matrix.T
 
     def encode_target(self, column: pa.Array) -> np.ndarray:
@@ -193,13 +201,11 @@ class Transform:
         if self.task == "regression":
             return value_types.as_numbers(column).astype(np.float32)
         if self.types[self.target] == value_types.TEXT:
-            found = CategoricalColumn(self.target, self.classes).encode(column, self.missing) - FIRST
-        else:
-            distinct = column.dictionary_encode()
-            places = {name: place for place, name in enumerate(self.classes)}
-            table = np.array([places[name] for name in value_types.labels(distinct.dictionary)], np.int32)
-            found = table[distinct.indices.to_numpy()]
-        return found.astype(np.int32)
+            return (CategoricalColumn(self.target, self.classes).encode(column, self.missing) - FIRST).astype(np.int32)
+        distinct = column.dictionary_encode()
+        numbers = {name: number for number, name in enumerate(self.classes)}
+        table = np.array([numbers[name] for name in value_types.labels(distinct.dictionary)], np.int32)
+        return table[distinct.indices.to_numpy()]
 
     def encode_weight(self, column: pa.Array) -> np.ndarray:
         """float32 ``[rows]``, with a mean of 1 over the training rows: the loss keeps its scale."""
@@ -216,7 +222,7 @@ class Transform:
             raise UserError(f"data: column {name!r}, row {row + 1}: {column[row].as_py()!r} is not {self.types[name]}")
         return value_types.as_numbers(read)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return asdict(self)
 
     @classmethod
@@ -249,3 +255,44 @@ def take_part(seconds: np.ndarray, part: str) -> np.ndarray:
         % 12
     )
     return np.where(gaps, np.nan, months)
+
+
+# Words of documents. There is no vocabulary to fit or to carry along, so a text has the same ids whatever else is in
+# the data (Weinberger et al. 2009, Feature Hashing; pairs as in Joulin et al. 2016, Bag of Tricks for Efficient Text
+# Classification).
+
+
+def tokenise(texts: pa.Array, length: int) -> np.ndarray:
+    """int32 ``[rows, length]`` of texts: the ids of the first words, each followed by that of its pair with the next
+    word; then ``PADDING``. Upper and lower case and the forms of Unicode (NFKC) are the same; a missing text is empty.
+    """
+    cut = pc.utf8_slice_codeunits(pc.fill_null(texts.cast(pa.string()), ""), 0, CHARACTERS_PER_TOKEN * length)
+    plain = pc.utf8_lower(pc.utf8_normalize(cut, form="NFKC"))
+    words = pc.split_pattern_regex(plain, BETWEEN_WORDS)
+    flat = pc.list_flatten(words)
+    rows = pc.list_parent_indices(words).to_numpy().astype(np.int64)
+    there = pc.not_equal(pc.binary_length(flat), 0)
+    hashes = hash_words(flat.filter(there))
+    rows = rows[there.to_numpy(zero_copy_only=False)]
+    begins = np.searchsorted(rows, np.arange(len(texts)))
+    positions = 2 * (np.arange(len(rows)) - begins[rows])
+    out = np.full((len(texts), length), PADDING, np.int32)
+    put(out, rows, positions, hashes)
+    # A pair is told from its reverse by the rotation of its first word.
+    pairs = splitmix64(np.bitwise_or(hashes[:-1] << np.uint64(1), hashes[:-1] >> np.uint64(63)) ^ hashes[1:])
+    together = rows[1:] == rows[:-1]
+    put(out, rows[:-1][together], positions[:-1][together] + 1, pairs[together])
+    return out
+
+
+def hash_words(words: pa.Array) -> np.ndarray:
+    """uint64 of each word."""
+    encoded = words.dictionary_encode()
+    distinct = [xxhash.xxh3_64_intdigest(word.encode()) for word in encoded.dictionary.to_pylist()]
+    return np.array(distinct, np.uint64)[encoded.indices.to_numpy()] if distinct else np.empty(0, np.uint64)
+
+
+def put(out: np.ndarray, rows: np.ndarray, positions: np.ndarray, hashes: np.ndarray) -> None:
+    fits = positions < out.shape[1]
+    ids = 1 + (splitmix64(hashes[fits]) % np.uint64(BUCKETS - 1)).astype(np.int32)
+    out[rows[fits], positions[fits]] = ids

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from decimal import Decimal
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -216,8 +215,8 @@ def spells_number(text: str) -> bool:
 def one_by_one(cleaned: pa.Array, kind: str) -> pa.Array:
     """The values that can be read as ``kind``, null where they cannot."""
     if kind == BOOLEAN:
-        meant = {"true": True, "false": False}
-        return pa.array([meant.get(str(text).lower()) for text in cleaned.to_pylist()], pa.bool_())
+        values = {"true": True, "false": False}
+        return pa.array([values.get(str(text).lower()) for text in cleaned.to_pylist()], pa.bool_())
     if kind == TIME:
         if not pc.any(pc.match_substring_regex(cleaned, TIMELIKE)).as_py():
             return pa.nulls(len(cleaned), ARROW[TIME])
@@ -282,7 +281,7 @@ def with_dictionary(column: pa.Array) -> pa.DictionaryArray:
 
 
 def codes_of(column: pa.DictionaryArray) -> np.ndarray:
-    """The place of each value in the dictionary, and of missing ones the place after its last: whole numbers."""
+    """The index of each value in the dictionary, and of missing ones the index after its last: whole numbers."""
     codes = column.indices if column.indices.null_count == 0 else pc.fill_null(column.indices, len(column.dictionary))
     return codes.to_numpy(zero_copy_only=False)
 
@@ -299,7 +298,7 @@ def labels(column: pa.Array) -> list[str]:
     return [label(value) for value in as_python(column)]
 
 
-def as_python(column: pa.Array) -> list[Any]:
+def as_python(column: pa.Array) -> list[object]:
     """The values as Python's; times that Python cannot hold, or whose zone it does not know, as Arrow's numbers."""
     try:
         return column.to_pylist()

@@ -54,10 +54,10 @@ class FittedColumns:
     warnings: list[str]
 
 
-def fit(found: ScanResult, types: dict[str, str], target: str, config: DataConfig) -> FittedColumns:
+def fit(scanned: ScanResult, types: dict[str, str], target: str, config: DataConfig) -> FittedColumns:
     """Decide and fit. Raises ``UserError`` for a target that cannot be learned."""
-    sample = found.sample_table()
-    task, classes, warnings = judge_target(found, types, target, config)
+    sample = scanned.sample_table()
+    task, classes, warnings = judge_target(scanned, types, target, config)
     aside = {config.id: IDENTIFIER, config.group: GROUP, config.time: TIME, config.weight: WEIGHT}
     aside.pop("", None)
     roles: dict[str, Role] = {}
@@ -70,22 +70,22 @@ def fit(found: ScanResult, types: dict[str, str], target: str, config: DataConfi
             if name == target
             else Role(aside[name])
             if name in aside
-            else judge(name, kind, found.column(name), sample[name], found, config.types.get(name))
+            else judge(name, kind, scanned.column(name), sample[name], scanned, config.types.get(name))
         )
         if roles[name].role == NUMERIC:
-            numeric += fit_numeric(name, kind, found.column(name), train[name])
+            numeric += fit_numeric(name, kind, scanned.column(name), train[name])
         elif roles[name].role == CATEGORICAL:
-            categorical.append(fit_categorical(name, found.column(name)))
+            categorical.append(fit_categorical(name, scanned.column(name)))
         elif roles[name].why:
             warnings.append(f"column {name!r} is set aside: {roles[name].why}")
     documents = tuple(name for name, role in roles.items() if role.role == DOCUMENT)
-    if not numeric and not categorical and not documents and found.rows[TRAIN]:
+    if not numeric and not categorical and not documents and scanned.rows[TRAIN]:
         raise UserError(
             "data: no column is left to learn from; "
             + "; ".join(f"{name!r}: {role.why}" for name, role in roles.items() if role.why)
         )
-    check_splits(found.rows)
-    moments = found.column(target).moments[TRAIN]
+    check_splits(scanned.rows)
+    moments = scanned.column(target).moments[TRAIN]
     transform = Transform(
         target=target,
         task=task,
@@ -99,28 +99,28 @@ def fit(found: ScanResult, types: dict[str, str], target: str, config: DataConfi
         target_mean=moments.mean if task == "regression" else 0.0,
         target_std=(moments.std or 1.0) if task == "regression" else 1.0,
         weight=config.weight,
-        weight_mean=mean_weight(found, config),
+        weight_mean=mean_weight(scanned, config),
         documents=documents,
         text_length=config.text_length if documents else 0,
     )
     return FittedColumns(roles, transform, warnings)
 
 
-def mean_weight(found: ScanResult, config: DataConfig) -> float:
+def mean_weight(scanned: ScanResult, config: DataConfig) -> float:
     """The mean weight of the training rows; 1 without weights."""
-    mean = found.column(config.weight).moments[TRAIN].mean if config.weight else 1.0
+    mean = scanned.column(config.weight).moments[TRAIN].mean if config.weight else 1.0
     if mean == 0:
         raise UserError(f"data.weight: {config.weight!r} is 0 in every training row; expected some above 0")
     return mean
 
 
-def check_values(found: ScanResult, target: str, config: DataConfig) -> None:
+def check_values(scanned: ScanResult, target: str, config: DataConfig) -> None:
     """Raise ``UserError`` if no row is left, or has a value in the column by which rows are split."""
-    rows = sum(found.rows)
-    if rows == 0 and found.bad and all(row.reason == NO_TARGET for row in found.bad):
+    rows = sum(scanned.rows)
+    if rows == 0 and scanned.bad and all(row.reason == NO_TARGET for row in scanned.bad):
         raise UserError(f"target {target!r}: all its values are missing; expected a column with values")
-    if rows == 0 and found.bad:
-        row = found.bad[0]
+    if rows == 0 and scanned.bad:
+        row = scanned.bad[0]
         raise UserError(
             f"data: no row is left when the bad ones are set aside; the first, in {row.file}, line {row.line}: "
             f"{row.reason} in column {row.column!r}, {row.raw[:60]!r}"
@@ -131,7 +131,7 @@ def check_values(found: ScanResult, target: str, config: DataConfig) -> None:
         )
     for setting in ("id", "group"):
         name = getattr(config, setting)
-        if name and sum(found.column(name).missing) == rows:
+        if name and sum(scanned.column(name).missing) == rows:
             raise UserError(f"data.{setting}: all values are missing in column {name!r}; expected another column")
 
 
@@ -139,14 +139,14 @@ def check_values(found: ScanResult, target: str, config: DataConfig) -> None:
 
 
 def judge_target(
-    found: ScanResult, types: dict[str, str], target: str, config: DataConfig
+    scanned: ScanResult, types: dict[str, str], target: str, config: DataConfig
 ) -> tuple[str, list[str], list[str]]:
     """The task, the names of the classes (sorted; numbers by value) and warnings."""
     counts: dict[str, int] = {}
-    for split in found.classes:
+    for split in scanned.classes:
         for name, count in split.of.items():
             counts[name] = counts.get(name, 0) + count
-    rows = sum(found.rows)
+    rows = sum(scanned.rows)
     if len(counts) == 1:
         raise UserError(
             f"target {target!r}: is constant, {next(iter(counts))!r} in all {rows:,} rows; expected two or more values"
@@ -169,7 +169,7 @@ def judge_target(
             "the row, merge the class with another or add rows"
         )
     classes = sorted(counts, key=lambda name: (float(name), name)) if types[target] in NUMBERS else sorted(counts)
-    unseen = [name for name in classes if name not in found.classes[TRAIN].of]
+    unseen = [name for name in classes if name not in scanned.classes[TRAIN].of]
     warnings = [
         f"class {name!r} has no training row: its {counts[name]} rows all fell into other splits" for name in unseen
     ]
@@ -202,14 +202,14 @@ def check_splits(rows: list[int]) -> None:
 
 
 def judge(
-    name: str, kind: str, count: ColumnCount, sample: pa.ChunkedArray, found: ScanResult, declared: str | None
+    name: str, kind: str, count: ColumnCount, sample: pa.ChunkedArray, scanned: ScanResult, declared: str | None
 ) -> Role:
     """What a column is good for, from all rows counted and from the sample."""
     if kind == value_types.OTHER:
         return Role(UNSUPPORTED, "its type cannot be an input; expected numbers, texts, dates or booleans")
-    if sum(count.missing) == sum(found.rows):
+    if sum(count.missing) == sum(scanned.rows):
         return Role(EMPTY, "it has no value in any row")
-    if count.missing[TRAIN] == found.rows[TRAIN]:
+    if count.missing[TRAIN] == scanned.rows[TRAIN]:
         return Role(EMPTY, "all its values in training rows are missing")
     if declared == "document":
         return Role(DOCUMENT)

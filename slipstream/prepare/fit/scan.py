@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +29,8 @@ SPLIT = "\0split"
 #: Larger numbers, infinity among them, are no float32.
 LARGEST = 1e38
 NO_TARGET = "the target is missing"
+#: The pieces of a sample, by column.
+Drawn: TypeAlias = defaultdict[str, list[np.ndarray | pa.Array]]
 
 
 @dataclass(frozen=True)
@@ -129,10 +131,10 @@ class ScanResult:
     def column(self, name: str) -> ColumnCount:
         if name in self.numeric:
             moments = self.figures.of(self.numeric.index(name))
-            missing = [rows - found.count for rows, found in zip(self.rows, moments, strict=True)]
+            missing = [rows - of_split.count for rows, of_split in zip(self.rows, moments, strict=True)]
             return ColumnCount(missing, moments)
-        found = self.texts.get(name, TextCount())
-        return ColumnCount(found.missing, texts=found.texts, prose=found.prose)
+        texts = self.texts.get(name, TextCount())
+        return ColumnCount(texts.missing, texts=texts.texts, prose=texts.prose)
 
     def sample_table(self) -> pa.Table:
         return pa.Table.from_batches(self.sample)
@@ -188,9 +190,9 @@ def splits_of(batch: pa.RecordBatch, scan: Scan) -> np.ndarray:
 def scan_unit(job: tuple[Scan, Unit]) -> ScanResult:
     """Scan one unit. Runs in a worker process."""
     scan, unit = job
-    found = ScanResult.nothing(scan)
+    result = ScanResult.nothing(scan)
     counting: dict[str, CodeCounts] = {}
-    drawn: defaultdict[str, list[Any]] = defaultdict(list)
+    drawn: Drawn = defaultdict(list)
     done = 0
     for original, lines in read(unit, list(scan.types), scan.budget):
         batch, unreadable = as_declared(original, scan)
@@ -201,31 +203,31 @@ def scan_unit(job: tuple[Scan, Unit]) -> ScanResult:
             # The extremes tell at once that there are such values; which they are is looked for only then.
             reasons = judge_sizes(numbers) | reasons
             rows, figures = measure_rows(batch, numbers, unit.first_row + done, scan, reasons)
-        found.bad += set_aside(original, reasons, lines, unit)
-        found.rejected.append(done + np.array(sorted(reasons), np.int64))
-        count_rows(rows, scan, found)
-        found.figures = found.figures.merge(figures)
-        count_texts(rows, counting, scan, found)
+        result.bad += set_aside(original, reasons, lines, unit)
+        result.rejected.append(done + np.array(sorted(reasons), np.int64))
+        count_rows(rows, scan, result)
+        result.figures = result.figures.merge(figures)
+        count_texts(rows, counting, scan, result)
         draw_sample(rows, numbers, scan, drawn)
         done += batch.num_rows
     for name, counts in counting.items():
-        add_dictionary_counts(name, counts, scan, found)
+        add_dictionary_counts(name, counts, scan, result)
     if drawn:
-        found.sample.append(sample_of(drawn, scan))
-    found.rejected = [np.concatenate([np.empty(0, np.int64), *found.rejected])]
-    return found
+        result.sample.append(sample_of(drawn, scan))
+    result.rejected = [np.concatenate([np.empty(0, np.int64), *result.rejected])]
+    return result
 
 
 def as_declared(batch: pa.RecordBatch, scan: Scan) -> tuple[pa.RecordBatch, dict[str, np.ndarray]]:
     """The batch with its columns as data.types declares them or as they were found to be, and the rows in which a
     value cannot be read so."""
     number_format, unreadable = NumberFormat.of(scan.config), {}
-    found = batch.schema.types
-    for place, (name, kind) in enumerate(scan.types.items()):
-        if name not in scan.config.types and value_types.type_of(found[place]) == kind:
+    stored = batch.schema.types
+    for index, (name, kind) in enumerate(scan.types.items()):
+        if name not in scan.config.types and value_types.type_of(stored[index]) == kind:
             continue
-        column, failed = retype(batch.column(place), kind, number_format)
-        batch = batch.set_column(place, name, column)
+        column, failed = retype(batch.column(index), kind, number_format)
+        batch = batch.set_column(index, name, column)
         unreadable[name] = np.flatnonzero(failed)
     return batch, unreadable
 
@@ -275,7 +277,7 @@ def measure_rows(
 def set_aside(
     original: pa.RecordBatch, reasons: dict[int, tuple[str, str]], lines: np.ndarray, unit: Unit
 ) -> Iterator[BadRow]:
-    """The rows of ``reasons`` for the quarantine, with their values as they were found."""
+    """The rows of ``reasons`` for the quarantine, with their values as they were."""
     for row in sorted(reasons):
         name, reason = reasons[row]
         raw = value_types.as_python(original.column(name).slice(row, 1))[0]
@@ -288,16 +290,16 @@ def missing_texts(column: pa.Array, scan: Scan) -> np.ndarray:
     return np.append(absent.to_numpy(zero_copy_only=False), True).take(value_types.codes_of(texts))
 
 
-def count_rows(rows: Rows, scan: Scan, found: ScanResult) -> None:
+def count_rows(rows: Rows, scan: Scan, result: ScanResult) -> None:
     """Count the rows of each split, and of each class unless it is a text."""
     for split, chosen in rows.parts():
-        found.rows[split] += len(chosen)
+        result.rows[split] += len(chosen)
         if len(chosen) and scan.types[scan.target] != value_types.TEXT:
             target = rows.batch.column(scan.target).take(pa.array(chosen))
-            found.classes[split].add(label_counts(target))
+            result.classes[split].add(label_counts(target))
 
 
-def count_texts(rows: Rows, counting: dict[str, CodeCounts], scan: Scan, found: ScanResult) -> None:
+def count_texts(rows: Rows, counting: dict[str, CodeCounts], scan: Scan, result: ScanResult) -> None:
     """Texts are counted by their codes, which are named when the dictionary changes."""
     parts = [chosen for _, chosen in rows.parts()]
     for name, kind in scan.types.items():
@@ -307,14 +309,14 @@ def count_texts(rows: Rows, counting: dict[str, CodeCounts], scan: Scan, found: 
         counts = counting.get(name)
         if counts is None or not counts.dictionary.equals(texts.dictionary):
             if counts is not None:
-                add_dictionary_counts(name, counts, scan, found)
+                add_dictionary_counts(name, counts, scan, result)
             counting[name] = counts = CodeCounts.nothing(texts.dictionary, len(SPLITS))
         counts.add(texts, parts)
 
 
-def add_dictionary_counts(name: str, counts: CodeCounts, scan: Scan, found: ScanResult) -> None:
-    """Take what was counted of one dictionary into what was found."""
-    column = found.texts[name]
+def add_dictionary_counts(name: str, counts: CodeCounts, scan: Scan, result: ScanResult) -> None:
+    """Take what was counted of one dictionary into ``result``."""
+    column = result.texts[name]
     declared = scan.config.types.get(name)
     column.prose |= declared == "document" or (counts.prose and declared != "category")
     names = counts.dictionary.cast(pa.string())
@@ -327,20 +329,18 @@ def add_dictionary_counts(name: str, counts: CodeCounts, scan: Scan, found: Scan
     rows, present = counts.by_code.sum(axis=1).tolist(), counts.present(names)
     column.missing = [old + a - b for old, a, b in zip(column.missing, rows, present, strict=True)]
     if name == scan.target:
-        for split, classes in enumerate(found.classes):
+        for split, classes in enumerate(result.classes):
             classes.add(counts.named(names, split))
 
 
 def label_counts(target: pa.Array) -> dict[str, int]:
     """How often each value of the target, which is no text, occurs, as text: the names of classes."""
-    found = pc.value_counts(target).flatten()
-    if len(found[0]) > 1000:
-        # Too many to be classes; what remains is enough to say so.
-        found = [found[0].slice(0, 1000), found[1].slice(0, 1000)]
-    return dict(zip(value_types.labels(found[0]), found[1].to_pylist(), strict=True))
+    # A thousand are too many to be classes, and enough to say so.
+    values, counts = (each.slice(0, 1000) for each in pc.value_counts(target).flatten())
+    return dict(zip(value_types.labels(values), counts.to_pylist(), strict=True))
 
 
-def draw_sample(rows: Rows, numbers: dict[str, np.ndarray], scan: Scan, drawn: defaultdict[str, list[Any]]) -> None:
+def draw_sample(rows: Rows, numbers: dict[str, np.ndarray], scan: Scan, drawn: Drawn) -> None:
     """Add the batch's share of the sample to the pieces ``drawn`` of each column."""
     picked = keys(rows.first_row, rows.batch.num_rows, SAMPLE_SEED) <= scan.sampled_below
     chosen = np.sort(rows.keep[picked[rows.keep]])
@@ -354,7 +354,7 @@ def draw_sample(rows: Rows, numbers: dict[str, np.ndarray], scan: Scan, drawn: d
     drawn[SPLIT].append(rows.splits[chosen])
 
 
-def sample_of(drawn: defaultdict[str, list[Any]], scan: Scan) -> pa.RecordBatch:
+def sample_of(drawn: Drawn, scan: Scan) -> pa.RecordBatch:
     """The pieces of a unit put together."""
     splits = np.concatenate(drawn[SPLIT])
     columns = {}

@@ -10,12 +10,12 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from slipstream.artifacts.format import Artifact, ArtifactWriter, DamagedArtifact, link_or_copy
 from slipstream.artifacts.typed_values import decode, encode
-from slipstream.prepare.workers.pool import Workers
-from slipstream.prepare.workers.resume import ResumableScratch, resumable_scratch
+from slipstream.prepare.pool import Workers
+from slipstream.prepare.resume import ResumableScratch, resumable_scratch
 from slipstream.storage.names import fault
 
 KIND = "prepare.part"
@@ -26,7 +26,7 @@ SUMMARY = "summary"
 T = TypeVar("T")
 
 
-def write(directory: Path, value: Any = None, files: Iterable[Path] = ()) -> Path:
+def write(directory: Path, value: object = None, files: Iterable[Path] = ()) -> Path:
     """Write the dataclass ``value``, if there is one, and ``files``, under their last names, to the fresh
     ``directory``; returns it. What lies in the directory already belongs to the artifact."""
     writer = ArtifactWriter(directory)
@@ -68,6 +68,6 @@ def scratch_for(output: Path, workers: int) -> Iterator[ResumableScratch]:
     """A scratch directory for as long as the context lasts, on the disk of ``output``."""
     with (
         closing(Workers(workers)) as processes,
-        resumable_scratch(output.with_name(f"{output.name}.work"), processes, lasting=False) as place,
+        resumable_scratch(output.with_name(f"{output.name}.work"), processes, lasting=False) as scratch,
     ):
-        yield place
+        yield scratch

@@ -10,19 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from slipstream.artifacts.format import ArtifactWriter
 from slipstream.artifacts.prepared.data import KIND
 from slipstream.prepare.columns.transform import Transform
-from slipstream.prepare.engine import FittedTable, card_of, write_table
+from slipstream.prepare.pool import workers_for
+from slipstream.prepare.resume import ResumableScratch
 from slipstream.prepare.sharded import exchange
-from slipstream.prepare.sharded.request import TableRequest
-from slipstream.prepare.shuffle.merge import MergedPart, all_parts, merge_parts
-from slipstream.prepare.shuffle.sorted_runs import PART_BYTES, Part, Run, collect
+from slipstream.prepare.shuffle import PART_BYTES, MergedPart, Part, Run, all_parts, collect, merge_parts
 from slipstream.prepare.source.files import check_unchanged
-from slipstream.prepare.workers.pool import workers_for
-from slipstream.prepare.workers.resume import ResumableScratch
+from slipstream.prepare.table import FittedTable, card_of, write_table
 from slipstream.storage import copy_within_s3
 
 
@@ -39,7 +36,7 @@ class MergePlan:
     @classmethod
     def of(cls, fitting: FittedTable, number: int) -> MergePlan:
         """At most ``number`` partitions, fewer if they would be small."""
-        rows, transform = fitting.found.rows, fitting.fitted.transform
+        rows, transform = fitting.scanned.rows, fitting.fitted.transform
         itemsize = transform.signature.record.itemsize
         parts = all_parts(rows, itemsize)
         number = min(number, len(parts), -(-sum(rows) * itemsize // PART_BYTES))
@@ -76,10 +73,10 @@ def directory_of(partition: int) -> str:
     return f"{partition:05d}"
 
 
-def write_partitions(place: ResumableScratch, plan: MergePlan, runs: list[Run], encoded: Path) -> None:
+def write_partitions(scratch: ResumableScratch, plan: MergePlan, runs: list[Run], encoded: Path) -> None:
     """Write the ``runs`` of a share, sorted by parts, for each partition."""
     for partition, parts in enumerate(plan.partitions):
-        collected = list(place.map(collect_part, [(place.root, runs, plan.itemsize, part) for part in parts]))
+        collected = list(scratch.map(collect_part, [(scratch.root, runs, plan.itemsize, part) for part in parts]))
         files = [Path(f"{run.path}.{kind}") for run in collected for kind in ("rows", "keys")]
         named = SortedRuns([replace(run, path=Path(run.path).name) for run in collected])
         exchange.write(encoded / directory_of(partition), named, files)
@@ -100,29 +97,24 @@ def merge_partition(partition: int, plan: Path, encoded: list[Path], merged: Pat
         for share in encoded
         for run in exchange.read(share, SortedRuns).runs
     ]
-    with exchange.scratch_for(merged, planned.workers(partition)) as place:
-        done = list(merge_parts(place, planned.partitions[partition], runs, planned.itemsize))
+    with exchange.scratch_for(merged, planned.workers(partition)) as scratch:
+        parts = list(merge_parts(scratch, planned.partitions[partition], runs, planned.itemsize))
         merged.mkdir()
-        for part in done:
+        for part in parts:
             part.file.rename(merged / part.file.name)
-    named = MergedParts([replace(part, file=Path(part.file.name)) for part in done])
+    named = MergedParts([replace(part, file=Path(part.file.name)) for part in parts])
     exchange.write(merged / exchange.SUMMARY, named)
     exchange.write(merged)
 
 
 def assemble(
-    directory: Path,
-    request: TableRequest,
-    made_by: Mapping[str, Any],
-    fitted: Path,
-    merged: list[MergedPart],
-    home: str = "",
+    directory: Path, made_by: Mapping[str, object], fitted: Path, merged: list[MergedPart], home: str = ""
 ) -> None:
     """The prepared data in the fresh ``directory``, as :func:`slipstream.prepare.engine.prepare` makes it; without the
     rows that lie on S3 and were copied to ``home`` there."""
     fitting = exchange.read(fitted, FittedTable)
-    card = card_of(fitting, request.data)
-    check_unchanged(request.data.files)
+    card = card_of(fitting)
+    check_unchanged(fitting.opened.source.listing.files)
     writer = ArtifactWriter(directory)
     write_table(writer, fitting, merged, card, home)
     writer.write_manifest(KIND, made_by)
@@ -149,8 +141,8 @@ class CopiedPart(MergedPart):
 
 def s3_parts(summary: Path, source: str, home: str) -> list[MergedPart]:
     """The parts of a partition in the directory ``source`` on S3, of which the ``summary`` is here."""
-    found = exchange.read(summary, MergedParts)
+    merged = exchange.read(summary, MergedParts)
     return [
         CopiedPart(Path(exchange.path_in(summary, part.file).name), part.part, part.record, source, home)
-        for part in found.parts
+        for part in merged.parts
     ]

@@ -1,42 +1,122 @@
 """One table prepared by several machines: the same functions as on one, each over a share of the units.
 
-parse (each share of text files, :mod:`slipstream.prepare.sharded.csv_parsing`) → open → scan (each share) → fit →
+parse (each share of text files) → open → scan (each share) → fit →
 encode (each share) → merge (each partition, :mod:`slipstream.prepare.sharded.merge_partitions`) → assemble. The steps
 exchange the artifacts of :mod:`slipstream.prepare.sharded.exchange`. Partial results are passed on per unit, not
 aggregated, and are merged in the order of the units: so the bytes are those of one machine, whatever the number of
 shares.
 
 Parquet and Arrow are read where they lie, by whoever has the share. Text is first made columnar, and of that each share
-has its *spool*.
+has its *spool*. A file of text is parsed by one machine however large it is: where its records begin is known only to
+who reads it from the beginning. If a column turns out not to be of the type that the first rows suggest, one machine
+reads all files again, with this column as text.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from slipstream.prepare.engine import (
-    EncodingPlan,
-    OpenedTable,
-    encode_units,
-    find_new_files,
-    fit_table,
-    open_new_files,
-    open_table,
-    scan_units,
-)
+import pyarrow as pa
+
 from slipstream.prepare.fit.scan import Scan, ScanResult
+from slipstream.prepare.pool import workers_for
+from slipstream.prepare.resolve import ResolvedSource
 from slipstream.prepare.sharded import exchange
-from slipstream.prepare.sharded.csv_parsing import source_of_shares
 from slipstream.prepare.sharded.merge_partitions import MergePlan, write_partitions
-from slipstream.prepare.sharded.request import TableRequest
-from slipstream.prepare.source.columnar import Unit
+from slipstream.prepare.source.columnar import LINE, TableInput, Unit, write_spool
 from slipstream.prepare.source.files import SourceFile, unchanged
-from slipstream.prepare.workers.pool import workers_for
+from slipstream.prepare.source.text_tables import (
+    TextPiece,
+    TextPlan,
+    input_of,
+    make_columnar,
+    plan_text,
+    replan,
+    text_jobs,
+)
+from slipstream.prepare.table import OpenedTable, encode_units, fit_table, open_table, scan_units
 
 #: What a value takes in memory, about.
 CELL_BYTES = 8
+
+
+# Text, of which each parses a share of the files
+
+
+@dataclass(frozen=True)
+class TextShare:
+    """Files that one machine parses and, once it has, their ``pieces``, whose paths are names of files."""
+
+    plan: TextPlan
+    pieces: tuple[TextPiece, ...] = ()
+
+    @property
+    def workers(self) -> int:
+        """The processes that are worth starting for it."""
+        return workers_for(sum(file.size for file in self.plan.files), self.plan.config.memory)
+
+
+def open_texts(source: ResolvedSource, number: int, directory: Path) -> list[Path]:
+    """Cut files of text into at most ``number`` shares, each in a directory in ``directory``."""
+    with unchanged(source.files):
+        plans = cut_plan(plan_text(source), number)
+    return [exchange.write(directory / f"{index:05d}", TextShare(plan)) for index, plan in enumerate(plans)]
+
+
+def cut_plan(plan: TextPlan, number: int) -> list[TextPlan]:
+    """At most ``number`` plans for consecutive files, of about the same size if no file is too large for that."""
+    sizes = [file.size for file in plan.files]
+    total = sum(sizes)
+    # A file belongs to the share in which its middle lies.
+    shares = [(2 * end - size) * number // (2 * total) for size, end in zip(sizes, accumulate(sizes), strict=True)]
+    plans = []
+    for _, indices in groupby(range(len(sizes)), lambda index: shares[index]):
+        mine = list(indices)
+        plans.append(replace(plan, files=[plan.files[i] for i in mine], names=[plan.names[i] for i in mine]))
+    return plans
+
+
+def parse_share(share: Path, parsed: Path) -> None:
+    """Make the files of one share columnar: the pieces in ``parsed``, and what describes them in its summary, with the
+    times alone if rows are split by time."""
+    mine = exchange.read(share, TextShare)
+    with unchanged(mine.plan.files), exchange.scratch_for(parsed, mine.workers) as scratch:
+        pieces = list(scratch.map(make_columnar, text_jobs(mine.plan, scratch.root)))
+        named = tuple(replace(piece, path=Path(piece.path.name)) for piece in pieces)
+        column = mine.plan.config.time
+        times = [times_of(piece, column) for piece in pieces] if column else []
+        exchange.write(parsed / exchange.SUMMARY, replace(mine, pieces=named), times)
+        exchange.write(parsed, files=[piece.path for piece in pieces])
+
+
+def times_of(piece: TextPiece, column: str) -> Path:
+    """A spool of the same name that holds one column; the lines alone if the directories give it."""
+    path = piece.path.parent / "times" / piece.path.name
+    path.parent.mkdir(exist_ok=True)
+    batch = pa.ipc.open_file(pa.memory_map(str(piece.path))).get_batch(0)
+    write_spool(path, batch.select([column if column in piece.types else LINE]))
+    return path
+
+
+def input_of_shares(summaries: list[Path]) -> TableInput | None:
+    """All shares as one input, whose units lie in the directories ``summaries``; ``None`` if the text has to be read
+    again."""
+    parsed = [(directory, exchange.read(directory, TextShare)) for directory in summaries]
+    files = [file for _, share in parsed for file in share.plan.files]
+    names = [columns for _, share in parsed for columns in share.plan.names]
+    plan = replace(parsed[0][1].plan, files=files, names=names)
+    pieces = [
+        replace(piece, path=exchange.path_in(directory, piece.path))
+        for directory, share in parsed
+        for piece in share.pieces
+    ]
+    return None if replan(pieces, plan) else input_of(pieces, plan)
+
+
+# Tables, of which each scans and encodes a share of the units
 
 
 @dataclass(frozen=True)
@@ -49,7 +129,7 @@ class Share:
     @property
     def files(self) -> list[SourceFile]:
         """Those of the raw data that are read with it: none of text, which is in the spool."""
-        return list(dict.fromkeys(unit.source for unit in self.units if unit.uri == unit.file))
+        return list(dict.fromkeys(unit.source for unit in self.units if not unit.spooled))
 
     @property
     def workers(self) -> int:
@@ -73,18 +153,15 @@ class OpenedShares(NamedTuple):
     spools: list[Path]
 
 
-def open_shares(request: TableRequest, number: int, summaries: list[Path], directory: Path) -> OpenedShares:
+def open_shares(source: ResolvedSource, number: int, summaries: list[Path], directory: Path) -> OpenedShares:
     """Open the table and cut it into at most ``number`` shares, all in ``directory``. Text that was parsed, of which
     these are the ``summaries``, stays in the shares in which it was.
     """
-    data, target, config = request.data, request.target, request.config
-    parsed = source_of_shares(data, summaries) if summaries else None
-    with unchanged(data.files), exchange.scratch_for(directory, workers_for(data.size, config.memory)) as place:
-        if config.earlier:
-            table = open_new_files(place, data, find_new_files(data, target, config, place.root / "earlier"), parsed)
-        else:
-            table = open_table(place, data, target, config, request.source, parsed)
-        units = table.source.units
+    parsed = input_of_shares(summaries) if summaries else None
+    files, workers = source.listing.files, workers_for(source.listing.size, source.config.memory)
+    with unchanged(files), exchange.scratch_for(directory, workers) as scratch:
+        table = open_table(source, scratch, parsed)
+        units = table.input.units
         if parsed:
             pieces = [[unit for unit in units if Path(unit.uri).parent == summary] for summary in summaries]
         else:
@@ -92,10 +169,10 @@ def open_shares(request: TableRequest, number: int, summaries: list[Path], direc
             pieces = [units[i * len(units) // number : (i + 1) * len(units) // number] for i in range(number)]
         shares, spools = [], []
         for index, mine in enumerate(pieces):
-            named = [unit if unit.uri == unit.file else replace(unit, uri=Path(unit.uri).name) for unit in mine]
+            named = [replace(unit, uri=Path(unit.uri).name) if unit.spooled else unit for unit in mine]
             shares.append(exchange.write(directory / f"shares/{index:05d}", Share(table.scan, named)))
             if not parsed:
-                spooled = [Path(unit.uri) for unit in mine if unit.uri != unit.file]
+                spooled = [Path(unit.uri) for unit in mine if unit.spooled]
                 spools.append(exchange.write(directory / f"spools/{index:05d}", files=spooled))
         return OpenedShares(exchange.write(directory / "table", table), shares, spools)
 
@@ -103,16 +180,15 @@ def open_shares(request: TableRequest, number: int, summaries: list[Path], direc
 def read_share(directory: Path, spool: Path) -> Share:
     share = exchange.read(directory, Share)
     exchange.verify(spool)
-    found = [u if u.uri == u.file else replace(u, uri=str(exchange.path_in(spool, u.uri))) for u in share.units]
-    return replace(share, units=found)
+    units = [replace(u, uri=str(exchange.path_in(spool, u.uri))) if u.spooled else u for u in share.units]
+    return replace(share, units=units)
 
 
 def scan_share(share: Path, spool: Path, scanned: Path) -> None:
     """The first pass over one share."""
     mine = read_share(share, spool)
-    with unchanged(mine.files), exchange.scratch_for(scanned, mine.workers) as place:
-        found = list(scan_units(place, mine.scan, mine.units))
-        exchange.write(scanned, ScannedShare(found))
+    with unchanged(mine.files), exchange.scratch_for(scanned, mine.workers) as scratch:
+        exchange.write(scanned, ScannedShare(list(scan_units(scratch, mine.scan, mine.units))))
 
 
 def fit_shares(table: Path, scanned: list[Path], number: int, fitted: Path, plan: Path) -> int:
@@ -130,8 +206,7 @@ def encode_share(share: Path, spool: Path, scanned: Path, plan: Path, encoded: P
     mine = read_share(share, spool)
     planned = exchange.read(plan, MergePlan)
     rejected = [rows for unit in exchange.read(scanned, ScannedShare).units for rows in unit.rejected]
-    with unchanged(mine.files), exchange.scratch_for(encoded, mine.workers) as place:
-        encoding = EncodingPlan(mine.scan, planned.transform, place.root)
-        done = list(encode_units(place, encoding, mine.units, rejected))
-        write_partitions(place, planned, [run for unit in done for run in unit.runs], encoded)
+    with unchanged(mine.files), exchange.scratch_for(encoded, mine.workers) as scratch:
+        units = list(encode_units(scratch, mine.scan, planned.transform, mine.units, rejected))
+        write_partitions(scratch, planned, [run for unit in units for run in unit.runs], encoded)
     exchange.write(encoded)

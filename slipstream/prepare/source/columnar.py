@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,13 +16,12 @@ from slipstream.errors import UserError
 from slipstream.prepare.columns import value_types
 from slipstream.prepare.columns.hashing import hash_values
 from slipstream.prepare.memory import Budget
+from slipstream.prepare.quarantine import BadRow
 from slipstream.prepare.source.files import SourceFile, cannot_be_read
 
 #: In the spool, the line of the user's file on which each row begins.
 LINE = "\0line"
 PAGE_BUFFER_BYTES = 1 << 16
-#: What is raised while a damaged file is read, besides ``UserError``, which is a ``ValueError`` too.
-BROKEN = (pa.ArrowException, OSError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -46,38 +45,108 @@ class Unit:
     partition: dict[str, str | None] = field(default_factory=dict)
 
     @property
+    def spooled(self) -> bool:
+        """Whether it was text, of which the columnar bytes lie in a spool."""
+        return self.uri != self.file
+
+    @property
     def source(self) -> SourceFile:
         """The file to read."""
         return SourceFile(self.uri, self.size, self.version)
 
 
-def open_file(source: SourceFile, format: str) -> Any:
-    """A ``ParquetFile`` or an IPC reader. Raises ``UserError`` if the file is damaged or something else."""
-    try:
-        if format == "parquet":
-            return open_parquet(source)
-        return pa.ipc.open_file(pa.memory_map(source.uri) if source.local else source.open())
-    except UserError:
-        raise  # the store's word on what the user has to mend
-    except BROKEN as error:
-        raise damaged(source.uri, format, error) from None
+@dataclass(frozen=True)
+class TableInput:
+    """A table, ready to be read. ``types`` are by column, in the order of the file; ``read`` counts all records."""
+
+    units: list[Unit]
+    types: dict[str, str]
+    read: int
+    bad: list[BadRow] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def rows(self) -> int:
+        return sum(unit.rows for unit in self.units)
 
 
-def open_parquet(source: SourceFile, **options: Any) -> pq.ParquetFile:
+class ParquetFile:
+    """An open file, of which each row group is a unit. Damage raises what :func:`damage_named` takes."""
+
+    def __init__(self, source: SourceFile) -> None:
+        self._source = source
+        self._file = open_parquet(source)
+        self.schema = self._file.schema_arrow
+
+    def sizes(self) -> list[int]:
+        """The rows of each unit."""
+        metadata = self._file.metadata
+        return [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)]
+
+    def batches(self, index: int, names: list[str], rows: int, budget: Budget) -> Iterator[pa.RecordBatch]:
+        """A unit in batches of at most ``rows``: decoded column by column if it is not too large, else all columns side
+        by side. There each holds on to its pages, for many columns more than a whole ordinary row group."""
+        metadata = self._file.metadata
+        if metadata.row_group(index).total_byte_size > budget.whole_group_bytes:
+            yield from self._file.iter_batches(rows, row_groups=[index], columns=names, use_threads=False)
+            return
+        # Texts as the codes and dictionaries that Parquet stores: each text is read once.
+        texts = [column.name for column in self.schema if pa.types.is_string(column.type)]
+        file = open_parquet(self._source, metadata, texts) if texts else self._file
+        columns = {name: file.read_row_group(index, columns=[name], use_threads=False).column(name) for name in names}
+        yield from pa.table(columns).to_batches(max_chunksize=rows)
+
+    def head(self, index: int, names: list[str], rows: int) -> pa.RecordBatch:
+        """The first rows of a unit."""
+        batch = next(self._file.iter_batches(rows, row_groups=[index], columns=names, use_threads=False), None)
+        if batch is None:
+            raise ValueError(f"row group {index} has no rows")
+        return batch
+
+
+def open_parquet(
+    source: SourceFile, metadata: pq.FileMetaData | None = None, read_dictionary: list[str] | None = None
+) -> pq.ParquetFile:
     return pq.ParquetFile(
         source.uri if source.local else source.open(),
+        metadata=metadata,
+        read_dictionary=read_dictionary,
         pre_buffer=False,
         buffer_size=PAGE_BUFFER_BYTES,
         page_checksum_verification=True,
-        **options,
     )
 
 
-def check_schema(schema: pa.Schema) -> None:
-    """Raise one of ``BROKEN`` for names and types that cannot be decoded or that are not what they should be."""
-    for column in schema:
-        value_types.type_of(column.type)
-        str(column.name)
+class ArrowFile:
+    """As :class:`ParquetFile`, of record batches."""
+
+    def __init__(self, source: SourceFile) -> None:
+        self._file = pa.ipc.open_file(pa.memory_map(source.uri) if source.local else source.open())
+        self.schema = self._file.schema
+
+    def sizes(self) -> list[int]:
+        return [self._file.get_batch(index).num_rows for index in range(self._file.num_record_batches)]
+
+    def batches(self, index: int, names: list[str], rows: int, budget: Budget) -> Iterator[pa.RecordBatch]:
+        whole = self._file.get_batch(index)
+        return (whole.slice(start, rows) for start in range(0, whole.num_rows, rows))
+
+    def head(self, index: int, names: list[str], rows: int) -> pa.RecordBatch:
+        return self._file.get_batch(index).slice(0, rows)
+
+
+READERS: dict[str, type[ParquetFile] | type[ArrowFile]] = {"parquet": ParquetFile, "arrow": ArrowFile}
+
+
+@contextmanager
+def damage_named(uri: str, format: str) -> Iterator[None]:
+    """Raise ``UserError`` for what is raised while a damaged file is read."""
+    try:
+        yield
+    except UserError:
+        raise  # a ``ValueError`` too: the store's word on what the user has to mend
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise damaged(uri, format, error) from None
 
 
 def damaged(uri: str, format: str, error: Exception) -> UserError:
@@ -87,20 +156,13 @@ def damaged(uri: str, format: str, error: Exception) -> UserError:
 
 
 def units_of(file: SourceFile, format: str, first_row: int = 0) -> tuple[pa.Schema, list[Unit]]:
-    """The schema of a columnar file and its pieces."""
-    reader = open_file(file, format)
-    try:
-        if format == "parquet":
-            sizes = [reader.metadata.row_group(i).num_rows for i in range(reader.metadata.num_row_groups)]
-            schema = reader.schema_arrow
-        else:
-            sizes = [reader.get_batch(i).num_rows for i in range(reader.num_record_batches)]
-            schema = reader.schema
-        check_schema(schema)
-    except UserError:
-        raise  # of the store
-    except BROKEN as error:
-        raise damaged(file.uri, format, error) from None
+    """The schema of a columnar file and its pieces. Raises ``UserError`` if the file is damaged or something else."""
+    with damage_named(file.uri, format):
+        reader = READERS[format](file)
+        sizes, schema = reader.sizes(), reader.schema
+        for column in schema:  # names and types that cannot be decoded, or are not what they should be, are damage
+            value_types.type_of(column.type)
+            str(column.name)
     starts = np.concatenate([[0], np.cumsum(sizes)]).astype(int).tolist()
     pieces = [
         Unit(file.uri, file.uri, format, index, rows, first_row + start, 1 + start, file.size, file.version)
@@ -116,54 +178,35 @@ def read(unit: Unit, names: list[str], budget: Budget) -> Iterator[tuple[pa.Reco
     UTF-8, and for a column that says something else than the directory of the file.
     """
     rows = budget.batch_rows(len(names))
-    reader = open_file(unit.source, unit.format)
-    schema = reader.schema_arrow if unit.format == "parquet" else reader.schema
-    found = dict(zip(schema.names, schema.types, strict=True))
-    kinds = {name: found[name] for name in names if name in found}
-    stored = [name for name, kind in kinds.items() if value_types.has_values(kind)]
-    as_stored = stored == names and not unit.partition and all(map(value_types.is_simple, kinds.values()))
-    done = 0
-    batches: Iterator[pa.RecordBatch]
-    try:
-        if not stored:
-            batches = (
-                pa.RecordBatch.from_struct_array(pa.array([{}] * min(rows, unit.rows - start), pa.struct([])))
-                for start in range(0, unit.rows, rows)
-            )
-        elif unit.format == "parquet":
-            batches = row_group(reader, unit, stored, rows, budget.whole_group_bytes)
-        else:
-            whole = reader.get_batch(unit.index)
-            batches = (whole.slice(start, rows) for start in range(0, whole.num_rows, rows))
+    with damage_named(unit.uri, unit.format):
+        reader = READERS[unit.format](unit.source)
+        types = dict(zip(reader.schema.names, reader.schema.types, strict=True))
+        kinds = {name: types[name] for name in names if name in types}
+        stored = [name for name, kind in kinds.items() if value_types.has_values(kind)]
+        as_stored = stored == names and not unit.partition and all(map(value_types.is_simple, kinds.values()))
+        batches = reader.batches(unit.index, stored, rows, budget) if stored else empty_batches(unit.rows, rows)
+        done = 0
         for batch in batches:
             if LINE in batch.schema.names:
                 lines = batch.column(LINE).to_numpy()
             else:
                 lines = np.arange(unit.first_line + done, unit.first_line + done + batch.num_rows)
             done += batch.num_rows
-            if unit.uri == unit.file:
+            if not unit.spooled:
                 check_texts(batch, stored, unit)
             yield batch.select(names) if as_stored else assembled(batch, names, kinds, unit), lines
-    except UserError:
-        raise
-    except BROKEN as error:
-        raise damaged(unit.uri, unit.format, error) from None
+
+
+def empty_batches(total: int, rows: int) -> Iterator[pa.RecordBatch]:
+    """Batches without columns."""
+    for start in range(0, total, rows):
+        yield pa.RecordBatch.from_struct_array(pa.array([{}] * min(rows, total - start), pa.struct([])))
 
 
 def head(unit: Unit, names: list[str], rows: int) -> pa.RecordBatch:
     """At most ``rows`` rows from the beginning, of columns that are stored, without decoding all the others."""
-    reader = open_file(unit.source, unit.format)
-    try:
-        if unit.format == "parquet":
-            batch = next(reader.iter_batches(rows, row_groups=[unit.index], columns=names, use_threads=False), None)
-            if batch is None:
-                raise ValueError(f"row group {unit.index} has no rows")
-        else:
-            batch = reader.get_batch(unit.index).slice(0, rows)
-    except UserError:
-        raise
-    except BROKEN as error:
-        raise damaged(unit.uri, unit.format, error) from None
+    with damage_named(unit.uri, unit.format):
+        batch = READERS[unit.format](unit.source).head(unit.index, names, rows)
     check_texts(batch, names, unit)
     kinds = dict(zip(batch.schema.names, batch.schema.types, strict=True))
     return assembled(batch, names, kinds, replace(unit, partition={}))
@@ -212,39 +255,17 @@ def check_codes(column: pa.DictionaryArray, unit: Unit) -> None:
 
 def check_partition(column: pa.Array, name: str, unit: Unit) -> None:
     """Raise ``UserError`` unless all values of a stored column are the one that the directory of the file says."""
-    said = pa.array([unit.partition[name]], pa.string())
+    expected = pa.array([unit.partition[name]], pa.string())
     kind = value_types.type_of(column.type)
-    meant = said if kind == value_types.TEXT else value_types.convert(said, kind, [])[0]
-    differs = np.flatnonzero(hash_values(column) != hash_values(meant)[0])
+    if kind != value_types.TEXT:
+        expected = value_types.convert(expected, kind, [])[0]
+    differs = np.flatnonzero(hash_values(column) != hash_values(expected)[0])
     if len(differs):
-        found = value_types.as_python(column.take(pa.array(differs[:1])))[0]
+        other = value_types.as_python(column.take(pa.array(differs[:1])))[0]
         raise UserError(
-            f"{unit.file}: the column {name!r} holds {found!r}, but the directory says {name}="
+            f"{unit.file}: the column {name!r} holds {other!r}, but the directory says {name}="
             f"{unit.partition[name]}; expected the same in both, or other directory names"
         )
-
-
-def row_group(
-    reader: pq.ParquetFile, unit: Unit, names: list[str], rows: int, whole_bytes: int
-) -> Iterator[pa.RecordBatch]:
-    """A row group in batches: decoded column by column up to ``whole_bytes``, else all columns side by side.
-
-    Side by side each column holds on to its pages, which for many columns is more than a whole ordinary row group.
-    """
-    if reader.metadata.row_group(unit.index).total_byte_size > whole_bytes:
-        yield from reader.iter_batches(rows, row_groups=[unit.index], columns=names, use_threads=False)
-        return
-    reader = with_dictionaries(reader, unit)
-    columns = {
-        name: reader.read_row_group(unit.index, columns=[name], use_threads=False).column(name) for name in names
-    }
-    yield from pa.table(columns).to_batches(max_chunksize=rows)
-
-
-def with_dictionaries(reader: pq.ParquetFile, unit: Unit) -> pq.ParquetFile:
-    """A reader that leaves texts as the codes and dictionaries that Parquet stores: each text is read once."""
-    texts = [field.name for field in reader.schema_arrow if pa.types.is_string(field.type)]
-    return open_parquet(unit.source, metadata=reader.metadata, read_dictionary=texts) if texts else reader
 
 
 def write_spool(path: Path, batch: pa.RecordBatch) -> None:

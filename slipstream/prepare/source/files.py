@@ -16,13 +16,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from slipstream.errors import UserError
+from slipstream.prepare.config import Format
 from slipstream.storage import STORES, ObjectInfo, list_objects, open_listed
 
 #: What each extension holds; a compression suffix is looked through.
-FORMATS = {
+FORMATS: dict[str, Format] = {
     ".csv": "csv",
     ".tsv": "csv",
     ".txt": "csv",
@@ -40,7 +41,7 @@ FORMATS = {
 }
 IMAGE_FORMATS = ("images", "arrays")
 #: How files begin that say themselves what they are.
-BEGINNINGS = {b"PAR1": "parquet", b"ARROW1": "arrow"}
+BEGINNINGS: dict[bytes, Format] = {b"PAR1": "parquet", b"ARROW1": "arrow"}
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4", ".br": "brotli"}
 
 
@@ -61,7 +62,7 @@ class SourceFile:
         return self.uri.rsplit("/", 1)[-1]
 
     @property
-    def known_format(self) -> str | None:
+    def known_format(self) -> Format | None:
         """What the extension says that the file holds."""
         name = Path(self.name)
         suffix = Path(name.stem).suffix if self.compression else name.suffix
@@ -117,13 +118,6 @@ class Listing:
         inside = file.uri.removeprefix(folder.rstrip("/") + "/" if folder else "")
         return inside if file.uri != self.address else file.name
 
-    def to_json(self) -> dict[str, Any]:
-        return {"address": self.address, "files": [[file.uri, file.size, file.version] for file in self.files]}
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Listing:
-        return cls(data["address"], tuple(SourceFile(*file) for file in data["files"]))
-
 
 @contextmanager
 def unchanged(files: Iterable[SourceFile]) -> Iterator[None]:
@@ -146,12 +140,12 @@ def list_source(address: str) -> Listing:
     """List what ``address`` names. Raises ``UserError`` when there are no files or nothing is in them."""
     if not address:
         return Listing("")
-    found = stored_files(address) if address.startswith(STORES) else local_files(address)
-    if not found:
+    files = stored_files(address) if address.startswith(STORES) else local_files(address)
+    if not files:
         raise UserError(f"data: {address!r} holds no files; expected CSV, JSON Lines, Parquet, Arrow or image files")
-    if not any(file.size for file in found):
+    if not any(file.size for file in files):
         raise UserError(f"data: {address!r} is empty (0 bytes); expected a header line and rows")
-    return Listing(address, tuple(sorted(found, key=lambda file: file.uri)))
+    return Listing(address, tuple(sorted(files, key=lambda file: file.uri)))
 
 
 @contextmanager
@@ -167,8 +161,8 @@ def may_fail(path: Path) -> Iterator[None]:
 
 def cannot_be_read(path: str, error: OSError) -> UserError:
     """The user error for an operating system's error, of which there is the number."""
-    said = os.strerror(error.errno) if error.errno else str(error)
-    return UserError(f"{path}: cannot be read ({said}); expected a path that exists and may be read; check it")
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    return UserError(f"{path}: cannot be read ({reason}); expected a path that exists and may be read; check it")
 
 
 def local_file(path: Path, name: str = "") -> SourceFile:
@@ -199,8 +193,8 @@ def pattern_of(data: str) -> str:
     """The regular expression of a glob, of which ``*`` stays in one folder and ``**`` spans any number of them."""
     wildcards = {"**/": "(?:[^/]+/)*", "*": "[^/]*", "?": "[^/]"}
 
-    def spelled(found: re.Match[str]) -> str:
-        token = found[0]
+    def spelled(match: re.Match[str]) -> str:
+        token = match[0]
         return wildcards.get(token) or (token.replace("[!", "[^") if token.endswith("]") else re.escape(token))
 
     return re.sub(r"\*\*/|\[!?[^]]+\]|.", spelled, data, flags=re.DOTALL) + r"(?:/.*)?\Z"
@@ -260,9 +254,9 @@ def files_below(folder: Path, above: Iterable[str] = ()) -> Iterator[Path]:
         if here in above:
             continue
         with may_fail(current), os.scandir(current) as entries:
-            found = {current / entry.name: kind_of_entry(entry) for entry in entries if wanted(entry.name)}
-        yield from (path for path, kind in found.items() if kind == "file")
-        waiting += [(path, above | {here}) for path, kind in found.items() if kind == "folder"]
+            inside = {current / entry.name: kind_of_entry(entry) for entry in entries if wanted(entry.name)}
+        yield from (path for path, kind in inside.items() if kind == "file")
+        waiting += [(path, above | {here}) for path, kind in inside.items() if kind == "folder"]
 
 
 def kind_of_entry(entry: os.DirEntry[str]) -> str:
@@ -284,9 +278,9 @@ def matching_files(data: str) -> Iterator[Path]:
     parts = data[len(root) :].split("/")
     for depth, part in enumerate(parts):
         # glob passes over folders that it may not read.
-        for path in found_by(root + "/".join(parts[:depth]), root):
+        for path in paths_matching(root + "/".join(parts[:depth]), root):
             check_folder(path, listed=glob.has_magic(part))
-    for path in found_by(data, root):
+    for path in paths_matching(data, root):
         kind = kind_of(path)
         if kind == "folder":
             yield from files_below(path, real_parents(path, Path(root)))
@@ -299,10 +293,10 @@ def real_parents(path: Path, root: Path) -> list[str]:
     return [os.path.realpath(folder) for folder in path.parents if folder == root or root in folder.parents]
 
 
-def found_by(pattern: str, root: str) -> list[Path]:
+def paths_matching(pattern: str, root: str) -> list[Path]:
     """What a pattern matches, but for what is not :func:`wanted`; wildcards are below ``root``."""
-    found = glob.glob(pattern) if pattern else ["."]  # noqa: PTH207 - Path.glob takes no absolute pattern
-    return [Path(name) for name in found if wanted(name.removeprefix(root).strip("/")) or name == "."]
+    names = glob.glob(pattern) if pattern else ["."]  # noqa: PTH207 - Path.glob takes no absolute pattern
+    return [Path(name) for name in names if wanted(name.removeprefix(root).strip("/")) or name == "."]
 
 
 def check_folder(path: Path, *, listed: bool) -> None:
@@ -319,19 +313,42 @@ def wanted(relative: str) -> bool:
     return not any(part.startswith((".", "_")) for part in relative.split("/"))
 
 
-def format_of(file: SourceFile, declared: str) -> str:
+def format_of(file: SourceFile, declared: Format) -> Format:
     """One of the values of ``FORMATS``. Raises ``UserError`` when neither extension nor beginning tells."""
-    found = declared if declared != "auto" else file.known_format or format_inside(file)
-    if not found:
+    format = declared if declared != "auto" else file.known_format or format_inside(file)
+    if not format:
         raise UserError(
             f"{file.uri}: the extension {Path(file.name).suffix!r} does not tell the format; set data.format to csv, "
             "parquet, arrow, json, images, arrays or text"
         )
-    return found
+    return format
 
 
-def format_inside(file: SourceFile) -> str:
-    """What the first bytes say: "parquet", "arrow" or ""."""
+def format_inside(file: SourceFile) -> Format | None:
+    """What the first bytes say: "parquet", "arrow" or nothing."""
     with file.open() as stream:
         beginning = stream.read(max(map(len, BEGINNINGS)))
-    return next((format for mark, format in BEGINNINGS.items() if beginning.startswith(mark)), "")
+    return next((format for mark, format in BEGINNINGS.items() if beginning.startswith(mark)), None)
+
+
+def parquet_address(uri: str, format: str) -> str:
+    """The address to pass as ``data`` for a table that another Flyte task hands over as a StructuredDataset, which is
+    also what becomes of its DataFrames. ``format`` is what Flyte knows of it, "" if nothing.
+
+    Raises ``UserError`` unless all that lies at ``uri`` is Parquet.
+    """
+    other = (
+        format if format not in ("", "parquet") else next(filter(None, map(not_parquet, list_source(uri).files)), "")
+    )
+    if other:
+        raise UserError(f"dataset: {uri!r} is not Parquet but {other}; hand over Parquet, or pass its address as data")
+    return uri
+
+
+def not_parquet(file: SourceFile) -> str:
+    """What the file is instead; "" if it is Parquet."""
+    inside = format_inside(file)
+    if inside == "parquet":
+        return ""
+    named = file.known_format if file.known_format != "parquet" else None
+    return inside or named or "something else"

@@ -1,86 +1,100 @@
-"""From the user's files to columnar units: Parquet and Arrow are read where they lie, text is first made columnar."""
+"""Tables of columnar files: one schema of all files and their directories, and columns of text typed as in CSV."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
-from pathlib import Path
-from typing import Literal
+from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
 
 from slipstream.errors import UserError
-from slipstream.logs import logger
 from slipstream.prepare.columns import value_types
-from slipstream.prepare.columns.number_formats import DECLARED, NumberFormat, cannot_become
-from slipstream.prepare.columns.type_inference import guess_types, taken_as_text, tolerance
+from slipstream.prepare.columns.number_formats import (
+    DECLARED,
+    NumberFormat,
+    cannot_become,
+    guess_types,
+    taken_as_text,
+    tolerance,
+)
 from slipstream.prepare.config import DataConfig
+from slipstream.prepare.memory import Budget
 from slipstream.prepare.quarantine import BadRow
-from slipstream.prepare.source.columnar import LINE, Unit, units_of, write_spool
-from slipstream.prepare.source.files import Listing, SourceFile, format_of
-from slipstream.prepare.source.partitions import Partitions, find_partitions
-from slipstream.prepare.source.text import json_lines
-from slipstream.prepare.source.text.csv_blocks import Block, Parsed, parse, read_blocks, read_header
-from slipstream.prepare.source.text.delimiters import detect_delimiter
-from slipstream.prepare.source.text.folders import open_documents
-from slipstream.prepare.source.text_columns import infer_types
-from slipstream.prepare.workers.resume import ResumableScratch
+from slipstream.prepare.resolve import ResolvedSource
+from slipstream.prepare.resume import ResumableScratch
+from slipstream.prepare.source.columnar import TableInput, Unit, head, read, units_of
+from slipstream.prepare.source.files import SourceFile
 
-#: Of the first file, as much is looked at to guess the types.
+#: What Hive calls the directory of the rows in which the key is missing.
+MISSING = "__HIVE_DEFAULT_PARTITION__"
+#: The types of columns of text are guessed from at most as many rows and bytes.
+SAMPLE_ROWS = 1 << 11
 SAMPLE_BYTES = 1 << 20
-#: Formats of text that is first made columnar.
-TEXT_TABLES = ("csv", "json")
-TextFormat = Literal["csv", "json"]
 
 
-@dataclass(frozen=True)
-class Source:
-    """The input, ready to be read. ``types`` are by column, in the order of the file; ``read`` counts all records."""
-
-    units: list[Unit]
-    types: dict[str, str]
-    read: int
-    bad: list[BadRow] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-
-    @property
-    def rows(self) -> int:
-        return sum(unit.rows for unit in self.units)
-
-
-def open_source(
-    data: Listing, config: DataConfig, place: ResumableScratch, files: list[SourceFile] | None = None
-) -> Source:
-    """Check and open the listed files, or those ``files`` of them. Text is spooled into ``place``.
-
-    Raises ``UserError`` for what is wrong.
-    """
-    files = [file for file in files or data.files if file.size]
-    format = one_format(data, config, files)
-    if format in TEXT_TABLES:
-        source = ingest_text(data, files, config, place)
-    elif format == "text":
-        units, types, bad = open_documents(data, files, config, place)
-        source = Source(units, types, sum(unit.rows for unit in units) + len(bad), bad)
-    else:
-        source = open_columnar(data, files, format, config, place)
-    return check_rows(source, data)
+def open_columnar(source: ResolvedSource, scratch: ResumableScratch) -> TableInput:
+    """Check and open Parquet and Arrow files. Raises ``UserError`` for what is wrong."""
+    config, first = source.config, source.files[0]
+    partitions = find_partitions(source)
+    units: list[Unit] = []
+    types: dict[str, str] = {}
+    # A dictionary says that its texts are categories; what is declared or dropped is not guessed.
+    settled = {*config.types, *config.drop}
+    first_row = 0
+    for file in source.files:
+        schema, pieces = units_of(file, source.format, first_row)
+        check_names(schema.names, file)
+        of_file = {field.name: declared_type(field, file, config) for field in schema}
+        types = of_file if not types else merge_types(types, of_file, file, first)
+        settled |= {field.name for field in schema if pa.types.is_dictionary(field.type)}
+        units += [replace(piece, partition=partitions.of(file.uri)) for piece in pieces if piece.rows]
+        first_row += sum(piece.rows for piece in pieces)
+    # As for a column of a CSV in which there is nothing.
+    types = {name: value_types.NUMBER if kind == value_types.NOTHING else kind for name, kind in types.items()}
+    texts = [name for name, kind in types.items() if kind == value_types.TEXT and name not in settled]
+    inferred, warnings = infer_types(units, texts, config, scratch)
+    return TableInput(units, partitions.beside(types | inferred), first_row, [], warnings)
 
 
-def check_rows(source: Source, data: Listing) -> Source:
-    if source.read == 0:
-        raise UserError(f"data: {data.address!r} has a header and no rows; expected at least one row of data")
-    return source
+def declared_type(field: pa.Field, file: SourceFile, config: DataConfig) -> str:
+    """What a column is read as: what data.types says, else what the file does."""
+    stored = value_types.type_of(field.type)
+    if field.name not in config.types:
+        return stored
+    kind = DECLARED[config.types[field.name]]
+    if cannot_become(stored, kind):
+        raise UserError(
+            f"data.types.{field.name}: {file.uri} holds {stored} values there ({field.type}), which cannot be read as "
+            f"{config.types[field.name]}; leave the column as it is or drop it"
+        )
+    return kind
 
 
-def one_format(data: Listing, config: DataConfig, files: list[SourceFile]) -> str:
-    formats = {format_of(file, config.format) for file in files}
-    if len(formats) > 1:
-        raise UserError(f"data: {data.address!r} mixes {' and '.join(sorted(formats))} files; expected one format")
-    return formats.pop()
+def merge_types(types: dict[str, str], of_file: dict[str, str], file: SourceFile, first: SourceFile) -> dict[str, str]:
+    check_columns(list(types), list(of_file), file, first)
+    merged = {}
+    for name, kind in types.items():
+        both = value_types.wider(kind, of_file[name])
+        if both is None:
+            raise UserError(
+                f"{file.uri}: column {name!r} holds {of_file[name]} values, but {kind} in {first.uri}; "
+                "expected one schema in all files"
+            )
+        merged[name] = both
+    return merged
+
+
+def check_columns(expected: list[str], names: list[str], file: SourceFile, first: SourceFile) -> None:
+    if set(expected) == set(names):
+        return
+    lacks, adds = sorted(set(expected) - set(names)), sorted(set(names) - set(expected))
+    differences = [f"lacks {lacks[0]!r}"] if lacks else []
+    differences += [f"also has {adds[0]!r}"] if adds else []
+    raise UserError(
+        f"{file.uri}: {' and '.join(differences)}, unlike {first.uri}; expected the same columns in all files"
+    )
 
 
 def check_names(names: list[str], file: SourceFile) -> None:
@@ -110,275 +124,116 @@ def looks_like_value(name: str) -> bool:
     return True
 
 
-# Columnar files
-
-
-def open_columnar(
-    data: Listing, files: list[SourceFile], format: str, config: DataConfig, place: ResumableScratch
-) -> Source:
-    partitions = partitions_of(data, files, config)
-    units: list[Unit] = []
-    types: dict[str, str] = {}
-    # A dictionary says that its texts are categories; what is declared or dropped is not asked for.
-    settled = {*config.types, *config.drop}
-    first_row = 0
-    for file in files:
-        schema, pieces = units_of(file, format, first_row)
-        check_names(schema.names, file)
-        found = {field.name: declared_type(field, file, config) for field in schema}
-        types = found if not types else merge_types(types, found, file, files[0])
-        settled |= {field.name for field in schema if pa.types.is_dictionary(field.type)}
-        units += [replace(piece, partition=partitions.of(file.uri)) for piece in pieces if piece.rows]
-        first_row += sum(piece.rows for piece in pieces)
-    # As for a column of a CSV in which there is nothing.
-    types = {name: value_types.NUMBER if kind == value_types.NOTHING else kind for name, kind in types.items()}
-    texts = [name for name, kind in types.items() if kind == value_types.TEXT and name not in settled]
-    inferred, warnings = infer_types(units, texts, config, place)
-    return Source(units, partitions.beside(types | inferred), first_row, [], warnings)
-
-
-def partitions_of(data: Listing, files: list[SourceFile], config: DataConfig) -> Partitions:
-    return find_partitions([(data.relative(file), file.uri) for file in files], config)
-
-
-def declared_type(field: pa.Field, file: SourceFile, config: DataConfig) -> str:
-    """What a column is read as: what data.types says, else what the file does."""
-    found = value_types.type_of(field.type)
-    if field.name not in config.types:
-        return found
-    kind = DECLARED[config.types[field.name]]
-    if cannot_become(found, kind):
-        raise UserError(
-            f"data.types.{field.name}: {file.uri} holds {found} values there ({field.type}), which cannot be read as "
-            f"{config.types[field.name]}; leave the column as it is or drop it"
-        )
-    return kind
-
-
-def merge_types(known: dict[str, str], found: dict[str, str], file: SourceFile, first: SourceFile) -> dict[str, str]:
-    check_columns(list(known), list(found), file, first)
-    merged = {}
-    for name, kind in known.items():
-        both = value_types.wider(kind, found[name])
-        if both is None:
-            raise UserError(
-                f"{file.uri}: column {name!r} holds {found[name]} values, but {kind} in {first.uri}; "
-                "expected one schema in all files"
-            )
-        merged[name] = both
-    return merged
-
-
-def check_columns(known: list[str], found: list[str], file: SourceFile, first: SourceFile) -> None:
-    if set(known) == set(found):
-        return
-    lacks, adds = sorted(set(known) - set(found)), sorted(set(found) - set(known))
-    differences = [f"lacks {lacks[0]!r}"] if lacks else []
-    differences += [f"also has {adds[0]!r}"] if adds else []
-    raise UserError(
-        f"{file.uri}: {' and '.join(differences)}, unlike {first.uri}; expected the same columns in all files"
-    )
-
-
-# Text
+# Columns that directories give
 
 
 @dataclass(frozen=True)
-class TextJob:
-    """One block to be made columnar with the given types, into ``path``."""
+class Partitions:
+    """Columns that directories give, as Hive, Spark and others lay out a table: ``year=2020/month=1/part.parquet``.
 
-    block: Block
-    names: list[str]
+    Their types, and their values (texts, ``None`` for missing) by the URI of the file."""
+
+    types: dict[str, str] = field(default_factory=dict)
+    values: dict[str, dict[str, str | None]] = field(default_factory=dict)
+
+    def of(self, uri: str) -> dict[str, str | None]:
+        return self.values.get(uri, {})
+
+    def beside(self, types: dict[str, str]) -> dict[str, str]:
+        """These columns after those of the files, whose types count where both have one."""
+        return {**types, **self.types, **types}
+
+
+def find_partitions(source: ResolvedSource) -> Partitions:
+    """What the directories of all files say. The types are worked out over all of them, as for text in a file; a file
+    outside them has no value."""
+    keys_of = {file.uri: keys_in(source.listing.relative(file)) for file in source.files}
+    names = list(dict.fromkeys(name for keys in keys_of.values() for name in keys))
+    values = {uri: {name: keys.get(name) for name in names} for uri, keys in keys_of.items()} if names else {}
+    config, types = source.config, {}
+    for name in names:
+        texts = pa.array([keys[name] for keys in values.values()], pa.string())
+        declared = config.types.get(name)
+        types[name] = DECLARED[declared] if declared else NumberFormat.of(config).guess(texts, 0.0)
+    return Partitions(types, values)
+
+
+def keys_in(path: str) -> dict[str, str | None]:
+    """The keys in the directories of a path."""
+    pairs = [part.partition("=") for part in path.split("/")[:-1]]
+    decoded = {unquote(name): unquote(value) for name, mark, value in pairs if name and mark}
+    return {name: None if value == MISSING else value for name, value in decoded.items()}
+
+
+# Columns of text
+
+
+@dataclass(frozen=True)
+class TypeTrial:
+    """The result of reading the texts of one unit as other types: the types, and which values cannot be read so."""
+
     types: dict[str, str]
-    config: DataConfig
-    has_header: bool
-    path: Path
+    failures: dict[str, int]
+    examples: dict[str, BadRow]
 
 
-@dataclass(frozen=True)
-class TextPiece:
-    """What became of a block: its rows in ``path``, how many records it had, its types and what was set aside.
+def infer_types(
+    units: list[Unit], names: list[str], config: DataConfig, scratch: ResumableScratch
+) -> tuple[dict[str, str], list[str]]:
+    """What columns of text in columnar files hold, worked out as for CSV, and a word on some of them.
 
-    ``others`` are columns that nobody expected, and what they seem to hold.
+    The first rows tell what a column may be, and then all its values are tried.
     """
-
-    file: str
-    path: Path
-    rows: int
-    read: int
-    types: dict[str, str]
-    bad: list[BadRow]
-    others: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def files(self) -> list[Path]:
-        return [self.path]
-
-
-@dataclass(frozen=True)
-class TextPlan:
-    """How text files are read: the columns of each of them and, for all, the types, with a word on some, the format,
-    the delimiter and what their directories say."""
-
-    files: list[SourceFile]
-    names: list[list[str]]
-    types: dict[str, str]
-    warnings: list[str]
-    format: TextFormat = "csv"
-    delimiter: str = ","
-    partitions: Partitions = Partitions()
+    if not units or not names:
+        return {}, []
+    first = [unit for unit in units if unit.file == units[0].file]
+    types, warnings = guess_types(*sample_texts(first, names, config), config)
+    guessed = {name: kind for name, kind in types.items() if kind != value_types.TEXT}
+    if not guessed:
+        return {}, warnings
+    tried = list(scratch.map(try_types, ((unit, guessed, config) for unit in units)))
+    rows = sum(unit.rows for unit in units)
+    for name, kind in guessed.items():
+        failures = sum(one.failures.get(name, 0) for one in tried)
+        for one in tried:
+            types[name] = value_types.wider(types[name], one.types[name]) or kind
+        if failures > tolerance(config) * rows:
+            example = next(one.examples[name] for one in tried if name in one.examples)
+            warnings.append(taken_as_text(example, f"{failures:,} of {rows:,} values", kind))
+            types[name] = value_types.TEXT
+    return types, warnings
 
 
-def ingest_text(data: Listing, files: list[SourceFile], config: DataConfig, place: ResumableScratch) -> Source:
-    plan = plan_text(data, files, config)
-    while True:
-        pieces = list(place.map(make_columnar, text_jobs(plan, config, place.root)))
-        other = replan(pieces, plan, config)
-        if other is None:
-            return source_of(pieces, plan)
-        plan = other
+def sample_texts(
+    units: list[Unit], names: list[str], config: DataConfig
+) -> tuple[dict[str, pa.Array], str, np.ndarray]:
+    """About as much as is looked at of a CSV, of the ``units`` of one file: columns, the file, and the lines."""
+    most = min(SAMPLE_ROWS, Budget(config.memory).batch_rows(len(names)))
+    parts, rows = [], 0
+    for unit in units:
+        if rows < most:
+            batch = head(unit, names, most - rows)
+            parts.append(pa.table({name: batch.column(name).cast(pa.string()) for name in names}))
+            rows += batch.num_rows
+    table = pa.concat_tables(parts)
+    table = table.slice(0, max(1, table.num_rows * SAMPLE_BYTES // max(table.nbytes, SAMPLE_BYTES)))
+    lines = np.concatenate([np.arange(unit.first_line, unit.first_line + unit.rows) for unit in units[: len(parts)]])
+    return {name: table[name].combine_chunks() for name in names}, units[0].file, lines
 
 
-def plan_text(data: Listing, files: list[SourceFile], config: DataConfig) -> TextPlan:
-    """Read what is in the headers and guess from the first rows. Raises ``UserError`` if the files do not agree."""
-    format = one_format(data, config, files)
-    plan = plan_json(files, config) if format == "json" else plan_csv(files, config)
-    return replace(plan, partitions=partitions_of(data, files, config))
-
-
-def plan_csv(files: list[SourceFile], config: DataConfig) -> TextPlan:
-    delimiter, detected = detect_delimiter(files, config)
-    for word in detected:
-        logger("prepare").info(word)
-    config = reading(config, "csv", delimiter)
-    headers = [text_names(file, config) for file in files]
-    for file, names in zip(files, headers, strict=True):
-        check_names(names, file)
-        check_columns(headers[0], names, file, files[0])
-    sample = next(read_blocks(files[0], config, SAMPLE_BYTES))
-    types, warnings = guess_columns(parse(sample, headers[0], config, config.header), headers[0], config)
-    return TextPlan(files, headers, types, detected + warnings, "csv", delimiter)
-
-
-def plan_json(files: list[SourceFile], config: DataConfig) -> TextPlan:
-    """Of each file the first lines; what a line, or all of a file, lacks is missing there."""
-    if config.columns or not config.header:
-        raise UserError("data.columns, data.header: are for CSV; JSON names its values itself, so leave both out")
-    types: dict[str, str] = {}
-    warnings: list[str] = []
-    for file in files:
-        sample = json_lines.first_lines(file, reading(config, "json", ""), SAMPLE_BYTES)
-        found, words = guess_columns(sample, [n for n in sample.table.column_names if n not in types], config)
-        types, warnings = types | found, warnings + words
-    return TextPlan(files, [list(types)] * len(files), types, warnings, "json", "")
-
-
-def reading(config: DataConfig, format: TextFormat, delimiter: str) -> DataConfig:
-    """The settings with which text of this format is read. Lines of JSON have no quotes that span them."""
-    config = replace(config, format=format, delimiter=delimiter)
-    return replace(config, quote="", escape="") if format == "json" else config
-
-
-def guess_columns(parsed: Parsed, names: list[str], config: DataConfig) -> tuple[dict[str, str], list[str]]:
-    """As :func:`.type_inference.guess_types`, of those columns of what was parsed."""
-    texts = {name: parsed.table[name].combine_chunks() for name in names if name not in parsed.nested}
-    types, warnings = guess_types(texts, parsed.file, parsed.lines, config)
-    return {name: types.get(name, value_types.OTHER) for name in names}, warnings
-
-
-def parse_text(block: Block, names: list[str], config: DataConfig, skip_header: bool) -> Parsed:
-    return (
-        json_lines.parse(block, names, config) if config.format == "json" else parse(block, names, config, skip_header)
-    )
-
-
-def replan(pieces: list[TextPiece], plan: TextPlan, config: DataConfig) -> TextPlan | None:
-    """The plan with those columns as text that are not what they were guessed to be, and with those that nobody
-    expected; ``None`` if there are none."""
-    others = {name: kind for piece in reversed(pieces) for name, kind in piece.others.items()}
-    if others:
-        return replace(plan, names=[[*names, *others] for names in plan.names], types=plan.types | others)
-    read = sum(piece.read for piece in pieces)
-    bad = [row for piece in pieces for row in piece.bad]
-    failures = Counter(row.column for row in bad if row.column)
-    mixed = [name for name, count in failures.items() if count > tolerance(config) * read and name not in config.types]
-    if not mixed:
-        return None
-    words = []
-    for name in mixed:
-        example = next(row for row in bad if row.column == name)
-        words.append(taken_as_text(example, f"{failures[name]:,} of {read:,} values", plan.types[name]))
-    types = plan.types | dict.fromkeys(mixed, value_types.TEXT)
-    return replace(plan, types=types, warnings=plan.warnings + words)
-
-
-def source_of(pieces: list[TextPiece], plan: TextPlan) -> Source:
-    """All ``pieces`` of the files, in their order, as one input."""
-    first_rows = np.concatenate([[0], np.cumsum([piece.rows for piece in pieces])]).astype(int).tolist()
-    units = [
-        Unit(piece.file, str(piece.path), "arrow", 0, piece.rows, first, 0, partition=plan.partitions.of(piece.file))
-        for piece, (first, _) in zip(pieces, pairwise(first_rows), strict=True)
-        if piece.rows
-    ]
-    types = plan.types
-    for piece in pieces:
-        types = {name: value_types.wider(kind, piece.types[name]) or kind for name, kind in types.items()}
-    bad = [row for piece in pieces for row in piece.bad]
-    return Source(units, plan.partitions.beside(types), sum(piece.read for piece in pieces), bad, plan.warnings)
-
-
-def text_names(file: SourceFile, config: DataConfig) -> list[str]:
-    first = read_header(file, config)
-    if config.header:
-        if config.columns:
-            raise UserError("data.columns: names the columns of a file without a header; set data.header to false")
-        return [name or f"unnamed_{index + 1}" for index, name in enumerate(first)]
-    if not config.columns:
-        raise UserError(f"data.columns: {file.uri} has no header, so its {len(first)} columns must be named here")
-    if len(config.columns) != len(first):
-        raise UserError(
-            f"data.columns: names {len(config.columns)} columns, but the first line of {file.uri} has {len(first)}"
-        )
-    return config.columns
-
-
-def text_jobs(plan: TextPlan, config: DataConfig, scratch: Path) -> Iterator[TextJob]:
-    config = reading(config, plan.format, plan.delimiter)
-    number = 0
-    for file, names in zip(plan.files, plan.names, strict=True):
-        for index, block in enumerate(read_blocks(file, config)):
-            path = scratch / f"text-{number:06d}.arrow"
-            yield TextJob(block, names, plan.types, config, config.header and index == 0, path)
-            number += 1
-
-
-def make_columnar(job: TextJob) -> TextPiece:
-    """Parse a block, read its values as their types, set bad rows aside and spool the others."""
-    parsed = parse_text(job.block, job.names, job.config, job.has_header)
-    number_format = NumberFormat.of(job.config)
-    arrays, bad = {}, list(parsed.bad)
-    keep = np.ones(parsed.table.num_rows, bool)
-    for name, column in zip(job.names, parsed.table.columns, strict=False):
-        if job.types[name] == value_types.OTHER:
-            arrays[name] = pa.nulls(len(column), pa.binary())
-            continue
-        # To combine one chunk would copy it.
-        texts = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-        arrays[name], failed = number_format.convert(texts, job.types[name])
-        if not failed.any():
-            continue
-        rows = np.flatnonzero(failed & keep)
-        reason = f"not {job.types[name]}"
-        bad += [
-            BadRow(job.block.file, int(parsed.lines[row]), name, reason, text)
-            for row, text in zip(rows, texts.take(pa.array(rows)).to_pylist(), strict=True)
-        ]
-        keep[rows] = False
-    batch = pa.RecordBatch.from_pydict({name: arrays[name] for name in job.types} | {LINE: pa.array(parsed.lines)})
-    if not keep.all():
-        batch = batch.filter(pa.array(keep))
-    write_spool(job.path, batch)
-    types = {name: value_types.type_of(array.type) for name, array in arrays.items()}
-    others, _ = guess_columns(parsed, parsed.table.column_names[len(job.names) :], job.config)
-    bad.sort(key=lambda row: row.line)
-    return TextPiece(job.block.file, job.path, batch.num_rows, parsed.read, types, bad, others)
+def try_types(job: tuple[Unit, dict[str, str], DataConfig]) -> TypeTrial:
+    """Read the texts of one unit as other types. Runs in a worker process."""
+    unit, types, config = job
+    number_format = NumberFormat.of(config)
+    read_as, failures, examples = dict(types), Counter[str](), dict[str, BadRow]()
+    for batch, lines in read(unit, list(types), Budget(config.memory)):
+        for name, kind in types.items():
+            texts = batch.column(name).cast(pa.string())
+            values, failed = number_format.convert(texts, kind)
+            read_as[name] = value_types.wider(read_as[name], value_types.type_of(values.type)) or kind
+            rows = np.flatnonzero(failed)
+            if len(rows):
+                failures[name] += len(rows)
+                example = BadRow(unit.file, int(lines[rows[0]]), name, f"not {kind}", texts[rows[0]].as_py())
+                examples.setdefault(name, example)
+    return TypeTrial(read_as, dict(failures), examples)

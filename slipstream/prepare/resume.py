@@ -24,14 +24,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Generic, TypeVar
 
 import xxhash
 
 from slipstream.artifacts.format import canonical_json
 from slipstream.artifacts.typed_values import decode, encode
 from slipstream.errors import UserError
-from slipstream.prepare.workers.pool import WorkerLost, Workers
+from slipstream.prepare.pool import WorkerLost, Workers
 from slipstream.storage.local import sync_directory
 
 Job = TypeVar("Job")
@@ -47,7 +47,7 @@ SHA256_BYTES, SHA256_DIGITS = 32, 64
 
 
 @dataclass(frozen=True)
-class UnitOfWork:
+class UnitOfWork(Generic[Job, Result]):
     """``work(job)``, whose record is called ``name``. The result is of the type that ``work`` is annotated to return.
 
     A result with files lists their paths as ``files``, or, if it took their ``digests`` on the way, has these by path:
@@ -56,15 +56,15 @@ class UnitOfWork:
 
     root: Path
     name: str
-    work: Callable[[Any], Any]
-    job: Any
+    work: Callable[[Job], Result]
+    job: Job
 
     @property
     def record(self) -> Path:
         return self.root / f"{self.name}{RECORD}"
 
     @property
-    def recorded(self) -> Any:
+    def recorded(self) -> types.GenericAlias:
         """The type of what the record holds: the result, and the digests of its files by their paths in ``root``."""
         return types.GenericAlias(tuple, (typing.get_type_hints(self.work)["return"], dict[str, str]))
 
@@ -76,11 +76,11 @@ class ResumableScratch:
         root.mkdir(parents=True, exist_ok=True)
         self.root = root
         #: How many units were done before.
-        self.found = len(list(root.glob(f"*{RECORD}")))
+        self.done_before = len(list(root.glob(f"*{RECORD}")))
         self._workers = workers
         self._calls: Counter[str] = Counter()
 
-    def bind(self, made_from: dict[str, Any], keep: Collection[Path] = ()) -> None:
+    def bind(self, made_from: dict[str, object], keep: Collection[Path] = ()) -> None:
         """Begin anew, without all but the files ``keep``, unless what is here was made from the same."""
         binding, content = self.root / BINDING, canonical_json(made_from)
         if binding.is_file() and binding.read_bytes() == content:
@@ -94,13 +94,13 @@ class ResumableScratch:
         partial = binding.with_suffix(PARTIAL)
         partial.write_bytes(content)
         partial.replace(binding)
-        self.found = 0
+        self.done_before = 0
 
     def map(self, work: Callable[[Job], Result], jobs: Iterable[Job]) -> Iterator[Result]:
         """:meth:`Workers.map`, except that a unit whose record is whole is not done again."""
         return self._workers.map(run_or_restore, self._units(work, jobs))
 
-    def _units(self, work: Callable[[Job], Result], jobs: Iterable[Job]) -> Iterator[UnitOfWork]:
+    def _units(self, work: Callable[[Job], Result], jobs: Iterable[Job]) -> Iterator[UnitOfWork[Job, Result]]:
         step = f"{work.__name__}-{self._calls[work.__name__]}"
         self._calls[work.__name__] += 1
         for number, job in enumerate(jobs):
@@ -114,7 +114,7 @@ def resumable_scratch(root: Path, workers: Workers, *, lasting: bool = True) -> 
     try:
         yield ResumableScratch(root, workers)
     except BaseException as error:
-        if not lasting or not worth_going_on(error):
+        if not lasting or not worth_resuming(error):
             workers.close()  # one that is at work still would leave its files in what is being removed
             shutil.rmtree(root, ignore_errors=True)
         raise
@@ -125,13 +125,13 @@ def resumable_scratch(root: Path, workers: Workers, *, lasting: bool = True) -> 
         removed.result()
 
 
-def worth_going_on(error: BaseException) -> bool:
+def worth_resuming(error: BaseException) -> bool:
     """Not if the user has to mend something, because that will be other work, nor if the disk is full."""
     full = isinstance(error, OSError) and error.errno == errno.ENOSPC
     return isinstance(error, WorkerLost) or not (full or isinstance(error, UserError))
 
 
-def run_or_restore(unit: UnitOfWork) -> Any:
+def run_or_restore(unit: UnitOfWork[Job, Result]) -> Result:
     """The result of a unit: from its record, or else made now and recorded. Runs in a worker process.
 
     Raises ``DamagedArtifact`` for a whole record of something else: no crash leaves one.
@@ -144,16 +144,16 @@ def run_or_restore(unit: UnitOfWork) -> Any:
     return result
 
 
-def write_record(unit: UnitOfWork, result: Any) -> None:
+def write_record(unit: UnitOfWork[Job, Result], result: Result) -> None:
     digests = getattr(result, "digests", {}) or {file: digest(Path(file)) for file in getattr(result, "files", ())}
-    files = {str(Path(file).relative_to(unit.root)): known for file, known in digests.items()}
+    files = {str(Path(file).relative_to(unit.root)): recorded for file, recorded in digests.items()}
     content = encode((result, files), unit.recorded)
     partial = unit.record.with_suffix(PARTIAL)
     partial.write_bytes(hashlib.sha256(content).digest() + content)
     partial.replace(unit.record)
 
 
-def restore(unit: UnitOfWork) -> tuple[Any] | None:
+def restore(unit: UnitOfWork[Job, Result]) -> tuple[Result] | None:
     """The result of a unit that was done before and is still whole."""
     try:
         raw = unit.record.read_bytes()
@@ -161,7 +161,7 @@ def restore(unit: UnitOfWork) -> tuple[Any] | None:
         if hashlib.sha256(content).digest() != sha256:
             return None
         result, files = decode(content, unit.recorded, unit.record)
-        whole = all(digest(unit.root / name, known) == known for name, known in files.items())
+        whole = all(digest(unit.root / name, recorded) == recorded for name, recorded in files.items())
     except FileNotFoundError:
         return None
     return (result,) if whole else None
@@ -169,8 +169,8 @@ def restore(unit: UnitOfWork) -> tuple[Any] | None:
 
 def digest(file: Path, like: str = "") -> str:
     """The XXH3-128 of a file (hex), or its SHA-256 if ``like`` is as long as one."""
-    found = hashlib.sha256() if len(like) == SHA256_DIGITS else xxhash.xxh3_128()
+    state = hashlib.sha256() if len(like) == SHA256_DIGITS else xxhash.xxh3_128()
     with file.open("rb") as stream:
         while piece := stream.read(PIECE_BYTES):
-            found.update(piece)
-    return found.hexdigest()
+            state.update(piece)
+    return state.hexdigest()

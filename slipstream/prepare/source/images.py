@@ -1,30 +1,46 @@
-"""Where images come from: a directory of class folders, or arrays in ``.npz`` files; read in parts, labels known."""
+"""Where images come from: class folders, arrays in ``.npz`` files, the digits; read in parts, labels known."""
 
 from __future__ import annotations
 
+import io
+import warnings
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
+import pyarrow as pa
 import xxhash
 
 from slipstream.errors import UserError
 from slipstream.prepare.columns import value_types
+from slipstream.prepare.columns.hashing import hash_rows
 from slipstream.prepare.config import DataConfig
 from slipstream.prepare.quarantine import BadRow
-from slipstream.prepare.source.files import Listing, SourceFile
+from slipstream.prepare.resolve import ResolvedSource
+from slipstream.prepare.source.files import SourceFile
+from slipstream.prepare.source.fingerprint import load_digits
 from slipstream.storage import StorageUnavailable
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 #: Pixels that are worked on at once.
 CHUNK_BYTES = 8 << 20
 #: A larger file is no picture that training could use.
 MOST_BYTES = 256 << 20
+#: A picture with more pixels is not decoded: a few kilobytes can claim to be gigabytes.
+MOST_PIXELS = 1 << 26
+FORMATS = ("PNG", "JPEG")
+#: Modes of eight bits per channel, by the number of channels that they are read as.
+CHANNELS = {"1": 1, "L": 1, "LA": 1, "P": 3, "PA": 3, "RGB": 3, "RGBA": 3, "RGBX": 3, "CMYK": 3, "YCbCr": 3}
+MODES = {1: "L", 3: "RGB"}
+#: The names that the arrays of a ``.npz`` file may have.
 IMAGES, LABELS = ("images", "image", "x", "X"), ("labels", "label", "y")
+DIGITS_TARGET = "digit"
 
 Shape = tuple[int, int, int]
 
@@ -58,7 +74,7 @@ class ImageSet:
     target: str
     classes: tuple[str, ...]
     shape: Shape
-    parts: list[Any]
+    parts: Sequence[Part]
     warnings: list[str] = field(default_factory=list)
 
 
@@ -69,6 +85,11 @@ def hash_images(pixels: np.ndarray) -> np.ndarray:
 
 def rows_at_once(shape: tuple[int, ...]) -> int:
     return max(1, CHUNK_BYTES // int(np.prod(shape)))
+
+
+def open_images(source: ResolvedSource) -> ImageSet:
+    """Find the images. Raises ``UserError`` for what is wrong."""
+    return OPENERS[source.format](source)
 
 
 # Class folders
@@ -89,15 +110,13 @@ class FolderPart:
 
     def chunks(self) -> Iterator[Chunk]:
         """All files in one chunk. Raises ``UserError`` for a whole image of another shape."""
-        from slipstream.prepare.source.images.decoding import Unreadable
-
         pixels = np.zeros((self.rows, *self.shape), np.uint8)
         good, bad = np.ones(self.rows, bool), []
-        for place, file in enumerate(self.files):
+        for row, file in enumerate(self.files):
             try:
                 picture = decoded(file, self.config)
             except Unreadable as error:
-                good[place] = False
+                good[row] = False
                 bad.append(BadRow(file.uri, 1, "", str(error), ""))
                 continue
             if picture.shape != self.shape:
@@ -105,7 +124,7 @@ class FolderPart:
                     f"{file.uri}: is {shape_text(picture.shape)}, the first image {shape_text(self.shape)}; set "
                     "data.image_size to [height, width] and data.image_channels to 1 or 3, and all are made alike"
                 )
-            pixels[place] = picture
+            pixels[row] = picture
         yield Chunk(pixels, np.array(self.labels, np.int32), hash_images(pixels), good, bad)
 
 
@@ -114,8 +133,6 @@ def shape_text(shape: Shape) -> str:
 
 
 def decoded(file: SourceFile, config: DataConfig) -> np.ndarray:
-    from slipstream.prepare.source.images.decoding import Unreadable, decode
-
     if file.size > MOST_BYTES:
         raise Unreadable(f"{file.size:,} bytes, more than {MOST_BYTES:,}")
     with file.open() as stream:
@@ -124,11 +141,14 @@ def decoded(file: SourceFile, config: DataConfig) -> np.ndarray:
     return decode(raw, config.image_channels, height_width)
 
 
-def open_folders(data: Listing, files: list[SourceFile], target: str, config: DataConfig) -> ImageSet:
+def open_folders(source: ResolvedSource) -> ImageSet:
     """Images by the folder they lie in. Raises ``UserError`` unless there are class folders and a readable image."""
-    if target:
-        raise UserError(f"target: {target!r} is not needed, as images are labelled by their folders; leave it out")
-    folders = [data.relative(file).split("/")[:-1] for file in files]
+    files = source.files
+    if source.target:
+        raise UserError(
+            f"target: {source.target!r} is not needed, as images are labelled by their folders; leave it out"
+        )
+    folders = [source.listing.relative(file).split("/")[:-1] for file in files]
     for file, folder in zip(files, folders, strict=True):
         if not folder:
             raise UserError(
@@ -136,36 +156,73 @@ def open_folders(data: Listing, files: list[SourceFile], target: str, config: Da
             )
     classes = sorted({folder[-1] for folder in folders})
     if len(classes) == 1:
-        raise UserError(f"data: {data.address!r} has only one class folder, {classes[0]!r}; expected two or more")
-    places = {name: place for place, name in enumerate(classes)}
-    labels = [places[folder[-1]] for folder in folders]
-    shape = first_shape(data, files, config)
+        raise UserError(f"data: {source.address!r} has only one class folder, {classes[0]!r}; expected two or more")
+    numbers = {name: number for number, name in enumerate(classes)}
+    labels = [numbers[folder[-1]] for folder in folders]
+    shape = first_shape(source)
     above = sorted({"/".join(folder[:-1]) for folder in folders} - {""})
-    warnings = [
+    ignored = [
         f"the folders above the class folders, such as {name!r}, count for nothing: splits go by content, as "
         "data.split says"
         for name in above[:1]
     ]
     step = rows_at_once(shape)
     parts = [
-        FolderPart(tuple(files[start : start + step]), tuple(labels[start : start + step]), shape, config)
+        FolderPart(files[start : start + step], tuple(labels[start : start + step]), shape, source.config)
         for start in range(0, len(files), step)
     ]
-    return ImageSet(Path(data.address).name, "class", tuple(classes), shape, parts, warnings)
+    return ImageSet(source.name, "class", tuple(classes), shape, parts, ignored)
 
 
-def first_shape(data: Listing, files: list[SourceFile], config: DataConfig) -> Shape:
-    from slipstream.prepare.source.images.decoding import Unreadable
-
+def first_shape(source: ResolvedSource) -> Shape:
     first = None
-    for file in files:
+    for file in source.files:
         try:
-            channels, height, width = decoded(file, config).shape
+            channels, height, width = decoded(file, source.config).shape
         except Unreadable as error:
             first = first or f"{file.uri}: {error}"
             continue
         return channels, height, width
-    raise UserError(f"data: no image in {data.address!r} can be read; the first one, {first}")
+    raise UserError(f"data: no image in {source.address!r} can be read; the first one, {first}")
+
+
+# Encoded pictures, from bytes that nobody vouches for
+
+
+class Unreadable(Exception):
+    """The bytes are no whole picture that can be used; the text says why."""
+
+
+def decode(raw: bytes, channels: int = 0, size: tuple[int, int] | None = None) -> np.ndarray:
+    """uint8 ``[channels, height, width]``, turned as its EXIF data says and brought to ``size`` if that is given.
+
+    ``channels`` (1 grey, 3 RGB) is what the picture is converted to; 0 leaves it what it is. Raises ``Unreadable``.
+    """
+    from PIL import Image, ImageOps  # slow to import, and tables need it not
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with Image.open(io.BytesIO(raw), formats=FORMATS) as picture:
+                check(picture)
+                wanted = MODES[channels or CHANNELS[picture.mode]]
+                upright = ImageOps.exif_transpose(picture).convert(wanted)
+                if size and size != (upright.height, upright.width):
+                    upright = upright.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+                pixels = np.asarray(upright)
+    except Unreadable:
+        raise
+    except Exception as error:
+        # What a decoder may raise on hostile bytes is not documented; whatever it is, the picture is not whole.
+        raise Unreadable(f"no whole PNG or JPEG: {type(error).__name__}: {str(error)[:100]}") from None
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+def check(picture: Image.Image) -> None:
+    if picture.width * picture.height > MOST_PIXELS:
+        raise Unreadable(f"{picture.width} x {picture.height} pixels, more than {MOST_PIXELS:,}")
+    if picture.mode not in CHANNELS:
+        raise Unreadable(f"mode {picture.mode}; expected eight bits per channel")
 
 
 # Arrays
@@ -178,7 +235,7 @@ class ArrayPart:
     file: SourceFile
     images: str
     labels: np.ndarray
-    last: bool  # whether the channels are the last axis of the stored array
+    channels_last: bool
 
     @property
     def rows(self) -> int:
@@ -194,19 +251,19 @@ class ArrayPart:
                 raw = stream.read(wanted)
                 if len(raw) != wanted:
                     raise UserError(f"{self.file.uri}: {self.images!r} ends too early; expected {self.rows:,} images")
-                pixels = channels_first(np.frombuffer(raw, np.uint8).reshape(count, *shape[1:]), self.last)
+                pixels = channels_first(np.frombuffer(raw, np.uint8).reshape(count, *shape[1:]), self.channels_last)
                 labels = self.labels[start : start + count]
                 yield Chunk(pixels, labels, hash_images(pixels), np.ones(count, bool))
 
 
-def channels_first(pixels: np.ndarray, last: bool) -> np.ndarray:
+def channels_first(pixels: np.ndarray, channels_last: bool) -> np.ndarray:
     if pixels.ndim == 3:
         return pixels[:, None]
-    return pixels.transpose(0, 3, 1, 2) if last else pixels
+    return pixels.transpose(0, 3, 1, 2) if channels_last else pixels
 
 
 @contextmanager
-def member(file: SourceFile, name: str) -> Iterator[Any]:
+def member(file: SourceFile, name: str) -> Iterator[IO[bytes]]:
     """One array of an ``.npz`` file as a stream of ``.npy`` bytes. Raises ``UserError`` if the file is damaged."""
     try:
         with file.open() as raw, zipfile.ZipFile(raw) as archive, archive.open(f"{name}.npy") as stream:
@@ -217,7 +274,7 @@ def member(file: SourceFile, name: str) -> Iterator[Any]:
         raise UserError(f"{file.uri}: not a whole .npz file ({str(error)[:200]})") from None
 
 
-def header(file: SourceFile, name: str, stream: Any) -> tuple[tuple[int, ...], np.dtype]:
+def header(file: SourceFile, name: str, stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
     version = np.lib.format.read_magic(stream)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, columnwise, dtype = read(stream)
@@ -226,39 +283,50 @@ def header(file: SourceFile, name: str, stream: Any) -> tuple[tuple[int, ...], n
     return shape, dtype
 
 
-def open_arrays(data: Listing, files: list[SourceFile], target: str, config: DataConfig) -> ImageSet:
+def open_arrays(source: ResolvedSource) -> ImageSet:
     """Images and labels as arrays. Raises ``UserError`` for what is not there or is something else."""
-    if config.image_size or config.image_channels:
+    files, target = source.files, source.target
+    if source.config.image_size or source.config.image_channels:
         raise UserError("data.image_size, data.image_channels: arrays are taken as they are; leave both out")
-    found = [open_array(file, target) for file in files]
-    for file, (_, shape, _) in zip(files, found, strict=True):
-        if shape != found[0][1]:
+    arrays = [open_array(file, target) for file in files]
+    shape = arrays[0].shape
+    for file, array in zip(files, arrays, strict=True):
+        if array.shape != shape:
             raise UserError(
-                f"{file.uri}: its images are {shape_text(shape)}, in {files[0].uri} {shape_text(found[0][1])}"
+                f"{file.uri}: its images are {shape_text(array.shape)}, in {files[0].uri} {shape_text(shape)}"
             )
-    names = [[value_types.label(value) for value in labels.tolist()] for _, _, labels in found]
-    numeric = all(labels.dtype.kind in "iu" for _, _, labels in found)
+    names = [[value_types.label(value) for value in array.labels.tolist()] for array in arrays]
+    numeric = all(array.labels.dtype.kind in "iu" for array in arrays)
     classes = sorted({name for labels in names for name in labels}, key=float if numeric else None)
-    places = {name: place for place, name in enumerate(classes)}
+    numbers = {name: number for number, name in enumerate(classes)}
     parts = [
-        ArrayPart(file, images, np.array([places[name] for name in labels], np.int32), last)
-        for file, ((images, last), _, _), labels in zip(files, found, names, strict=True)
+        ArrayPart(file, array.images, np.array([numbers[name] for name in labels], np.int32), array.channels_last)
+        for file, array, labels in zip(files, arrays, names, strict=True)
     ]
-    return ImageSet(Path(data.address).name, target or "label", tuple(classes), found[0][1], parts)
+    return ImageSet(source.name, target or "label", tuple(classes), shape, parts)
 
 
-def open_array(file: SourceFile, target: str) -> tuple[tuple[str, bool], Shape, np.ndarray]:
-    """The name of the images and whether their channels come last, their shape, and the labels."""
+class Arrays(NamedTuple):
+    """What a ``.npz`` file holds: the name of the images, whether their channels are the last axis, their shape, and
+    the labels."""
+
+    images: str
+    channels_last: bool
+    shape: Shape
+    labels: np.ndarray
+
+
+def open_array(file: SourceFile, target: str) -> Arrays:
     try:
         with file.open() as raw, zipfile.ZipFile(raw) as archive:
-            there = [name.removesuffix(".npy") for name in archive.namelist()]
+            stored = [name.removesuffix(".npy") for name in archive.namelist()]
     except zipfile.BadZipFile as error:
         raise UserError(f"{file.uri}: not a whole .npz file ({error})") from None
-    images = next((name for name in IMAGES if name in there), None)
-    labelled = next((name for name in ((target,) if target else LABELS) if name in there), None)
+    images = next((name for name in IMAGES if name in stored), None)
+    labelled = next((name for name in ((target,) if target else LABELS) if name in stored), None)
     if images is None or labelled is None:
         expected = f"{IMAGES[0]!r} and {target or LABELS[0]!r}"
-        raise UserError(f"{file.uri}: holds the arrays {', '.join(map(repr, there))}; expected {expected}")
+        raise UserError(f"{file.uri}: holds the arrays {', '.join(map(repr, stored))}; expected {expected}")
     with member(file, images) as stream:
         shape, dtype = header(file, images, stream)
     axes = [axis for axis in (3, 1) if len(shape) == 4 and shape[axis] in (1, 3)]
@@ -275,7 +343,41 @@ def open_array(file: SourceFile, target: str) -> tuple[tuple[str, bool], Shape, 
             f"each of the {shape[0]:,} images"
         )
     if len(shape) == 3:
-        return (images, False), (1, shape[1], shape[2]), labels
-    last = axes[0] == 3
-    channels, height, width = (shape[3], shape[1], shape[2]) if last else shape[1:]
-    return (images, last), (channels, height, width), labels
+        return Arrays(images, False, (1, shape[1], shape[2]), labels)
+    if axes[0] == 3:
+        return Arrays(images, True, (shape[3], shape[1], shape[2]), labels)
+    return Arrays(images, False, (shape[1], shape[2], shape[3]), labels)
+
+
+# The digits of scikit-learn
+
+
+@dataclass(frozen=True)
+class Digits:
+    """All of them, as one part."""
+
+    rows: int
+
+    def chunks(self) -> Iterator[Chunk]:
+        pixels, labels = load_digits()
+        # Hashed pixel by pixel, as they have been from the beginning, so that their splits stay what they are.
+        flat = pixels.reshape(len(pixels), -1)
+        columns = [(str(pixel), pa.array(flat[:, pixel])) for pixel in range(flat.shape[1])]
+        yield Chunk(pixels, labels, hash_rows(columns, len(flat)), np.ones(len(pixels), bool))
+
+
+def open_digits(source: ResolvedSource) -> ImageSet:
+    """The digits as a set of images. Raises ``UserError`` for a target of other data."""
+    if source.target not in ("", DIGITS_TARGET):
+        raise UserError(
+            f"target: {source.target!r} needs --data; without it the digits are taken, whose target is "
+            f"{DIGITS_TARGET!r}"
+        )
+    pixels, _ = load_digits()
+    classes = tuple(str(digit) for digit in range(10))
+    return ImageSet(
+        "handwritten digits (scikit-learn)", DIGITS_TARGET, classes, pixels.shape[1:], [Digits(len(pixels))]
+    )
+
+
+OPENERS = {"images": open_folders, "arrays": open_arrays, "digits": open_digits}

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +19,9 @@ from slipstream.errors import UserError
 from slipstream.prepare.config import DataConfig
 from slipstream.prepare.quarantine import BadRow
 from slipstream.prepare.source.files import SourceFile, cannot_be_read
+
+if TYPE_CHECKING:
+    from _csv import Reader
 
 BLOCK_BYTES = 12 << 20
 #: A quoted value with line breaks may span this many bytes; beyond that its quote is taken to be never closed.
@@ -203,11 +206,11 @@ def read_header(file: SourceFile, config: DataConfig) -> list[str]:
     raise UserError(f"{file.uri}: is empty; expected a header line and rows")
 
 
-def csv_reader(text: str, config: DataConfig) -> Any:
+def csv_reader(text: str, config: DataConfig) -> Reader:
     return csv_records(io.StringIO(text, newline=""), config)
 
 
-def csv_records(lines: Iterable[str], config: DataConfig) -> Any:
+def csv_records(lines: Iterable[str], config: DataConfig) -> Reader:
     """The csv module's reader of the records in ``lines``."""
     csv.field_size_limit(1 << 30)
     return csv.reader(
@@ -221,9 +224,9 @@ def csv_records(lines: Iterable[str], config: DataConfig) -> Any:
 
 def parse(block: Block, names: list[str], config: DataConfig, skip_header: bool) -> Parsed:
     """Parse one block. Rows of another width are returned as bad, and so is a record whose quote never closes."""
-    ragged: list[Any] = []
+    ragged: list[pacsv.InvalidRow] = []
 
-    def set_aside(row: Any) -> str:
+    def set_aside(row: pacsv.InvalidRow) -> str:
         ragged.append(row)
         return "skip"
 
@@ -267,8 +270,8 @@ def parse(block: Block, names: list[str], config: DataConfig, skip_header: bool)
     return Parsed(block.file, table, lines, bad)
 
 
-def width(found: int, expected: int) -> str:
-    return f"{found} fields, expected {expected}"
+def width(fields: int, expected: int) -> str:
+    return f"{fields} fields, expected {expected}"
 
 
 def empty_table(names: list[str]) -> pa.Table:

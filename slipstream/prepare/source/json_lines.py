@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,8 +10,8 @@ import pyarrow as pa
 from slipstream.errors import UserError
 from slipstream.prepare.config import DataConfig
 from slipstream.prepare.quarantine import BadRow
+from slipstream.prepare.source.csv_blocks import Block, Parsed, read_blocks
 from slipstream.prepare.source.files import SourceFile
-from slipstream.prepare.source.text.csv_blocks import Block, Parsed, read_blocks
 
 RAW_CHARACTERS = 200
 
@@ -32,7 +31,7 @@ def parse(block: Block, names: list[str], config: DataConfig) -> Parsed:
 
     Numbers keep their digits. Lists and objects as values come as JSON.
     """
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, object]] = []
     lines: list[int] = []
     bad: list[BadRow] = []
     for number, line in enumerate(block.data.splitlines(), start=block.first_line):
@@ -44,10 +43,10 @@ def parse(block: Block, names: list[str], config: DataConfig) -> Parsed:
         except Unreadable as error:
             raw = line[: 4 * RAW_CHARACTERS].decode("utf-8", "replace")[:RAW_CHARACTERS]
             bad.append(BadRow(block.file, number, "", str(error), raw))
-    found = list(dict.fromkeys([*names, *(name for row in rows for name in row)]))
-    untold = [name for name in found if name not in config.types]
-    nested = [name for name in untold if any(isinstance(row.get(name), dict | list) for row in rows)]
-    columns = {name: pa.array([text_of(row.get(name)) for row in rows], pa.string()) for name in found}
+    names = list(dict.fromkeys([*names, *(name for row in rows for name in row)]))
+    undeclared = [name for name in names if name not in config.types]
+    nested = [name for name in undeclared if any(isinstance(row.get(name), dict | list) for row in rows)]
+    columns = {name: pa.array([text_of(row.get(name)) for row in rows], pa.string()) for name in names}
     return Parsed(block.file, pa.table(columns), np.array(lines, np.int64), bad, nested)
 
 
@@ -55,7 +54,7 @@ class Unreadable(Exception):
     """A line that is no row, and why."""
 
 
-def object_on(line: bytes) -> dict[str, Any]:
+def object_on(line: bytes) -> dict[str, object]:
     """The object, with numbers as they are written. Raises ``Unreadable``."""
     try:
         value = json.loads(line, parse_int=str, parse_float=str, parse_constant=str)
@@ -73,7 +72,7 @@ def object_on(line: bytes) -> dict[str, Any]:
     return value
 
 
-def text_of(value: Any) -> str | None:
+def text_of(value: object) -> str | None:
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, bool):

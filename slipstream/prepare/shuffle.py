@@ -8,18 +8,23 @@ keys, merged by itself, and in it one smaller range after the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from io import FileIO
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import xxhash
 
-from slipstream.artifacts.format import ArtifactWriter
+from slipstream.artifacts.format import ArtifactWriter, FileRecord
+from slipstream.artifacts.prepared.data import SPLITS, segment_name
 from slipstream.prepare.columns.hashing import keys
+from slipstream.prepare.progress import shown
+from slipstream.prepare.resume import ResumableScratch
 
 #: A block of the manifest, which is verified by itself, has so many rows, fewer if they are wide: the blocks that a
 #: batch mixes have to stay in a processor's cache between their verification and their use.
@@ -35,7 +40,7 @@ ORDER_SEED = 2
 
 
 def order_keys(first: int, rows: int, total: int, shuffle: bool) -> np.ndarray:
-    """uint64 keys of the rows ``first`` … of ``total``: random ones, or rising with the row's number."""
+    """uint64 keys of the rows ``first`` … of ``total``: random ones, or ascending with the row's number."""
     if shuffle:
         return keys(first, rows, ORDER_SEED)
     return np.arange(first, first + rows, dtype=np.uint64) * np.uint64(2**64 // total - (total == 1))
@@ -70,21 +75,21 @@ class RunWriter:
     @property
     def digests(self) -> dict[str, str]:
         """The XXH3-128 of what was written, by the paths of the files: taken on the way, it costs next to nothing."""
-        return {f"{self._path}.{part}": found.hexdigest() for part, found in self._hashes.items()}
+        return {f"{self._path}.{part}": state.hexdigest() for part, state in self._hashes.items()}
 
     def add(self, split: int, chosen: np.ndarray, order: np.ndarray, records: np.ndarray) -> None:
         """The rows ``chosen`` of a batch, which fall into ``split``; ``order`` holds the keys of the whole batch."""
         if len(chosen) == 0:
             return
-        rising = chosen[np.argsort(order[chosen])]
+        ascending = chosen[np.argsort(order[chosen])]
         for part, file, data in (
-            ("keys", self._keys, order[rising].data),
-            ("rows", self._records, as_bytes(records).take(rising, axis=0).data),
+            ("keys", self._keys, order[ascending].data),
+            ("rows", self._records, as_bytes(records).take(ascending, axis=0).data),
         ):
             file.write(data)
             self._hashes[part].update(data)
-        self.runs.append(Run(str(self._path), split, self._rows, len(rising)))
-        self._rows += len(rising)
+        self.runs.append(Run(str(self._path), split, self._rows, len(ascending)))
+        self._rows += len(ascending)
 
     def __enter__(self) -> RunWriter:
         return self
@@ -150,15 +155,17 @@ def merged(runs: list[Run], itemsize: int, part: Part) -> Iterator[Piece]:
     """
     runs = [run for run in runs if run.split == part.split and run.rows]
     files = {path: np.memmap(f"{path}.keys", np.uint64, "r") for path in {run.path for run in runs}}
-    found = [files[run.path][run.start : run.start + run.rows] for run in runs]
-    ends = [cut(mine, part.number, part.number + 1, part.of) for mine in found]
+    keys_of = [files[run.path][run.start : run.start + run.rows] for run in runs]
+    ends = [cut(ascending, part.number, part.number + 1, part.of) for ascending in keys_of]
     buckets = max(1, -(-sum(end - start for start, end in ends) * itemsize // BUCKET_BYTES))
-    cuts = [cut(mine, part.number * buckets, (part.number + 1) * buckets, part.of * buckets) for mine in found]
-    largest = max((sum(places[b + 1] - places[b] for places in cuts) for b in range(buckets)), default=0)
+    first, last, of = part.number * buckets, (part.number + 1) * buckets, part.of * buckets
+    cuts = [cut(ascending, first, last, of) for ascending in keys_of]
+    largest = max((sum(edges[b + 1] - edges[b] for edges in cuts) for b in range(buckets)), default=0)
     gathered, *spare = (np.empty((largest, itemsize), np.uint8) for _ in range(3))
     for bucket in range(buckets):
         slices = [
-            Slice(run, mine, *places[bucket : bucket + 2]) for run, mine, places in zip(runs, found, cuts, strict=True)
+            Slice(run, ascending, *edges[bucket : bucket + 2])
+            for run, ascending, edges in zip(runs, keys_of, cuts, strict=True)
         ]
         slices = [one for one in slices if one.end > one.start]
         if not slices:
@@ -171,11 +178,11 @@ def merged(runs: list[Run], itemsize: int, part: Part) -> Iterator[Piece]:
         yield Piece(unordered[order], records)
 
 
-def cut(rising: np.ndarray, first: int, last: int, of: int) -> list[int]:
-    """Where the ranges of keys ``first`` to ``last`` (exclusive), of ``of`` equal ones, begin and end in ``rising``."""
+def cut(ascending: np.ndarray, first: int, last: int, of: int) -> list[int]:
+    """Where the ranges ``first`` to ``last`` (exclusive), of ``of`` equal ones, begin and end in ``ascending`` keys."""
     edges = np.array([number * 2**64 // of for number in range(first, min(last, of - 1) + 1)], np.uint64)
-    places: list[int] = np.searchsorted(rising, edges).tolist()
-    return places if last < of else [*places, len(rising)]
+    indices: list[int] = np.searchsorted(ascending, edges).tolist()
+    return indices if last < of else [*indices, len(ascending)]
 
 
 class Slice(NamedTuple):
@@ -204,10 +211,80 @@ def gather(slices: list[Slice], out: np.ndarray) -> int:
     return at
 
 
-def fill(source: Any, target: np.ndarray) -> None:
+def fill(source: FileIO, target: np.ndarray) -> None:
     view = memoryview(target.data).cast("B")
     while len(view):
         count = source.readinto(view)
         if not count:
             raise OSError("a run file ends too early")
         view = view[count:]
+
+
+# Units of work, and what becomes of them in the artifact
+
+
+@dataclass(frozen=True)
+class MergeJob:
+    """A part to be merged from the ``runs`` of its split, into a directory of its own in ``scratch``."""
+
+    scratch: Path
+    part: Part
+    runs: list[Run]
+    itemsize: int
+
+
+@dataclass(frozen=True)
+class MergedPart:
+    """A part as it will be in the artifact."""
+
+    file: Path
+    part: Part
+    record: FileRecord
+
+    @property
+    def digests(self) -> dict[str, str]:
+        return {str(self.file): self.record.sha256}
+
+    def enter(self, writer: ArtifactWriter, name: str) -> None:
+        """Become the file ``name`` of an artifact."""
+        writer.link(self.file, name, self.record)
+
+
+def all_parts(rows: Sequence[int], itemsize: int) -> list[Part]:
+    """The parts of all splits, which have so many ``rows``."""
+    return [part for split, count in enumerate(rows) for part in parts_of(split, count, itemsize)]
+
+
+def merge_all(scratch: ResumableScratch, runs: list[Run], itemsize: int) -> list[MergedPart]:
+    """All parts of all splits, from all ``runs`` of records of ``itemsize`` bytes."""
+    rows = [sum(run.rows for run in runs if run.split == split) for split in range(len(SPLITS))]
+    parts = all_parts(rows, itemsize)
+    shares = [rows[p.split] * (p.number + 1) // p.of - rows[p.split] * p.number // p.of for p in parts]
+    return list(shown("merge", merge_parts(scratch, parts, runs, itemsize), shares))
+
+
+def merge_parts(scratch: ResumableScratch, parts: list[Part], runs: list[Run], itemsize: int) -> Iterator[MergedPart]:
+    of_split = [[run for run in runs if run.split == split] for split in range(len(SPLITS))]
+    return scratch.map(merge_part, (MergeJob(scratch.root, part, of_split[part.split], itemsize) for part in parts))
+
+
+def merge_part(job: MergeJob) -> MergedPart:
+    """Runs in a worker process."""
+    name = f"{SPLITS[job.part.split]}-{job.part.number}"
+    directory = job.scratch / name
+    shutil.rmtree(directory, ignore_errors=True)
+    writer = ArtifactWriter(directory)
+    merge(writer, f"{name}.rows", job.runs, job.itemsize, job.part)
+    return MergedPart(directory / f"{name}.rows", job.part, writer.record(f"{name}.rows"))
+
+
+def enter_segments(writer: ArtifactWriter, merged: list[MergedPart], number: int) -> None:
+    """Make the parts of each split, which are in their order, its segment ``number``.
+
+    Parts without rows are left out; only the first segment of a split may be without any.
+    """
+    for split, name in enumerate(SPLITS):
+        mine = [part for part in merged if part.part.split == split]
+        filled = [part for part in mine if part.record.size] or (mine[:1] if number == 0 else [])
+        for index, part in enumerate(filled):
+            part.enter(writer, segment_name(name, number, index))

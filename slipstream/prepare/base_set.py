@@ -1,0 +1,284 @@
+"""New files beside an earlier prepared set: its statistics are taken, its rows stay, and only what it has not seen is
+prepared, as further segments.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pyarrow as pa
+import xxhash
+
+from slipstream.artifacts.format import MANIFEST, ArtifactWriter, DamagedArtifact, FileRecord, hash_file
+from slipstream.artifacts.prepared.data import PreparedData, segment_number
+from slipstream.artifacts.prepared.streamed import ROWS, make_hole
+from slipstream.errors import UserError
+from slipstream.logs import logger
+from slipstream.prepare import quarantine
+from slipstream.prepare.card import DataCard
+from slipstream.prepare.column_figures import Json, drift_from
+from slipstream.prepare.columns import value_types
+from slipstream.prepare.columns.transform import Transform
+from slipstream.prepare.config import ColumnType, DataConfig
+from slipstream.prepare.fit.fit import FittedColumns, Role
+from slipstream.prepare.fit.scan import ScanResult
+from slipstream.prepare.fit.splits import Cuts
+from slipstream.prepare.quarantine import BadRow
+from slipstream.prepare.source.files import SourceFile
+from slipstream.prepare.source.fingerprint import digest_files
+from slipstream.settings import to_dict
+from slipstream.storage import S3, STORES, copy_within_s3, list_names, open_reader, storage_for
+
+#: The card of the data that the statistics were fitted on, if that was a base set.
+REFERENCE = "reference.json"
+#: Settings by which rows get their splits and values their meaning.
+LASTING = ("drop", "id", "group", "time", "weight", "split", "missing", "decimal", "thousands")
+DECLARED: dict[str, ColumnType] = {
+    value_types.NUMBER: "number",
+    value_types.BOOLEAN: "boolean",
+    value_types.TIME: "date",
+    value_types.TEXT: "text",
+}
+
+
+@dataclass(frozen=True)
+class FileSet:
+    """Files that were prepared together: paths in the data with sizes, and the fingerprint of all of them."""
+
+    fingerprint: str
+    files: list[tuple[str, int]]
+
+
+@dataclass(frozen=True)
+class TableSchema:
+    """What ``schema.json`` says of a table: its columns with type and role, the settings by which a row has its split,
+    the times that separate the splits, and the files that were read."""
+
+    columns: list[dict[str, str]]
+    target: str
+    settings: DataConfig
+    cuts: Cuts | None
+    sources: list[FileSet]
+
+    @property
+    def types(self) -> dict[str, str]:
+        return {column["name"]: column["type"] for column in self.columns}
+
+    def to_json(self) -> Json:
+        return {
+            "columns": self.columns,
+            "target": self.target,
+            "missing": self.settings.missing,
+            "settings": {name: value_of(self.settings, name) for name in LASTING},
+            "cuts": self.cuts,
+            "sources": [vars(files) for files in self.sources],
+        }
+
+    @classmethod
+    def from_json(cls, schema: Json) -> TableSchema:
+        settings, cuts = DataConfig.from_dict(schema["settings"]), schema["cuts"]
+        sources = [FileSet(of["fingerprint"], [(path, size) for path, size in of["files"]]) for of in schema["sources"]]
+        return cls(schema["columns"], schema["target"], settings, cuts and (cuts[0], cuts[1]), sources)
+
+
+@dataclass(frozen=True)
+class BaseSet:
+    """The prepared set of an earlier run, at the address that the user gave: all but its rows."""
+
+    address: str
+    schema: TableSchema
+    transform: Transform
+    card: Json
+    #: The card of the data that the statistics were fitted on.
+    reference: Json
+    bad: list[BadRow]
+    #: What its manifest says.
+    files: dict[str, FileRecord]
+    fingerprint: str
+    made_by: Json
+
+    @classmethod
+    def open(cls, address: str) -> BaseSet:
+        """Verified to the byte, except that rows in a store stay there. Raises ``UserError``."""
+        remote = address.startswith(STORES)
+        try:
+            with TemporaryDirectory() as fetched:
+                artifact = PreparedData.open(fetch(address, Path(fetched)) if remote else Path(address)).artifact
+                if not remote:
+                    artifact.check()
+                schema = artifact.read_json("schema.json")
+                if "sources" not in schema:
+                    raise UserError(f"data.earlier: {address!r} holds images; expected a prepared table")
+                card = artifact.read_json("card.json")
+                return cls(
+                    address,
+                    TableSchema.from_json(schema),
+                    Transform.from_json(artifact.read_json("statistics.json")),
+                    card,
+                    artifact.read_json(REFERENCE) if REFERENCE in artifact.files else card,
+                    quarantine.read(artifact),
+                    artifact.files,
+                    artifact.fingerprint,
+                    artifact.made_by,
+                )
+        except DamagedArtifact as damage:
+            raise UserError(f"data.earlier: {damage.message}") from None
+
+    def check_settings(self, target: str, config: DataConfig) -> None:
+        """Raise ``UserError`` for a setting with which rows of the base set would move or mean something else."""
+        if target != self.schema.target:
+            raise UserError(f"target: {target!r} is not {self.schema.target!r}, of which {self.address!r} was made")
+        for name in LASTING:
+            now, then = value_of(config, name), value_of(self.schema.settings, name)
+            if now != then:
+                raise UserError(
+                    f"data.{name}: {now!r} is not {then!r}, with which data.earlier = {self.address!r} was made; set "
+                    "it so, or prepare all files anew without data.earlier"
+                )
+
+    def unseen(self, files: Mapping[str, SourceFile], target: str) -> list[SourceFile]:
+        """Of the ``files``, by their paths in the data, those that are new and not empty.
+
+        Raises ``UserError`` if one of the others is not what it was.
+        """
+        left = dict(files)
+        for group in self.schema.sources:
+            matches = [(name, take(left, name, size)) for name, size in group.files]
+            present = [(name, file) for name, file in matches if file is not None]
+            missing = [name for name, file in matches if file is None]
+            if missing and (present or missing[0] in left):
+                raise UserError(
+                    f"data: {missing[0]!r} is missing or has changed since {self.address!r} was made, which holds its "
+                    "rows; expected the same files and new ones, or new ones alone"
+                )
+            if present and group.fingerprint and digest_files(present, target) != group.fingerprint:
+                raise UserError(
+                    f"data: of {len(present)} files, {present[0][0]!r} among them, one has other bytes than when "
+                    f"{self.address!r} was made; expected new data in new files"
+                )
+        return [file for file in left.values() if file.size]
+
+    def declared(self, config: DataConfig, *, text: bool) -> DataConfig:
+        """``config`` with the types that columns had. Whole numbers of ``text`` are read as numbers are."""
+        names = DECLARED | ({value_types.INTEGER: "number"} if text else {})
+        types = {name: names[kind] for name, kind in self.schema.types.items() if kind in names}
+        return replace(config, types={**types, **config.types})
+
+    def check_columns(self, columns: Iterable[str]) -> None:
+        """Raise ``UserError`` unless these ``columns`` of the new files are those of the base set."""
+        new = set(columns)
+        differing = sorted(new ^ set(self.schema.types))
+        if differing:
+            where = "the new files" if differing[0] in new else f"{self.address!r}"
+            raise UserError(f"data: the column {differing[0]!r} is only in {where}; expected the same columns")
+
+    def fitted(self, scanned: ScanResult) -> FittedColumns:
+        """The earlier fit. Raises ``UserError`` if no row is left or a class is new."""
+        if not sum(scanned.rows):
+            raise UserError("data: no row of the new files is left when the bad ones are set aside")
+        labels = Counter[str]()
+        for split in scanned.classes:
+            labels.update(split.of)
+        new = sorted(set(labels) - set(self.transform.classes)) if self.transform.classes else []
+        if new:
+            raise UserError(
+                f"target {self.transform.target!r}: the class {new[0]!r} of the new files is none of "
+                f"{self.address!r}; prepare all files anew without data.earlier"
+            )
+        roles = {c["name"]: Role(c["role"], c.get("why", "")) for c in self.card["columns"]}
+        return FittedColumns(roles, self.transform, [])
+
+    def repeat(self, writer: ArtifactWriter) -> Mapping[str, object]:
+        """Write all files as they are; returns what made them."""
+        logger("prepare").info("nothing new: all files are in %s, which is taken as it is", self.address)
+        self.copy(self.files, writer)
+        return self.made_by
+
+    def copy_rows(self, writer: ArtifactWriter, home: str = "") -> int:
+        """As :meth:`copy`, of all rows; returns the number that the next segment has."""
+        self.copy(self.segments, writer, home)
+        return 1 + max(map(segment_number, self.segments))
+
+    @property
+    def segments(self) -> list[str]:
+        return [name for name in self.files if name.endswith(ROWS)]
+
+    def copy(self, names: Iterable[str], writer: ArtifactWriter, home: str = "") -> None:
+        """Add the files ``names`` as they are. If they lie on S3 they are copied there to ``home``; otherwise, or
+        without it, a store's are fetched. Raises ``UserError`` if they are not what was written."""
+        for name in names:
+            record = self.files[name]
+            if not self.address.startswith(STORES):
+                writer.link(Path(self.address) / name, name, record)
+                continue
+            if home and self.address.startswith(S3):
+                copy_within_s3(f"{self.address.rstrip('/')}/{name}", f"{home}/{name}")
+            elif hash_file(storage_for(self.address).get(name, writer.directory), record.block_bytes) != record:
+                raise UserError(f"data.earlier: {self.address}: {name} is not what was written")
+            writer.note(name, record)
+
+    def continued(self, card: DataCard, sample: pa.Table) -> DataCard:
+        """The card of the new files as the card of all: rows and classes are added, columns are those of the new files
+        with their drift from what the statistics were fitted on."""
+        reference = {column["name"]: column for column in self.reference["columns"]}
+        columns, warnings = [], list(card.warnings)
+        for column in card.columns:
+            moved = drift_from(reference[column.name], sample) if column.name in self.transform.columns else None
+            if moved is not None:
+                drift = {**(column.figures.drift or {}), "earlier": moved.stability}
+                column = replace(column, figures=replace(column.figures, drift=drift))
+                warnings += moved.warnings
+            columns.append(column)
+        return replace(
+            card,
+            rows={name: count + self.card["rows"][name] for name, count in card.rows.items()},
+            classes={
+                label: {split: count + self.card["classes"][label][split] for split, count in counts.items()}
+                for label, counts in card.classes.items()
+            },
+            earlier={"address": self.address, "fingerprint": self.fingerprint},
+            columns=columns,
+            warnings=warnings,
+        )
+
+
+def value_of(config: DataConfig, name: str) -> object:
+    """A setting as JSON holds it: of a section its fields alone, and nothing else that the instance carries."""
+    return to_dict(config)[name]
+
+
+def take(files: dict[str, SourceFile], path: str, size: int) -> SourceFile | None:
+    """Remove from ``files`` the one of this size at this path, or else of this name in another folder."""
+    if path in files:
+        return files.pop(path) if files[path].size == size else None
+    last = path.rsplit("/", 1)[-1]
+    alike = (name for name, file in files.items() if file.size == size and file.name == last)
+    return files.pop(name) if (name := next(alike, None)) else None
+
+
+def fetch(address: str, directory: Path) -> Path:
+    """All of an artifact in a store but the rows, instead of which there are holes of their size."""
+    storage = storage_for(address)
+    for name, listed in list_names(address).items():
+        if name.endswith(ROWS):
+            make_hole(directory, name, listed.size)
+        else:
+            storage.get(name, directory)
+    return directory
+
+
+def fingerprint_earlier(address: str) -> str:
+    """What identifies a base set: the XXH3-128 (hex) of its manifest; "" without one. Raises ``UserError``."""
+    if not address:
+        return ""
+    if address.startswith(STORES):
+        with open_reader(f"{address.rstrip('/')}/{MANIFEST}") as source:
+            return xxhash.xxh3_128_hexdigest(source.read())
+    path = Path(address) / MANIFEST
+    if not path.is_file():
+        raise UserError(f"data.earlier: {address!r} is no prepared data; expected a directory with a {MANIFEST}")
+    return xxhash.xxh3_128_hexdigest(path.read_bytes())

@@ -1,0 +1,247 @@
+"""A table to prepared data, step by step: open, scan, fit, encode, write what was merged."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from slipstream.artifacts.format import ArtifactWriter
+from slipstream.artifacts.prepared.data import TARGET, WEIGHT
+from slipstream.errors import UserError
+from slipstream.prepare import quarantine
+from slipstream.prepare.base_set import REFERENCE, TableSchema
+from slipstream.prepare.card import DataCard, make_card
+from slipstream.prepare.columns import value_types
+from slipstream.prepare.columns.number_formats import NumberFormat, retype
+from slipstream.prepare.columns.transform import Transform
+from slipstream.prepare.config import DataConfig
+from slipstream.prepare.fit.fit import FittedColumns, check_values, fit
+from slipstream.prepare.fit.scan import Rows, Scan, ScanResult, read_again, scan_unit
+from slipstream.prepare.fit.splits import Cuts, find_cuts
+from slipstream.prepare.memory import Budget
+from slipstream.prepare.resolve import ResolvedSource
+from slipstream.prepare.resume import ResumableScratch
+from slipstream.prepare.shuffle import MergedPart, Run, RunWriter, enter_segments, order_keys
+from slipstream.prepare.source.columnar import TableInput, Unit, read
+from slipstream.prepare.source.documents import open_documents
+from slipstream.prepare.source.tables import header_hint, open_columnar
+from slipstream.prepare.source.text_tables import open_text
+
+OPENERS = {"columnar": open_columnar, "text": open_text, "documents": open_documents}
+
+
+@dataclass(frozen=True)
+class OpenedTable:
+    """A table that can be read, what to scan of it, and the columns that are left out."""
+
+    source: ResolvedSource
+    input: TableInput
+    scan: Scan
+    dropped: list[str]
+
+
+@dataclass(frozen=True)
+class FittedTable:
+    """The result of the first pass: what was found, and what was fitted to it."""
+
+    opened: OpenedTable
+    scanned: ScanResult
+    fitted: FittedColumns
+
+
+def open_table(source: ResolvedSource, scratch: ResumableScratch, parsed: TableInput | None = None) -> OpenedTable:
+    """Open the files, or take their rows as others ``parsed`` them. Raises ``UserError`` for what is wrong."""
+    table = parsed or OPENERS[source.kind](source, scratch)
+    if table.read == 0:
+        raise UserError(f"data: {source.address!r} has a header and no rows; expected at least one row of data")
+    config = source.config
+    if source.base:
+        source.base.check_columns(table.types)
+        dropped, cuts = config.drop, source.base.schema.cuts
+    else:
+        check_columns(table, source)
+        dropped, cuts = [name for name in table.types if name in config.drop], time_cuts(table, config)
+    types = {name: kind for name, kind in table.types.items() if name not in dropped}
+    return OpenedTable(source, table, Scan(types, source.target, table.rows, config, cuts), dropped)
+
+
+def scan_units(scratch: ResumableScratch, scan: Scan, units: list[Unit]) -> Iterator[ScanResult]:
+    """The first pass: what is in each unit."""
+    return scratch.map(scan_unit, ((scan, unit) for unit in units))
+
+
+def fit_table(opened: OpenedTable, parts: Iterable[ScanResult]) -> FittedTable:
+    """Fit on what was found in all ``parts``, which are in the order of the units, or take the fit of the base set.
+    Raises ``UserError`` for a table that cannot be learned from, or of which too much had to be set aside."""
+    scan, table, base = opened.scan, opened.input, opened.source.base
+    scanned = ScanResult.nothing(scan)
+    for part in parts:
+        scanned.merge(part)
+    if base is None:
+        check_values(scanned, scan.target, scan.config)
+    quarantine.check_limit(table.bad + scanned.bad, table.read, scan.config.quarantine_limit)
+    fitted = base.fitted(scanned) if base else fit(scanned, scan.types, scan.target, scan.config)
+    return FittedTable(opened, scanned, fitted)
+
+
+# The second pass
+
+
+@dataclass(frozen=True)
+class EncodingJob:
+    """A unit to be encoded, all of its rows but the ``rejected`` ones, into a file in ``scratch``."""
+
+    scan: Scan
+    transform: Transform
+    unit: Unit
+    rejected: np.ndarray
+    scratch: Path
+
+
+@dataclass(frozen=True)
+class EncodedUnit:
+    """An encoded unit: sorted runs, all in one pair of files."""
+
+    runs: list[Run]
+    digests: dict[str, str]
+
+
+def encode_units(
+    scratch: ResumableScratch, scan: Scan, transform: Transform, units: list[Unit], rejected: list[np.ndarray]
+) -> Iterator[EncodedUnit]:
+    """Every row encoded, but the ``rejected`` ones of each unit."""
+    jobs = (EncodingJob(scan, transform, *pair, scratch.root) for pair in zip(units, rejected, strict=True))
+    return scratch.map(encode_unit, jobs)
+
+
+def encode_unit(job: EncodingJob) -> EncodedUnit:
+    """Encode one unit into sorted runs. Runs in a worker process."""
+    scan, transform, unit = job.scan, job.transform, job.unit
+    # For all batches: the system would clear fresh memory for each of them.
+    room = np.zeros(min(unit.rows, scan.batch_rows), transform.signature.record)
+    with RunWriter(job.scratch / f"run-{unit.first_row:012d}") as writer:
+        for rows in read_again(scan, unit, job.rejected):
+            order = order_keys(rows.first_row, rows.batch.num_rows, scan.rows, scan.config.shuffle)
+            records = room[: rows.batch.num_rows]
+            encode(transform, rows, scan.numbers(rows.batch), records)
+            for split, chosen in rows.parts():
+                writer.add(split, chosen, order, records)
+    return EncodedUnit(writer.runs, writer.digests)
+
+
+def encode(transform: Transform, rows: Rows, numbers: dict[str, np.ndarray], records: np.ndarray) -> None:
+    """Inputs and weights of all rows and targets of those to keep into ``records``."""
+    transform.encode(rows.batch, records, numbers)
+    target = rows.batch.column(transform.target).take(pa.array(rows.keep))
+    records[TARGET][rows.keep] = transform.encode_target(target)
+    if transform.weight:
+        records[WEIGHT] = transform.encode_weight(rows.batch.column(transform.weight))
+
+
+# What is written
+
+
+def card_of(fitting: FittedTable) -> DataCard:
+    opened, scanned = fitting.opened, fitting.scanned
+    card = make_card(opened.source.name, opened.input, scanned, fitting.fitted, opened.dropped)
+    return opened.source.base.continued(card, scanned.sample_table()) if opened.source.base else card
+
+
+def write_table(
+    writer: ArtifactWriter, fitting: FittedTable, merged: list[MergedPart], card: DataCard, home: str = ""
+) -> None:
+    """Add the merged rows and what describes them. A base set's rows on S3 are copied there to ``home``."""
+    opened, fitted = fitting.opened, fitting.fitted
+    scan, source = opened.scan, opened.source
+    number, bad = 0, opened.input.bad + fitting.scanned.bad
+    if source.base:
+        number, bad = source.base.copy_rows(writer, home), source.base.bad + bad
+        writer.write_json(REFERENCE, source.base.reference)
+    enter_segments(writer, merged, number)
+    quarantine.write(writer, bad)
+    writer.write_json("signature.json", fitted.transform.signature.to_json())
+    writer.write_json("statistics.json", fitted.transform.to_json())
+    columns = [
+        {"name": name, "type": kind, "role": fitted.roles[name].role if name in fitted.roles else "dropped"}
+        for name, kind in opened.input.types.items()
+    ]
+    schema = TableSchema(columns, scan.target, scan.config, scan.cuts, list(source.file_sets))
+    writer.write_json("schema.json", schema.to_json())
+    writer.write_json("card.json", card.to_json())
+
+
+def time_cuts(table: TableInput, config: DataConfig) -> Cuts | None:
+    """Where time is cut into splits, if it is: as configured, else by the shares of all rows."""
+    if not config.time:
+        return None
+    if config.split.test_from:
+        return config.split.cuts
+    kind, number_format = table.types[config.time], NumberFormat.of(config)
+    parts = [
+        value_types.as_numbers(retype(batch.column(0), kind, number_format)[0])
+        for unit in table.units
+        for batch, _ in read(unit, [config.time], Budget(config.memory))
+    ]
+    seconds = np.concatenate(parts)
+    present = seconds[np.isfinite(seconds)]
+    return find_cuts(present, config.split) if len(present) else (0.0, 0.0)
+
+
+# The columns that the user names
+
+
+def check_columns(table: TableInput, source: ResolvedSource) -> None:
+    """Raise ``UserError`` unless the target and the columns in the settings exist and hold what they have to."""
+    names, types, target, config = list(table.types), table.types, source.target, source.config
+    if not target:
+        raise UserError(f"target: name the column to predict with --target; {source.address!r} has {listed(names)}")
+    special = {name: getattr(config, name) for name in ("id", "group", "time", "weight")}
+    named = {"target": target, **{f"data.{setting}": name for setting, name in special.items()}}
+    for setting, name in [
+        *named.items(),
+        *(("data.drop", name) for name in config.drop),
+        *(("data.types", name) for name in config.types),
+    ]:
+        if name and name not in names:
+            close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+            hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"the columns are {listed(names)}"
+            raise UserError(f"{setting}: {source.address!r} has no column {name!r}; {hint}{shape_hint(names, config)}")
+    if target in (*special.values(), *config.drop):
+        raise UserError(
+            f"target: {target!r} is also data.id, group, time, weight or in data.drop; expected another column"
+        )
+    for setting, name in special.items():
+        if name in config.drop:
+            raise UserError(f"data.drop: {name!r} is needed as data.{setting}, and is no feature anyway")
+    if config.weight and types[config.weight] not in (value_types.INTEGER, value_types.NUMBER):
+        kind = types[config.weight]
+        raise UserError(f"data.weight: {config.weight!r} holds {kind} values; expected numbers from 0 on")
+    if config.time and types[config.time] in (value_types.TEXT, value_types.OTHER):
+        kind = types[config.time]
+        raise UserError(f"data.time: {config.time!r} holds {kind} values; expected dates, times or numbers")
+    if types[target] == value_types.OTHER:
+        raise UserError(f"target: {target!r} holds neither numbers nor texts")
+    if not set(names) - {target, *special.values(), *config.drop}:
+        raise UserError(
+            f"data: {source.address!r} has no column to learn from: besides the target {target!r} there is "
+            + (f"only what is set apart, {listed([name for name in names if name != target])}" if names[1:] else "none")
+            + shape_hint(names, config)
+        )
+
+
+def listed(names: list[str]) -> str:
+    shown = ", ".join(map(repr, names[:20]))
+    return f"{shown} and {len(names) - 20} more" if len(names) > 20 else shown
+
+
+def shape_hint(names: list[str], config: DataConfig) -> str:
+    """What else may be the matter when no column has the name that is looked for."""
+    separators = [mark for mark in (";", "\t", "|") if len(names) == 1 and mark in names[0]]
+    if separators:
+        return f"; if the fields are separated by {separators[0]!r}, set data.delimiter"
+    return header_hint(names) if config.header else ""
