@@ -94,15 +94,14 @@ def write_results(
     workspace: Workspace, config: CollectivesConfig, profile: NetworkProfile, *, reused: bool, above: str = ""
 ) -> None:
     """Leave the profile in the workspace, with its table below the text ``above``, its CSV and its history."""
-    import json
-
+    from slipstream.artifacts.records import to_json
     from slipstream.collectives.engine import made_by
     from slipstream.collectives.model.report import model_curve
     from slipstream.collectives.output import csv_text, table
     from slipstream.interconnect.history import ProfileHistory
-    from slipstream.interconnect.profile import COURSE, CSV, MODEL, TABLE, write_profile
+    from slipstream.interconnect.profile import COURSE, CSV, MODEL, TABLE, ModelPoint, TrendPoint, write_profile
 
     course = ProfileHistory(config.history, profile.fingerprint).course()
-    texts = {TABLE: above + table(profile), CSV: csv_text(profile), COURSE: json.dumps(course)}
-    texts[MODEL] = json.dumps(model_curve(profile))
-    write_profile(Path(workspace.directory), profile, {**made_by(config), "reused": reused}, texts)
+    forms = {TABLE: (above + table(profile)).encode(), CSV: csv_text(profile).encode()}
+    drawn = {COURSE: to_json(course, list[TrendPoint]), MODEL: to_json(model_curve(profile), list[ModelPoint])}
+    write_profile(Path(workspace.directory), profile, {**made_by(config), "reused": reused}, forms | drawn)

@@ -22,11 +22,11 @@ from slipstream.report.summary import (
     TuningSummary,
 )
 from slipstream.settings import to_dict
+from slipstream.stages import StageRun
 from tasks.flyte.metadata import WITH_DECK, on
 from tasks.flyte.stage import (
     ArtifactDirectory,
     MadeByElement,
-    StageRun,
     local_path,
     map_errors,
     rows_path,
@@ -61,8 +61,7 @@ def report(  # noqa: PLR0913 - a Flyte task: its inputs are values of the workfl
     for ``kickoff``; "" and ``None`` if none did. ``promotion`` is ``None`` if the model was not to go into service.
     """
     from slipstream.report.engine import build
-    from slipstream.report.figures import StageFigures
-    from slipstream.report.schedule import schedule_figures
+    from slipstream.report.figures import schedule_figures
     from slipstream.report.stage_results import Results
 
     measured = [network for network in networks if network]
@@ -72,10 +71,9 @@ def report(  # noqa: PLR0913 - a Flyte task: its inputs are values of the workfl
     smaller = [StageRun("compress", compression.seconds, compression.reused)] if compression else []
     # In the order in which they ran: what makes the network smaller after preparation and training.
     runs_of_stages = [*stages[:2], *smaller, *stages[2:], *(network.run for network in measured)]
-    figures = [StageFigures(stage.name, stage.seconds, stage.reused) for stage in runs_of_stages]
     inputs = {"inputs": {"data": data, "target": target}, **to_dict(config)}
     schedule = schedule_figures(cron, kickoff, datetime.now(UTC)) if kickoff else None
-    summary = build(runs_here(), results, figures, inputs, schedule, promotion, compression)
+    summary = build(runs_here(), results, runs_of_stages, inputs, schedule, promotion, compression)
     return shown(summary, "Report", summary.report)
 
 
@@ -85,11 +83,9 @@ def report_data(prepared: ArtifactDirectory, stages: list[StageRun]) -> DataSumm
     """Put the data card and the prepared data into a directory of this run. Never cached, as :func:`report`."""
     from slipstream.artifacts.prepared.data import PreparedData
     from slipstream.report.data_engine import build_data
-    from slipstream.report.figures import StageFigures
 
-    figures = [StageFigures(stage.name, stage.seconds, stage.reused) for stage in stages]
     address = "" if runs_locally() else str(prepared.remote_source)
-    summary = build_data(runs_here(), PreparedData.open(rows_path(prepared)), figures, address)
+    summary = build_data(runs_here(), PreparedData.open(rows_path(prepared)), stages, address)
     return shown(summary, "Data", summary.card)
 
 
@@ -98,10 +94,8 @@ def report_data(prepared: ArtifactDirectory, stages: list[StageRun]) -> DataSumm
 def report_export(exported: ArtifactDirectory, stages: list[StageRun]) -> ExportSummary:
     """Put the page and the model into a directory of this run. Never cached, as :func:`report`."""
     from slipstream.report.engine import build_export
-    from slipstream.report.figures import StageFigures
 
-    figures = [StageFigures(stage.name, stage.seconds, stage.reused) for stage in stages]
-    summary = build_export(runs_here(), local_path(exported), figures)
+    summary = build_export(runs_here(), local_path(exported), stages)
     return shown(summary, "Export", summary.report)
 
 

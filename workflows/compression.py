@@ -9,9 +9,10 @@ from flytekit import conditional, workflow
 from slipstream.artifacts.results.compression import Compression
 from slipstream.compress.config import ROUNDS, CompressionConfig
 from slipstream.models.config import ModelConfig, TeachingConfig
+from slipstream.stages import StageRun
 from slipstream.train.config import TrainingConfig
 from tasks.compress import Compressed, choose, propose
-from tasks.flyte.stage import ArtifactDirectory, StageRun
+from tasks.flyte.stage import ArtifactDirectory
 from tasks.train import fine_tune, train
 
 

@@ -8,12 +8,13 @@ import json
 from collections.abc import Iterator
 from itertools import groupby
 
+from slipstream.artifacts.records import to_tree
 from slipstream.collectives.expected_bandwidth import grade
 from slipstream.collectives.model.report import lines as model_lines
 from slipstream.collectives.operations.cases import ROOT
 from slipstream.collectives.operations.reference_data import DTYPES
 from slipstream.collectives.tune.decision import decide
-from slipstream.interconnect.profile import Measurement, NetworkProfile, to_json
+from slipstream.interconnect.profile import Measurement, NetworkProfile
 
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 PERCENTILES = (10, 50, 90, 99)
@@ -148,4 +149,4 @@ def csv_text(profile: NetworkProfile) -> str:
 
 
 def json_text(profile: NetworkProfile) -> str:
-    return json.dumps(to_json(profile)) + "\n"
+    return json.dumps(to_tree(profile)) + "\n"

@@ -40,16 +40,10 @@ class Loss:
         return "failed" if self.low > most else "can't tell"
 
     def figures(self, most: float, evidence: str) -> QualityFigures:
-        return {
-            "loss": self.value,
-            "low": self.low,
-            "high": self.high,
-            "level": self.level,
-            "rows": self.rows,
-            "evidence": evidence,
-            "answer": self.answer(most),
-            "rows_enough": self.enough,
-        }
+        answer = self.answer(most)
+        return QualityFigures(
+            self.value, self.low, self.high, self.level, self.rows, evidence, answer, rows_enough=self.enough
+        )
 
 
 def loss_of(task: str, truth: np.ndarray, fp32: np.ndarray, variant: np.ndarray, most: float, judged: int = 1) -> Loss:

@@ -9,13 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from slipstream.artifacts.format import Artifact
 from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.artifacts.results.compression import Compression, CompressionTrial, NetworkSize, Speedup
+from slipstream.artifacts.results.compression import Compression, CompressionTrial, NetworkSize
+from slipstream.artifacts.results.export import Estimate
 from slipstream.comparison.latencies import Workload, measure_latencies
 from slipstream.comparison.quality import UNITS, Loss, in_words, loss_of
 from slipstream.compress.config import CompressionConfig
@@ -133,7 +134,7 @@ def outputs_of(work: CompressionRun, model: TrainedModel, rows: np.ndarray) -> n
 def value_of(work: CompressionRun, outputs: np.ndarray, rows: np.ndarray) -> float:
     """The metric that says how good these outputs are."""
     task = work.trained.signature.task
-    return scores(task, outputs, targets_of(rows))[HEADLINE[task][0]]
+    return cast(float, scores(task, outputs, targets_of(rows)).of(HEADLINE[task][0]))
 
 
 def loss_on(work: CompressionRun, outputs: np.ndarray, rows: np.ndarray) -> Loss:
@@ -148,13 +149,12 @@ def size_of(model: TrainedModel) -> NetworkSize:
     return NetworkSize(sum(p.numel() for p in network.parameters()), [units(layer, "out") for layer in layers[:-1]])
 
 
-def speeds_of(work: CompressionRun, fine_tuned: Mapping[str, TrainedModel], rows: np.ndarray) -> dict[str, Speedup]:
+def speeds_of(work: CompressionRun, fine_tuned: Mapping[str, TrainedModel], rows: np.ndarray) -> dict[str, Estimate]:
     """How many times as fast as the trained network each of the others is."""
     networks = {WHOLE: work.trained, **fine_tuned}
     loads = {name: partial(load_anew, model) for name, model in networks.items()}
     timed = measure_latencies(loads, WHOLE, Workload(work.trained.signature, rows, 1), SECONDS, [TIMED_ROWS])
-    found = {name: timed[name][str(TIMED_ROWS)]["speedup"] for name in fine_tuned}
-    return {name: Speedup(each["value"], each["low"], each["high"]) for name, each in found.items()}
+    return {name: speedup for name in fine_tuned if (speedup := timed[name][str(TIMED_ROWS)].speedup)}
 
 
 def load_anew(model: TrainedModel) -> Predictor:

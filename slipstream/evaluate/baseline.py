@@ -95,4 +95,4 @@ def baseline(data: PreparedData, test: np.ndarray) -> BaselineScores:
         else:
             model = HistGradientBoostingRegressor(**settings).fit(x, y, **validation_data)
             scores = regression_scores(model.predict(features_of(signature, test)), truth)
-    return {"name": NAME, "rows_trained": len(rows), **scores}
+    return BaselineScores(name=NAME, rows_trained=len(rows), **vars(scores))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +12,13 @@ import numpy as np
 
 from slipstream.artifacts.format import Artifact, ArtifactWriter
 from slipstream.artifacts.prepared.data import PreparedData, Signature
+from slipstream.artifacts.records import write_record
 from slipstream.artifacts.results.export import (
     MODEL_CARD,
     PREPROCESSING,
     REPORT,
     SIGNATURE,
+    DeployedTensor,
     ExportReport,
     MachineFigures,
     ModelSignature,
@@ -101,34 +104,38 @@ def export(
         config,
     )
     verdicts = {**REFERENCES, **decision.verdicts}
-    variants = [figures(v, torch[0], signature.task, test, timed[v.name], config) for v in timed_variants]
-    for variant in variants:
-        name = variant["name"]
-        variant["chosen"] = name == decision.chosen
-        variant["verdict"], variant["reason"] = verdicts[name].short, verdicts[name].reason
-        if name in losses:
-            variant["quality"] = losses[name].figures(config.max_loss, config.evidence)
-    report: ExportReport = {
-        "task": signature.task,
-        "variants": [*variants, *for_gpus, *(left_out(name, verdict) for name, verdict in found.others.items())],
-        "chosen": decision.chosen,
-        "why": decision.why,
-        "decided_at_batch": config.decide_at_batch,
-        "best": decision.best,
-        "max_loss": config.max_loss,
-        "weight_bits": 8 if config.target == "vnni" else 7,
-        "profile": profiled,
-        "machine": describe(machine, config),
-        "licence": config.licence,
-    }
+    quality = {name: loss.figures(config.max_loss, config.evidence) for name, loss in losses.items()}
+    variants = [
+        replace(
+            figures(v, torch[0], signature.task, test, timed[v.name], config),
+            chosen=v.name == decision.chosen,
+            verdict=verdicts[v.name].short,
+            reason=verdicts[v.name].reason,
+            quality=quality.get(v.name),
+        )
+        for v in timed_variants
+    ]
+    report = ExportReport(
+        task=signature.task,
+        variants=[*variants, *for_gpus, *(left_out(name, verdict) for name, verdict in found.others.items())],
+        chosen=decision.chosen,
+        why=decision.why,
+        decided_at_batch=config.decide_at_batch,
+        best=decision.best,
+        max_loss=config.max_loss,
+        weight_bits=8 if config.target == "vnni" else 7,
+        profile=profiled,
+        machine=describe(machine, config),
+        licence=config.licence,
+    )
     chosen = next(variant for variant in timed_variants if variant.name == decision.chosen)
     quantised = decision.chosen != FP32
     origin = Origin(made_by, config.licence, config.target if quantised else "portable")
     on_tensors = deployed_signature(signature, config.opset, str(chosen.file))
     file = directory / str(chosen.file)
     deployed = assemble(writer, file, on_tensors, data, origin, config.sample_rows == "real")
-    writer.write_json(REPORT, report)
-    writer.write_json(SIGNATURE, deployed)
+    write_record(writer, REPORT, report)
+    write_record(writer, SIGNATURE, deployed)
     for name in PREPROCESSING:
         if name in data.artifact.files:
             writer.write_bytes(name, data.artifact.read_bytes(name))
@@ -179,40 +186,34 @@ def deployed_signature(signature: Signature, opset: int, file: str) -> ModelSign
         "classification": "logits; softmax gives probabilities",
         "next token": "logits of each next token; softmax gives probabilities",
     }
-    return {
-        "format": 1,
-        "task": signature.task,
-        "target": signature.target,
-        "model": file,
-        "opset": opset,
-        "dynamic_batch": True,
-        "inputs": [{"name": i.name, "dtype": i.dtype, "shape": ["batch", *i.shape]} for i in signature.inputs],
-        "outputs": [
-            {
-                "name": output_name(signature),
-                "dtype": "float32",
-                "shape": ["batch", *signature.output_shape],
-                "units": units.get(signature.task, f"units of {signature.target}"),
-            }
-        ],
-        "classes": list(signature.classes),
-        "cardinalities": list(signature.cardinalities),
-        "preprocessing": list(PREPROCESSING),
-    }
+    unit = units.get(signature.task, f"units of {signature.target}")
+    return ModelSignature(
+        format=1,
+        task=signature.task,
+        target=signature.target,
+        model=file,
+        opset=opset,
+        dynamic_batch=True,
+        inputs=[DeployedTensor(i.name, i.dtype, ("batch", *i.shape)) for i in signature.inputs],
+        outputs=[DeployedTensor(output_name(signature), "float32", ("batch", *signature.output_shape), unit)],
+        classes=list(signature.classes),
+        cardinalities=list(signature.cardinalities),
+        preprocessing=list(PREPROCESSING),
+    )
 
 
 def describe(machine: Machine, config: ExportConfig) -> MachineFigures:
     """The machine, the threads per call and the library versions, as ``export.json`` holds them."""
     import torch
 
-    return {
-        "cpu": machine.cpu,
-        "gpu": torch.cuda.get_device_name() if config.provider == "cuda" else "",
-        "architecture": machine.architecture,
-        "flags": list(machine.flags),
-        "cores": usable_cores(),
-        "threads": config.threads,
-        "onnxruntime": installed("onnxruntime"),
-        "onnx": installed("onnx"),
-        "torch": installed("torch"),
-    }
+    return MachineFigures(
+        cpu=machine.cpu,
+        gpu=torch.cuda.get_device_name() if config.provider == "cuda" else "",
+        architecture=machine.architecture,
+        flags=list(machine.flags),
+        cores=usable_cores(),
+        threads=config.threads,
+        onnxruntime=installed("onnxruntime"),
+        onnx=installed("onnx"),
+        torch=installed("torch"),
+    )

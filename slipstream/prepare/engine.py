@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from slipstream.artifacts.format import Artifact, ArtifactWriter
 from slipstream.artifacts.prepared.data import KIND, TARGET, WEIGHT
+from slipstream.artifacts.records import write_record
 from slipstream.errors import UserError
 from slipstream.prepare import quarantine
 from slipstream.prepare.card.data_card import make_card
@@ -274,7 +275,7 @@ def write_table(
     quarantine.write(writer, bad)
     if earlier:
         writer.write_json(REFERENCE, earlier.reference)
-    writer.write_json("signature.json", signature.to_json())
+    write_record(writer, "signature.json", signature)
     writer.write_json("statistics.json", fitted.transform.to_json())
     columns = [
         {"name": name, "type": kind, "role": fitted.roles[name].role if name in fitted.roles else "dropped"}

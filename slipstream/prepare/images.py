@@ -12,6 +12,7 @@ import numpy as np
 
 from slipstream.artifacts.format import ArtifactWriter
 from slipstream.artifacts.prepared.data import SPLITS, TARGET, Signature, TensorSpec
+from slipstream.artifacts.records import write_record
 from slipstream.errors import UserError
 from slipstream.prepare import quarantine
 from slipstream.prepare.card.data_card import row_counts
@@ -159,7 +160,7 @@ def prepare_images(writer: ArtifactWriter, place: ResumableScratch, pictures: Im
     )
     enter_segments(writer, merge_all(place, found.runs, signature.record.itemsize), number=0)
     quarantine.write(writer, found.bad)
-    writer.write_json("signature.json", signature.to_json())
+    write_record(writer, "signature.json", signature)
     writer.write_json("statistics.json", {"image_mean": signature.image_mean, "image_std": signature.image_std})
     columns = [{"name": "image", "type": "image", "role": "image"}]
     writer.write_json("schema.json", {"columns": columns, "target": signature.target})

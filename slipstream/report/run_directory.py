@@ -12,7 +12,12 @@ from pathlib import Path
 from slipstream.artifacts.format import MANIFEST, Artifact, link_or_copy
 from slipstream.artifacts.results.export import DIGEST, digest_line
 from slipstream.artifacts.store import sweep
-from slipstream.report.summary_builder import MODEL
+
+#: What the directory of a run holds.
+REPORT, MODEL, SUMMARY, PREPARED = "report.html", "model", "summary.json", "prepared"
+CARD, CARD_DATA = "card.html", "card.json"
+#: The recommended variant, under a name that does not depend on which it is.
+MODEL_FILE = f"{MODEL}/model.onnx"
 
 
 def new_run(runs: Path, fill: Callable[[Path, datetime], None]) -> Path:

@@ -24,20 +24,11 @@ from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.machine.description import measuring_machine
 from slipstream.settings import Settings, to_dict
-from slipstream.stages import STAGES
+from slipstream.stages import STAGES, StageRun
 from slipstream.storage import STORES, StorageUnavailable, cannot_write, download_all
 from tasks.flyte.metadata import cache_version
 
 Work = TypeVar("Work", bound=Callable[..., Any])
-
-
-@dataclasses.dataclass(frozen=True)
-class StageRun:
-    """How a stage went: the wall-clock seconds it took when it was made, and whether it was reused this time."""
-
-    name: str
-    seconds: float
-    reused: bool
 
 
 def fingerprint_of(directory: FlyteDirectory) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from dataclasses import replace
 
 import pytest
 
+from slipstream.artifacts.records import from_json
 from slipstream.collectives.output import csv_text, json_text, table
-from slipstream.interconnect.profile import Launch, from_json
+from slipstream.interconnect.profile import Launch, NetworkProfile
 from tests.support.network_profiles import network_profile
 
 
@@ -56,4 +56,4 @@ def test_csv_has_a_line_for_each_case_and_pair() -> None:
 
 def test_json_comes_back() -> None:
     profile = network_profile(3)
-    assert from_json(json.loads(json_text(profile)), "here") == profile
+    assert from_json(json_text(profile).encode(), NetworkProfile, "here") == profile

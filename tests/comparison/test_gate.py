@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import beta
 
-from slipstream.artifacts.results.export import LatencyFigures
+from slipstream.artifacts.results.export import Estimate, LatencyFigures
 from slipstream.comparison.accuracy import lower_limit, rows_enough, upper_limit
 from slipstream.comparison.quality import ERROR, Loss, in_words, loss_of
 from slipstream.comparison.rmse import limits
@@ -94,14 +94,8 @@ def test_three_answers() -> None:
 
 
 def figures(speed: float, p50: float, low: float | None = None) -> LatencyFigures:
-    estimate = {"value": p50, "low": 0.98 * p50, "high": 1.02 * p50}
-    return {
-        "p50": estimate,  # type: ignore[typeddict-item]
-        "p90": None,
-        "p99": None,
-        "calls": 330,
-        "speedup": {"value": speed, "low": low or 0.98 * speed, "high": 1.02 * speed},
-    }
+    estimate = Estimate(p50, 0.98 * p50, 1.02 * p50)
+    return LatencyFigures(estimate, None, None, 330, Estimate(speed, low or 0.98 * speed, 1.02 * speed))
 
 
 SHOWN = Loss(0.1, -0.2, 0.4, 0.95, 3000, None)

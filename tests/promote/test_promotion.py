@@ -260,7 +260,7 @@ def test_another_preparation_of_the_same_rows(models: Models, served: Registry, 
 
 
 def by_time(column: str, validation: float, test: float) -> Holdout:
-    return {"by": "time", "settings": {"column": column}, "cuts": [validation, test]}
+    return Holdout("time", {"column": column}, [validation, test])
 
 
 def test_later_rows_were_not_trained_on() -> None:

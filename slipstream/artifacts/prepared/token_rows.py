@@ -10,6 +10,7 @@ import numpy as np
 from slipstream.artifacts.format import BLOCK_BYTES, ArtifactWriter
 from slipstream.artifacts.prepared.data import KIND, SPLITS, PreparedData, Signature, TensorSpec
 from slipstream.artifacts.prepared.tokenizer import tokenizer_files
+from slipstream.artifacts.records import write_record
 from slipstream.errors import UserError
 
 #: Where the tokenizer lies in the prepared data.
@@ -55,7 +56,7 @@ def write_token_rows(
     for path in more:
         writer.write_bytes(f"{TOKENIZER}/{path.name}", path.read_bytes())
     counts = {name: len(splits.get(name, ())) for name in SPLITS}
-    writer.write_json("signature.json", signature.to_json())
+    write_record(writer, "signature.json", signature)
     writer.write_json("schema.json", {"columns": []})
     writer.write_json("statistics.json", {"columns": {}})
     writer.write_json("card.json", {"rows": {"read": sum(counts.values()), "kept": sum(counts.values()), **counts}})

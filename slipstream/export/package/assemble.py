@@ -19,6 +19,7 @@ from slipstream.artifacts.results.export import (
     Holdout,
     ModelSignature,
     RawSignature,
+    SampleRows,
     digest_line,
 )
 from slipstream.errors import UserError
@@ -54,61 +55,56 @@ def assemble(
     if real:
         tensors = dict(zip(names(model), inputs_of(data.signature, data.sample("test", ROWS)), strict=True))
     elif isinstance(columns, RawColumns):
-        tensors = encode(columns, deployed["opset"])
+        tensors = encode(columns, deployed.opset)
     else:
         tensors = draw_tensors(data.signature)
-    save(model, entries(deployed, deployed["inputs"], deployed["outputs"], origin), writer.directory / MODEL)
+    save(model, entries(deployed, deployed.inputs, deployed.outputs, origin), writer.directory / MODEL)
     outputs = run(model, tensors)[0]
     packed = io.BytesIO()
     arrays: dict[str, Any] = {**tensors, OUTPUT: outputs}
     np.savez(packed, **arrays)
     writer.write_bytes(TENSORS, packed.getvalue())
     raw = write_raw(writer, model, columns, deployed, origin) if isinstance(columns, RawColumns) else None
-    return {
-        **deployed,
-        "model": MODEL,
-        "samples": {"real": real, "tolerance": tolerance(outputs, is_coarse(model))},
-        "raw": raw,
-        "no_raw": "" if isinstance(columns, RawColumns) else columns,
-        "holdout": holdout_of(data),
-    }
+    return DeployedSignature(
+        **{**vars(deployed), "model": MODEL},
+        samples=SampleRows(real, tolerance(outputs, is_coarse(model))),
+        raw=raw,
+        no_raw="" if isinstance(columns, RawColumns) else columns,
+        holdout=holdout_of(data),
+    )
 
 
 def write_raw(
     writer: ArtifactWriter, model: onnx.ModelProto, columns: RawColumns, deployed: ModelSignature, origin: Origin
 ) -> RawSignature:
     """Write ``model.raw.onnx`` and raw sample rows with what it makes of them."""
-    made, classes = raw_model(model, columns, deployed["classes"]), deployed["classes"]
+    made, classes = raw_model(model, columns, deployed.classes), deployed.classes
     values = dict(zip(names(made), draw_raw(columns).values(), strict=True))
     dtypes = dict(zip(values, map(dtype_of, columns.types.values()), strict=True))
     *labels, scores = run(made, {name: column_of(column, dtypes[name]) for name, column in values.items()})
     allowed = tolerance(scores, is_coarse(model))
-    outputs = run(model, encode(columns, deployed["opset"]))[0]
+    outputs = run(model, encode(columns, deployed.opset))[0]
     expected = softmax(outputs) if classes else outputs
     if not np.abs(scores - expected).max() <= allowed:
         raise UserError(f"export: {RAW_MODEL} does not give what {MODEL} gives; please report this with schema.json")
     text = [name for row in labels for name in row[:, 0].tolist()]
     writer.write_json(RAW, {"inputs": values, "outputs": scores.astype(float).tolist(), "labels": text})
-    signature: RawSignature = {
-        "model": RAW_MODEL,
-        "inputs": [
-            {"name": name, "dtype": dtypes[name], "shape": ["batch", 1], "units": UNITS.get(kind, "as in the data")}
-            for name, kind in zip(values, columns.types.values(), strict=True)
-        ],
-        "outputs": raw_outputs(made, deployed),
-        "missing": columns.mark,
-        "tolerance": allowed,
-    }
-    save(made, entries(deployed, signature["inputs"], signature["outputs"], origin), writer.directory / RAW_MODEL)
+    inputs = [
+        DeployedTensor(name, dtypes[name], ("batch", 1), UNITS.get(kind, "as in the data"))
+        for name, kind in zip(values, columns.types.values(), strict=True)
+    ]
+    signature = RawSignature(RAW_MODEL, inputs, raw_outputs(made, deployed), columns.mark, allowed)
+    save(made, entries(deployed, signature.inputs, signature.outputs, origin), writer.directory / RAW_MODEL)
     return signature
 
 
 def raw_outputs(model: onnx.ModelProto, deployed: ModelSignature) -> list[DeployedTensor]:
     *labels, scores = [value.name for value in model.graph.output]
-    classes = len(deployed["classes"])
-    label: list[DeployedTensor] = [{"name": name, "dtype": "string", "shape": ["batch", 1]} for name in labels]
-    units = "probabilities" if labels else deployed["outputs"][0].get("units", "")
-    return [*label, {"name": scores, "dtype": "float32", "shape": ["batch", classes or 1], "units": units}]
+    units = "probabilities" if labels else deployed.outputs[0].units
+    return [
+        *(DeployedTensor(name, "string", ("batch", 1)) for name in labels),
+        DeployedTensor(scores, "float32", ("batch", len(deployed.classes) or 1), units),
+    ]
 
 
 def holdout_of(data: PreparedData) -> Holdout | None:
@@ -118,12 +114,12 @@ def holdout_of(data: PreparedData) -> Holdout | None:
     if not settings or "split" not in settings:
         return None
     if schema.get("cuts"):
-        return {"by": "time", "settings": {"column": settings["time"]}, "cuts": schema["cuts"]}
+        return Holdout("time", {"column": settings["time"]}, schema["cuts"])
     by = next((name for name in ("group", "id") if settings.get(name)), "content")
     hashed = [column["name"] for column in schema["columns"] if column["role"] not in ("dropped", "weight")]
     shares = {name: settings["split"][name] for name in ("validation", "test", "seed")}
     columns = sorted(hashed) if by == "content" else [settings[by]]
-    return {"by": by, "settings": {**shares, "columns": columns}, "cuts": None}
+    return Holdout(by, {**shares, "columns": columns}, None)
 
 
 def finish(writer: ArtifactWriter, made_by: Mapping[str, Any]) -> Artifact:

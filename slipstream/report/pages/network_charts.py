@@ -70,10 +70,10 @@ def band(axes: Axes, model: Sequence[ModelPoint], figure: Callable[[int, float],
     """The model of all_reduce behind what was measured: its line, and its interval as a band."""
     if not model:
         return
-    sizes = [point["bytes"] for point in model]
-    low = within(axes, [figure(p["bytes"], p["low"]) for p in model])
-    middle = within(axes, [figure(p["bytes"], p["seconds"]) for p in model])
-    high = within(axes, [figure(p["bytes"], p["high"]) for p in model])
+    sizes = [point.bytes for point in model]
+    low = within(axes, [figure(p.bytes, p.low) for p in model])
+    middle = within(axes, [figure(p.bytes, p.seconds) for p in model])
+    high = within(axes, [figure(p.bytes, p.high) for p in model])
     axes.fill_between(sizes, low, high, color=INK, alpha=0.12, linewidth=0, label="model of all_reduce")
     axes.plot(sizes, middle, color=INK, linewidth=1, alpha=0.6)
 
@@ -151,14 +151,14 @@ def duration(microseconds: float, _: float = 0) -> str:
 @inline_svg
 def over_time(axes: Axes, course: Sequence[TrendPoint]) -> str:
     """Bus bandwidth of the largest all_reduce over the days of its profiles, with intervals over launches."""
-    days = [(point["measured_at"] - course[-1]["measured_at"]) / 86_400 for point in course]
-    axes.plot(days, [point["busbw"] for point in course])
+    days = [(point.measured_at - course[-1].measured_at) / 86_400 for point in course]
+    axes.plot(days, [point.busbw for point in course])
     for day, point in zip(days, course, strict=True):
-        low, high = point["low"], point["high"]
+        low, high = point.low, point.high
         if low is not None and high is not None:
             axes.plot([day, day], [low, high], color=SERIES[0], linewidth=1)
-        said = f"{fmt.moment(point['measured_at'])} UTC: {fmt.bandwidth(point['busbw'])}"
-        plot_point(axes, day, point["busbw"], SERIES[0], said)
+        said = f"{fmt.moment(point.measured_at)} UTC: {fmt.bandwidth(point.busbw)}"
+        plot_point(axes, day, point.busbw, SERIES[0], said)
     axes.set_ylim(bottom=0)
     axes.set(xlabel="days before this profile", ylabel="GB/s")
     return "Bus bandwidth of the largest all_reduce over time"

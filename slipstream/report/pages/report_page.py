@@ -10,14 +10,14 @@ from typing import Any
 
 from markupsafe import Markup
 
+from slipstream.artifacts.results.evaluation import Evaluation
 from slipstream.artifacts.results.training import TRACE
 from slipstream.report import formatting as fmt
-from slipstream.report.figures import QualityFigures
 from slipstream.report.pages import charts, network_charts
 from slipstream.report.pages.rendering import render
+from slipstream.report.run_directory import CARD
 from slipstream.report.stage_results import Results
 from slipstream.report.summary import RunSummary
-from slipstream.report.summary_builder import CARD
 
 WORST_SHOWN = 12
 CLASSES_SHOWN = 12
@@ -30,18 +30,18 @@ COLUMNS_SHOWN, COLUMNS_LISTED = 16, 400
 def report_page(summary: RunSummary, results: Results, config: Mapping[str, Any], made: datetime) -> str:
     """``config`` is the whole configuration by section; ``made`` is local time."""
     evaluation, columns = results.evaluation, results.card["columns"]
-    confusion, classes = evaluation.get("confusion"), evaluation["classes"]
+    confusion, classes = evaluation.confusion, evaluation.classes
     listed = confusion if len(classes) > charts.MOST_CLASSES_DRAWN else None
     return render(
         "report.html",
         summary=summary,
         results=results,
         export=results.export,
-        metric=summary.quality.metric,
+        metric=evaluation.metric.name,
         charts=drawn_charts(results),
-        comparison=comparison(summary.quality),
-        recommended=next(variant for variant in summary.variants if variant.chosen),
-        scores=list(scores(summary.quality)),
+        comparison=comparison(evaluation),
+        recommended=results.export.recommended,
+        scores=list(scores(evaluation)),
         mistakes=most_frequent_mistakes(listed, classes) if listed else None,
         recalls=lowest_recalls(listed, classes) if listed else None,
         classes=class_frequencies(results.card["classes"])[:CLASSES_SHOWN],
@@ -60,19 +60,19 @@ def report_page(summary: RunSummary, results: Results, config: Mapping[str, Any]
 def drawn_charts(results: Results) -> dict[str, Markup | None]:
     """Every chart by name; None where the results do not have it."""
     history, evaluation, network = results.history, results.evaluation, results.network
-    classes = evaluation["classes"]
+    classes = evaluation.classes
     drawn: dict[str, Markup | None] = dict.fromkeys(("scatter", "roc", "confusion", "reliability"))
-    if scatter := evaluation.get("scatter"):
+    if scatter := evaluation.scatter:
         drawn["scatter"] = charts.predicted_against_actual(scatter, results.signature.target)
-    if roc := evaluation.get("roc"):
+    if roc := evaluation.roc:
         drawn["roc"] = charts.roc_curve(roc, classes[1])
-    if (confusion := evaluation.get("confusion")) and len(classes) <= charts.MOST_CLASSES_DRAWN:
+    if (confusion := evaluation.confusion) and len(classes) <= charts.MOST_CLASSES_DRAWN:
         drawn["confusion"] = charts.confusion_matrix(confusion, classes)
-    if bins := evaluation.get("calibration"):
+    if bins := evaluation.calibration:
         drawn["reliability"] = charts.reliability_diagram(bins)
     return drawn | {
         "loss": charts.loss(history),
-        "metric": charts.validation_metric(history, evaluation["metric"]["name"]),
+        "metric": charts.validation_metric(history, evaluation.metric.name),
         "variants": charts.quality_against_latency(results.export),
         **(network_charts.drawn(network.profile, network.course, network.model) if network else {}),
     }
@@ -89,19 +89,20 @@ class Comparison:
     better: bool
 
 
-def comparison(quality: QualityFigures) -> Comparison | None:
+def comparison(evaluation: Evaluation) -> Comparison | None:
     """None without a baseline. Shares are compared in percentage points, other metrics in percent of the baseline."""
-    ours, theirs = quality.value, quality.baseline_value
+    metric, ours = evaluation.metric.name, evaluation.metric.value
+    theirs = evaluation.baseline.of(metric)
     if theirs is None:
         return None
     if ours == theirs:
         return Comparison("", better=False)
     side = "above" if ours > theirs else "below"
-    if quality.metric in fmt.SHARES:
+    if metric in fmt.SHARES:
         words = f"{abs(100 * (ours - theirs)):.2f} points {side}"
     else:
         words = f"{abs(100 * (ours / theirs - 1)):.1f} % {side}" if theirs else side
-    return Comparison(words, better=(ours < theirs) == (quality.metric in fmt.LESS_IS_BETTER))
+    return Comparison(words, better=(ours < theirs) == (metric in fmt.LESS_IS_BETTER))
 
 
 @dataclass(frozen=True)
@@ -114,10 +115,10 @@ class Score:
     better: int
 
 
-def scores(quality: QualityFigures) -> Iterator[Score]:
+def scores(evaluation: Evaluation) -> Iterator[Score]:
     """Every metric of the model, in the order in which :data:`slipstream.report.formatting.NAMES` has them."""
-    for metric in sorted(quality.model_metrics, key=list(fmt.NAMES).index):
-        ours, theirs = quality.model_metrics[metric], quality.baseline_metrics.get(metric)
+    for metric in sorted(evaluation.metric_names, key=list(fmt.NAMES).index):
+        ours, theirs = evaluation.model.of(metric), evaluation.baseline.of(metric)
         better = 0
         if ours is not None and theirs is not None and ours != theirs:
             better = 1 if (ours < theirs) == (metric in fmt.LESS_IS_BETTER) else -1

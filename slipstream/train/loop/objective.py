@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import NotRequired, TypedDict
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -17,12 +17,13 @@ from slipstream.train.data.loader import Batch
 from slipstream.train.optim.precision import autocast
 
 
-class SplitMetrics(TypedDict):
+@dataclass(frozen=True)
+class SplitMetrics:
     """Mean loss, and accuracy (classification) or RMSE (regression)."""
 
     loss: float
-    accuracy: NotRequired[float]
-    rmse: NotRequired[float]
+    accuracy: float | None = None
+    rmse: float | None = None
 
 
 def loss_sum(
@@ -86,5 +87,5 @@ def evaluate_split(
     dist.all_reduce(sums)
     loss, correct, rows = sums.tolist()
     if model.signature.task != "regression":
-        return {"loss": loss / rows, "accuracy": correct / rows}
-    return {"loss": loss / rows, "rmse": math.sqrt(correct / rows)}
+        return SplitMetrics(loss / rows, accuracy=correct / rows)
+    return SplitMetrics(loss / rows, rmse=math.sqrt(correct / rows))

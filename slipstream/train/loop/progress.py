@@ -27,14 +27,14 @@ class ProgressReport:
         self._bar.update(done - self._bar.n)
 
     def evaluated(self, done: int, evaluation: ValidationPoint) -> None:
-        figures = f"loss {evaluation['loss']:.4f}"
-        for name in ("accuracy", "rmse"):
-            if name in evaluation:
-                figures += f"  {name} {evaluation[name]:.4f}"
+        figures = f"loss {evaluation.loss:.4f}"
+        for name, value in (("accuracy", evaluation.accuracy), ("rmse", evaluation.rmse)):
+            if value is not None:
+                figures += f"  {name} {value:.4f}"
         self._bar.set_postfix_str(figures)
         if self._lines and (time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES or done == self._total):
             self._last_line = time.monotonic()
-            where = f"step {done}/{self._total}  epoch {evaluation['epoch']:.1f}"
+            where = f"step {done}/{self._total}  epoch {evaluation.epoch:.1f}"
             print(f"train        {where}  validation {figures}", flush=True)
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from slipstream.artifacts.records import from_tree, to_tree
 from slipstream.artifacts.results.training import LeftOut, LossPoint, SkippedStep, ValidationPoint
 from slipstream.distributed.process_group import Group
 from slipstream.models.factory import Predictor
@@ -28,8 +29,8 @@ class Progress:
     step: int = 0
     #: Evaluations since the last improvement, for early stopping.
     stale: int = 0
-    #: The evaluation with the lowest loss; empty before the first one.
-    best: dict[str, Any] = field(default_factory=dict)
+    #: The evaluation with the lowest loss.
+    best: ValidationPoint | None = None
     steps: list[LossPoint] = field(default_factory=list)
     evaluations: list[ValidationPoint] = field(default_factory=list)
     #: The steps whose update was skipped, and the ranges of steps without which training went on from a checkpoint.
@@ -78,7 +79,7 @@ class TrainingState:
     def to_save(self) -> dict[str, Any]:
         """What a checkpoint holds besides model, optimiser, scaler, averaged weights and random generators."""
         return {
-            "progress": vars(self.progress),
+            "progress": to_tree(self.progress),
             "best_weights": self.best_weights,
             "conditions": self.conditions,
         }
@@ -101,8 +102,9 @@ class TrainingState:
         """Continue from a restored checkpoint. If the number of ranks changed, rank 0 gets the sums of all losses."""
         known = {one.name for one in fields(Progress)}
         progress: Mapping[str, Any] = restored.progress["progress"]
-        # An older checkpoint lacks what is new here, and has what is gone.
-        self.progress = Progress(**{name: value for name, value in progress.items() if name in known})
+        # An older checkpoint lacks what is new here, has what is gone, and nothing in what is None.
+        lasting = {name: value for name, value in progress.items() if name in known and value != {}}
+        self.progress = from_tree(lasting, Progress, restored.source)
         self.best_weights = restored.progress["best_weights"]
         # An older checkpoint has its losses alone: its ranks had added up the points.
         owns = [own if isinstance(own, dict) else {"losses": own, "points": []} for own in restored.owns]

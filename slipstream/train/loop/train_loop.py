@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from slipstream.artifacts.prepared.data import PreparedData
+from slipstream.artifacts.results.training import LeftOut, LossPoint
 from slipstream.distributed.agreement import AgreedUserError
 from slipstream.distributed.process_group import Group
 from slipstream.logs import logger
@@ -131,7 +132,7 @@ class TrainLoop:
         while self._given:
             self._guard.finished(self._given.popleft().step)
         progress = self._state.progress
-        least = progress.left_out[-1]["through"] + 1 if progress.left_out else 0
+        least = progress.left_out[-1].through + 1 if progress.left_out else 0
         restored = restore(least, step - self._streak)
         if restored is None:
             raise AgreedUserError(self._cause(step))
@@ -139,8 +140,8 @@ class TrainLoop:
         self._state.apply(restored, self._group)
         progress = self._state.progress
         after = progress.step
-        progress.skipped += [one for one in skipped if one["step"] > after]
-        progress.left_out.append({"after": after, "through": step})
+        progress.skipped += [one for one in skipped if one.step > after]
+        progress.left_out.append(LeftOut(after, through=step))
         progress.step, self._streak = step, 0
         if self._group.rank == 0:
             LOG.warning("rolls back to step %d, and continues without steps %d to %d", after, after + 1, step)
@@ -156,8 +157,8 @@ class TrainLoop:
     def _rows(self) -> str:
         """The rows that the last skipped step was skipped for, as part of a sentence."""
         skipped = self._state.progress.skipped[-1]
-        by_themselves = f"rows {', '.join(map(str, skipped['rows']))} of the training split by themselves"
-        return f" ({by_themselves if skipped['rows'] else 'no row of its batch by itself: history.json has them'})"
+        by_themselves = f"rows {', '.join(map(str, skipped.rows))} of the training split by themselves"
+        return f" ({by_themselves if skipped.rows else 'no row of its batch by itself: history.json has them'})"
 
     def _batches(self) -> Generator[Batch, None, None]:
         order, group = self._order, self._rows_of
@@ -179,7 +180,7 @@ class TrainLoop:
         progress = self._state.progress
         every = self._config.evaluate_every or self._order.steps_per_epoch
         due = progress.step > 0 and (progress.step % every == 0 or progress.step == self._total)
-        return due and (not progress.evaluations or progress.evaluations[-1]["step"] < progress.step)
+        return due and (not progress.evaluations or progress.evaluations[-1].step < progress.step)
 
     def _evaluate(self) -> None:
         state = self._state
@@ -246,9 +247,7 @@ class TrainLoop:
         for (step, _), (loss, rows) in zip(state.points, sums, strict=True):
             rate = learning_rate(step - 1, self._total, self._config.learning_rate, self._config.warmup)
             if rows:
-                state.progress.steps.append(
-                    {"step": step, "epoch": self._epoch(step), "loss": loss / rows, "learning_rate": rate}
-                )
+                state.progress.steps.append(LossPoint(step, self._epoch(step), loss / rows, rate))
         state.points.clear()
 
     def _capture(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
