@@ -9,9 +9,9 @@ from flytekit import task
 
 from slipstream.collectives.config import CollectivesConfig
 from slipstream.config import RunConfig
+from tasks.flyte.artifact_types import MadeByElement, Prepared
 from tasks.flyte.elastic import Workspace, distributed
 from tasks.flyte.metadata import on
-from tasks.flyte.stage import ArtifactDirectory, MadeByElement
 
 if TYPE_CHECKING:
     from slipstream.interconnect.profile import NetworkProfile
@@ -50,7 +50,7 @@ def compare_collectives(workspace: Workspace, config: CollectivesConfig) -> Made
 
 
 @task(task_config=distributed("collectives", returns=MadeByElement.of), **on("collectives"))
-def tune_collectives(workspace: Workspace, prepared: ArtifactDirectory, config: RunConfig) -> MadeByElement:
+def tune_collectives(workspace: Workspace, prepared: Prepared, config: RunConfig) -> MadeByElement:
     """Settings with which training steps of the configured model on the prepared data are faster."""
 
     def body() -> None:

@@ -18,17 +18,9 @@ from slipstream.prepare.sharded.request import Division
 from slipstream.profiles.profile import current_profile
 from slipstream.settings import to_dict
 from slipstream.storage import S3
+from tasks.flyte.artifact_types import MadePrepared, Part
 from tasks.flyte.metadata import on
-from tasks.flyte.stage import (
-    BY_VALUE,
-    ArtifactDirectory,
-    Made,
-    fresh_directory,
-    local_path,
-    map_errors,
-    run_stage,
-    runs_locally,
-)
+from tasks.flyte.stage import BY_VALUE, fresh_directory, local_path, map_errors, run_stage, runs_locally
 
 if TYPE_CHECKING:
     from slipstream.prepare.source.files import Listing
@@ -40,7 +32,7 @@ class ListDataOutputs(NamedTuple):
     """Outputs of :func:`list_data`: the files and their versions, what identifies their bytes, how several pods divide
     the work on them, and the settings to read them with."""
 
-    listing: ArtifactDirectory
+    listing: Part
     source: str
     division: str
     config: Annotated[DataConfig, BY_VALUE]
@@ -85,7 +77,7 @@ def address_of(dataset: StructuredDataset) -> str:
 
 @task(**on("prepare", besides=("listing",)))
 @map_errors
-def prepare(listing: ArtifactDirectory, target: str, config: DataConfig, source: str) -> Made:
+def prepare(listing: Part, target: str, config: DataConfig, source: str) -> MadePrepared:
     """Make the prepared data. The fingerprint ``source`` stands for the listed files in the cache: the same bytes at
     another address are no new work."""
 
@@ -96,7 +88,7 @@ def prepare(listing: ArtifactDirectory, target: str, config: DataConfig, source:
         by = made_by(target, config, source)
         return engine.prepare(directory, read_listing(listing), target, config, by, scratch=scratch)
 
-    return run_stage("prepare", {"target": target, "config": config, "source": source}, make)
+    return MadePrepared(*run_stage("prepare", {"target": target, "config": config, "source": source}, make))
 
 
 def made_by(target: str, config: DataConfig, source: str) -> dict[str, Any]:
@@ -117,25 +109,23 @@ def pods() -> int:
 class OpenSharesOutputs(NamedTuple):
     """Outputs of :func:`open_shares`: an opened table, its shares, and the spool of each share."""
 
-    table: ArtifactDirectory
-    shares: list[ArtifactDirectory]
-    spools: list[ArtifactDirectory]
+    table: Part
+    shares: list[Part]
+    spools: list[Part]
 
 
 class FitSharesOutputs(NamedTuple):
     """Outputs of :func:`fit_shares`: what was fitted on all shares, the plan of the remaining work, and the numbers
     of its partitions."""
 
-    fitted: ArtifactDirectory
-    plan: ArtifactDirectory
+    fitted: Part
+    plan: Part
     partitions: list[int]
 
 
 @task(**on("prepare"))
 @map_errors
-def open_texts(
-    listing: ArtifactDirectory, target: str, config: DataConfig, source: str, number: int
-) -> list[ArtifactDirectory]:
+def open_texts(listing: Part, target: str, config: DataConfig, source: str, number: int) -> list[Part]:
     """Cut files of text, which ``source`` identifies, into at most ``number`` shares."""
     from slipstream.prepare.sharded import csv_parsing
     from slipstream.prepare.sharded.request import TableRequest
@@ -146,7 +136,7 @@ def open_texts(
 
 @task(**on("prepare"))
 @map_errors
-def parse_share(share: ArtifactDirectory) -> ArtifactDirectory:
+def parse_share(share: Part) -> Part:
     """Make the files of one share columnar."""
     from slipstream.prepare.sharded import csv_parsing
 
@@ -158,12 +148,12 @@ def parse_share(share: ArtifactDirectory) -> ArtifactDirectory:
 @task(**on("prepare"))
 @map_errors
 def open_shares(
-    listing: ArtifactDirectory,
+    listing: Part,
     target: str,
     config: DataConfig,
     source: str,
     number: int,
-    parsed: list[ArtifactDirectory],
+    parsed: list[Part],
 ) -> OpenSharesOutputs:
     """Open the table, of which text is ``parsed``, and cut the work into at most ``number`` shares."""
     from slipstream.prepare.sharded import exchange, shares
@@ -180,7 +170,7 @@ def open_shares(
 
 @task(**on("prepare"))
 @map_errors
-def scan_share(share: ArtifactDirectory, spool: ArtifactDirectory) -> ArtifactDirectory:
+def scan_share(share: Part, spool: Part) -> Part:
     """The first pass over one share."""
     from slipstream.prepare.sharded import shares
 
@@ -191,7 +181,7 @@ def scan_share(share: ArtifactDirectory, spool: ArtifactDirectory) -> ArtifactDi
 
 @task(**on("prepare"))
 @map_errors
-def fit_shares(table: ArtifactDirectory, scanned: list[ArtifactDirectory], number: int) -> FitSharesOutputs:
+def fit_shares(table: Part, scanned: list[Part], number: int) -> FitSharesOutputs:
     """Fit on what was found in all shares, and plan to merge in at most ``number`` partitions."""
     from slipstream.prepare.sharded import shares
 
@@ -202,9 +192,7 @@ def fit_shares(table: ArtifactDirectory, scanned: list[ArtifactDirectory], numbe
 
 @task(**on("prepare"))
 @map_errors
-def encode_share(
-    share: ArtifactDirectory, spool: ArtifactDirectory, scanned: ArtifactDirectory, plan: ArtifactDirectory
-) -> ArtifactDirectory:
+def encode_share(share: Part, spool: Part, scanned: Part, plan: Part) -> Part:
     """The second pass over one share."""
     from slipstream.prepare.sharded import shares
 
@@ -215,7 +203,7 @@ def encode_share(
 
 @task(**on("prepare"))
 @map_errors
-def merge_partition(partition: int, plan: ArtifactDirectory, encoded: list[ArtifactDirectory]) -> ArtifactDirectory:
+def merge_partition(partition: int, plan: Part, encoded: list[Part]) -> Part:
     """Merge some parts of the prepared data, of which every share has a piece."""
     from slipstream.prepare.sharded import merge_partitions
 
@@ -227,13 +215,13 @@ def merge_partition(partition: int, plan: ArtifactDirectory, encoded: list[Artif
 @task(**on("prepare"))
 @map_errors
 def assemble(
-    listing: ArtifactDirectory,
+    listing: Part,
     target: str,
     config: DataConfig,
     source: str,
-    fitted: ArtifactDirectory,
-    merged: list[ArtifactDirectory],
-) -> Made:
+    fitted: Part,
+    merged: list[Part],
+) -> MadePrepared:
     """Put together what was merged: the same bytes, from the same inputs, as of :func:`prepare`.
 
     Rows that lie on S3 are copied there, the rest of the artifact is uploaded beside them; from another store rows come
@@ -263,7 +251,8 @@ def assemble(
         )
 
     made = run_stage("prepare", {"target": target, "config": config, "source": source}, make)
-    return Made(FlyteDirectory(made.artifact.path, remote_directory=home), made.run) if home else made
+    artifact = FlyteDirectory(made.artifact.path, remote_directory=home) if home else made.artifact
+    return MadePrepared(artifact, made.run)
 
 
 def map_over_shares(work: Any) -> Any:
@@ -283,7 +272,7 @@ def prepare_opened(listing: Any, target: Any, config: Any, source: Any, opened: 
 
 
 @workflow
-def prepare_by_units(listing: ArtifactDirectory, target: str, config: DataConfig, source: str) -> Made:
+def prepare_by_units(listing: Part, target: str, config: DataConfig, source: str) -> MadePrepared:
     """Prepare a table of which each pod reads some of the units."""
     opened = open_shares(
         listing=listing, target=target, config=config, source=source, number=SHARES_OF_A_POD * pods(), parsed=[]
@@ -292,7 +281,7 @@ def prepare_by_units(listing: ArtifactDirectory, target: str, config: DataConfig
 
 
 @workflow
-def prepare_by_files(listing: ArtifactDirectory, target: str, config: DataConfig, source: str) -> Made:
+def prepare_by_files(listing: Part, target: str, config: DataConfig, source: str) -> MadePrepared:
     """Prepare a table of which each pod first parses some of the files."""
     number = SHARES_OF_A_POD * pods()
     texts = open_texts(listing=listing, target=target, config=config, source=source, number=number)

@@ -23,15 +23,9 @@ from slipstream.report.summary import (
 )
 from slipstream.settings import to_dict
 from slipstream.stages import StageRun
+from tasks.flyte.artifact_types import Evaluated, Exported, MadeByElement, Prepared, Trained
 from tasks.flyte.metadata import WITH_DECK, on
-from tasks.flyte.stage import (
-    ArtifactDirectory,
-    MadeByElement,
-    local_path,
-    map_errors,
-    rows_path,
-    runs_locally,
-)
+from tasks.flyte.stage import local_path, map_errors, rows_path, runs_locally
 
 RUNS = Path("runs")
 Summary = TypeVar("Summary", RunSummary, DataSummary, ExportSummary, NetworkSummary, TuningSummary)
@@ -40,10 +34,10 @@ Summary = TypeVar("Summary", RunSummary, DataSummary, ExportSummary, NetworkSumm
 @task(**WITH_DECK, **on("report"))
 @map_errors
 def report(  # noqa: PLR0913 - a Flyte task: its inputs are values of the workflow, which go in one by one
-    prepared: ArtifactDirectory,
-    trained: ArtifactDirectory,
-    evaluated: ArtifactDirectory,
-    exported: ArtifactDirectory,
+    prepared: Prepared,
+    trained: Trained,
+    evaluated: Evaluated,
+    exported: Exported,
     networks: list[MadeByElement | None],
     stages: list[StageRun],
     compression: Compression | None,
@@ -79,7 +73,7 @@ def report(  # noqa: PLR0913 - a Flyte task: its inputs are values of the workfl
 
 @task(**WITH_DECK, **on("report"))
 @map_errors
-def report_data(prepared: ArtifactDirectory, stages: list[StageRun]) -> DataSummary:
+def report_data(prepared: Prepared, stages: list[StageRun]) -> DataSummary:
     """Put the data card and the prepared data into a directory of this run. Never cached, as :func:`report`."""
     from slipstream.artifacts.prepared.data import PreparedData
     from slipstream.report.data_engine import build_data
@@ -91,7 +85,7 @@ def report_data(prepared: ArtifactDirectory, stages: list[StageRun]) -> DataSumm
 
 @task(**WITH_DECK, **on("report"))
 @map_errors
-def report_export(exported: ArtifactDirectory, stages: list[StageRun]) -> ExportSummary:
+def report_export(exported: Exported, stages: list[StageRun]) -> ExportSummary:
     """Put the page and the model into a directory of this run. Never cached, as :func:`report`."""
     from slipstream.report.engine import build_export
 

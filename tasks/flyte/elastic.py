@@ -39,11 +39,12 @@ from slipstream.machine.gpus import visible_gpus
 from slipstream.profiles.profile import CHOICE, Placement, Profile, current_profile
 from slipstream.stages import StageRun
 from slipstream.storage import StorageUnavailable
+from tasks.flyte.artifact_types import Made
 from tasks.flyte.departure import one_verdict, outlive_sigterm
 from tasks.flyte.failures import GROUP_ENDED, PodPreempted, as_seen_by_flyte, failure_of
 from tasks.flyte.homes import home_of, this_attempt
 from tasks.flyte.reports import Outcome, Report, clear_report, collect_reports, this_rank
-from tasks.flyte.stage import Made, local_path, map_errors, run_stage, runs_locally
+from tasks.flyte.stage import local_path, map_errors, run_stage, runs_locally
 from tasks.flyte.verdict import OutputPrefix
 
 LOG = logger("flyte")

@@ -15,7 +15,7 @@ from slipstream.config import RunConfig
 from slipstream.report.engine import run_summary
 from slipstream.report.summary import RunSummary
 from slipstream.stages import StageRun
-from tasks.flyte.stage import MadeByElement
+from tasks.flyte.artifact_types import MadeByElement
 from tasks.report import report
 from tests.support.report_runs import INT8, STAGES, compression, results
 
