@@ -111,7 +111,7 @@ class ArtifactWriter:
         with self.create(name) as file:
             file.write(data)
 
-    def write_json(self, name: str, value: Any) -> None:
+    def write_json(self, name: str, value: object) -> None:
         self.write_bytes(name, canonical_json(value))
 
     def record(self, name: str) -> FileRecord:
@@ -131,12 +131,12 @@ class ArtifactWriter:
         """Add the entry of a file that other code will put into the artifact."""
         self._records[check_name(name, self.directory)] = record
 
-    def finish(self, kind: str, made_by: Mapping[str, Any]) -> Artifact:
+    def finish(self, kind: str, made_by: Mapping[str, object]) -> Artifact:
         """Write the manifest. ``made_by`` describes the work: settings, code version, fingerprints of the inputs."""
         self.write_manifest(kind, made_by)
         return Artifact.open(self.directory, kind)
 
-    def write_manifest(self, kind: str, made_by: Mapping[str, Any]) -> None:
+    def write_manifest(self, kind: str, made_by: Mapping[str, object]) -> None:
         """As :meth:`finish`, for an artifact that still lacks some of its files."""
         for path in sorted(self.directory.rglob("*")):
             name = path.relative_to(self.directory).as_posix()
@@ -160,8 +160,8 @@ class ArtifactWriter:
 class Manifest:
     """What the manifest of an artifact says, whether its files are here or not."""
 
-    kind: Any
-    format: Any
+    kind: object
+    format: object
     made_by: dict[str, Any]
     files: dict[str, FileRecord]
 
@@ -267,6 +267,6 @@ def link_or_copy(file: Path, target: Path) -> None:
         shutil.copyfile(file, target)
 
 
-def canonical_json(value: Any) -> bytes:
+def canonical_json(value: object) -> bytes:
     """JSON of which the bytes depend on the value only. Raises ``ValueError`` for NaN and infinity."""
     return (json.dumps(value, sort_keys=True, indent=1, allow_nan=False, ensure_ascii=False) + "\n").encode()

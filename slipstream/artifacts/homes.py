@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
 #: The directory of all homes, below the raw output of Flyte, the profile's ``checkpoints``, or ``.slipstream``.
 HOMES = "checkpoints"
@@ -36,7 +35,7 @@ class Holder:
     def __str__(self) -> str:
         return f"attempt {self.attempt} of {self.execution}" if self.execution else "a run without a name"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return asdict(self)
 
     @classmethod

@@ -28,11 +28,10 @@ def adapter(kind: Any) -> TypeAdapter[tuple[Any]]:
     return TypeAdapter(tuple[kind], config=STRICT)
 
 
-def to_tree(record: object, kind: Any = None) -> Any:
+def to_tree(record: object, kind: object = None) -> Any:
     """The record as JSON holds it: dictionaries, lists, texts and numbers. ``kind`` is its type if that is no class, as
     ``list[Point]``. Raises ``ValueError`` if a field is not of its type."""
-    hint = cast(Hashable, kind or type(record))
-    return adapter(hint).dump_python((record,), mode="json", by_alias=True, warnings="error")[0]
+    return adapter(kind or type(record)).dump_python((record,), mode="json", by_alias=True, warnings="error")[0]
 
 
 def from_tree(tree: object, kind: type[T], where: object) -> T:
@@ -40,7 +39,7 @@ def from_tree(tree: object, kind: type[T], where: object) -> T:
     return from_json(canonical_json(tree), kind, where)
 
 
-def to_json(record: object, kind: Any = None) -> bytes:
+def to_json(record: object, kind: object = None) -> bytes:
     """The record as the canonical bytes of a file. Raises as :func:`to_tree`, and for NaN and infinity."""
     return canonical_json(to_tree(record, kind))
 
@@ -59,13 +58,13 @@ def from_json(content: bytes, kind: type[T], where: object) -> T:
     return record
 
 
-def words(kind: Any) -> str:
+def words(kind: object) -> str:
     """``NetworkProfile`` as "a network profile"."""
     name = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", getattr(kind, "__name__", str(kind))).lower()
     return f"an {name}" if name[0] in "aeiou" else f"a {name}"
 
 
-def write_record(writer: ArtifactWriter, name: str, record: object, kind: Any = None) -> None:
+def write_record(writer: ArtifactWriter, name: str, record: object, kind: object = None) -> None:
     """Write the record as the file ``name`` of an artifact. Raises as :func:`to_json`."""
     writer.write_bytes(name, to_json(record, kind))
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
@@ -19,10 +19,9 @@ from slipstream.artifacts.results.compression import Compression, CompressionTri
 from slipstream.artifacts.results.export import Estimate
 from slipstream.comparison.latencies import Workload, measure_latencies
 from slipstream.comparison.quality import UNITS, Loss, in_words, loss_of
-from slipstream.compress.config import CompressionConfig
+from slipstream.compress.config import MOST_CANDIDATES, CompressionConfig
 from slipstream.compress.groups import find_groups, united
 from slipstream.compress.importance import importance, strongest
-from slipstream.compress.search import best, next_candidate, shares_of
 from slipstream.compress.students import described, students_of
 from slipstream.errors import UserError
 from slipstream.models.config import ModelConfig
@@ -66,12 +65,12 @@ class CompressionRun:
         return students_of(self.trained.config, self.trained.signature, self.config)
 
 
-def differing(arguments: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+def differing(arguments: Mapping[str, object], others: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in arguments.items() if others.get(name) != value}
 
 
 def propose(
-    directory: Path, work: CompressionRun, tried: Sequence[CompressionTrial], made_by: Mapping[str, Any]
+    directory: Path, work: CompressionRun, tried: Sequence[CompressionTrial], made_by: Mapping[str, object]
 ) -> Artifact:
     """Write the network that is trained next, with the weights that its training begins with, as a trained model.
 
@@ -86,7 +85,7 @@ def propose(
     return write_trained(directory, student, weights, weights, made_by)
 
 
-def write_pruned(directory: Path, work: CompressionRun, share: float, made_by: Mapping[str, Any]) -> Artifact:
+def write_pruned(directory: Path, work: CompressionRun, share: float, made_by: Mapping[str, object]) -> Artifact:
     """Remove ``share`` of the units of each group: the least important ones."""
     trained = work.trained
     model = trained.load()
@@ -193,3 +192,30 @@ def choose(
         doubt = "" if answer == "passed" else " (taken all the same: " + ("it was asked for)" if given else "in doubt)")
         return model, replace(found, taken=winner.name, why=said + doubt)
     return work.trained, replace(found, why=f"{winner.name}: {said}")
+
+
+def shares_of(config: CompressionConfig) -> list[float]:
+    """The shares of units that pruning may remove."""
+    steps = MOST_CANDIDATES + 1
+    return [config.share] if config.share else [step / steps for step in range(1, steps)]
+
+
+def passes(tried: CompressionTrial, config: CompressionConfig) -> bool:
+    return tried.answer == "passed" or (tried.answer == "can't tell" and config.when_in_doubt == "take")
+
+
+def best(tried: Sequence[CompressionTrial], config: CompressionConfig) -> CompressionTrial | None:
+    """The most compressed that loses little enough; None if none does."""
+    return max((one for one in tried if passes(one, config)), key=lambda one: one.candidate, default=None)
+
+
+def next_candidate(count: int, tried: Sequence[CompressionTrial], config: CompressionConfig) -> int:
+    """The candidate of ``count`` that is trained next. If the search or its time is over, one that was trained already:
+    the best, or else the last."""
+    good = [one.candidate for one in tried if passes(one, config)]
+    low = max(good, default=-1)
+    high = min((one.candidate for one in tried if one.candidate > low and not passes(one, config)), default=count)
+    spent = sum({one.candidate: one.seconds for one in tried}.values())
+    if tried and (high - low <= 1 or spent >= 60 * config.minutes):
+        return low if good else tried[-1].candidate
+    return (low + high) // 2

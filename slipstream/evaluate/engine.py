@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SCATTER_POINTS = 500
 
 
-def evaluate(directory: Path, trained: TrainedModel, data: PreparedData, made_by: Mapping[str, Any]) -> Artifact:
+def evaluate(directory: Path, trained: TrainedModel, data: PreparedData, made_by: Mapping[str, object]) -> Artifact:
     """Write the artifact of :mod:`slipstream.artifacts.results.evaluation` into the fresh ``directory``.
 
     Raises ``UserError`` if the test split is empty or the model's outputs are not finite.

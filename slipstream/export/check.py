@@ -12,11 +12,15 @@ import argparse
 import hashlib
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    from onnxruntime import InferenceSession
 
 #: ``sha256sum``'s line about the manifest: the one digest over all files, as the manifest holds those of each.
 DIGEST = "manifest.sha256"
@@ -53,7 +57,7 @@ def check(directory: Path, key: Path | None = None) -> list[str]:
 # The files
 
 
-def read_manifest(directory: Path) -> Any:
+def read_manifest(directory: Path) -> dict[str, Any]:
     path = directory / MANIFEST
     if not path.is_file():
         raise BadPackage(f"{directory}: no exported model; expected a directory with a {MANIFEST}")
@@ -82,7 +86,7 @@ def files_below(directory: Path) -> set[str]:
     return {path.relative_to(directory).as_posix() for path in found if not path.is_dir()}
 
 
-def check_files(directory: Path, records: dict[str, Any]) -> str:
+def check_files(directory: Path, records: Mapping[str, Mapping[str, object]]) -> str:
     there = files_below(directory)
     for name, record in records.items():
         # Only names that were found here: a manifest may also list ../../etc/passwd.
@@ -125,7 +129,7 @@ def check_signature(directory: Path, key: Path | None) -> list[str]:
     return [f"signature  of {key}"]
 
 
-def load_key(path: Path) -> Any:
+def load_key(path: Path) -> Ed25519PublicKey:
     """The Ed25519 public key in a PEM file."""
     try:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -195,7 +199,7 @@ def providers() -> list[str]:
     return [name for name in ("CUDAExecutionProvider", "CPUExecutionProvider") if name in there]
 
 
-def session_of(path: Path) -> Any:
+def session_of(path: Path) -> InferenceSession:
     import onnxruntime
 
     onnxruntime.set_default_logger_severity(3)
@@ -244,14 +248,14 @@ def check_raw(directory: Path, deployed: dict[str, Any]) -> str:
     return f"raw model  {len(expected)} sample rows, within {allowed:.3g}"
 
 
-def column_of(values: Sequence[Any], dtype: str) -> np.ndarray:
+def column_of(values: Sequence[object], dtype: str) -> np.ndarray:
     """A column of raw values ``[rows, 1]``; None is a missing number."""
     if dtype == "string":
         return np.array(values, object)[:, None]
     return np.array([np.nan if value is None else value for value in values], np.float64)[:, None]
 
 
-def run(path: Path, session: Any, feed: dict[str, np.ndarray], output: str | None = None) -> np.ndarray:
+def run(path: Path, session: InferenceSession, feed: dict[str, np.ndarray], output: str | None = None) -> np.ndarray:
     try:
         return session.run([output or session.get_outputs()[0].name], feed)[0]
     except Exception as error:

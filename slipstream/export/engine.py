@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -33,8 +33,7 @@ from slipstream.export.config import ExportConfig
 from slipstream.export.convert import PARITY_BATCHES, output_name
 from slipstream.export.gpu_files import gpu_files
 from slipstream.export.operator_times import operator_times
-from slipstream.export.package.assemble import assemble, finish
-from slipstream.export.package.hugging_face import write_hugging_face
+from slipstream.export.package.assemble import assemble, finish, write_hugging_face
 from slipstream.export.package.metadata import Origin
 from slipstream.export.quantize.search import BATCHES, search
 from slipstream.export.session import check_provider
@@ -69,7 +68,7 @@ TIMING = 0.3
 
 
 def export(
-    directory: Path, trained: TrainedModel, data: PreparedData, config: ExportConfig, made_by: Mapping[str, Any]
+    directory: Path, trained: TrainedModel, data: PreparedData, config: ExportConfig, made_by: Mapping[str, object]
 ) -> Artifact:
     """Write the artifact of :mod:`slipstream.artifacts.results.export` into the fresh ``directory``.
 

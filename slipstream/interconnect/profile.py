@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -252,7 +252,7 @@ class NetworkProfile:
     #: What was asked for but not measured, and why.
     left_out: tuple[str, ...] = ()
     #: The settings it was measured with: the configuration's section "collectives".
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, object] = field(default_factory=dict)
 
     @property
     def launches(self) -> int:
@@ -306,7 +306,7 @@ def by_case(measurements: Iterable[Measurement]) -> tuple[Measurement, ...]:
 
 
 def write_profile(
-    directory: Path, profile: NetworkProfile, made_by: Mapping[str, Any], beside: Mapping[str, bytes] | None = None
+    directory: Path, profile: NetworkProfile, made_by: Mapping[str, object], beside: Mapping[str, bytes] | None = None
 ) -> Artifact:
     """Write the artifact into the fresh ``directory``, and beside the profile the contents of other files."""
     writer = ArtifactWriter(directory)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from slipstream.artifacts.format import Artifact, ArtifactWriter
 from slipstream.artifacts.records import read_record, write_record
@@ -121,7 +121,7 @@ def check_variables(names: Iterable[str], where: str) -> None:
         )
 
 
-def write_tuning(directory: Path, tuning: Tuning, made_by: Mapping[str, Any]) -> Artifact:
+def write_tuning(directory: Path, tuning: Tuning, made_by: Mapping[str, object]) -> Artifact:
     """Write the artifact into the fresh ``directory``."""
     writer = ArtifactWriter(directory)
     write_record(writer, FILE, tuning)

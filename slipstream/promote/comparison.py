@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from slipstream.artifacts.prepared.data import TARGET, PreparedData
-from slipstream.artifacts.prepared.tokenizer import FILES
+from slipstream.artifacts.prepared.token_rows import FILES
 from slipstream.artifacts.records import from_json
 from slipstream.artifacts.results.export import SIGNATURE, DeployedSignature, Holdout
 from slipstream.comparison.quality import answers_of
-from slipstream.export.package.hugging_face import DIRECTORY
+from slipstream.export.package.assemble import DIRECTORY
 from slipstream.export.package.raw_columns import RawColumns, read_columns
 from slipstream.export.session import onnx_predictor
 from slipstream.models.predict import held_out_rows, predict
@@ -45,7 +45,7 @@ class Package:
         return json.loads((self.directory / "statistics.json").read_text(encoding="utf-8"))
 
     @property
-    def encoding(self) -> dict[str, Any]:
+    def encoding(self) -> dict[str, object]:
         targets = self.signature.target
         encoding = {name: self.statistics.get(name) for name in ENCODING}
         types = {name: kind for name, kind in (encoding["types"] or {}).items() if name != targets}

@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from slipstream.artifacts.format import Artifact
-from slipstream.artifacts.prepared.data import SPLITS, PreparedData
+from slipstream.artifacts.prepared.data import SPLITS, Card, PreparedData
 from slipstream.report.figures import data_figures
 from slipstream.report.pages.rendering import render
 from slipstream.report.run_directory import CARD, CARD_DATA, PREPARED, link_artifact, new_run
@@ -40,14 +39,14 @@ def build_data(runs: Path, prepared: PreparedData, stages: Sequence[StageRun], a
     )
 
 
-def write_card(prepared: Artifact, card: Mapping[str, Any], directory: Path, now: datetime) -> None:
+def write_card(prepared: Artifact, card: Card, directory: Path, now: datetime) -> None:
     """The data card as the bytes of ``card.json`` and as a page."""
     (directory / CARD_DATA).write_bytes(prepared.read_bytes(CARD_DATA))
     page = data_card_page(card, quarantined_rows(prepared), now)
     (directory / CARD).write_text(page, encoding="utf-8")
 
 
-def data_card_page(card: Mapping[str, Any], quarantined: Sequence[Mapping[str, Any]], made: datetime) -> str:
+def data_card_page(card: Card, quarantined: Sequence[Mapping[str, object]], made: datetime) -> str:
     """Every column of the prepared data, and the first rows that were set aside. ``card`` is the content of
     ``card.json``, ``quarantined`` the first rows of ``quarantine.parquet``."""
     totals = {split: sum(counts[split] for counts in card["classes"].values()) for split in SPLITS}

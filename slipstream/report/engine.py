@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from slipstream.artifacts.format import Artifact, canonical_json
 from slipstream.artifacts.records import read_record
@@ -31,7 +30,7 @@ def build(
     runs: Path,
     results: Results,
     stages: Sequence[StageRun],
-    config: Mapping[str, Any],
+    config: Mapping[str, object],
     schedule: ScheduleFigures | None = None,
     promotion: Promotion | None = None,
     compression: Compression | None = None,

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import takewhile
-from typing import Any
 
-from slipstream.artifacts.prepared.data import Signature
+from slipstream.artifacts.prepared.data import Card, Signature
 from slipstream.cron import times_after
 from slipstream.interconnect.profile import NetworkProfile
 
@@ -77,7 +75,7 @@ class ScheduleFigures:
     skipped: list[str]
 
 
-def data_figures(card: Mapping[str, Any], signature: Signature) -> DataFigures:
+def data_figures(card: Card, signature: Signature) -> DataFigures:
     splits = ("read", "kept", "quarantined", "train", "validation", "test")
     rows = {f"rows_{name}": card["rows"][name] for name in splits}
     return DataFigures(card["source"], signature.target, signature.task, len(signature.classes), **rows)

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from slipstream.artifacts.format import Artifact
-from slipstream.artifacts.prepared.data import PreparedData, Signature
+from slipstream.artifacts.prepared.data import Card, PreparedData, Signature
 from slipstream.artifacts.records import read_record
 from slipstream.artifacts.results.evaluation import Evaluation, read_evaluation
 from slipstream.artifacts.results.export import KIND as EXPORTED
@@ -55,7 +55,7 @@ class Results:
     """The contents of the stages' JSON files, and the artifacts of which files are copied."""
 
     signature: Signature
-    card: dict[str, Any]
+    card: Card
     quarantined: list[Quarantined]
     history: History
     attempt: Attempt

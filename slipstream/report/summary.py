@@ -6,7 +6,6 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from slipstream.artifacts.records import to_tree
 from slipstream.artifacts.results.compression import Compression
@@ -162,7 +161,7 @@ class TuningSummary:
         return f"{self.text}\n\nReport      {self.directory}/{self.page}\nTuning      {self.directory}/{self.tuning}"
 
 
-def figures_of(summary: RunSummary | ExportSummary) -> dict[str, Any]:
+def figures_of(summary: RunSummary | ExportSummary) -> dict[str, object]:
     """What ``summary.json`` holds: it moves with the directory that it lies in."""
     return {name: value for name, value in to_tree(summary).items() if name != "directory"}
 

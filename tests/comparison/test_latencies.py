@@ -12,10 +12,21 @@ import torch
 
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.artifacts.results.export import LatencyFigures
-from slipstream.comparison import turns as timing
+from slipstream.comparison import latencies as timing
 from slipstream.comparison.intervals import calls_needed, latency, percentile, ratio
-from slipstream.comparison.latencies import Workload, affordable_batches, measure_latencies, screen_speedups
-from slipstream.comparison.turns import FEWEST_LOADS, LOADS, TURN_CALLS, Turns, take_turns, torch_threads, turn
+from slipstream.comparison.latencies import (
+    FEWEST_LOADS,
+    LOADS,
+    TURN_CALLS,
+    Turns,
+    Workload,
+    affordable_batches,
+    measure_latencies,
+    screen_speedups,
+    take_turns,
+    torch_threads,
+    turn,
+)
 
 NUMERIC = Signature((TensorSpec("numeric", "float32", (3,)),), "regression", "y")
 

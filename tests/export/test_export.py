@@ -21,9 +21,9 @@ from slipstream.export import engine, variants
 from slipstream.export.config import ExportConfig
 from slipstream.export.quantize import search as searching
 from slipstream.export.quantize import speed_ranking
-from slipstream.export.quantize.candidate import ExportCandidate
 from slipstream.export.quantize.quantise import Quantiser
 from slipstream.export.quantize.recipes import Recipe
+from slipstream.export.quantize.speed_ranking import ExportCandidate
 from slipstream.machine.description import Machine
 from slipstream.models.predict import inputs_of, targets_of
 from slipstream.models.trained import TrainedModel

@@ -22,11 +22,10 @@ from slipstream.artifacts.results.promotion import Promotion, PromotionDecision
 from slipstream.errors import UserError
 from slipstream.export.check import check
 from slipstream.prepare.config import SplitConfig
-from slipstream.promote.command import main
 from slipstream.promote.comparison import Incomparable, check_unseen
 from slipstream.promote.config import PromotionConfig
 from slipstream.promote.engine import judge, promote
-from slipstream.promote.store import Registry, version_of
+from slipstream.promote.store import Registry, main, version_of
 from slipstream.storage.local import LocalStorage
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.packages import package

@@ -38,6 +38,8 @@ WEIGHT = "weight"
 SAMPLED_BLOCKS = 8
 #: A block: the file name of its segment, and its number in that file.
 Block = tuple[str, int]
+#: The data card: ``rows`` (read, kept, quarantined, and per split), columns, warnings.
+Card = dict[str, Any]
 
 
 def segment_name(split: str, number: int, part: int) -> str:
@@ -220,8 +222,7 @@ class PreparedData:
         return records[evenly(len(records), most)]
 
     @property
-    def card(self) -> dict[str, Any]:
-        """The data card: ``rows`` (read, kept, quarantined, and per split), columns, warnings."""
+    def card(self) -> Card:
         return self.artifact.read_json("card.json")
 
 

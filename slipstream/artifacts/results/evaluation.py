@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
@@ -117,7 +117,7 @@ class Evaluation(PlotData):
         return [*METRICS[self.task], *(["roc_auc"] if len(self.classes) == 2 else [])]
 
 
-def write_evaluation(directory: Path, evaluation: Evaluation, made_by: Mapping[str, Any]) -> Artifact:
+def write_evaluation(directory: Path, evaluation: Evaluation, made_by: Mapping[str, object]) -> Artifact:
     """Write the artifact into the fresh ``directory``."""
     writer = ArtifactWriter(directory)
     write_record(writer, FILE, evaluation)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from slipstream.artifacts.format import MANIFEST, Artifact
 from slipstream.artifacts.records import read_record
@@ -203,7 +202,7 @@ class Holdout:
     """
 
     by: str
-    settings: dict[str, Any]
+    settings: dict[str, object]
     cuts: list[float] | None
 
 

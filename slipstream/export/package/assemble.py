@@ -5,12 +5,13 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from slipstream.artifacts.format import Artifact, ArtifactWriter
 from slipstream.artifacts.prepared.data import PreparedData
+from slipstream.artifacts.prepared.token_rows import TOKENIZER
 from slipstream.artifacts.results.export import (
     DIGEST,
     KIND,
@@ -32,6 +33,7 @@ from slipstream.models.predict import inputs_of
 
 if TYPE_CHECKING:
     import onnx
+    from torch import nn
 
 MODEL, RAW_MODEL = "model.onnx", "model.raw.onnx"
 #: By how much an output may differ on another machine: by a share of the largest one; and where numbers are rounded to
@@ -61,8 +63,7 @@ def assemble(
     save(model, entries(deployed, deployed.inputs, deployed.outputs, origin), writer.directory / MODEL)
     outputs = run(model, tensors)[0]
     packed = io.BytesIO()
-    arrays: dict[str, Any] = {**tensors, OUTPUT: outputs}
-    np.savez(packed, **arrays)
+    np.savez(packed, allow_pickle=False, **tensors, **{OUTPUT: outputs})
     writer.write_bytes(TENSORS, packed.getvalue())
     raw = write_raw(writer, model, columns, deployed, origin) if isinstance(columns, RawColumns) else None
     return DeployedSignature(
@@ -122,7 +123,7 @@ def holdout_of(data: PreparedData) -> Holdout | None:
     return Holdout(by, {**shares, "columns": columns}, None)
 
 
-def finish(writer: ArtifactWriter, made_by: Mapping[str, Any]) -> Artifact:
+def finish(writer: ArtifactWriter, made_by: Mapping[str, object]) -> Artifact:
     """Write the manifest, and its digest beside it."""
     artifact = writer.finish(KIND, made_by)
     (writer.directory / DIGEST).write_text(digest_line(artifact.fingerprint), encoding="utf-8")
@@ -167,3 +168,21 @@ def tolerance(outputs: np.ndarray, coarse: bool) -> float:
 def softmax(logits: np.ndarray) -> np.ndarray:
     powers = np.exp(logits - logits.max(axis=1, keepdims=True))
     return powers / powers.sum(axis=1, keepdims=True)
+
+
+DIRECTORY = "hugging-face"
+
+
+def write_hugging_face(writer: ArtifactWriter, model: nn.Module, data: PreparedData) -> None:
+    """Write the directory if ``model`` is a predictor of our transformer, with the tokenizer if the data has one."""
+    from slipstream.models.transformer import Transformer
+    from slipstream.models.transformer.hugging_face import files_of
+
+    network = getattr(model, "network", None)
+    if not isinstance(network, Transformer):
+        return
+    for name, content in files_of(network):
+        writer.write_bytes(f"{DIRECTORY}/{name}", content)
+    for name in data.artifact.files:
+        if name.startswith(f"{TOKENIZER}/"):
+            writer.write_bytes(name.replace(TOKENIZER, DIRECTORY, 1), data.artifact.read_bytes(name))

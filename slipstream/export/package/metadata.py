@@ -6,7 +6,6 @@ import json
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import onnx
 from onnx import TensorProto
@@ -31,7 +30,7 @@ def with_metadata(model: onnx.ModelProto, entries: Mapping[str, str]) -> onnx.Mo
 class Origin:
     """Where a model comes from: the fingerprints of ``made_by``, its licence, and the CPUs that it was made for."""
 
-    made_by: Mapping[str, Any]
+    made_by: Mapping[str, object]
     licence: str
     cpu_target: str
 

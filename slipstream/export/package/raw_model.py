@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
@@ -41,7 +42,7 @@ class Graph:
         self.taken.add(name)
         return name
 
-    def constant(self, value: Any, dtype: Any = np.float64) -> str:
+    def constant(self, value: npt.ArrayLike, dtype: npt.DTypeLike = np.float64) -> str:
         name = self.name("encode/constant")
         self.constants.append(numpy_helper.from_array(np.asarray(value, dtype), name))
         return name
@@ -111,8 +112,8 @@ def outer_ends(graph: Graph, output: str, classes: Sequence[str], ends: list[str
         return [helper.make_tensor_value_info(ends[0], TensorProto.FLOAT, [BATCH, 1])]
     label, probabilities = ends
     best = graph.add("ArgMax", output, axis=1, keepdims=1)
-    numbered: dict[str, Any] = {"keys_int64s": list(range(len(classes))), "values_strings": list(classes)}
-    graph.add("LabelEncoder", best, named=label, domain=ML_DOMAIN, **numbered)
+    numbers, names = list(range(len(classes))), list(classes)
+    graph.add("LabelEncoder", best, named=label, domain=ML_DOMAIN, keys_int64s=numbers, values_strings=names)
     graph.add("Softmax", output, named=probabilities, axis=1)
     return [
         helper.make_tensor_value_info(label, TensorProto.STRING, [BATCH, 1]),
@@ -137,8 +138,10 @@ def encode_texts(graph: Graph, texts: str, vocabulary: Sequence[str], missing: S
     codes = {**dict.fromkeys(missing, MISSING), **{text: FIRST + place for place, text in enumerate(vocabulary)}}
     # A table needs at least one entry.
     codes = codes or {"": UNSEEN}
-    table: dict[str, Any] = {"keys_strings": list(codes), "values_int64s": list(codes.values())}
-    return graph.add("LabelEncoder", texts, domain=ML_DOMAIN, default_int64=UNSEEN, **table)
+    names, numbers = list(codes), list(codes.values())
+    return graph.add(
+        "LabelEncoder", texts, domain=ML_DOMAIN, default_int64=UNSEEN, keys_strings=names, values_int64s=numbers
+    )
 
 
 def encode_numbers(graph: Graph, columns: RawColumns, inputs: dict[str, str]) -> str:

@@ -201,7 +201,7 @@ def lines_of(message: Config) -> Iterator[str]:
                 yield f"{name}: {scalar(each)}"
 
 
-def scalar(value: Any) -> str:
+def scalar(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return str(value) if isinstance(value, (Name, int)) else json.dumps(value, ensure_ascii=False)

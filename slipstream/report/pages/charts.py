@@ -23,7 +23,8 @@ LARGEST_CELL = 84.0
 DARK = 0.7
 #: About the width of a letter in an axis label, and the height of a line, in pixels.
 LETTER, LINE_HEIGHT = 7.5, 19.0
-REFERENCE_LINE: dict[str, Any] = {"color": SOFT, "linestyle": (0, (4, 3)), "linewidth": 1.2}
+LineStyle = dict[str, Any]
+REFERENCE_LINE: LineStyle = {"color": SOFT, "linestyle": (0, (4, 3)), "linewidth": 1.2}
 
 
 @inline_svg
@@ -131,7 +132,7 @@ def predicted_against_actual(axes: Axes, scatter: Scatter, target: str) -> str:
     """One dot per test row, and the line on which predictions would be exact."""
     values = [*scatter.actual, *scatter.predicted]
     ends = [min(values), max(values)]
-    dots: dict[str, Any] = {"linestyle": "", "marker": "o", "markersize": 4, "markeredgewidth": 0, "alpha": 0.45}
+    dots: LineStyle = {"linestyle": "", "marker": "o", "markersize": 4, "markeredgewidth": 0, "alpha": 0.45}
     axes.plot(scatter.actual, scatter.predicted, label="test rows", **dots)
     axes.plot(ends, ends, label="predicted = actual", **REFERENCE_LINE)
     axes.set(xlabel=f"actual {fmt.shortened(target)}", ylabel="predicted")
@@ -185,7 +186,7 @@ def unit_square(axes: Axes) -> None:
 
 def plot_point(axes: Axes, x: float, y: float, colour: str, words: str, diameter: float = 6.0) -> None:
     """A ring with a tooltip."""
-    ring: dict[str, Any] = {"markerfacecolor": CARD, "markeredgecolor": colour, "markeredgewidth": 2}
+    ring: LineStyle = {"markerfacecolor": CARD, "markeredgecolor": colour, "markeredgewidth": 2}
     axes.plot([x], [y], linestyle="", marker="o", markersize=diameter, gid=tooltip(words), zorder=3, **ring)
 
 

@@ -27,7 +27,7 @@ VALUES_SHOWN = 3
 COLUMNS_SHOWN, COLUMNS_LISTED = 16, 400
 
 
-def report_page(summary: RunSummary, results: Results, config: Mapping[str, Any], made: datetime) -> str:
+def report_page(summary: RunSummary, results: Results, config: Mapping[str, object], made: datetime) -> str:
     """``config`` is the whole configuration by section; ``made`` is local time."""
     evaluation, columns = results.evaluation, results.card["columns"]
     confusion, classes = evaluation.confusion, evaluation.classes
@@ -167,7 +167,7 @@ def contents(column: Mapping[str, Any]) -> str:
     return ""
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
     """Every setting by its dotted path."""
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
