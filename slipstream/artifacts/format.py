@@ -174,12 +174,12 @@ class Manifest:
             files = {name: FileRecord(**record) for name, record in manifest["files"].items()}
             if not all(record.consistent() for record in files.values()):
                 raise ValueError
-            found = cls(manifest["kind"], manifest["format"], manifest["made_by"], files)
+            parsed = cls(manifest["kind"], manifest["format"], manifest["made_by"], files)
         except (ValueError, KeyError, TypeError, AttributeError):
             raise DamagedArtifact(f"{where}: not a manifest of this format") from None
         for name in files:
             check_name(name, where, DamagedArtifact)
-        return found
+        return parsed
 
 
 @dataclass(frozen=True)
@@ -201,10 +201,10 @@ class Artifact:
         except OSError as error:
             raise DamagedArtifact(f"{path}: {error.strerror}; this is not a finished artifact") from None
         manifest = Manifest.parse(raw, path)
-        files, found = manifest.files, (manifest.kind, manifest.format)
-        if found != (kind, FORMAT):
+        files, stored = manifest.files, (manifest.kind, manifest.format)
+        if stored != (kind, FORMAT):
             expected = f"{kind!r}, format {FORMAT}"
-            raise DamagedArtifact(f"{path}: holds {found[0]!r}, format {found[1]}; expected {expected}")
+            raise DamagedArtifact(f"{path}: holds {stored[0]!r}, format {stored[1]}; expected {expected}")
         for name, record in files.items():
             try:
                 size = (directory / name).stat().st_size

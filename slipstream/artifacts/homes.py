@@ -41,8 +41,8 @@ class Holder:
     @classmethod
     def from_json(cls, data: object) -> Holder:
         """What was recorded; a record that cannot be read is nobody's."""
-        found = data if isinstance(data, Mapping) else {}
-        execution, attempt, prefix = (found.get(name) for name in ("execution", "attempt", "prefix"))
+        fields = data if isinstance(data, Mapping) else {}
+        execution, attempt, prefix = (fields.get(name) for name in ("execution", "attempt", "prefix"))
         if isinstance(execution, str) and isinstance(attempt, int) and isinstance(prefix, str):
             return cls(execution, attempt, prefix)
         return cls()

@@ -52,9 +52,9 @@ def from_json(content: bytes, kind: type[T], where: object) -> T:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join(str(step) for step in first["loc"][1:])
-        found = f"{field}: {first['msg']}, not {reprlib.repr(first['input'])}" if field else first["msg"]
+        mistake = f"{field}: {first['msg']}, not {reprlib.repr(first['input'])}" if field else first["msg"]
         mend = getattr(kind, "MEND", "make it again")
-        raise DamagedArtifact(f"{where}: not {words(kind)} of this version ({found}); {mend}") from None
+        raise DamagedArtifact(f"{where}: not {words(kind)} of this version ({mistake}); {mend}") from None
     return record
 
 

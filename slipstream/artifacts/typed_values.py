@@ -75,8 +75,8 @@ def decode(data: bytes, kind: object, name: object) -> Any:
 def first_mistake(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_context=False)[0]
     at = "".join(f"{step}." for step in first["loc"]).removesuffix(".")
-    said = first["msg"].removeprefix("Value error, ")
-    return f"{at and f'{at}: '}{said}, not {reprlib.repr(first['input'])}"
+    message = first["msg"].removeprefix("Value error, ")
+    return f"{at and f'{at}: '}{message}, not {reprlib.repr(first['input'])}"
 
 
 # Writing

@@ -121,25 +121,25 @@ def measure_latencies(
             for rows in batches:
                 calls = {name: partial(run, inputs[rows]) for name, run in runs.items()}
                 take_turns(calls, taken[rows], seconds / LOADS / len(batches), order)
-    found: dict[str, dict[str, LatencyFigures]] = {name: {} for name in loads}
+    figures: dict[str, dict[str, LatencyFigures]] = {name: {} for name in loads}
     for rows, turns in taken.items():
         for name, own in turns.items():
             speedup = ratio(own.against(turns[reference])) if name != reference else None
-            found[name][str(rows)] = latency(np.array(own.calls), speedup)
-    return found
+            figures[name][str(rows)] = latency(np.array(own.calls), speedup)
+    return figures
 
 
 def affordable_batches(run: Predictor, workload: Workload, seconds: float, batches: Sequence[int]) -> tuple[int, ...]:
     """The batch sizes at which ``FEWEST_CALLS`` take at most ``seconds``, and always the first of ``batches``."""
-    found = list(batches[:1])
+    affordable = list(batches[:1])
     with torch_threads(workload.threads):
         for rows in sorted(batches[1:]):
             inputs = workload.inputs(rows)
             taken = turn(partial(run, inputs), calls=1)[0] / 1e9
             if taken * FEWEST_CALLS > seconds:
                 break
-            found.append(rows)
-    return tuple(sorted(found))
+            affordable.append(rows)
+    return tuple(sorted(affordable))
 
 
 def screen_speedups(
@@ -157,15 +157,15 @@ def screen_speedups(
     to drop variants that are clearly slower, but not to name the fastest.
     """
     order, names = np.random.default_rng(0), list(runs)
-    inputs, found = workload.inputs(batch), {name: list[float]() for name in names}
+    inputs, speedups = workload.inputs(batch), {name: list[float]() for name in names}
     with torch_threads(workload.threads):
-        while len(found[reference]) < rounds:
+        while len(speedups[reference]) < rounds:
             took = {}
             for index in order.permutation(len(names)):
                 call = partial(runs[names[index]], inputs)
                 took[names[index]] = float(np.median(turn(call, SCREENING_CALLS, SCREENING_SECONDS)))
             for name in names:
-                found[name].append(took[reference] / took[name])
+                speedups[name].append(took[reference] / took[name])
             if time.perf_counter() > deadline:
                 break
-    return found
+    return speedups

@@ -116,12 +116,12 @@ def ratios(fp32: np.ndarray, variant: np.ndarray, seed: int = 0) -> np.ndarray:
     """The ratio of the RMSEs minus one, in each draw. Both are squared errors ``[rows]``, float64."""
     rows = len(fp32)
     draws = DRAWS if rows <= MANY else max(FEWEST_DRAWS, DRAWS * MANY // rows)
-    generator, found = np.random.default_rng(seed), []
+    generator, parts = np.random.default_rng(seed), []
     step = max(1, AT_A_TIME // rows)
     for start in range(0, draws, step):
         drawn = generator.integers(0, rows, (min(step, draws - start), rows))
-        found.append(np.sqrt(variant[drawn].sum(axis=1) / np.maximum(fp32[drawn].sum(axis=1), 1e-300)) - 1)
-    return np.concatenate(found)
+        parts.append(np.sqrt(variant[drawn].sum(axis=1) / np.maximum(fp32[drawn].sum(axis=1), 1e-300)) - 1)
+    return np.concatenate(parts)
 
 
 def rmse_limits(fp32: np.ndarray, variant: np.ndarray, error: float) -> tuple[float, float]:

@@ -90,8 +90,8 @@ def write_pruned(directory: Path, work: CompressionRun, share: float, made_by: M
     trained = work.trained
     model = trained.load()
     groups = find_groups(model)
-    found = importance(model, groups, work.data)
-    retained = united([g.retained(strongest(g, of, share)) for g, of in zip(groups, found, strict=True)])
+    scores_of_groups = importance(model, groups, work.data)
+    retained = united([g.retained(strongest(g, of, share)) for g, of in zip(groups, scores_of_groups, strict=True)])
     prune(model.network, retained)
     pruned = replace(trained.architecture, retained=compose(trained.architecture.retained, retained))
     pruned.empty()  # refuses what does not run so
@@ -172,7 +172,7 @@ def choose(
     metric, _ = HEADLINE[signature.task]
     given = not config.searches
     models = {one.name: model for one, model in zip(tried, fine_tuned, strict=False)}
-    found = Compression(
+    compression = Compression(
         config.method,
         metric,
         size_of(work.trained),
@@ -184,14 +184,14 @@ def choose(
     winner = tried[0] if given else best(tried, config)
     if winner is None:
         why = f"none of {len(tried)} is shown to lose less than the {config.max_loss:g} {UNITS[signature.task]} allowed"
-        return work.trained, replace(found, why=why)
+        return work.trained, replace(compression, why=why)
     model, rows = models[winner.name], held_out_rows(work.data)
     loss = loss_on(work, outputs_of(work, model, rows), rows)
-    answer, said = loss.answer(config.max_loss), in_words(loss, signature.task, config.max_loss, "test")
+    answer, words = loss.answer(config.max_loss), in_words(loss, signature.task, config.max_loss, "test")
     if given or answer == "passed" or (answer == "can't tell" and config.when_in_doubt == "take"):
         doubt = "" if answer == "passed" else " (taken all the same: " + ("it was asked for)" if given else "in doubt)")
-        return model, replace(found, taken=winner.name, why=said + doubt)
-    return work.trained, replace(found, why=f"{winner.name}: {said}")
+        return model, replace(compression, taken=winner.name, why=words + doubt)
+    return work.trained, replace(compression, why=f"{winner.name}: {words}")
 
 
 def shares_of(config: CompressionConfig) -> list[float]:

@@ -47,14 +47,14 @@ def narrower(trained: ModelConfig) -> list[dict[str, object]]:
         )
     network, argument = WIDTHS[trained.name]
     widths = trained.arguments.get(argument) or inspect.signature(network).parameters[argument].default
-    found: list[dict[str, object]] = []
+    candidates: list[dict[str, object]] = []
     for share in SHARES:
         scaled = [min(width, max(MULTIPLE, round(share * width / MULTIPLE) * MULTIPLE)) for width in widths]
-        if scaled != list(widths) and {argument: scaled} not in found:
-            found.append({argument: scaled})
-    if not found:
+        if scaled != list(widths) and {argument: scaled} not in candidates:
+            candidates.append({argument: scaled})
+    if not candidates:
         raise UserError("compression.students: this network is too small to be made narrower; train it as it is")
-    return found
+    return candidates
 
 
 def parameters(config: ModelConfig, signature: Signature) -> int:

@@ -73,9 +73,9 @@ def tensors(kind: str, specs: Sequence[DeployedTensor]) -> str:
     return "\n".join(f"| {kind} | `{s.name}` | {s.dtype} | [{', '.join(map(str, s.shape))}] |" for s in specs)
 
 
-def variants(found: list[VariantFigures]) -> str:
+def variants(all_variants: list[VariantFigures]) -> str:
     """A table with a line for each variant that was made, and a sentence for each that could not be made."""
-    timed = [(v, v.metrics) for v in found if v.metrics]
+    timed = [(v, v.metrics) for v in all_variants if v.metrics]
     names = [name for name, value in vars(timed[0][1]).items() if value is not None]
     batches = sorted(timed[0][0].latency_ms, key=int)
     head = ["variant", "file", "bytes", *(f"p50 / p90 / p99 ms at batch {b}" for b in batches), *names]
@@ -86,7 +86,7 @@ def variants(found: list[VariantFigures]) -> str:
         label = f"**{v.name}**" if v.chosen else v.name
         lines.append([label, v.file or "", f"{v.bytes:,}", *timings, *scored])
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    verdicts = [f"- {v.name}, {v.verdict}: {v.reason}" for v in found]
+    verdicts = [f"- {v.name}, {v.verdict}: {v.reason}" for v in all_variants]
     return "\n\n".join([table, "\n".join(verdicts)])
 
 

@@ -100,16 +100,16 @@ def verdict(task: str, each: Contender, config: ExportConfig, batch: int) -> Var
     speedup, answer = each.speedup(batch), each.loss.answer(config.max_loss)
     assert speedup is not None
     speed = f"{speedup.value:.2f} times as fast as FP32 at batch {batch} ({speedup.low:.2f} to {speedup.high:.2f})"
-    said = f"{speed}, and {in_words(each.loss, task, config.max_loss, config.evidence)}"
+    measured = f"{speed}, and {in_words(each.loss, task, config.max_loss, config.evidence)}"
     if not fast(each, config, batch):
         short = "slower" if speedup.high < 1 else "not faster"
         return VariantVerdict(short, f"{speed}, less than the {config.min_speedup:g} asked for")
     if not good(each, config):
-        return VariantVerdict(answer, said)
+        return VariantVerdict(answer, measured)
     if not within(each, config):
-        return VariantVerdict("over budget", f"{said}; {exceeds(each, config)}")
+        return VariantVerdict("over budget", f"{measured}; {exceeds(each, config)}")
     taken = "" if answer == "passed" else " (taken all the same: export.when_in_doubt)"
-    return VariantVerdict("passed", said + taken)
+    return VariantVerdict("passed", measured + taken)
 
 
 def within(each: Contender, config: ExportConfig) -> bool:
@@ -124,13 +124,13 @@ def exceeds(each: Contender, config: ExportConfig) -> str:
         return ""
     name, batch = config.budget_percentile, config.decide_at_batch
     figures = each.latency[str(batch)]
-    found = figures.percentile(name)
-    if found is None:
+    estimate = figures.percentile(name)
+    if estimate is None:
         needed = calls_needed(PERCENTILES[name])
         return f"{name} is not known from {figures.calls:,} calls ({needed:,} are needed; raise export.seconds)"
-    if found.high <= config.budget_ms:
+    if estimate.high <= config.budget_ms:
         return ""
-    return f"{name} of {found.value:.3g} ms (up to {found.high:.3g}) is over the budget"
+    return f"{name} of {estimate.value:.3g} ms (up to {estimate.high:.3g}) is over the budget"
 
 
 def check_budget(contenders: Sequence[Contender], config: ExportConfig) -> None:
@@ -148,8 +148,8 @@ def check_budget(contenders: Sequence[Contender], config: ExportConfig) -> None:
     name, batch = config.budget_percentile, str(config.decide_at_batch)
 
     def far(each: Contender) -> float:
-        found = each.latency[batch].percentile(name)
-        return found.high if found else float("inf")
+        estimate = each.latency[batch].percentile(name)
+        return estimate.high if estimate else float("inf")
 
     closest = min(able, key=far)
     raise UserError(

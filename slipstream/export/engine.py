@@ -89,8 +89,8 @@ def export(
     workload = Workload(signature, test, config.threads)
     batches = affordable_batches(fp32.load(), workload, TIMING * config.seconds, deciding_first)
     profiled = operator_times(directory / str(fp32.file), signature, test, config, batches)
-    found = search(directory, directory / str(fp32.file), data, config, started, batches)
-    finalists = [onnx_variant(each.name, each.path, signature, test, config) for each in found.finalists]
+    searched = search(directory, directory / str(fp32.file), data, config, started, batches)
+    finalists = [onnx_variant(each.name, each.path, signature, test, config) for each in searched.finalists]
     left = max(TIMING * config.seconds, config.seconds - (time.perf_counter() - started))
     timed_variants = [*torch, fp32, *finalists]
     loads = {variant.name: variant.load for variant in timed_variants}
@@ -116,7 +116,7 @@ def export(
     ]
     report = ExportReport(
         task=signature.task,
-        variants=[*variants, *for_gpus, *(left_out(name, verdict) for name, verdict in found.others.items())],
+        variants=[*variants, *for_gpus, *(left_out(name, verdict) for name, verdict in searched.others.items())],
         chosen=decision.chosen,
         why=decision.why,
         decided_at_batch=config.decide_at_batch,
@@ -146,14 +146,14 @@ def export(
 def check_inputs(model: Signature, data: Signature) -> None:
     """Raise ``UserError`` unless the rows are such as the model was trained on."""
     for name in ("task", "target", "inputs", "classes", "cardinalities", "buckets", "image_mean", "image_std"):
-        takes, found = (getattr(each, name) for each in (model, data))
-        if takes != found:
+        takes, given = (getattr(each, name) for each in (model, data))
+        if takes != given:
             if name == "inputs":
-                takes, found = (
-                    ", ".join(f"{i.name} {i.dtype} {list(i.shape)}" for i in each) for each in (takes, found)
+                takes, given = (
+                    ", ".join(f"{i.name} {i.dtype} {list(i.shape)}" for i in each) for each in (takes, given)
                 )
             raise UserError(
-                f"the prepared data is not the model's: {name} of {shortened(found)} instead of {shortened(takes)}; "
+                f"the prepared data is not the model's: {name} of {shortened(given)} instead of {shortened(takes)}; "
                 "expected the data that the model was trained on, or later rows prepared with data.earlier"
             )
 

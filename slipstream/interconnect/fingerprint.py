@@ -43,17 +43,17 @@ def fingerprint_of(topology: Topology, device: torch.device, backend: str = "") 
 
 
 def libraries(backend: str) -> dict[str, str]:
-    found = {"torch": str(torch.__version__)}
+    versions = {"torch": str(torch.__version__)}
     if backend == "nccl":
-        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-    return found
+        versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    return versions
 
 
 def driver_of(device: torch.device) -> str:
     """The GPU's driver, or Linux' version where the network is the kernel's."""
     if device.type == "cuda":
         versions = (Path("/sys/module/nvidia/version"), Path("/sys/module/amdgpu/version"))
-        return next((found for path in versions if (found := read(path))), "unknown")
+        return next((version for path in versions if (version := read(path))), "unknown")
     return f"Linux {'.'.join(platform.release().split('.')[:2])}"
 
 
@@ -66,8 +66,8 @@ def refuse_unknown_interfaces(environment: Mapping[str, str]) -> None:
         if chosen.startswith("^"):
             continue
         for name in filter(None, re.split(",", chosen.removeprefix("="))):
-            known = name in present if exact else any(there.startswith(name.partition(":")[0]) for there in present)
-            if present and not known:
+            exists = name in present if exact else any(there.startswith(name.partition(":")[0]) for there in present)
+            if present and not exists:
                 raise UserError(
                     f"{variable}={chosen}: this machine has no interface {name!r}; it has {', '.join(present)}"
                 )

@@ -291,7 +291,7 @@ def merged(profiles: Sequence[NetworkProfile]) -> NetworkProfile:
         profiles[0],
         measurements=by_case(m for profile in profiles for m in profile.measurements),
         pairs=by_case(m for profile in profiles for m in profile.pairs),
-        overlaps=tuple(replace(case, turns=found) for case, found in turns.items()),
+        overlaps=tuple(replace(case, turns=all_turns) for case, all_turns in turns.items()),
         products=tuple(product for profile in profiles for product in profile.products),
     )
 
@@ -302,7 +302,7 @@ def by_case(measurements: Iterable[Measurement]) -> tuple[Measurement, ...]:
     for each in measurements:
         case = replace(each, launches=())
         launches[case] = (*launches.get(case, ()), *each.launches)
-    return tuple(replace(case, launches=found) for case, found in launches.items())
+    return tuple(replace(case, launches=all_launches) for case, all_launches in launches.items())
 
 
 def write_profile(

@@ -88,12 +88,12 @@ def numa_nodes(root: Path = Path("/sys/devices/system/node")) -> int:
 def interfaces(named: str = "") -> list[str]:
     """The network interfaces that are up, or those ``named`` (by comma), one line each."""
     wanted = [name for name in named.split(",") if name]
-    found = []
+    lines = []
     for name, stats in sorted(psutil.net_if_stats().items()):
         if name in wanted or (not wanted and stats.isup and name != "lo" and has_address(name)):
             speed = f"{stats.speed} Mbit/s" if stats.speed > 0 else "speed unknown"
-            found.append(f"{name}: {speed}, MTU {stats.mtu}")
-    return found
+            lines.append(f"{name}: {speed}, MTU {stats.mtu}")
+    return lines
 
 
 def has_address(name: str) -> bool:
@@ -103,13 +103,13 @@ def has_address(name: str) -> bool:
 
 def rdma_devices(root: Path = Path("/sys/class/infiniband")) -> list[str]:
     """InfiniBand, RoCE and EFA devices, one line each: ``mlx5_0: InfiniBand, 400 Gb/sec (4X NDR)``."""
-    found = []
+    lines = []
     for device in sorted(root.glob("*")):
         driver = (device / "device/driver").resolve().name
         layer, rate = read(device / "ports/1/link_layer"), read(device / "ports/1/rate")
         kind = "EFA" if driver == "efa" else {"Ethernet": "RoCE"}.get(layer, layer or driver)
-        found.append(f"{device.name}: {kind}" + (f", {rate}" if rate else ""))
-    return found
+        lines.append(f"{device.name}: {kind}" + (f", {rate}" if rate else ""))
+    return lines
 
 
 def gloo_transports() -> tuple[str, ...]:
@@ -155,10 +155,10 @@ def links() -> list[str]:
         if not shutil.which(tool):
             continue
         try:
-            said = subprocess.run([tool, *arguments], capture_output=True, text=True, timeout=SECONDS).stdout
+            output = subprocess.run([tool, *arguments], capture_output=True, text=True, timeout=SECONDS).stdout
         except (OSError, subprocess.TimeoutExpired):
             continue
-        return [f"{kind}: {pairs} pair{'s' if pairs > 1 else ''}" for kind, pairs in parse(said).most_common()]
+        return [f"{kind}: {pairs} pair{'s' if pairs > 1 else ''}" for kind, pairs in parse(output).most_common()]
     return []
 
 

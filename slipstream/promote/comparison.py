@@ -115,9 +115,9 @@ def check_same_tokens(new: Package, old: Package) -> None:
             f"the promoted model takes rows of {theirs[1]} tokens from {theirs[2]:,}, this one of {length} from "
             f"{vocabulary:,}; promote it in a registry of its own"
         )
-    ours, known = new.tokenizer, old.tokenizer
-    if ours and known and ours != known:
-        name = next(name for name in sorted({*ours, *known}) if ours.get(name) != known.get(name))
+    ours, promoted = new.tokenizer, old.tokenizer
+    if ours and promoted and ours != promoted:
+        name = next(name for name in sorted({*ours, *promoted}) if ours.get(name) != promoted.get(name))
         raise Incomparable(f"the promoted model has another tokenizer ({name}); promote it in a registry of its own")
 
 
@@ -139,9 +139,9 @@ def check_unseen(new: Holdout | None, old: Holdout | None) -> None:
             "trained on them; split the data as then"
         )
     name = next(name for name in new.settings if new.settings[name] != old.settings.get(name))
-    said = {"column": "data.time", "columns": "rows known by"}.get(name, f"data.split.{name}")
+    setting = {"column": "data.time", "columns": "rows known by"}.get(name, f"data.split.{name}")
     raise Incomparable(
-        f"the promoted model was trained with {said} {old.settings.get(name)}, this one with "
+        f"the promoted model was trained with {setting} {old.settings.get(name)}, this one with "
         f"{new.settings[name]}: it may have been trained on these test rows; split the data as then"
     )
 
@@ -156,17 +156,17 @@ def columns_of(new: Package, old: Package) -> tuple[RawColumns, RawColumns]:
         )
     for name, kind in there.types.items():
         if here.types.get(name) != kind:
-            found = f"is {here.types[name]}" if name in here.types else "is no input"
-            raise Incomparable(f"the promoted model takes the column {name!r} as {kind}; here it {found}")
+            difference = f"is {here.types[name]}" if name in here.types else "is no input"
+            raise Incomparable(f"the promoted model takes the column {name!r} as {kind}; here it {difference}")
     return here, there
 
 
-def numbered(found: np.ndarray, data: PreparedData) -> np.ndarray:
+def numbered(names: np.ndarray, data: PreparedData) -> np.ndarray:
     """Names of classes as their numbers in ``data``; the two models may have them in another order."""
-    places = {name: place for place, name in enumerate(data.signature.classes)}
+    places = {name: number for number, name in enumerate(data.signature.classes)}
     if places:
-        return np.array([places[name] for name in found], np.float64)
-    return found if found.dtype == bool else found.astype(np.float64)
+        return np.array([places[name] for name in names], np.float64)
+    return names if names.dtype == bool else names.astype(np.float64)
 
 
 def on_tensors(package: Package, data: PreparedData, records: np.ndarray) -> np.ndarray:

@@ -138,8 +138,8 @@ def main(registry: str, fetch: Path | None) -> None:
 
     Example: slipstream registry s3://models/churn --fetch model/
     """
-    found = Registry(registry)
-    history = found.history()
+    models = Registry(registry)
+    history = models.history()
     if not history:
         raise UserError(f"{registry}: no model was promoted yet; expected a registry that train_and_promote has filled")
     for pointer in history:
@@ -149,5 +149,5 @@ def main(registry: str, fetch: Path | None) -> None:
             raise UserError(f"--fetch: {fetch} is there already; expected a directory that is not")
         fetch.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=fetch.parent, prefix=".fetch-") as scratch:
-            shutil.move(found.fetch(history[-1], Path(scratch, "model")), fetch)
+            shutil.move(models.fetch(history[-1], Path(scratch, "model")), fetch)
         click.echo(f"in service: {fetch}")

@@ -46,8 +46,8 @@ def write_card(prepared: Artifact, card: Card, directory: Path, now: datetime) -
     (directory / CARD).write_text(page, encoding="utf-8")
 
 
-def data_card_page(card: Card, quarantined: Sequence[Mapping[str, object]], made: datetime) -> str:
+def data_card_page(card: Card, quarantined: Sequence[Mapping[str, object]], made_at: datetime) -> str:
     """Every column of the prepared data, and the first rows that were set aside. ``card`` is the content of
     ``card.json``, ``quarantined`` the first rows of ``quarantine.parquet``."""
     totals = {split: sum(counts[split] for counts in card["classes"].values()) for split in SPLITS}
-    return render("data_card.html", card=card, class_totals=totals, quarantined=quarantined, made=made)
+    return render("data_card.html", card=card, class_totals=totals, quarantined=quarantined, made=made_at)

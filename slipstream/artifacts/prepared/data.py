@@ -217,7 +217,7 @@ class PreparedData:
             return np.empty(0, self.signature.record)
         # Each segment may end with a short block.
         enough = max(SAMPLED_BLOCKS, -(-most // self.block_rows(name)) + len(self.segments(name)))
-        chosen = [blocks[place] for place in evenly(len(blocks), enough)]
+        chosen = [blocks[index] for index in evenly(len(blocks), enough)]
         records = np.concatenate([data.view(self.signature.record) for data in self.verified(chosen)])
         return records[evenly(len(records), most)]
 

@@ -26,13 +26,13 @@ def tokenizer_files(directory: Path, vocabulary: int) -> list[Path]:
     Raises ``UserError`` if there is none, or if its ``tokenizer.json`` has ids that a model of ``vocabulary`` tokens
     does not know.
     """
-    found = [directory / name for name in FILES if (directory / name).is_file()]
-    if not any(path.name in VOCABULARIES for path in found):
+    paths = [directory / name for name in FILES if (directory / name).is_file()]
+    if not any(path.name in VOCABULARIES for path in paths):
         raise UserError(f"{directory}: holds no tokenizer; expected one of {', '.join(VOCABULARIES)} in it")
     fast = directory / "tokenizer.json"
-    if fast in found and (largest := largest_id(fast)) >= vocabulary:
+    if fast in paths and (largest := largest_id(fast)) >= vocabulary:
         raise UserError(f"{fast}: has the token id {largest}; the model knows 0 to {vocabulary - 1}")
-    return found
+    return paths
 
 
 def largest_id(path: Path) -> int:
@@ -74,8 +74,8 @@ def write_token_rows(
         if rows.dtype.kind not in "iu":
             raise UserError(f"the {name} split holds {rows.dtype}; expected integers")
         if rows.size and not (rows.min() >= 0 and rows.max() < vocabulary):
-            found = f"ids from {rows.min()} to {rows.max()}"
-            raise UserError(f"the {name} split has {found}; expected 0 to {vocabulary - 1}")
+            range_of_ids = f"ids from {rows.min()} to {rows.max()}"
+            raise UserError(f"the {name} split has {range_of_ids}; expected 0 to {vocabulary - 1}")
     length = next(iter(widths.values()))[0] - 1
     tokens = TensorSpec("tokens", "int64", (length,))
     signature = Signature((tokens,), "next token", "next token", buckets=vocabulary)

@@ -101,8 +101,8 @@ class VariantFigures:
     def milliseconds(self, batch: str, percentile: str) -> float | None:
         """A percentile of its latency at a batch size; None if that was not measured often enough."""
         latency = self.latency_ms.get(batch)
-        found = latency.percentile(percentile) if latency else None
-        return found.value if found else None
+        estimate = latency.percentile(percentile) if latency else None
+        return estimate.value if estimate else None
 
 
 @dataclass(frozen=True)

@@ -79,10 +79,10 @@ def write_raw(
     writer: ArtifactWriter, model: onnx.ModelProto, columns: RawColumns, deployed: ModelSignature, origin: Origin
 ) -> RawSignature:
     """Write ``model.raw.onnx`` and raw sample rows with what it makes of them."""
-    made, classes = raw_model(model, columns, deployed.classes), deployed.classes
-    values = dict(zip(names(made), draw_raw(columns).values(), strict=True))
+    raw, classes = raw_model(model, columns, deployed.classes), deployed.classes
+    values = dict(zip(names(raw), draw_raw(columns).values(), strict=True))
     dtypes = dict(zip(values, map(dtype_of, columns.types.values()), strict=True))
-    *labels, scores = run(made, {name: column_of(column, dtypes[name]) for name, column in values.items()})
+    *labels, scores = run(raw, {name: column_of(column, dtypes[name]) for name, column in values.items()})
     allowed = tolerance(scores, is_coarse(model))
     outputs = run(model, encode(columns, deployed.opset))[0]
     expected = softmax(outputs) if classes else outputs
@@ -94,8 +94,8 @@ def write_raw(
         DeployedTensor(name, dtypes[name], ("batch", 1), UNITS.get(kind, "as in the data"))
         for name, kind in zip(values, columns.types.values(), strict=True)
     ]
-    signature = RawSignature(RAW_MODEL, inputs, raw_outputs(made, deployed), columns.mark, allowed)
-    save(made, entries(deployed, signature.inputs, signature.outputs, origin), writer.directory / RAW_MODEL)
+    signature = RawSignature(RAW_MODEL, inputs, raw_outputs(raw, deployed), columns.mark, allowed)
+    save(raw, entries(deployed, signature.inputs, signature.outputs, origin), writer.directory / RAW_MODEL)
     return signature
 
 
@@ -132,10 +132,10 @@ def finish(writer: ArtifactWriter, made_by: Mapping[str, object]) -> Artifact:
 
 def encode(columns: RawColumns, opset: int) -> dict[str, np.ndarray]:
     """The drawn rows as the model's inputs."""
-    made = encoder(columns, opset)
-    drawn = zip(names(made), draw_raw(columns).values(), columns.types.values(), strict=True)
-    tensors = run(made, {name: column_of(values, dtype_of(kind)) for name, values, kind in drawn})
-    return {value.name: tensor for value, tensor in zip(made.graph.output, tensors, strict=True)}
+    encoding = encoder(columns, opset)
+    drawn = zip(names(encoding), draw_raw(columns).values(), columns.types.values(), strict=True)
+    tensors = run(encoding, {name: column_of(values, dtype_of(kind)) for name, values, kind in drawn})
+    return {value.name: tensor for value, tensor in zip(encoding.graph.output, tensors, strict=True)}
 
 
 def run(model: onnx.ModelProto, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
@@ -147,10 +147,10 @@ def run(model: onnx.ModelProto, feed: dict[str, np.ndarray]) -> list[np.ndarray]
     return session.run(None, feed)
 
 
-def save(model: onnx.ModelProto, said: dict[str, str], path: Path) -> None:
+def save(model: onnx.ModelProto, properties: dict[str, str], path: Path) -> None:
     import onnx
 
-    onnx.save(with_metadata(model, said), path)
+    onnx.save(with_metadata(model, properties), path)
 
 
 def names(model: onnx.ModelProto) -> list[str]:

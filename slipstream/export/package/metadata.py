@@ -39,7 +39,7 @@ def entries(
     deployed: ModelSignature, inputs: list[DeployedTensor], outputs: list[DeployedTensor], origin: Origin
 ) -> dict[str, str]:
     """Names, types and units of ``inputs`` and ``outputs``, the classes, the origin. What is unknown is left out."""
-    found = {
+    texts = {
         "task": deployed.task,
         "target": deployed.target,
         "inputs": json.dumps([described(each) for each in inputs], ensure_ascii=False),
@@ -50,7 +50,7 @@ def entries(
         "cpu_target": origin.cpu_target,
         "licence": origin.licence,
     }
-    return {name: text for name, text in found.items() if text}
+    return {name: text for name, text in texts.items() if text}
 
 
 def described(tensor: DeployedTensor) -> dict[str, object]:

@@ -49,8 +49,8 @@ def draw_raw(columns: RawColumns) -> dict[str, list[str] | list[float | None]]:
     drawn: dict[str, list[str] | list[float | None]] = {}
     for name, kind in columns.types.items():
         if kind == TEXT:
-            known = [*vocabularies[name], UNSEEN_TEXT]
-            texts = [known[place] for place in rng.integers(0, len(known), ROWS)]
+            choices = [*vocabularies[name], UNSEEN_TEXT]
+            texts = [choices[index] for index in rng.integers(0, len(choices), ROWS)]
             if columns.missing:
                 texts[int(rng.integers(ROWS))] = columns.mark
             drawn[name] = texts

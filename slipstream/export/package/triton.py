@@ -71,10 +71,10 @@ def write_repository(directory: Path, repository: Path, name: str = "") -> list[
                 raise UserError(f"{model}/config.pbtxt: {flaws[0]}")
             text = rendered(config)
             parse(text)
-            place = Path(scratch, model)
-            (place / VERSION).mkdir(parents=True)
-            (place / "config.pbtxt").write_text(text, encoding="utf-8")
-            link_or_copy(directory / file, place / VERSION / "model.onnx")
+            target = Path(scratch, model)
+            (target / VERSION).mkdir(parents=True)
+            (target / "config.pbtxt").write_text(text, encoding="utf-8")
+            link_or_copy(directory / file, target / VERSION / "model.onnx")
         repository.mkdir(exist_ok=True)
         return [Path(shutil.move(Path(scratch, model), repository / model)) for model in models]
 
@@ -146,14 +146,14 @@ def flaws_of(
     if largest < 1:
         yield f"max_batch_size: {largest}; expected at least 1, as the first dimension is the batch"
     for kind, specs in (("input", inputs), ("output", outputs)):
-        found = {entry["name"]: (entry["data_type"], entry["dims"]) for entry in config[kind]}
-        if len(found) != len(config[kind]):
+        written = {entry["name"]: (entry["data_type"], entry["dims"]) for entry in config[kind]}
+        if len(written) != len(config[kind]):
             yield f"{kind}: a name occurs twice"
         for spec in specs:
             right = (TYPES[spec.dtype], dims(spec))
-            if found.pop(spec.name, None) != right:
+            if written.pop(spec.name, None) != right:
                 yield f"{kind} {spec.name!r}: expected {right[0]} with dims {right[1]}, as in the model"
-        for name in found:
+        for name in written:
             yield f"{kind} {name!r}: the model has no such {kind}"
     preferred = config.get("dynamic_batching", {}).get("preferred_batch_size", [])
     for rows in preferred:
@@ -216,5 +216,5 @@ def main(directory: Path, repository: Path, name: str) -> None:
 
     Example: slipstream triton runs/…/model models/ --name churn
     """
-    for made in write_repository(directory, repository, name):
-        click.echo(made)
+    for written in write_repository(directory, repository, name):
+        click.echo(written)

@@ -208,8 +208,8 @@ def smooth_first_product(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -
     matrix = matrix * scale
     tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(matrix if transposed else matrix.T), tensor.name))
     model.graph.initializer.append(numpy_helper.from_array(1 / scale, f"{NAME}.scale"))
-    place = list(model.graph.node).index(node)
-    model.graph.node.insert(place, helper.make_node("Mul", [read, f"{NAME}.scale"], [f"{NAME}.out"], name=NAME))
+    index = list(model.graph.node).index(node)
+    model.graph.node.insert(index, helper.make_node("Mul", [read, f"{NAME}.scale"], [f"{NAME}.out"], name=NAME))
     node.input[0] = f"{NAME}.out"
 
 

@@ -87,13 +87,13 @@ def calibration(data: PreparedData, config: ExportConfig) -> tuple[np.ndarray, .
 def search_rows(fp32: Path, data: PreparedData, config: ExportConfig) -> np.ndarray:
     """Rows of the validation split, or of the training split if there are none: as many as FP32 predicts in a small
     share of the time."""
-    found = data.sample("validation", MOST_ROWS)
-    if not len(found):
-        found = data.sample("train", MOST_ROWS)
+    records = data.sample("validation", MOST_ROWS)
+    if not len(records):
+        records = data.sample("train", MOST_ROWS)
     started = time.perf_counter()
-    predicted(fp32, data, found[:FEWEST_ROWS], config)
-    taken = (time.perf_counter() - started) / len(found[:FEWEST_ROWS])
-    return found[: max(FEWEST_ROWS, int(LOSS * config.seconds / max(taken, 1e-9)))]
+    predicted(fp32, data, records[:FEWEST_ROWS], config)
+    taken = (time.perf_counter() - started) / len(records[:FEWEST_ROWS])
+    return records[: max(FEWEST_ROWS, int(LOSS * config.seconds / max(taken, 1e-9)))]
 
 
 def predicted(path: Path, data: PreparedData, records: np.ndarray, config: ExportConfig) -> np.ndarray:
@@ -222,4 +222,4 @@ def rank_by_error(quantiser: Quantiser, recipe: Recipe, deadline: float) -> dict
             break
         quantiser.make(recipe, target, only=[name])
         errors[name] = float(np.abs(onnx_predictor(target, 1)(quantiser.inputs) - expected).mean())
-    return dict(sorted(errors.items(), key=lambda found: -found[1]))
+    return dict(sorted(errors.items(), key=lambda item: -item[1]))

@@ -72,7 +72,7 @@ class SpeedRanking:
         twice as many rounds, and then the faster half of that, until one is left or ``deadline``
         (``time.perf_counter``) is over.
         """
-        runs, found = self.loaded(candidates), dict[int, list[ExportCandidate]]()
+        runs, ranked = self.loaded(candidates), dict[int, list[ExportCandidate]]()
         for batch, until in self.shares(deadline):
             field, slower, rounds = fastest_first(candidates, batch), list[ExportCandidate](), SCREENING_ROUNDS
             while len(field) > 1 and time.perf_counter() < until:
@@ -84,8 +84,8 @@ class SpeedRanking:
                 field = fastest_first(field, batch)
                 half = -(-len(field) // 2)
                 field, slower = field[:half], [*field[half:], *slower]
-            found[batch] = [*field, *slower]
-        return found
+            ranked[batch] = [*field, *slower]
+        return ranked
 
     def shares(self, deadline: float) -> Iterator[tuple[int, float]]:
         """The batch sizes, the smallest first, each with the end of its share of the time that is left."""

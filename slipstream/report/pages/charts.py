@@ -46,9 +46,9 @@ def validation_metric(axes: Axes, history: History, metric: str) -> str:
 
 def plot_validation(axes: Axes, history: History, key: str) -> None:
     """A line over the evaluations, with a mark at the one whose weights were kept."""
-    found = [(each, value) for each in history.evaluations if (value := getattr(each, key)) is not None]
-    axes.plot([each.epoch for each, _ in found], [value for _, value in found], color=SERIES[1], label="validation")
-    for best, value in ((each, value) for each, value in found if each.step == history.best.step):
+    points = [(each, value) for each in history.evaluations if (value := getattr(each, key)) is not None]
+    axes.plot([each.epoch for each, _ in points], [value for _, value in points], color=SERIES[1], label="validation")
+    for best, value in ((each, value) for each, value in points if each.step == history.best.step):
         words = f"best: {fmt.metric(key, value)} at step {fmt.count(best.step)}"
         plot_point(axes, best.epoch, value, SERIES[1], words)
     axes.set_xlabel("epoch")
@@ -148,17 +148,17 @@ def quality_against_latency(axes: Axes, export: ExportReport) -> str:
     """Loss against FP32 with its limits over the median latency at the batch size that decides: the chosen variant
     filled, those on the Pareto front (none is both faster and better) joined, the allowed loss as a line."""
     batch = str(export.decided_at_batch)
-    found = [
+    measured = [
         (ms, variant.quality, variant)
         for variant in export.variants
         if variant.file and (ms := variant.milliseconds(batch, "p50"))
     ]
-    points = sorted((ms, quality.loss if quality else 0.0) for ms, quality, _ in found)
+    points = sorted((ms, quality.loss if quality else 0.0) for ms, quality, _ in measured)
     front = [
         point for index, point in enumerate(points) if point[1] < min([p[1] for p in points[:index]] or [math.inf])
     ]
     axes.plot(*zip(*front, strict=True), color=SERIES[0], label="Pareto front")
-    for ms, quality, variant in found:
+    for ms, quality, variant in measured:
         loss = quality.loss if quality else 0.0
         if quality:
             axes.plot([ms, ms], [quality.low, quality.high], color=SERIES[1], linewidth=1.5)

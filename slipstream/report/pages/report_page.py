@@ -27,7 +27,7 @@ VALUES_SHOWN = 3
 COLUMNS_SHOWN, COLUMNS_LISTED = 16, 400
 
 
-def report_page(summary: RunSummary, results: Results, config: Mapping[str, object], made: datetime) -> str:
+def report_page(summary: RunSummary, results: Results, config: Mapping[str, object], made_at: datetime) -> str:
     """``config`` is the whole configuration by section; ``made`` is local time."""
     evaluation, columns = results.evaluation, results.card["columns"]
     confusion, classes = evaluation.confusion, evaluation.classes
@@ -53,7 +53,7 @@ def report_page(summary: RunSummary, results: Results, config: Mapping[str, obje
         sections={name: list(flat(value)) for name, value in config.items() if isinstance(value, Mapping)},
         card_page=CARD,
         trace_file=TRACE,
-        made=made,
+        made=made_at,
     )
 
 
@@ -128,19 +128,19 @@ def scores(evaluation: Evaluation) -> Iterator[Score]:
 def most_frequent_mistakes(counts: Sequence[Sequence[int]], classes: Sequence[str]) -> list[tuple[str, str, int]]:
     """The largest entries off the diagonal of a confusion matrix: true class, predicted class, rows."""
     wrong = [(n, r, c) for r, line in enumerate(counts) for c, n in enumerate(line) if n and r != c]
-    worst = sorted(wrong, key=lambda found: (-found[0], found[1], found[2]))[:WORST_SHOWN]
+    worst = sorted(wrong, key=lambda mistake: (-mistake[0], mistake[1], mistake[2]))[:WORST_SHOWN]
     return [(classes[r], classes[c], n) for n, r, c in worst]
 
 
 def lowest_recalls(counts: Sequence[Sequence[int]], classes: Sequence[str]) -> list[tuple[str, int, float]]:
     """The classes with the lowest recall: name, rows, recall."""
-    found = [(line[r] / sum(line), sum(line), classes[r]) for r, line in enumerate(counts) if sum(line)]
-    return [(name, rows, recall) for recall, rows, name in sorted(found)[:WORST_SHOWN]]
+    recalls = [(line[r] / sum(line), sum(line), classes[r]) for r, line in enumerate(counts) if sum(line)]
+    return [(name, rows, recall) for recall, rows, name in sorted(recalls)[:WORST_SHOWN]]
 
 
 def class_frequencies(classes: Mapping[str, Mapping[str, int]]) -> list[tuple[str, float, str]]:
     """Bars, the most frequent class first: name, length as a share of the longest, figures. Empty for a regression."""
-    totals = sorted(((sum(rows.values()), label) for label, rows in classes.items()), key=lambda found: -found[0])
+    totals = sorted(((sum(rows.values()), label) for label, rows in classes.items()), key=lambda entry: -entry[0])
     most, rows = max((total for total, _ in totals), default=0) or 1, sum(total for total, _ in totals) or 1
     return [
         (
