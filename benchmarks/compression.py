@@ -117,7 +117,7 @@ class Bench:
             loads[name] = partial(onnx_predictor, path, 1)
         workload = Workload(self.data.signature, test, 1)
         timed = measure_latencies(loads, reference, workload, self.sizes.seconds, [BATCH])
-        return {name: timed[name][str(BATCH)]["speedup"] for name in models if name != reference}
+        return {name: speedup for name in models if (speedup := timed[name][str(BATCH)].speedup)}
 
 
 def pruned(bench: Bench) -> Table:
@@ -143,10 +143,10 @@ def pruned(bench: Bench) -> Table:
     below = statistics.mean(accuracies["built"]) - statistics.mean(accuracies["pruned"])
     against = bench.speeds({name: models[name] for name in ("built", "pruned")}, "built")["pruned"]
     remarks = (
-        f"speed of the built network: {against['value']:.2f} ({against['low']:.2f} to {against['high']:.2f}), "
-        f"asked {SPEED_BAR}: {held(against['value'] >= SPEED_BAR)}",
-        f"speed of the teacher at batch {BATCH}: {speeds['pruned']['value']:.2f}, asked {PRUNED_BAR}: "
-        f"{held(speeds['pruned']['value'] >= PRUNED_BAR)}",
+        f"speed of the built network: {against.value:.2f} ({against.low:.2f} to {against.high:.2f}), "
+        f"asked {SPEED_BAR}: {held(against.value >= SPEED_BAR)}",
+        f"speed of the teacher at batch {BATCH}: {speeds['pruned'].value:.2f}, asked {PRUNED_BAR}: "
+        f"{held(speeds['pruned'].value >= PRUNED_BAR)}",
         f"accuracy: {below:+.2f} points below the built network ({sizes.pruned_seeds} seeds), asked at most "
         f"{ACCURACY_BAR}: {held(below <= ACCURACY_BAR)}",
     )
@@ -171,8 +171,8 @@ def student(bench: Bench) -> Table:
     gains = [a - b for a, b in zip(accuracies["with its teacher"], accuracies["labels alone"], strict=True)]
     remarks = (
         gained(gains),
-        f"speed of the teacher at batch {BATCH}: {speed['value']:.2f} ({speed['low']:.2f} to {speed['high']:.2f}), "
-        f"asked {STUDENT_BAR}: {held(speed['value'] >= STUDENT_BAR)}",
+        f"speed of the teacher at batch {BATCH}: {speed.value:.2f} ({speed.low:.2f} to {speed.high:.2f}), "
+        f"asked {STUDENT_BAR}: {held(speed.value >= STUDENT_BAR)}",
     )
     return Table("student", COLUMNS, rows_of(models, accuracies, speeds), remarks)
 
@@ -201,7 +201,7 @@ def rows_of(
         rows[name] = {"parameters": size, "accuracy": statistics.mean(found)}
         rows[name] |= {"lowest": min(found), "highest": max(found)}
         if name in speeds:
-            rows[name] |= {"speed": speeds[name]["value"], "speed_low": speeds[name]["low"]}
+            rows[name] |= {"speed": speeds[name].value, "speed_low": speeds[name].low}
     return rows
 
 

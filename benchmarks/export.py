@@ -201,13 +201,13 @@ def compare(name: str, directory: Path, quick: bool) -> Table:
     engine.export(exported, trained, data, config, {"command": "benchmarks/export.py"})
     taken = time.perf_counter() - started
     report = read_export(exported)
-    files = {variant["name"]: exported / variant["file"] for variant in report["variants"] if variant["file"]}
+    files = {variant.name: exported / variant.file for variant in report.variants if variant.file}
     shutil.copyfile(exported / FP32_FILE, directory / "copy.onnx")
     peers = make_peers(exported / FP32_FILE, data, config, directory)
     test = data.split("test")
     failed = failing({**peers}, exported / FP32_FILE, data, test)
     contenders = {FP32: files[FP32], "copy": directory / "copy.onnx", **peers}
-    contenders |= {f"chosen-{batch}": files[best] for batch, best in report["best"].items()}
+    contenders |= {f"chosen-{batch}": files[best] for batch, best in report.best.items()}
     loads = {key: partial(onnx_predictor, path, 1) for key, path in contenders.items()}
     seconds = 0.5 if quick else 45.0
     workload = Workload(data.signature, test, 1)
@@ -215,8 +215,8 @@ def compare(name: str, directory: Path, quick: bool) -> Table:
     able = [peer for peer in peers if peer not in failed]
     rows = {key: row_of(timed[key], path) for key, path in contenders.items()}
     remarks = [f"fails the gate: {', '.join(sorted(failed))}"] if failed else []
-    remarks += [f"batch {batch}: too slow to be searched" for batch in BATCHES if str(batch) not in report["best"]]
-    for batch in report["best"]:
+    remarks += [f"batch {batch}: too slow to be searched" for batch in BATCHES if str(batch) not in report.best]
+    for batch in report.best:
         chosen = f"chosen-{batch}"
         against = measure_latencies(
             {FP32: loads[FP32], chosen: loads[chosen]} | {peer: loads[peer] for peer in able},
@@ -225,10 +225,10 @@ def compare(name: str, directory: Path, quick: bool) -> Table:
             seconds / 2,
             [int(batch)],
         )
-        remarks += list(bars(name, batch, report["best"][batch], against, able))
+        remarks += list(bars(name, batch, report.best[batch], against, able))
         if batch == "32" and name in VNNI_BARS:
-            share = at_batch(contenders[chosen], data.signature, test, config, 32)["products"]
-            fastest = 1 / (share * against[FP32][batch]["speedup"]["value"])
+            share = at_batch(contenders[chosen], data.signature, test, config, 32).products
+            fastest = 1 / (share * speedup_of(against, FP32, batch).value)
             remarks.append(
                 f"batch {batch}: {share:.0%} of its time are ONNX Runtime's kernels of products and convolutions; were "
                 f"all else free, it would be {fastest:.2f} times as fast as FP32"
@@ -255,11 +255,18 @@ def failing(peers: Mapping[str, Path], fp32: Path, data: PreparedData, test: np.
 def row_of(latency: Mapping[str, LatencyFigures], path: Path) -> Figures:
     figures: Figures = {"bytes": path.stat().st_size}
     for batch, at in latency.items():
-        if at["p50"]:
-            figures[f"p50_ms_{batch}"] = at["p50"]["value"]
-        if speedup := at.get("speedup"):
-            figures |= {f"speed_{batch}": speedup["value"], f"low_{batch}": speedup["low"]}
+        if at.p50:
+            figures[f"p50_ms_{batch}"] = at.p50.value
+        if at.speedup:
+            figures |= {f"speed_{batch}": at.speedup.value, f"low_{batch}": at.speedup.low}
     return figures
+
+
+def speedup_of(timed: Mapping[str, Mapping[str, LatencyFigures]], name: str, batch: str) -> Estimate:
+    """Of a file that is not the reference."""
+    speedup = timed[name][batch].speedup
+    assert speedup
+    return speedup
 
 
 def bars(
@@ -268,24 +275,24 @@ def bars(
     """A line per bar. ``against`` has how many times as fast as the chosen variant the others are."""
 
     def chosen_over(other: str) -> Estimate:
-        theirs = against[other][batch]["speedup"]
-        return {"value": 1 / theirs["value"], "low": 1 / theirs["high"], "high": 1 / max(theirs["low"], 1e-9)}
+        theirs = speedup_of(against, other, batch)
+        return Estimate(1 / theirs.value, 1 / theirs.high, 1 / max(theirs.low, 1e-9))
 
     if able:
-        best = min(able, key=lambda peer: chosen_over(peer)["value"])
+        best = min(able, key=lambda peer: chosen_over(peer).value)
         found = chosen_over(best)
         yield (
-            f"batch {batch}: {chosen} has {found['value']:.2f} ({found['low']:.2f} to {found['high']:.2f}) of the "
+            f"batch {batch}: {chosen} has {found.value:.2f} ({found.low:.2f} to {found.high:.2f}) of the "
             f"speed of {best}, asked {SPEED_BAR} ({LEAST_BAR}): "
-            + held(found["value"] >= SPEED_BAR and found["low"] >= LEAST_BAR)
+            + held(found.value >= SPEED_BAR and found.low >= LEAST_BAR)
         )
     fp32 = chosen_over(FP32)
     yield (
-        f"batch {batch}: {chosen} is {fp32['value']:.2f} ({fp32['low']:.2f} to {fp32['high']:.2f}) times as fast as "
-        f"FP32, asked not slower: " + held(fp32["high"] >= 1 and fp32["value"] >= COPY)
+        f"batch {batch}: {chosen} is {fp32.value:.2f} ({fp32.low:.2f} to {fp32.high:.2f}) times as fast as "
+        f"FP32, asked not slower: " + held(fp32.high >= 1 and fp32.value >= COPY)
     )
     if batch == "32" and name in VNNI_BARS and set(VNNI) & set(this_machine().flags):
-        yield f"batch {batch}: with VNNI asked {VNNI_BARS[name]}: " + held(fp32["value"] >= VNNI_BARS[name])
+        yield f"batch {batch}: with VNNI asked {VNNI_BARS[name]}: " + held(fp32.value >= VNNI_BARS[name])
 
 
 def size_bar(chosen: Path, peers: Sequence[Path]) -> str:

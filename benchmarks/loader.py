@@ -32,6 +32,7 @@ from harness.table import Column, Table
 from harness.turns import Figures, in_turns, settled
 from slipstream.artifacts.format import Artifact, ArtifactWriter
 from slipstream.artifacts.prepared.data import KIND, TARGET, PreparedData, Signature, TensorSpec
+from slipstream.artifacts.records import write_record
 from slipstream.prepare.shuffle import block_rows
 
 COLUMNS, BATCH = 200, 1024
@@ -61,7 +62,7 @@ def make(directory: Path, rows: int) -> None:
             records[TARGET] = chosen % 2
             file.write(records.view(np.uint8))
             x[begin : begin + len(chosen)], y[begin : begin + len(chosen)] = records["numeric"], records[TARGET]
-    writer.write_json("signature.json", SIGNATURE.to_json())
+    write_record(writer, "signature.json", SIGNATURE)
     writer.finish(KIND, {})
     x.flush()
     y.flush()

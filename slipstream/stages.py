@@ -25,6 +25,15 @@ class Stage:
     finds_earlier: bool = False
 
 
+@dataclass(frozen=True)
+class StageRun:
+    """How a stage went: the wall-clock seconds it took when it was made, and whether it was reused this time."""
+
+    name: str
+    seconds: float
+    reused: bool
+
+
 TRAINED = ("torch", "numpy", "safetensors")
 JUDGED = (*TRAINED, "scikit-learn", "scipy")
 STAGES = {

@@ -26,7 +26,7 @@ SUBCOMMANDS = {
         "slipstream.train.checkpoint.command", "List the checkpoints of trainings, free old ones."
     ),
     "profiles": Subcommand("slipstream.profiles.command", "Show what every stage asks of a cluster."),
-    "registry": Subcommand("slipstream.promote.command", "List the promotions of a registry, fetch the model."),
+    "registry": Subcommand("slipstream.promote.store", "List the promotions of a registry, fetch the model."),
     "check": Subcommand("slipstream.export.check", "Check an exported model, where it is to be served."),
     "sign": Subcommand("slipstream.export.package.sign", "Sign an exported model."),
     "triton": Subcommand("slipstream.export.package.triton", "Add an exported model to a Triton repository."),

@@ -12,9 +12,9 @@ from slipstream.config import RunConfig
 from slipstream.logs import logger
 from slipstream.machine.gpus import visible_gpus
 from slipstream.profiles.profile import current_profile
+from tasks.flyte.artifact_types import MadeByElement, Prepared
 from tasks.flyte.elastic import Distributed, Workspace, distributed
 from tasks.flyte.metadata import on
-from tasks.flyte.stage import ArtifactDirectory, MadeByElement
 
 if TYPE_CHECKING:
     from slipstream.collectives.launch.worker_group import WorkerGroup
@@ -57,7 +57,7 @@ def compare_collectives(workspace: Workspace, config: CollectivesConfig) -> Made
 
 
 @task(task_config=parents(), **on("collectives"))
-def tune_collectives(workspace: Workspace, prepared: ArtifactDirectory, config: RunConfig) -> MadeByElement:
+def tune_collectives(workspace: Workspace, prepared: Prepared, config: RunConfig) -> MadeByElement:
     """Settings with which training steps of the configured model on the prepared data are faster."""
 
     def body() -> None:

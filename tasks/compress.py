@@ -12,17 +12,10 @@ from slipstream.artifacts.results.compression import Compression, CompressionTri
 from slipstream.artifacts.versions import code_version
 from slipstream.compress.config import CompressionConfig
 from slipstream.logs import logger
+from slipstream.stages import StageRun
+from tasks.flyte.artifact_types import Prepared, Trained, uri_of
 from tasks.flyte.metadata import on
-from tasks.flyte.stage import (
-    ArtifactDirectory,
-    StageRun,
-    fresh_directory,
-    local_path,
-    map_errors,
-    rows_path,
-    runs_locally,
-    uri_of,
-)
+from tasks.flyte.stage import fresh_directory, local_path, map_errors, rows_path, runs_locally
 
 if TYPE_CHECKING:
     from slipstream.compress.engine import CompressionRun
@@ -33,14 +26,14 @@ LOG = logger("compress")
 class Proposal(NamedTuple):
     """The network that is trained next, and what became of those before."""
 
-    start: ArtifactDirectory
+    start: Trained
     tried: list[CompressionTrial]
 
 
 class Compressed(NamedTuple):
     """The model to go on with, and why it was chosen."""
 
-    artifact: ArtifactDirectory
+    artifact: Trained
     compression: Compression
 
 
@@ -58,9 +51,9 @@ def work_on(
 @task(**on("compress", cached=False))
 @map_errors
 def propose(  # noqa: PLR0913 - a Flyte task: promises go in one by one
-    trained: ArtifactDirectory,
-    prepared: ArtifactDirectory,
-    fine_tuned: list[ArtifactDirectory],
+    trained: Trained,
+    prepared: Prepared,
+    fine_tuned: list[Trained],
     runs: list[StageRun],
     tried: list[CompressionTrial],
     config: CompressionConfig,
@@ -91,9 +84,9 @@ def propose(  # noqa: PLR0913 - a Flyte task: promises go in one by one
 @task(**on("compress", cached=False))
 @map_errors
 def choose(
-    trained: ArtifactDirectory,
-    prepared: ArtifactDirectory,
-    fine_tuned: list[ArtifactDirectory],
+    trained: Trained,
+    prepared: Prepared,
+    fine_tuned: list[Trained],
     runs: list[StageRun],
     tried: list[CompressionTrial],
     config: CompressionConfig,

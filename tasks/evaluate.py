@@ -8,13 +8,14 @@ from flytekit import task
 
 from slipstream.artifacts.format import Artifact
 from slipstream.artifacts.versions import code_version
+from tasks.flyte.artifact_types import MadeEvaluated, Prepared, Trained
 from tasks.flyte.metadata import on
-from tasks.flyte.stage import ArtifactDirectory, Made, local_path, map_errors, rows_path, run_stage
+from tasks.flyte.stage import local_path, map_errors, rows_path, run_stage
 
 
 @task(**on("evaluate"))
 @map_errors
-def evaluate(trained: ArtifactDirectory, prepared: ArtifactDirectory, factory: str = "") -> Made:
+def evaluate(trained: Trained, prepared: Prepared, factory: str = "") -> MadeEvaluated:
     """Score the trained model on the test split, beside a baseline. ``factory`` is the one that the user's
     configuration names, if any."""
 
@@ -31,4 +32,4 @@ def evaluate(trained: ArtifactDirectory, prepared: ArtifactDirectory, factory: s
         }
         return engine.evaluate(directory, model, data, made_by)
 
-    return run_stage("evaluate", {"trained": trained, "prepared": prepared, "factory": factory}, make)
+    return MadeEvaluated(*run_stage("evaluate", {"trained": trained, "prepared": prepared, "factory": factory}, make))

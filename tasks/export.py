@@ -17,15 +17,16 @@ from slipstream.export.config import ExportConfig
 from slipstream.machine.description import measuring_machine
 from slipstream.settings import to_dict
 from slipstream.storage import STORES
+from tasks.flyte.artifact_types import MadeExported, Prepared, Trained
 from tasks.flyte.metadata import on
-from tasks.flyte.stage import ArtifactDirectory, Made, local_path, map_errors, rows_path, run_stage, runs_locally
+from tasks.flyte.stage import local_path, map_errors, rows_path, run_stage, runs_locally
 
 
 class Inputs(NamedTuple):
     """A trained model and prepared data that a user named."""
 
-    trained: ArtifactDirectory
-    prepared: ArtifactDirectory
+    trained: Trained
+    prepared: Prepared
 
 
 @task(**on("fingerprint"))
@@ -64,8 +65,8 @@ def describe_machine() -> str:
 @task(**on("export"))
 @map_errors
 def export(
-    trained: ArtifactDirectory, prepared: ArtifactDirectory, config: ExportConfig, machine: str = "", factory: str = ""
-) -> Made:
+    trained: Trained, prepared: Prepared, config: ExportConfig, machine: str = "", factory: str = ""
+) -> MadeExported:
     """Export the trained model to ONNX, quantise it, measure the variants and choose one. ``machine`` is what
     :func:`describe_machine` says of where this runs, ``factory`` the one that the user's configuration names, if
     any."""
@@ -85,4 +86,4 @@ def export(
         return engine.export(directory, model, data, config, made_by)
 
     inputs = {"trained": trained, "prepared": prepared, "config": config, "factory": factory}
-    return run_stage("export", inputs, make)
+    return MadeExported(*run_stage("export", inputs, make))

@@ -19,17 +19,9 @@ from slipstream.prepare.config import DataConfig
 from slipstream.profiles.profile import current_profile
 from slipstream.settings import to_dict
 from slipstream.storage import S3
+from tasks.flyte.artifact_types import MadePrepared, Part
 from tasks.flyte.metadata import on
-from tasks.flyte.stage import (
-    BY_VALUE,
-    ArtifactDirectory,
-    Made,
-    fresh_directory,
-    local_path,
-    map_errors,
-    run_stage,
-    runs_locally,
-)
+from tasks.flyte.stage import BY_VALUE, fresh_directory, local_path, map_errors, run_stage, runs_locally
 
 if TYPE_CHECKING:
     from slipstream.prepare.resolve import ResolvedSource
@@ -39,7 +31,7 @@ class ListDataOutputs(NamedTuple):
     """Outputs of :func:`list_data`: the files in their versions and what they are, what identifies their bytes, how
     several pods divide the work on them, and the settings that the user gave."""
 
-    listing: ArtifactDirectory
+    listing: Part
     source: str
     division: str
     config: Annotated[DataConfig, BY_VALUE]
@@ -86,7 +78,7 @@ def address_of(dataset: StructuredDataset) -> str:
 
 @task(**on("prepare", besides=("listing",)))
 @map_errors
-def prepare(listing: ArtifactDirectory, target: str, config: DataConfig, source: str) -> Made:
+def prepare(listing: Part, target: str, config: DataConfig, source: str) -> MadePrepared:
     """Make the prepared data. The fingerprint ``source`` stands for the listed files in the cache: the same bytes at
     another address are no new work."""
 
@@ -97,7 +89,7 @@ def prepare(listing: ArtifactDirectory, target: str, config: DataConfig, source:
         by = made_by(target, config, source)
         return engine.prepare_source(directory, resolved_source(listing), by, scratch=scratch)
 
-    return run_stage("prepare", {"target": target, "config": config, "source": source}, make)
+    return MadePrepared(*run_stage("prepare", {"target": target, "config": config, "source": source}, make))
 
 
 def made_by(target: str, config: DataConfig, source: str) -> dict[str, object]:
@@ -118,23 +110,23 @@ def pods() -> int:
 class OpenSharesOutputs(NamedTuple):
     """Outputs of :func:`open_shares`: an opened table, its shares, and the spool of each share."""
 
-    table: ArtifactDirectory
-    shares: list[ArtifactDirectory]
-    spools: list[ArtifactDirectory]
+    table: Part
+    shares: list[Part]
+    spools: list[Part]
 
 
 class FitSharesOutputs(NamedTuple):
     """Outputs of :func:`fit_shares`: what was fitted on all shares, the plan of the remaining work, and the numbers
     of its partitions."""
 
-    fitted: ArtifactDirectory
-    plan: ArtifactDirectory
+    fitted: Part
+    plan: Part
     partitions: list[int]
 
 
 @task(**on("prepare"))
 @map_errors
-def open_texts(listing: ArtifactDirectory, number: int) -> list[ArtifactDirectory]:
+def open_texts(listing: Part, number: int) -> list[Part]:
     """Cut files of text into at most ``number`` shares."""
     from slipstream.prepare.sharded import shares
 
@@ -144,7 +136,7 @@ def open_texts(listing: ArtifactDirectory, number: int) -> list[ArtifactDirector
 
 @task(**on("prepare"))
 @map_errors
-def parse_share(share: ArtifactDirectory) -> ArtifactDirectory:
+def parse_share(share: Part) -> Part:
     """Make the files of one share columnar."""
     from slipstream.prepare.sharded import shares
 
@@ -155,7 +147,7 @@ def parse_share(share: ArtifactDirectory) -> ArtifactDirectory:
 
 @task(**on("prepare"))
 @map_errors
-def open_shares(listing: ArtifactDirectory, number: int, parsed: list[ArtifactDirectory]) -> OpenSharesOutputs:
+def open_shares(listing: Part, number: int, parsed: list[Part]) -> OpenSharesOutputs:
     """Open the table, of which text is ``parsed``, and cut the work into at most ``number`` shares."""
     from slipstream.prepare.sharded import exchange, shares
 
@@ -169,7 +161,7 @@ def open_shares(listing: ArtifactDirectory, number: int, parsed: list[ArtifactDi
 
 @task(**on("prepare"))
 @map_errors
-def scan_share(share: ArtifactDirectory, spool: ArtifactDirectory) -> ArtifactDirectory:
+def scan_share(share: Part, spool: Part) -> Part:
     """The first pass over one share."""
     from slipstream.prepare.sharded import shares
 
@@ -180,7 +172,7 @@ def scan_share(share: ArtifactDirectory, spool: ArtifactDirectory) -> ArtifactDi
 
 @task(**on("prepare"))
 @map_errors
-def fit_shares(table: ArtifactDirectory, scanned: list[ArtifactDirectory], number: int) -> FitSharesOutputs:
+def fit_shares(table: Part, scanned: list[Part], number: int) -> FitSharesOutputs:
     """Fit on what was found in all shares, and plan to merge in at most ``number`` partitions."""
     from slipstream.prepare.sharded import shares
 
@@ -191,9 +183,7 @@ def fit_shares(table: ArtifactDirectory, scanned: list[ArtifactDirectory], numbe
 
 @task(**on("prepare"))
 @map_errors
-def encode_share(
-    share: ArtifactDirectory, spool: ArtifactDirectory, scanned: ArtifactDirectory, plan: ArtifactDirectory
-) -> ArtifactDirectory:
+def encode_share(share: Part, spool: Part, scanned: Part, plan: Part) -> Part:
     """The second pass over one share."""
     from slipstream.prepare.sharded import shares
 
@@ -204,7 +194,7 @@ def encode_share(
 
 @task(**on("prepare"))
 @map_errors
-def merge_partition(partition: int, plan: ArtifactDirectory, encoded: list[ArtifactDirectory]) -> ArtifactDirectory:
+def merge_partition(partition: int, plan: Part, encoded: list[Part]) -> Part:
     """Merge some parts of the prepared data, of which every share has a piece."""
     from slipstream.prepare.sharded import merge_partitions
 
@@ -215,9 +205,7 @@ def merge_partition(partition: int, plan: ArtifactDirectory, encoded: list[Artif
 
 @task(**on("prepare"))
 @map_errors
-def assemble(
-    target: str, config: DataConfig, source: str, fitted: ArtifactDirectory, merged: list[ArtifactDirectory]
-) -> Made:
+def assemble(target: str, config: DataConfig, source: str, fitted: Part, merged: list[Part]) -> MadePrepared:
     """Put together what was merged: the same bytes, from the same inputs, as of :func:`prepare`.
 
     Rows that lie on S3 are copied there, the rest of the artifact is uploaded beside them; from another store rows come
@@ -245,7 +233,8 @@ def assemble(
         )
 
     made = run_stage("prepare", {"target": target, "config": config, "source": source}, make)
-    return Made(FlyteDirectory(made.artifact.path, remote_directory=home), made.run) if home else made
+    artifact = FlyteDirectory(made.artifact.path, remote_directory=home) if home else made.artifact
+    return MadePrepared(artifact, made.run)
 
 
 def map_over_shares(work: Callable[..., object]) -> Callable[..., Promise]:
@@ -253,7 +242,7 @@ def map_over_shares(work: Callable[..., object]) -> Callable[..., Promise]:
     return map_task(work, concurrency=pods(), min_success_ratio=1.0)
 
 
-def prepare_opened(opened: OpenSharesOutputs, target: str, config: DataConfig, source: str) -> Made:
+def prepare_opened(opened: OpenSharesOutputs, target: str, config: DataConfig, source: str) -> MadePrepared:
     """The part of a workflow after the table was opened; the arguments are promises."""
     scanned = map_over_shares(scan_share)(share=opened.shares, spool=opened.spools)
     fitted = fit_shares(table=opened.table, scanned=scanned, number=SHARES_OF_A_POD * pods())
@@ -265,14 +254,14 @@ def prepare_opened(opened: OpenSharesOutputs, target: str, config: DataConfig, s
 
 
 @workflow
-def prepare_by_units(listing: ArtifactDirectory, target: str, config: DataConfig, source: str) -> Made:
+def prepare_by_units(listing: Part, target: str, config: DataConfig, source: str) -> MadePrepared:
     """Prepare a table of which each pod reads some of the units."""
     opened = open_shares(listing=listing, number=SHARES_OF_A_POD * pods(), parsed=[])
     return prepare_opened(opened, target, config, source)
 
 
 @workflow
-def prepare_by_files(listing: ArtifactDirectory, target: str, config: DataConfig, source: str) -> Made:
+def prepare_by_files(listing: Part, target: str, config: DataConfig, source: str) -> MadePrepared:
     """Prepare a table of which each pod first parses some of the files."""
     number = SHARES_OF_A_POD * pods()
     texts = open_texts(listing=listing, number=number)

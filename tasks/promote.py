@@ -10,8 +10,9 @@ from flytekit.types.directory import FlyteDirectory
 
 from slipstream.artifacts.results.promotion import Promotion, PromotionDecision, PromotionRequest
 from slipstream.config import RunConfig
+from tasks.flyte.artifact_types import Exported, Prepared, uri_of
 from tasks.flyte.metadata import on
-from tasks.flyte.stage import ArtifactDirectory, local_path, map_errors, rows_path, uri_of
+from tasks.flyte.stage import local_path, map_errors, rows_path
 
 
 @task(**on("promote"))
@@ -42,8 +43,8 @@ class JudgedPromotion(NamedTuple):
 @task(**on("promote"))
 @map_errors
 def judge(
-    exported: ArtifactDirectory,
-    prepared: ArtifactDirectory,
+    exported: Exported,
+    prepared: Prepared,
     registry: str,
     config: RunConfig,
 ) -> JudgedPromotion:

@@ -23,16 +23,10 @@ from slipstream.report.summary import (
     TuningSummary,
 )
 from slipstream.settings import to_dict
+from slipstream.stages import StageRun
+from tasks.flyte.artifact_types import Evaluated, Exported, MadeByElement, Prepared, Trained
 from tasks.flyte.metadata import WITH_DECK, on
-from tasks.flyte.stage import (
-    ArtifactDirectory,
-    MadeByElement,
-    StageRun,
-    local_path,
-    map_errors,
-    rows_path,
-    runs_locally,
-)
+from tasks.flyte.stage import local_path, map_errors, rows_path, runs_locally
 
 RUNS = Path("runs")
 Summary = TypeVar("Summary", RunSummary, DataSummary, ExportSummary, NetworkSummary, TuningSummary)
@@ -41,10 +35,10 @@ Summary = TypeVar("Summary", RunSummary, DataSummary, ExportSummary, NetworkSumm
 @task(**WITH_DECK, **on("report"))
 @map_errors
 def report(  # noqa: PLR0913 - a Flyte task: its inputs are values of the workflow, which go in one by one
-    prepared: ArtifactDirectory,
-    trained: ArtifactDirectory,
-    evaluated: ArtifactDirectory,
-    exported: ArtifactDirectory,
+    prepared: Prepared,
+    trained: Trained,
+    evaluated: Evaluated,
+    exported: Exported,
     networks: list[MadeByElement | None],
     stages: list[StageRun],
     compression: Compression | None,
@@ -62,8 +56,7 @@ def report(  # noqa: PLR0913 - a Flyte task: its inputs are values of the workfl
     for ``kickoff``; "" and ``None`` if none did. ``promotion`` is ``None`` if the model was not to go into service.
     """
     from slipstream.report.engine import build
-    from slipstream.report.figures import StageFigures
-    from slipstream.report.schedule import schedule_figures
+    from slipstream.report.figures import schedule_figures
     from slipstream.report.stage_results import Results
 
     measured = [network for network in networks if network]
@@ -73,37 +66,32 @@ def report(  # noqa: PLR0913 - a Flyte task: its inputs are values of the workfl
     smaller = [StageRun("compress", compression.seconds, compression.reused)] if compression else []
     # In the order in which they ran: what makes the network smaller after preparation and training.
     runs_of_stages = [*stages[:2], *smaller, *stages[2:], *(network.run for network in measured)]
-    figures = [StageFigures(stage.name, stage.seconds, stage.reused) for stage in runs_of_stages]
     inputs = {"inputs": {"data": data, "target": target}, **to_dict(config)}
     schedule = schedule_figures(cron, kickoff, datetime.now(UTC)) if kickoff else None
     store = Store(STORE) if runs_locally() else None
-    summary = build(runs_here(), results, figures, inputs, schedule, promotion, compression, store)
+    summary = build(runs_here(), results, runs_of_stages, inputs, schedule, promotion, compression, store)
     return shown(summary, "Report", summary.report)
 
 
 @task(**WITH_DECK, **on("report"))
 @map_errors
-def report_data(prepared: ArtifactDirectory, stages: list[StageRun]) -> DataSummary:
+def report_data(prepared: Prepared, stages: list[StageRun]) -> DataSummary:
     """Put the data card and the prepared data into a directory of this run. Never cached, as :func:`report`."""
     from slipstream.artifacts.prepared.data import PreparedData
     from slipstream.report.data_engine import build_data
-    from slipstream.report.figures import StageFigures
 
-    figures = [StageFigures(stage.name, stage.seconds, stage.reused) for stage in stages]
     address = "" if runs_locally() else str(prepared.remote_source)
-    summary = build_data(runs_here(), PreparedData.open(rows_path(prepared)), figures, address)
+    summary = build_data(runs_here(), PreparedData.open(rows_path(prepared)), stages, address)
     return shown(summary, "Data", summary.card)
 
 
 @task(**WITH_DECK, **on("report"))
 @map_errors
-def report_export(exported: ArtifactDirectory, stages: list[StageRun]) -> ExportSummary:
+def report_export(exported: Exported, stages: list[StageRun]) -> ExportSummary:
     """Put the page and the model into a directory of this run. Never cached, as :func:`report`."""
     from slipstream.report.engine import build_export
-    from slipstream.report.figures import StageFigures
 
-    figures = [StageFigures(stage.name, stage.seconds, stage.reused) for stage in stages]
-    summary = build_export(runs_here(), local_path(exported), figures)
+    summary = build_export(runs_here(), local_path(exported), stages)
     return shown(summary, "Export", summary.report)
 
 

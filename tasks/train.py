@@ -17,9 +17,10 @@ from slipstream.settings import to_dict
 from slipstream.storage import STORES
 from slipstream.train.checkpoint.unfinished import UnfinishedTraining
 from slipstream.train.config import TrainingConfig
+from tasks.flyte.artifact_types import MadeTrained, Prepared, Trained, fingerprint_of, uri_of
 from tasks.flyte.elastic import TaskInputs, Workspace, distributed
 from tasks.flyte.metadata import on
-from tasks.flyte.stage import ArtifactDirectory, Made, fingerprint_of, local_path, uri_of
+from tasks.flyte.stage import local_path
 
 LOG = logger("train")
 #: Of the seconds from SIGTERM to SIGKILL, those in which nothing is saved any more but the processes end.
@@ -63,7 +64,7 @@ def run_in(
     training: TrainingConfig,
     made_by: dict[str, Any],
     **lineage: Unpack[TrainedModels],
-) -> Made:
+) -> MadeTrained:
     """Train in a worker, from scratch and on labels alone without ``lineage``."""
 
     def body() -> None:
@@ -95,8 +96,8 @@ def run_in(
 
 @task(task_config=distributed("train", fetch_prepared, check, unfinished=UnfinishedTraining()), **on("train"))
 def train(
-    workspace: Workspace, prepared: ArtifactDirectory, model: ModelConfig, training: TrainingConfig, code: str
-) -> Made:
+    workspace: Workspace, prepared: Prepared, model: ModelConfig, training: TrainingConfig, code: str
+) -> MadeTrained:
     """Train the model in a process group. ``code`` is an input so that edited model code invalidates the cache."""
     return run_in(workspace, prepared, model, training, {"model": to_dict(model), "model_code": code})
 
@@ -109,13 +110,13 @@ def fetch_data_and_models(directory: FlyteDirectory, placement: Placement, fresh
 @task(task_config=distributed("train", fetch_data_and_models, check, unfinished=UnfinishedTraining()), **on("train"))
 def fine_tune(
     workspace: Workspace,
-    start: ArtifactDirectory,
-    teacher: ArtifactDirectory,
-    prepared: ArtifactDirectory,
+    start: Trained,
+    teacher: Trained,
+    prepared: Prepared,
     training: TrainingConfig,
     teaching: TeachingConfig,
     factory: str = "",
-) -> Made:
+) -> MadeTrained:
     """Train the network of ``start`` from its weights on, with another one as its teacher, in a process group.
     ``factory`` is the one that the user's configuration names."""
     made_by = {

@@ -9,17 +9,18 @@ from flytekit import conditional, workflow
 from slipstream.artifacts.results.compression import Compression
 from slipstream.compress.config import ROUNDS, CompressionConfig
 from slipstream.models.config import ModelConfig, TeachingConfig
+from slipstream.stages import StageRun
 from slipstream.train.config import TrainingConfig
 from tasks.compress import Compressed, choose, propose
-from tasks.flyte.stage import ArtifactDirectory, StageRun
+from tasks.flyte.artifact_types import Prepared, Trained
 from tasks.train import fine_tune, train
 
 
-class Trained(NamedTuple):
+class ChosenModel(NamedTuple):
     """The model to go on with, how its training went (of a smaller one that of its teacher), and why it was chosen:
     None if no smaller one was asked for."""
 
-    artifact: ArtifactDirectory
+    artifact: Trained
     run: StageRun
     compression: Compression | None
 
@@ -49,8 +50,8 @@ def rounds(number: int, given: dict[str, Any], seed: Any, fine_tuning: Any, teac
 
 @workflow
 def compress_to_size(
-    trained: ArtifactDirectory,
-    prepared: ArtifactDirectory,
+    trained: Trained,
+    prepared: Prepared,
     config: CompressionConfig,
     seed: int,
     fine_tuning: TrainingConfig,
@@ -64,8 +65,8 @@ def compress_to_size(
 
 @workflow
 def compress_by_search(
-    trained: ArtifactDirectory,
-    prepared: ArtifactDirectory,
+    trained: Trained,
+    prepared: Prepared,
     config: CompressionConfig,
     seed: int,
     fine_tuning: TrainingConfig,
@@ -83,8 +84,8 @@ def compress_by_search(
 
 @workflow
 def compress(  # noqa: PLR0913 - a Flyte workflow: promises go in one by one
-    trained: ArtifactDirectory,
-    prepared: ArtifactDirectory,
+    trained: Trained,
+    prepared: Prepared,
     size: str,
     config: CompressionConfig,
     seed: int,
@@ -106,15 +107,15 @@ def compress(  # noqa: PLR0913 - a Flyte workflow: promises go in one by one
 
 
 @workflow
-def train_alone(prepared: ArtifactDirectory, model: ModelConfig, training: TrainingConfig, code: str) -> Trained:
+def train_alone(prepared: Prepared, model: ModelConfig, training: TrainingConfig, code: str) -> ChosenModel:
     """Train, with the outputs of :func:`train_and_compress`, as both are branches of one conditional."""
     trained = train(prepared=prepared, model=model, training=training, code=code)
-    return Trained(trained.artifact, trained.run, None)
+    return ChosenModel(trained.artifact, trained.run, None)
 
 
 @workflow
 def train_and_compress(  # noqa: PLR0913 - a Flyte workflow: promises go in one by one
-    prepared: ArtifactDirectory,
+    prepared: Prepared,
     model: ModelConfig,
     training: TrainingConfig,
     code: str,
@@ -124,7 +125,7 @@ def train_and_compress(  # noqa: PLR0913 - a Flyte workflow: promises go in one 
     fine_tuning: TrainingConfig,
     teaching: TeachingConfig,
     factory: str,
-) -> Trained:
+) -> ChosenModel:
     """Train, and make the network smaller."""
     trained = train(prepared=prepared, model=model, training=training, code=code)
     how = {
@@ -136,12 +137,12 @@ def train_and_compress(  # noqa: PLR0913 - a Flyte workflow: promises go in one 
         "factory": factory,
     }
     smaller = compress(trained=trained.artifact, prepared=prepared, **how)
-    return Trained(smaller.artifact, trained.run, smaller.compression)
+    return ChosenModel(smaller.artifact, trained.run, smaller.compression)
 
 
 @workflow
 def train_as_asked(  # noqa: PLR0913 - a Flyte workflow: promises go in one by one
-    prepared: ArtifactDirectory,
+    prepared: Prepared,
     model: ModelConfig,
     training: TrainingConfig,
     code: str,
@@ -151,7 +152,7 @@ def train_as_asked(  # noqa: PLR0913 - a Flyte workflow: promises go in one by o
     fine_tuning: TrainingConfig,
     teaching: TeachingConfig,
     factory: str,
-) -> Trained:
+) -> ChosenModel:
     """Train and, unless ``size`` is "none", make the network smaller."""
     inputs = {"prepared": prepared, "model": model, "training": training, "code": code}
     how = {
@@ -169,7 +170,7 @@ def train_as_asked(  # noqa: PLR0913 - a Flyte workflow: promises go in one by o
         .else_()
         .then(train_and_compress(**inputs, **how))
     )
-    return Trained(made.artifact, made.run, made.compression)
+    return ChosenModel(made.artifact, made.run, made.compression)
 
 
 def how_to_compress(sections: Any) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from harness.turns import Figures
 from slipstream.artifacts.format import ArtifactWriter
 from slipstream.artifacts.prepared.data import KIND, TARGET, PreparedData, Signature, TensorSpec
 from slipstream.artifacts.prepared.token_rows import write_token_rows
+from slipstream.artifacts.records import write_record
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
 from slipstream.prepare.shuffle import block_rows
@@ -61,7 +62,7 @@ def write_table(directory: Path, rows: int) -> None:
         records[TARGET] = records["numeric"][:, 0] + draw.normal(size=count) > 0
         with writer.create(f"{split}-00000.rows", block_rows(record.itemsize) * record.itemsize) as file:
             file.write(records.tobytes())
-    writer.write_json("signature.json", signature.to_json())
+    write_record(writer, "signature.json", signature)
     writer.finish(KIND, {})
 
 

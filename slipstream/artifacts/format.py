@@ -111,7 +111,7 @@ class ArtifactWriter:
         with self.create(name) as file:
             file.write(data)
 
-    def write_json(self, name: str, value: Any) -> None:
+    def write_json(self, name: str, value: object) -> None:
         self.write_bytes(name, canonical_json(value))
 
     def record(self, name: str) -> FileRecord:
@@ -131,12 +131,12 @@ class ArtifactWriter:
         """Add the entry of a file that other code will put into the artifact."""
         self._records[check_name(name, self.directory)] = record
 
-    def finish(self, kind: str, made_by: Mapping[str, Any]) -> Artifact:
+    def finish(self, kind: str, made_by: Mapping[str, object]) -> Artifact:
         """Write the manifest. ``made_by`` describes the work: settings, code version, fingerprints of the inputs."""
         self.write_manifest(kind, made_by)
         return Artifact.open(self.directory, kind)
 
-    def write_manifest(self, kind: str, made_by: Mapping[str, Any]) -> None:
+    def write_manifest(self, kind: str, made_by: Mapping[str, object]) -> None:
         """As :meth:`finish`, for an artifact that still lacks some of its files."""
         for path in sorted(self.directory.rglob("*")):
             name = path.relative_to(self.directory).as_posix()
@@ -160,8 +160,8 @@ class ArtifactWriter:
 class Manifest:
     """What the manifest of an artifact says, whether its files are here or not."""
 
-    kind: Any
-    format: Any
+    kind: object
+    format: object
     made_by: dict[str, Any]
     files: dict[str, FileRecord]
 
@@ -174,12 +174,12 @@ class Manifest:
             files = {name: FileRecord(**record) for name, record in manifest["files"].items()}
             if not all(record.consistent() for record in files.values()):
                 raise ValueError
-            found = cls(manifest["kind"], manifest["format"], manifest["made_by"], files)
+            parsed = cls(manifest["kind"], manifest["format"], manifest["made_by"], files)
         except (ValueError, KeyError, TypeError, AttributeError):
             raise DamagedArtifact(f"{where}: not a manifest of this format") from None
         for name in files:
             check_name(name, where, DamagedArtifact)
-        return found
+        return parsed
 
 
 @dataclass(frozen=True)
@@ -202,10 +202,10 @@ class Artifact:
         except OSError as error:
             raise DamagedArtifact(f"{path}: {error.strerror}; this is not a finished artifact") from None
         manifest = Manifest.parse(raw, path)
-        files, found = manifest.files, (manifest.kind, manifest.format)
-        if found != (kind, FORMAT):
+        files, stored = manifest.files, (manifest.kind, manifest.format)
+        if stored != (kind, FORMAT):
             expected = f"{kind!r}, format {FORMAT}"
-            raise DamagedArtifact(f"{path}: holds {found[0]!r}, format {found[1]}; expected {expected}")
+            raise DamagedArtifact(f"{path}: holds {stored[0]!r}, format {stored[1]}; expected {expected}")
         for name, record in files.items():
             if only is not None and name not in only:
                 continue
@@ -270,6 +270,6 @@ def link_or_copy(file: Path, target: Path) -> None:
         shutil.copyfile(file, target)
 
 
-def canonical_json(value: Any) -> bytes:
+def canonical_json(value: object) -> bytes:
     """JSON of which the bytes depend on the value only. Raises ``ValueError`` for NaN and infinity."""
     return (json.dumps(value, sort_keys=True, indent=1, allow_nan=False, ensure_ascii=False) + "\n").encode()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
 #: The directory of all homes, below the raw output of Flyte, the profile's ``checkpoints``, or ``.slipstream``.
 HOMES = "checkpoints"
@@ -36,14 +35,14 @@ class Holder:
     def __str__(self) -> str:
         return f"attempt {self.attempt} of {self.execution}" if self.execution else "a run without a name"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: object) -> Holder:
         """What was recorded; a record that cannot be read is nobody's."""
-        found = data if isinstance(data, Mapping) else {}
-        execution, attempt, prefix = (found.get(name) for name in ("execution", "attempt", "prefix"))
+        fields = data if isinstance(data, Mapping) else {}
+        execution, attempt, prefix = (fields.get(name) for name in ("execution", "attempt", "prefix"))
         if isinstance(execution, str) and isinstance(attempt, int) and isinstance(prefix, str):
             return cls(execution, attempt, prefix)
         return cls()

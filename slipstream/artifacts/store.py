@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -23,7 +22,7 @@ from slipstream.artifacts.format import Artifact, DamagedArtifact, canonical_jso
 STORE = Path(".slipstream")
 
 
-def content_key(stage: str, version: str, inputs: Mapping[str, Any]) -> str:
+def content_key(stage: str, version: str, inputs: Mapping[str, object]) -> str:
     """The key of a stage's result: a digest of the stage, its code version and all inputs."""
     return hashlib.sha256(canonical_json({"stage": stage, "version": version, "inputs": inputs})).hexdigest()[:32]
 

@@ -47,19 +47,19 @@ def import_closure(engines: tuple[str, ...]) -> dict[str, Path]:
     Importing a module runs its packages' ``__init__`` too, so these count. Raises ``ValueError`` for an engine that
     does not exist.
     """
-    found: dict[str, Path] = {}
+    sources: dict[str, Path] = {}
     waiting = list(engines)
     while waiting:
         module = waiting.pop()
         path = source_of(module)
         if path is None:
             raise ValueError(f"{module}: no such module below {ROOT}")
-        if module in found:
+        if module in sources:
             continue
-        found[module] = path
-        waiting += [package for package in packages_of(module) if package not in found]
-        waiting += [name for name in project_imports(path) if name not in found]
-    return found
+        sources[module] = path
+        waiting += [package for package in packages_of(module) if package not in sources]
+        waiting += [name for name in project_imports(path) if name not in sources]
+    return sources
 
 
 def packages_of(module: str) -> Iterator[str]:

@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from slipstream.artifacts.prepared.streamed import open_prepared
+from slipstream.artifacts.records import to_tree
 from slipstream.collectives.compare import compare_with_history
 from slipstream.collectives.engine import benchmark
 from slipstream.collectives.launch.worker_group import LeaderUnreachable, WorkerGroup
@@ -24,7 +25,6 @@ from slipstream.config import RunConfig
 from slipstream.distributed.user_errors import check_gpus
 from slipstream.errors import Interrupted, UserError
 from slipstream.interconnect.profile import CSV, FILE, TABLE
-from slipstream.interconnect.tuning import to_json as tuning_json
 from slipstream.machine.gpus import visible_gpus
 
 #: Some of what torchrun sets.
@@ -103,7 +103,7 @@ def main(
         if tuning:
             click.echo(tuning)
             if json_file:
-                json_file.write_text(json.dumps(tuning_json(tuning)) + "\n", encoding="utf-8")
+                json_file.write_text(json.dumps(to_tree(tuning)) + "\n", encoding="utf-8")
             if nccl_csv:
                 nccl_csv.write_text(plugin_csv(tuning), encoding="utf-8")
         return

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
+from slipstream.artifacts.records import to_json
 from slipstream.collectives.findings import grade
 from slipstream.collectives.model.predictions import lines as model_lines
 from slipstream.collectives.model.predictions import model_curve
@@ -22,6 +21,7 @@ from slipstream.interconnect.profile import (
     MODEL,
     TABLE,
     Measurement,
+    ModelPoint,
     NetworkProfile,
     TrendPoint,
     write_profile,
@@ -66,18 +66,18 @@ def write_results(
     directory: Path,
     profile: NetworkProfile,
     course: Sequence[TrendPoint],
-    made_by: Mapping[str, Any],
+    made_by: Mapping[str, object],
     above: str = "",
 ) -> None:
     """Write the artifact into the fresh ``directory``: the profile, its table below the text ``above``, its CSV, and
     what is drawn beside it. ``course`` are the largest all_reduces of the profiles before."""
-    texts = {
-        TABLE: above + table(profile),
-        CSV_FILE: csv_text(profile),
-        COURSE: json.dumps([*course, *trend_points(profile)]),
-        MODEL: json.dumps(model_curve(profile)),
+    forms = {
+        TABLE: (above + table(profile)).encode(),
+        CSV_FILE: csv_text(profile).encode(),
+        COURSE: to_json([*course, *trend_points(profile)], list[TrendPoint]),
+        MODEL: to_json(model_curve(profile), list[ModelPoint]),
     }
-    write_profile(directory, profile, made_by, texts)
+    write_profile(directory, profile, made_by, forms)
 
 
 def table(profile: NetworkProfile) -> str:

@@ -32,7 +32,7 @@ def percentile(sorted_ms: np.ndarray, share: float) -> Estimate | None:
         return None
     ranks = binom.ppf([(1 - LEVEL) / 2, (1 + LEVEL) / 2], calls, share).astype(int)
     low, high = sorted_ms[np.clip(ranks, 0, calls - 1)]
-    return {"value": float(np.quantile(sorted_ms, share)), "low": float(low), "high": float(high)}
+    return Estimate(float(np.quantile(sorted_ms, share)), float(low), float(high))
 
 
 def ratio(logarithms: Sequence[np.ndarray]) -> Estimate:
@@ -47,23 +47,11 @@ def ratio(logarithms: Sequence[np.ndarray]) -> Estimate:
     medians = np.array([np.median(each) for each in logarithms])
     mean, loads = float(medians.mean()), len(medians)
     half = float(t.ppf(LEVEL, loads - 1) * medians.std(ddof=1) / np.sqrt(loads)) if loads > 1 else np.inf
-    return {
-        "value": float(np.exp(mean)),
-        "low": float(np.exp(mean - half)),
-        "high": float(np.exp(min(mean + half, 50.0))),
-    }
+    return Estimate(float(np.exp(mean)), float(np.exp(mean - half)), float(np.exp(min(mean + half, 50.0))))
 
 
 def latency(nanoseconds: np.ndarray, speedup: Estimate | None) -> LatencyFigures:
     """The percentiles of all calls of a variant at one batch size."""
     milliseconds = np.sort(nanoseconds) / 1e6
-    found = {name: percentile(milliseconds, share) for name, share in PERCENTILES.items()}
-    figures: LatencyFigures = {
-        "p50": found["p50"],
-        "p90": found["p90"],
-        "p99": found["p99"],
-        "calls": len(milliseconds),
-    }
-    if speedup:
-        figures["speedup"] = speedup
-    return figures
+    quoted = {name: percentile(milliseconds, share) for name, share in PERCENTILES.items()}
+    return LatencyFigures(**quoted, calls=len(milliseconds), speedup=speedup)

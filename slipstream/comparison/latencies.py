@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -13,8 +14,70 @@ import numpy as np
 from slipstream.artifacts.prepared.data import Signature
 from slipstream.artifacts.results.export import LatencyFigures
 from slipstream.comparison.intervals import latency, ratio
-from slipstream.comparison.turns import FEWEST_LOADS, LOADS, Turns, take_turns, torch_threads, turn
 from slipstream.models.predict import ModelFunction, inputs_of
+
+#: A turn is at most so many calls and seconds, so that a change of the machine's load affects all variants alike.
+TURN_CALLS = 10
+TURN_SECONDS = 0.02
+#: How often the files are loaded, and at least if the time is over before: where a load puts its memory makes percents
+#: of difference while it lives.
+LOADS, FEWEST_LOADS = 5, 3
+
+Call = Callable[[], object]
+
+
+@dataclass
+class Turns:
+    """What one variant took at one batch size: nanoseconds of every call, and the medians of its turns by load."""
+
+    calls: list[int] = field(default_factory=list)
+    medians: list[list[float]] = field(default_factory=list)
+
+    def against(self, reference: Turns) -> list[np.ndarray]:
+        """The logarithms of the reference's median over this one's, round by round, for each load."""
+        pairs = zip(reference.medians, self.medians, strict=True)
+        return [np.log(np.array(theirs) / np.array(ours)) for theirs, ours in pairs]
+
+
+def take_turns(
+    calls: Mapping[str, Call], taken: Mapping[str, Turns], seconds: float, order: np.random.Generator
+) -> None:
+    """Add the rounds of one load, for about ``seconds`` and at least one, to what the variants have taken."""
+    for turns in taken.values():
+        turns.medians.append([])
+    names, deadline = list(calls), time.perf_counter() + seconds
+    while True:
+        for index in order.permutation(len(names)):
+            nanoseconds = turn(calls[names[index]])
+            taken[names[index]].calls += nanoseconds
+            taken[names[index]].medians[-1].append(float(np.median(nanoseconds)))
+        if time.perf_counter() >= deadline:
+            return
+
+
+def turn(run: Call, calls: int = TURN_CALLS, seconds: float = TURN_SECONDS) -> list[int]:
+    """Nanoseconds of each call of a turn. The first call does not count: the caches still hold another's weights."""
+    run()
+    taken: list[int] = []
+    while len(taken) < calls and sum(taken) < seconds * 1e9:
+        started = time.perf_counter_ns()
+        run()
+        taken.append(time.perf_counter_ns() - started)
+    return taken
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Run the block with ``count`` torch threads."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
 
 #: Calls at one batch size, of all variants together: six of them, loaded three times, in turns of two.
 FEWEST_CALLS = 36
@@ -58,27 +121,27 @@ def measure_latencies(
             for rows in batches:
                 calls = {name: partial(run, inputs[rows]) for name, run in runs.items()}
                 take_turns(calls, taken[rows], seconds / LOADS / len(batches), order)
-    found: dict[str, dict[str, LatencyFigures]] = {name: {} for name in loads}
+    figures: dict[str, dict[str, LatencyFigures]] = {name: {} for name in loads}
     for rows, turns in taken.items():
         for name, own in turns.items():
             speedup = ratio(own.against(turns[reference])) if name != reference else None
-            found[name][str(rows)] = latency(np.array(own.calls), speedup)
-    return found
+            figures[name][str(rows)] = latency(np.array(own.calls), speedup)
+    return figures
 
 
 def affordable_batches(
     run: ModelFunction, workload: Workload, seconds: float, batches: Sequence[int]
 ) -> tuple[int, ...]:
     """The batch sizes at which ``FEWEST_CALLS`` take at most ``seconds``, and always the first of ``batches``."""
-    found = list(batches[:1])
+    affordable = list(batches[:1])
     with torch_threads(workload.threads):
         for rows in sorted(batches[1:]):
             inputs = workload.inputs(rows)
             taken = turn(partial(run, inputs), calls=1)[0] / 1e9
             if taken * FEWEST_CALLS > seconds:
                 break
-            found.append(rows)
-    return tuple(sorted(found))
+            affordable.append(rows)
+    return tuple(sorted(affordable))
 
 
 def screen_speedups(
@@ -96,15 +159,15 @@ def screen_speedups(
     to drop variants that are clearly slower, but not to name the fastest.
     """
     order, names = np.random.default_rng(0), list(runs)
-    inputs, found = workload.inputs(batch), {name: list[float]() for name in names}
+    inputs, speedups = workload.inputs(batch), {name: list[float]() for name in names}
     with torch_threads(workload.threads):
-        while len(found[reference]) < rounds:
+        while len(speedups[reference]) < rounds:
             took = {}
             for index in order.permutation(len(names)):
                 call = partial(runs[names[index]], inputs)
                 took[names[index]] = float(np.median(turn(call, SCREENING_CALLS, SCREENING_SECONDS)))
             for name in names:
-                found[name].append(took[reference] / took[name])
+                speedups[name].append(took[reference] / took[name])
             if time.perf_counter() > deadline:
                 break
-    return found
+    return speedups

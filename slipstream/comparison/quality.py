@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from slipstream.artifacts.results.export import QualityFigures
-from slipstream.comparison import rmse, tokens
+from slipstream.comparison import tokens
 from slipstream.comparison.accuracy import lower_limit, rows_enough, upper_limit
 
 Answer = Literal["passed", "failed", "can't tell"]
@@ -40,16 +40,10 @@ class Loss:
         return "failed" if self.low > most else "can't tell"
 
     def figures(self, most: float, evidence: str) -> QualityFigures:
-        return {
-            "loss": self.value,
-            "low": self.low,
-            "high": self.high,
-            "level": self.level,
-            "rows": self.rows,
-            "evidence": evidence,
-            "answer": self.answer(most),
-            "rows_enough": self.enough,
-        }
+        answer = self.answer(most)
+        return QualityFigures(
+            self.value, self.low, self.high, self.level, self.rows, evidence, answer, rows_enough=self.enough
+        )
 
 
 def loss_of(task: str, truth: np.ndarray, fp32: np.ndarray, variant: np.ndarray, most: float, judged: int = 1) -> Loss:
@@ -91,7 +85,7 @@ def paired_loss(
         return Loss(100 * (b - c) / rows, 100 * low, 100 * high, 1 - error, rows, enough)
     squares = [(answers - truth) ** 2 for answers in (before, after)]
     value = float(np.sqrt(squares[1].sum() / max(squares[0].sum(), 1e-300)) - 1)
-    low, high = rmse.limits(squares[0], squares[1], error)
+    low, high = rmse_limits(squares[0], squares[1], error)
     return Loss(100 * value, 100 * low, 100 * high, 1 - error, rows, None)
 
 
@@ -108,3 +102,31 @@ def in_words(loss: Loss, task: str, most: float, evidence: str) -> str:
         return f"{seen} and at least {loss.low:.2f}, more than the {most:g} allowed"
     more = f"; about {loss.enough:,} rows would be enough" if loss.enough and loss.enough > loss.rows else ""
     return f"can't tell with {loss.rows:,} rows: {seen}, which may be more than the {most:g} allowed{more}"
+
+
+DRAWS = 2000
+#: Rows that are drawn at a time, to bound the memory.
+AT_A_TIME = 4_000_000
+#: Rows beyond which draws are saved: the ratio of so many is as good as normal, and fewer draws find its limits.
+MANY = 200_000
+FEWEST_DRAWS = 400
+
+
+def ratios(fp32: np.ndarray, variant: np.ndarray, seed: int = 0) -> np.ndarray:
+    """The ratio of the RMSEs minus one, in each draw. Both are squared errors ``[rows]``, float64."""
+    rows = len(fp32)
+    draws = DRAWS if rows <= MANY else max(FEWEST_DRAWS, DRAWS * MANY // rows)
+    generator, parts = np.random.default_rng(seed), []
+    step = max(1, AT_A_TIME // rows)
+    for start in range(0, draws, step):
+        drawn = generator.integers(0, rows, (min(step, draws - start), rows))
+        parts.append(np.sqrt(variant[drawn].sum(axis=1) / np.maximum(fp32[drawn].sum(axis=1), 1e-300)) - 1)
+    return np.concatenate(parts)
+
+
+def rmse_limits(fp32: np.ndarray, variant: np.ndarray, error: float) -> tuple[float, float]:
+    """The lower and the upper limit of the relative loss, each missed with probability ``error``."""
+    if np.array_equal(fp32, variant):
+        return 0.0, 0.0
+    low, high = np.quantile(ratios(fp32, variant), (error, 1 - error))
+    return float(low), float(high)

@@ -9,19 +9,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import numpy as np
 
 from slipstream.artifacts.format import Artifact
 from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.artifacts.results.compression import Compression, CompressionTrial, NetworkSize, Speedup
+from slipstream.artifacts.results.compression import Compression, CompressionTrial, NetworkSize
+from slipstream.artifacts.results.export import Estimate
 from slipstream.comparison.latencies import Workload, measure_latencies
 from slipstream.comparison.quality import UNITS, Loss, in_words, loss_of
-from slipstream.compress.config import CompressionConfig
+from slipstream.compress.config import MOST_CANDIDATES, CompressionConfig
 from slipstream.compress.groups import find_groups, united
 from slipstream.compress.importance import importance, strongest
-from slipstream.compress.search import best, next_candidate, shares_of
 from slipstream.compress.students import described, students_of
 from slipstream.errors import UserError
 from slipstream.models.config import ModelConfig
@@ -65,12 +65,12 @@ class CompressionRun:
         return students_of(self.trained.config, self.trained.signature, self.config)
 
 
-def differing(arguments: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+def differing(arguments: Mapping[str, object], others: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in arguments.items() if others.get(name) != value}
 
 
 def propose(
-    directory: Path, work: CompressionRun, tried: Sequence[CompressionTrial], made_by: Mapping[str, Any]
+    directory: Path, work: CompressionRun, tried: Sequence[CompressionTrial], made_by: Mapping[str, object]
 ) -> Artifact:
     """Write the network that is trained next, with the weights that its training begins with, as a trained model.
 
@@ -85,13 +85,13 @@ def propose(
     return write_trained(directory, student, weights, weights, made_by)
 
 
-def write_pruned(directory: Path, work: CompressionRun, share: float, made_by: Mapping[str, Any]) -> Artifact:
+def write_pruned(directory: Path, work: CompressionRun, share: float, made_by: Mapping[str, object]) -> Artifact:
     """Remove ``share`` of the units of each group: the least important ones."""
     trained = work.trained
     model = trained.load()
     groups = find_groups(model)
-    found = importance(model, groups, work.data)
-    retained = united([g.retained(strongest(g, of, share)) for g, of in zip(groups, found, strict=True)])
+    scores_of_groups = importance(model, groups, work.data)
+    retained = united([g.retained(strongest(g, of, share)) for g, of in zip(groups, scores_of_groups, strict=True)])
     prune(model.network, retained)
     pruned = replace(trained.architecture, retained=compose(trained.architecture.retained, retained))
     pruned.empty()  # refuses what does not run so
@@ -133,7 +133,7 @@ def outputs_of(work: CompressionRun, model: TrainedModel, rows: np.ndarray) -> n
 def value_of(work: CompressionRun, outputs: np.ndarray, rows: np.ndarray) -> float:
     """The metric that says how good these outputs are."""
     task = work.trained.signature.task
-    return scores(task, outputs, targets_of(rows))[HEADLINE[task][0]]
+    return cast(float, scores(task, outputs, targets_of(rows)).of(HEADLINE[task][0]))
 
 
 def loss_on(work: CompressionRun, outputs: np.ndarray, rows: np.ndarray) -> Loss:
@@ -148,13 +148,12 @@ def size_of(model: TrainedModel) -> NetworkSize:
     return NetworkSize(sum(p.numel() for p in network.parameters()), [units(layer, "out") for layer in layers[:-1]])
 
 
-def speeds_of(work: CompressionRun, fine_tuned: Mapping[str, TrainedModel], rows: np.ndarray) -> dict[str, Speedup]:
+def speeds_of(work: CompressionRun, fine_tuned: Mapping[str, TrainedModel], rows: np.ndarray) -> dict[str, Estimate]:
     """How many times as fast as the trained network each of the others is."""
     networks = {WHOLE: work.trained, **fine_tuned}
     loads = {name: partial(load_anew, model) for name, model in networks.items()}
     timed = measure_latencies(loads, WHOLE, Workload(work.trained.signature, rows, 1), SECONDS, [TIMED_ROWS])
-    found = {name: timed[name][str(TIMED_ROWS)]["speedup"] for name in fine_tuned}
-    return {name: Speedup(each["value"], each["low"], each["high"]) for name, each in found.items()}
+    return {name: speedup for name in fine_tuned if (speedup := timed[name][str(TIMED_ROWS)].speedup)}
 
 
 def load_anew(model: TrainedModel) -> ModelFunction:
@@ -173,7 +172,7 @@ def choose(
     metric, _ = HEADLINE[signature.task]
     given = not config.searches
     models = {one.name: model for one, model in zip(tried, fine_tuned, strict=False)}
-    found = Compression(
+    compression = Compression(
         config.method,
         metric,
         size_of(work.trained),
@@ -185,11 +184,38 @@ def choose(
     winner = tried[0] if given else best(tried, config)
     if winner is None:
         why = f"none of {len(tried)} is shown to lose less than the {config.max_loss:g} {UNITS[signature.task]} allowed"
-        return work.trained, replace(found, why=why)
+        return work.trained, replace(compression, why=why)
     model, rows = models[winner.name], held_out_rows(work.data)
     loss = loss_on(work, outputs_of(work, model, rows), rows)
-    answer, said = loss.answer(config.max_loss), in_words(loss, signature.task, config.max_loss, "test")
+    answer, words = loss.answer(config.max_loss), in_words(loss, signature.task, config.max_loss, "test")
     if given or answer == "passed" or (answer == "can't tell" and config.when_in_doubt == "take"):
         doubt = "" if answer == "passed" else " (taken all the same: " + ("it was asked for)" if given else "in doubt)")
-        return model, replace(found, taken=winner.name, why=said + doubt)
-    return work.trained, replace(found, why=f"{winner.name}: {said}")
+        return model, replace(compression, taken=winner.name, why=words + doubt)
+    return work.trained, replace(compression, why=f"{winner.name}: {words}")
+
+
+def shares_of(config: CompressionConfig) -> list[float]:
+    """The shares of units that pruning may remove."""
+    steps = MOST_CANDIDATES + 1
+    return [config.share] if config.share else [step / steps for step in range(1, steps)]
+
+
+def passes(tried: CompressionTrial, config: CompressionConfig) -> bool:
+    return tried.answer == "passed" or (tried.answer == "can't tell" and config.when_in_doubt == "take")
+
+
+def best(tried: Sequence[CompressionTrial], config: CompressionConfig) -> CompressionTrial | None:
+    """The most compressed that loses little enough; None if none does."""
+    return max((one for one in tried if passes(one, config)), key=lambda one: one.candidate, default=None)
+
+
+def next_candidate(count: int, tried: Sequence[CompressionTrial], config: CompressionConfig) -> int:
+    """The candidate of ``count`` that is trained next. If the search or its time is over, one that was trained already:
+    the best, or else the last."""
+    good = [one.candidate for one in tried if passes(one, config)]
+    low = max(good, default=-1)
+    high = min((one.candidate for one in tried if one.candidate > low and not passes(one, config)), default=count)
+    spent = sum({one.candidate: one.seconds for one in tried}.values())
+    if tried and (high - low <= 1 or spent >= 60 * config.minutes):
+        return low if good else tried[-1].candidate
+    return (low + high) // 2

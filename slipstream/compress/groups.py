@@ -51,22 +51,22 @@ class Group:
 
     def retained(self, chosen: Sequence[int]) -> dict[str, dict[str, list[int]]]:
         """What :func:`slipstream.models.pruning.prune` retains if the units ``chosen`` stay, in this order."""
-        found: dict[str, dict[str, list[int]]] = {}
+        kept_units: dict[str, dict[str, list[int]]] = {}
         for member in self.members:
             picked = member.indices[torch.tensor(chosen)]
             # The indices of a unit of a flattened layer lie together or apart; both ways their order has to stay.
             together = member.indices.shape[1] == 1 or bool((member.indices[:, 1] - member.indices[:, 0] == 1).all())
-            found.setdefault(member.name, {})[member.side] = (picked if together else picked.T).flatten().tolist()
-        return found
+            kept_units.setdefault(member.name, {})[member.side] = (picked if together else picked.T).flatten().tolist()
+        return kept_units
 
 
 def united(parts: Sequence[Mapping[str, Mapping[str, list[int]]]]) -> dict[str, dict[str, list[int]]]:
     """What is retained by several groups."""
-    found: dict[str, dict[str, list[int]]] = {}
+    together: dict[str, dict[str, list[int]]] = {}
     for part in parts:
         for name, sides in part.items():
-            found.setdefault(name, {}).update(sides)
-    return found
+            together.setdefault(name, {}).update(sides)
+    return together
 
 
 def find_groups(model: Predictor) -> list[Group]:
@@ -79,25 +79,25 @@ def find_groups(model: Predictor) -> list[Group]:
     traced = trace(model)
     shared = {id(p) for p, number in Counter(uses_of_parameters(model.network)).items() if number > 1}
     groups = (group_of(model.network, members, shared) for members in traced)
-    found = [group for group in groups if group and exchangeable(model, group)]
-    if not found:
+    prunable = [group for group in groups if group and exchangeable(model, group)]
+    if not prunable:
         raise UserError(
             "compression.method: this network has no units that can be removed; expected linear layers or convolutions "
             "that follow each other, or choose distil, which trains a smaller network"
         )
-    return found
+    return prunable
 
 
 def feed_forward(network: Transformer) -> list[Group]:
     """The hidden units of a transformer's feed-forward layers. Torch-Pruning cannot follow units through its heads."""
-    found = []
+    pairs = []
     for number in network.model.layers:
         name = f"model.layers.{number}.mlp"
         hidden = torch.arange(units(network.get_submodule(f"{name}.down_proj"), "in"))[:, None]
         sides: dict[str, Side] = {"gate_proj": "out", "up_proj": "out", "down_proj": "in"}
         members = (Member(f"{name}.{layer}", side, hidden) for layer, side in sides.items())
-        found.append(Group(len(hidden), 1, tuple(members)))
-    return found
+        pairs.append(Group(len(hidden), 1, tuple(members)))
+    return pairs
 
 
 def uses_of_parameters(network: nn.Module) -> list[nn.Parameter]:
@@ -113,14 +113,14 @@ def trace(model: Predictor) -> list[list[tuple[nn.Module, Side, list[int], list[
         with warnings.catch_warnings(), torch.enable_grad():
             warnings.simplefilter("ignore")
             graph = DependencyGraph().build_dependency(model.network, list(inputs), verbose=False)
-            found = []
+            traced = []
             for group in graph.get_all_groups():
                 members = []
                 for item in group:
                     side: Side = "out" if graph.is_out_channel_pruning_fn(item.dep.handler) else "in"
                     members.append((item.dep.target.module, side, list(item.idxs), list(item.root_idxs)))
-                found.append(members)
-            return found
+                traced.append(members)
+            return traced
     except Exception as error:
         raise UserError(
             f"compression.method: this network cannot be traced ({type(error).__name__}: {error}); choose distil, "

@@ -26,13 +26,13 @@ BATCHES, ROWS = 32, 64
 def importance(model: Predictor, groups: Sequence[Group], data: PreparedData) -> list[Tensor]:
     """Of each group the units' estimates, float64 ``[units]``. ``model`` is in evaluation mode."""
     records = data.sample("train", BATCHES * ROWS)
-    found = [torch.zeros(group.units, dtype=torch.float64) for group in groups]
+    sums = [torch.zeros(group.units, dtype=torch.float64) for group in groups]
     for start in range(0, len(records), ROWS):
-        add_batch(model, groups, records[start : start + ROWS], found)
-    return found
+        add_batch(model, groups, records[start : start + ROWS], sums)
+    return sums
 
 
-def add_batch(model: Predictor, groups: Sequence[Group], records: np.ndarray, found: Sequence[Tensor]) -> None:
+def add_batch(model: Predictor, groups: Sequence[Group], records: np.ndarray, sums: Sequence[Tensor]) -> None:
     inputs = [torch.from_numpy(array) for array in inputs_of(model.signature, records)]
     target = torch.from_numpy(targets_of(records))
     model.zero_grad(set_to_none=True)
@@ -42,7 +42,7 @@ def add_batch(model: Predictor, groups: Sequence[Group], records: np.ndarray, fo
     else:
         loss = functional.cross_entropy(outputs.flatten(0, -2), target.long().flatten())
     loss.backward()
-    for group, total in zip(groups, found, strict=True):
+    for group, total in zip(groups, sums, strict=True):
         for member in group.members:
             changes = change_by_index(model.network.get_submodule(member.name), member.side)
             if changes is not None:

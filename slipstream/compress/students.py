@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any
 
 from slipstream.artifacts.prepared.data import Signature
 from slipstream.compress.config import CompressionConfig
@@ -39,7 +38,7 @@ def students_of(trained: ModelConfig, signature: Signature, config: CompressionC
     return [students[index] for index in sorted(range(len(students)), key=lambda index: -sizes[index])]
 
 
-def narrower(trained: ModelConfig) -> list[dict[str, Any]]:
+def narrower(trained: ModelConfig) -> list[dict[str, object]]:
     if trained.name not in WIDTHS:
         raise UserError(
             f"compression.students: how {trained.name} is made smaller is not known; expected a list of arguments of "
@@ -47,14 +46,14 @@ def narrower(trained: ModelConfig) -> list[dict[str, Any]]:
         )
     network, argument = WIDTHS[trained.name]
     widths = trained.arguments.get(argument) or inspect.signature(network).parameters[argument].default
-    found: list[dict[str, Any]] = []
+    candidates: list[dict[str, object]] = []
     for share in SHARES:
         scaled = [min(width, max(MULTIPLE, round(share * width / MULTIPLE) * MULTIPLE)) for width in widths]
-        if scaled != list(widths) and {argument: scaled} not in found:
-            found.append({argument: scaled})
-    if not found:
+        if scaled != list(widths) and {argument: scaled} not in candidates:
+            candidates.append({argument: scaled})
+    if not candidates:
         raise UserError("compression.students: this network is too small to be made narrower; train it as it is")
-    return found
+    return candidates
 
 
 def parameters(config: ModelConfig, signature: Signature) -> int:
@@ -65,7 +64,7 @@ def parameters(config: ModelConfig, signature: Signature) -> int:
         raise UserError(f"compression.students: {error.message}") from error
 
 
-def described(arguments: Mapping[str, Any]) -> str:
+def described(arguments: Mapping[str, object]) -> str:
     """``hidden 96-48``"""
     values = {
         name: "-".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)

@@ -53,7 +53,7 @@ class Save:
 def measured_save(trained: Path) -> Save:
     """The last save of the training that made the trained model in this directory. Raises ``UserError`` if it is none,
     or recorded no save."""
-    seconds = read_attempt(trained).get("save_seconds", 0.0)
+    seconds = read_attempt(trained).save_seconds
     if not seconds:
         raise UserError(f"{trained}: its record has no save; train with a checkpoint, or leave --trained out")
     return Save(seconds, f"measured in {trained}")

@@ -81,7 +81,7 @@ def baseline(data: PreparedData, test: np.ndarray) -> BaselineScores:
     settings: dict[str, Any] = {"categorical_features": categorical_columns(signature) or None, "random_state": 0}
     if signature.task == "classification":
         validation = validation[np.isin(targets_of(validation), y)]
-    validation_data: dict[str, Any] = {}
+    validation_data: dict[str, np.ndarray] = {}
     settings["early_stopping"] = len(rows) > STOP_EARLY_ABOVE and len(validation) > 0
     if settings["early_stopping"]:
         validation_data = {"X_val": features_of(signature, validation), "y_val": targets_of(validation)}
@@ -95,4 +95,4 @@ def baseline(data: PreparedData, test: np.ndarray) -> BaselineScores:
         else:
             model = HistGradientBoostingRegressor(**settings).fit(x, y, **validation_data)
             scores = regression_scores(model.predict(features_of(signature, test)), truth)
-    return {"name": NAME, "rows_trained": len(rows), **scores}
+    return BaselineScores(name=NAME, rows_trained=len(rows), **vars(scores))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from slipstream.artifacts.format import Artifact
 from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.artifacts.results.evaluation import PlotData, write_evaluation
+from slipstream.artifacts.results.evaluation import Evaluation, Headline, PlotData, Scatter, write_evaluation
 from slipstream.evaluate.baseline import baseline
 from slipstream.models import metrics
 from slipstream.models.predict import held_out_rows, model_function, predict, targets_of
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SCATTER_POINTS = 500
 
 
-def evaluate(directory: Path, trained: TrainedModel, data: PreparedData, made_by: Mapping[str, Any]) -> Artifact:
+def evaluate(directory: Path, trained: TrainedModel, data: PreparedData, made_by: Mapping[str, object]) -> Artifact:
     """Write the artifact of :mod:`slipstream.artifacts.results.evaluation` into the fresh ``directory``.
 
     Raises ``UserError`` if the test split is empty or the model's outputs are not finite.
@@ -31,31 +31,26 @@ def evaluate(directory: Path, trained: TrainedModel, data: PreparedData, made_by
     truth = targets_of(records)
     name, _ = metrics.HEADLINE[task]
     scores = metrics.scores(task, outputs, truth)
-    return write_evaluation(
-        directory,
-        {
-            "task": task,
-            "rows": len(records),
-            "metric": {"name": name, "value": scores[name]},
-            "model": scores,
-            "baseline": baseline(data, records),
-            "classes": list(trained.signature.classes),
-            **plot_data(task, outputs, truth),
-        },
-        made_by,
+    evaluation = Evaluation(
+        task=task,
+        rows=len(records),
+        metric=Headline(name, cast(float, scores.of(name))),
+        model=scores,
+        baseline=baseline(data, records),
+        classes=list(trained.signature.classes),
+        **vars(plot_data(task, outputs, truth)),
     )
+    return write_evaluation(directory, evaluation, made_by)
 
 
 def plot_data(task: str, outputs: np.ndarray, truth: np.ndarray) -> PlotData:
     """Data of the report's plots: confusion matrix, reliability diagram and ROC curve, or actual against predicted."""
     if task == "regression":
         sample = np.unique(np.linspace(0, len(truth) - 1, SCATTER_POINTS).astype(int))
-        return {"scatter": {"actual": truth[sample].tolist(), "predicted": outputs[sample, 0].tolist()}}
+        return PlotData(scatter=Scatter(truth[sample].tolist(), outputs[sample, 0].tolist()))
     probabilities = metrics.softmax(outputs)
-    data: PlotData = {
-        "confusion": metrics.confusion_matrix(probabilities, truth).tolist(),
-        "calibration": metrics.calibration_bins(probabilities, truth),
-    }
-    if probabilities.shape[1] == 2:
-        data["roc"] = metrics.roc_points(probabilities[:, 1], truth)
-    return data
+    return PlotData(
+        confusion=metrics.confusion_matrix(probabilities, truth).tolist(),
+        calibration=metrics.calibration_bins(probabilities, truth),
+        roc=metrics.roc_points(probabilities[:, 1], truth) if probabilities.shape[1] == 2 else None,
+    )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import cast
+from collections.abc import Mapping, Sequence
 
 from slipstream.artifacts.results.export import (
     DeployedSignature,
@@ -18,26 +17,25 @@ BITS = {7: "every CPU computes the same numbers", 8: "an x86 CPU without VNNI co
 
 def model_card(signature: DeployedSignature, report: ExportReport, rows: Mapping[str, int]) -> str:
     """The card as Markdown; ``rows`` are the row counts of the data card."""
-    output = signature["outputs"][0]
-    classes = f"\nClasses, in this order: {', '.join(signature['classes'])}.\n" if signature["classes"] else ""
-    licence = f"\nLicence: {report['licence']}.\n" if report["licence"] else ""
-    machine = report["machine"]
-    flags = ", ".join(machine["flags"]) or "no instruction set known"
-    return f"""# {signature["target"]}: {signature["task"]}
+    output, machine = signature.outputs[0], report.machine
+    classes = f"\nClasses, in this order: {', '.join(signature.classes)}.\n" if signature.classes else ""
+    licence = f"\nLicence: {report.licence}.\n" if report.licence else ""
+    flags = ", ".join(machine.flags) or "no instruction set known"
+    return f"""# {signature.target}: {signature.task}
 
-Predicts `{signature["target"]}`. Trained on {rows["train"]:,} rows; every metric below is of the same
+Predicts `{signature.target}`. Trained on {rows["train"]:,} rows; every metric below is of the same
 {rows["test"]:,} rows of the test split, which neither training nor calibration has seen.
 
 ## Use
 
-`{signature["model"]}` (ONNX, opset {signature["opset"]}), any batch size:
+`{signature.model}` (ONNX, opset {signature.opset}), any batch size:
 
 | | name | dtype | shape |
 |---|---|---|---|
-{tensors("input", signature["inputs"])}
-{tensors("output", signature["outputs"])}
+{tensors("input", signature.inputs)}
+{tensors("output", signature.outputs)}
 
-The output is in {output["units"]}.
+The output is in {output.units}.
 {classes}
 `schema.json` and `statistics.json` say how raw columns become these inputs.
 
@@ -45,54 +43,53 @@ The output is in {output["units"]}.
 {licence}
 ## Variants
 
-{variants(report["variants"])}
+{variants(report.variants)}
 
-{report["why"]}.
+{report.why}.
 
-Measured with ONNX Runtime {machine["onnxruntime"]} and torch {machine["torch"]}, {machine["threads"]} thread(s)
-per call, on {machine["cpu"]} ({machine["architecture"]}; {flags}). On another machine the order may differ.
-A percentile is quoted if ten calls lie beyond it. INT8 weights have {report["weight_bits"]} bits:
-{BITS[report["weight_bits"]]}.
+Measured with ONNX Runtime {machine.onnxruntime} and torch {machine.torch}, {machine.threads} thread(s)
+per call, on {machine.cpu} ({machine.architecture}; {flags}). On another machine the order may differ.
+A percentile is quoted if ten calls lie beyond it. INT8 weights have {report.weight_bits} bits:
+{BITS[report.weight_bits]}.
 """
 
 
 def raw_model(signature: DeployedSignature) -> str:
     """How to call the model that takes raw columns, or why there is none."""
-    raw = signature["raw"]
+    raw = signature.raw
     if not raw:
-        return f"There is no model that takes raw columns: {signature['no_raw']}.\n"
-    missing = f"NaN, or `{raw['missing']}`" if raw["missing"] else "NaN, or an empty text"
-    return f"""`{raw["model"]}` does so itself, from typed raw columns; missing is {missing}:
+        return f"There is no model that takes raw columns: {signature.no_raw}.\n"
+    missing = f"NaN, or `{raw.missing}`" if raw.missing else "NaN, or an empty text"
+    return f"""`{raw.model}` does so itself, from typed raw columns; missing is {missing}:
 
 | | name | dtype | shape |
 |---|---|---|---|
-{tensors("input", raw["inputs"])}
-{tensors("output", raw["outputs"])}
+{tensors("input", raw.inputs)}
+{tensors("output", raw.outputs)}
 """
 
 
-def tensors(kind: str, specs: list[DeployedTensor]) -> str:
-    return "\n".join(f"| {kind} | `{s['name']}` | {s['dtype']} | [{', '.join(map(str, s['shape']))}] |" for s in specs)
+def tensors(kind: str, specs: Sequence[DeployedTensor]) -> str:
+    return "\n".join(f"| {kind} | `{s.name}` | {s.dtype} | [{', '.join(map(str, s.shape))}] |" for s in specs)
 
 
-def variants(found: list[VariantFigures]) -> str:
+def variants(all_variants: list[VariantFigures]) -> str:
     """A table with a line for each variant that was made, and a sentence for each that could not be made."""
-    made = [v for v in found if "metrics" in v]
-    names = [name for name, value in made[0]["metrics"].items() if value is not None]
-    batches = sorted(made[0]["latency_ms"], key=int)
+    timed = [(v, v.metrics) for v in all_variants if v.metrics]
+    names = [name for name, value in vars(timed[0][1]).items() if value is not None]
+    batches = sorted(timed[0][0].latency_ms, key=int)
     head = ["variant", "file", "bytes", *(f"p50 / p90 / p99 ms at batch {b}" for b in batches), *names]
     lines = [head, ["---"] * len(head)]
-    for v in made:
-        timings = [" / ".join(cell(v["latency_ms"][b][p]) for p in ("p50", "p90", "p99")) for b in batches]
-        metrics = cast(Mapping[str, float], v["metrics"])
-        scored = [f"{metrics[name]:.4g}" for name in names]
-        label = f"**{v['name']}**" if v["chosen"] else v["name"]
-        lines.append([label, v["file"] or "", f"{v['bytes']:,}", *timings, *scored])
+    for v, scores in timed:
+        timings = [" / ".join(cell(v.latency_ms[b].percentile(p)) for p in ("p50", "p90", "p99")) for b in batches]
+        scored = [f"{scores.of(name):.4g}" for name in names]
+        label = f"**{v.name}**" if v.chosen else v.name
+        lines.append([label, v.file or "", f"{v.bytes:,}", *timings, *scored])
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    made_of = [f"- {v['name']}, {v['verdict']}: {v['reason']}" for v in found]
-    return "\n\n".join([table, "\n".join(made_of)])
+    verdicts = [f"- {v.name}, {v.verdict}: {v.reason}" for v in all_variants]
+    return "\n\n".join([table, "\n".join(verdicts)])
 
 
 def cell(estimate: Estimate | None) -> str:
     """A latency, or nothing if too few calls lie beyond the percentile."""
-    return f"{estimate['value']:.3g}" if estimate else "-"
+    return f"{estimate.value:.3g}" if estimate else "-"

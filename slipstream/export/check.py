@@ -12,11 +12,15 @@ import argparse
 import hashlib
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    from onnxruntime import InferenceSession
 
 #: ``sha256sum``'s line about the manifest: the one digest over all files, as the manifest holds those of each.
 DIGEST = "manifest.sha256"
@@ -53,7 +57,7 @@ def check(directory: Path, key: Path | None = None) -> list[str]:
 # The files
 
 
-def read_manifest(directory: Path) -> Any:
+def read_manifest(directory: Path) -> dict[str, Any]:
     path = directory / MANIFEST
     if not path.is_file():
         raise BadPackage(f"{directory}: no exported model; expected a directory with a {MANIFEST}")
@@ -74,15 +78,15 @@ def read_manifest(directory: Path) -> Any:
 def files_below(directory: Path) -> set[str]:
     """The names of all files. Raises ``BadPackage`` for a symbolic link: what it leads to is no part of the package,
     and may be another file tomorrow."""
-    found = sorted(directory.rglob("*"))
-    if link := next((path for path in found if path.is_symlink()), None):
+    paths = sorted(directory.rglob("*"))
+    if link := next((path for path in paths if path.is_symlink()), None):
         raise BadPackage(
             f"{link}: a symbolic link; expected the file or directory itself. Export or copy the model again"
         )
-    return {path.relative_to(directory).as_posix() for path in found if not path.is_dir()}
+    return {path.relative_to(directory).as_posix() for path in paths if not path.is_dir()}
 
 
-def check_files(directory: Path, records: dict[str, Any]) -> str:
+def check_files(directory: Path, records: Mapping[str, Mapping[str, object]]) -> str:
     there = files_below(directory)
     for name, record in records.items():
         # Only names that were found here: a manifest may also list ../../etc/passwd.
@@ -125,7 +129,7 @@ def check_signature(directory: Path, key: Path | None) -> list[str]:
     return [f"signature  of {key}"]
 
 
-def load_key(path: Path) -> Any:
+def load_key(path: Path) -> Ed25519PublicKey:
     """The Ed25519 public key in a PEM file."""
     try:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -147,10 +151,10 @@ def load_key(path: Path) -> Any:
 
 
 def check_opset(model: Path, expected: int) -> str:
-    found = next((version for domain, version in opsets(model.read_bytes()) if domain in ("", "ai.onnx")), None)
-    if found != expected:
-        raise BadPackage(f"{model}: is written in opset {found}; {DEPLOYED} says {expected}")
-    return f"opset      {found}"
+    written = next((version for domain, version in opsets(model.read_bytes()) if domain in ("", "ai.onnx")), None)
+    if written != expected:
+        raise BadPackage(f"{model}: is written in opset {written}; {DEPLOYED} says {expected}")
+    return f"opset      {written}"
 
 
 def opsets(model: bytes) -> Iterator[tuple[str, int]]:
@@ -164,27 +168,27 @@ def opsets(model: bytes) -> Iterator[tuple[str, int]]:
 
 def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
     """The fields of a protobuf message: varints as numbers, what has a length as bytes; others are passed over."""
-    place = 0
+    at = 0
 
     def varint() -> int:
-        nonlocal place
+        nonlocal at
         value = shift = 0
         while True:
-            byte = message[place]
-            place, value, shift = place + 1, value | (byte & 127) << shift, shift + 7
+            byte = message[at]
+            at, value, shift = at + 1, value | (byte & 127) << shift, shift + 7
             if byte < 128:
                 return value
 
-    while place < len(message):
+    while at < len(message):
         tag = varint()
         if tag & 7 == 0:
             yield tag >> 3, varint()
         elif tag & 7 == 2:
             length = varint()
-            place += length
-            yield tag >> 3, message[place - length : place]
+            at += length
+            yield tag >> 3, message[at - length : at]
         else:
-            place += 8 if tag & 7 == 1 else 4
+            at += 8 if tag & 7 == 1 else 4
 
 
 def providers() -> list[str]:
@@ -195,7 +199,7 @@ def providers() -> list[str]:
     return [name for name in ("CUDAExecutionProvider", "CPUExecutionProvider") if name in there]
 
 
-def session_of(path: Path) -> Any:
+def session_of(path: Path) -> InferenceSession:
     import onnxruntime
 
     onnxruntime.set_default_logger_severity(3)
@@ -215,8 +219,8 @@ def check_tensors(directory: Path, deployed: dict[str, Any]) -> str:
         expected = samples[OUTPUT]
     singly = [run(path, session, {name: rows[[row]] for name, rows in inputs.items()}) for row in range(len(expected))]
     allowed = deployed["samples"]["tolerance"]
-    for found in (run(path, session, inputs), np.concatenate(singly)):
-        difference = float(np.abs(found.astype(np.float64) - expected).max())
+    for outputs in (run(path, session, inputs), np.concatenate(singly)):
+        difference = float(np.abs(outputs.astype(np.float64) - expected).max())
         if not difference <= allowed:
             raise BadPackage(
                 f"{path}: on the sample rows its outputs differ by {difference:.3g} from those of the machine that "
@@ -231,9 +235,9 @@ def check_raw(directory: Path, deployed: dict[str, Any]) -> str:
     path, samples = directory / raw["model"], json.loads((directory / RAW).read_text(encoding="utf-8"))
     session = session_of(path)
     feed = {spec["name"]: column_of(samples["inputs"][spec["name"]], spec["dtype"]) for spec in raw["inputs"]}
-    found = run(path, session, feed, raw["outputs"][-1]["name"])
+    outputs = run(path, session, feed, raw["outputs"][-1]["name"])
     expected, allowed = np.array(samples["outputs"]), raw["tolerance"]
-    if not (difference := float(np.abs(found.astype(np.float64) - expected).max())) <= allowed:
+    if not (difference := float(np.abs(outputs.astype(np.float64) - expected).max())) <= allowed:
         raise BadPackage(f"{path}: its outputs on raw sample rows differ by {difference:.3g}, more than {allowed:.3g}")
     if samples["labels"]:
         labels = run(path, session, feed, raw["outputs"][0]["name"])[:, 0]
@@ -244,14 +248,14 @@ def check_raw(directory: Path, deployed: dict[str, Any]) -> str:
     return f"raw model  {len(expected)} sample rows, within {allowed:.3g}"
 
 
-def column_of(values: Sequence[Any], dtype: str) -> np.ndarray:
+def column_of(values: Sequence[object], dtype: str) -> np.ndarray:
     """A column of raw values ``[rows, 1]``; None is a missing number."""
     if dtype == "string":
         return np.array(values, object)[:, None]
     return np.array([np.nan if value is None else value for value in values], np.float64)[:, None]
 
 
-def run(path: Path, session: Any, feed: dict[str, np.ndarray], output: str | None = None) -> np.ndarray:
+def run(path: Path, session: InferenceSession, feed: dict[str, np.ndarray], output: str | None = None) -> np.ndarray:
     try:
         return session.run([output or session.get_outputs()[0].name], feed)[0]
     except Exception as error:

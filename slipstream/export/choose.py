@@ -22,7 +22,12 @@ class Contender:
     loss: Loss | None = None
 
     def speedup(self, batch: int) -> Estimate | None:
-        return self.latency[str(batch)].get("speedup")
+        return self.latency[str(batch)].speedup
+
+    def times_as_fast(self, batch: int) -> float:
+        """As FP32, which is 1."""
+        speedup = self.speedup(batch)
+        return speedup.value if speedup else 1.0
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,7 @@ def nearest(others: Sequence[Contender], verdicts: Mapping[str, VariantVerdict],
     """What became of the fastest that was not chosen."""
     if not others:
         return "no other variant could be made that is worth timing"
-    fastest = max(others, key=lambda each: (each.speedup(batch) or {"value": 0.0})["value"])
+    fastest = max(others, key=lambda each: each.times_as_fast(batch))
     return f"{fastest.name}, the fastest of the others, is {verdicts[fastest.name].reason}"
 
 
@@ -76,7 +81,7 @@ def best_at(fp32: Contender, others: Sequence[Contender], config: ExportConfig, 
         allowed = [each for each in (allowed if within(fp32, config) else able) if within(each, config)]
     if config.optimise == "size":
         return min(allowed, key=lambda each: each.bytes)
-    return max(allowed, key=lambda each: (each.speedup(batch) or {"value": 1.0})["value"])
+    return max(allowed, key=lambda each: each.times_as_fast(batch))
 
 
 def good(each: Contender, config: ExportConfig) -> bool:
@@ -86,7 +91,7 @@ def good(each: Contender, config: ExportConfig) -> bool:
 
 def fast(each: Contender, config: ExportConfig, batch: int) -> bool:
     speedup = each.speedup(batch)
-    return config.optimise == "size" or (speedup is not None and speedup["low"] > config.min_speedup)
+    return config.optimise == "size" or (speedup is not None and speedup.low > config.min_speedup)
 
 
 def verdict(task: str, each: Contender, config: ExportConfig, batch: int) -> VariantVerdict:
@@ -94,19 +99,17 @@ def verdict(task: str, each: Contender, config: ExportConfig, batch: int) -> Var
     assert each.loss is not None
     speedup, answer = each.speedup(batch), each.loss.answer(config.max_loss)
     assert speedup is not None
-    speed = (
-        f"{speedup['value']:.2f} times as fast as FP32 at batch {batch} ({speedup['low']:.2f} to {speedup['high']:.2f})"
-    )
-    said = f"{speed}, and {in_words(each.loss, task, config.max_loss, config.evidence)}"
+    speed = f"{speedup.value:.2f} times as fast as FP32 at batch {batch} ({speedup.low:.2f} to {speedup.high:.2f})"
+    measured = f"{speed}, and {in_words(each.loss, task, config.max_loss, config.evidence)}"
     if not fast(each, config, batch):
-        short = "slower" if speedup["high"] < 1 else "not faster"
+        short = "slower" if speedup.high < 1 else "not faster"
         return VariantVerdict(short, f"{speed}, less than the {config.min_speedup:g} asked for")
     if not good(each, config):
-        return VariantVerdict(answer, said)
+        return VariantVerdict(answer, measured)
     if not within(each, config):
-        return VariantVerdict("over budget", f"{said}; {exceeds(each, config)}")
+        return VariantVerdict("over budget", f"{measured}; {exceeds(each, config)}")
     taken = "" if answer == "passed" else " (taken all the same: export.when_in_doubt)"
-    return VariantVerdict("passed", said + taken)
+    return VariantVerdict("passed", measured + taken)
 
 
 def within(each: Contender, config: ExportConfig) -> bool:
@@ -121,17 +124,13 @@ def exceeds(each: Contender, config: ExportConfig) -> str:
         return ""
     name, batch = config.budget_percentile, config.decide_at_batch
     figures = each.latency[str(batch)]
-    found = estimate_of(figures, name)
-    if found is None:
+    estimate = figures.percentile(name)
+    if estimate is None:
         needed = calls_needed(PERCENTILES[name])
-        return f"{name} is not known from {figures['calls']:,} calls ({needed:,} are needed; raise export.seconds)"
-    if found["high"] <= config.budget_ms:
+        return f"{name} is not known from {figures.calls:,} calls ({needed:,} are needed; raise export.seconds)"
+    if estimate.high <= config.budget_ms:
         return ""
-    return f"{name} of {found['value']:.3g} ms (up to {found['high']:.3g}) is over the budget"
-
-
-def estimate_of(figures: LatencyFigures, percentile: str) -> Estimate | None:
-    return {"p50": figures["p50"], "p90": figures["p90"], "p99": figures["p99"]}[percentile]
+    return f"{name} of {estimate.value:.3g} ms (up to {estimate.high:.3g}) is over the budget"
 
 
 def check_budget(contenders: Sequence[Contender], config: ExportConfig) -> None:
@@ -149,8 +148,8 @@ def check_budget(contenders: Sequence[Contender], config: ExportConfig) -> None:
     name, batch = config.budget_percentile, str(config.decide_at_batch)
 
     def far(each: Contender) -> float:
-        found = estimate_of(each.latency[batch], name)
-        return found["high"] if found else float("inf")
+        estimate = each.latency[batch].percentile(name)
+        return estimate.high if estimate else float("inf")
 
     closest = min(able, key=far)
     raise UserError(

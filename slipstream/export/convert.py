@@ -119,8 +119,8 @@ def opset_of(model: onnx.ModelProto) -> int:
 
 
 def check_opset(model: onnx.ModelProto, asked: int) -> None:
-    if (found := opset_of(model)) != asked:
-        raise UserError(f"export.opset: {asked} was asked for, torch wrote {found}; set export.opset to {found}")
+    if (written := opset_of(model)) != asked:
+        raise UserError(f"export.opset: {asked} was asked for, torch wrote {written}; set export.opset to {written}")
 
 
 def check_dynamic_batch(model: onnx.ModelProto) -> None:
@@ -147,13 +147,13 @@ def check_parity(reference: ModelFunction, candidate: ModelFunction, inputs: Seq
         batch = [np.resize(array, (rows, *array.shape[1:])) for array in inputs]
         expected = reference(batch)
         try:
-            found = candidate(batch)
+            outputs = candidate(batch)
         except Exception as error:
             raise UserError(f"export: the ONNX model does not run at batch {rows}: {error}") from error
-        if found.shape != expected.shape:
-            raise UserError(f"export: at batch {rows} ONNX gives {found.shape}, torch {expected.shape}")
+        if outputs.shape != expected.shape:
+            raise UserError(f"export: at batch {rows} ONNX gives {outputs.shape}, torch {expected.shape}")
         allowed = TOLERANCE * float(np.abs(expected).max()) + 1e-7
-        if not (difference := largest_difference(expected, found)) <= allowed:
+        if not (difference := largest_difference(expected, outputs)) <= allowed:
             raise UserError(
                 f"export: at batch {rows} ONNX Runtime and torch differ by {difference:.3g}, more than the "
                 f"{allowed:.3g} that rounding explains; try another export.opset"
@@ -173,6 +173,6 @@ def check_rows(run: ModelFunction, inputs: Sequence[np.ndarray]) -> None:
         )
 
 
-def largest_difference(expected: np.ndarray, found: np.ndarray) -> float:
+def largest_difference(expected: np.ndarray, outputs: np.ndarray) -> float:
     """The largest absolute difference of any output, in the outputs' units; NaN if an output is NaN."""
-    return float(np.abs(expected.astype(np.float64) - found.astype(np.float64)).max())
+    return float(np.abs(expected.astype(np.float64) - outputs.astype(np.float64)).max())

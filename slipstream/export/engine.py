@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from slipstream.artifacts.format import Artifact, ArtifactWriter
 from slipstream.artifacts.prepared.data import PreparedData, Signature
+from slipstream.artifacts.records import write_record
 from slipstream.artifacts.results.export import (
     MODEL_CARD,
     PREPROCESSING,
     REPORT,
     SIGNATURE,
+    DeployedTensor,
     ExportReport,
     MachineFigures,
     ModelSignature,
@@ -30,8 +33,7 @@ from slipstream.export.config import ExportConfig
 from slipstream.export.convert import PARITY_BATCHES, output_name
 from slipstream.export.gpu_files import gpu_files
 from slipstream.export.operator_times import operator_times
-from slipstream.export.package.assemble import assemble, finish
-from slipstream.export.package.hugging_face import write_hugging_face
+from slipstream.export.package.assemble import assemble, finish, write_hugging_face
 from slipstream.export.package.metadata import Origin
 from slipstream.export.quantize.search import BATCHES, search
 from slipstream.export.session import check_provider
@@ -66,7 +68,7 @@ TIMING = 0.3
 
 
 def export(
-    directory: Path, trained: TrainedModel, data: PreparedData, config: ExportConfig, made_by: Mapping[str, Any]
+    directory: Path, trained: TrainedModel, data: PreparedData, config: ExportConfig, made_by: Mapping[str, object]
 ) -> Artifact:
     """Write the artifact of :mod:`slipstream.artifacts.results.export` into the fresh ``directory``.
 
@@ -87,8 +89,8 @@ def export(
     workload = Workload(signature, test, config.threads)
     batches = affordable_batches(fp32.load(), workload, TIMING * config.seconds, deciding_first)
     profiled = operator_times(directory / str(fp32.file), signature, test, config, batches)
-    found = search(directory, directory / str(fp32.file), data, config, started, batches)
-    finalists = [onnx_variant(each.name, each.path, signature, test, config) for each in found.finalists]
+    searched = search(directory, directory / str(fp32.file), data, config, started, batches)
+    finalists = [onnx_variant(each.name, each.path, signature, test, config) for each in searched.finalists]
     left = max(TIMING * config.seconds, config.seconds - (time.perf_counter() - started))
     timed_variants = [*torch, fp32, *finalists]
     loads = {variant.name: variant.load for variant in timed_variants}
@@ -101,34 +103,38 @@ def export(
         config,
     )
     verdicts = {**REFERENCES, **decision.verdicts}
-    variants = [figures(v, torch[0], signature.task, test, timed[v.name], config) for v in timed_variants]
-    for variant in variants:
-        name = variant["name"]
-        variant["chosen"] = name == decision.chosen
-        variant["verdict"], variant["reason"] = verdicts[name].short, verdicts[name].reason
-        if name in losses:
-            variant["quality"] = losses[name].figures(config.max_loss, config.evidence)
-    report: ExportReport = {
-        "task": signature.task,
-        "variants": [*variants, *for_gpus, *(left_out(name, verdict) for name, verdict in found.others.items())],
-        "chosen": decision.chosen,
-        "why": decision.why,
-        "decided_at_batch": config.decide_at_batch,
-        "best": decision.best,
-        "max_loss": config.max_loss,
-        "weight_bits": 8 if config.target == "vnni" else 7,
-        "profile": profiled,
-        "machine": describe(machine, config),
-        "licence": config.licence,
-    }
+    quality = {name: loss.figures(config.max_loss, config.evidence) for name, loss in losses.items()}
+    variants = [
+        replace(
+            figures(v, torch[0], signature.task, test, timed[v.name], config),
+            chosen=v.name == decision.chosen,
+            verdict=verdicts[v.name].short,
+            reason=verdicts[v.name].reason,
+            quality=quality.get(v.name),
+        )
+        for v in timed_variants
+    ]
+    report = ExportReport(
+        task=signature.task,
+        variants=[*variants, *for_gpus, *(left_out(name, verdict) for name, verdict in searched.others.items())],
+        chosen=decision.chosen,
+        why=decision.why,
+        decided_at_batch=config.decide_at_batch,
+        best=decision.best,
+        max_loss=config.max_loss,
+        weight_bits=8 if config.target == "vnni" else 7,
+        profile=profiled,
+        machine=describe(machine, config),
+        licence=config.licence,
+    )
     chosen = next(variant for variant in timed_variants if variant.name == decision.chosen)
     quantised = decision.chosen != FP32
     origin = Origin(made_by, config.licence, config.target if quantised else "portable")
     on_tensors = deployed_signature(signature, config.opset, str(chosen.file))
     file = directory / str(chosen.file)
     deployed = assemble(writer, file, on_tensors, data, origin, config.sample_rows == "real")
-    writer.write_json(REPORT, report)
-    writer.write_json(SIGNATURE, deployed)
+    write_record(writer, REPORT, report)
+    write_record(writer, SIGNATURE, deployed)
     for name in PREPROCESSING:
         if name in data.artifact.files:
             writer.write_bytes(name, data.artifact.read_bytes(name))
@@ -140,14 +146,14 @@ def export(
 def check_inputs(model: Signature, data: Signature) -> None:
     """Raise ``UserError`` unless the rows are such as the model was trained on."""
     for name in ("task", "target", "inputs", "classes", "cardinalities", "buckets", "image_mean", "image_std"):
-        takes, found = (getattr(each, name) for each in (model, data))
-        if takes != found:
+        takes, given = (getattr(each, name) for each in (model, data))
+        if takes != given:
             if name == "inputs":
-                takes, found = (
-                    ", ".join(f"{i.name} {i.dtype} {list(i.shape)}" for i in each) for each in (takes, found)
+                takes, given = (
+                    ", ".join(f"{i.name} {i.dtype} {list(i.shape)}" for i in each) for each in (takes, given)
                 )
             raise UserError(
-                f"the prepared data is not the model's: {name} of {shortened(found)} instead of {shortened(takes)}; "
+                f"the prepared data is not the model's: {name} of {shortened(given)} instead of {shortened(takes)}; "
                 "expected the data that the model was trained on, or later rows prepared with data.earlier"
             )
 
@@ -179,40 +185,34 @@ def deployed_signature(signature: Signature, opset: int, file: str) -> ModelSign
         "classification": "logits; softmax gives probabilities",
         "next token": "logits of each next token; softmax gives probabilities",
     }
-    return {
-        "format": 1,
-        "task": signature.task,
-        "target": signature.target,
-        "model": file,
-        "opset": opset,
-        "dynamic_batch": True,
-        "inputs": [{"name": i.name, "dtype": i.dtype, "shape": ["batch", *i.shape]} for i in signature.inputs],
-        "outputs": [
-            {
-                "name": output_name(signature),
-                "dtype": "float32",
-                "shape": ["batch", *signature.output_shape],
-                "units": units.get(signature.task, f"units of {signature.target}"),
-            }
-        ],
-        "classes": list(signature.classes),
-        "cardinalities": list(signature.cardinalities),
-        "preprocessing": list(PREPROCESSING),
-    }
+    unit = units.get(signature.task, f"units of {signature.target}")
+    return ModelSignature(
+        format=1,
+        task=signature.task,
+        target=signature.target,
+        model=file,
+        opset=opset,
+        dynamic_batch=True,
+        inputs=[DeployedTensor(i.name, i.dtype, ("batch", *i.shape)) for i in signature.inputs],
+        outputs=[DeployedTensor(output_name(signature), "float32", ("batch", *signature.output_shape), unit)],
+        classes=list(signature.classes),
+        cardinalities=list(signature.cardinalities),
+        preprocessing=list(PREPROCESSING),
+    )
 
 
 def describe(machine: Machine, config: ExportConfig) -> MachineFigures:
     """The machine, the threads per call and the library versions, as ``export.json`` holds them."""
     import torch
 
-    return {
-        "cpu": machine.cpu,
-        "gpu": torch.cuda.get_device_name() if config.provider == "cuda" else "",
-        "architecture": machine.architecture,
-        "flags": list(machine.flags),
-        "cores": usable_cores(),
-        "threads": config.threads,
-        "onnxruntime": installed("onnxruntime"),
-        "onnx": installed("onnx"),
-        "torch": installed("torch"),
-    }
+    return MachineFigures(
+        cpu=machine.cpu,
+        gpu=torch.cuda.get_device_name() if config.provider == "cuda" else "",
+        architecture=machine.architecture,
+        flags=list(machine.flags),
+        cores=usable_cores(),
+        threads=config.threads,
+        onnxruntime=installed("onnxruntime"),
+        onnx=installed("onnx"),
+        torch=installed("torch"),
+    )

@@ -27,7 +27,7 @@ def gpu_files(writer: ArtifactWriter, fp32: Path, data: PreparedData, config: Ex
     """
     if not (config.tensorrt or config.half):
         return []
-    found, inputs = list[VariantFigures](), calibration(data, config)
+    figures, inputs = list[VariantFigures](), calibration(data, config)
     with TemporaryDirectory(dir=writer.directory) as scratch:
         prepared = Quantiser(fp32, inputs, Path(scratch), 8).prepared(smooth=False)
         for kind in get_args(Half) if config.half else ():
@@ -37,16 +37,16 @@ def gpu_files(writer: ArtifactWriter, fp32: Path, data: PreparedData, config: Ex
                 error = error_of(target, prepared, inputs)
             except Exception as problem:
                 target.unlink(missing_ok=True)
-                found.append(left_out(kind, creation_failure(problem)))
+                figures.append(left_out(kind, creation_failure(problem)))
             else:
                 reason = (
                     f"not timed on a CPU; by ONNX's reference implementation its outputs differ from FP32's by at most "
                     f"{error:.2g} on {min(TRIED_ROWS, len(inputs[0]))} rows"
                 )
-                found.append(left_out(kind, VariantVerdict(VERDICT, reason), target))
+                figures.append(left_out(kind, VariantVerdict(VERDICT, reason), target))
         if config.tensorrt:
             write_tensorrt(prepared, writer.directory / FILE, inputs)
             writer.write_bytes(COMMAND, f"{trtexec(data.signature)}\n".encode())
             reason = f"not timed on a CPU; symmetric, all zero points 0; {COMMAND} has the line that builds its engine"
-            found.append(left_out("tensorrt", VariantVerdict(VERDICT, reason), writer.directory / FILE))
-    return found
+            figures.append(left_out("tensorrt", VariantVerdict(VERDICT, reason), writer.directory / FILE))
+    return figures

@@ -47,4 +47,4 @@ def at_batch(path: Path, signature: Signature, records: np.ndarray, config: Expo
     total = max(sum(took.values()), 1)
     operators = {name: duration / total for name, duration in took.most_common()}
     products = sum(share for name, share in operators.items() if any(part in name for part in PRODUCTS))
-    return {"batch": rows, "operators": operators, "products": products, "at_most": 1 / max(1 - products, 1e-3)}
+    return ProfileFigures(rows, operators, products, at_most=1 / max(1 - products, 1e-3))

@@ -92,34 +92,27 @@ def figures(
     config: ExportConfig,
 ) -> VariantFigures:
     """The entry of a variant in ``export.json``; the gate's decision is still missing."""
-    medians = {rows: at["p50"]["value"] for rows, at in latency_ms.items() if at["p50"]}
+    medians = {rows: at.p50.value for rows, at in latency_ms.items() if at.p50}
     rates = {rows: 1000 * int(rows) / median for rows, median in medians.items()}
     difference = np.abs(variant.outputs.astype(np.float64) - torch.outputs)
-    found: VariantFigures = {
-        "name": variant.name,
-        "file": variant.file,
-        "bytes": variant.bytes,
-        "chosen": False,
-        "verdict": "",
-        "reason": "",
-        "latency_ms": latency_ms,
-        "rows_per_second": rates,
-        "metrics": scores(task, variant.outputs, targets_of(test)),
-        "largest_difference": largest_difference(torch.outputs, variant.outputs),
-        "mean_difference": float(difference.mean()),
-    }
-    if config.price_per_hour:
-        found["cost_per_million"] = {rows: config.price_per_hour / 3600 / rate * 1e6 for rows, rate in rates.items()}
-    return found
+    price = config.price_per_hour
+    return VariantFigures(
+        name=variant.name,
+        file=variant.file,
+        bytes=variant.bytes,
+        chosen=False,
+        verdict="",
+        reason="",
+        latency_ms=latency_ms,
+        rows_per_second=rates,
+        cost_per_million={rows: price / 3600 / rate * 1e6 for rows, rate in rates.items()} if price else {},
+        metrics=scores(task, variant.outputs, targets_of(test)),
+        largest_difference=largest_difference(torch.outputs, variant.outputs),
+        mean_difference=float(difference.mean()),
+    )
 
 
 def left_out(name: str, verdict: VariantVerdict, file: Path | None = None) -> VariantFigures:
     """The entry of a variant that was not timed, and of its file if that is part of the artifact."""
-    return {
-        "name": name,
-        "file": file.name if file else None,
-        "bytes": file.stat().st_size if file else None,
-        "chosen": False,
-        "verdict": verdict.short,
-        "reason": verdict.reason,
-    }
+    size = file.stat().st_size if file else None
+    return VariantFigures(name, file.name if file else None, size, False, verdict.short, verdict.reason)

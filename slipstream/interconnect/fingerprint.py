@@ -6,6 +6,7 @@ import os
 import platform
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -31,7 +32,8 @@ def fingerprint_of(topology: Topology, device: torch.device, backend: str = "") 
 def fingerprint_on_cpu(processes: int) -> Fingerprint:
     """That of a gloo group of so many processes on this machine's CPU, which need not run to know it."""
     cpu = torch.device("cpu")
-    host = Host(tuple(range(processes)), devices=(device_name(cpu),) * processes, **this_host(rdma_devices()))
+    ranks, devices = tuple(range(processes)), (device_name(cpu),) * processes
+    host = replace(this_host(rdma_devices()), ranks=ranks, devices=devices)
     return fingerprint_from([host], set(interfaces_for("gloo")), cpu, "gloo")
 
 
@@ -57,17 +59,17 @@ def fingerprint_from(hosts: Sequence[Host], used: set[str], device: torch.device
 
 
 def libraries(backend: str) -> dict[str, str]:
-    found = {"torch": str(torch.__version__)}
+    versions = {"torch": str(torch.__version__)}
     if backend == "nccl":
-        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-    return found
+        versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    return versions
 
 
 def driver_of(device: torch.device) -> str:
     """The GPU's driver, or Linux' version where the network is the kernel's."""
     if device.type == "cuda":
         versions = (Path("/sys/module/nvidia/version"), Path("/sys/module/amdgpu/version"))
-        return next((found for path in versions if (found := read(path))), "unknown")
+        return next((version for path in versions if (version := read(path))), "unknown")
     return f"Linux {'.'.join(platform.release().split('.')[:2])}"
 
 
@@ -80,8 +82,8 @@ def refuse_unknown_interfaces(environment: Mapping[str, str]) -> None:
         if chosen.startswith("^"):
             continue
         for name in filter(None, re.split(",", chosen.removeprefix("="))):
-            known = name in present if exact else any(there.startswith(name.partition(":")[0]) for there in present)
-            if present and not known:
+            exists = name in present if exact else any(there.startswith(name.partition(":")[0]) for there in present)
+            if present and not exists:
                 raise UserError(
                     f"{variable}={chosen}: this machine has no interface {name!r}; it has {', '.join(present)}"
                 )

@@ -8,16 +8,17 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Generic, TypeVar
 
 from slipstream.artifacts.format import MANIFEST, Artifact, DamagedArtifact
 from slipstream.errors import UserError
 from slipstream.interconnect import profile as network_profile
 from slipstream.interconnect import tuning as network_tuning
-from slipstream.interconnect.artifact_repository import ArtifactRepository
 from slipstream.interconnect.profile import Fingerprint, NetworkProfile, TrendPoint, read_profile
 from slipstream.interconnect.tuning import Tuning, read_tuning, write_tuning
 from slipstream.logs import logger
@@ -25,38 +26,98 @@ from slipstream.storage import storage_for
 
 LOG = logger("network")
 SECONDS_A_DAY = 86_400
+T = TypeVar("T", NetworkProfile, Tuning)
 
 
-class ProfileHistory(ArtifactRepository[NetworkProfile]):
-    """The profiles of one fingerprint below ``root``."""
+class FingerprintHistory(ABC, Generic[T]):
+    """The artifacts of one kind and one fingerprint below ``root``.
 
-    file = network_profile.FILE
+    ``<address>/<time>-<id>/`` is an artifact. Its manifest is written last: a directory without one is incomplete, and
+    is not listed. Names sort by time.
+    """
+
+    #: The file that says it all, what the address ends with, and what an artifact is called. Forms of the file to read
+    #: may lie beside it.
+    file: str
+    suffix: str
+    noun: str
 
     def __init__(self, root: str, fingerprint: Fingerprint) -> None:
-        super().__init__(f"{root.rstrip('/')}/{fingerprint.digest}")
+        self.address = f"{root.rstrip('/')}/{fingerprint.digest}{self.suffix}"
         self._fingerprint = fingerprint
+        self._storage = storage_for(self.address)
 
-    def load(self, directory: Path, name: str) -> NetworkProfile:
-        profile = read_profile(directory)
-        if profile.fingerprint != self._fingerprint:
-            raise DamagedArtifact(f"{self.address}/{name}: a profile of other hardware, versions or world")
-        return profile
+    @abstractmethod
+    def read(self, directory: Path) -> T:
+        """The artifact in ``directory``. Raises ``UserError``."""
 
-    def profiles(self, most: int | None = None) -> list[NetworkProfile]:
-        """All profiles that can be read, the oldest first, among the newest ``most``. A warning names the others."""
-        found = []
-        for name in self.names()[-(most or 0) :]:
+    def names(self) -> list[str]:
+        """The names of all artifacts, the oldest first."""
+        keys = self._storage.list()
+        return sorted(key.partition("/")[0] for key in keys if key.endswith(f"/{MANIFEST}"))
+
+    def fetch(self, name: str) -> T:
+        """Fetch and read an artifact. Raises ``UserError`` (``DamagedArtifact``) naming what is wrong."""
+        with tempfile.TemporaryDirectory(prefix="history-") as scratch:
+            for file in (MANIFEST, self.file):
+                path = self._storage.get(f"{name}/{file}", Path(scratch))
+            content = self.read(path.parent)
+        if content.fingerprint != self._fingerprint:
+            raise DamagedArtifact(f"{self.address}/{name}: a {self.noun} of other hardware, versions or world")
+        return content
+
+    def newest(self, most: int = 0) -> Iterator[T]:
+        """All that can be read, the newest first, among the newest ``most``. A warning names the others."""
+        for name in reversed(self.names()[-most:]):
             try:
-                found.append(self.fetch(name))
+                yield self.fetch(name)
             except UserError as error:
                 LOG.warning("skipped: %s", error.message)
-        return found
+
+    def latest(self) -> T | None:
+        """The newest artifact that can be read, if any; a warning names newer ones that cannot."""
+        return next(self.newest(), None)
+
+    def add(self, directory: Path, made_at: float) -> str:
+        """Publish the artifact in ``directory``, of the time ``made_at`` in seconds since 1970; returns its address.
+        Raises ``UserError`` if nothing can be written there."""
+        name = f"{time.strftime('%Y-%m-%dT%H-%M-%S', time.gmtime(made_at))}-{uuid.uuid4().hex[:6]}"
+        for file in sorted(directory.iterdir(), key=lambda file: file.name == MANIFEST):
+            self._storage.put(f"{name}/{file.name}", file.read_bytes())
+        return f"{self.address}/{name}"
+
+    def copy(self, name: str, directory: Path) -> None:
+        """Copy all of an artifact into the fresh ``directory``. Raises ``MissingObject`` if it is being deleted."""
+        directory.mkdir()
+        with tempfile.TemporaryDirectory(prefix="history-") as scratch:
+            for key in self._storage.list(f"{name}/"):
+                file = self._storage.get(key, Path(scratch))
+                (directory / file.name).write_bytes(file.read_bytes())
+
+    def check_writable(self) -> None:
+        """Raise ``UserError`` unless something can be written here: called before a long measurement."""
+        probe = f".probe-{uuid.uuid4().hex}"
+        self._storage.put(probe, b"")
+        self._storage.delete([probe])
+
+
+class ProfileHistory(FingerprintHistory[NetworkProfile]):
+    """The profiles of one fingerprint."""
+
+    file, suffix, noun = network_profile.FILE, "", "profile"
+
+    def read(self, directory: Path) -> NetworkProfile:
+        return read_profile(directory)
+
+    def profiles(self, most: int = 0) -> list[NetworkProfile]:
+        """All profiles that can be read, the oldest first, among the newest ``most``. A warning names the others."""
+        return [*self.newest(most)][::-1]
 
     def course(self, most: int = 30) -> list[TrendPoint]:
         """The largest all_reduce of the youngest profiles that have one, the oldest first."""
         return list(chain.from_iterable(map(trend_points, self.profiles(most))))
 
-    def take(self, settings: Mapping[str, Any], days: float, directory: Path) -> str:
+    def take(self, settings: Mapping[str, object], days: float, directory: Path) -> str:
         """Copy the newest profile into the fresh ``directory``, if it is younger than so many ``days`` and was measured
         with these ``settings``. Returns its address, or "" if there is none."""
         for name in reversed(self.names()):
@@ -78,39 +139,24 @@ def trend_points(profile: NetworkProfile) -> list[TrendPoint]:
     points = []
     for m in profile.of("all_reduce")[-1:]:
         low, high = m.interval() or (None, None)
-        points.append(
-            TrendPoint(
-                measured_at=profile.measured_at,
-                bytes=m.bytes,
-                busbw=m.busbw(),
-                low=None if high is None else m.busbw(high),
-                high=None if low is None else m.busbw(low),
-            )
-        )
+        slow, fast = (None if seconds is None else m.busbw(seconds) for seconds in (high, low))
+        points.append(TrendPoint(profile.measured_at, m.bytes, m.busbw(), slow, fast))
     return points
 
 
-class TuningHistory(ArtifactRepository[Tuning]):
-    """The tuner's results for one fingerprint below ``root``."""
+class TuningHistory(FingerprintHistory[Tuning]):
+    """The tuner's results for one fingerprint."""
 
-    file = network_tuning.FILE
+    file, suffix, noun = network_tuning.FILE, ".tuning", "tuning"
 
-    def __init__(self, root: str, fingerprint: Fingerprint) -> None:
-        super().__init__(f"{root.rstrip('/')}/{fingerprint.digest}.tuning")
-        self._fingerprint = fingerprint
+    def read(self, directory: Path) -> Tuning:
+        return read_tuning(directory)
 
-    def load(self, directory: Path, name: str) -> Tuning:
-        tuning = read_tuning(directory)
-        if tuning.fingerprint != self._fingerprint:
-            raise DamagedArtifact(f"{self.address}/{name}: of other hardware, versions or world")
-        return tuning
-
-    def publish(self, tuning: Tuning, made_by: dict[str, Any]) -> str:
+    def publish(self, tuning: Tuning, made_by: Mapping[str, object]) -> str:
         """Write the result; returns its address. Raises ``UserError`` if the history cannot be written."""
         with tempfile.TemporaryDirectory(prefix="tuning-") as scratch:
-            directory = Path(scratch) / "tuning"
-            write_tuning(directory, tuning, made_by)
-            return self.add(directory, time.time())
+            write_tuning(Path(scratch) / "tuning", tuning, made_by)
+            return self.add(Path(scratch) / "tuning", time.time())
 
 
 def tuning_at(address: str, fingerprint: Fingerprint) -> Tuning | None:

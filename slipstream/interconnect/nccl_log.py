@@ -40,18 +40,18 @@ def transports_in_use(rdma: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, 
 
 def parse(log: str) -> tuple[str, ...]:
     """What is used between GPUs and between hosts, one line each, as NCCL calls it."""
-    found: list[str] = []
+    transports: list[str] = []
     for line in log.splitlines():
         if match := CHANNEL.search(line):
             # NET/Socket/0 and NET/Socket/1 are channels of the same; GDRDMA is worth keeping.
-            found.append(re.sub(r"/\d+(?=/|$)", "", match["via"]).removesuffix("/Shared"))
+            transports.append(re.sub(r"/\d+(?=/|$)", "", match["via"]).removesuffix("/Shared"))
         elif match := NETWORK.search(line):
-            found.append(f"network {match['network']}")
+            transports.append(f"network {match['network']}")
         elif match := DEVICES.search(line):
-            found.append(f"NET/{match['net']} on {match['devices']}")
+            transports.append(f"NET/{match['net']} on {match['devices']}")
         elif match := PROVIDER.search(line):
-            found.append(f"libfabric provider {match['provider']}")
-    return tuple(dict.fromkeys(found))
+            transports.append(f"libfabric provider {match['provider']}")
+    return tuple(dict.fromkeys(transports))
 
 
 def fallbacks(transports: Sequence[str], rdma: Sequence[str]) -> tuple[str, ...]:

@@ -11,13 +11,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import ClassVar, Literal
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
 
 from slipstream.artifacts.format import Artifact, ArtifactWriter, canonical_json
-from slipstream.errors import UserError
+from slipstream.artifacts.records import read_record, write_record
 
 KIND = "collectives"
 FILE = "profile.json"
@@ -208,7 +207,8 @@ class Topology:
         return len(self.hosts) == 1 and bool(names) and len(set(names)) == len(ends)
 
 
-class TrendPoint(TypedDict):
+@dataclass(frozen=True)
+class TrendPoint:
     """The largest all_reduce of a profile: when it was measured, and the bus bandwidth (1e9 bytes a second) at the
     median and at the ends of its interval; None for fewer than 3 launches."""
 
@@ -219,7 +219,8 @@ class TrendPoint(TypedDict):
     high: float | None
 
 
-class ModelPoint(TypedDict):
+@dataclass(frozen=True)
+class ModelPoint:
     """What the model says of all_reduce at one size: seconds, and the interval in which another launch's median is
     expected."""
 
@@ -233,6 +234,7 @@ class ModelPoint(TypedDict):
 class NetworkProfile:
     """The contents of ``profile.json``."""
 
+    MEND: ClassVar = "measure again"
     fingerprint: Fingerprint
     #: When it was measured: seconds since 1970, UTC.
     measured_at: float
@@ -252,7 +254,7 @@ class NetworkProfile:
     #: What was asked for but not measured, and why.
     left_out: tuple[str, ...] = ()
     #: The settings it was measured with: the configuration's section "collectives".
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, object] = field(default_factory=dict)
 
     @property
     def launches(self) -> int:
@@ -280,26 +282,6 @@ def bus_factor(operation: str, world: int) -> float:
     return LINK_SHARES[operation] * (world - 1) / world if operation in LINK_SHARES else 1.0
 
 
-PROFILE = TypeAdapter(NetworkProfile)
-
-
-def to_json(profile: NetworkProfile) -> dict[str, Any]:
-    """Nested dictionaries that JSON can hold; the inverse of :func:`from_json`."""
-    return PROFILE.dump_python(profile, mode="json")
-
-
-def from_json(value: Any, where: str) -> NetworkProfile:
-    """Raises ``UserError`` naming ``where`` it came from unless it is a network profile of this version."""
-    try:
-        return PROFILE.validate_python(value)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        at = ".".join(str(step) for step in first["loc"])
-        raise UserError(
-            f"{where}: not a network profile of this version ({at}: {first['msg']}); measure again"
-        ) from None
-
-
 def merged(profiles: Sequence[NetworkProfile]) -> NetworkProfile:
     """The profiles of several launches of the same group as one: the launches of each case beside each other, and
     whatever else the first says."""
@@ -311,7 +293,7 @@ def merged(profiles: Sequence[NetworkProfile]) -> NetworkProfile:
         profiles[0],
         measurements=by_case(m for profile in profiles for m in profile.measurements),
         pairs=by_case(m for profile in profiles for m in profile.pairs),
-        overlaps=tuple(replace(case, turns=found) for case, found in turns.items()),
+        overlaps=tuple(replace(case, turns=all_turns) for case, all_turns in turns.items()),
         products=tuple(product for profile in profiles for product in profile.products),
     )
 
@@ -322,22 +304,21 @@ def by_case(measurements: Iterable[Measurement]) -> tuple[Measurement, ...]:
     for each in measurements:
         case = replace(each, launches=())
         launches[case] = (*launches.get(case, ()), *each.launches)
-    return tuple(replace(case, launches=found) for case, found in launches.items())
+    return tuple(replace(case, launches=all_launches) for case, all_launches in launches.items())
 
 
 def write_profile(
-    directory: Path, profile: NetworkProfile, made_by: Mapping[str, Any], texts: Mapping[str, str] | None = None
+    directory: Path, profile: NetworkProfile, made_by: Mapping[str, object], beside: Mapping[str, bytes] | None = None
 ) -> Artifact:
-    """Write the artifact into the fresh ``directory``, and beside the profile ``texts`` by their names."""
+    """Write the artifact into the fresh ``directory``, and beside the profile the contents of other files."""
     writer = ArtifactWriter(directory)
-    writer.write_json(FILE, to_json(profile))
-    for name, text in (texts or {}).items():
-        writer.write_bytes(name, text.encode())
+    write_record(writer, FILE, profile)
+    for name, content in (beside or {}).items():
+        writer.write_bytes(name, content)
     return writer.finish(KIND, made_by)
 
 
 def read_profile(directory: Path) -> NetworkProfile:
     """Raises ``DamagedArtifact`` if the directory does not hold a whole network profile; the forms of it to read may
     be elsewhere."""
-    artifact = Artifact.open(directory, KIND, only=[FILE])
-    return from_json(artifact.read_json(FILE), str(artifact.path(FILE)))
+    return read_record(Artifact.open(directory, KIND, only=[FILE]), FILE, NetworkProfile)

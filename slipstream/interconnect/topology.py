@@ -1,27 +1,38 @@
-"""The group as its ranks see it: hosts, devices and how they are linked, NUMA nodes, network interfaces, RDMA."""
+"""The group as its ranks see it: hosts, devices and how they are linked, NUMA nodes, network interfaces, RDMA.
+
+Which interfaces gloo really uses is seen at its connections; how GPUs are linked is asked of the vendor's own tool.
+"""
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
 import socket
+import subprocess
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import psutil
 import torch
 import torch.distributed as dist
 
-from slipstream.interconnect import gloo_sockets, gpu_links, nccl_log
+from slipstream.interconnect import nccl_log
 from slipstream.interconnect.profile import Host, Topology
 from slipstream.machine.description import this_machine
 from slipstream.machine.limits import read, usable_cores
 
+T = TypeVar("T")
 
-def gather_from_ranks(mine: Any) -> list[Any]:
+
+def gather_from_ranks(mine: T) -> list[T]:
     """What each rank has, by rank."""
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, mine)
-    return found
+    everyones = [mine] * dist.get_world_size()
+    dist.all_gather_object(everyones, mine)
+    return everyones
 
 
 def topology_of(device: torch.device) -> Topology:
@@ -31,18 +42,18 @@ def topology_of(device: torch.device) -> Topology:
     if backend == "nccl":
         transports, findings = nccl_log.transports_in_use(rdma)
     else:
-        transports, findings = gloo_sockets.transports_in_use(), ()
+        transports, findings = gloo_transports(), ()
     by_rank = gather_from_ranks((machine(), device_name(device), this_host(rdma), transports, findings))
-    hosts: dict[Any, list[int]] = {}
-    for rank, (place, *_) in enumerate(by_rank):
-        hosts.setdefault(place, []).append(rank)
+    ranks_of: dict[tuple[str, int, int], list[int]] = {}
+    for rank, (its_machine, *_) in enumerate(by_rank):
+        ranks_of.setdefault(its_machine, []).append(rank)
     return Topology(
         tuple(
-            Host(ranks=tuple(ranks), devices=tuple(by_rank[rank][1] for rank in ranks), **by_rank[ranks[0]][2])
-            for ranks in hosts.values()
+            replace(by_rank[ranks[0]][2], ranks=tuple(ranks), devices=tuple(by_rank[rank][1] for rank in ranks))
+            for ranks in ranks_of.values()
         ),
-        tuple(dict.fromkeys(line for *_, found, _ in by_rank for line in found)),
-        tuple(dict.fromkeys(line for *_, found in by_rank for line in found)),
+        tuple(dict.fromkeys(line for _, _, _, used, _ in by_rank for line in used)),
+        tuple(dict.fromkeys(line for _, _, _, _, noted in by_rank for line in noted)),
     )
 
 
@@ -52,16 +63,17 @@ def machine() -> tuple[str, int, int]:
     return socket.gethostname(), root.st_dev, root.st_ino
 
 
-def this_host(rdma: Sequence[str]) -> dict[str, Any]:
-    """What :class:`Host` says of this machine, but for its ranks."""
-    return {
-        "cpu": this_machine().cpu,
-        "cores": usable_cores(),
-        "numa_nodes": numa_nodes(),
-        "interfaces": tuple(interfaces()),
-        "rdma": tuple(rdma),
-        "links": tuple(gpu_links.links()),
-    }
+def this_host(rdma: Sequence[str]) -> Host:
+    """This machine without its ranks and their devices."""
+    return Host(
+        ranks=(),
+        cpu=this_machine().cpu,
+        cores=usable_cores(),
+        numa_nodes=numa_nodes(),
+        interfaces=tuple(interfaces()),
+        rdma=tuple(rdma),
+        links=tuple(links()),
+    )
 
 
 def device_name(device: torch.device) -> str:
@@ -75,12 +87,12 @@ def numa_nodes(root: Path = Path("/sys/devices/system/node")) -> int:
 def interfaces(named: str = "") -> list[str]:
     """The network interfaces that are up, or those ``named`` (by comma), one line each."""
     wanted = [name for name in named.split(",") if name]
-    found = []
+    lines = []
     for name, stats in sorted(psutil.net_if_stats().items()):
         if name in wanted or (not wanted and stats.isup and name != "lo" and has_address(name)):
             speed = f"{stats.speed} Mbit/s" if stats.speed > 0 else "speed unknown"
-            found.append(f"{name}: {speed}, MTU {stats.mtu}")
-    return found
+            lines.append(f"{name}: {speed}, MTU {stats.mtu}")
+    return lines
 
 
 def has_address(name: str) -> bool:
@@ -90,10 +102,85 @@ def has_address(name: str) -> bool:
 
 def rdma_devices(root: Path = Path("/sys/class/infiniband")) -> list[str]:
     """InfiniBand, RoCE and EFA devices, one line each: ``mlx5_0: InfiniBand, 400 Gb/sec (4X NDR)``."""
-    found = []
+    lines = []
     for device in sorted(root.glob("*")):
         driver = (device / "device/driver").resolve().name
         layer, rate = read(device / "ports/1/link_layer"), read(device / "ports/1/rate")
         kind = "EFA" if driver == "efa" else {"Ethernet": "RoCE"}.get(layer, layer or driver)
-        found.append(f"{device.name}: {kind}" + (f", {rate}" if rate else ""))
-    return found
+        lines.append(f"{device.name}: {kind}" + (f", {rate}" if rate else ""))
+    return lines
+
+
+def gloo_transports() -> tuple[str, ...]:
+    """``eth0 (10.0.0.7)``, one line for each interface over which this process is connected, but for the connection
+    to the store."""
+    store = os.environ.get("MASTER_PORT", "")
+    names = {
+        address.address: name
+        for name, addresses in psutil.net_if_addrs().items()
+        for address in addresses
+        if address.family in (socket.AF_INET, socket.AF_INET6)
+    }
+    local = {
+        connection.laddr.ip
+        for connection in psutil.Process().net_connections(kind="tcp")
+        if connection.status == psutil.CONN_ESTABLISHED and str(connection.raddr.port) != store
+    }
+    return tuple(sorted(f"{names.get(unmapped(ip), 'unknown')} ({unmapped(ip)})" for ip in local))
+
+
+def unmapped(address: str) -> str:
+    """An IPv4 address that was written as one of IPv6."""
+    return address.removeprefix("::ffff:")
+
+
+#: Levels of the matrix of `nvidia-smi topo -m`, as its legend explains them.
+NVIDIA = {
+    "PIX": "PCIe, one switch",
+    "PXB": "PCIe, several switches",
+    "PHB": "PCIe, through the CPU",
+    "NODE": "PCIe, between host bridges",
+    "SYS": "PCIe, between NUMA nodes",
+}
+SECONDS = 20
+
+
+def links() -> list[str]:
+    """``NVLink (NV18): 28 pairs``, one line for each kind of link between GPUs; empty without a vendor's tool."""
+    for tool, arguments, parse in (
+        ("nvidia-smi", ("topo", "-m"), nvidia_links),
+        ("rocm-smi", ("--showtopotype",), amd_links),
+    ):
+        if not shutil.which(tool):
+            continue
+        try:
+            output = subprocess.run([tool, *arguments], capture_output=True, text=True, timeout=SECONDS).stdout
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        return [f"{kind}: {pairs} pair{'s' if pairs > 1 else ''}" for kind, pairs in parse(output).most_common()]
+    return []
+
+
+def matrix(text: str) -> list[list[str]]:
+    """The cells of a matrix of GPUs: ``[GPU, GPU]``, whatever columns follow; colours are removed."""
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in text.splitlines()]
+    # The heading is indented.
+    rows = [line.split()[1:] for line in lines if re.match(r"GPU\d+\s", line)]
+    return [row[: len(rows)] for row in rows]
+
+
+def pairs(cells: list[list[str]]) -> list[str]:
+    """The cells above the diagonal."""
+    return [cell for index, row in enumerate(cells) for cell in row[index + 1 :]]
+
+
+def nvidia_links(text: str) -> Counter[str]:
+    """Of the output of ``nvidia-smi topo -m``."""
+    return Counter(
+        f"NVLink ({cell})" if cell.startswith("NV") else NVIDIA.get(cell, cell) for cell in pairs(matrix(text))
+    )
+
+
+def amd_links(text: str) -> Counter[str]:
+    """Of the output of ``rocm-smi --showtopotype``."""
+    return Counter("PCIe" if cell == "PCIE" else "xGMI" if cell == "XGMI" else cell for cell in pairs(matrix(text)))

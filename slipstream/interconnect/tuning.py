@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
-
-from pydantic import TypeAdapter, ValidationError
+from typing import ClassVar, Literal
 
 from slipstream.artifacts.format import Artifact, ArtifactWriter
+from slipstream.artifacts.records import read_record, write_record
 from slipstream.errors import UserError
 from slipstream.interconnect.profile import KIND, Fingerprint
 
@@ -76,6 +75,7 @@ class Trial:
 class Tuning:
     """The contents of ``tuning.json``."""
 
+    MEND: ClassVar = "tune again"
     fingerprint: Fingerprint
     #: What was trained while it was measured.
     model: str
@@ -111,25 +111,6 @@ class Tuning:
         )
 
 
-TUNING = TypeAdapter(Tuning)
-
-
-def to_json(tuning: Tuning) -> dict[str, Any]:
-    return TUNING.dump_python(tuning, mode="json")
-
-
-def from_json(value: Mapping[str, Any], where: str) -> Tuning:
-    """Raises ``UserError`` naming ``where`` it came from unless it is a tuning of this version."""
-    try:
-        tuning = TUNING.validate_python(value)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        at = ".".join(str(step) for step in first["loc"])
-        raise UserError(f"{where}: not a tuning of this version ({at}: {first['msg']}); tune again") from None
-    check_variables(tuning.environment, where)
-    return tuning
-
-
 def check_variables(names: Iterable[str], where: str) -> None:
     """Raise ``UserError`` naming ``where`` they came from if one of the environment variables is none that the tuner
     tries."""
@@ -140,14 +121,16 @@ def check_variables(names: Iterable[str], where: str) -> None:
         )
 
 
-def write_tuning(directory: Path, tuning: Tuning, made_by: Mapping[str, Any]) -> Artifact:
+def write_tuning(directory: Path, tuning: Tuning, made_by: Mapping[str, object]) -> Artifact:
     """Write the artifact into the fresh ``directory``."""
     writer = ArtifactWriter(directory)
-    writer.write_json(FILE, to_json(tuning))
+    write_record(writer, FILE, tuning)
     return writer.finish(KIND, made_by)
 
 
 def read_tuning(directory: Path) -> Tuning:
     """Raises ``UserError`` if the directory does not hold a whole tuning of this version."""
     artifact = Artifact.open(directory, KIND)
-    return from_json(artifact.read_json(FILE), str(artifact.path(FILE)))
+    tuning = read_record(artifact, FILE, Tuning)
+    check_variables(tuning.environment, str(artifact.path(FILE)))
+    return tuning

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 from safetensors.torch import save
 
-from slipstream.artifacts.prepared.tokenizer import tokenizer_files
+from slipstream.artifacts.prepared.token_rows import tokenizer_files
 from slipstream.errors import UserError
 from slipstream.models.trained import TrainedModel, UntrustedFactory
 from slipstream.models.transformer import Transformer

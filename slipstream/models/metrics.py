@@ -36,7 +36,7 @@ def scores(task: str, outputs: np.ndarray, targets: np.ndarray) -> Scores:
     what :func:`slipstream.models.predict.graded` gives, of which the means over all tokens are told."""
     if task == "next token":
         right, likelihood = outputs.reshape(-1, 2).mean(axis=0, dtype=np.float64)
-        return {"accuracy": float(right), "log_loss": float(-likelihood)}
+        return Scores(accuracy=float(right), log_loss=float(-likelihood))
     if task == "classification":
         return classification_scores(softmax(outputs), targets)
     return regression_scores(outputs[:, 0], targets)
@@ -48,15 +48,13 @@ def classification_scores(probabilities: np.ndarray, labels: np.ndarray) -> Scor
     ``probabilities`` is ``[rows, classes]``, ``labels`` ``[rows]`` of int. The AUC is None if only one class occurs.
     """
     of_truth = probabilities[np.arange(len(labels)), labels]
-    result: Scores = {
-        "accuracy": float(np.mean(probabilities.argmax(axis=1) == labels)),
-        "log_loss": float(-np.mean(np.log(np.maximum(of_truth, SMALLEST_PROBABILITY)))),
-        "macro_f1": macro_f1(confusion_matrix(probabilities, labels)),
-        "ece": calibration_error(calibration_bins(probabilities, labels)),
-    }
-    if probabilities.shape[1] == 2:
-        result["roc_auc"] = roc_auc(probabilities[:, 1], labels)
-    return result
+    return Scores(
+        accuracy=float(np.mean(probabilities.argmax(axis=1) == labels)),
+        log_loss=float(-np.mean(np.log(np.maximum(of_truth, SMALLEST_PROBABILITY)))),
+        macro_f1=macro_f1(confusion_matrix(probabilities, labels)),
+        ece=calibration_error(calibration_bins(probabilities, labels)),
+        roc_auc=roc_auc(probabilities[:, 1], labels) if probabilities.shape[1] == 2 else None,
+    )
 
 
 def regression_scores(predictions: np.ndarray, targets: np.ndarray) -> Scores:
@@ -64,11 +62,11 @@ def regression_scores(predictions: np.ndarray, targets: np.ndarray) -> Scores:
     targets = targets.astype(np.float64)
     errors = predictions.astype(np.float64) - targets
     spread = float(np.sum((targets - targets.mean()) ** 2))
-    return {
-        "rmse": float(np.sqrt(np.mean(errors**2))),
-        "mae": float(np.mean(np.abs(errors))),
-        "r2": 1 - float(np.sum(errors**2)) / spread if spread > 0 else None,
-    }
+    return Scores(
+        rmse=float(np.sqrt(np.mean(errors**2))),
+        mae=float(np.mean(np.abs(errors))),
+        r2=1 - float(np.sum(errors**2)) / spread if spread > 0 else None,
+    )
 
 
 def confusion_matrix(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -95,21 +93,20 @@ def calibration_bins(probabilities: np.ndarray, labels: np.ndarray, bins: int = 
     right = probabilities.argmax(axis=1) == labels
     index = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
     return [
-        {
-            "from": b / bins,
-            "to": (b + 1) / bins,
-            "rows": int(np.sum(index == b)),
-            "confidence": float(confidence[index == b].mean()),
-            "accuracy": float(right[index == b].mean()),
-        }
-        for b in np.unique(index)
+        CalibrationBin(
+            above=b / bins,
+            to=(b + 1) / bins,
+            rows=int(np.sum(index == b)),
+            confidence=float(confidence[index == b].mean()),
+            accuracy=float(right[index == b].mean()),
+        )
+        for b in np.unique(index).tolist()
     ]
 
 
 def calibration_error(bins: list[CalibrationBin]) -> float:
     """The expected calibration error of Guo et al., "On Calibration of Modern Neural Networks", 2017."""
-    rows = sum(b["rows"] for b in bins)
-    return sum(b["rows"] * abs(b["accuracy"] - b["confidence"]) for b in bins) / rows
+    return sum(b.rows * abs(b.accuracy - b.confidence) for b in bins) / sum(b.rows for b in bins)
 
 
 def roc_auc(positive: np.ndarray, labels: np.ndarray) -> float | None:
@@ -127,4 +124,4 @@ def roc_points(positive: np.ndarray, labels: np.ndarray, points: int = CURVE_POI
         return None
     false_positive, true_positive, _ = roc_curve(labels, positive)
     sample = np.unique(np.linspace(0, len(false_positive) - 1, points).round().astype(int))
-    return {"fpr": false_positive[sample].tolist(), "tpr": true_positive[sample].tolist()}
+    return RocCurve(false_positive[sample].tolist(), true_positive[sample].tolist())

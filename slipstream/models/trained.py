@@ -22,6 +22,7 @@ from torch import Tensor
 
 from slipstream.artifacts.format import Artifact, ArtifactWriter
 from slipstream.artifacts.prepared.data import Signature
+from slipstream.artifacts.records import from_tree, read_record, to_tree
 from slipstream.artifacts.results.training import HISTORY, KIND, History
 from slipstream.errors import UserError
 from slipstream.models.config import ModelConfig
@@ -150,11 +151,11 @@ class TrainedModel:
         names another factory, of which nothing is imported.
         """
         artifact = Artifact.open(directory, KIND)
-        model = artifact.read_json("model.json")
-        config, signature = ModelConfig.from_dict(model["config"]), Signature.from_json(model["signature"])
+        path, model = directory / "model.json", artifact.read_json("model.json")
+        config, signature = ModelConfig.from_dict(model["config"]), from_tree(model["signature"], Signature, path)
         if config.factory not in ("", factory):
             raise UntrustedFactory(
-                f"{directory / 'model.json'}: names the factory {config.factory}, which is only called if your "
+                f"{path}: names the factory {config.factory}, which is only called if your "
                 f"configuration names it, too; if you know that code, add model.name: {config.factory}"
             )
         return cls(artifact, Architecture(config, signature, model.get("kept", {})))
@@ -169,7 +170,7 @@ class TrainedModel:
 
     @property
     def history(self) -> History:
-        return self.artifact.read_json(HISTORY)
+        return read_record(self.artifact, HISTORY, History)
 
 
 def write_trained(
@@ -189,7 +190,7 @@ def write_trained(
                 file.write(chunk)
     config, signature = architecture.config, architecture.signature
     named = ModelConfig(resolve(config, signature), config.arguments)
-    model = {"config": to_dict(named), "signature": signature.to_json()}
+    model = {"config": to_dict(named), "signature": to_tree(signature)}
     writer.write_json("model.json", model | ({"kept": architecture.retained} if architecture.retained else {}))
     for name, data in (record or {}).items():
         writer.write_bytes(name, data)

@@ -11,6 +11,7 @@ import numpy as np
 
 from slipstream.artifacts.format import ArtifactWriter
 from slipstream.artifacts.prepared.data import SPLITS, TARGET, Signature, TensorSpec
+from slipstream.artifacts.records import write_record
 from slipstream.errors import UserError
 from slipstream.prepare import quarantine
 from slipstream.prepare.card import ColumnCard, DataCard, row_counts
@@ -128,7 +129,7 @@ def prepare_images(writer: ArtifactWriter, scratch: ResumableScratch, source: Re
     signature = replace(signature, image_mean=tuple(means), image_std=deviations)
     enter_segments(writer, merge_all(scratch, encoded.runs, signature.record.itemsize), number=0)
     quarantine.write(writer, encoded.bad)
-    writer.write_json("signature.json", signature.to_json())
+    write_record(writer, "signature.json", signature)
     writer.write_json("statistics.json", {"image_mean": signature.image_mean, "image_std": signature.image_std})
     columns = [{"name": "image", "type": "image", "role": "image"}]
     writer.write_json("schema.json", {"columns": columns, "target": signature.target})

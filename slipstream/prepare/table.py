@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from slipstream.artifacts.format import ArtifactWriter
 from slipstream.artifacts.prepared.data import TARGET, WEIGHT
+from slipstream.artifacts.records import write_record
 from slipstream.errors import UserError
 from slipstream.prepare import quarantine
 from slipstream.prepare.base_set import REFERENCE, TableSchema
@@ -164,7 +165,7 @@ def write_table(
         writer.write_json(REFERENCE, source.base.reference)
     enter_segments(writer, merged, number)
     quarantine.write(writer, bad)
-    writer.write_json("signature.json", fitted.transform.signature.to_json())
+    write_record(writer, "signature.json", fitted.transform.signature)
     writer.write_json("statistics.json", fitted.transform.to_json())
     columns = [
         {"name": name, "type": kind, "role": fitted.roles[name].role if name in fitted.roles else "dropped"}

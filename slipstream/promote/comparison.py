@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from slipstream.artifacts.prepared.data import TARGET, PreparedData
-from slipstream.artifacts.prepared.tokenizer import FILES
-from slipstream.artifacts.results.export import DeployedSignature, Holdout
+from slipstream.artifacts.prepared.token_rows import FILES
+from slipstream.artifacts.records import from_json
+from slipstream.artifacts.results.export import SIGNATURE, DeployedSignature, Holdout
 from slipstream.comparison.quality import answers_of
-from slipstream.export.package.hugging_face import DIRECTORY
+from slipstream.export.package.assemble import DIRECTORY
 from slipstream.export.package.raw_columns import RawColumns, read_columns
 from slipstream.export.session import onnx_predictor
 from slipstream.models.predict import held_out_rows, predict
@@ -36,19 +37,19 @@ class Package:
 
     @cached_property
     def signature(self) -> DeployedSignature:
-        return self._json("signature.json")
+        path = self.directory / SIGNATURE
+        return from_json(path.read_bytes(), DeployedSignature, path)
 
     @cached_property
     def statistics(self) -> dict[str, Any]:
-        return self._json("statistics.json")
+        return json.loads((self.directory / "statistics.json").read_text(encoding="utf-8"))
 
     @property
-    def encoding(self) -> dict[str, Any]:
-        inputs = [list(spec.values()) for spec in self.signature["inputs"]]
-        targets = self.signature["target"]
+    def encoding(self) -> dict[str, object]:
+        targets = self.signature.target
         encoding = {name: self.statistics.get(name) for name in ENCODING}
         types = {name: kind for name, kind in (encoding["types"] or {}).items() if name != targets}
-        return {**encoding, "types": types, "inputs": inputs}
+        return {**encoding, "types": types, "inputs": self.signature.inputs}
 
     @property
     def columns(self) -> RawColumns | str:
@@ -58,9 +59,6 @@ class Package:
     def tokenizer(self) -> dict[str, bytes]:
         """The content of its tokenizer's files, by name."""
         return {name: path.read_bytes() for name in FILES if (path := self.directory / DIRECTORY / name).is_file()}
-
-    def _json(self, name: str) -> Any:
-        return json.loads((self.directory / name).read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
@@ -78,9 +76,9 @@ class PairedPredictions:
 def predictions(new: Package, old: Package, data: PreparedData) -> PairedPredictions:
     """Run both models on the test rows of ``data``, which ``new`` was exported with. Raises ``Incomparable``."""
     check_same_question(new.signature, old.signature)
-    if new.signature["task"] == "next token":
+    if new.signature.task == "next token":
         check_same_tokens(new, old)
-    check_unseen(new.signature["holdout"], old.signature["holdout"])
+    check_unseen(new.signature.holdout, old.signature.holdout)
     records = held_out_rows(data)
     if new.encoding == old.encoding:
         decided, theirs = records, on_tensors(old, data, records)
@@ -97,29 +95,29 @@ def predictions(new: Package, old: Package, data: PreparedData) -> PairedPredict
 
 def check_same_question(new: DeployedSignature, old: DeployedSignature) -> None:
     for name in ("target", "task"):
-        if new[name] != old[name]:
+        ours, theirs = getattr(new, name), getattr(old, name)
+        if ours != theirs:
             raise Incomparable(
-                f"the promoted model has the {name} {old[name]!r}, this one {new[name]!r}; "
-                "promote it in a registry of its own"
+                f"the promoted model has the {name} {theirs!r}, this one {ours!r}; promote it in a registry of its own"
             )
-    if set(new["classes"]) != set(old["classes"]):
-        different = sorted(set(new["classes"]) ^ set(old["classes"]))[0]
-        where = "the promoted model" if different in old["classes"] else "this model"
+    if set(new.classes) != set(old.classes):
+        different = sorted(set(new.classes) ^ set(old.classes))[0]
+        where = "the promoted model" if different in old.classes else "this model"
         raise Incomparable(f"the class {different!r} is known to {where} only; promote it in a registry of its own")
 
 
 def check_same_tokens(new: Package, old: Package) -> None:
     """Raise ``Incomparable`` unless both take rows of the same tokens: as many, from as large a vocabulary, by the same
     tokenizer. Packages without one are believed."""
-    (_, length, vocabulary), theirs = (each.signature["outputs"][0]["shape"] for each in (new, old))
-    if theirs[1:] != [length, vocabulary]:
+    (_, length, vocabulary), theirs = (each.signature.outputs[0].shape for each in (new, old))
+    if theirs[1:] != (length, vocabulary):
         raise Incomparable(
             f"the promoted model takes rows of {theirs[1]} tokens from {theirs[2]:,}, this one of {length} from "
             f"{vocabulary:,}; promote it in a registry of its own"
         )
-    ours, known = new.tokenizer, old.tokenizer
-    if ours and known and ours != known:
-        name = next(name for name in sorted({*ours, *known}) if ours.get(name) != known.get(name))
+    ours, promoted = new.tokenizer, old.tokenizer
+    if ours and promoted and ours != promoted:
+        name = next(name for name in sorted({*ours, *promoted}) if ours.get(name) != promoted.get(name))
         raise Incomparable(f"the promoted model has another tokenizer ({name}); promote it in a registry of its own")
 
 
@@ -131,20 +129,20 @@ def check_unseen(new: Holdout | None, old: Holdout | None) -> None:
     """
     if new is None or old is None or new == old:
         return
-    if new["cuts"] and old["cuts"] and new["settings"] == old["settings"]:
-        if new["cuts"][1] >= old["cuts"][0]:
+    if new.cuts and old.cuts and new.settings == old.settings:
+        if new.cuts[1] >= old.cuts[0]:
             return
         raise Incomparable("the promoted model was trained on times that test this one; take later test rows")
-    if new["by"] != old["by"]:
+    if new.by != old.by:
         raise Incomparable(
-            f"the promoted model's test rows were held out by {old['by']}, these by {new['by']}: it may have been "
+            f"the promoted model's test rows were held out by {old.by}, these by {new.by}: it may have been "
             "trained on them; split the data as then"
         )
-    name = next(name for name in new["settings"] if new["settings"][name] != old["settings"].get(name))
-    said = {"column": "data.time", "columns": "rows known by"}.get(name, f"data.split.{name}")
+    name = next(name for name in new.settings if new.settings[name] != old.settings.get(name))
+    setting = {"column": "data.time", "columns": "rows known by"}.get(name, f"data.split.{name}")
     raise Incomparable(
-        f"the promoted model was trained with {said} {old['settings'].get(name)}, this one with "
-        f"{new['settings'][name]}: it may have been trained on these test rows; split the data as then"
+        f"the promoted model was trained with {setting} {old.settings.get(name)}, this one with "
+        f"{new.settings[name]}: it may have been trained on these test rows; split the data as then"
     )
 
 
@@ -154,34 +152,34 @@ def columns_of(new: Package, old: Package) -> tuple[RawColumns, RawColumns]:
     if not isinstance(here, RawColumns) or not isinstance(there, RawColumns):
         raise Incomparable(
             "the promoted model has other inputs or another preparation, and cannot start from raw columns "
-            f"({old.signature['no_raw'] or new.signature['no_raw']}); prepare the data with data.earlier"
+            f"({old.signature.no_raw or new.signature.no_raw}); prepare the data with data.earlier"
         )
     for name, kind in there.types.items():
         if here.types.get(name) != kind:
-            found = f"is {here.types[name]}" if name in here.types else "is no input"
-            raise Incomparable(f"the promoted model takes the column {name!r} as {kind}; here it {found}")
+            difference = f"is {here.types[name]}" if name in here.types else "is no input"
+            raise Incomparable(f"the promoted model takes the column {name!r} as {kind}; here it {difference}")
     return here, there
 
 
-def numbered(found: np.ndarray, data: PreparedData) -> np.ndarray:
+def numbered(names: np.ndarray, data: PreparedData) -> np.ndarray:
     """Names of classes as their numbers in ``data``; the two models may have them in another order."""
-    places = {name: place for place, name in enumerate(data.signature.classes)}
+    places = {name: number for number, name in enumerate(data.signature.classes)}
     if places:
-        return np.array([places[name] for name in found], np.float64)
-    return found if found.dtype == bool else found.astype(np.float64)
+        return np.array([places[name] for name in names], np.float64)
+    return names if names.dtype == bool else names.astype(np.float64)
 
 
 def on_tensors(package: Package, data: PreparedData, records: np.ndarray) -> np.ndarray:
     """The predictions of ``model.onnx``, fed with the rows as they are stored."""
     signature = package.signature
-    outputs = predict(onnx_predictor(package.directory / signature["model"], 1), data.signature, records)
-    answers = answers_of(signature["task"], outputs)
-    return np.array(signature["classes"])[answers] if signature["classes"] else answers
+    outputs = predict(onnx_predictor(package.directory / signature.model, 1), data.signature, records)
+    answers = answers_of(signature.task, outputs)
+    return np.array(signature.classes)[answers] if signature.classes else answers
 
 
 def on_raw(package: Package, columns: RawColumns, values: dict[str, np.ndarray]) -> np.ndarray:
     """The predictions of ``model.raw.onnx``."""
-    raw = package.signature["raw"]
+    raw = package.signature.raw
     assert raw, "a model whose columns can be read has a raw model"
-    predictor = onnx_predictor(package.directory / raw["model"], 1)
+    predictor = onnx_predictor(package.directory / raw.model, 1)
     return predictor([values[name][:, None] for name in columns.types])[:, 0]

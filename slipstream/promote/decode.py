@@ -19,12 +19,12 @@ def decode(columns: RawColumns, records: np.ndarray) -> dict[str, np.ndarray]:
     Numbers come back to single precision, except where they are known to be whole or at a full minute, hour or day.
     A text that the vocabulary lacks comes back as ``LOST``.
     """
-    found: dict[str, np.ndarray] = {}
-    indicators = {name: len(columns.numbers) + place for place, name in enumerate(columns.indicators)}
-    for place, number in enumerate(columns.numbers):
+    decoded: dict[str, np.ndarray] = {}
+    indicators = {name: len(columns.numbers) + index for index, name in enumerate(columns.indicators)}
+    for index, number in enumerate(columns.numbers):
         if number.part:
             continue
-        standard = records["numeric"][:, place].astype(np.float64)
+        standard = records["numeric"][:, index].astype(np.float64)
         values = unbend(number, standard * number.std + number.mean)
         if columns.types[number.name] in (INTEGER, BOOLEAN):
             values = np.round(values)
@@ -32,12 +32,12 @@ def decode(columns: RawColumns, records: np.ndarray) -> dict[str, np.ndarray]:
             values = snapped(values, number.std * np.abs(standard) * 2.0**-23)
         if number.name in indicators:
             values[records["numeric"][:, indicators[number.name]] == 1] = np.nan
-        found[number.name] = values
-    for place, category in enumerate(columns.categories):
+        decoded[number.name] = values
+    for index, category in enumerate(columns.categories):
         table = np.empty(FIRST + len(category.vocabulary), object)
         table[MISSING], table[UNSEEN], table[FIRST:] = columns.mark, LOST, category.vocabulary
-        found[category.name] = table[records["categorical"][:, place]]
-    return {name: found[name] for name in columns.types}
+        decoded[category.name] = table[records["categorical"][:, index]]
+    return {name: decoded[name] for name in columns.types}
 
 
 def snapped(seconds: np.ndarray, error: np.ndarray) -> np.ndarray:
@@ -54,9 +54,9 @@ def snapped(seconds: np.ndarray, error: np.ndarray) -> np.ndarray:
 
 def undecided(columns: RawColumns, other: RawColumns, records: np.ndarray) -> np.ndarray:
     """Rows (bool ``[rows]``) with a text that ``columns`` lost and that ``other`` may know."""
-    known = {category.name: set(category.vocabulary) for category in other.categories}
+    vocabularies = {category.name: set(category.vocabulary) for category in other.categories}
     lost = np.zeros(len(records), bool)
-    for place, category in enumerate(columns.categories):
-        if known.get(category.name, set()) - set(category.vocabulary):
-            lost |= records["categorical"][:, place] == UNSEEN
+    for index, category in enumerate(columns.categories):
+        if vocabularies.get(category.name, set()) - set(category.vocabulary):
+            lost |= records["categorical"][:, index] == UNSEEN
     return lost

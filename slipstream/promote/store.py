@@ -16,6 +16,8 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 
+import click
+
 from slipstream.artifacts.format import MANIFEST
 from slipstream.errors import UserError
 from slipstream.export.check import SIGNATURE, BadPackage, check_files, read_manifest
@@ -126,3 +128,26 @@ def verified(directory: Path, pointer: Pointer) -> Path:
     if manifest_digest(directory) != pointer.manifest:
         raise UserError(f"the promoted model, version {pointer.version}, is not the one that was promoted; restore it")
     return directory
+
+
+@click.command()
+@click.argument("registry")
+@click.option("--fetch", type=click.Path(path_type=Path), help="A fresh directory for the promoted model.")
+def main(registry: str, fetch: Path | None) -> None:
+    """List the promotions of the REGISTRY (a directory, or a store's address), the one in service last.
+
+    Example: slipstream registry s3://models/churn --fetch model/
+    """
+    models = Registry(registry)
+    history = models.history()
+    if not history:
+        raise UserError(f"{registry}: no model was promoted yet; expected a registry that train_and_promote has filled")
+    for pointer in history:
+        click.echo(f"{pointer.number:>4}  {pointer.at}  {pointer.version}  {pointer.why}")
+    if fetch:
+        if fetch.exists():
+            raise UserError(f"--fetch: {fetch} is there already; expected a directory that is not")
+        fetch.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=fetch.parent, prefix=".fetch-") as scratch:
+            shutil.move(models.fetch(history[-1], Path(scratch, "model")), fetch)
+        click.echo(f"in service: {fetch}")

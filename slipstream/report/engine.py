@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from slipstream.artifacts.format import Artifact, canonical_json
+from slipstream.artifacts.records import read_record
 from slipstream.artifacts.results.compression import Compression
-from slipstream.artifacts.results.export import KIND, SIGNATURE, read_export
+from slipstream.artifacts.results.evaluation import PlotData
+from slipstream.artifacts.results.export import KIND, SIGNATURE, DeployedSignature, read_export
 from slipstream.artifacts.results.promotion import Promotion
 from slipstream.artifacts.results.training import TRACE
 from slipstream.artifacts.store import Store
+from slipstream.models.metrics import HEADLINE
 from slipstream.report.data_engine import write_card
-from slipstream.report.figures import ScheduleFigures, StageFigures, to_json
+from slipstream.report.figures import ScheduleFigures, data_figures, network_figures
 from slipstream.report.pages.rendering import render
 from slipstream.report.pages.report_page import report_page
-from slipstream.report.run_directory import copy_model, new_run
+from slipstream.report.run_directory import MODEL, MODEL_FILE, REPORT, SUMMARY, copy_model, new_run
 from slipstream.report.stage_results import Results
-from slipstream.report.summary import ExportSummary, RunSummary
-from slipstream.report.summary_builder import REPORT, SUMMARY, export_summary, run_summary
+from slipstream.report.summary import ExportSummary, RunSummary, figures_of
+from slipstream.stages import StageRun
 
 
 def build(  # noqa: PLR0913 - all that a run has to say
     runs: Path,
     results: Results,
-    stages: Sequence[StageFigures],
-    config: Mapping[str, Any],
+    stages: Sequence[StageRun],
+    config: Mapping[str, object],
     schedule: ScheduleFigures | None = None,
     promotion: Promotion | None = None,
     compression: Compression | None = None,
@@ -41,21 +43,36 @@ def build(  # noqa: PLR0913 - all that a run has to say
     charts are kept in ``store``.
     Raises ``DamagedArtifact`` if the exported model or the data card is not what was written.
     """
-    summary = run_summary(results, stages, "", schedule, promotion, compression)
+    summary = replace(run_summary(results, stages, ""), schedule=schedule, promotion=promotion, compression=compression)
 
     def fill(directory: Path, now: datetime) -> None:
         copy_model(results.exported, directory)
         write_card(results.prepared, results.card, directory, now)
         if results.operations:
             (directory / TRACE).write_bytes(results.trained.read_bytes(TRACE))
-        (directory / SUMMARY).write_bytes(canonical_json(to_json(summary)))
+        (directory / SUMMARY).write_bytes(canonical_json(figures_of(summary)))
         page = report_page(summary, results, config, now, store)
         (directory / REPORT).write_text(page, encoding="utf-8")
 
-    return dataclasses.replace(summary, directory=str(new_run(runs, fill)))
+    return replace(summary, directory=str(new_run(runs, fill)))
 
 
-def build_export(runs: Path, exported: Path, stages: Sequence[StageFigures]) -> ExportSummary:
+def run_summary(results: Results, stages: Sequence[StageRun], directory: str) -> RunSummary:
+    """What the stages of a whole run found, whose directory is ``directory``."""
+    return RunSummary(
+        directory=directory,
+        report=REPORT,
+        model=MODEL,
+        model_file=MODEL_FILE,
+        data=data_figures(results.card, results.signature),
+        evaluation=replace(results.evaluation, **vars(PlotData())),
+        export=results.export,
+        network=network_figures(results.network.profile) if results.network else None,
+        stages=list(stages),
+    )
+
+
+def build_export(runs: Path, exported: Path, stages: Sequence[StageRun]) -> ExportSummary:
     """Write the directory of the run under ``runs`` and return what is in it.
 
     Raises ``DamagedArtifact`` if the exported model is not what was written.
@@ -63,13 +80,22 @@ def build_export(runs: Path, exported: Path, stages: Sequence[StageFigures]) -> 
     from slipstream.report.pages import charts
 
     export, artifact = read_export(exported), Artifact.open(exported, KIND)
-    summary = export_summary(export, artifact.read_json(SIGNATURE)["target"], stages, directory="")
+    summary = ExportSummary(
+        directory="",
+        report=REPORT,
+        model=MODEL,
+        model_file=MODEL_FILE,
+        target=read_record(artifact, SIGNATURE, DeployedSignature).target,
+        metric=HEADLINE[export.task][0],
+        export=export,
+        stages=list(stages),
+    )
 
     def fill(directory: Path, now: datetime) -> None:
         copy_model(artifact, directory)
-        (directory / SUMMARY).write_bytes(canonical_json(to_json(summary)))
+        (directory / SUMMARY).write_bytes(canonical_json(figures_of(summary)))
         drawn = {"variants": charts.quality_against_latency(export)}
         page = render("export.html", summary=summary, export=export, metric=summary.metric, charts=drawn, made=now)
         (directory / REPORT).write_text(page, encoding="utf-8")
 
-    return dataclasses.replace(summary, directory=str(new_run(runs, fill)))
+    return replace(summary, directory=str(new_run(runs, fill)))

@@ -54,10 +54,10 @@ def value(number: float) -> str:
 def moment(seconds: float) -> str:
     """Seconds since 1970 (UTC) as a date, with the time of day unless it is midnight: 2026-01-02 03:04."""
     try:
-        found = EPOCH + timedelta(seconds=seconds)
+        time = EPOCH + timedelta(seconds=seconds)
     except OverflowError:
         return value(seconds)
-    return f"{found:%Y-%m-%d}" if (found.hour, found.minute) == (0, 0) else f"{found:%Y-%m-%d %H:%M}"
+    return f"{time:%Y-%m-%d}" if (time.hour, time.minute) == (0, 0) else f"{time:%Y-%m-%d %H:%M}"
 
 
 def days(seconds: float) -> str:

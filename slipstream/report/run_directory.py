@@ -12,7 +12,12 @@ from pathlib import Path
 from slipstream.artifacts.format import MANIFEST, Artifact, link_or_copy
 from slipstream.artifacts.results.export import DIGEST, digest_line
 from slipstream.artifacts.store import sweep
-from slipstream.report.summary_builder import MODEL
+
+#: What the directory of a run holds.
+REPORT, MODEL, SUMMARY, PREPARED = "report.html", "model", "summary.json", "prepared"
+CARD, CARD_DATA = "card.html", "card.json"
+#: The recommended variant, under a name that does not depend on which it is.
+MODEL_FILE = f"{MODEL}/model.onnx"
 
 
 def new_run(runs: Path, fill: Callable[[Path, datetime], None]) -> Path:
@@ -32,11 +37,11 @@ def new_run(runs: Path, fill: Callable[[Path, datetime], None]) -> Path:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def rename_to_free(directory: Path, place: Path) -> Path:
+def rename_to_free(directory: Path, wanted: Path) -> Path:
     """Rename ``directory`` to ``place``; if another run has just taken that name, to the first free one after it."""
     number = 1
     while True:
-        candidate = place if number == 1 else place.with_name(f"{place.name}-{number}")
+        candidate = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
         try:
             # Fails if the name is taken: a run's directory is never empty.
             return directory.rename(candidate)

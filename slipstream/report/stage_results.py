@@ -11,18 +11,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from slipstream.artifacts.format import Artifact
-from slipstream.artifacts.prepared.data import PreparedData, Signature
+from slipstream.artifacts.prepared.data import Card, PreparedData, Signature
+from slipstream.artifacts.records import read_record
 from slipstream.artifacts.results.evaluation import KIND as EVALUATED
 from slipstream.artifacts.results.evaluation import Evaluation, read_evaluation
 from slipstream.artifacts.results.export import KIND as EXPORTED
 from slipstream.artifacts.results.export import ExportReport, read_export
 from slipstream.artifacts.results.training import KIND as TRAINED
 from slipstream.artifacts.results.training import (
-    CompiledPass,
-    Goodput,
+    Attempt,
     History,
     Operations,
-    Throughput,
     read_attempt,
     read_history,
     read_operations,
@@ -48,7 +47,8 @@ class NetworkResults:
     def open(cls, directory: Path) -> NetworkResults:
         """Raises ``DamagedArtifact`` if the directory does not hold what the benchmark wrote."""
         profile, artifact = read_profile(directory), Artifact.open(directory, KIND)
-        return cls(profile, artifact.read_json(COURSE), artifact.read_json(MODEL))
+        course = read_record(artifact, COURSE, list[TrendPoint])
+        return cls(profile, course, read_record(artifact, MODEL, list[ModelPoint]))
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,10 @@ class Results:
     """The contents of the stages' JSON files, and the artifacts of which files are copied."""
 
     signature: Signature
-    card: dict[str, Any]
+    card: Card
     quarantined: list[Quarantined]
     history: History
-    #: How the attempts at training went.
-    goodput: Goodput
-    throughput: Throughput | None
-    compiled: CompiledPass | None
+    attempt: Attempt
     #: None if no steps were profiled.
     operations: Operations | None
     evaluation: Evaluation
@@ -80,7 +77,7 @@ class Results:
         cls, prepared: Path, trained: Path, evaluated: Path, exported: Path, network: Path | None = None
     ) -> Results:
         """Raises ``DamagedArtifact`` naming the first artifact that is not whole."""
-        data, attempt = PreparedData.open(prepared), read_attempt(trained)
+        data = PreparedData.open(prepared)
         artifacts = (data.artifact, Artifact.open(trained, TRAINED), Artifact.open(exported, EXPORTED))
         others = [Artifact.open(evaluated, EVALUATED), *([Artifact.open(network, KIND)] if network else [])]
         return cls(
@@ -88,9 +85,7 @@ class Results:
             data.card,
             quarantine_reasons(data.artifact),
             read_history(trained),
-            attempt["ledger"],
-            attempt.get("throughput"),
-            attempt.get("compiled"),
+            read_attempt(trained),
             read_operations(trained),
             read_evaluation(evaluated),
             read_export(exported),

@@ -1,46 +1,132 @@
-"""What a workflow returns: ``pyflyte run`` prints it after everything else."""
+"""What a workflow returns, and its text for a terminal of at least 80 columns, which ``pyflyte run`` prints at the
+end."""
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from slipstream.artifacts.records import to_tree
 from slipstream.artifacts.results.compression import Compression
-from slipstream.report import terminal_summary
-from slipstream.report.figures import DataRunFigures, ExportFigures, RunFigures
+from slipstream.artifacts.results.evaluation import Evaluation
+from slipstream.artifacts.results.export import ExportReport, VariantFigures
+from slipstream.artifacts.results.promotion import Promotion
+from slipstream.report import formatting as fmt
+from slipstream.report.figures import DataFigures, NetworkFigures, Quarantined, ScheduleFigures
+from slipstream.stages import StageRun
+
+WIDTH = 80
+INDENT = 12
+BAR = 40
+#: Reasons and warnings; the card has them all.
+LISTED = 8
+#: Of a variant or network in its table; the reason below and the report have the whole name.
+LONGEST_NAME, LONGEST_NETWORK = 21, 19
 
 
 @dataclass(frozen=True)
-class RunSummary(RunFigures):
-    """The figures of a whole run. ``str`` gives the summary for the terminal."""
+class RunSummary:
+    """A whole run. ``summary.json`` holds these fields, nested as here, but for ``directory``."""
+
+    #: Where the report and the model are: ``runs/<timestamp>``, or a URI if the run was on a cluster.
+    directory: str
+    #: Paths within ``directory``: the page, the exported artifact, and the recommended variant in it.
+    report: str
+    model: str
+    model_file: str
+    data: DataFigures
+    #: Without the data of its plots.
+    evaluation: Evaluation
+    export: ExportReport
+    #: None if the benchmark of the interconnect failed.
+    network: NetworkFigures | None
+    stages: list[StageRun]
+    #: None if no schedule started the run.
+    schedule: ScheduleFigures | None = None
+    #: None if the model was not to go into service.
+    promotion: Promotion | None = None
+    #: None if the trained network was not to become smaller.
+    compression: Compression | None = None
 
     def __str__(self) -> str:
-        return terminal_summary.of_run(self)
+        sections = (
+            data(self.data),
+            tried(self.compression),
+            quality(self.evaluation),
+            variants(self.export, self.evaluation.metric.name),
+            network(self.network),
+            time(self.stages),
+            schedule(self.schedule),
+            promotion(self.promotion),
+            places({"Report": self.report, "Model": self.model_file}, self.directory),
+        )
+        return framed(f"{self.data.source} → {self.data.target}", sections)
 
 
 @dataclass(frozen=True)
-class DataSummary(DataRunFigures):
-    """The figures of a run that only prepares. ``str`` gives the summary for the terminal."""
+class DataSummary:
+    """A run that only prepares."""
+
+    #: Where card and data are: ``runs/<timestamp>``, or a URI if the run was on a cluster.
+    directory: str
+    #: Paths within ``directory``; of prepared data that lie elsewhere the URI.
+    card: str
+    prepared: str
+    data: DataFigures
+    #: Reasons for which rows were set aside, the most frequent first.
+    quarantined: list[Quarantined]
+    #: The number of columns by role.
+    roles: dict[str, int]
+    warnings: list[str]
+    stages: list[StageRun]
 
     def __str__(self) -> str:
-        return terminal_summary.of_data(self)
+        sections = (
+            data(self.data),
+            quarantined(self.quarantined),
+            labelled("Columns", ", ".join(f"{fmt.count(n)} {role}" for role, n in self.roles.items())),
+            warnings(self.warnings),
+            time(self.stages),
+            places({"Card": self.card, "Prepared": self.prepared}, self.directory),
+        )
+        return framed(f"{self.data.source} → {self.data.target}", sections)
 
 
 @dataclass(frozen=True)
-class ExportSummary(ExportFigures):
-    """The figures of a run that only exports. ``str`` gives the summary for the terminal."""
+class ExportSummary:
+    """A run that only exports a trained model. ``summary.json`` holds these fields, but for ``directory``."""
+
+    #: Where the page and the model are: ``runs/<timestamp>``, or a URI if the run was on a cluster.
+    directory: str
+    #: Paths within ``directory``.
+    report: str
+    model: str
+    model_file: str
+    target: str
+    metric: str
+    export: ExportReport
+    stages: list[StageRun]
 
     def __str__(self) -> str:
-        return terminal_summary.of_export(self)
+        sections = (
+            variants(self.export, self.metric),
+            time(self.stages),
+            places({"Report": self.report, "Model": self.model_file}, self.directory),
+        )
+        return framed(f"export → {self.target}", sections)
 
 
 @dataclass(frozen=True)
 class CompressionSummary:
-    """A trained network that was to become smaller. ``str`` gives the summary for the terminal."""
+    """A trained network that was to become smaller."""
 
     compression: Compression
 
     def __str__(self) -> str:
-        return terminal_summary.of_compression(self.compression)
+        its = self.compression
+        title = f"{its.method} → {its.taken or 'the trained network stays'}"
+        return framed(title, [[*tried(its), f"{'Model':<{INDENT}}{its.model}"]])
 
 
 @dataclass(frozen=True)
@@ -73,3 +159,175 @@ class TuningSummary:
 
     def __str__(self) -> str:
         return f"{self.text}\n\nReport      {self.directory}/{self.page}\nTuning      {self.directory}/{self.tuning}"
+
+
+def figures_of(summary: RunSummary | ExportSummary) -> dict[str, object]:
+    """What ``summary.json`` holds: it moves with the directory that it lies in."""
+    return {name: value for name, value in to_tree(summary).items() if name != "directory"}
+
+
+# The text
+
+
+def framed(title: str, sections: Iterable[Iterable[str]]) -> str:
+    """The sections that have something to say, under a title."""
+    rule = "─" * WIDTH
+    body = "\n\n".join(filter(None, ("\n".join(section) for section in sections)))
+    return f"\n{rule}\nSlipstream  {title}\n{rule}\n{body}\n{rule}"
+
+
+def labelled(label: str, text: str, width: int = WIDTH) -> Iterator[str]:
+    """``text`` in a column, with the label before its first line."""
+    lines = textwrap.wrap(text, width - INDENT, break_long_words=False, break_on_hyphens=False) or [""]
+    for index, line in enumerate(lines):
+        yield f"{label if index == 0 else '':<{INDENT}}{line}"
+
+
+def data(d: DataFigures) -> Iterator[str]:
+    aside = fmt.count(d.rows_quarantined) if d.rows_quarantined else "none"
+    yield from labelled("Data", f"{fmt.rows(d.rows_read)} read, {fmt.count(d.rows_kept)} kept, {aside} quarantined")
+    yield from labelled(
+        "",
+        f"{fmt.count(d.rows_train)} to train, {fmt.count(d.rows_validation)} to validate, "
+        f"{fmt.count(d.rows_test)} to test",
+    )
+
+
+def quarantined(reasons: Sequence[Quarantined]) -> Iterator[str]:
+    """A line per reason, the most frequent first."""
+    for index, q in enumerate(reasons[:LISTED]):
+        where = f" in column {q.column!r}" if q.column else ""
+        words = f"{fmt.rows(q.rows)}: {q.reason}{where} (first in {q.file}, line {fmt.count(q.line)})"
+        yield from labelled("" if index else "Quarantined", words)
+    yield from further(len(reasons), "reasons")
+
+
+def warnings(words: Sequence[str]) -> Iterator[str]:
+    for index, warning in enumerate(words[:LISTED]):
+        yield from labelled("" if index else "Warnings", warning)
+    yield from further(len(words), "warnings")
+
+
+def further(number: int, noun: str) -> Iterator[str]:
+    if number > LISTED:
+        yield from labelled("", f"and {fmt.count(number - LISTED)} more {noun}: see the card")
+
+
+def quality(evaluation: Evaluation) -> Iterator[str]:
+    metric, baseline = evaluation.metric.name, evaluation.baseline
+    value = baseline.of(metric)
+    beside = f" ({baseline.name}: {fmt.metric(metric, value)})" if value is not None else ""
+    yield from labelled(
+        "Quality", f"test {fmt.NAMES.get(metric, metric)} {fmt.metric(metric, evaluation.metric.value)}{beside}"
+    )
+
+
+def variants(export: ExportReport, metric: str) -> Iterator[str]:
+    """A table of the variants that were measured, the recommended one marked, and below it why it is recommended."""
+    measured, batches = export.timed, export.batches
+    sizes = [f"batch {batch}" if batch == batches[0] else batch for batch in batches]
+    heads = ["variant", "size", *sizes, fmt.NAMES.get(metric, metric)]
+    lines = [heads, *(row(variant, batches, metric) for variant in measured)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
+    for index, line in enumerate(lines):
+        mark = "▸ " if index and measured[index - 1].chosen else "  "
+        cells = [f"{line[0]:<{widths[0]}}", *(f"{c:>{w}}" for c, w in zip(line[1:], widths[1:], strict=True))]
+        label = "Model" if index == 0 else ""
+        yield f"{label:<{INDENT - 2}}{mark}{'  '.join(cells)}".rstrip()
+    if others := len(export.variants) - len(measured):
+        verb = "was" if others == 1 else "were"
+        yield from labelled("", f"{fmt.counted(others, 'other')} {verb} left out before: see the report.")
+    yield from labelled("", f"{fmt.sentence(export.why)}.")
+    yield from labelled("", f"{export.ceiling}.")
+    threads = fmt.counted(export.machine.threads, "thread")
+    yield from labelled("", f"Median latency on {export.machine.device}, {threads}.")
+
+
+def tried(compression: Compression | None) -> Iterator[str]:
+    """A table of the networks that were tried, and below it what was taken and why."""
+    if compression is None:
+        return
+    unit = "%" if compression.metric == "rmse" else "points"
+    lines = [["network", "parameters", f"lost, {unit}", "speed", ""]]
+    lines.append(["as trained", fmt.count(compression.size.parameters), "", "", ""])
+    for one in compression.tried:
+        speed = f"{compression.speeds[one.name].value:.2f}"
+        lost = f"{one.loss:.2f}, ≤ {one.high:.2f}"
+        lines.append([shortened(one.name, LONGEST_NETWORK), fmt.count(one.size.parameters), lost, speed, one.answer])
+    widths = [max(len(line[column]) for line in lines) for column in range(5)]
+    for index, line in enumerate(lines):
+        mark = "▸ " if index and line[0] == shortened(compression.taken or "as trained", LONGEST_NETWORK) else "  "
+        cells = [f"{line[0]:<{widths[0]}}", *(f"{c:>{w}}" for c, w in zip(line[1:], widths[1:], strict=True))]
+        yield f"{'' if index else 'Tried':<{INDENT - 2}}{mark}{'  '.join(cells)}".rstrip()
+    yield from labelled("", f"{fmt.sentence(compression.why)}.")
+
+
+def row(variant: VariantFigures, batches: list[str], metric: str) -> list[str]:
+    latencies = [fmt.milliseconds(variant.milliseconds(batch, "p50")) for batch in batches]
+    scored = fmt.metric(metric, variant.metrics.of(metric) if variant.metrics else None)
+    return [shortened(variant.name, LONGEST_NAME), fmt.size(variant.bytes), *latencies, scored]
+
+
+def shortened(name: str, most: int) -> str:
+    return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
+def network(n: NetworkFigures | None) -> Iterator[str]:
+    if n is None:
+        yield from labelled("Network", "not measured: the benchmark of the collectives failed")
+        return
+    where = fmt.counted(n.world, "process") + (f" on {n.nodes} nodes" if n.nodes > 1 else "")
+    if n.all_reduce_latency_us is None or n.all_reduce_latency_bytes is None or n.all_reduce_busbw_bytes is None:
+        yield from labelled("Network", f"{where}, {n.backend}, {n.device}; all-reduce was not measured")
+        return
+    latency = f"{fmt.microseconds(n.all_reduce_latency_us)} at {fmt.message_size(n.all_reduce_latency_bytes)}"
+    busbw = f"{fmt.bandwidth(n.all_reduce_busbw_gbps)} at {fmt.message_size(n.all_reduce_busbw_bytes)}"
+    if n.world == 1:
+        busbw = "no bandwidth, as one process has no link"
+    yield from labelled("Network", f"all-reduce {latency}, {busbw} ({where}, {n.backend}, {n.device})")
+    age = fmt.age(n.measured_at)
+    if age:
+        yield from labelled("", f"measured {age} ago on the same hardware")
+    for finding in n.findings:
+        yield from labelled("", finding)
+
+
+def time(stages: Sequence[StageRun]) -> Iterator[str]:
+    """A line and a bar per stage."""
+    longest = max((stage.seconds for stage in stages if not stage.reused), default=0.0)
+    name_width = max((len(stage.name) for stage in stages), default=0)
+    for index, stage in enumerate(stages):
+        label = "Time" if index == 0 else ""
+        yield f"{label:<{INDENT}}{stage.name:<{name_width}}  {took(stage):>12}  {bar(stage, longest)}".rstrip()
+
+
+def took(stage: StageRun) -> str:
+    return "reused" if stage.reused else fmt.seconds(stage.seconds)
+
+
+def bar(stage: StageRun, longest: float) -> str:
+    return "" if stage.reused or not longest else "━" * max(1, round(BAR * stage.seconds / longest))
+
+
+def schedule(schedule: ScheduleFigures | None) -> Iterator[str]:
+    """Of a run that a schedule started, the runs that were skipped while it went on."""
+    if schedule:
+        yield from labelled("Scheduled", f"for {schedule.kickoff}, ended {schedule.ended} (UTC)")
+        yield from labelled(
+            "Skipped", ", ".join(schedule.skipped) or "none: no other run was due before this one ended"
+        )
+
+
+def promotion(promotion: Promotion | None) -> Iterator[str]:
+    """Of a run whose model was to go into service, what became of that, and why."""
+    if promotion:
+        done = f"version {promotion.version} is in service" if promotion.promoted else "no: the promoted model stays"
+        yield from labelled("Promoted", done)
+        yield from labelled("", promotion.why)
+        yield f"{'Registry':<{INDENT}}{promotion.registry}"
+
+
+def places(files: Mapping[str, str], directory: str) -> Iterator[str]:
+    """Never wrapped: a path that is torn cannot be copied. ``files`` are in ``directory``, or are URIs."""
+    for label, file in files.items():
+        yield f"{label:<{INDENT}}{file if '://' in file else f'{directory}/{file}'}"

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from slipstream.artifacts.format import canonical_json
+from slipstream.artifacts.records import to_json
 from slipstream.artifacts.results.training import OPERATIONS, TRACE, Operation, Operations
 
 #: Steps before those that are recorded: the first ones are slower, and so is the first that is recorded.
@@ -51,7 +51,7 @@ class StepProfiler:
         with tempfile.TemporaryDirectory() as scratch:
             path = Path(scratch) / TRACE
             finished.export_chrome_trace(str(path))
-            self.files = {TRACE: path.read_bytes(), OPERATIONS: canonical_json(self._operations(finished))}
+            self.files = {TRACE: path.read_bytes(), OPERATIONS: to_json(self._operations(finished))}
 
     def _operations(self, finished: profile) -> Operations:
         found = [
@@ -60,6 +60,6 @@ class StepProfiler:
             if not event.key.startswith(MARK)
             and (microseconds := event.self_device_time_total if self._on_gpu else event.self_cpu_time_total) > 0
         ]
-        found.sort(key=lambda operation: operation["seconds"], reverse=True)
-        total = sum(operation["seconds"] for operation in found)
+        found.sort(key=lambda operation: operation.seconds, reverse=True)
+        total = sum(operation.seconds for operation in found)
         return Operations(steps=self._steps, seconds=total, operations=found[:LISTED])

@@ -9,13 +9,13 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict
 from itertools import chain
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.artifacts.results.training import Attempt, History, Throughput, ValidationPoint, record_files
+from slipstream.artifacts.results.training import Attempt, History, ProcessGroupFigures, Throughput, record_files
 from slipstream.distributed.child_processes import end_with_torch_elastic
 from slipstream.distributed.process_group import Group, meeting_store, process_group
 from slipstream.errors import Preempted
@@ -143,12 +143,10 @@ def train(setup: Setup, state: TrainingState, guard: Guard, checkpoints: Checkpo
         steps=state.progress.step - first_step,
         resumed_from=restored.source if restored else "",
         save_seconds=checkpoints.background.publish_seconds,
-        ledger=goodput.to_json(),
+        ledger=goodput,
+        throughput=trained_speed(setup, state, first_step, recorder.record),
+        compiled=setup.compiled.figures if setup.compiled else None,
     )
-    if speed := trained_speed(setup, state, first_step, recorder.record):
-        attempt["throughput"] = speed
-    if setup.compiled:
-        attempt["compiled"] = setup.compiled.figures
     files = record_files(history(state, group, setup.precision), attempt)
     return files | (profiler.files if profiler else {})
 
@@ -201,20 +199,21 @@ def trained_speed(setup: Setup, state: TrainingState, first_step: int, record: A
 def history(state: TrainingState, group: Group, precision: str) -> History:
     """The contents of ``history.json``."""
     progress = state.progress
-    return {
-        "steps": progress.steps,
-        "evaluations": progress.evaluations,
-        "best": cast(ValidationPoint, progress.best),
-        "steps_total": progress.step,
-        "stopped_early": progress.stopped_early,
-        "parameters": state.traits.parameters,
-        "world": {
-            "size": group.world,
-            "backend": group.backend,
-            "device": group.device.type,
-            "precision": precision,
-            "threads": torch.get_num_threads(),
-        },
-        "skipped": progress.skipped,
-        "left_out": progress.left_out,
-    }
+    assert progress.best, "training ends with an evaluation"
+    return History(
+        steps=progress.steps,
+        evaluations=progress.evaluations,
+        best=progress.best,
+        steps_total=progress.step,
+        stopped_early=progress.stopped_early,
+        parameters=state.traits.parameters,
+        world=ProcessGroupFigures(
+            size=group.world,
+            backend=group.backend,
+            device=group.device.type,
+            precision=precision,
+            threads=torch.get_num_threads(),
+        ),
+        skipped=progress.skipped,
+        left_out=progress.left_out,
+    )

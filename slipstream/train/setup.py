@@ -208,8 +208,8 @@ def compile_pass(predictor: Predictor, pieces: list[slice], precision: str, grou
     inputs = tuple(x[pieces[0]] for x in padding(pieces[-1].stop, predictor.signature, group.device))
     found = compile_model(predictor, inputs, partial(autocast, precision, group.device))
     if group.rank == 0:
-        gain = found.figures["plain_pass_s"] / found.figures["pass_s"]
-        LOG.info("compiled in %.1f s; a pass is %.2f times as fast as without", found.figures["seconds"], gain)
+        gain = found.figures.plain_pass_s / found.figures.pass_s
+        LOG.info("compiled in %.1f s; a pass is %.2f times as fast as without", found.figures.seconds, gain)
     return found
 
 

@@ -40,15 +40,15 @@ def throughput(
     dist.all_gather(gathered, figures)
     peaks, memories = torch.stack(gathered).cpu().unbind(dim=1)
     per_second = rows / seconds
-    found = Throughput(
+    return Throughput(
         rows_per_s=per_second,
         flops_per_row=flops_per_row,
         peak_flops=peaks.sum().item(),
         peak_from=f"the data sheet of {name}" if known else "measured",
         utilisation=per_second * flops_per_row / peaks.sum().item(),
         memory_bytes=int(memories.max().item()),
+        tokens_per_s=per_second * tokens_per_row if tokens_per_row else None,
     )
-    return Throughput(**found, tokens_per_s=per_second * tokens_per_row) if tokens_per_row else found
 
 
 def measured_peak(device: torch.device, kind: str) -> float:

@@ -37,7 +37,9 @@ from slipstream.logs import logger
 from slipstream.machine.gpus import visible_gpus
 from slipstream.machine.limits import usable_cores
 from slipstream.profiles.profile import CHOICE, Placement, Profile, current_profile
+from slipstream.stages import StageRun
 from slipstream.storage import StorageUnavailable
+from tasks.flyte.artifact_types import Made
 from tasks.flyte.departure import OutputPrefix, one_verdict, outlive_sigterm
 from tasks.flyte.failures import (
     GROUP_ENDED,
@@ -52,7 +54,7 @@ from tasks.flyte.failures import (
 )
 from tasks.flyte.forked_workers import forked_workers, start_server
 from tasks.flyte.homes import home_of, this_attempt
-from tasks.flyte.stage import Made, StageRun, local_path, map_errors, run_stage, runs_locally
+from tasks.flyte.stage import local_path, map_errors, run_stage, runs_locally
 
 LOG = logger("flyte")
 #: The inputs of a Flyte task by name.

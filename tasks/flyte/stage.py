@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from flytekit import FlyteContextManager, HashMethod, current_context
 from flytekit.exceptions.user import FlyteRecoverableException
@@ -24,33 +24,12 @@ from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.machine.description import measuring_machine
 from slipstream.settings import Settings, to_dict
-from slipstream.stages import STAGES
+from slipstream.stages import STAGES, StageRun
 from slipstream.storage import STORES, StorageUnavailable, cannot_write, download_all
+from tasks.flyte.artifact_types import Made, fingerprint_of, uri_of
 from tasks.flyte.metadata import cache_version
 
 Work = TypeVar("Work", bound=Callable[..., Any])
-
-
-@dataclasses.dataclass(frozen=True)
-class StageRun:
-    """How a stage went: the wall-clock seconds it took when it was made, and whether it was reused this time."""
-
-    name: str
-    seconds: float
-    reused: bool
-
-
-def fingerprint_of(directory: FlyteDirectory) -> str:
-    """What Flyte's cache keys on: the artifact's content, not its location."""
-    path = Path(directory.path)
-    manifest = path / "manifest.json"
-    if not manifest.exists():
-        return uri_of(directory)
-    return hashlib.sha256(manifest.read_bytes()).hexdigest()
-
-
-#: An artifact that is passed from one stage to another.
-ArtifactDirectory = Annotated[FlyteDirectory, HashMethod(fingerprint_of)]
 
 
 def digest_of(section: Settings) -> str:
@@ -61,25 +40,6 @@ def digest_of(section: Settings) -> str:
 #: For a section of the configuration that a task hands on: ``Annotated[DataConfig, BY_VALUE]``. A promise of
 #: ``config.data`` would never hit the cache, as Flyte writes it anew, in random order, for each execution (flyte#6517).
 BY_VALUE = HashMethod(digest_of)
-
-
-class Made(NamedTuple):
-    """What a stage passes on: its artifact, and how the stage went."""
-
-    artifact: ArtifactDirectory
-    run: StageRun
-
-
-@dataclasses.dataclass(frozen=True)
-class MadeByElement:
-    """:class:`Made` as the single output that an element of a map task may have."""
-
-    artifact: FlyteDirectory
-    run: StageRun
-
-    @classmethod
-    def of(cls, made: Made) -> MadeByElement:
-        return cls(*made)
 
 
 @contextmanager
@@ -111,11 +71,6 @@ def map_errors(work: Work) -> Work:
             return work(*arguments, **named)
 
     return cast(Work, mapped)
-
-
-def uri_of(directory: FlyteDirectory) -> str:
-    """Where the artifact lies: an address in a store, or a path on this machine."""
-    return str(directory.remote_source or directory.path)
 
 
 def local_path(directory: FlyteDirectory) -> Path:

@@ -129,24 +129,30 @@ INNER = {"name": "n", "place": "p", "cuts": None, "kind": "a"}
 @pytest.mark.parametrize(
     ("tree", "word"),
     [
-        ({"flag": 1}, r"flag: 1 is not of type bool"),
-        ({"numbers": {"a": "x"}}, r"numbers\.a: 'x' is not of type float"),
-        ({"numbers": {"a": True}}, r"numbers\.a: True is not of type float"),
-        ({"numbers": []}, r"numbers: \[\] is not of type dict"),
-        ({"parts": [INNER, {**INNER, "name": 3}]}, r"parts\.1\.name: 3 is not of type str"),
-        ({"parts": [{**INNER, "cuts": [1.0]}]}, r"parts\.0\.cuts: \[1\.0\] is not a list of 2 values"),
-        ({"parts": [{**INNER, "kind": True}]}, r"parts\.0\.kind: True is not one of"),
-        ({"parts": [{**INNER, "place": None}]}, r"parts\.0\.place: None is not of type str"),
-        ({"shape": [1, 2.0]}, r"shape\.1: 2\.0 is not of type int"),
-        ({"point": {"x": 0.5}}, r"point: 'y' is not there, though Point has this field"),
-        ({"point": [0.5, 3]}, r"point: .* is not the fields of Point"),
-        ({"extra": 1}, r"'extra' is not a field of Outer"),
-        ({"shape": None}, r"'shape' is not there, though Outer has this field"),
-        ({"arrays": ["0", "0"]}, r"arrays\.1: '0' is not the name of a tensor"),
-        ({"arrays": ["json"]}, r"arrays\.0: 'json' is not the name of a tensor"),
-        ({"arrays": []}, r"'0' is not a tensor of any field"),
-        ({"batch": "0", "arrays": []}, r"batch: '0' is not a tensor with one Arrow record batch"),
-        ({"flag": {"py/object": "os.system", "__class__": "Inner"}}, r"flag: .* is not of type bool"),
+        ({"flag": 1}, r"flag: Input should be a valid boolean, not 1"),
+        ({"numbers": {"a": "x"}}, r"numbers\.a: Input should be a float, not 'x'"),
+        ({"numbers": {"a": True}}, r"numbers\.a: Input should be a float, not True"),
+        ({"numbers": []}, r"numbers: Input should be a valid dictionary, not \[\]"),
+        ({"parts": [INNER, {**INNER, "name": 3}]}, r"parts\.1\.name: Input should be a valid string, not 3"),
+        ({"parts": [{**INNER, "cuts": [1.0]}]}, r"parts\.0\.cuts\.1: Field required, not \[1\.0\]"),
+        ({"parts": [{**INNER, "kind": True}]}, r"parts\.0\.kind: Input should be one of .*, not True"),
+        ({"parts": [{**INNER, "place": None}]}, r"parts\.0\.place: Input should be a valid string, not None"),
+        ({"shape": [1, 2.0]}, r"shape\.1: Input should be a valid integer, not 2\.0"),
+        ({"point": {"x": 0.5}}, r"point\.y: Field required"),
+        ({"point": [0.5, 3]}, r"point: Input should be a valid dictionary, not \[0\.5, 3\]"),
+        ({"extra": 1}, r"extra: Extra inputs are not permitted, not 1"),
+        ({"shape": None}, r"shape: Field required"),
+        ({"arrays": ["0", "0"]}, r"arrays\.1: Input should be the name of a tensor that no other field has, not '0'"),
+        ({"arrays": ["json"]}, r"arrays\.0: Input should be the name of a tensor that no other field has, not 'json'"),
+        ({"arrays": []}, r"the tensor '0' belongs to no field"),
+        (
+            {"batch": "0", "arrays": []},
+            r"batch: Input should be the name of a tensor with one Arrow record batch, not '0'",
+        ),
+        (
+            {"flag": {"py/object": "os.system", "__class__": "Inner"}},
+            r"flag: Input should be a valid boolean, not {.*}",
+        ),
     ],
 )
 def test_what_is_not_of_the_type_is_named(tree: dict[str, Any], word: str) -> None:
@@ -179,19 +185,19 @@ class Even:
 
 def test_a_class_that_checks_its_values_is_asked() -> None:
     data = encode(Even(2), Even).replace(b'{"number":2}', b'{"number":3}')
-    with pytest.raises(DamagedArtifact, match="is not a valid Even: number: must be even"):
+    with pytest.raises(DamagedArtifact, match="file: number: must be even, not"):
         decode(data, Even, "value.file")
 
 
 @pytest.mark.parametrize(
     ("value", "kind", "word"),
     [
-        (Inner(3, Path()), Inner, "name: 3 is not of type str"),  # type: ignore[arg-type]
-        ({"a": (1, 2)}, dict[str, Any], "a: .* is not made of what JSON holds"),
-        ([math.nan], list[Any], "0: nan is not made of"),
-        (np.array(["a"]), np.ndarray, "is not an array of numbers"),
-        (np.int64(3), int, "is not of type int"),
-        ({1: 2}, dict[str, int], "1 is not of type str"),
+        (Inner(3, Path()), Inner, "name: Input should be a valid string, not 3"),  # type: ignore[arg-type]
+        ({"a": (1, 2)}, dict[str, Any], "a: Input should be made of what JSON holds, not"),
+        ([math.nan], list[Any], "0: Input should be made of what JSON holds"),
+        (np.array(["a"]), np.ndarray, r"Input should be the name of a tensor .*, not array\(\['a'\]"),
+        (np.int64(3), int, "valid integer, not np.int64"),
+        ({1: 2}, dict[str, int], r"1\.\[key\]: Input should be a valid string, not 1"),
         ({1, 2}, set[int], "cannot be written"),
         (1, int | str, "cannot be written"),
     ],

@@ -133,10 +133,10 @@ def test_the_report_says_what_is_followed_and_what_to_expect() -> None:
 def test_the_curve_goes_through_what_was_measured_and_is_none_where_nothing_is_explained() -> None:
     curve = model_curve(profile(NETWORK, 2))
     measured_ = profile((), 2).of("all_reduce")
-    assert (curve[0]["bytes"], curve[-1]["bytes"]) == (measured_[0].bytes, measured_[-1].bytes)
+    assert (curve[0].bytes, curve[-1].bytes) == (measured_[0].bytes, measured_[-1].bytes)
     for point, m in ((curve[0], measured_[0]), (curve[-1], measured_[-1])):
-        assert point["low"] <= m.p50 * 1.0001 and m.p50 <= point["high"] * 1.0001
-        assert point["seconds"] == pytest.approx(m.p50, rel=0.02)
+        assert point.low <= m.p50 * 1.0001 and m.p50 <= point.high * 1.0001
+        assert point.seconds == pytest.approx(m.p50, rel=0.02)
     assert model_curve(profile(LOOPBACK, 2)) == []
 
 
@@ -192,7 +192,7 @@ def test_what_all_reduce_follows_is_told_by_the_numbers_of_processes(scheme: Sch
     # By the other scheme 8 ranks would take another time.
     (truth,) = times(scheme, "all_reduce", 8, [4 << 20])
     assert said[2].startswith(f"all_reduce of 4194304 bytes between 8 ranks: {truth.p50 * 1e3:.3g} ms (")
-    assert model_curve(whole)[-1]["seconds"] == pytest.approx(whole.of("all_reduce")[-1].p50, rel=0.02)
+    assert model_curve(whole)[-1].seconds == pytest.approx(whole.of("all_reduce")[-1].p50, rel=0.02)
 
 
 def test_more_processes_that_follow_nothing_known_are_not_predicted() -> None:

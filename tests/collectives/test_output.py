@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from slipstream.artifacts.records import from_json
 from slipstream.collectives.output import csv_text, table, write_results
-from slipstream.interconnect.profile import COURSE, FILE, TABLE, Launch, from_json
+from slipstream.interconnect.profile import COURSE, FILE, TABLE, Launch, NetworkProfile
 from tests.support.network_profiles import network_profile
 
 
@@ -58,7 +59,7 @@ def test_csv_has_a_line_for_each_case_and_pair() -> None:
 def test_json_comes_back(tmp_path: Path) -> None:
     profile = network_profile(3)
     write_results(tmp_path / "profile", profile, [], {}, "an answer\n\n")
-    assert from_json(json.loads((tmp_path / "profile" / FILE).read_text()), "here") == profile
+    assert from_json((tmp_path / "profile" / FILE).read_bytes(), NetworkProfile, "here") == profile
     assert (tmp_path / "profile" / TABLE).read_text() == f"an answer\n\n{table(profile)}"
     (point,) = json.loads((tmp_path / "profile" / COURSE).read_text())
     assert point["measured_at"] == profile.measured_at

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from slipstream.artifacts.records import from_json, from_tree, to_json, to_tree
 from slipstream.collectives.config import CollectivesConfig
 from slipstream.collectives.launch.worker_group import WorkerGroup
 from slipstream.collectives.tune import tuner
@@ -19,7 +20,7 @@ from slipstream.collectives.tune.plugin_csv import plugin_csv
 from slipstream.collectives.tune.steps import SyntheticModel, time_alternately
 from slipstream.collectives.tune.tuner import TuningCandidate, candidates
 from slipstream.errors import UserError
-from slipstream.interconnect.tuning import DdpSettings, Trial, Tuning, from_json, to_json
+from slipstream.interconnect.tuning import DdpSettings, Trial, Tuning
 from tests.support.link_profiles import worker_context
 from tests.support.links import linked
 from tests.support.worker_groups import in_group
@@ -101,7 +102,7 @@ def test_the_command_finds_the_hook_at_200_mbit_and_takes_it_if_numbers_may_chan
     with linked(2, 200) as links:
         (code, said), (other_code, other_said) = links.command(start, tmp_path)
     assert (code, other_code) == (0, 0), said + other_said
-    tuning = from_json(json.loads((tmp_path / "tuning.json").read_text()), "tuning.json")
+    tuning = from_json((tmp_path / "tuning.json").read_bytes(), Tuning, "tuning.json")
     hook, *others = tuning.trials
     assert hook.setting == "fp16 compression hook" and hook.gain >= 1.7
     assert {trial.verdict for trial in others} == {"no change"}, said
@@ -144,7 +145,7 @@ def test_on_loopback_nothing_is_claimed_for_compression_and_what_cannot_work_is_
     hook, impossible = tuning.trials
     assert (impossible.verdict, hook.verdict, tuning.changes) == ("failed", "no change", False)
     assert "none0" in impossible.why
-    assert from_json(to_json(tuning), "here") == tuning
+    assert from_json(to_json(tuning), Tuning, "here") == tuning
 
 
 @pytest.mark.prove
@@ -216,6 +217,6 @@ def tuning_of(ddp: DdpSettings, environment: dict[str, str]) -> Tuning:
 
 
 def test_a_damaged_tuning_is_one_line() -> None:
-    broken = {**to_json(tuning_of(DdpSettings(), {})), "ddp": {"bucket_cap_mb": "many"}}
+    broken = {**to_tree(tuning_of(DdpSettings(), {})), "ddp": {"bucket_cap_mb": "many"}}
     with pytest.raises(UserError, match=r"^tuning\.json: .* \(ddp\.bucket_cap_mb: .*tune again$"):
-        from_json(broken, "tuning.json")
+        from_tree(broken, Tuning, "tuning.json")

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from scipy.stats import beta
 
-from slipstream.artifacts.results.export import LatencyFigures
+from slipstream.artifacts.results.export import Estimate, LatencyFigures
 from slipstream.comparison.accuracy import lower_limit, rows_enough, upper_limit
-from slipstream.comparison.quality import ERROR, Loss, in_words, loss_of
-from slipstream.comparison.rmse import limits
+from slipstream.comparison.quality import ERROR, Loss, in_words, loss_of, rmse_limits
 from slipstream.errors import UserError
 from slipstream.export.choose import Contender, Decision, decide
 from slipstream.export.config import ExportConfig
@@ -69,10 +68,10 @@ def test_rmse_limits_cover_the_truth() -> None:
     for _ in range(200):
         errors = generator.normal(size=400)
         noise = generator.normal(size=400) * np.sqrt(1.03**2 - 1)
-        _, high = limits(errors**2, (errors + noise) ** 2, 0.05)
+        _, high = rmse_limits(errors**2, (errors + noise) ** 2, 0.05)
         missed += high < 0.03
     assert missed <= 18  # 5 % of 200, and two standard errors and a half
-    assert limits(np.ones(9), np.ones(9), 0.05) == (0.0, 0.0)
+    assert rmse_limits(np.ones(9), np.ones(9), 0.05) == (0.0, 0.0)
 
 
 def test_more_variants_on_the_same_rows_need_more_evidence() -> None:
@@ -94,14 +93,8 @@ def test_three_answers() -> None:
 
 
 def figures(speed: float, p50: float, low: float | None = None) -> LatencyFigures:
-    estimate = {"value": p50, "low": 0.98 * p50, "high": 1.02 * p50}
-    return {
-        "p50": estimate,  # type: ignore[typeddict-item]
-        "p90": None,
-        "p99": None,
-        "calls": 330,
-        "speedup": {"value": speed, "low": low or 0.98 * speed, "high": 1.02 * speed},
-    }
+    estimate = Estimate(p50, 0.98 * p50, 1.02 * p50)
+    return LatencyFigures(estimate, None, None, 330, Estimate(speed, low or 0.98 * speed, 1.02 * speed))
 
 
 SHOWN = Loss(0.1, -0.2, 0.4, 0.95, 3000, None)

@@ -11,10 +11,22 @@ import pytest
 import torch
 
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
-from slipstream.comparison import turns as timing
+from slipstream.artifacts.results.export import LatencyFigures
+from slipstream.comparison import latencies as timing
 from slipstream.comparison.intervals import calls_needed, latency, percentile, ratio
-from slipstream.comparison.latencies import Workload, affordable_batches, measure_latencies, screen_speedups
-from slipstream.comparison.turns import FEWEST_LOADS, LOADS, TURN_CALLS, Turns, take_turns, torch_threads, turn
+from slipstream.comparison.latencies import (
+    FEWEST_LOADS,
+    LOADS,
+    TURN_CALLS,
+    Turns,
+    Workload,
+    affordable_batches,
+    measure_latencies,
+    screen_speedups,
+    take_turns,
+    torch_threads,
+    turn,
+)
 
 NUMERIC = Signature((TensorSpec("numeric", "float32", (3,)),), "regression", "y")
 
@@ -48,21 +60,21 @@ class Machine:
 def times_faster(machine: Machine, **ms: float) -> dict[str, Any]:
     loads = {"fp32": machine.loads(1.0), **{name: machine.loads(each) for name, each in ms.items()}}
     found = measure_latencies(loads, "fp32", workload(4), 0.0, (1,))
-    return {name: found[name]["1"]["speedup"] for name in ms}
+    return {name: found[name]["1"].speedup for name in ms}
 
 
 def test_a_copy_is_called_faster_at_most_once_in_twenty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loads of one file differ by 3 %, the machine drifts; by 1.05 as by default, and even by any margin at all."""
     found = [times_faster(Machine(seed, monkeypatch), copy=1.0)["copy"] for seed in range(100)]
-    assert sum(each["low"] > 1.05 for each in found) <= 1
-    assert sum(each["low"] > 1.0 for each in found) <= 10  # 5 % of 100, and two standard errors
-    assert np.median([each["value"] for each in found]) == pytest.approx(1.0, abs=0.02)
+    assert sum(each.low > 1.05 for each in found) <= 1
+    assert sum(each.low > 1.0 for each in found) <= 10  # 5 % of 100, and two standard errors
+    assert np.median([each.value for each in found]) == pytest.approx(1.0, abs=0.02)
 
 
 def test_what_is_faster_is_seen_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
     found = times_faster(Machine(0, monkeypatch), twice=0.5, slower=1.25)
-    assert found["twice"]["low"] > 1.8 and found["twice"]["value"] == pytest.approx(2.0, rel=0.1)
-    assert found["slower"]["high"] < 0.95
+    assert found["twice"].low > 1.8 and found["twice"].value == pytest.approx(2.0, rel=0.1)
+    assert found["slower"].high < 0.95
 
 
 def test_the_order_is_drawn_anew_each_round() -> None:
@@ -88,7 +100,7 @@ def test_every_variant_is_loaded_several_times() -> None:
     measure_latencies({"a": loads("a")}, "a", workload(7), 1.0, (1,))
     assert loaded == ["a"] * LOADS
     assert set(found["a"]) == {"1", "32"}
-    assert "speedup" not in found["a"]["1"] and "speedup" in found["b"]["1"]
+    assert found["a"]["1"].speedup is None and found["b"]["1"].speedup
 
 
 def test_models_of_seconds_a_call_are_timed_at_fewer_batch_sizes() -> None:
@@ -134,16 +146,16 @@ def test_slow_calls_shorten_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_percentile_is_quoted_if_ten_calls_lie_beyond_it() -> None:
     assert [calls_needed(share) for share in (0.5, 0.9, 0.99)] == [20, 100, 1000]
     found = latency(np.arange(1, 1000) * 1_000_000, None)
-    assert found["p50"] and found["p90"] and found["p99"] is None
-    assert latency(np.arange(1, 1001) * 1_000_000, None)["p99"]
-    assert latency(np.arange(1, 20) * 1_000_000, None) == {"p50": None, "p90": None, "p99": None, "calls": 19}
+    assert found.p50 and found.p90 and found.p99 is None
+    assert latency(np.arange(1, 1001) * 1_000_000, None).p99
+    assert latency(np.arange(1, 20) * 1_000_000, None) == LatencyFigures(None, None, None, 19)
 
 
 def test_a_percentile_and_its_interval_by_hand() -> None:
     """101 calls of 1, 2, … 101 ms: the median is the 51st; its 95 % interval runs from the 41st or so to the 61st."""
     found = percentile(np.arange(1.0, 102.0), 0.5)
-    assert found is not None and found["value"] == 51
-    assert 40 <= found["low"] <= 42 and 60 <= found["high"] <= 62
+    assert found is not None and found.value == 51
+    assert 40 <= found.low <= 42 and 60 <= found.high <= 62
 
 
 def test_intervals_of_percentiles_cover_the_truth() -> None:
@@ -152,14 +164,14 @@ def test_intervals_of_percentiles_cover_the_truth() -> None:
     for _ in range(300):
         found = percentile(np.sort(generator.exponential(size=200)), 0.9)
         assert found is not None
-        covered += found["low"] <= np.log(10) <= found["high"]
+        covered += found.low <= np.log(10) <= found.high
     assert covered >= 0.92 * 300
 
 
 def test_one_load_shows_nothing() -> None:
     """However many rounds it has, the next load may be 3 % slower."""
     found = ratio([np.full(1000, np.log(2.0))])
-    assert found["value"] == pytest.approx(2.0) and found["low"] == 0.0
+    assert found.value == pytest.approx(2.0) and found.low == 0.0
 
 
 def test_threads_of_torch_are_restored() -> None:

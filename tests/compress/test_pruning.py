@@ -180,11 +180,11 @@ def test_a_pruned_model_trains_on_is_pruned_again_and_exported(tmp_path: Path) -
         assert all(after.in_features == before.out_features for before, after in pairwise(layers))
         whole = smaller
     model = TrainedModel.open(whole)
-    assert list(model.architecture.retained) and model.history["parameters"] == sum(
+    assert list(model.architecture.retained) and model.history.parameters == sum(
         p.numel() for p in model.load().parameters()
     )
     export(tmp_path / "exported", model, PreparedData.open(prepared), ExportConfig(seconds=0.5), {})
-    assert read_export(tmp_path / "exported")["chosen"]
+    assert read_export(tmp_path / "exported").chosen
 
 
 def test_a_network_that_is_not_the_pruned_one_is_refused(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.artifacts.results.compression import CompressionTrial, NetworkSize
 from slipstream.compress.config import ROUNDS, CompressionConfig
-from slipstream.compress.search import best, next_candidate, shares_of
+from slipstream.compress.engine import best, next_candidate, shares_of
 from slipstream.compress.students import described, students_of
 from slipstream.errors import UserError
 from slipstream.models.config import ModelConfig

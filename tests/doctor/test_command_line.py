@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from slipstream.artifacts.format import ArtifactWriter
-from slipstream.artifacts.results.training import ATTEMPT, KIND
+from slipstream.artifacts.records import write_record
+from slipstream.artifacts.results.training import ATTEMPT, KIND, Attempt, Goodput
 from slipstream.doctor.command import main
 from tests.support import REPOSITORY
 from tests.support.command_line import Ended, invoke, run_process
@@ -47,9 +48,10 @@ def test_dockerfiles_beside_the_package_are_read(archive: Path, tmp_path: Path) 
     assert "images/gpu.Dockerfile: the image's user is someone, by name" in doctor(tmp_path, "flyte.tgz").stdout
 
 
-def trained(directory: Path, **attempt: float) -> Path:
+def trained(directory: Path, save_seconds: float) -> Path:
     writer = ArtifactWriter(directory)
-    writer.write_json(ATTEMPT, attempt)
+    ledger = Goodput(1, 0, 0, {}, 0.0, 0.0, (), 1.0, 1.0)
+    write_record(writer, ATTEMPT, Attempt(steps=0, resumed_from="", save_seconds=save_seconds, ledger=ledger))
     writer.finish(KIND, {})
     return directory
 

@@ -16,27 +16,27 @@ LABELS = np.array([0, 1, 1, 0])
 
 def test_classification_scores_by_hand() -> None:
     found = metrics.classification_scores(PROBABILITIES, LABELS)
-    assert found["accuracy"] == 0.75
-    assert found["log_loss"] == pytest.approx(-(math.log(0.9) + math.log(0.8) + math.log(0.3) + math.log(0.6)) / 4)
+    assert found.accuracy == 0.75
+    assert found.log_loss == pytest.approx(-(math.log(0.9) + math.log(0.8) + math.log(0.3) + math.log(0.6)) / 4)
     # Class 0: 2 hits, 3 predicted, 2 true: F1 = 4/5. Class 1: 1 hit, 1 predicted, 2 true: F1 = 2/3.
-    assert found["macro_f1"] == pytest.approx((4 / 5 + 2 / 3) / 2)
+    assert found.macro_f1 == pytest.approx((4 / 5 + 2 / 3) / 2)
     # Of the pairs (class 1, class 0), .8 > .1, .8 > .4 and .3 > .1 are in order, .3 < .4 is not.
-    assert found["roc_auc"] == 0.75
+    assert found.roc_auc == 0.75
     # Every row is alone in its interval of confidence: errors .1, .2, .7 and .4.
-    assert found["ece"] == pytest.approx((0.1 + 0.2 + 0.7 + 0.4) / 4)
+    assert found.ece == pytest.approx((0.1 + 0.2 + 0.7 + 0.4) / 4)
 
 
 def test_calibration_pools_rows_of_equal_confidence() -> None:
     # 4 rows at confidence .8 of which 3 are right: |.75 - .8| = .05, whatever the classes.
     probabilities = np.array([[0.8, 0.2]] * 4)
     bins = metrics.calibration_bins(probabilities, np.array([0, 0, 0, 1]))
-    assert [(b["rows"], b["accuracy"]) for b in bins] == [(4, 0.75)]
+    assert [(b.rows, b.accuracy) for b in bins] == [(4, 0.75)]
     assert metrics.calibration_error(bins) == pytest.approx(0.05)
 
 
 def test_calibration_bins_cover_every_row_even_at_certainty() -> None:
     probabilities = np.array([[1.0, 0.0], [0.5, 0.5]])
-    assert sum(b["rows"] for b in metrics.calibration_bins(probabilities, np.array([0, 0]))) == 2
+    assert sum(b.rows for b in metrics.calibration_bins(probabilities, np.array([0, 0]))) == 2
 
 
 def test_confusion_rows_are_truth() -> None:
@@ -49,13 +49,13 @@ def test_macro_f1_leaves_out_classes_that_do_not_occur() -> None:
 
 def test_auc_is_undefined_with_one_class() -> None:
     found = metrics.classification_scores(PROBABILITIES, np.zeros(4, int))
-    assert found["roc_auc"] is None
+    assert found.roc_auc is None
     assert metrics.roc_points(PROBABILITIES[:, 1], np.zeros(4, int)) is None
 
 
 def test_log_loss_of_a_hopeless_row_is_finite() -> None:
     found = metrics.classification_scores(np.array([[1.0, 0.0]]), np.array([1]))
-    assert found["log_loss"] == pytest.approx(-math.log(1e-15))
+    assert found.log_loss == pytest.approx(-math.log(1e-15))
 
 
 def test_softmax_of_large_logits() -> None:
@@ -67,15 +67,11 @@ def test_softmax_of_large_logits() -> None:
 def test_regression_scores_by_hand() -> None:
     found = metrics.regression_scores(np.array([1.0, 2.0, 6.0]), np.array([1.0, 3.0, 5.0]))
     # Errors 0, -1, 1; the targets spread by 4 + 0 + 4 around 3.
-    assert found == {
-        "rmse": pytest.approx(math.sqrt(2 / 3)),
-        "mae": pytest.approx(2 / 3),
-        "r2": pytest.approx(1 - 2 / 8),
-    }
+    assert (found.rmse, found.mae, found.r2) == pytest.approx((math.sqrt(2 / 3), 2 / 3, 1 - 2 / 8))
 
 
 def test_r2_is_undefined_for_targets_that_do_not_vary() -> None:
-    assert metrics.regression_scores(np.array([1.0, 2.0]), np.array([3.0, 3.0]))["r2"] is None
+    assert metrics.regression_scores(np.array([1.0, 2.0]), np.array([3.0, 3.0])).r2 is None
 
 
 def test_roc_is_thinned_but_keeps_its_ends_and_its_area() -> None:
@@ -84,6 +80,6 @@ def test_roc_is_thinned_but_keeps_its_ends_and_its_area() -> None:
     positive = rng.random(20_000) + 0.3 * labels
     curve = metrics.roc_points(positive, labels, points=50)
     assert curve is not None
-    assert len(curve["fpr"]) == len(curve["tpr"]) == 50
-    assert (curve["fpr"][0], curve["tpr"][0], curve["fpr"][-1], curve["tpr"][-1]) == (0, 0, 1, 1)
-    assert np.trapezoid(curve["tpr"], curve["fpr"]) == pytest.approx(metrics.roc_auc(positive, labels), abs=0.005)
+    assert len(curve.fpr) == len(curve.tpr) == 50
+    assert (curve.fpr[0], curve.tpr[0], curve.fpr[-1], curve.tpr[-1]) == (0, 0, 1, 1)
+    assert np.trapezoid(curve.tpr, curve.fpr) == pytest.approx(metrics.roc_auc(positive, labels), abs=0.005)

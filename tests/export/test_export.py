@@ -15,14 +15,15 @@ import pytest
 
 from slipstream.artifacts.format import Artifact
 from slipstream.artifacts.prepared.data import PreparedData
+from slipstream.artifacts.results.export import Estimate, LatencyFigures, VariantFigures
 from slipstream.errors import UserError
 from slipstream.export import engine, variants
 from slipstream.export.config import ExportConfig
 from slipstream.export.quantize import search as searching
 from slipstream.export.quantize import speed_ranking
-from slipstream.export.quantize.candidate import ExportCandidate
 from slipstream.export.quantize.quantise import Quantiser
 from slipstream.export.quantize.recipes import Recipe
+from slipstream.export.quantize.speed_ranking import ExportCandidate
 from slipstream.machine.description import Machine
 from slipstream.models.predict import inputs_of, targets_of
 from slipstream.models.trained import TrainedModel
@@ -87,7 +88,7 @@ def test_the_chosen_model_predicts_by_itself(case: Case) -> None:
 
 
 def test_figures_agree_with_the_files(case: Case) -> None:
-    timed = [variant for variant in case.report["variants"] if "metrics" in variant]
+    timed = [variant for variant in case.report["variants"] if variant["metrics"]]
     assert next(v["name"] for v in timed if not v["name"].startswith("torch")) == "onnx-fp32" and len(timed) <= 6
     for variant in timed:
         if variant["file"]:
@@ -115,7 +116,7 @@ def test_every_recipe_has_a_verdict_and_a_reason(case: Case) -> None:
 
 
 def test_finalists_are_judged_on_the_same_rows(case: Case) -> None:
-    finalists = [variant["quality"] for variant in case.report["variants"] if "quality" in variant]
+    finalists = [variant["quality"] for variant in case.report["variants"] if variant["quality"]]
     for quality in finalists:
         assert quality["low"] <= quality["loss"] <= quality["high"] and quality["rows"] == 300
         assert quality["level"] == pytest.approx(1 - 0.05 / len(finalists))
@@ -138,9 +139,9 @@ def fake_timing(speeds: Mapping[str, float]) -> Any:
         found = {}
         for name in loads:
             speed = speeds.get(name, 1.0)
-            p50 = {"value": 1 / speed, "low": 0.99 / speed, "high": 1.01 / speed}
-            figures = {"p50": p50, "p90": None, "p99": None, "calls": 99}
-            figures["speedup"] = {"value": speed, "low": 0.99 * speed, "high": 1.01 * speed}
+            p50 = Estimate(1 / speed, 0.99 / speed, 1.01 / speed)
+            speedup = Estimate(speed, 0.99 * speed, 1.01 * speed)
+            figures = LatencyFigures(p50, None, None, 99, speedup)
             found[name] = dict.fromkeys(("1", "32", "256"), figures)
         return found
 
@@ -183,14 +184,14 @@ def test_a_variant_that_cannot_be_made_is_reported(tmp_path: Path, monkeypatch: 
     report = artifact.read_json("export.json")
     assert report["chosen"] == "onnx-fp32"
     (dynamic,) = (variant for variant in report["variants"] if variant["name"] == "dynamic")
-    assert dynamic == {
-        "name": "dynamic",
-        "file": None,
-        "bytes": None,
-        "chosen": False,
-        "verdict": "not made",
-        "reason": "could not be made: no kernel for this operator",
-    }
+    assert VariantFigures(**dynamic) == VariantFigures(
+        name="dynamic",
+        file=None,
+        bytes=None,
+        chosen=False,
+        verdict="not made",
+        reason="could not be made: no kernel for this operator",
+    )
     assert {name for name in artifact.files if name.endswith(".onnx")} == {"model.fp32.onnx", "model.onnx"}
     assert "no kernel for this operator" in artifact.read_bytes("MODEL_CARD.md").decode()
 

@@ -13,10 +13,9 @@ import pytest
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.export.config import ExportConfig
 from slipstream.export.quantize import speed_ranking
-from slipstream.export.quantize.candidate import ExportCandidate
 from slipstream.export.quantize.recipes import Recipe
 from slipstream.export.quantize.search import choose_finalists
-from slipstream.export.quantize.speed_ranking import FP32, SpeedRanking
+from slipstream.export.quantize.speed_ranking import FP32, ExportCandidate, SpeedRanking
 
 NUMERIC = Signature((TensorSpec("numeric", "float32", (3,)),), "regression", "y")
 

@@ -11,7 +11,7 @@ from slipstream.artifacts.format import Artifact
 from slipstream.export.config import ExportConfig
 from tasks.evaluate import evaluate
 from tasks.export import export
-from tasks.flyte.stage import Made
+from tasks.flyte.artifact_types import Made
 from tests.support.toys import table, untrained
 
 

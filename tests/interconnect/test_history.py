@@ -32,11 +32,11 @@ def test_profiles_come_back_the_oldest_first_and_only_their_own(tmp_path: Path) 
     assert history(tmp_path).profiles() == [kept[1], kept[2], kept[0]]
     assert history(tmp_path).latest() == kept[0]
     course = history(tmp_path).course(most=2)
-    assert [point["measured_at"] for point in course] == [kept[2].measured_at, kept[0].measured_at]
+    assert [point.measured_at for point in course] == [kept[2].measured_at, kept[0].measured_at]
     largest = PROFILE.of("all_reduce")[-1]
-    assert course[0]["busbw"] == largest.busbw() and course[0]["bytes"] == largest.bytes
-    assert course[0]["low"] is not None and course[0]["high"] is not None
-    assert course[0]["low"] < course[0]["busbw"] < course[0]["high"]
+    assert course[0].busbw == largest.busbw() and course[0].bytes == largest.bytes
+    assert course[0].low is not None and course[0].high is not None
+    assert course[0].low < course[0].busbw < course[0].high
 
 
 def test_without_its_manifest_a_profile_is_none(tmp_path: Path) -> None:

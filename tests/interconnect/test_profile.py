@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from slipstream.artifacts.records import from_tree
 from slipstream.errors import UserError
 from slipstream.interconnect.profile import (
     Fingerprint,
@@ -53,10 +54,8 @@ def test_of_another_version_it_is_refused_in_one_line(tmp_path: Path) -> None:
     write_profile(tmp_path / "profile", a_profile(0.01), {})
     whole = json.loads((tmp_path / "profile/profile.json").read_text())
     del whole["fingerprint"]["backend"]
-    from slipstream.interconnect.profile import from_json
-
     with pytest.raises(UserError, match=r"^there: not a network profile .*fingerprint\.backend.*measure again"):
-        from_json(whole, "there")
+        from_tree(whole, NetworkProfile, "there")
 
 
 def test_percentiles_are_quoted_with_ten_iterations_beyond_them_only() -> None:

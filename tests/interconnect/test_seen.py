@@ -10,9 +10,8 @@ from slipstream.collectives.launch.measurements import measure_group
 from slipstream.collectives.launch.worker import WorkerContext
 from slipstream.errors import UserError
 from slipstream.interconnect.fingerprint import refuse_unknown_interfaces
-from slipstream.interconnect.gpu_links import amd_links, nvidia_links
 from slipstream.interconnect.nccl_log import environment, fallbacks, parse
-from slipstream.interconnect.topology import numa_nodes, rdma_devices
+from slipstream.interconnect.topology import amd_links, numa_nodes, nvidia_links, rdma_devices
 from tests.support.worker_groups import in_group
 
 #: As NVIDIA's documentation and issues of NCCL print them.

@@ -11,6 +11,7 @@ import pytest
 
 from slipstream.artifacts.format import ArtifactWriter
 from slipstream.artifacts.prepared.data import PreparedData, Signature
+from slipstream.artifacts.records import to_tree
 from slipstream.artifacts.results.training import KIND
 from slipstream.compress.config import CompressionConfig
 from slipstream.compress.engine import CompressionRun, propose
@@ -152,7 +153,7 @@ def test_a_name_that_no_configuration_can_hold_is_refused(tmp_path: Path, data: 
     """A file that was written by hand."""
     for number, name in enumerate(("own_nets", ":build", "own_nets:", "own_nets:build()")):
         writer = ArtifactWriter(tmp_path / f"evil-{number}")
-        writer.write_json("model.json", {"config": {"name": name}, "signature": data.signature.to_json()})
+        writer.write_json("model.json", {"config": {"name": name}, "signature": to_tree(data.signature)})
         writer.finish(KIND, {})
         with pytest.raises(UserError, match=r"model\.name: .* expected one of auto, mlp"):
             TrainedModel.open(tmp_path / f"evil-{number}", name)

@@ -19,7 +19,7 @@ from slipstream.doctor.archive import Package
 from slipstream.export.config import ExportConfig
 from slipstream.prepare.config import DataConfig
 from slipstream.prepare.engine import prepare
-from tasks.flyte.stage import StageRun
+from slipstream.stages import StageRun
 from tests.support.cluster.bucket import Bucket
 from tests.support.cluster.pods import Pod, primary_container, rendered, values_of
 from tests.support.faulty_s3 import FaultyS3

@@ -22,11 +22,10 @@ from slipstream.artifacts.results.promotion import Promotion, PromotionDecision
 from slipstream.errors import UserError
 from slipstream.export.check import check
 from slipstream.prepare.config import SplitConfig
-from slipstream.promote.command import main
 from slipstream.promote.comparison import Incomparable, check_unseen
 from slipstream.promote.config import PromotionConfig
 from slipstream.promote.engine import judge, promote
-from slipstream.promote.store import Registry, version_of
+from slipstream.promote.store import Registry, main, version_of
 from slipstream.storage.local import LocalStorage
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.packages import package
@@ -260,7 +259,7 @@ def test_another_preparation_of_the_same_rows(models: Models, served: Registry, 
 
 
 def by_time(column: str, validation: float, test: float) -> Holdout:
-    return {"by": "time", "settings": {"column": column}, "cuts": [validation, test]}
+    return Holdout("time", {"column": column}, [validation, test])
 
 
 def test_later_rows_were_not_trained_on() -> None:

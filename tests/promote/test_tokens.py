@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from slipstream.artifacts.prepared.data import PreparedData
+from slipstream.artifacts.records import to_json
 from slipstream.export import engine
 from slipstream.export.config import ExportConfig
 from slipstream.models.trained import TrainedModel
@@ -61,8 +62,7 @@ def test_other_tokens_are_refused(packages: tuple[Path, Path], tmp_path: Path) -
     with pytest.raises(Incomparable, match=r"has another tokenizer \(tokenizer.json\)"):
         check_same_tokens(here, other)
     longer = copied(packages[1], tmp_path / "longer")
-    signature = dict(longer.signature)
-    signature["outputs"] = [{**longer.signature["outputs"][0], "shape": ["batch", 2 * LENGTH, VOCABULARY]}]
-    (longer.directory / "signature.json").write_text(json.dumps(signature))
+    outputs = [replace(longer.signature.outputs[0], shape=("batch", 2 * LENGTH, VOCABULARY))]
+    (longer.directory / "signature.json").write_bytes(to_json(replace(longer.signature, outputs=outputs)))
     with pytest.raises(Incomparable, match="takes rows of 32 tokens from 48, this one of 16 from 48"):
         check_same_tokens(here, Package(longer.directory))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import warnings
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import matplotlib
@@ -13,6 +14,7 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 
 from slipstream.artifacts.results.evaluation import Scatter
+from slipstream.artifacts.results.training import LossPoint, ValidationPoint
 from slipstream.report.pages import charts
 from slipstream.report.pages.inline_svg import inline_svg, tooltip
 from tests.support.report_runs import history
@@ -74,14 +76,14 @@ def test_no_global_figure_is_made() -> None:
 @pytest.mark.parametrize("ys", [[], [7.0], [7.0, 7.0], [0.0, 1e-9], [-5.0, -1.0], [1e12, 3e12], [1e300, -1e300]])
 def test_any_values_give_a_drawing(ys: list[float]) -> None:
     xs = [float(x) for x in range(len(ys))]
-    evaluations = [{"epoch": x, "step": int(x), "loss": y} for x, y in zip(xs, ys, strict=True)]
-    steps = [{"epoch": x, "loss": y} for x, y in zip(xs, ys, strict=True)]
-    drawn = charts.loss({"steps": steps, "evaluations": evaluations, "best": {"step": 0}})
+    evaluations = [ValidationPoint(int(x), x, y) for x, y in zip(xs, ys, strict=True)]
+    steps = [LossPoint(int(x), x, y, 1e-3) for x, y in zip(xs, ys, strict=True)]
+    best = ValidationPoint(0, 0.0, 0.0)
+    drawn = charts.loss(replace(history("accuracy"), steps=steps, evaluations=evaluations, best=best))
     assert "nan" not in drawn and "inf" not in drawn
     if len(ys) < 2:
         return
-    ends: Scatter = {"actual": ys, "predicted": ys}
-    assert "nan" not in charts.predicted_against_actual(ends, "y")
+    assert "nan" not in charts.predicted_against_actual(Scatter(ys, ys), "y")
 
 
 def test_the_best_evaluation_is_marked() -> None:

@@ -11,8 +11,7 @@ import pytest
 
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.prepare.quarantine import BadRow
-from slipstream.report.data_engine import build_data
-from slipstream.report.pages.data_card_page import data_card_page
+from slipstream.report.data_engine import build_data, data_card_page
 from tests.support.report_pages import CHROMIUM, HOSTILE, Parsed, assert_is_inert, too_wide
 from tests.support.report_runs import STAGES, prepared, signature_of
 

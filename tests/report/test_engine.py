@@ -14,7 +14,7 @@ import pytest
 
 from slipstream.artifacts.format import Artifact, DamagedArtifact
 from slipstream.report import engine
-from slipstream.report.figures import to_json
+from slipstream.report.summary import figures_of
 from tests.support.report_runs import INT8, STAGES, results
 
 CONFIG = {"training": {"epochs": 20}}
@@ -34,19 +34,21 @@ def test_a_run_has_its_page_its_figures_and_its_model(tmp_path: Path) -> None:
     assert (directory / summary.model_file).read_bytes() == INT8
     assert Artifact.open(directory / summary.model, "export").check_sha256().fingerprint == found.exported.fingerprint
     assert stat.S_IMODE((directory / summary.model).stat().st_mode) & 0o500 == 0o500
-    assert json.loads((directory / "summary.json").read_text()) == json.loads(json.dumps(to_json(summary)))
+    assert json.loads((directory / "summary.json").read_text()) == json.loads(json.dumps(figures_of(summary)))
 
 
 def test_the_summary_holds_the_figures_of_the_stages(tmp_path: Path) -> None:
     found = results(tmp_path / "in", ["no", "yes"])
     summary = engine.build(tmp_path / "runs", found, STAGES, CONFIG)
-    confusion = found.evaluation["confusion"]
-    assert summary.quality.value == pytest.approx((confusion[0][0] + confusion[1][1]) / sum(map(sum, confusion)))
-    assert summary.quality.baseline_value == found.evaluation["baseline"]["accuracy"]
+    confusion = found.evaluation.confusion
+    assert confusion
+    right = (confusion[0][0] + confusion[1][1]) / sum(map(sum, confusion))
+    assert summary.evaluation.metric.value == pytest.approx(right)
+    assert summary.evaluation.baseline.accuracy == found.evaluation.baseline.accuracy
     rows = summary.data
     assert rows.rows_train + rows.rows_validation + rows.rows_test == rows.rows_kept
     assert rows.rows_kept + rows.rows_quarantined == rows.rows_read
-    assert [v.name for v in summary.variants if v.chosen] == [summary.chosen]
+    assert [v.name for v in summary.export.variants if v.chosen] == [summary.export.chosen]
     assert summary.network
     assert summary.network.all_reduce_latency_bytes == 1024
     assert summary.network.all_reduce_busbw_bytes == 16 << 20

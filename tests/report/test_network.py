@@ -128,7 +128,9 @@ def test_the_page_of_a_measurement_holds_charts_table_and_findings(tmp_path: Pat
     profile = network_profile(4)
     topology = replace(profile.topology, findings=("rank 2 is slow",))
     profile = replace(profile, topology=topology)
-    write_profile(tmp_path / "in", profile, {}, {TABLE: "# all <of> it", CSV: "operation\n", COURSE: "[]", MODEL: "[]"})
+    write_profile(
+        tmp_path / "in", profile, {}, {TABLE: b"# all <of> it", CSV: b"operation\n", COURSE: b"[]", MODEL: b"[]"}
+    )
     summary = build_network(tmp_path / "runs", tmp_path / "in")
     directory = Path(summary.directory)
     assert {path.name for path in directory.iterdir()} == {"network.html", "profile.json", "profile.csv"}
@@ -142,8 +144,7 @@ def test_the_page_of_a_measurement_holds_charts_table_and_findings(tmp_path: Pat
 
 def test_the_course_of_the_history_is_drawn_by_day() -> None:
     days = [TrendPoint(measured_at=d * 86400.0, bytes=1, busbw=1.0 + d, low=0.9 + d, high=None) for d in (10, 11, 20)]
-    for day in days:
-        day["high"] = day["busbw"] + 0.1
+    days = [replace(day, high=day.busbw + 0.1) for day in days]
     course = drawn(network_profile(), days)["course"]
     assert course is not None
     (x0, _), (x1, _), (x2, _) = points(course)

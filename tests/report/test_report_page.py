@@ -13,9 +13,8 @@ from slipstream.artifacts.results.compression import Compression
 from slipstream.artifacts.results.export import VariantFigures
 from slipstream.config import RunConfig
 from slipstream.prepare.quarantine import BadRow
-from slipstream.report.engine import build
+from slipstream.report.engine import build, run_summary
 from slipstream.report.pages.report_page import report_page
-from slipstream.report.summary_builder import run_summary
 from slipstream.settings import to_dict
 from tests.support.report_pages import CHROMIUM, HOSTILE, Parsed, assert_is_inert, too_wide
 from tests.support.report_runs import STAGES, compression, results
@@ -123,7 +122,8 @@ def test_the_speed_of_training_is_said_where_it_was_measured(tmp_path: Path) -> 
     page = " ".join(page_of(tmp_path / "a", next(iter(KINDS.values()))).split())
     assert "12,346 rows a second: the model's products took 5.00 % of the 98.7 GFLOP/s that all processes" in page
     assert "Largest memory of a process: 346 MB" in page
-    found = replace(results(tmp_path / "in", next(iter(KINDS.values()))), throughput=None)
+    found = results(tmp_path / "in", next(iter(KINDS.values())))
+    found = replace(found, attempt=replace(found.attempt, throughput=None))
     summary = build(tmp_path / "runs", found, STAGES, {})
     assert "rows a second" not in Path(summary.directory, summary.report).read_text(encoding="utf-8")
 
@@ -146,13 +146,14 @@ def test_every_count_of_a_small_confusion_matrix_is_on_the_page(tmp_path: Path, 
     page = Path(summary.directory, summary.report).read_text(encoding="utf-8")
     matrix = "".join(re.findall(r'<svg[^>]+aria-label="Confusion matrix.*?</svg>', page))
     drawn = re.findall(r'style="[^"]*font-size:[^"]*"(?: transform="[^"]*")?>([\d,]+)</text>', matrix)
-    counts = [n for line in found.evaluation.get("confusion", []) for n in line if n]
+    counts = [n for line in found.evaluation.confusion or [] for n in line if n]
     assert sorted(map(int, drawn)) == (sorted(counts) if 2 <= len(KINDS[kind]) <= 20 else [])
 
 
 def test_a_perfect_model_of_many_classes_has_no_mistakes(tmp_path: Path) -> None:
     found = results(tmp_path / "in", KINDS["many classes"])
-    found.evaluation["confusion"] = [[4 * (r == c) for c in range(150)] for r in range(150)]
+    counts = [[4 * (r == c) for c in range(150)] for r in range(150)]
+    found = replace(found, evaluation=replace(found.evaluation, confusion=counts))
     summary = build(tmp_path / "runs", found, STAGES, {})
     page = Path(summary.directory, summary.report).read_text(encoding="utf-8")
     assert "Every row of the test split was predicted correctly." in page
@@ -160,17 +161,10 @@ def test_a_perfect_model_of_many_classes_has_no_mistakes(tmp_path: Path) -> None
 
 def test_a_variant_that_could_not_be_made_says_why(tmp_path: Path) -> None:
     found = results(tmp_path / "in", KINDS["two classes"])
-    first, second, third, _ = found.export["variants"]
-    failed: VariantFigures = {
-        "name": third["name"],
-        "file": None,
-        "bytes": None,
-        "verdict": "not made",
-        "reason": "could not be made: <odd>",
-        "chosen": False,
-    }
-    found.export["variants"] = [first, second | {"chosen": True}, failed]
-    found.export["chosen"] = second["name"]
+    first, second, third, _ = found.export.variants
+    failed = VariantFigures(third.name, None, None, False, "not made", "could not be made: <odd>")
+    variants = [first, replace(second, chosen=True), failed]
+    found = replace(found, export=replace(found.export, variants=variants, chosen=second.name))
     summary = build(tmp_path / "runs", found, STAGES, {})
     page = Path(summary.directory, summary.report).read_text(encoding="utf-8")
     assert "not made: could not be made: &lt;odd&gt;" in " ".join(re.sub(r"</?b>", "", page).replace(",", ":").split())

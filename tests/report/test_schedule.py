@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.report.engine import build
-from slipstream.report.schedule import schedule_figures, skipped_runs
+from slipstream.report.figures import schedule_figures, skipped_runs
 from tests.support.report_pages import Parsed
 from tests.support.report_runs import STAGES, results
 

@@ -12,19 +12,22 @@ from flytekit.core.type_engine import TypeEngine
 from flytekit.types.directory import FlyteDirectory
 
 from slipstream.config import RunConfig
+from slipstream.report.engine import run_summary
 from slipstream.report.summary import RunSummary
-from slipstream.report.summary_builder import run_summary
-from tasks.flyte.stage import MadeByElement, StageRun
+from slipstream.stages import StageRun
+from tasks.flyte.artifact_types import MadeByElement
 from tasks.report import report
 from tests.support.report_runs import INT8, STAGES, compression, results
 
 
 def test_a_summary_survives_flyte(tmp_path: Path) -> None:
     summary = run_summary(results(tmp_path, ["no", "yes"]), STAGES, "runs/now")
-    missing = replace(summary.variants[0], bytes=None, value=None, latency_p50_ms={}, largest_difference=None)
+    first, *others = summary.export.variants
+    missing = replace(first, bytes=None, metrics=None, latency_ms={}, largest_difference=None)
     assert summary.network
     unmeasured = replace(summary.network, all_reduce_latency_us=None, all_reduce_busbw_bytes=None)
-    summary = replace(summary, variants=[missing, *summary.variants[1:]], network=unmeasured, compression=compression())
+    exported = replace(summary.export, variants=[missing, *others])
+    summary = replace(summary, export=exported, network=unmeasured, compression=compression())
     context = FlyteContextManager.current_context()
     literal = TypeEngine.to_literal(context, summary, RunSummary, TypeEngine.to_literal_type(RunSummary))
     again = TypeEngine.to_python_value(context, literal, RunSummary)

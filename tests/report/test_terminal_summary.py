@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.report.figures import StageFigures
-from slipstream.report.summary import CompressionSummary, RunFigures
-from slipstream.report.summary_builder import run_summary
-from slipstream.report.terminal_summary import WIDTH
+from slipstream.report.engine import run_summary
+from slipstream.report.summary import WIDTH, CompressionSummary, RunSummary
+from slipstream.stages import StageRun
 from tests.support.report_runs import STAGES, compression, results
 
 
-def summary_of(tmp_path: Path, classes: list[str], world: int = 2) -> RunFigures:
+def summary_of(tmp_path: Path, classes: list[str], world: int = 2) -> RunSummary:
     return run_summary(results(tmp_path, classes, world=world), STAGES, "runs/2026-01-02T03-04-05")
 
 
@@ -41,8 +40,8 @@ def test_the_block_says_it_all_within_80_columns(tmp_path: Path) -> None:
 def test_a_long_name_fits(tmp_path: Path) -> None:
     summary = summary_of(tmp_path, ["no", "yes"])
     name = "u8s8-tensor-between-out8-mixed16"
-    variants = [replace(variant, name=name if variant.chosen else variant.name) for variant in summary.variants]
-    lines = str(replace(summary, variants=variants)).splitlines()
+    variants = [replace(each, name=name if each.chosen else each.name) for each in summary.export.variants]
+    lines = str(replace(summary, export=replace(summary.export, variants=variants))).splitlines()
     assert any("▸ u8s8-tensor-between-…" in line for line in lines) and max(map(len, lines)) <= WIDTH
 
 
@@ -62,7 +61,7 @@ def test_a_smaller_network_is_a_table_within_80_columns(tmp_path: Path) -> None:
 
 
 def test_bars_are_as_long_as_their_stages(tmp_path: Path) -> None:
-    stages = [StageFigures("a", 10.0, False), StageFigures("b", 5.0, False), StageFigures("c", 9.0, True)]
+    stages = [StageRun("a", 10.0, False), StageRun("b", 5.0, False), StageRun("c", 9.0, True)]
     lines = str(replace(summary_of(tmp_path, []), stages=stages)).splitlines()
     bars = {line[12]: line.count("━") for line in lines if line[12:14] in ("a ", "b ", "c ")}
     assert bars == {"a": 40, "b": 20, "c": 0}
@@ -87,10 +86,9 @@ def test_one_process_has_no_bandwidth(tmp_path: Path) -> None:
 
 def test_a_variant_that_could_not_be_made_has_no_figures(tmp_path: Path) -> None:
     summary = summary_of(tmp_path, ["no", "yes"])
-    failed = replace(
-        summary.variants[0], name="dynamic", bytes=None, latency_p50_ms={}, latency_p99_ms={}, value=None, file=""
-    )
-    text = str(replace(summary, variants=[*summary.variants[:3], failed]))
+    first = summary.export.variants[0]
+    failed = replace(first, name="dynamic", bytes=None, latency_ms={}, metrics=None, file=None)
+    text = str(replace(summary, export=replace(summary.export, variants=[*summary.export.variants[:3], failed])))
     assert "dynamic" not in text and "1 other was left out before: see the report." in text
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from slipstream.artifacts.format import ArtifactWriter
 from slipstream.artifacts.prepared.data import KIND, TARGET, PreparedData, Signature, TensorSpec
+from slipstream.artifacts.records import write_record
 
 SIGNATURE = Signature(
     inputs=(
@@ -43,7 +44,7 @@ def write(
             name = f"{split}-{number:05d}.rows"
             with writer.create(name, block_bytes=block_rows * signature.record.itemsize) as file:
                 file.write(np.ascontiguousarray(segment).view(np.uint8))
-    writer.write_json("signature.json", signature.to_json())
+    write_record(writer, "signature.json", signature)
     writer.finish(KIND, {})
     return PreparedData.open(directory)
 

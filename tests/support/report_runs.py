@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +9,44 @@ import numpy as np
 
 from slipstream.artifacts.format import ArtifactWriter
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
-from slipstream.artifacts.results.compression import Compression, CompressionTrial, NetworkSize, Speedup
+from slipstream.artifacts.records import to_json, write_record
+from slipstream.artifacts.results.compression import Compression, CompressionTrial, NetworkSize
+from slipstream.artifacts.results.evaluation import BaselineScores, Evaluation, Headline, Scores
+from slipstream.artifacts.results.export import (
+    Estimate,
+    ExportReport,
+    LatencyFigures,
+    MachineFigures,
+    ProfileFigures,
+    QualityFigures,
+    VariantFigures,
+)
+from slipstream.artifacts.results.training import (
+    Attempt,
+    Goodput,
+    History,
+    LossPoint,
+    ProcessGroupFigures,
+    Throughput,
+    ValidationPoint,
+)
 from slipstream.collectives.model.predictions import model_curve
 from slipstream.evaluate.engine import plot_data
-from slipstream.interconnect.profile import COURSE, MODEL, TrendPoint, write_profile
+from slipstream.interconnect.profile import COURSE, MODEL, ModelPoint, TrendPoint, write_profile
 from slipstream.models import metrics
 from slipstream.prepare import quarantine
 from slipstream.prepare.quarantine import BadRow
-from slipstream.report.figures import StageFigures
 from slipstream.report.stage_results import Results
+from slipstream.stages import StageRun
 from tests.support.network_profiles import network_profile
 
 ROWS = 600
 STAGES = [
-    StageFigures("prepare", 0.0, reused=True),
-    StageFigures("train", 31.24, reused=False),
-    StageFigures("evaluate", 1.9, reused=False),
-    StageFigures("export", 9.71, reused=False),
-    StageFigures("collectives", 7.05, reused=False),
+    StageRun("prepare", 0.0, reused=True),
+    StageRun("train", 31.24, reused=False),
+    StageRun("evaluate", 1.9, reused=False),
+    StageRun("export", 9.71, reused=False),
+    StageRun("collectives", 7.05, reused=False),
 ]
 INT8 = b"int8 weights"
 
@@ -52,12 +70,10 @@ def predictions(classes: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def write(directory: Path, kind: str, files: dict[str, Any]) -> Path:
+    """An artifact of ``files``: bytes, or records."""
     writer = ArtifactWriter(directory)
     for name, value in files.items():
-        if isinstance(value, bytes):
-            writer.write_bytes(name, value)
-        else:
-            writer.write_json(name, value)
+        writer.write_bytes(name, value if isinstance(value, bytes) else to_json(value))
     writer.finish(kind, {})
     return directory
 
@@ -91,136 +107,137 @@ def prepared(directory: Path, signature: Signature, bad: list[BadRow], warnings:
     }
     card |= {"columns": columns, "classes": classes, "warnings": warnings}
     writer.write_json("card.json", card)
-    writer.write_json("signature.json", signature.to_json())
+    write_record(writer, "signature.json", signature)
     quarantine.write(writer, bad)
     writer.finish("prepare", {})
     return directory
 
 
-LEDGER = {"attempts": 2, "executed": 130, "kept": 120, "wall": 12.6, "goodput": 0.755}
-SPEED = {
-    "rows_per_s": 12_345.6,
-    "flops_per_row": 400_000.0,
-    "peak_flops": 98.7e9,
-    "peak_from": "measured",
-    "utilisation": 0.05003,
-    "memory_bytes": 345_678_901,
-}
-ATTEMPT = {"ledger": LEDGER, "throughput": SPEED}
+LEDGER = Goodput(
+    attempts=2,
+    executed=130,
+    kept=120,
+    seconds={"steps": 9.7},
+    lost=0.2,
+    wall=12.6,
+    ends=("killed", "finished"),
+    useful_steps=120 / 130,
+    goodput=0.755,
+)
+SPEED = Throughput(
+    rows_per_s=12_345.6,
+    flops_per_row=400_000.0,
+    peak_flops=98.7e9,
+    peak_from="measured",
+    utilisation=0.05003,
+    memory_bytes=345_678_901,
+)
+ATTEMPT = Attempt(steps=120, resumed_from="", ledger=LEDGER, throughput=SPEED)
 
 
-def history(metric: str) -> dict[str, Any]:
-    steps = [
-        {"step": step, "epoch": step / 110, "loss": 0.15 + 1.6 * float(np.exp(-step / 300)), "learning_rate": 1e-3}
-        for step in range(11, 2201, 11)
-    ]
+def history(metric: str) -> History:
+    steps = [LossPoint(step, step / 110, 0.15 + 1.6 * float(np.exp(-step / 300)), 1e-3) for step in range(11, 2201, 11)]
     evaluations = [
-        {
-            "step": epoch * 110,
-            "epoch": float(epoch),
-            "loss": 0.25 + 1.5 * float(np.exp(-epoch / 3)) + 0.004 * epoch,
-            metric: 0.9 - 0.4 * float(np.exp(-epoch / 3)),
-        }
+        ValidationPoint(
+            step=epoch * 110,
+            epoch=float(epoch),
+            loss=0.25 + 1.5 * float(np.exp(-epoch / 3)) + 0.004 * epoch,
+            **{metric: 0.9 - 0.4 * float(np.exp(-epoch / 3))},
+        )
         for epoch in range(1, 21)
     ]
-    world = {"size": 2, "backend": "gloo", "device": "cpu", "precision": "fp32", "threads": 1}
-    course = {"steps": steps, "evaluations": evaluations, "best": evaluations[10], "stopped_early": False}
-    return {**course, "steps_total": 2200, "parameters": 76_310, "world": world}
+    world = ProcessGroupFigures(2, "gloo", "cpu", "fp32", 1)
+    return History(steps, evaluations, evaluations[10], 2200, False, 76_310, world)
 
 
-def evaluation(signature: Signature) -> dict[str, Any]:
+def evaluation(signature: Signature) -> Evaluation:
     outputs, truth = predictions(len(signature.classes))
     name = metrics.HEADLINE[signature.task][0]
-    model: Mapping[str, Any] = metrics.scores(signature.task, outputs, truth)
-    baseline = {key: value * 0.97 if value is not None else None for key, value in model.items()}
-    return {
-        "task": signature.task,
-        "rows": ROWS,
-        "metric": {"name": name, "value": model[name]},
-        "model": model,
-        "baseline": {"name": "HistGradientBoosting", "rows_trained": 2800, **baseline},
-        "classes": list(signature.classes),
-        **plot_data(signature.task, outputs, truth),
-    }
+    model = metrics.scores(signature.task, outputs, truth)
+    headline = model.of(name)
+    assert headline
+    baseline = {key: value and value * 0.97 for key, value in vars(model).items()}
+    return Evaluation(
+        task=signature.task,
+        rows=ROWS,
+        metric=Headline(name, headline),
+        model=model,
+        baseline=BaselineScores(name="HistGradientBoosting", rows_trained=2800, **baseline),
+        classes=list(signature.classes),
+        **vars(plot_data(signature.task, outputs, truth)),
+    )
 
 
 #: Batch size, times as long as one row takes, calls measured.
 BATCHES = (("1", 1, 1200), ("32", 12, 400), ("256", 90, 90))
 
 
-def around(value: float) -> dict[str, float]:
-    return {"value": value, "low": 0.97 * value, "high": 1.03 * value}
+def around(value: float) -> Estimate:
+    return Estimate(value, 0.97 * value, 1.03 * value)
 
 
-def latency_of(p50: float, calls: int, speed: float) -> dict[str, Any]:
+def latency_of(p50: float, calls: int, speed: float) -> LatencyFigures:
     """As the export gives it: a percentile if ten calls lie beyond it."""
     quoted = {"p50": 20, "p90": 100, "p99": 1000}
     scales = {"p50": 1.0, "p90": 1.4, "p99": 2.0}
     found = {name: around(scales[name] * p50) if calls >= least else None for name, least in quoted.items()}
-    return {**found, "calls": calls, "speedup": around(speed)}
+    return LatencyFigures(**found, calls=calls, speedup=around(speed))
 
 
 def variant(
     name: str, file: str | None, size: int, p50: float, metric: str, value: float, speed: float = 1.0, **more: Any
-) -> dict[str, Any]:
-    latency = {batch: latency_of(scale * p50, calls, speed) for batch, scale, calls in BATCHES}
-    rates = {batch: 1000 * int(batch) / at["p50"]["value"] for batch, at in latency.items()}
-    metric_values = {metric: value}
-    return {
-        "name": name,
-        "file": file,
-        "bytes": size,
-        "latency_ms": latency,
-        "rows_per_second": rates,
-        "metrics": metric_values,
-        "mean_difference": 0.02,
-        "chosen": False,
-        **more,
-    }
+) -> VariantFigures:
+    return VariantFigures(
+        name=name,
+        file=file,
+        bytes=size,
+        **{"chosen": False, **more},
+        latency_ms={batch: latency_of(scale * p50, calls, speed) for batch, scale, calls in BATCHES},
+        rows_per_second={batch: 1000 * int(batch) / (scale * p50) for batch, scale, _ in BATCHES},
+        metrics=Scores(**{metric: value}),
+        mean_difference=0.02,
+    )
 
 
-def export(metric: str) -> dict[str, Any]:
+def export(metric: str) -> ExportReport:
     reason = (
         "1.93 times as fast as FP32 at batch 1 (1.87 to 1.99), and it lost 0.17 points of accuracy on 600 test rows, "
         "at most 0.71 (95 % limit), less than the 1 allowed"
     )
-    quality = {"loss": 0.17, "low": -0.3, "high": 0.71, "level": 0.95, "rows": 600, "evidence": "test"}
-    quality |= {"answer": "passed", "rows_enough": None}
+    quality = QualityFigures(0.17, -0.3, 0.71, 0.95, 600, "test", "passed", None)
     fp32, int8 = ("onnx-fp32", "model.fp32.onnx"), ("onnx-int8", "model.int8.onnx")
     exact: dict[str, Any] = {"largest_difference": 4e-6, "verdict": "exact", "reason": "gives what torch gives"}
     torch: dict[str, Any] = {"largest_difference": 0.0, "verdict": "reference", "reason": "torch itself"}
     chosen: dict[str, Any] = {"largest_difference": 0.31, "verdict": "chosen", "reason": reason}
     chosen |= {"quality": quality, "chosen": True}
-    return {
-        "task": "classification" if metric == "accuracy" else "regression",
-        "variants": [
+    return ExportReport(
+        task="classification" if metric == "accuracy" else "regression",
+        variants=[
             variant("torch-fp32", None, 305_120, 0.41, metric, 0.8791, **torch),
             variant(*fp32, 309_822, 0.12, metric, 0.8791, **exact),
             variant(*int8, 84_310, 0.062, metric, 0.8774, 1.93, **chosen),
-            {"name": "int4", "file": None, "bytes": None, "chosen": False}
-            | {"verdict": "did not shrink", "reason": "its file has 101 % of FP32's size"},
+            VariantFigures("int4", None, None, False, "did not shrink", "its file has 101 % of FP32's size"),
         ],
-        "chosen": "onnx-int8",
-        "why": f"onnx-int8 is {reason}",
-        "decided_at_batch": 1,
-        "best": {"1": "onnx-int8", "32": "onnx-int8", "256": "onnx-fp32"},
-        "max_loss": 1.0,
-        "weight_bits": 7,
-        "profile": [
-            {"batch": batch, "operators": {"FusedGemm": 0.7, "Sin": 0.3}, "products": 0.7, "at_most": 1 / 0.3}
-            for batch in (1, 32, 256)
-        ],
-        "machine": {
-            "cpu": "Example CPU 8000 @ 2.10GHz",
-            "gpu": "",
-            "flags": ["avx512f", "avx512_vnni"],
-            "cores": 2,
-            "threads": 1,
-            "torch": "2.13.0",
-            "onnx": "1.23.2",
-            "onnxruntime": "1.31.1",
-        },
-    }
+        chosen="onnx-int8",
+        why=f"onnx-int8 is {reason}",
+        decided_at_batch=1,
+        best={"1": "onnx-int8", "32": "onnx-int8", "256": "onnx-fp32"},
+        max_loss=1.0,
+        weight_bits=7,
+        profile=[ProfileFigures(batch, {"FusedGemm": 0.7, "Sin": 0.3}, 0.7, 1 / 0.3) for batch in (1, 32, 256)],
+        machine=MachineFigures(
+            cpu="Example CPU 8000 @ 2.10GHz",
+            gpu="",
+            architecture="x86_64",
+            flags=["avx512f", "avx512_vnni"],
+            cores=2,
+            threads=1,
+            torch="2.13.0",
+            onnx="1.23.2",
+            onnxruntime="1.31.1",
+        ),
+        licence="",
+    )
 
 
 def measured_network(directory: Path, world: int) -> Path:
@@ -231,8 +248,8 @@ def measured_network(directory: Path, world: int) -> Path:
         TrendPoint(measured_at=profile.measured_at - ago, bytes=1 << 24, busbw=1.15, low=1.1, high=1.2)
         for ago in (week, 0)
     ]
-    texts = {COURSE: json.dumps(course), MODEL: json.dumps(model_curve(profile))}
-    write_profile(directory, profile, {}, texts)
+    curve = to_json(model_curve(profile), list[ModelPoint])
+    write_profile(directory, profile, {}, {COURSE: to_json(course, list[TrendPoint]), MODEL: curve})
     return directory
 
 
@@ -275,6 +292,6 @@ def compression() -> Compression:
         CompressionTrial(7, "50 % fewer units", half, 0.8791, 0.17, -0.3, 0.71, 600, "passed", 61.0),
         CompressionTrial(11, "75 % fewer units", fewer, 0.861, 1.9, 1.1, 2.7, 600, "failed", 55.2),
     ]
-    speeds = {"50 % fewer units": Speedup(1.93, 1.87, 1.99), "75 % fewer units": Speedup(2.71, 2.6, 2.8)}
+    speeds = {"50 % fewer units": Estimate(1.93, 1.87, 1.99), "75 % fewer units": Estimate(2.71, 2.6, 2.8)}
     why = "it lost 0.11 points of accuracy on 600 test rows, at most 0.62 (95 % limit), less than the 1 allowed"
     return Compression("prune", "accuracy", whole, 0.8808, tried, speeds, 32, tried[0].name, why, "", 116.2)

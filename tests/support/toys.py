@@ -13,6 +13,7 @@ from torch import nn
 
 from slipstream.artifacts.format import Artifact, ArtifactWriter
 from slipstream.artifacts.prepared.data import KIND, TARGET, PreparedData, Signature, TensorSpec
+from slipstream.artifacts.records import write_record
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
 from slipstream.models.trained import Architecture, write_trained
@@ -68,7 +69,7 @@ def write_prepared(directory: Path, signature: Signature, splits: dict[str, np.n
     for split, records in splits.items():
         with writer.create(f"{split}-00000.rows", block_bytes=signature.record.itemsize * 64) as file:
             file.write(records.view(np.uint8))
-    writer.write_json("signature.json", signature.to_json())
+    write_record(writer, "signature.json", signature)
     writer.write_json("schema.json", {"columns": []})
     writer.write_json("statistics.json", {"columns": {}})
     rows = {split: len(records) for split, records in splits.items()}

@@ -11,6 +11,7 @@ import numpy as np
 
 from slipstream.artifacts.format import ArtifactWriter
 from slipstream.artifacts.prepared.data import TARGET, Signature, TensorSpec
+from slipstream.artifacts.records import write_record
 from slipstream.models.config import ModelConfig
 from slipstream.train.config import TrainingConfig
 from tests.support.processes import FORK, free_port
@@ -35,7 +36,7 @@ def table_of_numbers(
                 records["numeric"][row, 0] = value
         with writer.create(f"{name}-00000.rows", 64 * signature.record.itemsize) as file:
             file.write(records.tobytes())
-    writer.write_json("signature.json", signature.to_json())
+    write_record(writer, "signature.json", signature)
     writer.finish("prepare", {})
     return directory
 

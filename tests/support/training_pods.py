@@ -24,6 +24,7 @@ from flytekit.types.directory import FlyteDirectory
 from slipstream.artifacts.format import ArtifactWriter
 from slipstream.artifacts.homes import HOMES
 from slipstream.artifacts.prepared.data import TARGET, Signature, TensorSpec
+from slipstream.artifacts.records import write_record
 from slipstream.models.config import ModelConfig
 from slipstream.train.config import TrainingConfig
 from tests.support import REPOSITORY
@@ -146,7 +147,7 @@ def write_prepared(directory: Path) -> None:
         records["numeric"], records[TARGET] = blobs(rows, seed)
         with writer.create(f"{split}-00000.rows", 4096 * signature.record.itemsize) as file:
             file.write(records.tobytes())
-    writer.write_json("signature.json", signature.to_json())
+    write_record(writer, "signature.json", signature)
     writer.finish("prepare", {"by": "the rehearsal"})
 
 

@@ -267,7 +267,7 @@ def test_an_evaluation_computes_in_the_precision_of_training(precision: str, mon
     assert seen == [torch.bfloat16 if precision == "bf16" else torch.float32]
     with torch.no_grad():
         expected = nn.functional.cross_entropy(model(batch.inputs[0][:6]), batch.target[:6].long()).item()
-    assert found["loss"] == pytest.approx(expected, rel=1e-6 if precision == "fp32" else 1e-2)
+    assert found.loss == pytest.approx(expected, rel=1e-6 if precision == "fp32" else 1e-2)
 
 
 def test_predictions_of_a_regression_are_in_float32_whatever_the_network_computes_in() -> None:

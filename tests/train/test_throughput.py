@@ -56,10 +56,10 @@ def test_a_device_is_known_by_its_name_and_parts_of_it_are_not() -> None:
 def test_the_figures_are_of_all_processes() -> None:
     alone = in_group(1, figures)
     both = in_group(2, figures)
-    assert both["rows_per_s"] == alone["rows_per_s"] == 250 and both["tokens_per_s"] == 2000
-    assert both["utilisation"] == pytest.approx(250 * 1e6 / both["peak_flops"])
-    assert both["peak_flops"] == 2e9 and alone["peak_flops"] == 1e9
-    assert 50e6 < both["memory_bytes"] < 10e9
+    assert both.rows_per_s == alone.rows_per_s == 250 and both.tokens_per_s == 2000
+    assert both.utilisation == pytest.approx(250 * 1e6 / both.peak_flops)
+    assert both.peak_flops == 2e9 and alone.peak_flops == 1e9
+    assert 50e6 < both.memory_bytes < 10e9
 
 
 def figures(child: object) -> object:

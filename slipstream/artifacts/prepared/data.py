@@ -18,7 +18,7 @@ import math
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -27,8 +27,10 @@ from typing import Any
 import numpy as np
 
 from slipstream.artifacts.format import Artifact, DamagedArtifact
+from slipstream.artifacts.records import read_record
 
 KIND = "prepare"
+SIGNATURE = "signature.json"
 SPLITS = ("train", "validation", "test")
 TARGET = "target"
 WEIGHT = "weight"
@@ -36,6 +38,8 @@ WEIGHT = "weight"
 SAMPLED_BLOCKS = 8
 #: A block: the file name of its segment, and its number in that file.
 Block = tuple[str, int]
+#: The data card: ``rows`` (read, kept, quarantined, and per split), columns, warnings.
+Card = dict[str, Any]
 
 
 def segment_name(split: str, number: int, part: int) -> str:
@@ -131,15 +135,6 @@ class Signature:
             offset += -(-math.prod(spec.shape) * scalar.itemsize // 4) * 4
         return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": offset})
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Signature:
-        inputs = tuple(TensorSpec(i["name"], i["dtype"], tuple(i["shape"])) for i in data["inputs"])
-        lists = ("classes", "cardinalities", "image_mean", "image_std")
-        return cls(**{**data, "inputs": inputs, **{name: tuple(data[name]) for name in lists}})
-
 
 @dataclass(frozen=True)
 class PreparedData:
@@ -152,7 +147,7 @@ class PreparedData:
     def open(cls, directory: Path) -> PreparedData:
         """Raises ``DamagedArtifact`` unless the directory holds complete prepared data."""
         artifact = Artifact.open(directory, KIND)
-        return cls(artifact, Signature.from_json(artifact.read_json("signature.json")))
+        return cls(artifact, read_record(artifact, SIGNATURE, Signature))
 
     def segments(self, split: str) -> list[str]:
         """The file names of a split's segments and their parts, in order."""
@@ -222,13 +217,12 @@ class PreparedData:
             return np.empty(0, self.signature.record)
         # Each segment may end with a short block.
         enough = max(SAMPLED_BLOCKS, -(-most // self.block_rows(name)) + len(self.segments(name)))
-        chosen = [blocks[place] for place in evenly(len(blocks), enough)]
+        chosen = [blocks[index] for index in evenly(len(blocks), enough)]
         records = np.concatenate([data.view(self.signature.record) for data in self.verified(chosen)])
         return records[evenly(len(records), most)]
 
     @property
-    def card(self) -> dict[str, Any]:
-        """The data card: ``rows`` (read, kept, quarantined, and per split), columns, warnings."""
+    def card(self) -> Card:
         return self.artifact.read_json("card.json")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,8 +10,41 @@ import numpy as np
 
 from slipstream.artifacts.format import BLOCK_BYTES, ArtifactWriter
 from slipstream.artifacts.prepared.data import KIND, SPLITS, PreparedData, Signature, TensorSpec
-from slipstream.artifacts.prepared.tokenizer import tokenizer_files
+from slipstream.artifacts.records import write_record
 from slipstream.errors import UserError
+
+#: The files of a tokenizer, as Hugging Face's libraries write them beside a model. One of these is a tokenizer, the
+#: others only complete one.
+VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+OTHERS = ("merges.txt", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")
+FILES = (*VOCABULARIES, *OTHERS)
+
+
+def tokenizer_files(directory: Path, vocabulary: int) -> list[Path]:
+    """The files of the tokenizer in ``directory``.
+
+    Raises ``UserError`` if there is none, or if its ``tokenizer.json`` has ids that a model of ``vocabulary`` tokens
+    does not know.
+    """
+    paths = [directory / name for name in FILES if (directory / name).is_file()]
+    if not any(path.name in VOCABULARIES for path in paths):
+        raise UserError(f"{directory}: holds no tokenizer; expected one of {', '.join(VOCABULARIES)} in it")
+    fast = directory / "tokenizer.json"
+    if fast in paths and (largest := largest_id(fast)) >= vocabulary:
+        raise UserError(f"{fast}: has the token id {largest}; the model knows 0 to {vocabulary - 1}")
+    return paths
+
+
+def largest_id(path: Path) -> int:
+    """The largest token id of a ``tokenizer.json``. Raises ``UserError`` if it is none."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        stored = content["model"]["vocab"]  # ids by token, or a list in which a token's place is its id
+        ids = stored.values() if isinstance(stored, dict) else range(len(stored))
+        return max([*ids, *(token["id"] for token in content.get("added_tokens") or ())], default=-1)
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: no tokenizer of Hugging Face's tokenizers: {error!r}") from None
+
 
 #: Where the tokenizer lies in the prepared data.
 TOKENIZER = "tokenizer"
@@ -40,8 +74,8 @@ def write_token_rows(
         if rows.dtype.kind not in "iu":
             raise UserError(f"the {name} split holds {rows.dtype}; expected integers")
         if rows.size and not (rows.min() >= 0 and rows.max() < vocabulary):
-            found = f"ids from {rows.min()} to {rows.max()}"
-            raise UserError(f"the {name} split has {found}; expected 0 to {vocabulary - 1}")
+            range_of_ids = f"ids from {rows.min()} to {rows.max()}"
+            raise UserError(f"the {name} split has {range_of_ids}; expected 0 to {vocabulary - 1}")
     length = next(iter(widths.values()))[0] - 1
     tokens = TensorSpec("tokens", "int64", (length,))
     signature = Signature((tokens,), "next token", "next token", buckets=vocabulary)
@@ -55,7 +89,7 @@ def write_token_rows(
     for path in more:
         writer.write_bytes(f"{TOKENIZER}/{path.name}", path.read_bytes())
     counts = {name: len(splits.get(name, ())) for name in SPLITS}
-    writer.write_json("signature.json", signature.to_json())
+    write_record(writer, "signature.json", signature)
     writer.write_json("schema.json", {"columns": []})
     writer.write_json("statistics.json", {"columns": {}})
     writer.write_json("card.json", {"rows": {"read": sum(counts.values()), "kept": sum(counts.values()), **counts}})

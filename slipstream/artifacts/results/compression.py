@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from slipstream.artifacts.results.export import Estimate
+
 
 @dataclass(frozen=True)
 class NetworkSize:
@@ -11,15 +13,6 @@ class NetworkSize:
 
     parameters: int
     units: list[int]
-
-
-@dataclass(frozen=True)
-class Speedup:
-    """How many times as fast as the trained network, with limits of 95 % each."""
-
-    value: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True)
@@ -57,7 +50,7 @@ class Compression:
     size: NetworkSize
     value: float
     tried: list[CompressionTrial] = field(default_factory=list)
-    speeds: dict[str, Speedup] = field(default_factory=dict)
+    speeds: dict[str, Estimate] = field(default_factory=dict)
     batch: int = 0
     taken: str = ""
     why: str = ""

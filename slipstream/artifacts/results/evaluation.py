@@ -3,32 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Annotated
+
+from pydantic import Field
 
 from slipstream.artifacts.format import Artifact, ArtifactWriter
+from slipstream.artifacts.records import read_record, write_record
 
 KIND = "evaluate"
 FILE = "evaluation.json"
+#: The metrics of each task; of a classification with two classes also ``roc_auc``.
+METRICS = {
+    "classification": ("accuracy", "log_loss", "macro_f1", "ece"),
+    "regression": ("rmse", "mae", "r2"),
+    "next token": ("accuracy", "log_loss"),
+}
 
 
-class Scores(TypedDict, total=False):
-    """Metrics of one model. A classification has the first five, tokens the first two, a regression the last three.
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """Metrics of one model; None for those of other tasks.
 
-    ``log_loss`` is in nats; ``rmse`` and ``mae`` are in units of the target. ``roc_auc`` is there for two classes only;
-    it is None if the test split has only one of them. ``r2`` is None if the targets do not vary.
+    ``log_loss`` is in nats; ``rmse`` and ``mae`` are in units of the target. ``roc_auc`` is None, too, if the test
+    split has only one of the two classes, and ``r2`` if the targets do not vary.
     """
 
-    accuracy: float
-    log_loss: float
-    macro_f1: float
-    ece: float
-    roc_auc: float | None
-    rmse: float
-    mae: float
-    r2: float | None
+    accuracy: float | None = None
+    log_loss: float | None = None
+    macro_f1: float | None = None
+    ece: float | None = None
+    roc_auc: float | None = None
+    rmse: float | None = None
+    mae: float | None = None
+    r2: float | None = None
+
+    def of(self, metric: str) -> float | None:
+        value: float | None = getattr(self, metric)
+        return value
 
 
+@dataclass(frozen=True, kw_only=True)
 class BaselineScores(Scores):
     """The scores of the baseline, its name and the number of rows that it was trained on."""
 
@@ -36,44 +52,54 @@ class BaselineScores(Scores):
     rows_trained: int
 
 
-class Headline(TypedDict):
-    """The one metric by which the model is judged."""
+@dataclass(frozen=True)
+class Headline:
+    """The one metric by which the model is judged: "accuracy" (a share of one) or "rmse" (in units of the target)."""
 
     name: str
     value: float
 
 
-#: One occupied interval (from, to] of confidence: its rows, their mean confidence and their accuracy.
-CalibrationBin = TypedDict(
-    "CalibrationBin", {"from": float, "to": float, "rows": int, "confidence": float, "accuracy": float}
-)
+@dataclass(frozen=True)
+class CalibrationBin:
+    """One occupied interval (``above``, ``to``] of confidence: its rows, their mean confidence and their accuracy."""
+
+    above: Annotated[float, Field(alias="from")]
+    to: float
+    rows: int
+    confidence: float
+    accuracy: float
 
 
-class RocCurve(TypedDict):
+@dataclass(frozen=True)
+class RocCurve:
     """False and true positive rates, ascending and of equal length."""
 
     fpr: list[float]
     tpr: list[float]
 
 
-class Scatter(TypedDict):
+@dataclass(frozen=True)
+class Scatter:
     """Actual and predicted values of a sample of the test rows."""
 
     actual: list[float]
     predicted: list[float]
 
 
-class PlotData(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class PlotData:
     """Data of the report's plots. A classification has ``confusion`` and ``calibration``, and ``roc`` if there are two
-    classes (None if the test split has only one of them); a regression has ``scatter``."""
+    classes that both occur in the test split; a regression has ``scatter``."""
 
     #: Rows are the true classes, columns the predicted ones.
-    confusion: NotRequired[list[list[int]]]
-    calibration: NotRequired[list[CalibrationBin]]
-    roc: NotRequired[RocCurve | None]
-    scatter: NotRequired[Scatter]
+    confusion: list[list[int]] | None = None
+    calibration: list[CalibrationBin] | None = None
+    roc: RocCurve | None = None
+    scatter: Scatter | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
 class Evaluation(PlotData):
     """The contents of ``evaluation.json``."""
 
@@ -85,14 +111,19 @@ class Evaluation(PlotData):
     baseline: BaselineScores
     classes: list[str]
 
+    @property
+    def metric_names(self) -> list[str]:
+        """The names of the metrics that this task has, whether they are defined on these rows or not."""
+        return [*METRICS[self.task], *(["roc_auc"] if len(self.classes) == 2 else [])]
 
-def write_evaluation(directory: Path, evaluation: Evaluation, made_by: Mapping[str, Any]) -> Artifact:
+
+def write_evaluation(directory: Path, evaluation: Evaluation, made_by: Mapping[str, object]) -> Artifact:
     """Write the artifact into the fresh ``directory``."""
     writer = ArtifactWriter(directory)
-    writer.write_json(FILE, evaluation)
+    write_record(writer, FILE, evaluation)
     return writer.finish(KIND, made_by)
 
 
 def read_evaluation(directory: Path) -> Evaluation:
     """Raises ``DamagedArtifact`` if the directory does not hold a whole evaluation."""
-    return Artifact.open(directory, KIND).read_json(FILE)
+    return read_record(Artifact.open(directory, KIND), FILE, Evaluation)

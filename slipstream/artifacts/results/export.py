@@ -9,10 +9,11 @@ manifest lies its digest, ``manifest.sha256``; :mod:`slipstream.export.check` ve
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
 
 from slipstream.artifacts.format import MANIFEST, Artifact
+from slipstream.artifacts.records import read_record
 from slipstream.artifacts.results.evaluation import Scores
 
 KIND = "export"
@@ -25,7 +26,8 @@ DIGEST = "manifest.sha256"
 PREPROCESSING = ("schema.json", "statistics.json")
 
 
-class Estimate(TypedDict):
+@dataclass(frozen=True)
+class Estimate:
     """A measured figure and its interval."""
 
     value: float
@@ -33,7 +35,8 @@ class Estimate(TypedDict):
     high: float
 
 
-class LatencyFigures(TypedDict):
+@dataclass(frozen=True)
+class LatencyFigures:
     """Milliseconds per call by percentile, with 95 % intervals; None if fewer than ten calls lie beyond it."""
 
     p50: Estimate | None
@@ -41,10 +44,14 @@ class LatencyFigures(TypedDict):
     p99: Estimate | None
     calls: int
     #: How many times as fast as ``onnx-fp32``, in paired turns; each limit holds with 95 %.
-    speedup: NotRequired[Estimate]
+    speedup: Estimate | None = None
+
+    def percentile(self, name: str) -> Estimate | None:
+        return {"p50": self.p50, "p90": self.p90, "p99": self.p99}[name]
 
 
-class QualityFigures(TypedDict):
+@dataclass(frozen=True)
+class QualityFigures:
     """What a variant loses against FP32 on the same rows, in points of accuracy or percent of RMSE."""
 
     loss: float
@@ -61,9 +68,10 @@ class QualityFigures(TypedDict):
     rows_enough: int | None
 
 
-class VariantFigures(TypedDict):
-    """One variant. One that was not timed has only the fields that are required; ``file`` and ``bytes`` are then
-    None, unless it was made for other devices. ``file`` is also None for what is not part of the artifact: torch, and
+@dataclass(frozen=True)
+class VariantFigures:
+    """One variant. Of one that was not timed only the first fields are known; ``file`` and ``bytes`` are then None,
+    unless it was made for other devices. ``file`` is also None for what is not part of the artifact: torch, and
     variants that were left out early."""
 
     name: str
@@ -74,19 +82,31 @@ class VariantFigures(TypedDict):
     verdict: str
     reason: str
     #: By batch size.
-    latency_ms: NotRequired[dict[str, LatencyFigures]]
-    rows_per_second: NotRequired[dict[str, float]]
+    latency_ms: dict[str, LatencyFigures] = field(default_factory=dict)
+    rows_per_second: dict[str, float] = field(default_factory=dict)
     #: By batch size, if there is a price per hour: its currency for a million rows.
-    cost_per_million: NotRequired[dict[str, float]]
+    cost_per_million: dict[str, float] = field(default_factory=dict)
     #: On the test split.
-    metrics: NotRequired[Scores]
+    metrics: Scores | None = None
     #: The largest and the mean absolute difference to the torch model's outputs on the test split.
-    largest_difference: NotRequired[float]
-    mean_difference: NotRequired[float]
-    quality: NotRequired[QualityFigures]
+    largest_difference: float | None = None
+    mean_difference: float | None = None
+    quality: QualityFigures | None = None
+
+    @property
+    def timed(self) -> bool:
+        """Whether it was measured, and not left out before."""
+        return self.metrics is not None
+
+    def milliseconds(self, batch: str, percentile: str) -> float | None:
+        """A percentile of its latency at a batch size; None if that was not measured often enough."""
+        latency = self.latency_ms.get(batch)
+        estimate = latency.percentile(percentile) if latency else None
+        return estimate.value if estimate else None
 
 
-class ProfileFigures(TypedDict):
+@dataclass(frozen=True)
+class ProfileFigures:
     """Where FP32 spends its time at one batch size."""
 
     batch: int
@@ -98,7 +118,8 @@ class ProfileFigures(TypedDict):
     at_most: float
 
 
-class MachineFigures(TypedDict):
+@dataclass(frozen=True)
+class MachineFigures:
     """The CPU, the threads per call and the library versions with which the variants were measured."""
 
     cpu: str
@@ -113,8 +134,14 @@ class MachineFigures(TypedDict):
     onnx: str
     torch: str
 
+    @property
+    def device(self) -> str:
+        """What the variants ran on."""
+        return self.gpu or self.cpu
 
-class ExportReport(TypedDict):
+
+@dataclass(frozen=True)
+class ExportReport:
     """The contents of ``export.json``."""
 
     task: str
@@ -133,17 +160,41 @@ class ExportReport(TypedDict):
     #: Of the model; "" if it was not given.
     licence: str
 
+    @property
+    def timed(self) -> list[VariantFigures]:
+        return [variant for variant in self.variants if variant.timed]
 
-class DeployedTensor(TypedDict):
+    @property
+    def batches(self) -> list[str]:
+        """The batch sizes at which a median was measured, ascending."""
+        return sorted({batch for v in self.timed for batch in v.latency_ms if v.milliseconds(batch, "p50")}, key=int)
+
+    @property
+    def recommended(self) -> VariantFigures:
+        return next(variant for variant in self.variants if variant.chosen)
+
+    @property
+    def ceiling(self) -> str:
+        """What quantisation could gain at most at the batch size that decides, in words."""
+        at = next(each for each in self.profile if each.batch == self.decided_at_batch)
+        return (
+            f"Products are {100 * at.products:.0f} % of FP32's time at batch {at.batch}: if they took none at all, "
+            f"the model would be {at.at_most:.2f} times as fast"
+        )
+
+
+@dataclass(frozen=True)
+class DeployedTensor:
     """An input or output of the ONNX model; the first dimension of ``shape`` is the text ``batch``."""
 
     name: str
     dtype: str
-    shape: list[str | int]
-    units: NotRequired[str]
+    shape: tuple[str | int, ...]
+    units: str | None = None
 
 
-class Holdout(TypedDict):
+@dataclass(frozen=True)
+class Holdout:
     """How test rows were held out, from which follows whether a row can have been trained on.
 
     ``by`` is "content", "id", "group" or "time"; ``settings`` are those of the split, and the columns that are hashed;
@@ -151,11 +202,12 @@ class Holdout(TypedDict):
     """
 
     by: str
-    settings: dict[str, Any]
+    settings: dict[str, object]
     cuts: list[float] | None
 
 
-class RawSignature(TypedDict):
+@dataclass(frozen=True)
+class RawSignature:
     """The model that takes raw columns: each an input ``[batch, 1]`` in this order, float64 (NaN for missing) or text.
 
     Its outputs are ``label`` and ``probabilities``, or ``value``.
@@ -170,7 +222,8 @@ class RawSignature(TypedDict):
     tolerance: float
 
 
-class SampleRows(TypedDict):
+@dataclass(frozen=True)
+class SampleRows:
     """The rows in ``samples.npz``: whether they are of the test split, or drawn from the schema and the vocabularies;
     and by how much the output may differ from theirs on another machine."""
 
@@ -178,7 +231,8 @@ class SampleRows(TypedDict):
     tolerance: float
 
 
-class ModelSignature(TypedDict):
+@dataclass(frozen=True)
+class ModelSignature:
     """The model on tensors: what a caller must know of it."""
 
     format: int
@@ -195,6 +249,7 @@ class ModelSignature(TypedDict):
     preprocessing: list[str]
 
 
+@dataclass(frozen=True)
 class DeployedSignature(ModelSignature):
     """The contents of ``signature.json``: what a caller who has only this directory must know."""
 
@@ -212,4 +267,4 @@ def digest_line(fingerprint: str) -> str:
 
 def read_export(directory: Path) -> ExportReport:
     """Raises ``DamagedArtifact`` if the directory does not hold a whole exported model."""
-    return Artifact.open(directory, KIND).read_json(REPORT)
+    return read_record(Artifact.open(directory, KIND), REPORT, ExportReport)

@@ -5,10 +5,11 @@ The weights in the same artifact are read by :mod:`slipstream.models.trained`, w
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NotRequired, TypedDict
 
-from slipstream.artifacts.format import Artifact, canonical_json
+from slipstream.artifacts.format import Artifact
+from slipstream.artifacts.records import read_record, to_json
 
 KIND = "train"
 HISTORY = "history.json"
@@ -17,7 +18,8 @@ ATTEMPT = "attempt.json"
 OPERATIONS, TRACE = "operations.json", "trace.json.gz"
 
 
-class LossPoint(TypedDict):
+@dataclass(frozen=True)
+class LossPoint:
     """The mean training loss since the point before, and the learning rate of the last step."""
 
     step: int
@@ -26,19 +28,21 @@ class LossPoint(TypedDict):
     learning_rate: float
 
 
-class ValidationPoint(TypedDict):
+@dataclass(frozen=True)
+class ValidationPoint:
     """One evaluation on the validation split: its loss, and accuracy (classification) or RMSE (regression)."""
 
     step: int
     epoch: float
     loss: float
-    accuracy: NotRequired[float]
-    rmse: NotRequired[float]
+    accuracy: float | None = None
+    rmse: float | None = None
     #: The training loss at the last point before.
-    train_loss: NotRequired[float]
+    train_loss: float | None = None
 
 
-class SkippedStep(TypedDict):
+@dataclass(frozen=True)
+class SkippedStep:
     """A step whose update was skipped, as its loss or its gradient was non-finite."""
 
     step: int
@@ -49,14 +53,16 @@ class SkippedStep(TypedDict):
     batch: list[int]
 
 
-class LeftOut(TypedDict):
+@dataclass(frozen=True)
+class LeftOut:
     """Training rolled back to the checkpoint of step ``after`` and continued with step ``through`` + 1."""
 
     after: int
     through: int
 
 
-class ProcessGroupFigures(TypedDict):
+@dataclass(frozen=True)
+class ProcessGroupFigures:
     """The process group that finished the run."""
 
     size: int
@@ -66,7 +72,8 @@ class ProcessGroupFigures(TypedDict):
     threads: int
 
 
-class History(TypedDict):
+@dataclass(frozen=True)
+class History:
     """The contents of ``history.json``. It holds no times, so that equal runs have equal histories."""
 
     steps: list[LossPoint]
@@ -76,11 +83,12 @@ class History(TypedDict):
     stopped_early: bool
     parameters: int
     world: ProcessGroupFigures
-    skipped: NotRequired[list[SkippedStep]]
-    left_out: NotRequired[list[LeftOut]]
+    skipped: list[SkippedStep] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
 
 
-class Goodput(TypedDict):
+@dataclass(frozen=True)
+class Goodput:
     """All attempts of a run together."""
 
     attempts: int
@@ -94,19 +102,27 @@ class Goodput(TypedDict):
     #: Wall-clock seconds of all attempts.
     wall: float
     #: How each attempt ended, in order.
-    ends: list[str]
-    #: ``kept / executed``.
+    ends: tuple[str, ...]
+    #: ``kept / executed``; 1 before the first step.
     useful_steps: float
-    #: Time of steps that were kept over ``wall``.
+    #: Time of steps that were kept over ``wall``; 1 before the first step.
     goodput: float
 
+    def __str__(self) -> str:
+        lost = self.executed - self.kept
+        return (
+            f"{self.kept} steps kept of {self.executed} executed ({self.useful_steps:.1%}) in {self.attempts} "
+            f"attempt{'s' if self.attempts > 1 else ''}, {lost} lost; goodput {self.goodput:.1%} of {self.wall:.1f} s"
+        )
 
-class Throughput(TypedDict):
+
+@dataclass(frozen=True, kw_only=True)
+class Throughput:
     """How fast the attempt trained, without evaluations, over all processes."""
 
     rows_per_s: float
     #: Of rows of tokens.
-    tokens_per_s: NotRequired[float]
+    tokens_per_s: float | None = None
     #: Floating-point operations of forward and backward pass; torch counts those of products and convolutions.
     flops_per_row: float
     #: What all devices together can do at most in a second, and where that is from.
@@ -118,7 +134,8 @@ class Throughput(TypedDict):
     memory_bytes: int
 
 
-class CompiledPass(TypedDict):
+@dataclass(frozen=True)
+class CompiledPass:
     """What ``torch.compile`` took, and a pass over a micro-batch with it and without, forward and backward: seconds."""
 
     seconds: float
@@ -126,7 +143,8 @@ class CompiledPass(TypedDict):
     plain_pass_s: float
 
 
-class Operation(TypedDict):
+@dataclass(frozen=True)
+class Operation:
     """An operation of torch: how often it ran in the steps, and its seconds without those of operations in it."""
 
     name: str
@@ -134,7 +152,8 @@ class Operation(TypedDict):
     seconds: float
 
 
-class Operations(TypedDict):
+@dataclass(frozen=True)
+class Operations:
     """The contents of ``operations.json``: of ``steps`` steps of rank 0 the operations that took longest, on its GPU or
     CPU. ``seconds`` are those of all operations."""
 
@@ -143,7 +162,8 @@ class Operations(TypedDict):
     operations: list[Operation]
 
 
-class Attempt(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
     """The contents of ``attempt.json``: the attempt that finished the run, and the goodput over all attempts."""
 
     #: Steps that the last attempt executed.
@@ -151,30 +171,30 @@ class Attempt(TypedDict):
     #: The URI of the checkpoint that it resumed from; empty if there was none.
     resumed_from: str
     #: From snapshot to publication of the last checkpoint that it saved; 0 if it saved none.
-    save_seconds: NotRequired[float]
+    save_seconds: float = 0.0
     ledger: Goodput
     #: Absent if the attempt executed no step.
-    throughput: NotRequired[Throughput]
+    throughput: Throughput | None = None
     #: Absent if nothing was compiled.
-    compiled: NotRequired[CompiledPass]
+    compiled: CompiledPass | None = None
 
 
 def record_files(history: History, attempt: Attempt) -> dict[str, bytes]:
     """The files about a training, by name."""
-    return {HISTORY: canonical_json(history), ATTEMPT: canonical_json(attempt)}
+    return {HISTORY: to_json(history), ATTEMPT: to_json(attempt)}
 
 
 def read_history(directory: Path) -> History:
     """Raises ``DamagedArtifact`` if the directory does not hold a whole trained model."""
-    return Artifact.open(directory, KIND).read_json(HISTORY)
+    return read_record(Artifact.open(directory, KIND), HISTORY, History)
 
 
 def read_operations(directory: Path) -> Operations | None:
     """None if no steps were profiled. Raises ``DamagedArtifact`` as the others."""
     artifact = Artifact.open(directory, KIND)
-    return artifact.read_json(OPERATIONS) if OPERATIONS in artifact.files else None
+    return read_record(artifact, OPERATIONS, Operations) if OPERATIONS in artifact.files else None
 
 
 def read_attempt(directory: Path) -> Attempt:
     """Raises ``DamagedArtifact`` if the directory does not hold a whole trained model."""
-    return Artifact.open(directory, KIND).read_json(ATTEMPT)
+    return read_record(Artifact.open(directory, KIND), ATTEMPT, Attempt)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from slipstream.artifacts.format import Artifact, ArtifactWriter
 from slipstream.artifacts.prepared.data import PreparedData
+from slipstream.artifacts.prepared.token_rows import TOKENIZER
 from slipstream.artifacts.results.export import (
     DIGEST,
     KIND,
@@ -19,6 +20,7 @@ from slipstream.artifacts.results.export import (
     Holdout,
     ModelSignature,
     RawSignature,
+    SampleRows,
     digest_line,
 )
 from slipstream.errors import UserError
@@ -31,6 +33,7 @@ from slipstream.models.predict import inputs_of
 
 if TYPE_CHECKING:
     import onnx
+    from torch import nn
 
 MODEL, RAW_MODEL = "model.onnx", "model.raw.onnx"
 #: By how much an output may differ on another machine: by a share of the largest one; and where numbers are rounded to
@@ -54,61 +57,55 @@ def assemble(
     if real:
         tensors = dict(zip(names(model), inputs_of(data.signature, data.sample("test", ROWS)), strict=True))
     elif isinstance(columns, RawColumns):
-        tensors = encode(columns, deployed["opset"])
+        tensors = encode(columns, deployed.opset)
     else:
         tensors = draw_tensors(data.signature)
-    save(model, entries(deployed, deployed["inputs"], deployed["outputs"], origin), writer.directory / MODEL)
+    save(model, entries(deployed, deployed.inputs, deployed.outputs, origin), writer.directory / MODEL)
     outputs = run(model, tensors)[0]
     packed = io.BytesIO()
-    arrays: dict[str, Any] = {**tensors, OUTPUT: outputs}
-    np.savez(packed, **arrays)
+    np.savez(packed, allow_pickle=False, **tensors, **{OUTPUT: outputs})
     writer.write_bytes(TENSORS, packed.getvalue())
     raw = write_raw(writer, model, columns, deployed, origin) if isinstance(columns, RawColumns) else None
-    return {
-        **deployed,
-        "model": MODEL,
-        "samples": {"real": real, "tolerance": tolerance(outputs, is_coarse(model))},
-        "raw": raw,
-        "no_raw": "" if isinstance(columns, RawColumns) else columns,
-        "holdout": holdout_of(data),
-    }
+    return DeployedSignature(
+        **{**vars(deployed), "model": MODEL},
+        samples=SampleRows(real, tolerance(outputs, is_coarse(model))),
+        raw=raw,
+        no_raw="" if isinstance(columns, RawColumns) else columns,
+        holdout=holdout_of(data),
+    )
 
 
 def write_raw(
     writer: ArtifactWriter, model: onnx.ModelProto, columns: RawColumns, deployed: ModelSignature, origin: Origin
 ) -> RawSignature:
     """Write ``model.raw.onnx`` and raw sample rows with what it makes of them."""
-    made, classes = raw_model(model, columns, deployed["classes"]), deployed["classes"]
-    values = dict(zip(names(made), draw_raw(columns).values(), strict=True))
+    raw, classes = raw_model(model, columns, deployed.classes), deployed.classes
+    values = dict(zip(names(raw), draw_raw(columns).values(), strict=True))
     dtypes = dict(zip(values, map(dtype_of, columns.types.values()), strict=True))
-    *labels, scores = run(made, {name: column_of(column, dtypes[name]) for name, column in values.items()})
+    *labels, scores = run(raw, {name: column_of(column, dtypes[name]) for name, column in values.items()})
     allowed = tolerance(scores, is_coarse(model))
-    outputs = run(model, encode(columns, deployed["opset"]))[0]
+    outputs = run(model, encode(columns, deployed.opset))[0]
     expected = softmax(outputs) if classes else outputs
     if not np.abs(scores - expected).max() <= allowed:
         raise UserError(f"export: {RAW_MODEL} does not give what {MODEL} gives; please report this with schema.json")
     text = [name for row in labels for name in row[:, 0].tolist()]
     writer.write_json(RAW, {"inputs": values, "outputs": scores.astype(float).tolist(), "labels": text})
-    signature: RawSignature = {
-        "model": RAW_MODEL,
-        "inputs": [
-            {"name": name, "dtype": dtypes[name], "shape": ["batch", 1], "units": UNITS.get(kind, "as in the data")}
-            for name, kind in zip(values, columns.types.values(), strict=True)
-        ],
-        "outputs": raw_outputs(made, deployed),
-        "missing": columns.mark,
-        "tolerance": allowed,
-    }
-    save(made, entries(deployed, signature["inputs"], signature["outputs"], origin), writer.directory / RAW_MODEL)
+    inputs = [
+        DeployedTensor(name, dtypes[name], ("batch", 1), UNITS.get(kind, "as in the data"))
+        for name, kind in zip(values, columns.types.values(), strict=True)
+    ]
+    signature = RawSignature(RAW_MODEL, inputs, raw_outputs(raw, deployed), columns.mark, allowed)
+    save(raw, entries(deployed, signature.inputs, signature.outputs, origin), writer.directory / RAW_MODEL)
     return signature
 
 
 def raw_outputs(model: onnx.ModelProto, deployed: ModelSignature) -> list[DeployedTensor]:
     *labels, scores = [value.name for value in model.graph.output]
-    classes = len(deployed["classes"])
-    label: list[DeployedTensor] = [{"name": name, "dtype": "string", "shape": ["batch", 1]} for name in labels]
-    units = "probabilities" if labels else deployed["outputs"][0].get("units", "")
-    return [*label, {"name": scores, "dtype": "float32", "shape": ["batch", classes or 1], "units": units}]
+    units = "probabilities" if labels else deployed.outputs[0].units
+    return [
+        *(DeployedTensor(name, "string", ("batch", 1)) for name in labels),
+        DeployedTensor(scores, "float32", ("batch", len(deployed.classes) or 1), units),
+    ]
 
 
 def holdout_of(data: PreparedData) -> Holdout | None:
@@ -118,15 +115,15 @@ def holdout_of(data: PreparedData) -> Holdout | None:
     if not settings or "split" not in settings:
         return None
     if schema.get("cuts"):
-        return {"by": "time", "settings": {"column": settings["time"]}, "cuts": schema["cuts"]}
+        return Holdout("time", {"column": settings["time"]}, schema["cuts"])
     by = next((name for name in ("group", "id") if settings.get(name)), "content")
     hashed = [column["name"] for column in schema["columns"] if column["role"] not in ("dropped", "weight")]
     shares = {name: settings["split"][name] for name in ("validation", "test", "seed")}
     columns = sorted(hashed) if by == "content" else [settings[by]]
-    return {"by": by, "settings": {**shares, "columns": columns}, "cuts": None}
+    return Holdout(by, {**shares, "columns": columns}, None)
 
 
-def finish(writer: ArtifactWriter, made_by: Mapping[str, Any]) -> Artifact:
+def finish(writer: ArtifactWriter, made_by: Mapping[str, object]) -> Artifact:
     """Write the manifest, and its digest beside it."""
     artifact = writer.finish(KIND, made_by)
     (writer.directory / DIGEST).write_text(digest_line(artifact.fingerprint), encoding="utf-8")
@@ -135,10 +132,10 @@ def finish(writer: ArtifactWriter, made_by: Mapping[str, Any]) -> Artifact:
 
 def encode(columns: RawColumns, opset: int) -> dict[str, np.ndarray]:
     """The drawn rows as the model's inputs."""
-    made = encoder(columns, opset)
-    drawn = zip(names(made), draw_raw(columns).values(), columns.types.values(), strict=True)
-    tensors = run(made, {name: column_of(values, dtype_of(kind)) for name, values, kind in drawn})
-    return {value.name: tensor for value, tensor in zip(made.graph.output, tensors, strict=True)}
+    encoding = encoder(columns, opset)
+    drawn = zip(names(encoding), draw_raw(columns).values(), columns.types.values(), strict=True)
+    tensors = run(encoding, {name: column_of(values, dtype_of(kind)) for name, values, kind in drawn})
+    return {value.name: tensor for value, tensor in zip(encoding.graph.output, tensors, strict=True)}
 
 
 def run(model: onnx.ModelProto, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
@@ -150,10 +147,10 @@ def run(model: onnx.ModelProto, feed: dict[str, np.ndarray]) -> list[np.ndarray]
     return session.run(None, feed)
 
 
-def save(model: onnx.ModelProto, said: dict[str, str], path: Path) -> None:
+def save(model: onnx.ModelProto, properties: dict[str, str], path: Path) -> None:
     import onnx
 
-    onnx.save(with_metadata(model, said), path)
+    onnx.save(with_metadata(model, properties), path)
 
 
 def names(model: onnx.ModelProto) -> list[str]:
@@ -171,3 +168,21 @@ def tolerance(outputs: np.ndarray, coarse: bool) -> float:
 def softmax(logits: np.ndarray) -> np.ndarray:
     powers = np.exp(logits - logits.max(axis=1, keepdims=True))
     return powers / powers.sum(axis=1, keepdims=True)
+
+
+DIRECTORY = "hugging-face"
+
+
+def write_hugging_face(writer: ArtifactWriter, model: nn.Module, data: PreparedData) -> None:
+    """Write the directory if ``model`` is a predictor of our transformer, with the tokenizer if the data has one."""
+    from slipstream.models.hugging_face import files_of
+    from slipstream.models.transformer import Transformer
+
+    network = getattr(model, "network", None)
+    if not isinstance(network, Transformer):
+        return
+    for name, content in files_of(network):
+        writer.write_bytes(f"{DIRECTORY}/{name}", content)
+    for name in data.artifact.files:
+        if name.startswith(f"{TOKENIZER}/"):
+            writer.write_bytes(name.replace(TOKENIZER, DIRECTORY, 1), data.artifact.read_bytes(name))

@@ -6,12 +6,11 @@ import json
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import onnx
 from onnx import TensorProto
 
-from slipstream.artifacts.results.export import ModelSignature
+from slipstream.artifacts.results.export import DeployedTensor, ModelSignature
 from slipstream.artifacts.versions import ROOT
 
 PREFIX = "slipstream."
@@ -31,25 +30,31 @@ def with_metadata(model: onnx.ModelProto, entries: Mapping[str, str]) -> onnx.Mo
 class Origin:
     """Where a model comes from: the fingerprints of ``made_by``, its licence, and the CPUs that it was made for."""
 
-    made_by: Mapping[str, Any]
+    made_by: Mapping[str, object]
     licence: str
     cpu_target: str
 
 
-def entries(deployed: ModelSignature, inputs: Any, outputs: Any, origin: Origin) -> dict[str, str]:
+def entries(
+    deployed: ModelSignature, inputs: list[DeployedTensor], outputs: list[DeployedTensor], origin: Origin
+) -> dict[str, str]:
     """Names, types and units of ``inputs`` and ``outputs``, the classes, the origin. What is unknown is left out."""
-    found = {
-        "task": deployed["task"],
-        "target": deployed["target"],
-        "inputs": json.dumps(inputs, ensure_ascii=False),
-        "outputs": json.dumps(outputs, ensure_ascii=False),
-        "classes": json.dumps(deployed["classes"], ensure_ascii=False),
+    texts = {
+        "task": deployed.task,
+        "target": deployed.target,
+        "inputs": json.dumps([described(each) for each in inputs], ensure_ascii=False),
+        "outputs": json.dumps([described(each) for each in outputs], ensure_ascii=False),
+        "classes": json.dumps(deployed.classes, ensure_ascii=False),
         **{name: str(origin.made_by.get(name, "")) for name in ("prepared", "trained", "code")},
         "commit": commit(),
         "cpu_target": origin.cpu_target,
         "licence": origin.licence,
     }
-    return {name: text for name, text in found.items() if text}
+    return {name: text for name, text in texts.items() if text}
+
+
+def described(tensor: DeployedTensor) -> dict[str, object]:
+    return {name: value for name, value in vars(tensor).items() if value is not None}
 
 
 def commit() -> str:

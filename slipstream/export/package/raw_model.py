@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
@@ -41,7 +42,7 @@ class Graph:
         self.taken.add(name)
         return name
 
-    def constant(self, value: Any, dtype: Any = np.float64) -> str:
+    def constant(self, value: npt.ArrayLike, dtype: npt.DTypeLike = np.float64) -> str:
         name = self.name("encode/constant")
         self.constants.append(numpy_helper.from_array(np.asarray(value, dtype), name))
         return name
@@ -79,9 +80,9 @@ def raw_model(model: onnx.ModelProto, columns: RawColumns, classes: Sequence[str
         value_info=inner.graph.value_info,
     )
     opsets = [*inner.opset_import, helper.make_opsetid(ML_DOMAIN, ML_OPSET)]
-    made = helper.make_model(graph, opset_imports=opsets, ir_version=inner.ir_version, functions=inner.functions)
-    onnx.checker.check_model(made)
-    return made
+    whole = helper.make_model(graph, opset_imports=opsets, ir_version=inner.ir_version, functions=inner.functions)
+    onnx.checker.check_model(whole)
+    return whole
 
 
 def encoder(columns: RawColumns, opset: int) -> onnx.ModelProto:
@@ -96,8 +97,8 @@ def encoder(columns: RawColumns, opset: int) -> onnx.ModelProto:
         outputs.append(helper.make_tensor_value_info(name, types[name], [BATCH, None]))
     values = [column_input(inputs[column], kind) for column, kind in columns.types.items()]
     opsets = [helper.make_opsetid("", opset), helper.make_opsetid(ML_DOMAIN, ML_OPSET)]
-    made = helper.make_graph(graph.nodes, "encode", values, outputs, graph.constants)
-    return helper.make_model(made, opset_imports=opsets, ir_version=10)
+    encoding = helper.make_graph(graph.nodes, "encode", values, outputs, graph.constants)
+    return helper.make_model(encoding, opset_imports=opsets, ir_version=10)
 
 
 def column_input(name: str, kind: str) -> onnx.ValueInfoProto:
@@ -111,8 +112,8 @@ def outer_ends(graph: Graph, output: str, classes: Sequence[str], ends: list[str
         return [helper.make_tensor_value_info(ends[0], TensorProto.FLOAT, [BATCH, 1])]
     label, probabilities = ends
     best = graph.add("ArgMax", output, axis=1, keepdims=1)
-    numbered: dict[str, Any] = {"keys_int64s": list(range(len(classes))), "values_strings": list(classes)}
-    graph.add("LabelEncoder", best, named=label, domain=ML_DOMAIN, **numbered)
+    numbers, names = list(range(len(classes))), list(classes)
+    graph.add("LabelEncoder", best, named=label, domain=ML_DOMAIN, keys_int64s=numbers, values_strings=names)
     graph.add("Softmax", output, named=probabilities, axis=1)
     return [
         helper.make_tensor_value_info(label, TensorProto.STRING, [BATCH, 1]),
@@ -134,11 +135,13 @@ def encode(graph: Graph, columns: RawColumns, inputs: dict[str, str]) -> dict[st
 
 def encode_texts(graph: Graph, texts: str, vocabulary: Sequence[str], missing: Sequence[str]) -> str:
     """int64 codes of a column of texts."""
-    codes = {**dict.fromkeys(missing, MISSING), **{text: FIRST + place for place, text in enumerate(vocabulary)}}
+    codes = {**dict.fromkeys(missing, MISSING), **{text: FIRST + index for index, text in enumerate(vocabulary)}}
     # A table needs at least one entry.
     codes = codes or {"": UNSEEN}
-    table: dict[str, Any] = {"keys_strings": list(codes), "values_int64s": list(codes.values())}
-    return graph.add("LabelEncoder", texts, domain=ML_DOMAIN, default_int64=UNSEEN, **table)
+    names, numbers = list(codes), list(codes.values())
+    return graph.add(
+        "LabelEncoder", texts, domain=ML_DOMAIN, default_int64=UNSEEN, keys_strings=names, values_int64s=numbers
+    )
 
 
 def encode_numbers(graph: Graph, columns: RawColumns, inputs: dict[str, str]) -> str:
@@ -146,7 +149,7 @@ def encode_numbers(graph: Graph, columns: RawColumns, inputs: dict[str, str]) ->
 
     Inputs that are computed alike are computed together, and brought into their order at the end.
     """
-    places = {name: place for place, name in enumerate(columns.numeric)}
+    places = {name: index for index, name in enumerate(columns.numeric)}
     raw = graph.add("Concat", *(inputs[name] for name in columns.numeric), axis=1)
 
     def gather(tensor: str, wanted: Sequence[int], width: int) -> str:
@@ -154,13 +157,13 @@ def encode_numbers(graph: Graph, columns: RawColumns, inputs: dict[str, str]) ->
         return tensor if same else graph.add("Gather", tensor, graph.constant(wanted, np.int64), axis=1)
 
     alike: dict[Callable[..., str], list[int]] = {}
-    for place, number in enumerate(columns.numbers):
-        alike.setdefault(function_of(number), []).append(place)
-    ordered = [place for group in alike.values() for place in group]
-    numbers = [columns.numbers[place] for place in ordered]
+    for index, number in enumerate(columns.numbers):
+        alike.setdefault(function_of(number), []).append(index)
+    ordered = [index for group in alike.values() for index in group]
+    numbers = [columns.numbers[index] for index in ordered]
     parts = []
     for function, group in alike.items():
-        taken = [columns.numbers[place] for place in group]
+        taken = [columns.numbers[index] for index in group]
         part = gather(raw, [places[number.name] for number in taken], len(places))
         parts.append(function(graph, part, taken))
     curved = graph.add("Concat", *parts, axis=1) if len(parts) > 1 else parts[0]
@@ -170,7 +173,7 @@ def encode_numbers(graph: Graph, columns: RawColumns, inputs: dict[str, str]) ->
     gaps = graph.add("IsNaN", scaled)
     present = graph.add("Where", gaps, graph.constant(0.0), scaled)
     cut = graph.add("Clip", present, graph.constant(-FARTHEST), graph.constant(FARTHEST))
-    order = [ordered.index(place) for place in range(len(ordered))]
+    order = [ordered.index(index) for index in range(len(ordered))]
     encoded = gather(graph.add("Cast", cut, to=TensorProto.FLOAT), order, len(order))
     if not columns.indicators:
         return encoded

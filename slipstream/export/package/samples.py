@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from slipstream.artifacts.prepared.data import Signature
@@ -43,18 +41,19 @@ def draw_tensors(signature: Signature) -> dict[str, np.ndarray]:
     return drawn
 
 
-def draw_raw(columns: RawColumns) -> dict[str, list[Any]]:
+def draw_raw(columns: RawColumns) -> dict[str, list[str] | list[float | None]]:
     """``ROWS`` values of each raw column, as JSON holds them; None is a missing number."""
     rng = np.random.default_rng(SEED)
     vocabularies = {category.name: category.vocabulary for category in columns.categories}
     numbers = {number.name: number for number in reversed(columns.numbers) if not number.part}
-    drawn: dict[str, list[Any]] = {}
+    drawn: dict[str, list[str] | list[float | None]] = {}
     for name, kind in columns.types.items():
         if kind == TEXT:
-            known = [*vocabularies[name], UNSEEN_TEXT]
-            drawn[name] = [known[place] for place in rng.integers(0, len(known), ROWS)]
+            choices = [*vocabularies[name], UNSEEN_TEXT]
+            texts = [choices[index] for index in rng.integers(0, len(choices), ROWS)]
             if columns.missing:
-                drawn[name][int(rng.integers(ROWS))] = columns.mark
+                texts[int(rng.integers(ROWS))] = columns.mark
+            drawn[name] = texts
         else:
             drawn[name] = draw_numbers(numbers[name], kind, rng)
     return drawn

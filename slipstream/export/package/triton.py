@@ -18,7 +18,8 @@ from typing import Any
 import click
 
 from slipstream.artifacts.format import link_or_copy
-from slipstream.artifacts.results.export import DeployedSignature, DeployedTensor, ExportReport
+from slipstream.artifacts.records import from_json
+from slipstream.artifacts.results.export import REPORT, SIGNATURE, DeployedSignature, DeployedTensor, ExportReport
 from slipstream.errors import UserError
 from slipstream.export.check import BadPackage, check_files, read_manifest
 
@@ -51,14 +52,14 @@ def write_repository(directory: Path, repository: Path, name: str = "") -> list[
         check_files(directory, read_manifest(directory)["files"])
     except BadPackage as error:
         raise UserError(str(error)) from None
-    signature: DeployedSignature = json.loads((directory / "signature.json").read_text(encoding="utf-8"))
-    report: ExportReport = json.loads((directory / "export.json").read_text(encoding="utf-8"))
-    name = name or re.sub(r"\W+", "_", signature["target"], flags=re.ASCII).strip("_") or "model"
+    signature = from_json((directory / SIGNATURE).read_bytes(), DeployedSignature, directory / SIGNATURE)
+    report = from_json((directory / REPORT).read_bytes(), ExportReport, directory / REPORT)
+    name = name or re.sub(r"\W+", "_", signature.target, flags=re.ASCII).strip("_") or "model"
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name, re.ASCII):
         raise UserError(f"--name: {name!r} is not allowed; expected letters, digits, '_', '-' and '.'")
-    models = {name: (signature["model"], signature["inputs"], signature["outputs"])}
-    if raw := signature["raw"]:
-        models[f"{name}_raw"] = (raw["model"], raw["inputs"], raw["outputs"])
+    models = {name: (signature.model, signature.inputs, signature.outputs)}
+    if raw := signature.raw:
+        models[f"{name}_raw"] = (raw.model, raw.inputs, raw.outputs)
     for model in models:
         if (repository / model).exists():
             raise UserError(f"{repository / model}: is there already; remove it, or choose another name by --name")
@@ -70,10 +71,10 @@ def write_repository(directory: Path, repository: Path, name: str = "") -> list[
                 raise UserError(f"{model}/config.pbtxt: {flaws[0]}")
             text = rendered(config)
             parse(text)
-            place = Path(scratch, model)
-            (place / VERSION).mkdir(parents=True)
-            (place / "config.pbtxt").write_text(text, encoding="utf-8")
-            link_or_copy(directory / file, place / VERSION / "model.onnx")
+            target = Path(scratch, model)
+            (target / VERSION).mkdir(parents=True)
+            (target / "config.pbtxt").write_text(text, encoding="utf-8")
+            link_or_copy(directory / file, target / VERSION / "model.onnx")
         repository.mkdir(exist_ok=True)
         return [Path(shutil.move(Path(scratch, model), repository / model)) for model in models]
 
@@ -83,8 +84,8 @@ def configuration(
 ) -> Config:
     """The fields of ``config.pbtxt``. Preferred batches are those that the measurements of the chosen variant show to
     be worth waiting for, and a request waits for others as long as a row alone takes."""
-    chosen = next(variant for variant in report["variants"] if variant["chosen"])
-    speeds = {int(rows): speed for rows, speed in chosen["rows_per_second"].items()}
+    chosen = next(variant for variant in report.variants if variant.chosen)
+    speeds = {int(rows): speed for rows, speed in chosen.rows_per_second.items()}
     preferred = [rows for rows in sorted(speeds) if rows > 1 and is_worth(rows, speeds)]
     config: Config = {
         "name": name,
@@ -93,14 +94,14 @@ def configuration(
         "input": [tensor(spec) for spec in inputs],
         "output": [tensor(spec) for spec in outputs],
         "instance_group": [{"kind": Name("KIND_CPU"), "count": 1}],
-        "parameters": [{"key": "intra_op_thread_count", "value": {"string_value": str(report["machine"]["threads"])}}],
+        "parameters": [{"key": "intra_op_thread_count", "value": {"string_value": str(report.machine.threads)}}],
         "model_warmup": [
             {
                 "name": f"zeros_{rows}",
                 "batch_size": rows,
                 "inputs": [
                     {
-                        "key": spec["name"],
+                        "key": spec.name,
                         "value": {"data_type": dtype(spec), "dims": dims(spec), "zero_data": True},
                     }
                     for spec in inputs
@@ -120,16 +121,16 @@ def is_worth(rows: int, speeds: Mapping[int, float]) -> bool:
 
 
 def tensor(spec: DeployedTensor) -> Config:
-    return {"name": spec["name"], "data_type": dtype(spec), "dims": dims(spec)}
+    return {"name": spec.name, "data_type": dtype(spec), "dims": dims(spec)}
 
 
 def dtype(spec: DeployedTensor) -> Name:
-    return Name(TYPES[spec["dtype"]])
+    return Name(TYPES[spec.dtype])
 
 
 def dims(spec: DeployedTensor) -> list[int]:
     """Without the batch, which Triton puts before them."""
-    return [int(size) for size in spec["shape"][1:]]
+    return [int(size) for size in spec.shape[1:]]
 
 
 # Whether it is right
@@ -145,14 +146,14 @@ def flaws_of(
     if largest < 1:
         yield f"max_batch_size: {largest}; expected at least 1, as the first dimension is the batch"
     for kind, specs in (("input", inputs), ("output", outputs)):
-        found = {entry["name"]: (entry["data_type"], entry["dims"]) for entry in config[kind]}
-        if len(found) != len(config[kind]):
+        written = {entry["name"]: (entry["data_type"], entry["dims"]) for entry in config[kind]}
+        if len(written) != len(config[kind]):
             yield f"{kind}: a name occurs twice"
         for spec in specs:
-            right = (TYPES[spec["dtype"]], dims(spec))
-            if found.pop(spec["name"], None) != right:
-                yield f"{kind} {spec['name']!r}: expected {right[0]} with dims {right[1]}, as in the model"
-        for name in found:
+            right = (TYPES[spec.dtype], dims(spec))
+            if written.pop(spec.name, None) != right:
+                yield f"{kind} {spec.name!r}: expected {right[0]} with dims {right[1]}, as in the model"
+        for name in written:
             yield f"{kind} {name!r}: the model has no such {kind}"
     preferred = config.get("dynamic_batching", {}).get("preferred_batch_size", [])
     for rows in preferred:
@@ -164,7 +165,7 @@ def flaws_of(
         if not 1 <= warm["batch_size"] <= largest:
             yield f"model_warmup {warm['name']!r}: batch_size {warm['batch_size']}; expected 1 to {largest}"
         given = {entry["key"]: (entry["value"]["data_type"], entry["value"]["dims"]) for entry in warm["inputs"]}
-        if given != {spec["name"]: (TYPES[spec["dtype"]], dims(spec)) for spec in inputs}:
+        if given != {spec.name: (TYPES[spec.dtype], dims(spec)) for spec in inputs}:
             yield f"model_warmup {warm['name']!r}: its inputs are not the model's"
 
 
@@ -200,7 +201,7 @@ def lines_of(message: Config) -> Iterator[str]:
                 yield f"{name}: {scalar(each)}"
 
 
-def scalar(value: Any) -> str:
+def scalar(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return str(value) if isinstance(value, (Name, int)) else json.dumps(value, ensure_ascii=False)
@@ -215,5 +216,5 @@ def main(directory: Path, repository: Path, name: str) -> None:
 
     Example: slipstream triton runs/…/model models/ --name churn
     """
-    for made in write_repository(directory, repository, name):
-        click.echo(made)
+    for written in write_repository(directory, repository, name):
+        click.echo(written)

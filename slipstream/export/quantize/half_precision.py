@@ -34,9 +34,9 @@ def write_half(prepared: Path, target: Path, kind: Half) -> None:
     """
     import onnx
 
-    made = Converter(onnx.load(prepared), kind).model()
-    onnx.checker.check_model(made, full_check=True)
-    onnx.save(made, target)
+    converted = Converter(onnx.load(prepared), kind).model()
+    onnx.checker.check_model(converted, full_check=True)
+    onnx.save(converted, target)
 
 
 def error_of(path: Path, fp32: Path, inputs: Sequence[np.ndarray]) -> float:
@@ -47,16 +47,16 @@ def error_of(path: Path, fp32: Path, inputs: Sequence[np.ndarray]) -> float:
     import onnx
     from onnx.reference import ReferenceEvaluator
 
-    found = []
+    results = []
     for file in (fp32, path):
         model = onnx.load(file)
         feed = {value.name: rows[:TRIED_ROWS] for value, rows in zip(model.graph.input, inputs, strict=True)}
         with np.errstate(all="ignore"):
             outputs: Any = ReferenceEvaluator(model).run(None, feed)
-        found.append(outputs[0])
-    if not np.isfinite(found[1]).all():
+        results.append(outputs[0])
+    if not np.isfinite(results[1]).all():
         raise UserError(f"{path.name}: an output is not finite: the numbers are too large for 16 bits")
-    return largest_difference(*found)
+    return largest_difference(*results)
 
 
 class Converter:
@@ -81,45 +81,45 @@ class Converter:
         import onnx
 
         graph = self.source.graph
-        nodes = [made for node in graph.node for made in self.converted(node)]
+        nodes = [converted for node in graph.node for converted in self.converted(node)]
         if not any(node.op_type in CONVOLUTIONS and node.output[0] in self.halves.values() for node in nodes):
             opset = opset_of(self.source)
             raise UserError(f"export.opset: {opset} has no product of this model in {self.kind}; set it to 22 or more")
         for value in graph.output:
             nodes += self.cast(value.name) if value.name in self.only_half else []
-        made = onnx.ModelProto()
-        made.CopyFrom(self.source)
+        converted = onnx.ModelProto()
+        converted.CopyFrom(self.source)
         for part, content in (("node", nodes), ("value_info", [])):
-            made.graph.ClearField(part)
-            getattr(made.graph, part).extend(content)
+            converted.graph.ClearField(part)
+            getattr(converted.graph, part).extend(content)
         used = {name for node in nodes for name in (*node.input, *captured(node))}
         initializers = [*graph.initializer, *(self.stored(name) for name in self.halves if name in self.weights)]
-        made.graph.ClearField("initializer")
-        made.graph.initializer.extend(tensor for tensor in initializers if tensor.name in used)
-        return made
+        converted.graph.ClearField("initializer")
+        converted.graph.initializer.extend(tensor for tensor in initializers if tensor.name in used)
+        return converted
 
     def converted(self, node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
         """The node, after the casts that it needs."""
         import onnx
 
-        made = onnx.NodeProto()
-        made.CopyFrom(node)
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
         if not self.in_half(node):
             for name in dict.fromkeys([*node.input, *captured(node)]):
                 yield from self.cast(name) if name in self.only_half else ()
-            yield made
+            yield copy
             return
-        for place, name in enumerate(node.input):
+        for index, name in enumerate(node.input):
             if name in self.floats:
                 if name not in self.halves and name not in self.weights:
                     yield self.cast_node(name, f"{name}.{self.kind}", self.type)
-                made.input[place] = self.halves.setdefault(name, f"{name}.{self.kind}")
-        for place, name in enumerate(node.output):
+                copy.input[index] = self.halves.setdefault(name, f"{name}.{self.kind}")
+        for index, name in enumerate(node.output):
             if name in self.floats:
-                made.output[place] = self.halves[name] = f"{name}.{self.kind}"
+                copy.output[index] = self.halves[name] = f"{name}.{self.kind}"
                 self.computed.add(name)
                 self.only_half.add(name)
-        yield made
+        yield copy
 
     def in_half(self, node: onnx.NodeProto) -> bool:
         read = [name for name in node.input if name in self.floats]
@@ -162,10 +162,10 @@ class Converter:
         self.only_half.discard(name)
         yield self.cast_node(self.halves[name], name, TensorProto.FLOAT)
 
-    def cast_node(self, read: str, made: str, kind: int) -> onnx.NodeProto:
+    def cast_node(self, read: str, name: str, kind: int) -> onnx.NodeProto:
         from onnx import helper
 
-        return helper.make_node("Cast", [read], [made], f"{made}.cast", to=kind)
+        return helper.make_node("Cast", [read], [name], f"{name}.cast", to=kind)
 
 
 def captured(node: onnx.NodeProto) -> Iterator[str]:

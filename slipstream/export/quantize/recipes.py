@@ -50,12 +50,12 @@ class Recipe:
 def narrow_convolutions(model: onnx.ModelProto) -> list[str]:
     """The names of convolutions of at most ``NARROW`` input channels, those that work channel by channel apart."""
     channels = {weight.name: weight.dims[1] for weight in model.graph.initializer if len(weight.dims) > 2}
-    found = []
+    names = []
     for node in model.graph.node:
         grouped = any(attribute.name == "group" and attribute.i > 1 for attribute in node.attribute)
         if node.op_type == "Conv" and not grouped and channels.get(node.input[1], NARROW + 1) <= NARROW:
-            found.append(node.name)
-    return found
+            names.append(node.name)
+    return names
 
 
 def convolutional(model: onnx.ModelProto) -> bool:

@@ -18,11 +18,9 @@ from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.comparison.quality import UNITS, right_of
 from slipstream.export.choose import VariantVerdict
 from slipstream.export.config import ExportConfig
-from slipstream.export.quantize.candidate import ExportCandidate
 from slipstream.export.quantize.quantise import Quantiser
-from slipstream.export.quantize.recipes import FOR_GPUS, recipes_for
-from slipstream.export.quantize.sensitivity import rank_by_error
-from slipstream.export.quantize.speed_ranking import SpeedRanking, fastest_first
+from slipstream.export.quantize.recipes import CONVOLUTIONS, FOR_GPUS, Recipe, recipes_for
+from slipstream.export.quantize.speed_ranking import ExportCandidate, SpeedRanking, fastest_first
 from slipstream.export.session import onnx_predictor
 from slipstream.models.predict import inputs_of, predict, targets_of
 
@@ -89,13 +87,13 @@ def calibration(data: PreparedData, config: ExportConfig) -> tuple[np.ndarray, .
 def search_rows(fp32: Path, data: PreparedData, config: ExportConfig) -> np.ndarray:
     """Rows of the validation split, or of the training split if there are none: as many as FP32 predicts in a small
     share of the time."""
-    found = data.sample("validation", MOST_ROWS)
-    if not len(found):
-        found = data.sample("train", MOST_ROWS)
+    records = data.sample("validation", MOST_ROWS)
+    if not len(records):
+        records = data.sample("train", MOST_ROWS)
     started = time.perf_counter()
-    predicted(fp32, data, found[:FEWEST_ROWS], config)
-    taken = (time.perf_counter() - started) / len(found[:FEWEST_ROWS])
-    return found[: max(FEWEST_ROWS, int(LOSS * config.seconds / max(taken, 1e-9)))]
+    predicted(fp32, data, records[:FEWEST_ROWS], config)
+    taken = (time.perf_counter() - started) / len(records[:FEWEST_ROWS])
+    return records[: max(FEWEST_ROWS, int(LOSS * config.seconds / max(taken, 1e-9)))]
 
 
 def predicted(path: Path, data: PreparedData, records: np.ndarray, config: ExportConfig) -> np.ndarray:
@@ -201,3 +199,27 @@ def rejection(candidate: ExportCandidate, task: str, config: ExportConfig) -> Va
         return VariantVerdict("dropped", "clearly slower than FP32 at every batch size, in its first turns")
     seen = ", ".join(f"{speed:.2f} at batch {batch}" for batch, speed in candidate.speed.items())
     return VariantVerdict("dropped", f"others were faster in their first turns (times as fast as FP32: {seen})")
+
+
+def products_of(path: Path) -> list[str]:
+    """The names of a file's convolutions and matrix products with a weight."""
+    import onnx
+
+    graph = onnx.load(path).graph
+    weights = {tensor.name for tensor in graph.initializer}
+    return [node.name for node in graph.node if node.op_type in CONVOLUTIONS and weights & set(node.input)]
+
+
+def rank_by_error(quantiser: Quantiser, recipe: Recipe, deadline: float) -> dict[str, float]:
+    """The mean absolute error of the outputs if one layer alone is quantised, by its name, the largest first.
+
+    On the calibration rows. Layers that there was no time for (``deadline`` on ``time.perf_counter``) are not there.
+    """
+    expected = onnx_predictor(quantiser.fp32, 1)(quantiser.inputs)
+    target, errors = quantiser.scratch / "single.onnx", dict[str, float]()
+    for name in products_of(quantiser.prepared(recipe.smooth)):
+        if time.perf_counter() > deadline:
+            break
+        quantiser.make(recipe, target, only=[name])
+        errors[name] = float(np.abs(onnx_predictor(target, 1)(quantiser.inputs) - expected).mean())
+    return dict(sorted(errors.items(), key=lambda item: -item[1]))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +14,25 @@ import numpy as np
 from slipstream.artifacts.prepared.data import Signature
 from slipstream.comparison.latencies import SCREENING_ROUNDS, Workload, screen_speedups
 from slipstream.export.config import ExportConfig
-from slipstream.export.quantize.candidate import ExportCandidate
+from slipstream.export.quantize.recipes import Recipe
 from slipstream.export.session import onnx_predictor
 from slipstream.models.predict import ModelFunction
+
+
+@dataclass
+class ExportCandidate:
+    """A quantised file, its loss on the rows of the search, and its estimated speedup over FP32 by batch size."""
+
+    name: str
+    recipe: Recipe
+    path: Path
+    loss: float
+    speed: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        return self.path.stat().st_size
+
 
 #: A variant is left out at a batch size if none of its turns came nearer to FP32's speed.
 CLEARLY_SLOWER = 0.9
@@ -56,7 +72,7 @@ class SpeedRanking:
         twice as many rounds, and then the faster half of that, until one is left or ``deadline``
         (``time.perf_counter``) is over.
         """
-        runs, found = self.loaded(candidates), dict[int, list[ExportCandidate]]()
+        runs, ranked = self.loaded(candidates), dict[int, list[ExportCandidate]]()
         for batch, until in self.shares(deadline):
             field, slower, rounds = fastest_first(candidates, batch), list[ExportCandidate](), SCREENING_ROUNDS
             while len(field) > 1 and time.perf_counter() < until:
@@ -68,8 +84,8 @@ class SpeedRanking:
                 field = fastest_first(field, batch)
                 half = -(-len(field) // 2)
                 field, slower = field[:half], [*field[half:], *slower]
-            found[batch] = [*field, *slower]
-        return found
+            ranked[batch] = [*field, *slower]
+        return ranked
 
     def shares(self, deadline: float) -> Iterator[tuple[int, float]]:
         """The batch sizes, the smallest first, each with the end of its share of the time that is left."""

@@ -52,9 +52,9 @@ def write_tensorrt(prepared: Path, target: Path, inputs: Sequence[np.ndarray]) -
             nodes_to_exclude=stacked_products(model),
             extra_options={**options, "OpTypesToExcludeOutputQuantization": list(CONVOLUTIONS)},
         )
-    made = without_provenance(onnx.load(target))
-    check_symmetric(made)
-    onnx.save(made, target)
+    plain = without_provenance(onnx.load(target))
+    check_symmetric(plain)
+    onnx.save(plain, target)
 
 
 def check_symmetric(model: onnx.ModelProto) -> None:

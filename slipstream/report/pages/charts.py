@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from slipstream.artifacts.results.evaluation import RocCurve, Scatter
+from slipstream.artifacts.results.evaluation import CalibrationBin, RocCurve, Scatter
 from slipstream.artifacts.results.export import ExportReport
+from slipstream.artifacts.results.training import History
 from slipstream.report import formatting as fmt
 from slipstream.report.pages.inline_svg import CARD, INK, PIXELS_PER_INCH, SERIES, SOFT, WIDTH, inline_svg, tooltip
 
@@ -20,34 +21,34 @@ LARGEST_CELL = 84.0
 DARK = 0.7
 #: About the width of a letter in an axis label, and the height of a line, in pixels.
 LETTER, LINE_HEIGHT = 7.5, 19.0
-REFERENCE_LINE: dict[str, Any] = {"color": SOFT, "linestyle": (0, (4, 3)), "linewidth": 1.2}
+LineStyle = dict[str, Any]
+REFERENCE_LINE: LineStyle = {"color": SOFT, "linestyle": (0, (4, 3)), "linewidth": 1.2}
 
 
 @inline_svg
-def loss(axes: Axes, history: Mapping[str, Any]) -> str:
+def loss(axes: Axes, history: History) -> str:
     """Training and validation loss over the epochs."""
-    steps = [step for step in history["steps"] if step["loss"] is not None]
-    axes.plot([step["epoch"] for step in steps], [step["loss"] for step in steps], label="training")
+    axes.plot([step.epoch for step in history.steps], [step.loss for step in history.steps], label="training")
     plot_validation(axes, history, "loss")
     legend(axes)
     return "Training and validation loss over the epochs"
 
 
 @inline_svg
-def validation_metric(axes: Axes, history: Mapping[str, Any], metric: str) -> str:
+def validation_metric(axes: Axes, history: History, metric: str) -> str:
     """A metric of the validation split over the epochs."""
     plot_validation(axes, history, metric)
     axes.yaxis.set_major_formatter(percent if metric in fmt.SHARES else number)
     return f"Validation {fmt.NAMES.get(metric, metric)} over the epochs"
 
 
-def plot_validation(axes: Axes, history: Mapping[str, Any], key: str) -> None:
+def plot_validation(axes: Axes, history: History, key: str) -> None:
     """A line over the evaluations, with a mark at the one whose weights were kept."""
-    found = [evaluation for evaluation in history["evaluations"] if evaluation.get(key) is not None]
-    axes.plot([each["epoch"] for each in found], [each[key] for each in found], color=SERIES[1], label="validation")
-    for best in (each for each in found if each["step"] == history.get("best", {}).get("step")):
-        words = f"best: {fmt.metric(key, best[key])} at step {fmt.count(best['step'])}"
-        plot_point(axes, best["epoch"], best[key], SERIES[1], words)
+    points = [(each, value) for each in history.evaluations if (value := getattr(each, key)) is not None]
+    axes.plot([each.epoch for each, _ in points], [value for _, value in points], color=SERIES[1], label="validation")
+    for best, value in ((each, value) for each, value in points if each.step == history.best.step):
+        words = f"best: {fmt.metric(key, value)} at step {fmt.count(best.step)}"
+        plot_point(axes, best.epoch, value, SERIES[1], words)
     axes.set_xlabel("epoch")
     axes.set_xlim(left=0)
     axes.xaxis.set_major_formatter(number)
@@ -98,7 +99,7 @@ def plot_cell(axes: Axes, row: int, column: int, count: int, share: float, words
 @inline_svg
 def roc_curve(axes: Axes, roc: RocCurve, positive: str) -> str:
     """True against false positive rate, beside the diagonal that guessing would reach."""
-    axes.plot(roc["fpr"], roc["tpr"], label=f"model, class {fmt.shortened(positive)}")
+    axes.plot(roc.fpr, roc.tpr, label=f"model, class {fmt.shortened(positive)}")
     axes.plot([0, 1], [0, 1], label="chance", **REFERENCE_LINE)
     unit_square(axes)
     axes.set(xlabel="false positive rate", ylabel="true positive rate")
@@ -107,16 +108,16 @@ def roc_curve(axes: Axes, roc: RocCurve, positive: str) -> str:
 
 
 @inline_svg
-def reliability_diagram(axes: Axes, bins: Sequence[Mapping[str, Any]]) -> str:
+def reliability_diagram(axes: Axes, bins: Sequence[CalibrationBin]) -> str:
     """Accuracy against mean confidence by bin of confidence; the area of a mark is the bin's share of the rows."""
-    rows = sum(each["rows"] for each in bins)
-    sure, right = [each["confidence"] for each in bins], [each["accuracy"] for each in bins]
+    rows = sum(each.rows for each in bins)
+    sure, right = [each.confidence for each in bins], [each.accuracy for each in bins]
     axes.plot(sure, right, label="model (larger: more rows)")
     for each in bins:
-        confidence, accuracy = fmt.percent(each["confidence"]), fmt.percent(each["accuracy"])
-        words = f"{fmt.rows(each['rows'])}: confidence {confidence}, accuracy {accuracy}"
-        diameter = 5 + 12 * math.sqrt(each["rows"] / rows)
-        plot_point(axes, each["confidence"], each["accuracy"], SERIES[0], words, diameter)
+        confidence, accuracy = fmt.percent(each.confidence), fmt.percent(each.accuracy)
+        words = f"{fmt.rows(each.rows)}: confidence {confidence}, accuracy {accuracy}"
+        diameter = 5 + 12 * math.sqrt(each.rows / rows)
+        plot_point(axes, each.confidence, each.accuracy, SERIES[0], words, diameter)
     axes.plot([0, 1], [0, 1], label="perfectly calibrated", **REFERENCE_LINE)
     unit_square(axes)
     axes.set(xlabel="confidence", ylabel="accuracy")
@@ -127,10 +128,10 @@ def reliability_diagram(axes: Axes, bins: Sequence[Mapping[str, Any]]) -> str:
 @inline_svg
 def predicted_against_actual(axes: Axes, scatter: Scatter, target: str) -> str:
     """One dot per test row, and the line on which predictions would be exact."""
-    values = [*scatter["actual"], *scatter["predicted"]]
+    values = [*scatter.actual, *scatter.predicted]
     ends = [min(values), max(values)]
-    dots: dict[str, Any] = {"linestyle": "", "marker": "o", "markersize": 4, "markeredgewidth": 0, "alpha": 0.45}
-    axes.plot(scatter["actual"], scatter["predicted"], label="test rows", **dots)
+    dots: LineStyle = {"linestyle": "", "marker": "o", "markersize": 4, "markeredgewidth": 0, "alpha": 0.45}
+    axes.plot(scatter.actual, scatter.predicted, label="test rows", **dots)
     axes.plot(ends, ends, label="predicted = actual", **REFERENCE_LINE)
     axes.set(xlabel=f"actual {fmt.shortened(target)}", ylabel="predicted")
     axes.locator_params(axis="x", nbins=6)
@@ -144,28 +145,28 @@ def predicted_against_actual(axes: Axes, scatter: Scatter, target: str) -> str:
 def quality_against_latency(axes: Axes, export: ExportReport) -> str:
     """Loss against FP32 with its limits over the median latency at the batch size that decides: the chosen variant
     filled, those on the Pareto front (none is both faster and better) joined, the allowed loss as a line."""
-    batch = str(export["decided_at_batch"])
-    found = [
-        (latency["value"], variant.get("quality"), variant)
-        for variant in export["variants"]
-        if variant["file"] and (latency := variant["latency_ms"][batch]["p50"])
+    batch = str(export.decided_at_batch)
+    measured = [
+        (ms, variant.quality, variant)
+        for variant in export.variants
+        if variant.file and (ms := variant.milliseconds(batch, "p50"))
     ]
-    points = sorted((ms, quality["loss"] if quality else 0.0) for ms, quality, _ in found)
+    points = sorted((ms, quality.loss if quality else 0.0) for ms, quality, _ in measured)
     front = [
         point for index, point in enumerate(points) if point[1] < min([p[1] for p in points[:index]] or [math.inf])
     ]
     axes.plot(*zip(*front, strict=True), color=SERIES[0], label="Pareto front")
-    for ms, quality, variant in found:
-        loss = quality["loss"] if quality else 0.0
+    for ms, quality, variant in measured:
+        loss = quality.loss if quality else 0.0
         if quality:
-            axes.plot([ms, ms], [quality["low"], quality["high"]], color=SERIES[1], linewidth=1.5)
-        words = f"{variant['name']}: {fmt.milliseconds(ms)}, loses {loss:.2f}, {variant['verdict']}"
-        plot_point(axes, ms, loss, SERIES[1] if quality else SERIES[0], words, 9.0 if variant["chosen"] else 6.0)
-        if variant["chosen"]:
+            axes.plot([ms, ms], [quality.low, quality.high], color=SERIES[1], linewidth=1.5)
+        words = f"{variant.name}: {fmt.milliseconds(ms)}, loses {loss:.2f}, {variant.verdict}"
+        plot_point(axes, ms, loss, SERIES[1] if quality else SERIES[0], words, 9.0 if variant.chosen else 6.0)
+        if variant.chosen:
             axes.plot([ms], [loss], linestyle="", marker="o", markersize=5, color=SERIES[0], zorder=4, label="chosen")
-    axes.axhline(export["max_loss"], label="allowed", **REFERENCE_LINE)
+    axes.axhline(export.max_loss, label="allowed", **REFERENCE_LINE)
     axes.margins(x=0.08, y=0.08)
-    unit = "% of RMSE" if export["task"] == "regression" else "points of accuracy"
+    unit = "% of RMSE" if export.task == "regression" else "points of accuracy"
     axes.set(xlabel=f"ms per call of batch {batch}", ylabel=f"{unit} lost")
     axes.locator_params(axis="x", nbins=5)  # times within a few percent have long labels
     axes.xaxis.set_major_formatter(number)
@@ -183,7 +184,7 @@ def unit_square(axes: Axes) -> None:
 
 def plot_point(axes: Axes, x: float, y: float, colour: str, words: str, diameter: float = 6.0) -> None:
     """A ring with a tooltip."""
-    ring: dict[str, Any] = {"markerfacecolor": CARD, "markeredgecolor": colour, "markeredgewidth": 2}
+    ring: LineStyle = {"markerfacecolor": CARD, "markeredgecolor": colour, "markeredgewidth": 2}
     axes.plot([x], [y], linestyle="", marker="o", markersize=diameter, gid=tooltip(words), zorder=3, **ring)
 
 

@@ -47,19 +47,19 @@ def draw(results: Results) -> dict[str, str | None]:
     from slipstream.report.pages import charts, network_charts
 
     history, evaluation, network = results.history, results.evaluation, results.network
-    classes = evaluation["classes"]
+    classes = evaluation.classes
     drawn: dict[str, str | None] = dict.fromkeys(("scatter", "roc", "confusion", "reliability"))
-    if scatter := evaluation.get("scatter"):
+    if scatter := evaluation.scatter:
         drawn["scatter"] = charts.predicted_against_actual(scatter, results.signature.target)
-    if roc := evaluation.get("roc"):
+    if roc := evaluation.roc:
         drawn["roc"] = charts.roc_curve(roc, classes[1])
-    if (confusion := evaluation.get("confusion")) and len(classes) <= MOST_CLASSES_DRAWN:
+    if (confusion := evaluation.confusion) and len(classes) <= MOST_CLASSES_DRAWN:
         drawn["confusion"] = charts.confusion_matrix(confusion, classes)
-    if bins := evaluation.get("calibration"):
+    if bins := evaluation.calibration:
         drawn["reliability"] = charts.reliability_diagram(bins)
     return drawn | {
         "loss": charts.loss(history),
-        "metric": charts.validation_metric(history, evaluation["metric"]["name"]),
+        "metric": charts.validation_metric(history, evaluation.metric.name),
         "variants": charts.quality_against_latency(results.export),
         **(network_charts.drawn(network.profile, network.course, network.model) if network else {}),
     }

@@ -28,7 +28,7 @@ def drawn(
 ) -> dict[str, Markup | None]:
     """Every chart by name; None where there is nothing to draw. ``course`` is that of the history, and ``model`` what
     is fitted to all_reduce, if they are known."""
-    series = {m.operation: found for m in profile.measurements if (found := moving(profile.of(m.operation)))}
+    series = {m.operation: moved for m in profile.measurements if (moved := moving(profile.of(m.operation)))}
     ranks = profile.fingerprint.world
     return {
         "bandwidth": bus_bandwidth(series, model, ranks),
@@ -38,9 +38,9 @@ def drawn(
     }
 
 
-def moving(found: Sequence[Measurement]) -> list[Measurement]:
+def moving(measurements: Sequence[Measurement]) -> list[Measurement]:
     """Those that move data: a barrier has no size."""
-    return [m for m in found if m.bytes]
+    return [m for m in measurements if m.bytes]
 
 
 @inline_svg
@@ -49,7 +49,7 @@ def bus_bandwidth(
 ) -> str:
     """Bus bandwidth over the message size, one line per collective; bars are intervals over launches, and the band that
     of the model."""
-    powers_of_ten(axes, [m.busbw() for found in series.values() for m in found], "GB/s")
+    powers_of_ten(axes, [m.busbw() for line in series.values() for m in line], "GB/s")
     band(axes, model, lambda size, seconds: size / seconds / 1e9 * bus_factor("all_reduce", ranks))
     plot(axes, series, lambda m, seconds: m.busbw(seconds))
     return "Bus bandwidth by message size"
@@ -59,7 +59,7 @@ def bus_bandwidth(
 def call_time(axes: Axes, series: Mapping[str, Sequence[Measurement]], model: Sequence[ModelPoint] = ()) -> str:
     """Median time of a call in microseconds over the message size; bars are intervals over launches, and the band that
     of the model."""
-    powers_of_ten(axes, [m.p50 * 1e6 for found in series.values() for m in found], "")
+    powers_of_ten(axes, [m.p50 * 1e6 for line in series.values() for m in line], "")
     band(axes, model, lambda _, seconds: seconds * 1e6)
     plot(axes, series, lambda m, seconds: seconds * 1e6)
     axes.yaxis.set_major_formatter(duration)
@@ -70,10 +70,10 @@ def band(axes: Axes, model: Sequence[ModelPoint], figure: Callable[[int, float],
     """The model of all_reduce behind what was measured: its line, and its interval as a band."""
     if not model:
         return
-    sizes = [point["bytes"] for point in model]
-    low = within(axes, [figure(p["bytes"], p["low"]) for p in model])
-    middle = within(axes, [figure(p["bytes"], p["seconds"]) for p in model])
-    high = within(axes, [figure(p["bytes"], p["high"]) for p in model])
+    sizes = [point.bytes for point in model]
+    low = within(axes, [figure(p.bytes, p.low) for p in model])
+    middle = within(axes, [figure(p.bytes, p.seconds) for p in model])
+    high = within(axes, [figure(p.bytes, p.high) for p in model])
     axes.fill_between(sizes, low, high, color=INK, alpha=0.12, linewidth=0, label="model of all_reduce")
     axes.plot(sizes, middle, color=INK, linewidth=1, alpha=0.6)
 
@@ -82,14 +82,14 @@ def plot(
     axes: Axes, series: Mapping[str, Sequence[Measurement]], figure: Callable[[Measurement, float], float]
 ) -> None:
     """A line for each operation, with a tooltip for each of its points."""
-    for (colour, style), (name, found) in zip(cycle(LINES), series.items(), strict=False):
-        axes.plot([m.bytes for m in found], [figure(m, m.p50) for m in found], style, color=colour, label=name)
-        for m in found:
+    for (colour, style), (name, line) in zip(cycle(LINES), series.items(), strict=False):
+        axes.plot([m.bytes for m in line], [figure(m, m.p50) for m in line], style, color=colour, label=name)
+        for m in line:
             if interval := m.interval():
                 ends = within(axes, [figure(m, seconds) for seconds in interval])
                 axes.plot([m.bytes] * 2, ends, color=colour, linewidth=1)
             plot_point(axes, m.bytes, figure(m, m.p50), colour, words(m), diameter=4.0)
-    sizes = sorted({m.bytes for found in series.values() for m in found})
+    sizes = sorted({m.bytes for line in series.values() for m in line})
     size_axis(axes, sizes)
     lines = -(-len(series) // 3)
     drawing = figure_of(axes)
@@ -131,11 +131,11 @@ def size_axis(axes: Axes, sizes: Sequence[int]) -> None:
 def powers_of_ten(axes: Axes, values: Sequence[float], unit: str) -> None:
     """A logarithmic axis from a power of ten to another."""
     axes.set_ylabel(unit)
-    found = [value for value in values if value > 0]
-    if found:
-        first = math.floor(math.log10(min(found)))
+    positive = [value for value in values if value > 0]
+    if positive:
+        first = math.floor(math.log10(min(positive)))
         axes.set_yscale("log")
-        axes.set_ylim(10.0**first, 10.0 ** max(math.ceil(math.log10(max(found))), first + 1))
+        axes.set_ylim(10.0**first, 10.0 ** max(math.ceil(math.log10(max(positive))), first + 1))
         axes.yaxis.set_major_locator(LogLocator(numticks=8))
         axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
@@ -144,21 +144,21 @@ def powers_of_ten(axes: Axes, values: Sequence[float], unit: str) -> None:
 def duration(microseconds: float, _: float = 0) -> str:
     """A tick label at a power of ten."""
     names = (("s", 1e6), ("ms", 1e3), ("µs", 1.0))
-    name, unit = next((found for found in names if microseconds >= found[1]), names[-1])
+    name, unit = next((fitting for fitting in names if microseconds >= fitting[1]), names[-1])
     return f"{microseconds / unit:g} {name}"
 
 
 @inline_svg
 def over_time(axes: Axes, course: Sequence[TrendPoint]) -> str:
     """Bus bandwidth of the largest all_reduce over the days of its profiles, with intervals over launches."""
-    days = [(point["measured_at"] - course[-1]["measured_at"]) / 86_400 for point in course]
-    axes.plot(days, [point["busbw"] for point in course])
+    days = [(point.measured_at - course[-1].measured_at) / 86_400 for point in course]
+    axes.plot(days, [point.busbw for point in course])
     for day, point in zip(days, course, strict=True):
-        low, high = point["low"], point["high"]
+        low, high = point.low, point.high
         if low is not None and high is not None:
             axes.plot([day, day], [low, high], color=SERIES[0], linewidth=1)
-        said = f"{fmt.moment(point['measured_at'])} UTC: {fmt.bandwidth(point['busbw'])}"
-        plot_point(axes, day, point["busbw"], SERIES[0], said)
+        words = f"{fmt.moment(point.measured_at)} UTC: {fmt.bandwidth(point.busbw)}"
+        plot_point(axes, day, point.busbw, SERIES[0], words)
     axes.set_ylim(bottom=0)
     axes.set(xlabel="days before this profile", ylabel="GB/s")
     return "Bus bandwidth of the largest all_reduce over time"
@@ -170,10 +170,10 @@ def pairs(axes: Axes, measured: Sequence[Measurement], world: int) -> str:
     slowest = max(pair.p50 for pair in measured)
     for pair in measured:
         shade, rate = pair.p50 / slowest, fmt.bandwidth(pair.busbw())
-        said = f"ranks {pair.ranks[0]} and {pair.ranks[1]}: {rate}, {fmt.microseconds(pair.p50 * 1e6)}"
+        words = f"ranks {pair.ranks[0]} and {pair.ranks[1]}: {rate}, {fmt.microseconds(pair.p50 * 1e6)}"
         for row, column in (pair.ranks, pair.ranks[::-1]):
             cell = Rectangle((column + 0.02, row + 0.02), 0.96, 0.96, facecolor=SERIES[0], alpha=shade, linewidth=0)
-            cell.set_gid(tooltip(said))
+            cell.set_gid(tooltip(words))
             axes.add_patch(cell)
             if world <= 8:
                 colour = CARD if shade > DARK else INK

@@ -16,15 +16,15 @@ TEMPLATES = Path(__file__).with_name("templates")
 def environment(templates: Path = TEMPLATES) -> Environment:
     """Whatever is not marked as HTML is escaped: column names, labels and values come from the user's data. Templates
     know the functions of :mod:`slipstream.report.formatting` as ``fmt``."""
-    made = Environment(
+    jinja = Environment(
         loader=FileSystemLoader(templates),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.globals["fmt"] = formatting
-    return made
+    jinja.globals["fmt"] = formatting
+    return jinja
 
 
 def render(template: str, **context: object) -> str:

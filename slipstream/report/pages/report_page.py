@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from slipstream.artifacts.results.evaluation import Evaluation
 from slipstream.artifacts.results.training import TRACE
 from slipstream.artifacts.store import Store
 from slipstream.report import formatting as fmt
-from slipstream.report.figures import QualityFigures
 from slipstream.report.pages.kept_charts import MOST_CLASSES_DRAWN, charts_of
 from slipstream.report.pages.rendering import render
+from slipstream.report.run_directory import CARD
 from slipstream.report.stage_results import Results
 from slipstream.report.summary import RunSummary
-from slipstream.report.summary_builder import CARD
 
 WORST_SHOWN = 12
 CLASSES_SHOWN = 12
@@ -27,22 +27,22 @@ COLUMNS_SHOWN, COLUMNS_LISTED = 16, 400
 
 
 def report_page(
-    summary: RunSummary, results: Results, config: Mapping[str, Any], made: datetime, store: Store | None = None
+    summary: RunSummary, results: Results, config: Mapping[str, object], made_at: datetime, store: Store | None = None
 ) -> str:
-    """``config`` is the whole configuration by section; ``made`` is local time; charts are kept in ``store``."""
+    """``config`` is the whole configuration by section; ``made_at`` is local time; charts are kept in ``store``."""
     evaluation, columns = results.evaluation, results.card["columns"]
-    confusion, classes = evaluation.get("confusion"), evaluation["classes"]
+    confusion, classes = evaluation.confusion, evaluation.classes
     listed = confusion if len(classes) > MOST_CLASSES_DRAWN else None
     return render(
         "report.html",
         summary=summary,
         results=results,
         export=results.export,
-        metric=summary.quality.metric,
+        metric=evaluation.metric.name,
         charts=charts_of(results, store),
-        comparison=comparison(summary.quality),
-        recommended=next(variant for variant in summary.variants if variant.chosen),
-        scores=list(scores(summary.quality)),
+        comparison=comparison(evaluation),
+        recommended=results.export.recommended,
+        scores=list(scores(evaluation)),
         mistakes=most_frequent_mistakes(listed, classes) if listed else None,
         recalls=lowest_recalls(listed, classes) if listed else None,
         classes=class_frequencies(results.card["classes"])[:CLASSES_SHOWN],
@@ -54,7 +54,7 @@ def report_page(
         sections={name: list(flat(value)) for name, value in config.items() if isinstance(value, Mapping)},
         card_page=CARD,
         trace_file=TRACE,
-        made=made,
+        made=made_at,
     )
 
 
@@ -69,19 +69,20 @@ class Comparison:
     better: bool
 
 
-def comparison(quality: QualityFigures) -> Comparison | None:
+def comparison(evaluation: Evaluation) -> Comparison | None:
     """None without a baseline. Shares are compared in percentage points, other metrics in percent of the baseline."""
-    ours, theirs = quality.value, quality.baseline_value
+    metric, ours = evaluation.metric.name, evaluation.metric.value
+    theirs = evaluation.baseline.of(metric)
     if theirs is None:
         return None
     if ours == theirs:
         return Comparison("", better=False)
     side = "above" if ours > theirs else "below"
-    if quality.metric in fmt.SHARES:
+    if metric in fmt.SHARES:
         words = f"{abs(100 * (ours - theirs)):.2f} points {side}"
     else:
         words = f"{abs(100 * (ours / theirs - 1)):.1f} % {side}" if theirs else side
-    return Comparison(words, better=(ours < theirs) == (quality.metric in fmt.LESS_IS_BETTER))
+    return Comparison(words, better=(ours < theirs) == (metric in fmt.LESS_IS_BETTER))
 
 
 @dataclass(frozen=True)
@@ -94,10 +95,10 @@ class Score:
     better: int
 
 
-def scores(quality: QualityFigures) -> Iterator[Score]:
+def scores(evaluation: Evaluation) -> Iterator[Score]:
     """Every metric of the model, in the order in which :data:`slipstream.report.formatting.NAMES` has them."""
-    for metric in sorted(quality.model_metrics, key=list(fmt.NAMES).index):
-        ours, theirs = quality.model_metrics[metric], quality.baseline_metrics.get(metric)
+    for metric in sorted(evaluation.metric_names, key=list(fmt.NAMES).index):
+        ours, theirs = evaluation.model.of(metric), evaluation.baseline.of(metric)
         better = 0
         if ours is not None and theirs is not None and ours != theirs:
             better = 1 if (ours < theirs) == (metric in fmt.LESS_IS_BETTER) else -1
@@ -107,19 +108,19 @@ def scores(quality: QualityFigures) -> Iterator[Score]:
 def most_frequent_mistakes(counts: Sequence[Sequence[int]], classes: Sequence[str]) -> list[tuple[str, str, int]]:
     """The largest entries off the diagonal of a confusion matrix: true class, predicted class, rows."""
     wrong = [(n, r, c) for r, line in enumerate(counts) for c, n in enumerate(line) if n and r != c]
-    worst = sorted(wrong, key=lambda found: (-found[0], found[1], found[2]))[:WORST_SHOWN]
+    worst = sorted(wrong, key=lambda mistake: (-mistake[0], mistake[1], mistake[2]))[:WORST_SHOWN]
     return [(classes[r], classes[c], n) for n, r, c in worst]
 
 
 def lowest_recalls(counts: Sequence[Sequence[int]], classes: Sequence[str]) -> list[tuple[str, int, float]]:
     """The classes with the lowest recall: name, rows, recall."""
-    found = [(line[r] / sum(line), sum(line), classes[r]) for r, line in enumerate(counts) if sum(line)]
-    return [(name, rows, recall) for recall, rows, name in sorted(found)[:WORST_SHOWN]]
+    recalls = [(line[r] / sum(line), sum(line), classes[r]) for r, line in enumerate(counts) if sum(line)]
+    return [(name, rows, recall) for recall, rows, name in sorted(recalls)[:WORST_SHOWN]]
 
 
 def class_frequencies(classes: Mapping[str, Mapping[str, int]]) -> list[tuple[str, float, str]]:
     """Bars, the most frequent class first: name, length as a share of the longest, figures. Empty for a regression."""
-    totals = sorted(((sum(rows.values()), label) for label, rows in classes.items()), key=lambda found: -found[0])
+    totals = sorted(((sum(rows.values()), label) for label, rows in classes.items()), key=lambda entry: -entry[0])
     most, rows = max((total for total, _ in totals), default=0) or 1, sum(total for total, _ in totals) or 1
     return [
         (
@@ -146,7 +147,7 @@ def contents(column: Mapping[str, Any]) -> str:
     return ""
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
     """Every setting by its dotted path."""
     for name, value in values.items():
         if isinstance(value, Mapping) and value:

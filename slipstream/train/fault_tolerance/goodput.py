@@ -60,52 +60,7 @@ class AttemptRecord:
         return self.last_step - self.first_step
 
 
-@dataclass(frozen=True)
-class GoodputSummary:
-    """All attempts of a run together; the fields are those of
-    :class:`~slipstream.artifacts.results.training.Goodput`."""
-
-    attempts: int
-    executed: int
-    kept: int
-    seconds: dict[str, float]
-    lost: float
-    wall: float
-    ends: tuple[str, ...]
-
-    @property
-    def useful_steps(self) -> float:
-        """Steps kept over steps executed; 1 before the first step."""
-        return self.kept / self.executed if self.executed else 1.0
-
-    @property
-    def goodput(self) -> float:
-        """Time of the kept steps over the wall-clock time of all attempts; 1 before the first step."""
-        return max(0.0, self.seconds[STEPS] - self.lost) / self.wall if self.wall else 1.0
-
-    def to_json(self) -> Goodput:
-        """As ``attempt.json`` holds it."""
-        return {
-            "attempts": self.attempts,
-            "executed": self.executed,
-            "kept": self.kept,
-            "seconds": self.seconds,
-            "lost": self.lost,
-            "wall": self.wall,
-            "ends": list(self.ends),
-            "useful_steps": self.useful_steps,
-            "goodput": self.goodput,
-        }
-
-    def __str__(self) -> str:
-        lost = self.executed - self.kept
-        return (
-            f"{self.kept} steps kept of {self.executed} executed ({self.useful_steps:.1%}) in {self.attempts} "
-            f"attempt{'s' if self.attempts > 1 else ''}, {lost} lost; goodput {self.goodput:.1%} of {self.wall:.1f} s"
-        )
-
-
-def summarise(attempts: Sequence[AttemptRecord]) -> GoodputSummary:
+def summarise(attempts: Sequence[AttemptRecord]) -> Goodput:
     """Add up the records of all attempts of a run. Steps that a later attempt repeated are not kept."""
     ordered = sorted((dataclasses.replace(record) for record in attempts), key=lambda record: record.attempt)
     for record, following in pairwise(ordered):
@@ -119,14 +74,18 @@ def summarise(attempts: Sequence[AttemptRecord]) -> GoodputSummary:
         kept += useful
         if record.executed:
             lost += record.seconds[STEPS] * (record.executed - useful) / record.executed
-    return GoodputSummary(
+    executed, wall = sum(record.executed for record in ordered), sum(record.wall for record in ordered)
+    seconds = {name: sum(record.seconds[name] for record in ordered) for name in ACTIVITIES}
+    return Goodput(
         attempts=len(ordered),
-        executed=sum(record.executed for record in ordered),
+        executed=executed,
         kept=kept,
-        seconds={name: sum(record.seconds[name] for record in ordered) for name in ACTIVITIES},
+        seconds=seconds,
         lost=lost,
-        wall=sum(record.wall for record in ordered),
+        wall=wall,
         ends=tuple(record.ended for record in ordered),
+        useful_steps=kept / executed if executed else 1.0,
+        goodput=max(0.0, seconds[STEPS] - lost) / wall if wall else 1.0,
     )
 
 
@@ -172,7 +131,7 @@ class GoodputRecorder:
             self._ended.set()
             self._thread.join(LAST_WRITE_S)
 
-    def summary(self) -> GoodputSummary:
+    def summary(self) -> Goodput:
         """All attempts up to now, including this one; without the earlier ones if the store is unavailable."""
         self._update_wall()
         try:

@@ -48,17 +48,16 @@ def record_evaluation(
     guarded = guard.evaluating(batches, rounds, progress.step, state_before)
     forward = state.averaged.forward if state.averaged else state.parallel.forward
     metrics = evaluate_split(model, forward, guarded, group.device, precision)
-    if not math.isfinite(metrics["loss"]):
+    if not math.isfinite(metrics.loss):
         raise AgreedUserError(
-            f"training.learning_rate: the validation loss became {metrics['loss']} by step {progress.step}; "
+            f"training.learning_rate: the validation loss became {metrics.loss} by step {progress.step}; "
             f"try less than {config.learning_rate:g}, a longer training.warmup, or training.clip_norm above 0"
         )
-    evaluation: ValidationPoint = {"step": progress.step, "epoch": epoch, **metrics}
-    if progress.steps:
-        evaluation["train_loss"] = progress.steps[-1]["loss"]
+    train_loss = progress.steps[-1].loss if progress.steps else None
+    evaluation = ValidationPoint(progress.step, epoch, **vars(metrics), train_loss=train_loss)
     progress.evaluations.append(evaluation)
-    if not progress.best or evaluation["loss"] < progress.best["loss"]:
-        progress.best, progress.stale = dict(evaluation), 0
+    if not progress.best or evaluation.loss < progress.best.loss:
+        progress.best, progress.stale = evaluation, 0
         guard.wait_for_copy()
         state.update_best_weights()
     else:

@@ -46,7 +46,7 @@ def name_rows(
     everyones: list[list[int]] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(everyones, rows[bad].tolist())
     batch = sorted(next(order.plans(0, 1, start, stop)).rows.tolist())
-    return {"step": step, "rows": [row for one in everyones for row in one], "batch": batch}
+    return SkippedStep(step, [row for one in everyones for row in one], batch)
 
 
 @torch.no_grad()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NotRequired, TypedDict
 
 import torch
 import torch.distributed as dist
@@ -24,12 +23,13 @@ from slipstream.train.data_loader import Batch
 from slipstream.train.loop.precision import autocast
 
 
-class SplitMetrics(TypedDict):
+@dataclass(frozen=True)
+class SplitMetrics:
     """Mean loss, and accuracy (classification) or RMSE (regression)."""
 
     loss: float
-    accuracy: NotRequired[float]
-    rmse: NotRequired[float]
+    accuracy: float | None = None
+    rmse: float | None = None
 
 
 def loss_sum(
@@ -89,8 +89,8 @@ def evaluate_split(
     dist.all_reduce(sums)
     loss, correct, rows = sums.tolist()
     if model.signature.task != "regression":
-        return {"loss": loss / rows, "accuracy": correct / rows}
-    return {"loss": loss / rows, "rmse": math.sqrt(correct / rows)}
+        return SplitMetrics(loss / rows, accuracy=correct / rows)
+    return SplitMetrics(loss / rows, rmse=math.sqrt(correct / rows))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from slipstream.artifacts.records import from_tree, to_tree
 from slipstream.artifacts.results.training import LeftOut, LossPoint, SkippedStep, ValidationPoint
 from slipstream.distributed.process_group import Group
 from slipstream.models.factory import Predictor
@@ -29,8 +30,8 @@ class Progress:
     step: int = 0
     #: Evaluations since the last improvement, for early stopping.
     stale: int = 0
-    #: The evaluation with the lowest loss; empty before the first one.
-    best: dict[str, Any] = field(default_factory=dict)
+    #: The evaluation with the lowest loss.
+    best: ValidationPoint | None = None
     steps: list[LossPoint] = field(default_factory=list)
     evaluations: list[ValidationPoint] = field(default_factory=list)
     #: The steps whose update was skipped, and the ranges of steps without which training went on from a checkpoint.
@@ -78,7 +79,11 @@ class TrainingState:
 
     def to_save(self) -> dict[str, object]:
         """What a checkpoint holds besides model, optimiser, scaler, averaged weights and random generators."""
-        return {"progress": vars(self.progress), "best_weights": self.best_weights, "conditions": self.conditions}
+        return {
+            "progress": to_tree(self.progress),
+            "best_weights": self.best_weights,
+            "conditions": self.conditions,
+        }
 
     def weights(self) -> Mapping[str, Tensor]:
         """The weights that are evaluated and are the trained model: averaged, if they are."""
@@ -98,8 +103,9 @@ class TrainingState:
         """Continue from a restored checkpoint. If the number of ranks changed, rank 0 gets the sums of all losses."""
         names = {one.name for one in fields(Progress)}
         progress: Mapping[str, Any] = restored.progress["progress"]
-        # An older checkpoint lacks what is new here, and has what is gone.
-        self.progress = Progress(**{name: value for name, value in progress.items() if name in names})
+        # An older checkpoint lacks what is new here, has what is gone, and nothing in what is None.
+        lasting = {name: value for name, value in progress.items() if name in names and value != {}}
+        self.progress = from_tree(lasting, Progress, restored.source)
         self.best_weights = restored.progress["best_weights"]
         # An older checkpoint has its losses alone: its ranks had added up the points.
         ranks = [each if isinstance(each, dict) else {"losses": each, "points": []} for each in restored.rank_states]

@@ -21,7 +21,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.artifacts.results.training import ValidationPoint
+from slipstream.artifacts.results.training import LeftOut, LossPoint, ValidationPoint
 from slipstream.distributed.process_group import Group
 from slipstream.distributed.user_errors import AgreedUserError
 from slipstream.logs import logger
@@ -65,14 +65,14 @@ class ProgressDisplay:
         self._bar.update(done - self._bar.n)
 
     def evaluated(self, done: int, evaluation: ValidationPoint) -> None:
-        figures = f"loss {evaluation['loss']:.4f}"
-        for name in ("accuracy", "rmse"):
-            if name in evaluation:
-                figures += f"  {name} {evaluation[name]:.4f}"
+        figures = f"loss {evaluation.loss:.4f}"
+        for name, value in (("accuracy", evaluation.accuracy), ("rmse", evaluation.rmse)):
+            if value is not None:
+                figures += f"  {name} {value:.4f}"
         self._bar.set_postfix_str(figures)
         if self._lines and (time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES or done == self._total):
             self._last_line = time.monotonic()
-            where = f"step {done}/{self._total}  epoch {evaluation['epoch']:.1f}"
+            where = f"step {done}/{self._total}  epoch {evaluation.epoch:.1f}"
             print(f"train        {where}  validation {figures}", flush=True)
 
     def close(self) -> None:
@@ -166,7 +166,7 @@ class TrainLoop:
             enqueued = self._in_flight.popleft()
             self._guard.finished(enqueued.step, enqueued.timing)
         progress = self._state.progress
-        least = progress.left_out[-1]["through"] + 1 if progress.left_out else 0
+        least = progress.left_out[-1].through + 1 if progress.left_out else 0
         restored = restore(least, step - self._skipped_in_a_row)
         if restored is None:
             steps = "step" if self._skipped_in_a_row == 1 else f"{self._skipped_in_a_row} steps in a row, the last"
@@ -179,8 +179,8 @@ class TrainLoop:
         self._state.apply(restored, self._group)
         progress = self._state.progress
         after = progress.step
-        progress.skipped += [one for one in skipped if one["step"] > after]
-        progress.left_out.append({"after": after, "through": step})
+        progress.skipped += [one for one in skipped if one.step > after]
+        progress.left_out.append(LeftOut(after, through=step))
         progress.step, self._skipped_in_a_row = step, 0
         if self._group.rank == 0:
             LOG.warning("rolls back to step %d, and continues without steps %d to %d", after, after + 1, step)
@@ -188,8 +188,8 @@ class TrainLoop:
     def _bad_rows(self) -> str:
         """The rows that the last skipped step was skipped for, as part of a sentence."""
         skipped = self._state.progress.skipped[-1]
-        by_themselves = f"rows {', '.join(map(str, skipped['rows']))} of the training split by themselves"
-        return f" ({by_themselves if skipped['rows'] else 'no row of its batch by itself: history.json has them'})"
+        by_themselves = f"rows {', '.join(map(str, skipped.rows))} of the training split by themselves"
+        return f" ({by_themselves if skipped.rows else 'no row of its batch by itself: history.json has them'})"
 
     def _batches(self) -> Generator[Batch, None, None]:
         order, group = self._order, self._data_group
@@ -211,7 +211,7 @@ class TrainLoop:
         progress = self._state.progress
         every = self._config.evaluate_every or self._order.steps_per_epoch
         due = progress.step > 0 and (progress.step % every == 0 or progress.step == self._total_steps)
-        return due and (not progress.evaluations or progress.evaluations[-1]["step"] < progress.step)
+        return due and (not progress.evaluations or progress.evaluations[-1].step < progress.step)
 
     def _evaluate(self) -> None:
         state = self._state
@@ -278,9 +278,7 @@ class TrainLoop:
         for (step, _), (loss, rows) in zip(state.pending_points, sums, strict=True):
             rate = learning_rate(step - 1, self._total_steps, self._config.learning_rate, self._config.warmup)
             if rows:
-                state.progress.steps.append(
-                    {"step": step, "epoch": self._epoch(step), "loss": loss / rows, "learning_rate": rate}
-                )
+                state.progress.steps.append(LossPoint(step, self._epoch(step), loss / rows, rate))
         state.pending_points.clear()
 
     def _capture(self) -> tuple[dict[str, object], dict[str, object]] | None:

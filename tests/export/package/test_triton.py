@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,14 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from slipstream.artifacts.prepared.data import PreparedData
+from slipstream.artifacts.records import from_json
+from slipstream.artifacts.results.export import DeployedSignature, ExportReport
 from slipstream.errors import UserError
 from slipstream.export.package import triton
 from slipstream.export.package.triton import TYPES, configuration, flaws_of, parse, rendered, write_repository
 from tests.support.packages import package
 from tests.support.raw_tables import mixed_table
+from tests.support.report_runs import export
 
 ONNX_TYPES = {
     onnx.TensorProto.FLOAT: "TYPE_FP32",
@@ -61,12 +64,14 @@ def test_triton_reads_what_the_model_is(model: Path, tmp_path: Path) -> None:
         assert config.parameters["intra_op_thread_count"].string_value == "1"
 
 
-def report(speeds: dict[str, float]) -> Any:
-    return {"variants": [{"chosen": True, "rows_per_second": speeds}], "machine": {"threads": 2}}
+def report(speeds: dict[str, float]) -> ExportReport:
+    found = export("accuracy")
+    variants = [replace(found.recommended, rows_per_second=speeds)]
+    return replace(found, variants=variants, machine=replace(found.machine, threads=2))
 
 
-def signature_of(model: Path) -> Any:
-    return json.loads((model / "signature.json").read_text())
+def signature_of(model: Path) -> DeployedSignature:
+    return from_json((model / "signature.json").read_bytes(), DeployedSignature, model)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +87,7 @@ def test_batches_are_preferred_by_what_was_measured(
     speeds: dict[str, float], preferred: list[int], largest: int, model: Path
 ) -> None:
     signature = signature_of(model)
-    config = configuration("y", signature["inputs"], signature["outputs"], report(speeds))
+    config = configuration("y", signature.inputs, signature.outputs, report(speeds))
     message = parse(rendered(config))
     assert message.max_batch_size == largest
     assert list(message.dynamic_batching.preferred_batch_size) == preferred
@@ -108,7 +113,7 @@ def test_batches_are_preferred_by_what_was_measured(
 )
 def test_what_the_protobuf_accepts_and_triton_does_not(place: Any, value: Any, flaw: str, model: Path) -> None:
     signature = signature_of(model)
-    inputs, outputs = signature["inputs"], signature["outputs"]
+    inputs, outputs = signature.inputs, signature.outputs
     right = configuration("y", inputs, outputs, report({"1": 1.0, "32": 9.0, "256": 99.0}))
     assert not list(flaws_of(right, "y", inputs, outputs))
     wrong = copy.deepcopy(right)

@@ -110,11 +110,11 @@ def check(name: str, prepared: PreparedData, place: Path, one: tuple[dict[str, A
     assert weights.keys() == one[0].keys()
     for key, tensor in weights.items():
         torch.testing.assert_close(tensor, one[0][key], rtol=0, atol=2e-5)
-    for found, expected in zip(history["evaluations"], one[1]["evaluations"], strict=True):
-        assert found["loss"] == pytest.approx(expected["loss"], abs=1e-5)
-        assert found["accuracy"] == pytest.approx(expected["accuracy"], abs=2e-3)
-    assert [p["loss"] for p in history["steps"]] == pytest.approx([p["loss"] for p in one[1]["steps"]], abs=1e-5)
-    assert history["evaluations"][-1]["loss"] < history["evaluations"][0]["loss"]
+    for found, expected in zip(history.evaluations, one[1].evaluations, strict=True):
+        assert found.loss == pytest.approx(expected.loss, abs=1e-5)
+        assert found.accuracy == pytest.approx(expected.accuracy, abs=2e-3)
+    assert [p.loss for p in history.steps] == pytest.approx([p.loss for p in one[1].steps], abs=1e-5)
+    assert history.evaluations[-1].loss < history.evaluations[0].loss
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +159,7 @@ def test_a_run_goes_on_under_another_layout(
     weights, history = trained(name, prepared, tmp_path, killed_as=killed_as)
     for key, tensor in weights.items():
         torch.testing.assert_close(tensor, one[0][key], rtol=0, atol=2e-5)
-    assert [p["loss"] for p in history["steps"]] == pytest.approx([p["loss"] for p in one[1]["steps"]], abs=1e-5)
+    assert [p.loss for p in history.steps] == pytest.approx([p["loss"] for p in one[1]["steps"]], abs=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +177,7 @@ def test_every_layout_trains_in_bf16(
 ) -> None:
     weights, history = trained(f"{name}, bf16", prepared, tmp_path)
     assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
-    for found, expected in zip(history["evaluations"], one_in_bf16[1]["evaluations"], strict=True):
-        assert found["loss"] == pytest.approx(expected["loss"], abs=5e-3)
+    for found, expected in zip(history.evaluations, one_in_bf16[1]["evaluations"], strict=True):
+        assert found.loss == pytest.approx(expected["loss"], abs=5e-3)
     # It is really other arithmetic.
-    assert history["evaluations"] != one[1]["evaluations"] and history["world"]["precision"] == "bf16"
+    assert history.evaluations != one[1]["evaluations"] and history.world.precision == "bf16"

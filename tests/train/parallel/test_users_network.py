@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from slipstream.artifacts.format import ArtifactWriter
 from slipstream.artifacts.prepared.data import TARGET, Signature, TensorSpec
+from slipstream.artifacts.records import write_record
 from slipstream.errors import UserError
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build, fill_part
@@ -42,7 +43,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         records["codes"][:, 0] = records[TARGET]
         with writer.create(f"{split}-00000.rows", 64 * SIGNATURE.record.itemsize) as file:
             file.write(records.tobytes())
-    writer.write_json("signature.json", SIGNATURE.to_json())
+    write_record(writer, "signature.json", SIGNATURE)
     writer.finish("prepare", {})
     return directory
 
@@ -75,9 +76,9 @@ def test_every_layout_trains_it_alike(
     assert weights.keys() == expected.keys()
     for name, tensor in weights.items():
         torch.testing.assert_close(tensor, expected[name], rtol=0, atol=2e-5)
-    losses = [[point["loss"] for point in model.history["steps"]] for model in (found, one)]
+    losses = [[point.loss for point in model.history.steps] for model in (found, one)]
     assert losses[0] == pytest.approx(losses[1], abs=1e-5) and losses[0][-1] < 0.7 * losses[0][0]
-    assert found.history["parameters"] == one.history["parameters"]
+    assert found.history.parameters == one.history.parameters
 
 
 IMAGES = Signature((TensorSpec("image", "uint8", (1, 8, 8)),), "classification", "y", ("a", "b"), (), (9.0,), (2.0,))

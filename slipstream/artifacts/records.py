@@ -1,0 +1,76 @@
+"""Records: the frozen dataclasses that stages hand each other, as JSON files of artifacts.
+
+All are written and read here, by their type hints. Every field is written, ``None`` as ``null``. A reader accepts what
+a writer writes: an unknown or mistyped field is refused, and so are NaN and infinity. A field may be missing if it has
+a default, as in files from before the field was there. A field whose name is no Python name has an alias:
+``Annotated[float, Field(alias="from")]``.
+"""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from collections.abc import Hashable
+from functools import cache
+from typing import Any, TypeVar, cast
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from slipstream.artifacts.format import Artifact, ArtifactWriter, DamagedArtifact, canonical_json
+
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+T = TypeVar("T")
+
+
+@cache
+def adapter(kind: Any) -> TypeAdapter[tuple[Any]]:
+    """pydantic takes no configuration for a dataclass that is not its own, but hands on that of a tuple around it."""
+    return TypeAdapter(tuple[kind], config=STRICT)
+
+
+def to_tree(record: object, kind: object = None) -> Any:
+    """The record as JSON holds it: dictionaries, lists, texts and numbers. ``kind`` is its type if that is no class, as
+    ``list[Point]``. Raises ``ValueError`` if a field is not of its type."""
+    return adapter(kind or type(record)).dump_python((record,), mode="json", by_alias=True, warnings="error")[0]
+
+
+def from_tree(tree: object, kind: type[T], where: object) -> T:
+    """The inverse of :func:`to_tree`. Raises as :func:`from_json`."""
+    return from_json(canonical_json(tree), kind, where)
+
+
+def to_json(record: object, kind: object = None) -> bytes:
+    """The record as the canonical bytes of a file. Raises as :func:`to_tree`, and for NaN and infinity."""
+    return canonical_json(to_tree(record, kind))
+
+
+def from_json(content: bytes, kind: type[T], where: object) -> T:
+    """The record in the ``content`` of the file ``where``. Raises ``DamagedArtifact`` naming the file, the field, and
+    what ``kind`` says of how to mend it (``MEND``)."""
+    try:
+        (record,) = adapter(cast(Hashable, kind)).validate_json(b"[%b]" % content)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(str(step) for step in first["loc"][1:])
+        mistake = f"{field}: {first['msg']}, not {reprlib.repr(first['input'])}" if field else first["msg"]
+        mend = getattr(kind, "MEND", "make it again")
+        raise DamagedArtifact(f"{where}: not {words(kind)} of this version ({mistake}); {mend}") from None
+    return record
+
+
+def words(kind: object) -> str:
+    """``NetworkProfile`` as "a network profile"."""
+    name = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", getattr(kind, "__name__", str(kind))).lower()
+    return f"an {name}" if name[0] in "aeiou" else f"a {name}"
+
+
+def write_record(writer: ArtifactWriter, name: str, record: object, kind: object = None) -> None:
+    """Write the record as the file ``name`` of an artifact. Raises as :func:`to_json`."""
+    writer.write_bytes(name, to_json(record, kind))
+
+
+def read_record(artifact: Artifact, name: str, kind: type[T]) -> T:
+    """The record in the file ``name`` of an artifact. Raises ``DamagedArtifact``."""
+    if name not in artifact.files:
+        raise DamagedArtifact(f"{artifact.directory / name}: missing; this is no whole artifact of {artifact.kind}")
+    return from_json(artifact.read_bytes(name), kind, artifact.directory / name)

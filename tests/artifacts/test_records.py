@@ -1,0 +1,110 @@
+"""Records come back as they were, and a file that holds anything else is named with the field."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import pytest
+from pydantic import Field
+
+from slipstream.artifacts.format import Artifact, ArtifactWriter, DamagedArtifact
+from slipstream.artifacts.records import from_json, from_tree, read_record, to_json, to_tree, write_record
+
+
+@dataclass(frozen=True)
+class Point:
+    x: float
+    start: Annotated[int, Field(alias="from")] = 0
+
+
+@dataclass(frozen=True)
+class OldMap:
+    MEND: ClassVar = "draw it again"
+    title: str
+    points: tuple[Point, ...]
+    best: Point | None = None
+    shares: dict[str, float | None] = field(default_factory=dict)
+    anything: dict[str, Any] = field(default_factory=dict)
+
+
+MAP = OldMap("a map", (Point(0.5, 3), Point(-0.0)), Point(1.0), {"a": 0.1, "b": None}, {"deep": [1, {"x": None}]})
+TREE = to_tree(MAP)
+
+
+def test_a_record_comes_back_as_it_was() -> None:
+    assert from_json(to_json(MAP), OldMap, "file") == MAP == from_tree(TREE, OldMap, "file")
+    assert from_json(to_json([*MAP.points], list[Point]), list[Point], "file") == [*MAP.points]
+
+
+def test_every_field_is_written_in_one_order_under_its_name() -> None:
+    assert json.loads(to_json(Point(1.0, 2))) == {"from": 2, "x": 1.0}
+    assert json.loads(to_json(OldMap("m", ()))) == {
+        "title": "m",
+        "points": [],
+        "best": None,
+        "shares": {},
+        "anything": {},
+    }
+    assert to_json(MAP).index(b'"anything"') < to_json(MAP).index(b'"title"')
+
+
+def test_a_field_with_a_default_may_be_missing() -> None:
+    assert from_json(b'{"title": "m", "points": []}', OldMap, "file") == OldMap("m", ())
+
+
+@pytest.mark.parametrize(
+    ("tree", "word"),
+    [
+        ({**TREE, "title": 3}, r"title: Input should be a valid string, not 3"),
+        ({**TREE, "extra": 1}, r"extra: Unexpected keyword argument, not 1"),
+        ({name: value for name, value in TREE.items() if name != "points"}, r"points: Field required"),
+        ({**TREE, "points": [{"x": True}]}, r"points\.0\.x: Input should be a valid number, not True"),
+        ({**TREE, "points": [{"x": "1"}]}, r"points\.0\.x: Input should be a valid number, not '1'"),
+        ({**TREE, "points": [{"x": 1.0, "start": 3}]}, r"points\.0\.start: Unexpected keyword argument"),
+        ({**TREE, "points": [{"x": 1.0, "from": 3.0}]}, r"points\.0\.from: Input should be a valid integer, not 3\.0"),
+        ({**TREE, "best": []}, r"best: .*, not \[\]"),
+        ([], r"Input should be an object"),
+    ],
+)
+def test_what_is_not_of_the_type_is_named(tree: object, word: str) -> None:
+    with pytest.raises(DamagedArtifact, match=rf"^dir/file: not an old map .*\({word}.*\); draw it again$") as error:
+        from_json(json.dumps(tree).encode(), OldMap, "dir/file")
+    assert "\n" not in error.value.message
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_numbers_are_finite(number: str) -> None:
+    with pytest.raises(
+        DamagedArtifact, match=r"^file: not a point .*\(x: Input should be a finite number, not -?\w+\)"
+    ):
+        from_json(f'{{"x": {number}}}'.encode(), Point, "file")
+    for value in (math.nan, math.inf):
+        with pytest.raises(ValueError, match="not JSON compliant"):
+            to_json(Point(value))
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"x": 1.0}]', b'{"x": 1.0}, {"x": 1.0}', b"\xff", b"[" * 100_000])
+def test_what_is_no_record_is_refused(content: bytes) -> None:
+    with pytest.raises(DamagedArtifact, match=r"^file: not a point of this version") as error:
+        from_json(content, Point, "file")
+    assert "\n" not in error.value.message and len(error.value.message) < 300
+
+
+@pytest.mark.parametrize("record", [Point("x"), Point(1.0, 2.5), OldMap("m", [Point(1.0)])])  # type: ignore[arg-type]
+def test_a_writer_that_is_wrong_is_told(record: object) -> None:
+    with pytest.raises(ValueError, match="may not be as expected"):
+        to_json(record)
+
+
+def test_a_file_that_an_artifact_lacks_is_named(tmp_path: Path) -> None:
+    writer = ArtifactWriter(tmp_path / "a")
+    write_record(writer, "map.json", MAP)
+    writer.finish("map", {})
+    artifact = Artifact.open(tmp_path / "a", "map")
+    assert read_record(artifact, "map.json", OldMap) == MAP
+    with pytest.raises(DamagedArtifact, match=r"a/other\.json: missing"):
+        read_record(artifact, "other.json", OldMap)

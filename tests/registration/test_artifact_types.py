@@ -1,0 +1,107 @@
+"""A task is given artifacts of the kind that it takes: so the backend asks at registration, and we in every call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flytekit import FlyteContextManager, task, workflow
+from flytekit.core.type_engine import TypeEngine, TypeTransformerFailedError
+from flytekit.types.directory import FlyteDirectory
+
+from slipstream.doctor.archive import Package, nodes_of
+from tasks.flyte.artifact_types import Evaluated, Prepared, Trained
+from tests.support.package import package
+
+
+@task
+def an_evaluation() -> Evaluated:
+    return FlyteDirectory(str(Path(__file__).parent))
+
+
+@task
+def name_of(trained: Trained) -> str:
+    return Path(trained.path).name
+
+
+@task
+def names_of(trained: list[Trained]) -> list[str]:
+    return [Path(each.path).name for each in trained]
+
+
+@workflow
+def swapped() -> str:
+    return name_of(trained=an_evaluation())
+
+
+@workflow
+def one_of_a_list() -> list[str]:
+    return names_of(trained=[an_evaluation()])
+
+
+@pytest.mark.parametrize("wrong", [swapped, one_of_a_list])
+def test_an_evaluation_is_no_trained_model(wrong: Any) -> None:
+    with pytest.raises(TypeTransformerFailedError, match="artifact of the stage 'evaluate', expected one of 'train'"):
+        wrong()
+
+
+def test_a_directory_without_a_kind_is_taken(tmp_path: Path) -> None:
+    assert name_of(trained=FlyteDirectory(str(tmp_path))) == tmp_path.name
+
+
+def test_the_content_is_what_the_cache_keys_on(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text("{}")
+    context, type_ = FlyteContextManager.current_context(), TypeEngine.to_literal_type(Prepared)
+    literal = TypeEngine.to_literal(context, FlyteDirectory(str(tmp_path)), Prepared, type_)
+    assert literal.hash and literal.scalar.blob.metadata.type.format == type_.blob.format == "prepare"
+
+
+def formats(of: Any) -> set[str]:
+    """The formats of the directories in a type of Flyte's."""
+    if of.HasField("collection_type"):
+        return formats(of.collection_type)
+    return {of.blob.format} if of.HasField("blob") else set()
+
+
+def interface_of(package: Package, node: Any) -> Any:
+    if node.HasField("array_node"):
+        return interface_of(package, node.array_node.node)
+    if node.HasField("branch_node"):
+        return interface_of(package, node.branch_node.if_else.case.then_node)
+    if node.HasField("workflow_node"):
+        called = node.workflow_node
+        return package.workflows[called.sub_workflow_ref.name or called.launchplan_ref.name].interface
+    return package.tasks[node.task_node.reference_id.name].interface
+
+
+def promises(data: Any) -> Iterator[Any]:
+    if data.HasField("promise") and not data.promise.attr_path:
+        yield data.promise
+    for inner in (*data.collection.bindings, *data.map.bindings.values()):
+        yield from promises(inner)
+
+
+def mismatches(package: Package) -> Iterator[str]:
+    """The bindings of directories that propeller's compiler refuses: it compares the types of both ends."""
+    for name, template in package.workflows.items():
+        nodes = {node.id: node for node in template.nodes if node.id != "start-node"}
+        within = [(path, node) for path, node in nodes_of(template) if node.id not in ("", "start-node")]
+        bound = [(node.inputs, interface_of(package, node).inputs, path) for path, node in within]
+        for bindings, expected, place in (*bound, (template.outputs, template.interface.outputs, "outputs")):
+            for binding in bindings:
+                for promise in promises(binding.binding):
+                    source = nodes.get(promise.node_id)
+                    given = interface_of(package, source).outputs if source else template.interface.inputs
+                    found = formats(given.variables[promise.var].type)
+                    if binding.var in expected.variables and found != formats(expected.variables[binding.var].type):
+                        yield f"{name}/{place}: {binding.var} is bound to {promise.node_id}.{promise.var}, {found}"
+
+
+def test_the_workflows_bind_artifacts_of_one_kind(tmp_path: Path) -> None:
+    packaged = package(tmp_path, "a100-spot")
+    assert not list(mismatches(packaged))
+    train = packaged.tasks["tasks.train.train"].interface.inputs.variables["prepared"].type.blob
+    train.format = "evaluate"
+    assert any("prepared is bound to" in line for line in mismatches(packaged))
