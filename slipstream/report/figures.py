@@ -62,6 +62,8 @@ class NetworkFigures:
     measured_at: float
     #: What is slow, and other things that somebody should look at.
     findings: list[str]
+    #: Whether only the collectives of training were measured, at few sizes.
+    short: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,7 @@ def network_figures(profile: NetworkProfile) -> NetworkFigures:
         all_reduce_busbw_bytes=last.bytes if last else None,
         measured_at=profile.measured_at,
         findings=list(profile.topology.findings),
+        short=profile.short,
     )
 
 

@@ -284,7 +284,8 @@ def network(n: NetworkFigures | None) -> Iterator[str]:
     busbw = f"{fmt.bandwidth(n.all_reduce_busbw_gbps)} at {fmt.message_size(n.all_reduce_busbw_bytes)}"
     if n.world == 1:
         busbw = "no bandwidth, as one process has no link"
-    yield from labelled("Network", f"all-reduce {latency}, {busbw} ({where}, {n.backend}, {n.device})")
+    short = "; a short benchmark" if n.short else ""
+    yield from labelled("Network", f"all-reduce {latency}, {busbw} ({where}, {n.backend}, {n.device}{short})")
     age = fmt.age(n.measured_at)
     if age:
         yield from labelled("", f"measured {age} ago on the same hardware")

@@ -58,9 +58,10 @@ def test_tasks_without_a_process_group_load_no_torch() -> None:
         assert not loaded & {"torch", "scipy", *HEAVY}, room
 
 
-def test_a_data_card_needs_no_charts() -> None:
-    (loaded,) = loaded_by("slipstream.report.data_engine")
-    assert "jinja2" in loaded and not loaded & {"torch", "matplotlib"}
+@pytest.mark.parametrize("engine", ["data_engine", "engine"])
+def test_a_report_loads_nothing_that_draws_before_it_draws(engine: str) -> None:
+    (loaded,) = loaded_by(f"slipstream.report.{engine}")
+    assert "jinja2" in loaded and not loaded & {"torch", "matplotlib", "scipy"}
 
 
 @pytest.mark.parametrize("room", ["prepare", "train", "evaluate", "compress", "export", "collectives", "report"])

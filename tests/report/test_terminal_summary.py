@@ -37,6 +37,13 @@ def test_the_block_says_it_all_within_80_columns(tmp_path: Path) -> None:
         assert said in text
 
 
+def test_a_short_benchmark_says_so(tmp_path: Path) -> None:
+    summary = summary_of(tmp_path, ["no", "yes"])
+    assert summary.network and "short" not in str(summary)
+    text = str(replace(summary, network=replace(summary.network, short=True)))
+    assert "; a short benchmark)" in " ".join(text.split())
+
+
 def test_a_long_name_fits(tmp_path: Path) -> None:
     summary = summary_of(tmp_path, ["no", "yes"])
     name = "u8s8-tensor-between-out8-mixed16"
