@@ -229,8 +229,7 @@ class BaseSet:
         for column in card.columns:
             moved = drift_from(reference[column.name], sample) if column.name in self.transform.columns else None
             if moved is not None:
-                drift = {**(column.figures.drift or {}), "earlier": moved.stability}
-                column = replace(column, figures=replace(column.figures, drift=drift))
+                column = replace(column, drift={**(column.drift or {}), "earlier": moved.stability})
                 warnings += moved.warnings
             columns.append(column)
         return replace(

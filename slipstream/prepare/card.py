@@ -10,7 +10,7 @@ import numpy as np
 from slipstream.artifacts.prepared.data import SPLITS
 from slipstream.prepare.column_figures import (
     QUANTILES,
-    ColumnFigures,
+    ColumnCard,
     column_figures,
     count_duplicates,
     duplicate_warnings,
@@ -25,33 +25,6 @@ from slipstream.prepare.source.columnar import TableInput
 TOP_VALUES = 20
 #: The figures of columns that are of the sample where that is not the whole table; all others are of every row.
 OF_SAMPLE = ["distinct numbers", "median", *QUANTILES, "histogram", "drift", "alone"]
-
-
-@dataclass(frozen=True)
-class ColumnCard:
-    """A column on the card, without what is ``None``.
-
-    ``top`` are the most frequent texts with their counts, ``rest`` counts the others; ``distinct_of`` is "sample" if
-    distinct values were counted in the sample.
-    """
-
-    name: str
-    role: str
-    type: str
-    missing: int | None = None
-    why: str | None = None
-    distinct: int | None = None
-    distinct_of: str | None = None
-    top: list[tuple[str, int]] | None = None
-    rest: int | None = None
-    mean: float | None = None
-    std: float | None = None
-    min: float | None = None
-    max: float | None = None
-    figures: ColumnFigures = ColumnFigures()
-
-    def to_json(self) -> dict[str, object]:
-        return present({**vars(self), **present(vars(self.figures)), "figures": None})
 
 
 @dataclass(frozen=True)
@@ -76,7 +49,7 @@ class DataCard:
     earlier: dict[str, str] | None = None
 
     def to_json(self) -> dict[str, object]:
-        return present({**vars(self), "columns": [column.to_json() for column in self.columns]})
+        return present({**vars(self), "columns": [present(vars(column)) for column in self.columns]})
 
 
 def present(entries: dict[str, object]) -> dict[str, object]:
@@ -87,30 +60,29 @@ def row_counts(read: int, kept: list[int], quarantined: int) -> dict[str, int]:
     return {"read": read, "kept": sum(kept), "quarantined": quarantined, **dict(zip(SPLITS, kept, strict=True))}
 
 
-def make_card(name: str, table: TableInput, scanned: ScanResult, fitted: FittedColumns, dropped: list[str]) -> DataCard:
+def make_card(
+    source: str, table: TableInput, scanned: ScanResult, fitted: FittedColumns, dropped: list[str]
+) -> DataCard:
     """Figures of columns are of the training rows, except ``missing`` (all rows kept)."""
     sample, transform = scanned.sample_table(), fitted.transform
     learned = int(np.count_nonzero(sample[SPLIT].to_numpy() == TRAIN))
     sampled = sample.num_rows < sum(scanned.rows)
     types = {column: kind for column, kind in table.types.items() if column not in dropped}
     figures = column_figures(sample, types, transform.target, transform.classes)
-    columns = [
-        describe(column, kind, fitted, scanned.column(column), figures.get(column), sampled)
-        for column, kind in types.items()
-    ]
+    columns = [describe(column, fitted, scanned.column(column.name), sampled) for column in figures.values()]
+    inputs = [figures[column] for column in transform.columns]
     held_out = count_duplicates(sample, [*transform.columns, transform.target])
-    judged = {column: figures[column] for column in transform.columns}
     return DataCard(
-        source=name,
+        source=source,
         rows=row_counts(table.read, scanned.rows, len(table.bad) + len(scanned.bad)),
         task=transform.task,
         target=transform.target,
-        columns=columns + [ColumnCard(column, "dropped", table.types[column]) for column in dropped],
+        columns=columns + [ColumnCard(name, table.types[name], "dropped") for name in dropped],
         classes={
             label: {split: scanned.classes[index].of.get(label, 0) for index, split in enumerate(SPLITS)}
             for label in transform.classes
         },
-        warnings=[*table.warnings, *fitted.warnings, *judgements(judged), *duplicate_warnings(held_out)],
+        warnings=[*table.warnings, *fitted.warnings, *judgements(inputs), *duplicate_warnings(held_out)],
         sampled_rows=sample.num_rows,
         of_sample=OF_SAMPLE if sampled else [],
         rank_error=rank_error(learned) if sampled else 0.0,
@@ -118,17 +90,12 @@ def make_card(name: str, table: TableInput, scanned: ScanResult, fitted: FittedC
     )
 
 
-def describe(
-    name: str, kind: str, fitted: FittedColumns, count: ColumnCount, figures: ColumnFigures | None, sampled: bool
-) -> ColumnCard:
-    role = fitted.roles[name]
-    column = ColumnCard(name, role.role, kind, sum(count.missing), role.why or None)
-    if figures is None:
+def describe(column: ColumnCard, fitted: FittedColumns, count: ColumnCount, sampled: bool) -> ColumnCard:
+    role = fitted.roles[column.name]
+    column = replace(column, role=role.role, why=role.why or None, missing=sum(count.missing))
+    if column.type == value_types.OTHER or (column.type == value_types.TEXT and count.prose):
         return column
-    column = replace(column, figures=figures)
-    if kind == value_types.TEXT:
-        if count.prose:
-            return column
+    if column.type == value_types.TEXT:
         top = count.texts.ranked()[:TOP_VALUES]
         rest = sum(count.texts.of.values()) - sum(times for _, times in top)
         return replace(column, distinct=len(count.texts.of), top=top, rest=rest)

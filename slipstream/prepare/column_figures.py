@@ -35,26 +35,42 @@ MANY_DUPLICATES = 0.01
 
 
 @dataclass(frozen=True)
-class ColumnFigures:
-    """``drift`` is the population stability index by split, ``alone`` the share of the target that the column explains
-    by itself. The others are of numbers: quantiles, and a ``histogram`` of ``edges`` (one more than) ``counts`` without
-    the outermost 1 %. What cannot be said is ``None``."""
+class ColumnCard:
+    """A column on the data card, which leaves out what is ``None``.
 
-    drift: dict[str, float] | None = None
-    alone: float | None = None
+    ``top`` are the most frequent texts with their counts, ``rest`` counts the others; ``distinct_of`` is "sample" if
+    distinct values were counted in the sample. ``drift`` is the population stability index by split, ``alone`` the
+    share of the target that the column explains by itself; ``histogram`` has ``edges``, one more than ``counts``, and
+    leaves out the outermost 1 %.
+    """
+
+    name: str
+    type: str
+    role: str = ""
+    missing: int | None = None
+    why: str | None = None
     distinct: int | None = None
+    distinct_of: str | None = None
+    top: list[tuple[str, int]] | None = None
+    rest: int | None = None
+    mean: float | None = None
+    std: float | None = None
+    min: float | None = None
+    max: float | None = None
     median: float | None = None
     p1: float | None = None
     p25: float | None = None
     p75: float | None = None
     p99: float | None = None
     histogram: dict[str, list[float]] | None = None
+    drift: dict[str, float] | None = None
+    alone: float | None = None
 
 
-def distribution(ascending: np.ndarray, distinct: int) -> ColumnFigures:
-    """Of sorted numbers, of which so many are ``distinct``."""
+def with_distribution(column: ColumnCard, ascending: np.ndarray, distinct: int) -> ColumnCard:
+    """The column with what can be said of its numbers, which are sorted and of which so many are ``distinct``."""
     if len(ascending) == 0:
-        return ColumnFigures(distinct=0)
+        return replace(column, distinct=0)
     low, high, *cuts = quantiles(ascending, np.array([0.005, 0.995, *QUANTILES.values()])).tolist()
     inside = ascending[np.searchsorted(ascending, low) : np.searchsorted(ascending, high, side="right")]
     try:
@@ -62,7 +78,8 @@ def distribution(ascending: np.ndarray, distinct: int) -> ColumnFigures:
     except ValueError:
         # There are fewer floating point numbers between the two than bins.
         counts, edges = np.histogram(inside, [low, np.nextafter(high, np.inf)])
-    return ColumnFigures(
+    return replace(
+        column,
         distinct=distinct,
         median=float(ascending[(len(ascending) - 1) // 2] + ascending[len(ascending) // 2]) / 2,
         histogram={"edges": edges.tolist(), "counts": counts.tolist()},
@@ -175,28 +192,28 @@ def predicts_alone(binned: np.ndarray, train: LabelledRows, held_out: LabelledRo
 
 def column_figures(
     sample: pa.Table, types: dict[str, str], target: str, classes: tuple[str, ...]
-) -> dict[str, ColumnFigures]:
-    """For each column that can be judged."""
+) -> dict[str, ColumnCard]:
+    """What the sample says of each column; of one whose values cannot be compared, its type."""
     splits = sample[SPLIT].to_numpy()
     truth = target_numbers(sample[target], types[target], classes)
     halves = [np.flatnonzero(splits == TRAIN), np.flatnonzero(splits != TRAIN)]
     train, held_out = (LabelledRows(rows, truth.take(rows)) for rows in halves)
-    figures: dict[str, ColumnFigures] = {}
+    columns = {name: ColumnCard(name, kind) for name, kind in types.items()}
     for name, kind in types.items():
         if kind == value_types.OTHER:
             continue
         if kind == value_types.TEXT:
-            binned, of_numbers = text_bins(sample[name]), ColumnFigures()
+            binned = text_bins(sample[name])
         else:
             numbers = sample[name].to_numpy()
             learned = numbers.take(train.rows)
             ascending = np.sort(learned[~np.isnan(learned)])
             new = np.flatnonzero(ascending[1:] != ascending[:-1]) + 1
             binned = bins(numbers, ascending, new)
-            of_numbers = distribution(ascending, len(new) + 1)
+            columns[name] = with_distribution(columns[name], ascending, len(new) + 1)
         alone = None if name == target else predicts_alone(binned, train, held_out, len(classes))
-        figures[name] = replace(of_numbers, drift=drift(binned, splits), alone=alone)
-    return figures
+        columns[name] = replace(columns[name], drift=drift(binned, splits), alone=alone)
+    return columns
 
 
 def target_numbers(column: pa.ChunkedArray, kind: str, classes: tuple[str, ...]) -> np.ndarray:
@@ -210,18 +227,20 @@ def target_numbers(column: pa.ChunkedArray, kind: str, classes: tuple[str, ...])
     return np.array([numbers.get(value_types.label(value), 0) for value in values], np.int64)
 
 
-def judgements(figures: dict[str, ColumnFigures]) -> list[str]:
+def judgements(columns: list[ColumnCard]) -> list[str]:
     """Warnings of leaks and drifts."""
     warnings = []
-    for name, of_column in figures.items():
-        if of_column.alone is not None and of_column.alone >= LEAK:
+    for column in columns:
+        if column.alone is not None and column.alone >= LEAK:
             warnings.append(
-                f"column {name!r} alone explains {of_column.alone:.1%} of the target in held-out rows: if it is known "
-                "only afterwards, leave it out with data.drop"
+                f"column {column.name!r} alone explains {column.alone:.1%} of the target in held-out rows: if it is "
+                "known only afterwards, leave it out with data.drop"
             )
-        for split, index in (of_column.drift or {}).items():
+        for split, index in (column.drift or {}).items():
             if index > DRIFT:
-                warnings.append(f"column {name!r} is distributed differently in {split} (stability index {index:.2f})")
+                warnings.append(
+                    f"column {column.name!r} is distributed differently in {split} (stability index {index:.2f})"
+                )
     return warnings
 
 

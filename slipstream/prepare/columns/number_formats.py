@@ -137,7 +137,7 @@ def retype(column: pa.Array, kind: str, number_format: NumberFormat) -> tuple[pa
 def guess_types(
     columns: Mapping[str, pa.Array], file: str, lines: np.ndarray, config: DataConfig
 ) -> tuple[dict[str, str], list[str]]:
-    """The type of each column by the first rows, and a word on those that are numbers for the most part only.
+    """The type of each column by the first rows, and warnings of those that are mostly numbers.
 
     ``lines`` are where in ``file`` the rows lie.
     """

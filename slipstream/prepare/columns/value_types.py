@@ -24,7 +24,7 @@ ARROW = {
 
 #: What every text has that can be read as a number, a boolean or a time.
 READABLE = r"(?i)\d|^[+-]?(nan|inf|infinity)$|^(true|false|now|today)$"
-#: How every text begins that pandas reads as an ISO 8601 time: a year, which may be negative; or it is a word.
+#: How every text begins that pandas reads as an ISO 8601 time: a year, which may be negative, or a word such as now.
 TIMELIKE = r"(?i)^(\+?\d{4}|-\d|(now|today)$)"
 #: So many texts are read one by one if there is one among them that Arrow cannot read as a number.
 LOOKED_AT = 32

@@ -39,7 +39,7 @@ ID_NAMES = ("id", "key", "uuid", "guid", "index", "rowid")
 
 @dataclass(frozen=True)
 class Role:
-    """What a column is for, and a word on why if it is not an input."""
+    """What a column is for, and why it is not an input, if it is none."""
 
     role: str
     why: str = ""

@@ -200,10 +200,11 @@ def decode(raw: bytes, channels: int = 0, size: tuple[int, int] | None = None) -
     """
     from PIL import Image, ImageOps  # slow to import, and tables need it not
 
+    stream = io.BytesIO(raw)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with Image.open(io.BytesIO(raw), formats=FORMATS) as picture:
+            with Image.open(stream, formats=FORMATS) as picture:
                 check(picture)
                 wanted = MODES[channels or CHANNELS[picture.mode]]
                 upright = ImageOps.exif_transpose(picture).convert(wanted)
@@ -214,7 +215,9 @@ def decode(raw: bytes, channels: int = 0, size: tuple[int, int] | None = None) -
         raise
     except Exception as error:
         # What a decoder may raise on hostile bytes is not documented; whatever it is, the picture is not whole.
-        raise Unreadable(f"no whole PNG or JPEG: {type(error).__name__}: {str(error)[:100]}") from None
+        # The same bytes have the same reason: not the address of the stream.
+        reason = str(error).replace(f" {stream!r}", "")[:100]
+        raise Unreadable(f"no whole PNG or JPEG: {type(error).__name__}: {reason}") from None
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
