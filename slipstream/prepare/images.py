@@ -13,8 +13,7 @@ from slipstream.artifacts.format import ArtifactWriter
 from slipstream.artifacts.prepared.data import SPLITS, TARGET, Signature, TensorSpec
 from slipstream.errors import UserError
 from slipstream.prepare import quarantine
-from slipstream.prepare.card import DataCard, row_counts
-from slipstream.prepare.column_figures import ColumnCard
+from slipstream.prepare.card import ColumnCard, DataCard, row_counts
 from slipstream.prepare.config import DataConfig
 from slipstream.prepare.fit.fit import check_splits
 from slipstream.prepare.fit.splits import TRAIN, assign

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 INTEGER, NUMBER, BOOLEAN, TIME, TEXT, OTHER = "integer", "number", "boolean", "time", "text", "other"
+NUMBERS = (INTEGER, NUMBER)
 #: The type of a column that stores none (Arrow's null): it takes that of the same column in another file.
 NOTHING = "nothing"
 ARROW = {

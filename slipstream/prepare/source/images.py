@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import IO, TYPE_CHECKING, NamedTuple, Protocol
+from typing import IO, TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -43,6 +43,8 @@ IMAGES, LABELS = ("images", "image", "x", "X"), ("labels", "label", "y")
 DIGITS_TARGET = "digit"
 
 Shape = tuple[int, int, int]
+#: What is read by itself: so many ``rows``, in ``chunks()``.
+Part: TypeAlias = "FolderPart | ArrayPart | Digits"
 
 
 @dataclass(frozen=True)
@@ -55,15 +57,6 @@ class Chunk:
     hashes: np.ndarray
     good: np.ndarray
     bad: list[BadRow] = field(default_factory=list)
-
-
-class Part(Protocol):
-    """A part of the images that is read by itself."""
-
-    @property
-    def rows(self) -> int: ...
-
-    def chunks(self) -> Iterator[Chunk]: ...
 
 
 @dataclass(frozen=True)
