@@ -19,8 +19,7 @@ from slipstream.artifacts.prepared.streamed import ROWS, make_hole
 from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.prepare import quarantine
-from slipstream.prepare.card import DataCard
-from slipstream.prepare.column_figures import Json, drift_from
+from slipstream.prepare.card import DRIFT, DataCard, Json, drift_from
 from slipstream.prepare.columns import value_types
 from slipstream.prepare.columns.transform import Transform
 from slipstream.prepare.config import ColumnType, DataConfig
@@ -225,14 +224,8 @@ class BaseSet:
         """The card of the new files as the card of all: rows and classes are added, columns are those of the new files
         with their drift from what the statistics were fitted on."""
         reference = {column["name"]: column for column in self.reference["columns"]}
-        columns, warnings = [], list(card.warnings)
-        for column in card.columns:
-            moved = drift_from(reference[column.name], sample) if column.name in self.transform.columns else None
-            if moved is not None:
-                drift = {**(column.figures.drift or {}), "earlier": moved.stability}
-                column = replace(column, figures=replace(column.figures, drift=drift))
-                warnings += moved.warnings
-            columns.append(column)
+        inputs = [column.name for column in card.columns if column.name in self.transform.columns]
+        drifts = {name: drift for name in inputs if (drift := drift_from(reference[name], sample)) is not None}
         return replace(
             card,
             rows={name: count + self.card["rows"][name] for name, count in card.rows.items()},
@@ -241,8 +234,18 @@ class BaseSet:
                 for label, counts in card.classes.items()
             },
             earlier={"address": self.address, "fingerprint": self.fingerprint},
-            columns=columns,
-            warnings=warnings,
+            columns=[
+                replace(column, drift={**(column.drift or {}), "earlier": drifts[column.name]})
+                if column.name in drifts
+                else column
+                for column in card.columns
+            ],
+            warnings=card.warnings
+            + [
+                f"column {name!r} is distributed differently than in the earlier data (stability index {drift:.2f})"
+                for name, drift in drifts.items()
+                if drift > DRIFT
+            ],
         )
 
 

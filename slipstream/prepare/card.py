@@ -1,27 +1,40 @@
-"""The data card: what was found in the data, as ``card.json``."""
+"""The data card: what was found in the data, as ``card.json``, with warnings of leaks, drifts and duplicates.
+
+These are judged on the sample. A table of up to ``memory.SAMPLE_ROWS`` rows is its own sample, and then all this is
+exact. Of larger tables the quantiles are the sample's, and the card states the error of their rank.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from slipstream.artifacts.prepared.data import SPLITS
-from slipstream.prepare.column_figures import (
-    QUANTILES,
-    ColumnFigures,
-    column_figures,
-    count_duplicates,
-    duplicate_warnings,
-    judgements,
-)
 from slipstream.prepare.columns import value_types
+from slipstream.prepare.columns.hashing import hash_rows
 from slipstream.prepare.fit.fit import FittedColumns
 from slipstream.prepare.fit.scan import SPLIT, ColumnCount, ScanResult
 from slipstream.prepare.fit.splits import TRAIN
 from slipstream.prepare.source.columnar import TableInput
 
+#: A JSON object as it was read.
+Json: TypeAlias = dict[str, Any]
+
+BINS = 20
+QUANTILES = {"p1": 0.01, "p25": 0.25, "p75": 0.75, "p99": 0.99}
+#: A population stability index above this is called a drift (Siddiqi, Credit Risk Scorecards, 2006).
+DRIFT = 0.25
+#: A column that alone explains this share of what there is to explain is called a leak.
+LEAK = 0.98
+#: Fewer held-out rows say too little about drift or leaks.
+ENOUGH = 50
+#: From this share of held-out rows on, duplicates are a leak: in tables of few values some rows are alike by chance.
+MANY_DUPLICATES = 0.01
 TOP_VALUES = 20
 #: The figures of columns that are of the sample where that is not the whole table; all others are of every row.
 OF_SAMPLE = ["distinct numbers", "median", *QUANTILES, "histogram", "drift", "alone"]
@@ -29,15 +42,17 @@ OF_SAMPLE = ["distinct numbers", "median", *QUANTILES, "histogram", "drift", "al
 
 @dataclass(frozen=True)
 class ColumnCard:
-    """A column on the card, without what is ``None``.
+    """A column on the data card, which leaves out what is ``None``.
 
     ``top`` are the most frequent texts with their counts, ``rest`` counts the others; ``distinct_of`` is "sample" if
-    distinct values were counted in the sample.
+    distinct values were counted in the sample. ``drift`` is the population stability index by split, ``alone`` the
+    share of the target that the column explains by itself; ``histogram`` has ``edges``, one more than ``counts``, and
+    leaves out the outermost 1 %.
     """
 
     name: str
-    role: str
     type: str
+    role: str = ""
     missing: int | None = None
     why: str | None = None
     distinct: int | None = None
@@ -48,10 +63,14 @@ class ColumnCard:
     std: float | None = None
     min: float | None = None
     max: float | None = None
-    figures: ColumnFigures = ColumnFigures()
-
-    def to_json(self) -> dict[str, object]:
-        return present({**vars(self), **present(vars(self.figures)), "figures": None})
+    median: float | None = None
+    p1: float | None = None
+    p25: float | None = None
+    p75: float | None = None
+    p99: float | None = None
+    histogram: dict[str, list[float]] | None = None
+    drift: dict[str, float] | None = None
+    alone: float | None = None
 
 
 @dataclass(frozen=True)
@@ -76,7 +95,7 @@ class DataCard:
     earlier: dict[str, str] | None = None
 
     def to_json(self) -> dict[str, object]:
-        return present({**vars(self), "columns": [column.to_json() for column in self.columns]})
+        return present({**vars(self), "columns": [present(vars(column)) for column in self.columns]})
 
 
 def present(entries: dict[str, object]) -> dict[str, object]:
@@ -87,30 +106,29 @@ def row_counts(read: int, kept: list[int], quarantined: int) -> dict[str, int]:
     return {"read": read, "kept": sum(kept), "quarantined": quarantined, **dict(zip(SPLITS, kept, strict=True))}
 
 
-def make_card(name: str, table: TableInput, scanned: ScanResult, fitted: FittedColumns, dropped: list[str]) -> DataCard:
+def make_card(
+    source: str, table: TableInput, scanned: ScanResult, fitted: FittedColumns, dropped: list[str]
+) -> DataCard:
     """Figures of columns are of the training rows, except ``missing`` (all rows kept)."""
     sample, transform = scanned.sample_table(), fitted.transform
     learned = int(np.count_nonzero(sample[SPLIT].to_numpy() == TRAIN))
     sampled = sample.num_rows < sum(scanned.rows)
     types = {column: kind for column, kind in table.types.items() if column not in dropped}
     figures = column_figures(sample, types, transform.target, transform.classes)
-    columns = [
-        describe(column, kind, fitted, scanned.column(column), figures.get(column), sampled)
-        for column, kind in types.items()
-    ]
+    columns = [describe(column, fitted, scanned.column(column.name), sampled) for column in figures.values()]
+    inputs = [figures[column] for column in transform.columns]
     held_out = count_duplicates(sample, [*transform.columns, transform.target])
-    judged = {column: figures[column] for column in transform.columns}
     return DataCard(
-        source=name,
+        source=source,
         rows=row_counts(table.read, scanned.rows, len(table.bad) + len(scanned.bad)),
         task=transform.task,
         target=transform.target,
-        columns=columns + [ColumnCard(column, "dropped", table.types[column]) for column in dropped],
+        columns=columns + [ColumnCard(name, table.types[name], "dropped") for name in dropped],
         classes={
             label: {split: scanned.classes[index].of.get(label, 0) for index, split in enumerate(SPLITS)}
             for label in transform.classes
         },
-        warnings=[*table.warnings, *fitted.warnings, *judgements(judged), *duplicate_warnings(held_out)],
+        warnings=[*table.warnings, *fitted.warnings, *judgements(inputs), *duplicate_warnings(held_out)],
         sampled_rows=sample.num_rows,
         of_sample=OF_SAMPLE if sampled else [],
         rank_error=rank_error(learned) if sampled else 0.0,
@@ -118,17 +136,12 @@ def make_card(name: str, table: TableInput, scanned: ScanResult, fitted: FittedC
     )
 
 
-def describe(
-    name: str, kind: str, fitted: FittedColumns, count: ColumnCount, figures: ColumnFigures | None, sampled: bool
-) -> ColumnCard:
-    role = fitted.roles[name]
-    column = ColumnCard(name, role.role, kind, sum(count.missing), role.why or None)
-    if figures is None:
+def describe(column: ColumnCard, fitted: FittedColumns, count: ColumnCount, sampled: bool) -> ColumnCard:
+    role = fitted.roles[column.name]
+    column = replace(column, role=role.role, why=role.why or None, missing=sum(count.missing))
+    if column.type == value_types.OTHER or (column.type == value_types.TEXT and count.prose):
         return column
-    column = replace(column, figures=figures)
-    if kind == value_types.TEXT:
-        if count.prose:
-            return column
+    if column.type == value_types.TEXT:
         top = count.texts.ranked()[:TOP_VALUES]
         rest = sum(count.texts.of.values()) - sum(times for _, times in top)
         return replace(column, distinct=len(count.texts.of), top=top, rest=rest)
@@ -152,3 +165,191 @@ def rank_error(rows: int) -> float:
     of the Dvoretzky-Kiefer-Wolfowitz inequality).
     """
     return math.sqrt(math.log(2 / 0.05) / (2 * max(rows, 1)))
+
+
+# What the sample says of columns
+
+
+def with_distribution(column: ColumnCard, ascending: np.ndarray, distinct: int) -> ColumnCard:
+    """The column with what can be said of its numbers, which are sorted and of which so many are ``distinct``."""
+    if len(ascending) == 0:
+        return replace(column, distinct=0)
+    low, high, *cuts = quantiles(ascending, np.array([0.005, 0.995, *QUANTILES.values()])).tolist()
+    inside = ascending[np.searchsorted(ascending, low) : np.searchsorted(ascending, high, side="right")]
+    try:
+        counts, edges = np.histogram(inside, BINS if high > low else 1)
+    except ValueError:
+        # There are fewer floating point numbers between the two than bins.
+        counts, edges = np.histogram(inside, [low, np.nextafter(high, np.inf)])
+    return replace(
+        column,
+        distinct=distinct,
+        median=float(ascending[(len(ascending) - 1) // 2] + ascending[len(ascending) // 2]) / 2,
+        histogram={"edges": edges.tolist(), "counts": counts.tolist()},
+        **dict(zip(QUANTILES, cuts, strict=True)),
+    )
+
+
+def quantiles(ascending: np.ndarray, shares: np.ndarray) -> np.ndarray:
+    """Of sorted numbers, with linear interpolation, as ``numpy.quantile`` without its sorting."""
+    return np.interp(shares * (len(ascending) - 1), np.arange(len(ascending)), ascending)
+
+
+def bins(column: np.ndarray, ascending: np.ndarray, new: np.ndarray) -> np.ndarray:
+    """A small whole number for each value (int64 ``[rows]``, 0 for missing), cut by the sorted training values, among
+    which another value begins at the indices ``new``."""
+    if len(ascending) == 0:
+        return np.zeros(len(column), np.int64)
+    # Few values are their own bins.
+    edges = ascending[new] if len(new) < 3 * BINS else quantiles(ascending, np.linspace(0, 1, BINS + 1)[1:-1])
+    return np.where(np.isnan(column), 0, 1 + np.searchsorted(edges, column, side="right"))
+
+
+def text_bins(column: pa.ChunkedArray) -> np.ndarray:
+    """A whole number for each distinct text (int64 ``[rows]``), 0 for missing."""
+    encoded = column.combine_chunks().dictionary_encode()
+    return pc.fill_null(pc.add(encoded.indices, 1), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def drift(binned: np.ndarray, splits: np.ndarray) -> dict[str, float]:
+    """The population stability index of each held-out split against the training rows."""
+    both = np.bincount(binned * len(SPLITS) + splits, minlength=len(SPLITS) * (int(binned.max(initial=0)) + 1))
+    counts = both.reshape(-1, len(SPLITS)).T
+    held_out = [split for split in range(len(SPLITS)) if split != TRAIN and counts[split].sum() >= ENOUGH]
+    return {SPLITS[split]: stability(counts[TRAIN], counts[split]) for split in held_out}
+
+
+def stability(before: np.ndarray, now: np.ndarray) -> float:
+    """The population stability index of counts in the same bins."""
+    before, now = ((counts + 0.5) / (counts.sum() + 0.5 * len(counts)) for counts in (before, now))
+    return float(np.sum((now - before) * np.log(now / before)))
+
+
+def drift_from(column: Json, sample: pa.Table) -> float | None:
+    """The population stability index of all rows of the ``sample`` against the ``column`` of an earlier card, where it
+    can be said: by the bins of its histogram, or by its most frequent texts and all others together."""
+    values = sample[column["name"]].drop_null()
+    if "histogram" in column:
+        numbers = values.to_numpy()
+        edges = np.array(column["histogram"]["edges"])
+        before = np.array(column["histogram"]["counts"], float)
+        now = np.histogram(numbers[(numbers >= edges[0]) & (numbers <= edges[-1])], edges)[0]
+        # The histogram leaves out the outermost 1 %, so what lies there counts by how much more it is.
+        before = np.append(before, 0.01 / 0.99 * before.sum())
+        now = np.append(now, len(numbers) - now.sum())
+    elif column.get("top"):
+        top = [text for text, _ in column["top"]]
+        indices = pc.index_in(values.combine_chunks(), value_set=pa.array(top))
+        binned = pc.fill_null(indices, len(top)).to_numpy(zero_copy_only=False)
+        before = np.array([count for _, count in column["top"]] + [column.get("rest", 0)], float)
+        now = np.bincount(binned, minlength=len(top) + 1)
+    else:
+        return None
+    return stability(before, now) if now.sum() >= ENOUGH else None
+
+
+class LabelledRows(NamedTuple):
+    """The training rows of the sample, or those that are held out, with their target: class numbers (int64), or numbers
+    (float64)."""
+
+    rows: np.ndarray
+    target: np.ndarray
+
+
+def predicts_alone(binned: np.ndarray, train: LabelledRows, held_out: LabelledRows, classes: int) -> float | None:
+    """Of what is to be explained in held-out rows, the share that this one column explains; at least 0.
+
+    Each bin predicts what its training rows have most often (or on average); compared with the one best constant:
+    errors saved for classes, variance saved for numbers. ``None`` if too few rows are held out.
+    """
+    if len(held_out.rows) < ENOUGH:
+        return None
+    size = int(binned.max(initial=0)) + 1
+    learned, held = binned.take(train.rows), binned.take(held_out.rows)
+    if classes:
+        table = np.bincount(learned * classes + train.target, minlength=size * classes).reshape(size, classes)
+        best = np.where(table.sum(axis=1) > 0, table.argmax(axis=1), table.sum(axis=0).argmax())
+        wrong = np.mean(best.take(held) != held_out.target)
+        base = np.mean(held_out.target != table.sum(axis=0).argmax())
+    else:
+        overall = train.target.mean()
+        count = np.bincount(learned, minlength=size)
+        total = np.bincount(learned, train.target, minlength=size)
+        mean = np.where(count > 0, total / np.maximum(count, 1), overall)
+        wrong = np.mean((mean.take(held) - held_out.target) ** 2)
+        base = np.mean((overall - held_out.target) ** 2)
+    return max(0.0, float(1 - wrong / base)) if base > 0 else None
+
+
+def column_figures(
+    sample: pa.Table, types: dict[str, str], target: str, classes: tuple[str, ...]
+) -> dict[str, ColumnCard]:
+    """What the sample says of each column; of one whose values cannot be compared, its type."""
+    splits = sample[SPLIT].to_numpy()
+    truth = target_numbers(sample[target], types[target], classes)
+    halves = [np.flatnonzero(splits == TRAIN), np.flatnonzero(splits != TRAIN)]
+    train, held_out = (LabelledRows(rows, truth.take(rows)) for rows in halves)
+    columns = {name: ColumnCard(name, kind) for name, kind in types.items()}
+    for name, kind in types.items():
+        if kind == value_types.OTHER:
+            continue
+        if kind == value_types.TEXT:
+            binned = text_bins(sample[name])
+        else:
+            numbers = sample[name].to_numpy()
+            learned = numbers.take(train.rows)
+            ascending = np.sort(learned[~np.isnan(learned)])
+            new = np.flatnonzero(ascending[1:] != ascending[:-1]) + 1
+            binned = bins(numbers, ascending, new)
+            columns[name] = with_distribution(columns[name], ascending, len(new) + 1)
+        alone = None if name == target else predicts_alone(binned, train, held_out, len(classes))
+        columns[name] = replace(columns[name], drift=drift(binned, splits), alone=alone)
+    return columns
+
+
+def target_numbers(column: pa.ChunkedArray, kind: str, classes: tuple[str, ...]) -> np.ndarray:
+    """The target as class numbers (int64 ``[rows]``) or as it is (float64)."""
+    if not classes:
+        return column.to_numpy()
+    numbers = {name: number for number, name in enumerate(classes)}
+    values = column.to_pylist()
+    if kind == value_types.BOOLEAN:
+        values = map(bool, values)  # the sample holds them as numbers
+    return np.array([numbers.get(value_types.label(value), 0) for value in values], np.int64)
+
+
+def judgements(columns: list[ColumnCard]) -> list[str]:
+    """Warnings of leaks and drifts."""
+    warnings = []
+    for column in columns:
+        if column.alone is not None and column.alone >= LEAK:
+            warnings.append(
+                f"column {column.name!r} alone explains {column.alone:.1%} of the target in held-out rows: if it is "
+                "known only afterwards, leave it out with data.drop"
+            )
+        for split, index in (column.drift or {}).items():
+            if index > DRIFT:
+                warnings.append(
+                    f"column {column.name!r} is distributed differently in {split} (stability index {index:.2f})"
+                )
+    return warnings
+
+
+def count_duplicates(sample: pa.Table, columns: list[str]) -> dict[str, int]:
+    """Of the held-out ``rows`` of the sample, how many have the values of a training row in all ``columns``: held out,
+    but already learned."""
+    splits = sample[SPLIT].to_numpy()
+    hashes = hash_rows([(name, sample[name].combine_chunks()) for name in columns], sample.num_rows)
+    held_out = hashes[splits != TRAIN]
+    return {"rows": len(held_out), "duplicates": int(np.isin(held_out, hashes[splits == TRAIN]).sum())}
+
+
+def duplicate_warnings(counts: dict[str, int]) -> list[str]:
+    rows, duplicates = counts["rows"], counts["duplicates"]
+    if duplicates <= MANY_DUPLICATES * rows:
+        return []
+    return [
+        f"{duplicates:,} of {rows:,} held-out rows looked at ({duplicates / rows:.1%}) have the values of a training "
+        "row under another identifier: if they are the same thing, name in data.group the column that tells so, or "
+        "remove them"
+    ]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -115,7 +115,10 @@ def prepare_images(writer: ArtifactWriter, scratch: ResumableScratch, source: Re
         classes=images.classes,
     )
     rows = [part.rows for part in images.parts]
-    jobs = part_jobs(images, sum(rows), signature, config, scratch.root)
+    jobs = (
+        PartJob(part, first, sum(rows), signature, config, scratch.root)
+        for part, first in zip(images.parts, accumulate(rows, initial=0), strict=False)
+    )
     encoded = EncodedImages.nothing(signature)
     for part in shown("images", scratch.map(encode_part, jobs), rows):
         encoded.merge(part)
@@ -134,15 +137,6 @@ def prepare_images(writer: ArtifactWriter, scratch: ResumableScratch, source: Re
     columns = [{"name": "image", "type": "image", "role": "image"}]
     writer.write_json("schema.json", {"columns": columns, "target": signature.target})
     writer.write_json("card.json", card_of(images, signature, sum(rows), encoded).to_json())
-
-
-def part_jobs(
-    images: ImageSet, total: int, signature: Signature, config: DataConfig, scratch: Path
-) -> Iterator[PartJob]:
-    first = 0
-    for part in images.parts:
-        yield PartJob(part, first, total, signature, config, scratch)
-        first += part.rows
 
 
 def check_classes(classes: tuple[str, ...], encoded: EncodedImages) -> None:
@@ -166,8 +160,8 @@ def card_of(images: ImageSet, signature: Signature, read: int, encoded: EncodedI
     square = sum(s * s + m * m for m, s in zip(signature.image_mean, signature.image_std, strict=True)) / channels
     column = ColumnCard(
         "image",
-        "image",
         f"uint8 {channels}x{height}x{width}",
+        "image",
         missing=0,
         mean=mean,
         std=math.sqrt(max(0.0, square - mean * mean)),
@@ -192,12 +186,12 @@ def card_of(images: ImageSet, signature: Signature, read: int, encoded: EncodedI
 
 
 def duplicates(encoded: EncodedImages) -> list[str]:
-    """A word on images that are there more than once, and on those that then have different labels."""
+    """Warnings of images that are there more than once, and of those that then have different labels."""
     hashes, labels = np.concatenate(encoded.hashes), np.concatenate(encoded.labels)
     order = np.lexsort((labels, hashes))
     same = hashes[order][1:] == hashes[order][:-1]
     if not same.any():
         return []
     differ = int(np.count_nonzero(same & (labels[order][1:] != labels[order][:-1])))
-    words = [f"{np.count_nonzero(same):,} images are copies of others; copies share a split"]
-    return words + ([f"{differ:,} of the copies have another label than the original"] if differ else [])
+    warnings = [f"{np.count_nonzero(same):,} images are copies of others; copies share a split"]
+    return warnings + ([f"{differ:,} of the copies have another label than the original"] if differ else [])

@@ -1,7 +1,8 @@
-"""What raw data is: asked once, at the beginning, and handed down to all who work on it."""
+"""What raw data is: decided once, before it is prepared, and handed down."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -96,20 +97,20 @@ def resolve(listing: Listing, target: str, config: DataConfig, fingerprint: str 
     user_target = target
     if declared == "text":
         target, config = texts_by_class(target, config)
-    base = BaseSet.open(config.earlier) if config.earlier else None
-    if base is None:
-        files = listing.filled
-        file_sets = [file_set(listing, listing.files, user_target, fingerprint)]
-    else:
+    files, base = [file for file in listing.files if file.size], None
+    if config.earlier:
+        base = BaseSet.open(config.earlier)
         base.check_settings(target, config)
         files = base.unseen({listing.relative(file): file for file in listing.files}, user_target)
         if not files:
             return ResolvedSource(listing, "nothing new", declared, (), target, config, base=base)
-        file_sets = [*base.schema.sources, file_set(listing, files, user_target)]
     format = one_format(listing, files, config)
     config = replace(config, format=format)
-    if base is not None:
+    if base is None:
+        file_sets = [file_set(listing, listing.files, user_target, fingerprint)]
+    else:
         config = base.declared(config, text=KINDS[format] == "text")
+        file_sets = [*base.schema.sources, file_set(listing, files, user_target)]
     return ResolvedSource(listing, KINDS[format], format, tuple(files), target, config, tuple(file_sets), base)
 
 
@@ -171,11 +172,9 @@ def frame_file(frame: pa.Table | pd.DataFrame, directory: Path) -> str:
             f"data: the table cannot be written as Parquet ({' '.join(str(error).split())}); expected columns of "
             "numbers, texts, dates or booleans"
         ) from None
-    digest = xxhash.xxh3_128()
     with sink.open("rb") as stream:
-        while piece := stream.read(8 << 20):
-            digest.update(piece)
-    return str(sink.replace(directory / f"frame-{digest.hexdigest()}.parquet"))
+        digest = hashlib.file_digest(stream, xxhash.xxh3_128).hexdigest()
+    return str(sink.replace(directory / f"frame-{digest}.parquet"))
 
 
 def from_pandas(frame: pd.DataFrame) -> pa.Table:

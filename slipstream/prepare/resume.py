@@ -41,7 +41,6 @@ RECORD = ".done"
 #: What the records were made from.
 BINDING = "made-from.json"
 PARTIAL = ".partial"
-PIECE_BYTES = 8 << 20
 #: Of a SHA-256, in bytes and as hexadecimal digits.
 SHA256_BYTES, SHA256_DIGITS = 32, 64
 
@@ -169,8 +168,7 @@ def restore(unit: UnitOfWork[Job, Result]) -> tuple[Result] | None:
 
 def digest(file: Path, like: str = "") -> str:
     """The XXH3-128 of a file (hex), or its SHA-256 if ``like`` is as long as one."""
-    state = hashlib.sha256() if len(like) == SHA256_DIGITS else xxhash.xxh3_128()
     with file.open("rb") as stream:
-        while piece := stream.read(PIECE_BYTES):
-            state.update(piece)
-    return state.hexdigest()
+        return hashlib.file_digest(
+            stream, hashlib.sha256 if len(like) == SHA256_DIGITS else xxhash.xxh3_128
+        ).hexdigest()

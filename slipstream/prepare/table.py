@@ -219,7 +219,7 @@ def check_columns(table: TableInput, source: ResolvedSource) -> None:
     for setting, name in special.items():
         if name in config.drop:
             raise UserError(f"data.drop: {name!r} is needed as data.{setting}, and is no feature anyway")
-    if config.weight and types[config.weight] not in (value_types.INTEGER, value_types.NUMBER):
+    if config.weight and types[config.weight] not in value_types.NUMBERS:
         kind = types[config.weight]
         raise UserError(f"data.weight: {config.weight!r} holds {kind} values; expected numbers from 0 on")
     if config.time and types[config.time] in (value_types.TEXT, value_types.OTHER):

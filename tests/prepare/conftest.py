@@ -18,11 +18,11 @@ from tests.support.tables import Prepare
 @pytest.fixture
 def prepared(tmp_path: Path) -> Prepare:
     """``prepared(text_or_table_or_path, "y", drop=["a"])`` prepares in a fresh directory each time it is called."""
-    made = 0
+    count = 0
 
     def run(data: Any, target: str = "y", workers: int = 1, name: str = "t", **settings: Any) -> PreparedData:
-        nonlocal made
-        made += 1
+        nonlocal count
+        count += 1
         if isinstance(data, str | bytes):
             path = tmp_path / f"{name}.csv"
             path.write_bytes(data.encode() if isinstance(data, str) else data)
@@ -31,7 +31,7 @@ def prepared(tmp_path: Path) -> Prepare:
             pq.write_table(data, path)
         else:
             path = data
-        directory = tmp_path / f"prepared-{made}"
+        directory = tmp_path / f"prepared-{count}"
         prepare(directory, str(path), target, DataConfig.from_dict(settings), {}, workers)
         return PreparedData.open(directory)
 

@@ -21,7 +21,7 @@ from tests.support.arrow_columns import ROWS, SUFFIXES, UNIONS, columns, fuzz, m
 
 
 def outcome(column: pa.Array, suffix: str, target: bool = False, **config: object) -> str:
-    """ "refused", "used", "said" (set aside with a word) or "apart" (as asked for); what is prepared is whole."""
+    """ "refused", "used", "warned" (set aside with a warning) or "apart" (as asked for); what is prepared is whole."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / f"t{suffix}"
         write_table_with(column, path)
@@ -38,10 +38,10 @@ def outcome(column: pa.Array, suffix: str, target: bool = False, **config: objec
             for name in data.signature.record.names or ():
                 assert np.isfinite(records[name].astype(float)).all()
         column_card = next(column for column in data.card["columns"] if column["name"] == "c")
-        said = any("'c' is set aside: " in warning for warning in data.card["warnings"])
+        warned = any("'c' is set aside: " in warning for warning in data.card["warnings"])
         used = column_card["role"] in ("numeric", "categorical", "document", "target")
-        assert said == ("why" in column_card) and not (said and used)
-        return "used" if used else "said" if said else "apart"
+        assert warned == ("why" in column_card) and not (warned and used)
+        return "used" if used else "warned" if warned else "apart"
 
 
 FUZZ = fuzz(60)
@@ -57,7 +57,7 @@ FUZZ = fuzz(60)
 @example(column=made(UNIONS[1], [(0, 1), (1, "a"), (1, None)] * (ROWS // 3)), suffix=".arrow")
 @example(column=pa.array([Decimal(1000 * n) for n in range(ROWS)], pa.decimal128(9, -3)), suffix=".arrow")
 def test_a_column_of_any_type(column: pa.Array, suffix: str) -> None:
-    assert outcome(column, suffix, quarantine_limit=1.0) in ("refused", "used", "said")
+    assert outcome(column, suffix, quarantine_limit=1.0) in ("refused", "used", "warned")
 
 
 @FUZZ

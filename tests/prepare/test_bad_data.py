@@ -114,14 +114,14 @@ def test_bad_rows_are_set_aside_with_line_column_and_reason(prepared: Prepare) -
         "test": 0,
     }
     assert len(everything(data)) == 596
-    found = pq.read_table(data.artifact.path("quarantine.parquet")).to_pylist()
-    assert sorted((row["line"], row["column"], row["reason"], row["raw"]) for row in found) == [
+    result = pq.read_table(data.artifact.path("quarantine.parquet")).to_pylist()
+    assert sorted((row["line"], row["column"], row["reason"], row["raw"]) for row in result) == [
         (102, "", "2 fields, expected 3", "1.5,Oslo"),
         (202, "number", "not number", "many"),
         (302, "number", "infinite", "inf"),
         (402, "y", "the target is missing", ""),
     ]
-    assert all(row["file"].endswith("t.csv") for row in found)
+    assert all(row["file"].endswith("t.csv") for row in result)
 
 
 def test_lines_are_counted_through_quoted_line_breaks(prepared: Prepare) -> None:

@@ -61,15 +61,15 @@ def test_unusual_numbers_are_read_as_pandas_reads_them() -> None:
     none = "1_000 0x10 1e e5 --5 1.2.3 - 1d5 True 1,000 1j infin 0b1 \u0661"
     texts = ["", " 5", "9" * 310, *unusual.split(), *none.split()]
     for text in texts:
-        known = pd.to_numeric(pd.Series([text]), errors="coerce").astype("float64")[0]
-        assert number_of(text) == (None if pd.isna(known) else known), text
+        expected = pd.to_numeric(pd.Series([text]), errors="coerce").astype("float64")[0]
+        assert number_of(text) == (None if pd.isna(expected) else expected), text
 
 
 @given(st.lists(st.sampled_from(["1", "-2.5e3", "+7", "x", None, "nan", "1_0"]), max_size=200))
 def test_what_a_text_is_read_as_does_not_depend_on_its_neighbours(texts: list[str | None]) -> None:
-    known = {"1": 1.0, "-2.5e3": -2500.0, "+7": 7.0, "nan": "nan"}
+    expected = {"1": 1.0, "-2.5e3": -2500.0, "+7": 7.0, "nan": "nan"}
     read = [
         "nan" if v is not None and math.isnan(v) else v
         for v in as_far_as_read(pa.array(texts, pa.string())).to_pylist()
     ]
-    assert read == [known.get(text or "") for text in texts]
+    assert read == [expected.get(text or "") for text in texts]

@@ -15,7 +15,7 @@ from tests.support.tables import Prepare
 
 
 def column(data: PreparedData, name: str) -> dict[str, Any]:
-    return next(found for found in data.card["columns"] if found["name"] == name)
+    return next(result for result in data.card["columns"] if result["name"] == name)
 
 
 def test_a_column_that_tells_the_target_is_called_a_leak_and_noise_is_not(prepared: Prepare) -> None:
@@ -38,14 +38,14 @@ def test_a_regression_target_that_is_copied_is_a_leak(prepared: Prepare) -> None
 def test_quantiles_are_exact_and_the_histogram_counts_the_training_rows(prepared: Prepare) -> None:
     x = np.random.default_rng(2).exponential(size=3000)
     data = prepared(pa.table({"x": x, "z": np.arange(3000) % 7, "y": np.arange(3000) % 2}))
-    found = column(data, "x")
-    mean, std = found["mean"], found["std"]
+    result = column(data, "x")
+    mean, std = result["mean"], result["std"]
     transform = data.artifact.read_json("statistics.json")["numeric"][0]
     assert transform["curve"] == "linear"
     train = data.split("train")["numeric"][:, 0].astype(float) * std + mean
-    assert found["median"] == pytest.approx(np.median(train), rel=1e-5)
-    assert sum(found["histogram"]["counts"]) == pytest.approx(0.99 * len(train), abs=2)
-    assert all(drift < 0.1 for drift in found["drift"].values()) and len(found["drift"]) == 2
+    assert result["median"] == pytest.approx(np.median(train), rel=1e-5)
+    assert sum(result["histogram"]["counts"]) == pytest.approx(0.99 * len(train), abs=2)
+    assert all(drift < 0.1 for drift in result["drift"].values()) and len(result["drift"]) == 2
 
 
 def test_quantiles_of_a_sample_are_within_the_rank_error_that_the_card_states(
@@ -54,10 +54,10 @@ def test_quantiles_of_a_sample_are_within_the_rank_error_that_the_card_states(
     monkeypatch.setattr(memory, "SAMPLE_ROWS", 2048)
     x = np.random.default_rng(3).exponential(size=50_000)
     data = prepared(pa.table({"x": x, "y": np.arange(50_000) % 2}))
-    error, found = data.card["rank_error"], column(data, "x")
+    error, result = data.card["rank_error"], column(data, "x")
     assert 0.02 < error < 0.05 and "median" in data.card["of_sample"]
     for name, share in {"p25": 0.25, "median": 0.5, "p75": 0.75}.items():
-        rank = np.mean(x <= found[name])
+        rank = np.mean(x <= result[name])
         assert 0 < abs(rank - share) < error
 
 
@@ -83,11 +83,11 @@ def test_rows_that_are_alike_but_for_their_id_are_called_a_leak(prepared: Prepar
         {"x": draw.normal(size=1000), "c": draw.choice(list("ab"), 1000), "y": draw.integers(0, 2, 1000)}
     )
     twice = pd.concat([once, once[:400]]).assign(id=np.arange(1400))
-    found = prepared(pa.Table.from_pandas(twice, preserve_index=False), id="id").card
+    result = prepared(pa.Table.from_pandas(twice, preserve_index=False), id="id").card
     # Both of a pair are held out, or one of them is, or none: about 400 * 2 * 0.3 * 0.7 lie on both sides.
-    assert found["held_out"]["rows"] == found["rows"]["validation"] + found["rows"]["test"]
-    assert 120 < found["held_out"]["duplicates"] < 220
-    assert len([w for w in found["warnings"] if "have the values of a training row" in w]) == 1
+    assert result["held_out"]["rows"] == result["rows"]["validation"] + result["rows"]["test"]
+    assert 120 < result["held_out"]["duplicates"] < 220
+    assert len([w for w in result["warnings"] if "have the values of a training row" in w]) == 1
 
     apart = prepared(pa.Table.from_pandas(once.assign(id=np.arange(1000)), preserve_index=False), id="id").card
     assert apart["held_out"]["duplicates"] == 0 and not [w for w in apart["warnings"] if "training row" in w]

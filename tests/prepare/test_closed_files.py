@@ -37,7 +37,7 @@ with tempfile.TemporaryDirectory() as directory:  # imports all that is needed, 
 if os.getuid() == 0:
     os.setgid(65534)
     os.setuid(65534)
-said = {}
+messages = {}
 for address in sys.argv[1:]:
     target = "" if "photos" in address or "npz" in address else "y"
     for name, work in {
@@ -47,10 +47,10 @@ for address in sys.argv[1:]:
         with tempfile.TemporaryDirectory() as directory:
             try:
                 work(Path(directory))
-                said[f"{address} {name}"] = "done"
+                messages[f"{address} {name}"] = "done"
             except UserError as error:
-                said[f"{address} {name}"] = error.message
-print(json.dumps(said))
+                messages[f"{address} {name}"] = error.message
+print(json.dumps(messages))
 """
 
 
@@ -98,14 +98,14 @@ def test_files_and_folders_without_permission(folder: Path) -> None:
     allowed = [f"{folder}/entered/in/t.csv", f"{folder}/entered/*/t.csv", f"{folder}/part*/t.csv"]
     try:
         command = [sys.executable, "-c", AS_NOBODY, *allowed, *expected]
-        said = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=folder).stdout)
+        messages = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=folder).stdout)
     finally:
         for name in ("partly/in", "entered/in"):
             (folder / name).chmod(0o755)
     for address, named in expected.items():
         for work in ("fingerprint", "prepare"):
-            assert said[f"{address} {work}"].startswith(f"{named}: cannot be read (Permission denied); "), address
-    assert all(said[f"{address} {work}"] == "done" for address in allowed for work in ("fingerprint", "prepare"))
+            assert messages[f"{address} {work}"].startswith(f"{named}: cannot be read (Permission denied); "), address
+    assert all(messages[f"{address} {work}"] == "done" for address in allowed for work in ("fingerprint", "prepare"))
 
 
 def test_names_that_are_too_long(tmp_path: Path) -> None:

@@ -72,8 +72,8 @@ def test_parts_are_the_same_on_any_number_of_processes(tmp_path: Path, monkeypat
     monkeypatch.setattr(shuffle, "PART_BYTES", 5000)
     (tmp_path / "data").mkdir()
     data = str(write_parquet(tmp_path / "data"))
-    made = [prepare(tmp_path / f"by-{workers}", data, "y", CONFIG, MADE_BY, workers) for workers in (1, 2, 3)]
-    assert len({each.fingerprint for each in made}) == 1 and "train-00000_00006.rows" in made[0].files
+    output = [prepare(tmp_path / f"by-{workers}", data, "y", CONFIG, MADE_BY, workers) for workers in (1, 2, 3)]
+    assert len({each.fingerprint for each in output}) == 1 and "train-00000_00006.rows" in output[0].files
 
 
 @pytest.mark.parametrize("number", [2, 4])
@@ -178,10 +178,10 @@ def test_new_files_beside_an_earlier_set_are_shared_too(tmp_path: Path, write: C
 
 
 def test_how_the_work_is_divided(tmp_path: Path) -> None:
-    made: dict[str, Path] = {}
+    output: dict[str, Path] = {}
     for name, write in (("parquet", write_parquet), ("text", write_text)):
         (tmp_path / name).mkdir()
-        made[name] = write(tmp_path / name)
+        output[name] = write(tmp_path / name)
     (tmp_path / "documents/good").mkdir(parents=True)
     (tmp_path / "documents/good/1.txt").write_text("fine")
     (tmp_path / "images/cat").mkdir(parents=True)
@@ -191,13 +191,13 @@ def test_how_the_work_is_divided(tmp_path: Path) -> None:
         return resolve(list_source(str(data)), target, config).division
 
     assert divided("", "", DataConfig()) == divided(tmp_path / "images", "", DataConfig()) == "none"
-    assert divided(made["parquet"]) == divided(tmp_path / "documents", "", DataConfig()) == "units"
-    assert divided(made["text"]) == "files"
-    prepare(tmp_path / "earlier", str(made["text"]), "y", CONFIG, MADE_BY)
+    assert divided(output["parquet"]) == divided(tmp_path / "documents", "", DataConfig()) == "units"
+    assert divided(output["text"]) == "files"
+    prepare(tmp_path / "earlier", str(output["text"]), "y", CONFIG, MADE_BY)
     beside = replace(CONFIG, earlier=str(tmp_path / "earlier"))
-    assert divided(made["text"], config=beside) == "none", "there is nothing new"
-    (made["text"] / "new.csv").write_text("id,x,y\n1,0.5,a\n")
-    assert divided(made["text"], config=beside) == "files"
+    assert divided(output["text"], config=beside) == "none", "there is nothing new"
+    (output["text"] / "new.csv").write_text("id,x,y\n1,0.5,a\n")
+    assert divided(output["text"], config=beside) == "files"
 
 
 def test_a_users_mistake_is_said_by_the_step_that_finds_it(tmp_path: Path) -> None:

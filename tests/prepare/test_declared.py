@@ -37,8 +37,8 @@ class TestTypes:
         text = "zip,amount,code,flag,day,y\n" + "\n".join(lines) + "\n"
         declared = {"zip": "text", "code": "category", "flag": "boolean", "day": "category"}
         data = prepared(text, types=declared)
-        found = {name: (column(data, name)["type"], column(data, name)["role"]) for name in ("zip", "code", "flag")}
-        assert found == {
+        result = {name: (column(data, name)["type"], column(data, name)["role"]) for name in ("zip", "code", "flag")}
+        assert result == {
             "zip": ("text", "categorical"),
             "code": ("text", "categorical"),
             "flag": ("boolean", "numeric"),
@@ -60,8 +60,8 @@ class TestTypes:
         )
         declared = {"zip": "text", "amount": "number", "when": "date", "flag": "boolean"}
         data = prepared(table, types=declared)
-        found = {name: column(data, name)["type"] for name in declared}
-        assert found == {"zip": "text", "amount": "number", "when": "time", "flag": "boolean"}
+        result = {name: column(data, name)["type"] for name in declared}
+        assert result == {"zip": "text", "amount": "number", "when": "time", "flag": "boolean"}
         assert quarantined(data) == [(8, "amount", "not number", "lots")]
         assert column(data, "when")["min"] == datetime(2024, 3, 1, 8, tzinfo=UTC).timestamp()
 
@@ -118,8 +118,8 @@ class TestNumbers:
         lines = [delimiter.join([spelled.replace("5", str(i % 9)), str(i % 7), str(i % 2)]) for i in range(300)]
         text = delimiter.join("xzy") + "\n" + "\n".join(lines) + "\n"
         data = prepared(text, delimiter=delimiter, **settings)
-        found = column(data, "x")
-        assert (found["type"], found["min"], round(found["max"], 6)) == ("number", 1234.0, 1234.8)
+        result = column(data, "x")
+        assert (result["type"], result["min"], round(result["max"], 6)) == ("number", 1234.0, 1234.8)
         assert not any("separators" in warning for warning in data.card["warnings"])
 
     def test_undeclared_ones_are_text_and_the_warning_names_the_settings(self, prepared: Prepare) -> None:
@@ -190,9 +190,9 @@ class TestMarks:
 def test_times_of_different_zones_are_one_moment(prepared: Prepare) -> None:
     zones = ["2024-06-01T12:00:00Z", "2024-06-01T14:00:00+02:00", "2024-06-01 07:00:00-05:00", "2024-06-01T12:00:00"]
     text = "t,x,y\n" + "".join(f"{zones[i % 4]},{i % 7},{i % 2}\n" for i in range(200))
-    found = column(prepared(text), "t")
-    assert (found["type"], found["role"]) == ("time", "constant")
-    assert found["min"] == found["max"] == datetime(2024, 6, 1, 12, tzinfo=UTC).timestamp()
+    result = column(prepared(text), "t")
+    assert (result["type"], result["role"]) == ("time", "constant")
+    assert result["min"] == result["max"] == datetime(2024, 6, 1, 12, tzinfo=UTC).timestamp()
 
 
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])

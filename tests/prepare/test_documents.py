@@ -77,8 +77,8 @@ class TestFolders:
         assert [(spec.name, spec.dtype, spec.shape) for spec in signature.inputs] == [("tokens", "int32", (1, 64))]
         texts = {label: [p.read_text() for p in (folders / label).iterdir()] for label in WORDS}
         rows = {row["tokens"].tobytes(): signature.classes[row["target"]] for row in everything(data)}
-        for label, found in texts.items():
-            for row in tokenise(pa.array(found), 64):
+        for label, result in texts.items():
+            for row in tokenise(pa.array(result), 64):
                 assert rows[row[None].tobytes()] == label
 
     def test_the_same_bytes_on_any_number_of_processes(
@@ -158,23 +158,23 @@ def test_the_default_model_learns_texts_and_runs_in_onnx_runtime(prepared: Prepa
     model, test = trained(data, 40), data.split("test")
     tokens = np.array(test["tokens"])
     with torch.no_grad():
-        found = model(torch.from_numpy(tokens))
-    assert np.mean(found.argmax(dim=1).numpy() == test["target"]) > 0.9
+        result = model(torch.from_numpy(tokens))
+    assert np.mean(result.argmax(dim=1).numpy() == test["target"]) > 0.9
     assert features_of(data.signature, test).shape == (len(test), 256)
     path = folders / "model.onnx"
     to_onnx(model, data.signature, [np.resize(tokens, (EXAMPLE_ROWS, *tokens.shape[1:]))], 20, path)
     session = onnxruntime.InferenceSession(path)
-    np.testing.assert_allclose(session.run(None, {"tokens": tokens})[0], found.numpy(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(session.run(None, {"tokens": tokens})[0], result.numpy(), rtol=1e-4, atol=1e-5)
 
 
 def test_new_texts_are_added_to_an_earlier_set(folders: Path, tmp_path: Path) -> None:
     """Three times, with the fingerprint that the job's first task takes: of no target, as texts have none to name."""
-    places = [tmp_path / str(number) for number in range(3)]
-    for number, place in enumerate(places):
+    directories = [tmp_path / str(number) for number in range(3)]
+    for number, directory in enumerate(directories):
         if number:
             (folders / "good" / f"new{number}.txt").write_text(f"a new text, {number} of them, and it is good")
         listing = list_source(str(folders))
-        config = DataConfig(earlier=str(places[number - 1])) if number else DataConfig()
-        prepare(place, listing, "", config, {"source": fingerprint_source(listing)})
-    read = [Artifact.open(place, "prepare").read_json("card.json")["rows"]["read"] for place in places]
+        config = DataConfig(earlier=str(directories[number - 1])) if number else DataConfig()
+        prepare(directory, listing, "", config, {"source": fingerprint_source(listing)})
+    read = [Artifact.open(directory, "prepare").read_json("card.json")["rows"]["read"] for directory in directories]
     assert read == [read[0], read[0] + 1, read[0] + 2]

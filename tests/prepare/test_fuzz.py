@@ -128,8 +128,8 @@ def test_any_marks_and_declared_types(marks: dict[str, Any], cells: list[list[st
 @given(cut=st.integers(0, 500), flips=st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 7)), max_size=4))
 def test_cut_and_flipped_arrays(cut: int, flips: list[tuple[int, int]]) -> None:
     raw = bytearray(ARRAYS)
-    for place, bit in flips:
-        raw[place % len(raw)] ^= 1 << bit
+    for index, bit in flips:
+        raw[index % len(raw)] ^= 1 << bit
     list(prepare_bytes("t.npz", bytes(raw[: max(0, len(raw) - cut)] if cut > 250 else raw), target=""))
 
 
@@ -139,8 +139,8 @@ def test_cut_and_flipped_pictures(cut: int, flips: list[tuple[int, int]]) -> Non
     pytest.importorskip("PIL", reason="Pillow comes with `make`")
     for format in ("PNG", "JPEG"):
         raw = bytearray(whole_picture(format))
-        for place, bit in flips:
-            raw[place % len(raw)] ^= 1 << bit
+        for index, bit in flips:
+            raw[index % len(raw)] ^= 1 << bit
         try:
             pixels = images.decode(bytes(raw[: max(0, len(raw) - cut)] if cut > 100 else raw))
         except images.Unreadable as error:
@@ -153,8 +153,8 @@ def test_cut_and_flipped_pictures(cut: int, flips: list[tuple[int, int]]) -> Non
 @given(cut=st.integers(0, 4000), flips=st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 7)), max_size=3))
 def test_cut_and_flipped_parquet(cut: int, flips: list[tuple[int, int]]) -> None:
     raw = bytearray(WHOLE)
-    for place, bit in flips:
-        raw[place % len(raw)] ^= 1 << bit
+    for index, bit in flips:
+        raw[index % len(raw)] ^= 1 << bit
     list(prepare_bytes("t.parquet", bytes(raw[: max(0, len(raw) - cut)] if cut > 2000 else raw)))
 
 
@@ -163,8 +163,8 @@ def test_cut_and_flipped_parquet(cut: int, flips: list[tuple[int, int]]) -> None
 @pytest.mark.parametrize("name", ["t.arrow", "t.feather"])
 def test_flipped_arrow(name: str, flips: list[tuple[int, int]]) -> None:
     raw = bytearray(whole_arrow(name))
-    for place, bit in flips:
-        raw[place % len(raw)] ^= 1 << bit
+    for index, bit in flips:
+        raw[index % len(raw)] ^= 1 << bit
     list(prepare_bytes(name, bytes(raw), quarantine_limit=1.0))
 
 

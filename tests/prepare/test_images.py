@@ -42,10 +42,10 @@ def piece(kind: bytes, data: bytes) -> bytes:
 def folders(tmp_path: Path) -> Path:
     """Two classes of 60 grey pictures of 6 x 5 pixels, all different, as PNG."""
     directory = tmp_path / "pets"
-    for place, name in enumerate(("cat", "dog")):
+    for index, name in enumerate(("cat", "dog")):
         (directory / name).mkdir(parents=True)
         for number in range(60):
-            pixels = DRAW.integers(0, 100, (6, 5), np.uint8) + np.uint8(100 * place)
+            pixels = DRAW.integers(0, 100, (6, 5), np.uint8) + np.uint8(100 * index)
             (directory / name / f"{number:03d}.png").write_bytes(encoded(pixels))
     return directory
 
@@ -106,10 +106,10 @@ class TestFolders:
         with pytest.raises(UserError, match=r"6 of 126 rows .*data\.quarantine_limit"):
             prepared(folders, target="")
         data = prepared(folders, target="", quarantine_limit=0.1)
-        found = quarantined(data)
-        assert found.keys() == bad.keys() and data.card["rows"]["kept"] == 120
-        assert "1600000000" in found["bomb.png"].replace(",", "") or "40000 x 40000 pixels" in found["bomb.png"]
-        assert found["deep.png"].startswith("mode I;16") and "no whole PNG or JPEG" in found["cut.png"]
+        result = quarantined(data)
+        assert result.keys() == bad.keys() and data.card["rows"]["kept"] == 120
+        assert "1600000000" in result["bomb.png"].replace(",", "") or "40000 x 40000 pixels" in result["bomb.png"]
+        assert result["deep.png"].startswith("mode I;16") and "no whole PNG or JPEG" in result["cut.png"]
 
     def test_copies_are_counted_share_a_split_and_contradictions_are_said(
         self, prepared: Prepare, folders: Path
@@ -120,11 +120,11 @@ class TestFolders:
         data = prepared(folders, target="")
         warnings = " ".join(data.card["warnings"])
         assert "20 images are copies of others" in warnings and "5 of the copies have another label" in warnings
-        places: dict[bytes, set[str]] = {}
+        splits_of: dict[bytes, set[str]] = {}
         for split in SPLITS:
             for image in data.split(split)["image"]:
-                places.setdefault(image.tobytes(), set()).add(split)
-        assert len(places) == 120 and all(len(splits) == 1 for splits in places.values())
+                splits_of.setdefault(image.tobytes(), set()).add(split)
+        assert len(splits_of) == 120 and all(len(splits) == 1 for splits in splits_of.values())
 
     def test_colour_and_other_sizes_are_refused_by_name_or_made_alike(self, prepared: Prepare, folders: Path) -> None:
         (folders / "dog" / "large.jpg").write_bytes(encoded(DRAW.integers(0, 256, (12, 10, 3), np.uint8), "JPEG"))

@@ -170,8 +170,9 @@ def test_when_nothing_is_new_the_earlier_set_is_given_again(
 ) -> None:
     (sales / "empty.parquet").touch()
     again = prepare(tmp_path / "again", sales, january.artifact.directory)
-    said = capsys.readouterr().err
-    assert said == f"prepare      nothing new: all files are in {january.artifact.directory}, which is taken as it is\n"
+    output = capsys.readouterr().err
+    base = january.artifact.directory
+    assert output == f"prepare      nothing new: all files are in {base}, which is taken as it is\n"
     # The same fingerprint: what was trained on it needs no training again.
     assert again.artifact.check_sha256().fingerprint == january.artifact.fingerprint
     for name in again.artifact.files:
@@ -254,10 +255,10 @@ def test_what_does_not_fit_is_said(what: str, message: str, sales: Path, january
 
 
 def test_settings_that_came_from_json_are_kept_like_those_made_in_python() -> None:
-    made = DataConfig(split=SplitConfig(seed=3))
+    constructed = DataConfig(split=SplitConfig(seed=3))
     read = DataConfig.from_dict({"split": {"seed": 3}})
     assert (
-        value_of(made, "split")
+        value_of(constructed, "split")
         == value_of(read, "split")
         == {
             "validation": 0.15,

@@ -61,15 +61,15 @@ if __name__ == "__main__":
     setattr(owner, name, lambda *a, **k: (fill(), original(*a, **k))[1])
     try:
         prepare("first")
-        said = "nothing"
+        message = "nothing"
     except UserError as error:
-        said = error.message
+        message = error.message
     setattr(owner, name, original)
     left = sorted(path.name for path in (disk / "first").iterdir())
     filler.unlink()
     kept = (disk / "kept").exists()
     made = [prepare(directory).check_sha256().fingerprint for directory in ("again", "whole")]
-    print(json.dumps({"said": said, "left": left, "kept": kept, "same": made[0] == made[1]}))
+    print(json.dumps({"message": message, "left": left, "kept": kept, "same": made[0] == made[1]}))
 """
 
 
@@ -120,7 +120,7 @@ def test_a_full_disk_is_said_and_then_forgotten(tmp_path: Path, where: str) -> N
     arguments = (script, data, tmp_path / "disk", step, "2" if by else "1")
     ran = on_a_small_disk(tmp_path / "disk", sys.executable, *arguments)
     assert ran.returncode == 0, ran.stderr
-    found = json.loads(ran.stdout.splitlines()[-1])
-    assert "first: no space left on the disk; free some" in found["said"]
-    assert "manifest.json" not in found["left"] and not found["kept"]
-    assert found["same"]
+    result = json.loads(ran.stdout.splitlines()[-1])
+    assert "first: no space left on the disk; free some" in result["message"]
+    assert "manifest.json" not in result["left"] and not result["kept"]
+    assert result["same"]

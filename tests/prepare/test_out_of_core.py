@@ -49,7 +49,7 @@ def roomy(tmp_path: Path) -> Iterator[Path]:
 def test_a_table_larger_than_memory(roomy: Path) -> None:
     path = roomy / "t.parquet"
     draw = np.random.default_rng(0)
-    names = [f"c{place}" for place in range(COLUMNS)]
+    names = [f"c{index}" for index in range(COLUMNS)]
     schema = pa.schema([("id", pa.int64()), *((name, pa.float64()) for name in names), ("y", pa.int64())])
     numbers = draw.normal(size=(COLUMNS, GROUP))
     with pq.ParquetWriter(path, schema, compression="none", use_dictionary=False) as writer:
@@ -100,14 +100,14 @@ print(peak() - before)
 @pytest.mark.prove
 def test_a_smaller_budget_takes_less_memory(tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
-    columns = {f"c{place}": draw.normal(size=20_000) for place in range(1500)}
+    columns = {f"c{index}": draw.normal(size=20_000) for index in range(1500)}
     pq.write_table(pa.table({**columns, "y": draw.integers(0, 2, 20_000)}), tmp_path / "t.parquet", row_group_size=2000)
     peaks = {}
     for memory in (0.25, 1.5):
         directory = tmp_path / f"p{memory}"
         command = [sys.executable, "-c", PEAK, str(tmp_path / "t.parquet"), str(directory), str(memory)]
-        said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        peaks[memory] = int(said.split()[-1]) << 10
+        output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        peaks[memory] = int(output.split()[-1]) << 10
         assert PreparedData.open(directory).card["rows"]["kept"] == 20_000
     assert peaks[0.25] < 0.6 * peaks[1.5], peaks
     assert all(peak < memory * GIB for memory, peak in peaks.items()), peaks

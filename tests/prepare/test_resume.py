@@ -274,8 +274,8 @@ def square(job: int) -> int:
 def test_results_come_in_the_order_of_the_jobs_whoever_did_them(tmp_path: Path) -> None:
     (tmp_path / "w").mkdir()
     run_or_restore(UnitOfWork(tmp_path / "w", "square-0-000002", square, 2))
-    place = ResumableScratch(tmp_path / "w", Workers(1))
-    assert list(place.map(square, range(5))) == [0, 1, 4, 9, 16] and place.done_before == 1
+    scratch = ResumableScratch(tmp_path / "w", Workers(1))
+    assert list(scratch.map(square, range(5))) == [0, 1, 4, 9, 16] and scratch.done_before == 1
     # The jobs are told apart by their place alone, and by which time it is that the function is mapped.
     later = ResumableScratch(tmp_path / "w", Workers(1))
     assert list(later.map(square, [9] * 5)) == [0, 1, 4, 9, 16]
@@ -304,11 +304,11 @@ def test_a_record_of_something_else_is_refused_and_runs_nothing(tmp_path: Path) 
     for name, content in forged.items():
         with (
             pytest.raises(DamagedArtifact, match=r"square-0-000001\.done: .*expected tuple\[int") as error,
-            resumable_scratch(tmp_path / name, Workers(1)) as place,
+            resumable_scratch(tmp_path / name, Workers(1)) as scratch,
         ):
             record = hashlib.sha256(content).digest() + content
-            (place.root / "square-0-000001.done").write_bytes(record)
-            list(place.map(square, range(3)))
+            (scratch.root / "square-0-000001.done").write_bytes(record)
+            list(scratch.map(square, range(3)))
         assert "\n" not in error.value.message and not (tmp_path / "ran").exists()
         assert not (tmp_path / name).exists(), "the next attempt begins anew"
 
@@ -336,10 +336,10 @@ def test_workers_keep_the_memory_that_arrow_frees_and_this_process_stays_as_it_w
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     name = "MIMALLOC_PURGE_DELAY"
-    for said, expected in ((None, "-1"), ("50", "50")):
-        monkeypatch.delenv(name, raising=False) if said is None else monkeypatch.setenv(name, said)
+    for value, expected in ((None, "-1"), ("50", "50")):
+        monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
         with closing(Workers(2)) as workers:
-            assert os.environ.get(name) == said
+            assert os.environ.get(name) == value
             assert list(workers.map(os.getenv, [name] * 3)) == [expected] * 3
 
 

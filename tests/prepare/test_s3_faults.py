@@ -59,23 +59,23 @@ def requests_of(store: FaultyS3, address: str, tmp_path: Path) -> list[str]:
 @pytest.mark.parametrize("format", FORMATS)
 def test_bodies_that_stall_are_asked_for_again(away: FaultyS3, tmp_path: Path, format: str) -> None:
     address = put(tmp_path / f"t.{format}")
-    asked = requests_of(away, address, tmp_path)
-    first = next(place for place, line in enumerate(asked) if "list-type" not in line)
+    requests = requests_of(away, address, tmp_path)
+    first = next(position for position, line in enumerate(requests) if "list-type" not in line)
     away.inject("GET", *["pass"] * first, "stall", "stall")
-    made = prepare(tmp_path / "made", address, "y", DataConfig(), {})
+    output = prepare(tmp_path / "made", address, "y", DataConfig(), {})
     assert away.fired[-2:] == [("GET", "stall")] * 2 and not away.plan
     local = prepare(tmp_path / "local", str(tmp_path / f"t.{format}"), "y", DataConfig(), {})
-    assert made.files["train-00000.rows"] == local.files["train-00000.rows"]
+    assert output.files["train-00000.rows"] == local.files["train-00000.rows"]
 
 
 @pytest.mark.parametrize(
-    ("format", "place"), [("csv", "first"), ("parquet", "first"), ("parquet", "last"), ("npz", "last")]
+    ("format", "position"), [("csv", "first"), ("parquet", "first"), ("parquet", "last"), ("npz", "last")]
 )
-def test_a_store_that_stalls_for_ever_is_said(away: FaultyS3, tmp_path: Path, format: str, place: str) -> None:
+def test_a_store_that_stalls_for_ever_is_said(away: FaultyS3, tmp_path: Path, format: str, position: str) -> None:
     address = put(tmp_path / f"t.{format}")
-    asked = requests_of(away, address, tmp_path)
-    reads = [index for index, line in enumerate(asked) if "list-type" not in line]
-    away.inject("GET", *["pass"] * reads[0 if place == "first" else -1], *["stall"] * 4)
+    requests = requests_of(away, address, tmp_path)
+    reads = [index for index, line in enumerate(requests) if "list-type" not in line]
+    away.inject("GET", *["pass"] * reads[0 if position == "first" else -1], *["stall"] * 4)
     with pytest.raises(
         StorageUnavailable, match=rf"t\.{format}: the store did not answer in 4 attempts.*[Tt]imed? ?out"
     ):
@@ -84,17 +84,17 @@ def test_a_store_that_stalls_for_ever_is_said(away: FaultyS3, tmp_path: Path, fo
 
 
 @pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("place", ["first", "last"])
+@pytest.mark.parametrize("position", ["first", "last"])
 def test_what_is_denied_in_the_midst_is_not_called_damaged(
     store: FaultyS3,
     tmp_path: Path,
     format: str,
-    place: str,
+    position: str,
 ) -> None:
     address = put(tmp_path / f"t.{format}")
-    asked = requests_of(store, address, tmp_path)
-    reads = [index for index, line in enumerate(asked) if "list-type" not in line]
-    store.inject("GET", *["pass"] * reads[0 if place == "first" else -1], "403")
+    requests = requests_of(store, address, tmp_path)
+    reads = [index for index, line in enumerate(requests) if "list-type" not in line]
+    store.inject("GET", *["pass"] * reads[0 if position == "first" else -1], "403")
     with pytest.raises(UserError, match=rf"^{address}: access denied \(AccessDenied\); .* needs s3:ListBucket"):
         prepare(tmp_path / "made", address, "y", DataConfig(), {})
     assert not (tmp_path / "made" / MANIFEST).exists()

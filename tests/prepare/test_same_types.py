@@ -50,14 +50,14 @@ KINDS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], str], pa.DataType
 def tables(draw: Callable[[Any], Any]) -> tuple[pa.Table, pa.Table]:
     """The same table with its types and with texts."""
     typed, texts = {}, {}
-    for place in range(draw(st.integers(1, 4))):
+    for index in range(draw(st.integers(1, 4))):
         values, spell, kind = KINDS[draw(st.sampled_from(sorted(KINDS)))]
         drawn = draw(st.lists(values, min_size=2, max_size=draw(st.sampled_from([4, ROWS]))))
         cells = [drawn[row % len(drawn)] for row in range(ROWS)]
         gaps = draw(st.sets(st.integers(0, ROWS - 1), max_size=5))
         cells = [None if row in gaps else cell for row, cell in enumerate(cells)]
-        typed[f"c{place}"] = pa.array(cells, kind)
-        texts[f"c{place}"] = pa.array([None if cell is None else spell(cell) for cell in cells])
+        typed[f"c{index}"] = pa.array(cells, kind)
+        texts[f"c{index}"] = pa.array([None if cell is None else spell(cell) for cell in cells])
     values, spell, kind = KINDS[draw(st.sampled_from(["few integers", "boolean", "text", "number"]))]
     labels = draw(st.lists(values, min_size=2, max_size=6, unique=True))
     cells = [labels[row % len(labels)] for row in range(ROWS)]
@@ -75,12 +75,12 @@ def as_csv(texts: pa.Table) -> str:
 
 def outcome(directory: Path, path: Path) -> Any:
     """What was made of a table, or why nothing was."""
-    made = directory / f"prepared-{path.name}"
+    output = directory / f"prepared-{path.name}"
     try:
-        prepare(made, str(path), "y", DataConfig(), {})
+        prepare(output, str(path), "y", DataConfig(), {})
     except UserError as error:
         return error.message.replace(path.name, "")
-    data = PreparedData.open(made)
+    data = PreparedData.open(output)
     return with_types(data), data.signature, [data.split(name).tobytes() for name in SPLITS], data.card["warnings"]
 
 
@@ -156,8 +156,8 @@ def test_times_that_microseconds_cannot_hold(prepared: Prepare, tmp_path: Path, 
     table = pa.table({"t": far, "x": np.arange(100) % 7, "y": np.arange(100) % 3})
     feather.write_feather(table, tmp_path / "t.feather")
     data = prepared(tmp_path / "t.feather")
-    found = next(column for column in data.card["columns"] if column["name"] == "t")
-    assert found["min"] == pytest.approx(2**62 / {"s": 1, "ms": 1000}[unit])
+    result = next(column for column in data.card["columns"] if column["name"] == "t")
+    assert result["min"] == pytest.approx(2**62 / {"s": 1, "ms": 1000}[unit])
 
 
 #: Of what times are made, as people write them and otherwise.
@@ -168,8 +168,8 @@ TIMES = ["2020-01-02T03:04:05Z", "20200102", "now", "+2020-1-2", "-20-01-01", "1
 @settings(max_examples=300, deadline=None, phases=PHASES)
 def test_no_time_is_missed_that_pandas_can_read(text: str, changes: list[tuple[int, str]]) -> None:
     """Most columns of text are seen to hold none without importing pandas, by how their texts begin."""
-    for place, mark in changes:
-        text = text[:place] + mark + text[place + place % 2 :]
+    for index, mark in changes:
+        text = text[:index] + mark + text[index + index % 2 :]
     expected = pd.to_datetime(pd.Series([text.strip()]), format="ISO8601", utc=True, errors="coerce")
-    found = value_types.one_by_one(pa.array([text.strip()]), value_types.TIME)
-    assert found.is_valid().to_pylist() == expected.notna().tolist()
+    result = value_types.one_by_one(pa.array([text.strip()]), value_types.TIME)
+    assert result.is_valid().to_pylist() == expected.notna().tolist()

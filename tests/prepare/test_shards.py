@@ -69,10 +69,10 @@ def test_parts_are_consecutive_ranges_of_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shuffle: bool, part_bytes: int
 ) -> None:
     monkeypatch.setattr("slipstream.prepare.shuffle.PART_BYTES", part_bytes)
-    place = ResumableScratch(tmp_path / "scratch", Workers(1))
-    runs, order = write_runs(place.root, shuffle)
+    scratch = ResumableScratch(tmp_path / "scratch", Workers(1))
+    runs, order = write_runs(scratch.root, shuffle)
     writer = ArtifactWriter(tmp_path / "artifact")
-    enter_segments(writer, merge_all(place, runs, RECORD.itemsize), number=2)
+    enter_segments(writer, merge_all(scratch, runs, RECORD.itemsize), number=2)
     artifact = writer.finish("test", {}).check()
     for split, name in enumerate(("train", "validation")):
         mine = np.arange(split, ROWS, 2)
@@ -96,11 +96,11 @@ def test_parts_without_rows_are_left_out(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("slipstream.prepare.shuffle.PART_BYTES", 160)
     order, records = order_keys(0, 100, 100, shuffle=False), np.zeros(100, RECORD)
     records["number"] = np.arange(100)
-    place = ResumableScratch(tmp_path / "scratch", Workers(1))
-    with RunWriter(place.root / "run-0") as run:
+    scratch = ResumableScratch(tmp_path / "scratch", Workers(1))
+    with RunWriter(scratch.root / "run-0") as run:
         run.add(0, np.arange(60, 100), order, records)
     writer = ArtifactWriter(tmp_path / "artifact")
-    enter_segments(writer, merge_all(place, run.runs, RECORD.itemsize), number=0)
+    enter_segments(writer, merge_all(scratch, run.runs, RECORD.itemsize), number=0)
     artifact = writer.finish("test", {})
     assert sorted(artifact.files) == [
         "test-00000.rows",

@@ -19,9 +19,9 @@ def rows_of(data: PreparedData, split: str, text: str) -> set[int]:
     raw = np.array([float(line.split(",")[0]) for line in text.splitlines()[1:]])
     mean, std = next((c["mean"], c["std"]) for c in data.card["columns"] if c["name"] == "number")
     stored = data.split(split)["numeric"][:, 0].astype(float) * std + mean
-    found = np.abs(stored[:, None] - raw).argmin(axis=1)
-    assert np.abs(stored - raw[found]).max() < 1e-5
-    return set(found.tolist())
+    result = np.abs(stored[:, None] - raw).argmin(axis=1)
+    assert np.abs(stored - raw[result]).max() < 1e-5
+    return set(result.tolist())
 
 
 def test_shares_are_kept_and_equal_hashes_stay_together() -> None:

@@ -24,13 +24,13 @@ def test_moments_of_many_columns_and_groups() -> None:
     numbers[5] = np.nan
     groups = draw.integers(0, 3, 5000)
     groups[:1000] = 1  # the first batch has no row of the other groups
-    found = Figures.nothing(40, 4)
+    figures = Figures.nothing(40, 4)
     for start in range(0, 5000, 1000):
         here = slice(start, start + 1000)
         rows = [np.flatnonzero(groups[here] == group) for group in range(4)]
-        found = found.merge(figures_of(list(numbers[:, here]), rows))
-    for place, column in enumerate(numbers):
-        for group, moments in enumerate(found.of(place)):
+        figures = figures.merge(figures_of(list(numbers[:, here]), rows))
+    for index, column in enumerate(numbers):
+        for group, moments in enumerate(figures.of(index)):
             present = column[(groups == group) & ~np.isnan(column)]
             assert moments.count == len(present)
             if len(present):
@@ -79,10 +79,10 @@ def test_however_texts_are_stored_the_rows_are_the_same(
         pq.write_table(table, path, use_dictionary=stored != "plain")
     if stored == "side by side":
         monkeypatch.setattr(Budget, "whole_group_bytes", 0)
-    found = prepared(path)
+    figures = prepared(path)
     for split in SPLITS:
-        assert found.split(split).tobytes() == expected.split(split).tobytes()
-    assert found.card["columns"] == expected.card["columns"]
+        assert figures.split(split).tobytes() == expected.split(split).tobytes()
+    assert figures.card["columns"] == expected.card["columns"]
 
 
 def test_odd_spellings_of_numbers_among_plain_ones() -> None:

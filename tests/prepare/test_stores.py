@@ -30,7 +30,7 @@ def make(path: Path, seed: int) -> None:
 
 
 def upload(remote: Remote, directory: Path) -> None:
-    for path in (found for found in directory.rglob("*") if found.is_file()):
+    for path in (result for result in directory.rglob("*") if result.is_file()):
         remote.storage.put(path.relative_to(directory).as_posix(), path.read_bytes())
 
 
@@ -66,11 +66,11 @@ def test_an_earlier_set_is_taken_up_as_a_local_one(remote: Remote, tmp_path: Pat
     prepare(tmp_path / "earlier", data, "y", DataConfig(), {"source": fingerprint_source(list_source(data), "y")})
     make(tmp_path / "in/1.csv", 1)
     upload(remote, tmp_path / "earlier")
-    made = [
+    output = [
         prepare(tmp_path / name, data, "y", DataConfig(earlier=address), {})
         for name, address in {"local": str(tmp_path / "earlier"), "remote": remote.base}.items()
     ]
-    rows = [{name: record for name, record in each.files.items() if name.endswith(".rows")} for each in made]
+    rows = [{name: record for name, record in each.files.items() if name.endswith(".rows")} for each in output]
     assert rows[0] == rows[1] and "train-00001.rows" in rows[1]
 
 
@@ -79,6 +79,6 @@ def test_nothing_there_and_a_wildcard_in_the_name_are_one_line(remote: Remote, t
         f"{remote.base}/none.csv": "holds no files",
         f"{remote.base.split('bucket')[0]}*/t.csv": "has a wildcard in the bucket's name",
     }.items():
-        with pytest.raises(UserError, match=line) as said:
+        with pytest.raises(UserError, match=line) as error:
             prepare(tmp_path / "made", address, "y", DataConfig(), {})
-        assert "\n" not in str(said.value)
+        assert "\n" not in str(error.value)

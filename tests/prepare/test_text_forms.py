@@ -133,8 +133,8 @@ class TestJsonLines:
         lines[10], lines[20], lines[30], lines[40] = '{"x": ', "[1]", r'{"city": "\ud800"}', ""
         lines[50] = "[" * 100_000
         data = prepared(write(tmp_path / "t.jsonl", "\n".join(lines)), quarantine_limit=0.1)
-        found = pq.read_table(data.artifact.path("quarantine.parquet")).to_pylist()
-        assert [(row["line"], row["reason"], row["raw"][:9]) for row in found] == [
+        result = pq.read_table(data.artifact.path("quarantine.parquet")).to_pylist()
+        assert [(row["line"], row["reason"], row["raw"][:9]) for row in result] == [
             (11, "not JSON", '{"x": '),
             (21, "not a JSON object", "[1]"),
             (31, "half a surrogate pair, which is no text", '{"city": '),

@@ -46,12 +46,12 @@ def test_row_by_row_the_same_inputs(prepared: Prepare, as_text: bool) -> None:
     if as_text:  # as a request or a CSV brings them
         given = given.astype(object).where(given.notna(), None).map(lambda v: None if v is None else f" {v} ")
     # One row at a time, and all at once.
-    found = np.concatenate([encode(data, given.iloc[i : i + 1]) for i in range(30)] + [encode(data, given.iloc[30:])])
+    result = np.concatenate([encode(data, given.iloc[i : i + 1]) for i in range(30)] + [encode(data, given.iloc[30:])])
     stored = np.concatenate([data.split(split) for split in SPLITS])
     by_key = lambda records: np.argsort(records["numeric"][:, 0])  # noqa: E731 - "key" is the first input
-    found, stored = found[by_key(found)], stored[by_key(stored)]
-    np.testing.assert_array_equal(found["numeric"], stored["numeric"])
-    np.testing.assert_array_equal(found["categorical"], stored["categorical"])
+    result, stored = result[by_key(result)], stored[by_key(stored)]
+    np.testing.assert_array_equal(result["numeric"], stored["numeric"])
+    np.testing.assert_array_equal(result["categorical"], stored["categorical"])
     assert len(np.unique(stored["numeric"][:, 0])) == 400
 
 

@@ -28,8 +28,8 @@ def threads_for_linear_algebra(_: int) -> list[int]:
 
 
 def to_pandas(values: list[int]) -> tuple[str, int]:
-    made = pa.array(values).to_pandas()
-    return type(made).__name__, int(made.sum())
+    output = pa.array(values).to_pandas()
+    return type(output).__name__, int(output.sum())
 
 
 def test_a_worker_makes_arrays_without_importing_pandas(workers: Workers) -> None:

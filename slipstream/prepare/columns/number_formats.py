@@ -23,7 +23,6 @@ DECLARED = {
     "category": value_types.TEXT,
     "document": value_types.TEXT,
 }
-NUMBERS = (value_types.INTEGER, value_types.NUMBER)
 TRUE, FALSE = ("yes", "y", "t", "on"), ("no", "n", "f", "off")
 #: What can be cast to what, apart from text, which can be read as anything and made of anything but nested values.
 CASTS = {
@@ -59,11 +58,11 @@ class NumberFormat:
     def guess(self, texts: pa.Array, tolerance: float) -> str:
         """As :func:`value_types.guess`."""
         kind = value_types.guess(self.normalise(texts, value_types.NUMBER), list(self.missing), tolerance)
-        if kind in NUMBERS or not self.separated:
+        if kind in value_types.NUMBERS or not self.separated:
             return kind
         # Without the numbers' respelling, which spoils times with fractions of a second.
         kind = value_types.guess(texts, list(self.missing), tolerance)
-        return value_types.TEXT if kind in NUMBERS else kind
+        return value_types.TEXT if kind in value_types.NUMBERS else kind
 
     @property
     def separated(self) -> bool:
@@ -71,7 +70,7 @@ class NumberFormat:
 
     def normalise(self, texts: pa.Array, kind: str) -> pa.Array:
         """Texts as :func:`value_types.convert` reads them; what is not a number in this format stays unreadable."""
-        if kind in NUMBERS and self.separated:
+        if kind in value_types.NUMBERS and self.separated:
             return self._plain_numbers(value_types.clean(texts, list(self.missing)))
         if kind == value_types.BOOLEAN:
             lower = pc.utf8_lower(pc.utf8_trim_whitespace(texts))
@@ -137,7 +136,7 @@ def retype(column: pa.Array, kind: str, number_format: NumberFormat) -> tuple[pa
 def guess_types(
     columns: Mapping[str, pa.Array], file: str, lines: np.ndarray, config: DataConfig
 ) -> tuple[dict[str, str], list[str]]:
-    """The type of each column by the first rows, and a word on those that are numbers for the most part only.
+    """The type of each column by the first rows, and warnings of those that are mostly numbers.
 
     ``lines`` are where in ``file`` the rows lie.
     """

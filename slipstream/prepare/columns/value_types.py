@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 INTEGER, NUMBER, BOOLEAN, TIME, TEXT, OTHER = "integer", "number", "boolean", "time", "text", "other"
+NUMBERS = (INTEGER, NUMBER)
 #: The type of a column that stores none (Arrow's null): it takes that of the same column in another file.
 NOTHING = "nothing"
 ARROW = {
@@ -24,7 +25,7 @@ ARROW = {
 
 #: What every text has that can be read as a number, a boolean or a time.
 READABLE = r"(?i)\d|^[+-]?(nan|inf|infinity)$|^(true|false|now|today)$"
-#: How every text begins that pandas reads as an ISO 8601 time: a year, which may be negative; or it is a word.
+#: How every text begins that pandas reads as an ISO 8601 time: a year, which may be negative, or a word such as now.
 TIMELIKE = r"(?i)^(\+?\d{4}|-\d|(now|today)$)"
 #: So many texts are read one by one if there is one among them that Arrow cannot read as a number.
 LOOKED_AT = 32

@@ -39,7 +39,7 @@ ID_NAMES = ("id", "key", "uuid", "guid", "index", "rowid")
 
 @dataclass(frozen=True)
 class Role:
-    """What a column is for, and a word on why if it is not an input."""
+    """What a column is for, and why it is not an input, if it is none."""
 
     role: str
     why: str = ""
@@ -168,7 +168,9 @@ def judge_target(
             f"target {target!r}: class {single[0]!r} has only one row, so it cannot be both learned and tested; drop "
             "the row, merge the class with another or add rows"
         )
-    classes = sorted(counts, key=lambda name: (float(name), name)) if types[target] in NUMBERS else sorted(counts)
+    classes = (
+        sorted(counts, key=lambda name: (float(name), name)) if types[target] in value_types.NUMBERS else sorted(counts)
+    )
     unseen = [name for name in classes if name not in scanned.classes[TRAIN].of]
     warnings = [
         f"class {name!r} has no training row: its {counts[name]} rows all fell into other splits" for name in unseen
@@ -176,13 +178,10 @@ def judge_target(
     return task, classes, warnings
 
 
-NUMBERS = (value_types.INTEGER, value_types.NUMBER)
-
-
 def task_of(counts: dict[str, int], kind: str, config: DataConfig) -> str:
     if config.task != "auto":
         return config.task
-    if kind not in NUMBERS:
+    if kind not in value_types.NUMBERS:
         return "regression" if kind == value_types.TIME else "classification"
     whole = all(float(name).is_integer() for name in counts)
     return "classification" if whole and len(counts) <= FEW_CLASSES else "regression"

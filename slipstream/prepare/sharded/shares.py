@@ -164,24 +164,29 @@ def open_shares(source: ResolvedSource, number: int, summaries: list[Path], dire
         units = table.input.units
         if parsed:
             pieces = [[unit for unit in units if Path(unit.uri).parent == summary] for summary in summaries]
+            spools = []
         else:
             number = min(number, len(units))
             pieces = [units[i * len(units) // number : (i + 1) * len(units) // number] for i in range(number)]
-        shares, spools = [], []
-        for index, mine in enumerate(pieces):
-            named = [replace(unit, uri=Path(unit.uri).name) if unit.spooled else unit for unit in mine]
-            shares.append(exchange.write(directory / f"shares/{index:05d}", Share(table.scan, named)))
-            if not parsed:
-                spooled = [Path(unit.uri) for unit in mine if unit.spooled]
-                spools.append(exchange.write(directory / f"spools/{index:05d}", files=spooled))
+            spools = [
+                exchange.write(directory / f"spools/{index:05d}", files=[Path(u.uri) for u in mine if u.spooled])
+                for index, mine in enumerate(pieces)
+            ]
+        shares = [
+            exchange.write(directory / f"shares/{index:05d}", Share(table.scan, [u.moved(file_name) for u in mine]))
+            for index, mine in enumerate(pieces)
+        ]
         return OpenedShares(exchange.write(directory / "table", table), shares, spools)
+
+
+def file_name(uri: str) -> str:
+    return Path(uri).name
 
 
 def read_share(directory: Path, spool: Path) -> Share:
     share = exchange.read(directory, Share)
     exchange.verify(spool)
-    units = [replace(u, uri=str(exchange.path_in(spool, u.uri))) if u.spooled else u for u in share.units]
-    return replace(share, units=units)
+    return replace(share, units=[unit.moved(lambda name: str(exchange.path_in(spool, name))) for unit in share.units])
 
 
 def scan_share(share: Path, spool: Path, scanned: Path) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +49,10 @@ class Unit:
     def spooled(self) -> bool:
         """Whether it was text, of which the columnar bytes lie in a spool."""
         return self.uri != self.file
+
+    def moved(self, address: Callable[[str], str]) -> Unit:
+        """The same unit; one in a spool lies at the ``address`` of where it lay."""
+        return replace(self, uri=address(self.uri)) if self.spooled else self
 
     @property
     def source(self) -> SourceFile:
@@ -135,7 +140,8 @@ class ArrowFile:
         return self._file.get_batch(index).slice(0, rows)
 
 
-READERS: dict[str, type[ParquetFile] | type[ArrowFile]] = {"parquet": ParquetFile, "arrow": ArrowFile}
+def open_file(source: SourceFile, format: str) -> ParquetFile | ArrowFile:
+    return ParquetFile(source) if format == "parquet" else ArrowFile(source)
 
 
 @contextmanager
@@ -158,12 +164,12 @@ def damaged(uri: str, format: str, error: Exception) -> UserError:
 def units_of(file: SourceFile, format: str, first_row: int = 0) -> tuple[pa.Schema, list[Unit]]:
     """The schema of a columnar file and its pieces. Raises ``UserError`` if the file is damaged or something else."""
     with damage_named(file.uri, format):
-        reader = READERS[format](file)
+        reader = open_file(file, format)
         sizes, schema = reader.sizes(), reader.schema
         for column in schema:  # names and types that cannot be decoded, or are not what they should be, are damage
             value_types.type_of(column.type)
             str(column.name)
-    starts = np.concatenate([[0], np.cumsum(sizes)]).astype(int).tolist()
+    starts = accumulate(sizes, initial=0)
     pieces = [
         Unit(file.uri, file.uri, format, index, rows, first_row + start, 1 + start, file.size, file.version)
         for index, (rows, start) in enumerate(zip(sizes, starts, strict=False))
@@ -179,7 +185,7 @@ def read(unit: Unit, names: list[str], budget: Budget) -> Iterator[tuple[pa.Reco
     """
     rows = budget.batch_rows(len(names))
     with damage_named(unit.uri, unit.format):
-        reader = READERS[unit.format](unit.source)
+        reader = open_file(unit.source, unit.format)
         types = dict(zip(reader.schema.names, reader.schema.types, strict=True))
         kinds = {name: types[name] for name in names if name in types}
         stored = [name for name, kind in kinds.items() if value_types.has_values(kind)]
@@ -206,7 +212,7 @@ def empty_batches(total: int, rows: int) -> Iterator[pa.RecordBatch]:
 def head(unit: Unit, names: list[str], rows: int) -> pa.RecordBatch:
     """At most ``rows`` rows from the beginning, of columns that are stored, without decoding all the others."""
     with damage_named(unit.uri, unit.format):
-        batch = READERS[unit.format](unit.source).head(unit.index, names, rows)
+        batch = open_file(unit.source, unit.format).head(unit.index, names, rows)
     check_texts(batch, names, unit)
     kinds = dict(zip(batch.schema.names, batch.schema.types, strict=True))
     return assembled(batch, names, kinds, replace(unit, partition={}))

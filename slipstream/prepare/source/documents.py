@@ -25,7 +25,7 @@ MOST_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class TextFiles:
-    """Some text files with their classes, to become one unit in ``path``; ``first`` is the number of the first."""
+    """Some text files with their classes, to become one unit in ``path``."""
 
     files: tuple[SourceFile, ...]
     classes: tuple[str, ...]

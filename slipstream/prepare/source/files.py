@@ -101,11 +101,6 @@ class Listing:
     files: tuple[SourceFile, ...] = ()
 
     @property
-    def filled(self) -> list[SourceFile]:
-        """The files that are not empty."""
-        return [file for file in self.files if file.size]
-
-    @property
     def size(self) -> int:
         """Bytes of all files."""
         return sum(file.size for file in self.files)

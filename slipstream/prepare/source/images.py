@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import IO, TYPE_CHECKING, NamedTuple, Protocol
+from typing import IO, TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -43,6 +43,8 @@ IMAGES, LABELS = ("images", "image", "x", "X"), ("labels", "label", "y")
 DIGITS_TARGET = "digit"
 
 Shape = tuple[int, int, int]
+#: What is read by itself: so many ``rows``, in ``chunks()``.
+Part: TypeAlias = "FolderPart | ArrayPart | Digits"
 
 
 @dataclass(frozen=True)
@@ -55,15 +57,6 @@ class Chunk:
     hashes: np.ndarray
     good: np.ndarray
     bad: list[BadRow] = field(default_factory=list)
-
-
-class Part(Protocol):
-    """A part of the images that is read by itself."""
-
-    @property
-    def rows(self) -> int: ...
-
-    def chunks(self) -> Iterator[Chunk]: ...
 
 
 @dataclass(frozen=True)
@@ -200,10 +193,11 @@ def decode(raw: bytes, channels: int = 0, size: tuple[int, int] | None = None) -
     """
     from PIL import Image, ImageOps  # slow to import, and tables need it not
 
+    stream = io.BytesIO(raw)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with Image.open(io.BytesIO(raw), formats=FORMATS) as picture:
+            with Image.open(stream, formats=FORMATS) as picture:
                 check(picture)
                 wanted = MODES[channels or CHANNELS[picture.mode]]
                 upright = ImageOps.exif_transpose(picture).convert(wanted)
@@ -214,7 +208,9 @@ def decode(raw: bytes, channels: int = 0, size: tuple[int, int] | None = None) -
         raise
     except Exception as error:
         # What a decoder may raise on hostile bytes is not documented; whatever it is, the picture is not whole.
-        raise Unreadable(f"no whole PNG or JPEG: {type(error).__name__}: {str(error)[:100]}") from None
+        # The same bytes have the same reason: not the address of the stream.
+        reason = str(error).replace(f" {stream!r}", "")[:100]
+        raise Unreadable(f"no whole PNG or JPEG: {type(error).__name__}: {reason}") from None
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 

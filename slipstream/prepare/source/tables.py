@@ -180,7 +180,7 @@ class TypeTrial:
 def infer_types(
     units: list[Unit], names: list[str], config: DataConfig, scratch: ResumableScratch
 ) -> tuple[dict[str, str], list[str]]:
-    """What columns of text in columnar files hold, worked out as for CSV, and a word on some of them.
+    """What columns of text in columnar files hold, worked out as for CSV, and warnings.
 
     The first rows tell what a column may be, and then all its values are tried.
     """

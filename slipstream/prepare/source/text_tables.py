@@ -6,7 +6,7 @@ import csv
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import islice, pairwise
+from itertools import accumulate, islice
 from pathlib import Path
 
 import numpy as np
@@ -133,7 +133,7 @@ def parse(job: TextJob) -> Parsed:
 
 
 def guess_columns(parsed: Parsed, names: list[str], config: DataConfig) -> tuple[dict[str, str], list[str]]:
-    """As :func:`.type_inference.guess_types`, of those columns of what was parsed."""
+    """As :func:`.number_formats.guess_types`, of those columns of what was parsed."""
     texts = {name: parsed.table[name].combine_chunks() for name in names if name not in parsed.nested}
     types, warnings = guess_types(texts, parsed.file, parsed.lines, config)
     return {name: types.get(name, value_types.OTHER) for name in names}, warnings
@@ -162,10 +162,10 @@ def replan(pieces: list[TextPiece], plan: TextPlan) -> TextPlan | None:
 
 def input_of(pieces: list[TextPiece], plan: TextPlan) -> TableInput:
     """All ``pieces`` of the files, in their order, as one input."""
-    first_rows = np.concatenate([[0], np.cumsum([piece.rows for piece in pieces])]).astype(int).tolist()
+    first_rows = accumulate((piece.rows for piece in pieces), initial=0)
     units = [
         Unit(piece.file, str(piece.path), "arrow", 0, piece.rows, first, 0, partition=plan.partitions.of(piece.file))
-        for piece, (first, _) in zip(pieces, pairwise(first_rows), strict=True)
+        for piece, first in zip(pieces, first_rows, strict=False)
         if piece.rows
     ]
     types = plan.types
@@ -235,7 +235,7 @@ def make_columnar(job: TextJob) -> TextPiece:
 
 
 def detect_delimiter(files: list[SourceFile], config: DataConfig) -> tuple[str, list[str]]:
-    """The delimiter of all ``files``, and a word on it if it is none that their names tell.
+    """The delimiter of all ``files``, and a warning if their names do not say it.
 
     Raises ``UserError`` if they do not agree.
     """
