@@ -32,11 +32,10 @@ from slipstream.export.choose import Contender, VariantVerdict, decide
 from slipstream.export.config import ExportConfig
 from slipstream.export.convert import PARITY_BATCHES, output_name
 from slipstream.export.gpu_files import gpu_files
-from slipstream.export.operator_times import operator_times
 from slipstream.export.package.assemble import assemble, finish, write_hugging_face
 from slipstream.export.package.metadata import Origin
 from slipstream.export.quantize.search import BATCHES, search
-from slipstream.export.session import check_provider
+from slipstream.export.session import check_provider, operator_times
 from slipstream.export.variants import (
     FP32,
     TORCH,

@@ -17,11 +17,11 @@ from onnx import numpy_helper
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.errors import UserError
 from slipstream.export.convert import to_onnx
+from slipstream.export.gpu_files import check_symmetric, trtexec, write_tensorrt
 from slipstream.export.quantize import quantise as quantisation
 from slipstream.export.quantize.quantise import WEIGHT_BITS, Quantiser, smooth_first_product
 from slipstream.export.quantize.recipes import Recipe, narrow_convolutions, recipes_for
 from slipstream.export.quantize.search import products_of, rank_by_error
-from slipstream.export.quantize.tensorrt import check_symmetric, trtexec, write_tensorrt
 from slipstream.export.session import onnx_predictor
 from slipstream.machine.description import this_machine
 from slipstream.models.predict import inputs_of
