@@ -227,7 +227,12 @@ def variants(export: ExportReport, metric: str) -> Iterator[str]:
     measured, batches = export.timed, export.batches
     sizes = [f"batch {batch}" if batch == batches[0] else batch for batch in batches]
     heads = ["variant", "size", *sizes, fmt.NAMES.get(metric, metric)]
-    yield from table("Model", heads, {v.name: row(v, batches, metric) for v in measured}, export.recommended.name)
+    rows: dict[str, list[str]] = {}
+    for variant in measured:
+        name, *more = textwrap.wrap(variant.name, LONGEST_NAME, break_long_words=False, break_on_hyphens=False)
+        rows[variant.name] = [shortened(name, LONGEST_NAME), *cells(variant, batches, metric)]
+        rows |= {f"{variant.name}/{line}": [line, *[""] * (len(heads) - 1)] for line in more}
+    yield from table("Model", heads, rows, export.recommended.name)
     if others := len(export.variants) - len(measured):
         verb = "was" if others == 1 else "were"
         yield from labelled("", f"{fmt.counted(others, 'other')} {verb} left out before: see the report.")
@@ -257,15 +262,15 @@ def table(label: str, heads: list[str], rows: Mapping[str, list[str]], chosen: s
     lines = [heads, *rows.values()]
     widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
     for name, line in ((None, heads), *rows.items()):
-        cells = [f"{line[0]:<{widths[0]}}", *(f"{c:>{w}}" for c, w in zip(line[1:], widths[1:], strict=True))]
+        padded = [f"{line[0]:<{widths[0]}}", *(f"{c:>{w}}" for c, w in zip(line[1:], widths[1:], strict=True))]
         before = f"{label if name is None else '':<{INDENT - 2}}{'▸ ' if name == chosen else '  '}"
-        yield f"{before}{'  '.join(cells)}".rstrip()
+        yield f"{before}{'  '.join(padded)}".rstrip()
 
 
-def row(variant: VariantFigures, batches: list[str], metric: str) -> list[str]:
+def cells(variant: VariantFigures, batches: list[str], metric: str) -> list[str]:
     latencies = [fmt.milliseconds(variant.milliseconds(batch, "p50")) for batch in batches]
     scored = fmt.metric(metric, variant.metrics.of(metric) if variant.metrics else None)
-    return [shortened(variant.name, LONGEST_NAME), fmt.size(variant.bytes), *latencies, scored]
+    return [fmt.size(variant.bytes), *latencies, scored]
 
 
 def shortened(name: str, most: int) -> str:
