@@ -106,7 +106,7 @@ def report_compression(compression: Compression) -> CompressionSummary:
 @map_errors
 def report_network(network: MadeByElement) -> NetworkSummary:
     """Put a network profile and its page into a directory of this run. Never cached, as :func:`report`."""
-    from slipstream.report.engine import build_network
+    from slipstream.report.network_engine import build_network
 
     summary = build_network(runs_here(), local_path(network.artifact))
     return shown(summary, "Network", summary.page)
@@ -116,7 +116,7 @@ def report_network(network: MadeByElement) -> NetworkSummary:
 @map_errors
 def report_tuning(tuned: MadeByElement) -> TuningSummary:
     """Put the tuner's result and its page into a directory of this run. Never cached, as :func:`report`."""
-    from slipstream.report.engine import build_tuning
+    from slipstream.report.network_engine import build_tuning
 
     summary = build_tuning(runs_here(), local_path(tuned.artifact))
     return shown(summary, "Tuning", summary.page)

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import tempfile
 import time
-import uuid
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Generic, TypeVar
 
 from slipstream.artifacts.format import MANIFEST, DamagedArtifact
 from slipstream.errors import UserError
 from slipstream.interconnect import profile as network_profile
 from slipstream.interconnect import tuning as network_tuning
+from slipstream.interconnect.artifact_repository import ArtifactRepository
 from slipstream.interconnect.profile import Fingerprint, NetworkProfile, TrendPoint, read_profile, write_profile
 from slipstream.interconnect.tuning import Tuning, read_tuning, write_tuning
 from slipstream.logs import logger
@@ -24,93 +22,32 @@ from slipstream.storage import storage_for
 
 LOG = logger("network")
 SECONDS_A_DAY = 86_400
-T = TypeVar("T", NetworkProfile, Tuning)
 
 
-class FingerprintHistory(ABC, Generic[T]):
-    """The artifacts of one kind and one fingerprint below ``root``.
+class ProfileHistory(ArtifactRepository[NetworkProfile]):
+    """The profiles of one fingerprint below ``root``."""
 
-    ``<address>/<time>-<id>/`` is an artifact. Its manifest is written last: a directory without one is incomplete, and
-    is not listed. Names sort by time.
-    """
-
-    #: The one file of an artifact besides its manifest, what its address ends with, and what it is called.
-    file: str
-    suffix: str
-    noun: str
+    file = network_profile.FILE
 
     def __init__(self, root: str, fingerprint: Fingerprint) -> None:
-        self.address = f"{root.rstrip('/')}/{fingerprint.digest}{self.suffix}"
+        super().__init__(f"{root.rstrip('/')}/{fingerprint.digest}")
         self._fingerprint = fingerprint
-        self._storage = storage_for(self.address)
 
-    @abstractmethod
-    def read(self, directory: Path) -> T:
-        """The artifact in ``directory``. Raises ``UserError``."""
+    def load(self, directory: Path, name: str) -> NetworkProfile:
+        profile = read_profile(directory)
+        if profile.fingerprint != self._fingerprint:
+            raise DamagedArtifact(f"{self.address}/{name}: a profile of other hardware, versions or world")
+        return profile
 
-    @abstractmethod
-    def write(self, directory: Path, content: T, made_by: Mapping[str, object]) -> float:
-        """Write the artifact into the fresh ``directory``; returns the time that it is of, in seconds since 1970."""
-
-    def names(self) -> list[str]:
-        """The names of all artifacts, the oldest first."""
-        keys = self._storage.list()
-        return sorted(key.partition("/")[0] for key in keys if key.endswith(f"/{MANIFEST}"))
-
-    def fetch(self, name: str) -> T:
-        """Fetch and read an artifact. Raises ``UserError`` (``DamagedArtifact``) naming what is wrong."""
-        with tempfile.TemporaryDirectory(prefix="history-") as scratch:
-            for file in (MANIFEST, self.file):
-                path = self._storage.get(f"{name}/{file}", Path(scratch))
-            content = self.read(path.parent)
-        if content.fingerprint != self._fingerprint:
-            raise DamagedArtifact(f"{self.address}/{name}: a {self.noun} of other hardware, versions or world")
-        return content
-
-    def newest(self, most: int = 0) -> Iterator[T]:
-        """All that can be read, the newest first, among the newest ``most``. A warning names the others."""
-        for name in reversed(self.names()[-most:]):
+    def profiles(self, most: int | None = None) -> list[NetworkProfile]:
+        """All profiles that can be read, the oldest first, among the newest ``most``. A warning names the others."""
+        readable = []
+        for name in self.names()[-(most or 0) :]:
             try:
-                yield self.fetch(name)
+                readable.append(self.fetch(name))
             except UserError as error:
                 LOG.warning("skipped: %s", error.message)
-
-    def latest(self) -> T | None:
-        """The newest artifact that can be read, if any; a warning names newer ones that cannot."""
-        return next(self.newest(), None)
-
-    def publish(self, content: T, made_by: Mapping[str, object]) -> str:
-        """Write the artifact; returns its address. Raises ``UserError`` if nothing can be written there."""
-        with tempfile.TemporaryDirectory(prefix="history-") as scratch:
-            directory = Path(scratch) / "artifact"
-            made_at = time.gmtime(self.write(directory, content, made_by))
-            name = f"{time.strftime('%Y-%m-%dT%H-%M-%S', made_at)}-{uuid.uuid4().hex[:6]}"
-            for file in (self.file, MANIFEST):
-                self._storage.put(f"{name}/{file}", (directory / file).read_bytes())
-        return f"{self.address}/{name}"
-
-    def check_writable(self) -> None:
-        """Raise ``UserError`` unless something can be written here: called before a long measurement."""
-        probe = f".probe-{uuid.uuid4().hex}"
-        self._storage.put(probe, b"")
-        self._storage.delete([probe])
-
-
-class ProfileHistory(FingerprintHistory[NetworkProfile]):
-    """The profiles of one fingerprint."""
-
-    file, suffix, noun = network_profile.FILE, "", "profile"
-
-    def read(self, directory: Path) -> NetworkProfile:
-        return read_profile(directory)
-
-    def write(self, directory: Path, content: NetworkProfile, made_by: Mapping[str, object]) -> float:
-        write_profile(directory, content, made_by)
-        return content.measured_at
-
-    def profiles(self, most: int = 0) -> list[NetworkProfile]:
-        """All profiles that can be read, the oldest first, among the newest ``most``. A warning names the others."""
-        return [*self.newest(most)][::-1]
+        return readable
 
     def course(self, most: int = 30) -> list[TrendPoint]:
         """The largest all_reduce of the youngest profiles that have one, the oldest first."""
@@ -118,22 +55,46 @@ class ProfileHistory(FingerprintHistory[NetworkProfile]):
         for profile in self.profiles(most):
             for m in profile.of("all_reduce")[-1:]:
                 low, high = m.interval() or (None, None)
-                slow, fast = (None if seconds is None else m.busbw(seconds) for seconds in (high, low))
-                points.append(TrendPoint(profile.measured_at, m.bytes, m.busbw(), slow, fast))
+                points.append(
+                    TrendPoint(
+                        measured_at=profile.measured_at,
+                        bytes=m.bytes,
+                        busbw=m.busbw(),
+                        low=None if high is None else m.busbw(high),
+                        high=None if low is None else m.busbw(low),
+                    )
+                )
         return points
 
+    def publish(self, profile: NetworkProfile, made_by: Mapping[str, object]) -> str:
+        """Write the profile; returns its address. Raises ``UserError`` if the history cannot be written."""
+        with tempfile.TemporaryDirectory(prefix="profile-") as scratch:
+            directory = Path(scratch) / "profile"
+            write_profile(directory, profile, made_by)
+            return self.add(directory, profile.measured_at)
 
-class TuningHistory(FingerprintHistory[Tuning]):
-    """The tuner's results for one fingerprint."""
 
-    file, suffix, noun = network_tuning.FILE, ".tuning", "tuning"
+class TuningHistory(ArtifactRepository[Tuning]):
+    """The tuner's results for one fingerprint below ``root``."""
 
-    def read(self, directory: Path) -> Tuning:
-        return read_tuning(directory)
+    file = network_tuning.FILE
 
-    def write(self, directory: Path, content: Tuning, made_by: Mapping[str, object]) -> float:
-        write_tuning(directory, content, made_by)
-        return time.time()
+    def __init__(self, root: str, fingerprint: Fingerprint) -> None:
+        super().__init__(f"{root.rstrip('/')}/{fingerprint.digest}.tuning")
+        self._fingerprint = fingerprint
+
+    def load(self, directory: Path, name: str) -> Tuning:
+        tuning = read_tuning(directory)
+        if tuning.fingerprint != self._fingerprint:
+            raise DamagedArtifact(f"{self.address}/{name}: of other hardware, versions or world")
+        return tuning
+
+    def publish(self, tuning: Tuning, made_by: Mapping[str, object]) -> str:
+        """Write the result; returns its address. Raises ``UserError`` if the history cannot be written."""
+        with tempfile.TemporaryDirectory(prefix="tuning-") as scratch:
+            directory = Path(scratch) / "tuning"
+            write_tuning(directory, tuning, made_by)
+            return self.add(directory, time.time())
 
 
 def tuning_at(address: str, fingerprint: Fingerprint) -> Tuning | None:

@@ -1,4 +1,4 @@
-"""Writes the directory of a whole run, or of one that only exports, measures the interconnect or tunes for it."""
+"""Writes the directory of a whole run, or of one that only exports: report, figures and model."""
 
 from __future__ import annotations
 
@@ -14,21 +14,16 @@ from slipstream.artifacts.results.evaluation import PlotData
 from slipstream.artifacts.results.export import KIND, SIGNATURE, DeployedSignature, read_export
 from slipstream.artifacts.results.promotion import Promotion
 from slipstream.artifacts.results.training import TRACE
-from slipstream.interconnect import profile as network_profile
-from slipstream.interconnect import tuning as network_tuning
 from slipstream.models.metrics import HEADLINE
 from slipstream.report.data_engine import write_card
-from slipstream.report.figures import ScheduleFigures, data_figures, network_figures
-from slipstream.report.pages import charts, network_charts
+from slipstream.report.figures import ScheduleFigures
+from slipstream.report.pages import charts
 from slipstream.report.pages.rendering import render
 from slipstream.report.pages.report_page import report_page
-from slipstream.report.pages.tuning_chart import gains
 from slipstream.report.run_directory import MODEL, MODEL_FILE, REPORT, SUMMARY, copy_model, new_run
-from slipstream.report.stage_results import NetworkResults, Results
-from slipstream.report.summary import ExportSummary, NetworkSummary, RunSummary, TuningSummary, figures_of
+from slipstream.report.stage_results import Results, data_figures, network_figures
+from slipstream.report.summary import ExportSummary, RunSummary, figures_of
 from slipstream.stages import StageRun
-
-PAGE, TUNING_PAGE = "network.html", "tuning.html"
 
 
 def build(
@@ -100,38 +95,3 @@ def build_export(runs: Path, exported: Path, stages: Sequence[StageRun]) -> Expo
         (directory / REPORT).write_text(page, encoding="utf-8")
 
     return replace(summary, directory=str(new_run(runs, fill)))
-
-
-def build_network(runs: Path, network: Path) -> NetworkSummary:
-    """Write a directory under ``runs`` with the page, the profile with all raw times and the table as CSV. Raises
-    ``DamagedArtifact`` if the profile is not what was written."""
-    artifact, results = Artifact.open(network, network_profile.KIND), NetworkResults.open(network)
-    table = artifact.read_bytes(network_profile.TABLE).decode()
-
-    def fill(directory: Path, now: datetime) -> None:
-        for name in (network_profile.FILE, network_profile.CSV):
-            (directory / name).write_bytes(artifact.read_bytes(name))
-        drawn = network_charts.drawn(results.profile, results.course, results.model)
-        page = render("network_page.html", profile=results.profile, charts=drawn, table=table, made=now)
-        (directory / PAGE).write_text(page, encoding="utf-8")
-
-    directory = new_run(runs, fill)
-    return NetworkSummary(str(directory), PAGE, network_profile.FILE, table)
-
-
-def build_tuning(runs: Path, tuned: Path) -> TuningSummary:
-    """Write a directory under ``runs`` with the page of the tuner's result and the result itself. Raises ``UserError``
-    if the directory ``tuned`` does not hold a whole one."""
-    tuning = network_tuning.read_tuning(tuned)
-
-    def fill(directory: Path, now: datetime) -> None:
-        (directory / network_tuning.FILE).write_bytes(
-            Artifact.open(tuned, network_profile.KIND).read_bytes(network_tuning.FILE)
-        )
-        measured = [trial for trial in tuning.trials if trial.turns]
-        chart = gains(measured) if measured else None
-        page = render("tuning_page.html", tuning=tuning, chart=chart, made=now)
-        (directory / TUNING_PAGE).write_text(page, encoding="utf-8")
-
-    directory = new_run(runs, fill)
-    return TuningSummary(str(directory), TUNING_PAGE, network_tuning.FILE, str(tuning))

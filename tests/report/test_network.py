@@ -23,7 +23,7 @@ from slipstream.interconnect.profile import (
 )
 from slipstream.interconnect.tuning import DdpSettings, Trial, Tuning, write_tuning
 from slipstream.report import formatting as fmt
-from slipstream.report.engine import build_network, build_tuning
+from slipstream.report.network_engine import build_network, build_tuning
 from slipstream.report.pages.inline_svg import SERIES
 from slipstream.report.pages.network_charts import LINES, drawn
 from tests.support.network_profiles import launch, network_profile

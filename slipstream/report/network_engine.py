@@ -1,0 +1,51 @@
+"""Writes the directory of a run that only measures the interconnect, or only tunes for it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+
+from slipstream.artifacts.format import Artifact
+from slipstream.interconnect import tuning as network_tuning
+from slipstream.interconnect.profile import CSV, FILE, KIND, TABLE
+from slipstream.report.pages.network_charts import drawn
+from slipstream.report.pages.rendering import render
+from slipstream.report.pages.tuning_chart import gains
+from slipstream.report.run_directory import new_run
+from slipstream.report.stage_results import NetworkResults
+from slipstream.report.summary import NetworkSummary, TuningSummary
+
+PAGE, TUNING_PAGE = "network.html", "tuning.html"
+
+
+def build_network(runs: Path, network: Path) -> NetworkSummary:
+    """Write a directory under ``runs`` with the page, the profile with all raw times and the table as CSV. Raises
+    ``DamagedArtifact`` if the profile is not what was written."""
+    artifact, results = Artifact.open(network, KIND), NetworkResults.open(network)
+    table = artifact.read_bytes(TABLE).decode()
+
+    def fill(directory: Path, now: datetime) -> None:
+        for name in (FILE, CSV):
+            (directory / name).write_bytes(artifact.read_bytes(name))
+        charts = drawn(results.profile, results.course, results.model)
+        page = render("network_page.html", profile=results.profile, charts=charts, table=table, made=now)
+        (directory / PAGE).write_text(page, encoding="utf-8")
+
+    directory = new_run(runs, fill)
+    return NetworkSummary(str(directory), PAGE, FILE, table)
+
+
+def build_tuning(runs: Path, tuned: Path) -> TuningSummary:
+    """Write a directory under ``runs`` with the page of the tuner's result and the result itself. Raises ``UserError``
+    if the directory ``tuned`` does not hold a whole one."""
+    tuning = network_tuning.read_tuning(tuned)
+
+    def fill(directory: Path, now: datetime) -> None:
+        (directory / network_tuning.FILE).write_bytes(Artifact.open(tuned, KIND).read_bytes(network_tuning.FILE))
+        measured = [trial for trial in tuning.trials if trial.turns]
+        chart = gains(measured) if measured else None
+        page = render("tuning_page.html", tuning=tuning, chart=chart, made=now)
+        (directory / TUNING_PAGE).write_text(page, encoding="utf-8")
+
+    directory = new_run(runs, fill)
+    return TuningSummary(str(directory), TUNING_PAGE, network_tuning.FILE, str(tuning))
