@@ -44,12 +44,11 @@ from slipstream.comparison.quality import loss_of
 from slipstream.export import engine
 from slipstream.export.config import ExportConfig
 from slipstream.export.convert import quiet
-from slipstream.export.operator_times import at_batch
 from slipstream.export.package.assemble import MODEL
 from slipstream.export.quantize.quantise import Quantiser
 from slipstream.export.quantize.recipes import Recipe, convolutional
 from slipstream.export.quantize.search import BATCHES, calibration
-from slipstream.export.session import onnx_predictor
+from slipstream.export.session import at_batch, onnx_predictor
 from slipstream.export.variants import FP32, FP32_FILE
 from slipstream.machine.description import VNNI, this_machine
 from slipstream.models.config import ModelConfig

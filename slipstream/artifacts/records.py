@@ -64,9 +64,9 @@ def words(kind: object) -> str:
     return f"an {name}" if name[0] in "aeiou" else f"a {name}"
 
 
-def write_record(writer: ArtifactWriter, name: str, record: object, kind: object = None) -> None:
+def write_record(writer: ArtifactWriter, name: str, record: object) -> None:
     """Write the record as the file ``name`` of an artifact. Raises as :func:`to_json`."""
-    writer.write_bytes(name, to_json(record, kind))
+    writer.write_bytes(name, to_json(record))
 
 
 def read_record(artifact: Artifact, name: str, kind: type[T]) -> T:

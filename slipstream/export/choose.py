@@ -69,7 +69,7 @@ def nearest(others: Sequence[Contender], verdicts: Mapping[str, VariantVerdict],
     if not others:
         return "no other variant could be made that is worth timing"
     fastest = max(others, key=lambda each: each.times_as_fast(batch))
-    return f"{fastest.name}, the fastest of the others, is {verdicts[fastest.name].reason}"
+    return f"the fastest of the others ({fastest.name}) is {verdicts[fastest.name].reason}"
 
 
 def best_at(fp32: Contender, others: Sequence[Contender], config: ExportConfig, batch: int) -> Contender:

@@ -32,11 +32,10 @@ from slipstream.export.choose import Contender, VariantVerdict, decide
 from slipstream.export.config import ExportConfig
 from slipstream.export.convert import PARITY_BATCHES, output_name
 from slipstream.export.gpu_files import gpu_files
-from slipstream.export.operator_times import operator_times
 from slipstream.export.package.assemble import assemble, finish, write_hugging_face
 from slipstream.export.package.metadata import Origin
 from slipstream.export.quantize.search import BATCHES, search
-from slipstream.export.session import check_provider
+from slipstream.export.session import check_provider, operator_times
 from slipstream.export.variants import (
     FP32,
     TORCH,
@@ -44,7 +43,6 @@ from slipstream.export.variants import (
     Variant,
     figures,
     fp32_variant,
-    left_out,
     onnx_variant,
     torch_variants,
 )
@@ -90,7 +88,7 @@ def export(
     batches = affordable_batches(fp32.load(), workload, TIMING * config.seconds, deciding_first)
     profiled = operator_times(directory / str(fp32.file), signature, test, config, batches)
     searched = search(directory, directory / str(fp32.file), data, config, started, batches)
-    finalists = [onnx_variant(each.name, each.path, signature, test, config) for each in searched.finalists]
+    finalists = [onnx_variant(each.name, each.path, signature, test, config, each.code) for each in searched.finalists]
     left = max(TIMING * config.seconds, config.seconds - (time.perf_counter() - started))
     timed_variants = [*torch, fp32, *finalists]
     loads = {variant.name: variant.load for variant in timed_variants}
@@ -116,7 +114,7 @@ def export(
     ]
     report = ExportReport(
         task=signature.task,
-        variants=[*variants, *for_gpus, *(left_out(name, verdict) for name, verdict in searched.others.items())],
+        variants=[*variants, *for_gpus, *searched.others],
         chosen=decision.chosen,
         why=decision.why,
         decided_at_batch=config.decide_at_batch,

@@ -39,6 +39,8 @@ class Variant:
     bytes: int
     load: Load
     outputs: np.ndarray
+    #: The code of the recipe by which it was quantised.
+    recipe: str = ""
 
 
 def torch_variants(model: nn.Module, signature: Signature, test: np.ndarray, machine: Machine) -> list[Variant]:
@@ -78,9 +80,11 @@ def fp32_variant(
     return onnx_variant(FP32, path, data.signature, test, config)
 
 
-def onnx_variant(name: str, path: Path, signature: Signature, test: np.ndarray, config: ExportConfig) -> Variant:
+def onnx_variant(
+    name: str, path: Path, signature: Signature, test: np.ndarray, config: ExportConfig, recipe: str = ""
+) -> Variant:
     load = partial(onnx_predictor, path, config.threads, config.provider)
-    return Variant(name, path.name, path.stat().st_size, load, predict(load(), signature, test))
+    return Variant(name, path.name, path.stat().st_size, load, predict(load(), signature, test), recipe)
 
 
 def figures(
@@ -103,6 +107,7 @@ def figures(
         chosen=False,
         verdict="",
         reason="",
+        recipe=variant.recipe,
         latency_ms=latency_ms,
         rows_per_second=rates,
         cost_per_million={rows: price / 3600 / rate * 1e6 for rows, rate in rates.items()} if price else {},
@@ -112,7 +117,7 @@ def figures(
     )
 
 
-def left_out(name: str, verdict: VariantVerdict, file: Path | None = None) -> VariantFigures:
+def left_out(name: str, verdict: VariantVerdict, file: Path | None = None, recipe: str = "") -> VariantFigures:
     """The entry of a variant that was not timed, and of its file if that is part of the artifact."""
     size = file.stat().st_size if file else None
-    return VariantFigures(name, file.name if file else None, size, False, verdict.short, verdict.reason)
+    return VariantFigures(name, file.name if file else None, size, False, verdict.short, verdict.reason, recipe)

@@ -7,18 +7,18 @@ run that is killed leaves the promoted model as it is; of two that promote at on
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 import uuid
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 
 import click
 
-from slipstream.artifacts.format import MANIFEST
+from slipstream.artifacts.format import MANIFEST, DamagedArtifact
+from slipstream.artifacts.records import from_json, to_json
 from slipstream.errors import UserError
 from slipstream.export.check import SIGNATURE, BadPackage, check_files, read_manifest
 from slipstream.export.package.sign import sign
@@ -65,8 +65,8 @@ class Registry:
         with tempfile.TemporaryDirectory() as scratch:
             text = self.storage.get(key, Path(scratch)).read_bytes()
         try:
-            return Pointer(**json.loads(text))
-        except (ValueError, TypeError):
+            return from_json(text, Pointer, key)
+        except DamagedArtifact:
             raise UserError(f"{self.uri}/{key}: no promotion; expected what a promotion writes, so delete it") from None
 
     def fetch(self, pointer: Pointer, directory: Path) -> Path:
@@ -99,9 +99,8 @@ class Registry:
     def point(self, number: int, version: str, manifest: str, why: str) -> Pointer | None:
         """Promote ``version`` as the promotion ``number``; None if another run has taken that number."""
         pointer = Pointer(number, version, manifest, why, f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", uuid.uuid4().hex)
-        text = json.dumps(asdict(pointer), indent=1, ensure_ascii=False).encode()
         try:
-            self.storage.put(f"{PROMOTED}/{number:08d}.json", text, fresh=True)
+            self.storage.put(f"{PROMOTED}/{number:08d}.json", to_json(pointer), fresh=True)
         except AlreadyThere:
             return None
         return pointer

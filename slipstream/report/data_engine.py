@@ -9,10 +9,9 @@ from pathlib import Path
 
 from slipstream.artifacts.format import Artifact
 from slipstream.artifacts.prepared.data import SPLITS, Card, PreparedData
-from slipstream.report.figures import data_figures
 from slipstream.report.pages.rendering import render
 from slipstream.report.run_directory import CARD, CARD_DATA, PREPARED, link_artifact, new_run
-from slipstream.report.stage_results import quarantine_reasons, quarantined_rows
+from slipstream.report.stage_results import data_figures, quarantine_reasons, quarantined_rows
 from slipstream.report.summary import DataSummary
 from slipstream.stages import StageRun
 

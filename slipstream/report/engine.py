@@ -17,11 +17,11 @@ from slipstream.artifacts.results.training import TRACE
 from slipstream.artifacts.store import Store
 from slipstream.models.metrics import HEADLINE
 from slipstream.report.data_engine import write_card
-from slipstream.report.figures import ScheduleFigures, data_figures, network_figures
+from slipstream.report.figures import ScheduleFigures
 from slipstream.report.pages.rendering import render
 from slipstream.report.pages.report_page import report_page
 from slipstream.report.run_directory import MODEL, MODEL_FILE, REPORT, SUMMARY, copy_model, new_run
-from slipstream.report.stage_results import Results
+from slipstream.report.stage_results import Results, data_figures, network_figures
 from slipstream.report.summary import ExportSummary, RunSummary, figures_of
 from slipstream.stages import StageRun
 

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import takewhile
 
-from slipstream.artifacts.prepared.data import Card, Signature
 from slipstream.cron import times_after
-from slipstream.interconnect.profile import NetworkProfile
 
 
 @dataclass(frozen=True)
@@ -75,30 +73,6 @@ class ScheduleFigures:
     ended: str
     #: The later times of the schedule at which nothing was started, because this run was still going.
     skipped: list[str]
-
-
-def data_figures(card: Card, signature: Signature) -> DataFigures:
-    splits = ("read", "kept", "quarantined", "train", "validation", "test")
-    rows = {f"rows_{name}": card["rows"][name] for name in splits}
-    return DataFigures(card["source"], signature.target, signature.task, len(signature.classes), **rows)
-
-
-def network_figures(profile: NetworkProfile) -> NetworkFigures:
-    its, all_reduces = profile.fingerprint, profile.of("all_reduce")
-    first, last = (all_reduces[0], all_reduces[-1]) if all_reduces else (None, None)
-    return NetworkFigures(
-        world=its.world,
-        nodes=its.nodes,
-        backend=its.backend,
-        device=profile.topology.hosts[0].devices[0],
-        all_reduce_latency_us=first.p50 * 1e6 if first else None,
-        all_reduce_latency_bytes=first.bytes if first else None,
-        all_reduce_busbw_gbps=last.busbw() if last else None,
-        all_reduce_busbw_bytes=last.bytes if last else None,
-        measured_at=profile.measured_at,
-        findings=list(profile.topology.findings),
-        short=profile.short,
-    )
 
 
 def schedule_figures(cron: str, kickoff: datetime, ended: datetime) -> ScheduleFigures:

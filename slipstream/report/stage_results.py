@@ -27,7 +27,7 @@ from slipstream.artifacts.results.training import (
     read_operations,
 )
 from slipstream.interconnect.profile import COURSE, KIND, MODEL, ModelPoint, NetworkProfile, TrendPoint, read_profile
-from slipstream.report.figures import Quarantined
+from slipstream.report.figures import DataFigures, NetworkFigures, Quarantined
 
 #: Quarantined rows that the data card lists; all of them are in quarantine.parquet.
 ROWS_SHOWN = 50
@@ -93,6 +93,30 @@ class Results:
             *artifacts,
             [artifact.fingerprint for artifact in (*artifacts, *others)],
         )
+
+
+def data_figures(card: Card, signature: Signature) -> DataFigures:
+    splits = ("read", "kept", "quarantined", "train", "validation", "test")
+    rows = {f"rows_{name}": card["rows"][name] for name in splits}
+    return DataFigures(card["source"], signature.target, signature.task, len(signature.classes), **rows)
+
+
+def network_figures(profile: NetworkProfile) -> NetworkFigures:
+    its, all_reduces = profile.fingerprint, profile.of("all_reduce")
+    first, last = (all_reduces[0], all_reduces[-1]) if all_reduces else (None, None)
+    return NetworkFigures(
+        world=its.world,
+        nodes=its.nodes,
+        backend=its.backend,
+        device=profile.topology.hosts[0].devices[0],
+        all_reduce_latency_us=first.p50 * 1e6 if first else None,
+        all_reduce_latency_bytes=first.bytes if first else None,
+        all_reduce_busbw_gbps=last.busbw() if last else None,
+        all_reduce_busbw_bytes=last.bytes if last else None,
+        measured_at=profile.measured_at,
+        findings=list(profile.topology.findings),
+        short=profile.short,
+    )
 
 
 def quarantine_reasons(prepared: Artifact) -> list[Quarantined]:

@@ -227,13 +227,12 @@ def variants(export: ExportReport, metric: str) -> Iterator[str]:
     measured, batches = export.timed, export.batches
     sizes = [f"batch {batch}" if batch == batches[0] else batch for batch in batches]
     heads = ["variant", "size", *sizes, fmt.NAMES.get(metric, metric)]
-    lines = [heads, *(row(variant, batches, metric) for variant in measured)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
-    for index, line in enumerate(lines):
-        mark = "▸ " if index and measured[index - 1].chosen else "  "
-        cells = [f"{line[0]:<{widths[0]}}", *(f"{c:>{w}}" for c, w in zip(line[1:], widths[1:], strict=True))]
-        label = "Model" if index == 0 else ""
-        yield f"{label:<{INDENT - 2}}{mark}{'  '.join(cells)}".rstrip()
+    rows: dict[str, list[str]] = {}
+    for variant in measured:
+        name, *more = textwrap.wrap(variant.name, LONGEST_NAME, break_long_words=False, break_on_hyphens=False)
+        rows[variant.name] = [shortened(name, LONGEST_NAME), *cells(variant, batches, metric)]
+        rows |= {f"{variant.name}/{line}": [line, *[""] * (len(heads) - 1)] for line in more}
+    yield from table("Model", heads, rows, export.recommended.name)
     if others := len(export.variants) - len(measured):
         verb = "was" if others == 1 else "were"
         yield from labelled("", f"{fmt.counted(others, 'other')} {verb} left out before: see the report.")
@@ -248,24 +247,30 @@ def tried(compression: Compression | None) -> Iterator[str]:
     if compression is None:
         return
     unit = "%" if compression.metric == "rmse" else "points"
-    lines = [["network", "parameters", f"lost, {unit}", "speed", ""]]
-    lines.append(["as trained", fmt.count(compression.size.parameters), "", "", ""])
+    rows = {"": ["as trained", fmt.count(compression.size.parameters), "", "", ""]}
     for one in compression.tried:
         speed = f"{compression.speeds[one.name].value:.2f}"
         lost = f"{one.loss:.2f}, ≤ {one.high:.2f}"
-        lines.append([shortened(one.name, LONGEST_NETWORK), fmt.count(one.size.parameters), lost, speed, one.answer])
-    widths = [max(len(line[column]) for line in lines) for column in range(5)]
-    for index, line in enumerate(lines):
-        mark = "▸ " if index and line[0] == shortened(compression.taken or "as trained", LONGEST_NETWORK) else "  "
-        cells = [f"{line[0]:<{widths[0]}}", *(f"{c:>{w}}" for c, w in zip(line[1:], widths[1:], strict=True))]
-        yield f"{'' if index else 'Tried':<{INDENT - 2}}{mark}{'  '.join(cells)}".rstrip()
+        name = shortened(one.name, LONGEST_NETWORK)
+        rows[one.name] = [name, fmt.count(one.size.parameters), lost, speed, one.answer]
+    yield from table("Tried", ["network", "parameters", f"lost, {unit}", "speed", ""], rows, compression.taken)
     yield from labelled("", f"{fmt.sentence(compression.why)}.")
 
 
-def row(variant: VariantFigures, batches: list[str], metric: str) -> list[str]:
+def table(label: str, heads: list[str], rows: Mapping[str, list[str]], chosen: str) -> Iterator[str]:
+    """Columns below ``heads``, the first to the left and the others to the right; the row ``chosen`` is marked."""
+    lines = [heads, *rows.values()]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
+    for name, line in ((None, heads), *rows.items()):
+        padded = [f"{line[0]:<{widths[0]}}", *(f"{c:>{w}}" for c, w in zip(line[1:], widths[1:], strict=True))]
+        before = f"{label if name is None else '':<{INDENT - 2}}{'▸ ' if name == chosen else '  '}"
+        yield f"{before}{'  '.join(padded)}".rstrip()
+
+
+def cells(variant: VariantFigures, batches: list[str], metric: str) -> list[str]:
     latencies = [fmt.milliseconds(variant.milliseconds(batch, "p50")) for batch in batches]
     scored = fmt.metric(metric, variant.metrics.of(metric) if variant.metrics else None)
-    return [shortened(variant.name, LONGEST_NAME), fmt.size(variant.bytes), *latencies, scored]
+    return [fmt.size(variant.bytes), *latencies, scored]
 
 
 def shortened(name: str, most: int) -> str:

@@ -110,7 +110,7 @@ def test_figures_agree_with_the_files(case: Case) -> None:
 def test_every_recipe_has_a_verdict_and_a_reason(case: Case) -> None:
     for variant in case.report["variants"]:
         assert variant["verdict"] and variant["reason"], variant
-    verdicts = {variant["name"]: variant["verdict"] for variant in case.report["variants"]}
+    verdicts = {each["recipe"] or each["name"]: each["verdict"] for each in case.report["variants"]}
     assert verdicts["onnx-fp32"] in ("exact", "chosen")
     assert {"dynamic", "int4"} <= set(verdicts)
 
@@ -183,9 +183,10 @@ def test_a_variant_that_cannot_be_made_is_reported(tmp_path: Path, monkeypatch: 
     artifact = exported(tmp_path / "out", trained_on(data, steps=5), data, SHORT, {})
     report = artifact.read_json("export.json")
     assert report["chosen"] == "onnx-fp32"
-    (dynamic,) = (variant for variant in report["variants"] if variant["name"] == "dynamic")
+    (dynamic,) = (variant for variant in report["variants"] if variant["recipe"] == "dynamic")
     assert VariantFigures(**dynamic) == VariantFigures(
-        name="dynamic",
+        name="int8 dynamic",
+        recipe="dynamic",
         file=None,
         bytes=None,
         chosen=False,
@@ -256,6 +257,7 @@ def test_the_most_sensitive_layers_stay_in_fp32(tmp_path: Path) -> None:
     fastest = ExportCandidate(recipe.name, recipe, whole, 5.0, {1: 2.0})
     config, now = ExportConfig(seconds=60.0), time.perf_counter()
     (mixed,) = searching.make_mixed_precision(tmp_path, quantiser, [fastest], judge, config, now)
-    assert mixed.name == "u8s8-mixed1" and mixed.loss == 0.0 and 0 < quantised(mixed.path) < quantised(whole)
+    assert (mixed.code, mixed.name) == ("u8s8-mixed1", "int8 static, 1 layer in FP32")
+    assert mixed.loss == 0.0 and 0 < quantised(mixed.path) < quantised(whole)
     good = ExportCandidate(recipe.name, recipe, whole, 0.5, {1: 2.0})
     assert searching.make_mixed_precision(tmp_path, quantiser, [good], judge, config, now) == []

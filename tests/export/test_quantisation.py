@@ -17,11 +17,11 @@ from onnx import numpy_helper
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.errors import UserError
 from slipstream.export.convert import to_onnx
+from slipstream.export.gpu_files import check_symmetric, trtexec, write_tensorrt
 from slipstream.export.quantize import quantise as quantisation
 from slipstream.export.quantize.quantise import WEIGHT_BITS, Quantiser, smooth_first_product
 from slipstream.export.quantize.recipes import Recipe, narrow_convolutions, recipes_for
 from slipstream.export.quantize.search import products_of, rank_by_error
-from slipstream.export.quantize.tensorrt import check_symmetric, trtexec, write_tensorrt
 from slipstream.export.session import onnx_predictor
 from slipstream.machine.description import this_machine
 from slipstream.models.predict import inputs_of
@@ -133,13 +133,14 @@ def test_every_recipe_gives_a_file_that_runs_or_says_why(
 ) -> None:
     for data, fp32 in ((image_data, image_fp32), (tables, table_fp32)):
         inputs, recipes = inputs_of(data.signature, data.split("train")[:100]), recipes_for(onnx.load(fp32))
-        names = [recipe.name for recipe in recipes]
+        names = [recipe.code for recipe in recipes]
+        assert len({recipe.name for recipe in recipes}) == len(recipes)
         assert len(set(names)) == len(names) and {"dynamic", "int4", "u8s8", "s8s8-tensor-all-out8"} <= {*names}
         scratch = tmp_path / fp32.parent.name / "scratch"
         scratch.mkdir(parents=True)
         expected = onnx_predictor(fp32, 1)(inputs)
         for recipe in recipes:
-            target = scratch.parent / f"{recipe.name}.onnx"
+            target = scratch.parent / f"{recipe.code}.onnx"
             Quantiser(fp32, inputs, scratch, 7).make(recipe, target)
             found = onnx_predictor(target, 1)(inputs)
             assert found.shape == expected.shape and np.abs(found - expected).max() < np.ptp(expected), recipe.name

@@ -58,7 +58,7 @@ def test_hugging_faces_library_gives_the_same_logits(exported: Path, data: Prepa
 
 def test_the_report_is_of_tokens(exported: Path, data: PreparedData) -> None:
     report = json.loads((exported / "export.json").read_text())
-    variants = {each["name"]: each for each in report["variants"]}
+    variants = {each["recipe"] or each["name"]: each for each in report["variants"]}
     scores = variants["onnx-fp32"]["metrics"]
     assert report["task"] == "next token" and {name for name in scores if scores[name]} == {"accuracy", "log_loss"}
     assert variants["onnx-fp32"]["metrics"]["log_loss"] == pytest.approx(np.log(VOCABULARY), rel=0.1)

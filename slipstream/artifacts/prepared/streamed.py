@@ -9,7 +9,6 @@ blocks that were not fetched read as zeros, which fail every reader's own check.
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import tempfile
 import threading
@@ -22,8 +21,9 @@ from typing import BinaryIO, TypeVar
 
 import numpy as np
 
-from slipstream.artifacts.format import MANIFEST, Artifact, DamagedArtifact, Manifest, canonical_json
+from slipstream.artifacts.format import MANIFEST, Artifact, DamagedArtifact, Manifest
 from slipstream.artifacts.prepared.data import Block, PreparedData
+from slipstream.artifacts.records import from_json, to_json
 from slipstream.errors import UserError
 from slipstream.storage import list_names, path_below, read_range, storage_for
 
@@ -35,6 +35,14 @@ REQUESTS = 16
 AHEAD = 64
 
 Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Stub:
+    """Where the rows are, and how many bytes of them a process may cache."""
+
+    uri: str
+    cache_bytes: int
 
 
 def size_of(uri: str) -> int:
@@ -73,7 +81,7 @@ def make_stub(uri: str, directory: Path, cache_bytes: int | None = None) -> Path
             storage.get(name, directory)
     if cache_bytes is None:
         cache_bytes = sum(record.size for record in files.values())
-    (directory / STUB).write_bytes(canonical_json({"uri": uri, "cache_bytes": cache_bytes}))
+    (directory / STUB).write_bytes(to_json(Stub(uri, cache_bytes)))
     return directory
 
 
@@ -101,10 +109,11 @@ class Stream:
     """This process's cache of the blocks of a stub. Several iterators may use it at once."""
 
     def __init__(self, artifact: Artifact) -> None:
-        stub = json.loads((artifact.directory / STUB).read_bytes())
+        path = artifact.directory / STUB
+        stub = from_json(path.read_bytes(), Stub, path)
         self._artifact = artifact
-        self._objects = list_names(stub["uri"])
-        self._cache_bytes: int = stub["cache_bytes"]
+        self._objects = list_names(stub.uri)
+        self._cache_bytes = stub.cache_bytes
         self._files: dict[str, BinaryIO] = {}
         self._pool = ThreadPoolExecutor(REQUESTS, thread_name_prefix="stream")
         self._lock = threading.Lock()

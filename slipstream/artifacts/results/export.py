@@ -81,6 +81,8 @@ class VariantFigures:
     #: What became of it, in one or two words, and why.
     verdict: str
     reason: str
+    #: The code by which a quantised one was made, which is also in the name of its file.
+    recipe: str = ""
     #: By batch size.
     latency_ms: dict[str, LatencyFigures] = field(default_factory=dict)
     rows_per_second: dict[str, float] = field(default_factory=dict)

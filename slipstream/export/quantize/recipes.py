@@ -38,7 +38,23 @@ class Recipe:
 
     @property
     def name(self) -> str:
-        """``u8s8``, ``s8s8-tensor-all-out8``, ``u8s8-smooth``, ``dynamic``, ``fp16``: only what differs is named."""
+        """In words: "int8 static, per tensor", "int8 dynamic", "fp16"; only what differs is named."""
+        if self.kind != "static":
+            return f"int8 {self.kind}" if self.kind == "dynamic" else self.kind
+        words = {
+            "signed": self.activations == "s8",
+            "per tensor": not self.per_channel,
+            "between convolutions": self.operators == "between",
+            "all operators": self.operators == "all",
+            "int8 outputs": not self.fp32_outputs,
+            "smoothed": self.smooth,
+            "wide layers": self.wide,
+        }
+        return ", ".join(["int8 static", *(word for word, holds in words.items() if holds)])
+
+    @property
+    def code(self) -> str:
+        """For file names: ``u8s8``, ``s8s8-tensor-all-out8``, ``u8s8-smooth``, ``dynamic``, ``fp16``."""
         if self.kind != "static":
             return self.kind
         parts = [f"{self.activations}s8", *["tensor"] * (not self.per_channel)]

@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from slipstream.artifacts.prepared.data import PreparedData
+from slipstream.artifacts.results.export import VariantFigures
 from slipstream.comparison.quality import UNITS, right_of
 from slipstream.export.choose import VariantVerdict
 from slipstream.export.config import ExportConfig
@@ -22,6 +23,7 @@ from slipstream.export.quantize.quantise import Quantiser
 from slipstream.export.quantize.recipes import CONVOLUTIONS, FOR_GPUS, Recipe, recipes_for
 from slipstream.export.quantize.speed_ranking import ExportCandidate, SpeedRanking, fastest_first
 from slipstream.export.session import onnx_predictor
+from slipstream.export.variants import left_out
 from slipstream.models.predict import inputs_of, predict, targets_of
 
 #: Points of accuracy or percent of RMSE that a file loses on the rows of the search.
@@ -42,7 +44,7 @@ class SearchResult:
     """The finalists, and what became of the recipes that are none."""
 
     finalists: list[ExportCandidate]
-    others: dict[str, VariantVerdict]
+    others: list[VariantFigures]
 
 
 def search(
@@ -50,7 +52,7 @@ def search(
 ) -> SearchResult:
     """Make candidates of the file ``fp32`` within the time that ``config.seconds`` leaves after ``started``
     (``time.perf_counter``), and choose at most three finalists. Only their files stay in ``directory``."""
-    records, others = search_rows(fp32, data, config), dict[str, VariantVerdict]()
+    records, others = search_rows(fp32, data, config), list[VariantFigures]()
     with TemporaryDirectory(dir=directory) as scratch:
         quantiser = Quantiser(fp32, calibration(data, config), Path(scratch), 8 if config.target == "vnni" else 7)
         expected = predicted(fp32, data, records, config)
@@ -61,7 +63,7 @@ def search(
         try:
             mixed = make_mixed_precision(directory, quantiser, candidates, loss_of, config, started)
         except Exception as error:
-            others["mixed"] = creation_failure(error)
+            others.append(left_out("mixed precision", creation_failure(error), recipe="mixed"))
             for path in directory.glob("model.*-mixed*.onnx"):
                 path.unlink()
         else:
@@ -74,7 +76,8 @@ def search(
         finalists = choose_finalists(speeds.rank(good, started + RANKING * config.seconds), config)
     for candidate in candidates:
         if candidate not in finalists:
-            others[candidate.name] = rejection(candidate, data.signature.task, config)
+            verdict = rejection(candidate, data.signature.task, config)
+            others.append(left_out(candidate.name, verdict, recipe=candidate.code))
             candidate.path.unlink()
     return SearchResult(finalists, others)
 
@@ -119,32 +122,34 @@ def make_all(
     loss_of: LossOfFile,
     config: ExportConfig,
     started: float,
-    others: dict[str, VariantVerdict],
+    others: list[VariantFigures],
 ) -> Iterable[ExportCandidate]:
     """The files that can be made in time, the first in any case; ``others`` gets what became of the rest."""
     import onnx
 
     fp32_bytes, seen = quantiser.fp32.stat().st_size, dict[bytes, str]()
     recipes = FOR_GPUS if config.provider == "cuda" else recipes_for(onnx.load(quantiser.fp32))
+    late = VariantVerdict("not tried", f"the time was over (export.seconds: {config.seconds:g})")
     for recipe in recipes:
-        if recipe != recipes[0] and time.perf_counter() - started > MAKING * config.seconds:
-            others[recipe.name] = VariantVerdict("not tried", f"the time was over (export.seconds: {config.seconds:g})")
-            continue
-        path = directory / f"model.{recipe.name}.onnx"
+        path = directory / f"model.{recipe.code}.onnx"
         try:
-            quantiser.make(recipe, path)
-            content = path.read_bytes()
-            if content in seen:
-                others[recipe.name] = VariantVerdict("the same", f"gives the very file of {seen[content]}")
-            elif len(content) > SHRUNK * fp32_bytes:
-                share = 100 * len(content) / fp32_bytes
-                others[recipe.name] = VariantVerdict("did not shrink", f"its file has {share:.0f} % of FP32's size")
+            if recipe != recipes[0] and time.perf_counter() - started > MAKING * config.seconds:
+                verdict = late
             else:
-                seen[content] = recipe.name
-                yield ExportCandidate(recipe.name, recipe, path, loss_of(path))
-                continue
+                quantiser.make(recipe, path)
+                content = path.read_bytes()
+                if content in seen:
+                    verdict = VariantVerdict("the same", f"gives the very file of {seen[content]}")
+                elif len(content) > SHRUNK * fp32_bytes:
+                    share = 100 * len(content) / fp32_bytes
+                    verdict = VariantVerdict("did not shrink", f"its file has {share:.0f} % of FP32's size")
+                else:
+                    seen[content] = recipe.name
+                    yield ExportCandidate(recipe.name, recipe, path, loss_of(path))
+                    continue
         except Exception as error:
-            others[recipe.name] = creation_failure(error)
+            verdict = creation_failure(error)
+        others.append(left_out(recipe.name, verdict, recipe=recipe.code))
         path.unlink(missing_ok=True)
 
 
@@ -171,8 +176,8 @@ def make_mixed_precision(
     layers = list(rank_by_error(quantiser, fastest.recipe, deadline))
     count = 1
     while count < len(layers) and time.perf_counter() < deadline:
-        name = f"{fastest.name}-mixed{count}"
-        path = directory / f"model.{name}.onnx"
+        name = f"{fastest.name}, {count} layer{'s' if count > 1 else ''} in FP32"
+        path = directory / f"model.{fastest.code}-mixed{count}.onnx"
         quantiser.make(fastest.recipe, path, fp32=layers[:count])
         if (loss := loss_of(path)) <= config.max_loss:
             return [ExportCandidate(name, fastest.recipe, path, loss)]

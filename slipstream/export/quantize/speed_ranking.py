@@ -30,6 +30,11 @@ class ExportCandidate:
     speed: dict[int, float] = field(default_factory=dict)
 
     @property
+    def code(self) -> str:
+        """The recipe's, and of a file of mixed precision how many layers are in FP32."""
+        return self.path.name.removeprefix("model.").removesuffix(".onnx")
+
+    @property
     def bytes(self) -> int:
         return self.path.stat().st_size
 
