@@ -313,7 +313,7 @@ def test_losses_that_were_not_added_up_yet_come_back(
     state = state_of(nets.with_unused(SIGNATURE), TrainingConfig())
     progress = {"progress": {"step": 9}, "best_weights": state.best_weights}
     state.apply(Restored(9, progress, tuple(owns), "", same_world, ()), on_cpu(rank, 2))
-    assert (state.loss_sums, state.pending_points, state.progress.step) == (losses, points, 9)
+    assert (state.loss_sums, state.points, state.progress.step) == (losses, points, 9)
     resaved = state.rank_state()
     state.apply(Restored(9, progress, (resaved, resaved), "", True, ()), on_cpu(rank, 2))
-    assert (state.loss_sums, state.pending_points) == (losses, points)
+    assert (state.loss_sums, state.points) == (losses, points)

@@ -53,6 +53,41 @@ def loss_sum(
     return loss.sum() if weight is None else (loss * weight).sum()
 
 
+@dataclass(frozen=True)
+class Teacher:
+    """A model on the device of the training, in evaluation mode, whose weights do not change."""
+
+    model: Predictor
+    teaching: TeachingConfig
+    precision: str
+
+    def blend(self, loss: Tensor, outputs: Tensor, inputs: Sequence[Tensor], weight: Tensor | None) -> Tensor:
+        """The sum of the rows' losses with the teacher's share in it.
+
+        ``loss`` is the sum for the labels, ``outputs`` (float32) what the model that learns gives for ``inputs``;
+        ``weight`` ``[rows]`` is that of the rows. The teacher's part is, for logits, the Kullback-Leibler divergence of
+        both softmaxes at the temperature T, times T² so that its gradient does not shrink with T; for a regression the
+        squared difference in units of the target's variance.
+        """
+        share = self.teaching.weight
+        if not share:
+            return loss
+        with torch.no_grad(), autocast(self.precision, loss.device):
+            teacher_outputs = self.model(*inputs).float()
+        divergence = self.divergence(outputs, teacher_outputs)
+        return (1 - share) * loss + share * (divergence if weight is None else divergence * weight).sum()
+
+    def divergence(self, outputs: Tensor, teacher_outputs: Tensor) -> Tensor:
+        """Of each row, float32 ``[rows]``."""
+        signature = self.model.signature
+        if signature.task == "regression":
+            return ((outputs[:, 0] - teacher_outputs[:, 0]) / signature.target_std) ** 2
+        temperature = self.teaching.temperature
+        ours, theirs = (functional.log_softmax(logits / temperature, dim=-1) for logits in (outputs, teacher_outputs))
+        each = functional.kl_div(ours, theirs, reduction="none", log_target=True).sum(dim=-1)
+        return temperature**2 * (each if each.ndim == 1 else each.mean(dim=1))
+
+
 def correct_sum(signature: Signature, outputs: Tensor, target: Tensor) -> Tensor:
     """The number of correctly classified rows, the sum of the rows' shares of correct tokens, or the sum of squared
     errors in units of the target squared."""
@@ -91,38 +126,3 @@ def evaluate_split(
     if model.signature.task != "regression":
         return {"loss": loss / rows, "accuracy": correct / rows}
     return {"loss": loss / rows, "rmse": math.sqrt(correct / rows)}
-
-
-@dataclass(frozen=True)
-class Teacher:
-    """A model on the device of the training, in evaluation mode, whose weights do not change."""
-
-    model: Predictor
-    teaching: TeachingConfig
-    precision: str
-
-    def blend(self, loss: Tensor, outputs: Tensor, inputs: Sequence[Tensor], weight: Tensor | None) -> Tensor:
-        """The sum of the rows' losses with the teacher's share in it.
-
-        ``loss`` is the sum for the labels, ``outputs`` (float32) what the model that learns gives for ``inputs``;
-        ``weight`` ``[rows]`` is that of the rows. The teacher's part is, for logits, the Kullback-Leibler divergence of
-        both softmaxes at the temperature T, times T² so that its gradient does not shrink with T; for a regression the
-        squared difference in units of the target's variance.
-        """
-        share = self.teaching.weight
-        if not share:
-            return loss
-        with torch.no_grad(), autocast(self.precision, loss.device):
-            teacher_outputs = self.model(*inputs).float()
-        divergence = self.divergence(outputs, teacher_outputs)
-        return (1 - share) * loss + share * (divergence if weight is None else divergence * weight).sum()
-
-    def divergence(self, outputs: Tensor, teacher_outputs: Tensor) -> Tensor:
-        """Of each row, float32 ``[rows]``."""
-        signature = self.model.signature
-        if signature.task == "regression":
-            return ((outputs[:, 0] - teacher_outputs[:, 0]) / signature.target_std) ** 2
-        temperature = self.teaching.temperature
-        ours, theirs = (functional.log_softmax(logits / temperature, dim=-1) for logits in (outputs, teacher_outputs))
-        each = functional.kl_div(ours, theirs, reduction="none", log_target=True).sum(dim=-1)
-        return temperature**2 * (each if each.ndim == 1 else each.mean(dim=1))

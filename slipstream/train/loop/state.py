@@ -57,7 +57,7 @@ class TrainingState:
     #: This rank's sum of losses since the last point of the history, and the number of its rows.
     loss_sums: list[float] = field(default_factory=lambda: [0.0, 0.0])
     #: Points of the history that the ranks have not added up yet: the step, and this rank's ``loss_sums`` there.
-    pending_points: list[tuple[int, list[float]]] = field(default_factory=list)
+    points: list[tuple[int, list[float]]] = field(default_factory=list)
     #: The model's, listed once.
     parameters: list[nn.Parameter] = field(init=False)
 
@@ -78,7 +78,11 @@ class TrainingState:
 
     def to_save(self) -> dict[str, object]:
         """What a checkpoint holds besides model, optimiser, scaler, averaged weights and random generators."""
-        return {"progress": vars(self.progress), "best_weights": self.best_weights, "conditions": self.conditions}
+        return {
+            "progress": vars(self.progress),
+            "best_weights": self.best_weights,
+            "conditions": self.conditions,
+        }
 
     def weights(self) -> Mapping[str, Tensor]:
         """The weights that are evaluated and are the trained model: averaged, if they are."""
@@ -92,14 +96,14 @@ class TrainingState:
 
     def rank_state(self) -> dict[str, object]:
         """The part that differs between ranks."""
-        return {"losses": list(self.loss_sums), "points": [[step, *losses] for step, losses in self.pending_points]}
+        return {"losses": list(self.loss_sums), "points": [[step, *losses] for step, losses in self.points]}
 
     def apply(self, restored: Restored, group: Group) -> None:
         """Continue from a restored checkpoint. If the number of ranks changed, rank 0 gets the sums of all losses."""
-        names = {one.name for one in fields(Progress)}
+        known = {one.name for one in fields(Progress)}
         progress: Mapping[str, Any] = restored.progress["progress"]
         # An older checkpoint lacks what is new here, and has what is gone.
-        self.progress = Progress(**{name: value for name, value in progress.items() if name in names})
+        self.progress = Progress(**{name: value for name, value in progress.items() if name in known})
         self.best_weights = restored.progress["best_weights"]
         # An older checkpoint has its losses alone: its ranks had added up the points.
         ranks = [each if isinstance(each, dict) else {"losses": each, "points": []} for each in restored.rank_states]
@@ -107,7 +111,7 @@ class TrainingState:
         # All ranks exchange the same points; with none of the losses where rank 0 has them.
         counted = ranks if restored.same_world or group.rank == 0 else []
         self.loss_sums = added([each["losses"] for each in counted])
-        self.pending_points = [
+        self.points = [
             (step, added([each["points"][number][1:] for each in counted]))
             for number, (step, *_) in enumerate(ranks[0]["points"])
         ]

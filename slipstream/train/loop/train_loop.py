@@ -121,12 +121,12 @@ class TrainLoop:
         self._guard = guard
         self._profiler = profiler
         self._order = GlobalOrder(stored_blocks(data, "train"), config.batch_size, config.seed)
-        self._total_steps = self._order.steps_per_epoch * config.epochs
-        self._log_every = max(1, self._total_steps // HISTORY_POINTS)
+        self._total = self._order.steps_per_epoch * config.epochs
+        self._log_every = max(1, self._total // HISTORY_POINTS)
         self._in_flight: deque[EnqueuedStep] = deque()
         #: Steps in a row that were skipped, up to the last whose result was collected.
-        self._skipped_in_a_row = 0
-        self._display = ProgressDisplay(self._total_steps, state.progress.step, shown=group.rank == 0)
+        self._streak = 0
+        self._display = ProgressDisplay(self._total, state.progress.step, shown=group.rank == 0)
 
     def run(self, restore: Restore) -> None:
         """Train to the end. Raises ``AgreedUserError`` on all ranks if losses or gradients stay non-finite, and
@@ -141,7 +141,7 @@ class TrainLoop:
 
     def _is_over(self) -> bool:
         progress = self._state.progress
-        return progress.stopped_early or (progress.step >= self._total_steps and not self._evaluation_due())
+        return progress.stopped_early or (progress.step >= self._total and not self._evaluation_due())
 
     def _train(self) -> None:
         """Train to the end. Raises :class:`TooManySkipped` on all ranks."""
@@ -167,9 +167,9 @@ class TrainLoop:
             self._guard.finished(enqueued.step, enqueued.timing)
         progress = self._state.progress
         least = progress.left_out[-1]["through"] + 1 if progress.left_out else 0
-        restored = restore(least, step - self._skipped_in_a_row)
+        restored = restore(least, step - self._streak)
         if restored is None:
-            steps = "step" if self._skipped_in_a_row == 1 else f"{self._skipped_in_a_row} steps in a row, the last"
+            steps = "step" if self._streak == 1 else f"{self._streak} steps in a row, the last"
             raise AgreedUserError(
                 f"training.learning_rate: the loss or its gradient became non-finite in {steps} "
                 f"{step}{self._bad_rows()}, and there is no checkpoint to roll back to; try less than "
@@ -181,7 +181,7 @@ class TrainLoop:
         after = progress.step
         progress.skipped += [one for one in skipped if one["step"] > after]
         progress.left_out.append({"after": after, "through": step})
-        progress.step, self._skipped_in_a_row = step, 0
+        progress.step, self._streak = step, 0
         if self._group.rank == 0:
             LOG.warning("rolls back to step %d, and continues without steps %d to %d", after, after + 1, step)
 
@@ -210,7 +210,7 @@ class TrainLoop:
         """Whether the last step still needs its evaluation, which the previous attempt may have interrupted."""
         progress = self._state.progress
         every = self._config.evaluate_every or self._order.steps_per_epoch
-        due = progress.step > 0 and (progress.step % every == 0 or progress.step == self._total_steps)
+        due = progress.step > 0 and (progress.step % every == 0 or progress.step == self._total)
         return due and (not progress.evaluations or progress.evaluations[-1]["step"] < progress.step)
 
     def _evaluate(self) -> None:
@@ -223,7 +223,7 @@ class TrainLoop:
     def _enqueue_step(self, batch: Batch) -> None:
         state, progress = self._state, self._state.progress
         start = self._guard.before_step()
-        result = train_step(state, self._config, self._data_group, self._precision, batch, self._total_steps)
+        result = train_step(state, self._config, self._data_group, self._precision, batch, self._total)
         progress.step += 1
         scalars = copied_to_host([*result.losses, result.outcome])
         timing = self._guard.enqueued(start, batch.wait)
@@ -241,11 +241,11 @@ class TrainLoop:
             if outcome == USED and state.parallel.counts_losses:
                 state.loss_sums[0] += sum(losses)
                 state.loss_sums[1] += rows
-            if step % self._log_every == 0 or step == self._total_steps:
-                state.pending_points.append((step, state.loss_sums))
+            if step % self._log_every == 0 or step == self._total:
+                state.points.append((step, state.loss_sums))
                 state.loss_sums = [0.0, 0.0]
-            self._skipped_in_a_row = self._skipped_in_a_row + 1 if outcome == SKIPPED else 0
-            if self._skipped_in_a_row:
+            self._streak = self._streak + 1 if outcome == SKIPPED else 0
+            if self._streak:
                 self._record_skipped(step)
 
     def _record_skipped(self, step: int) -> None:
@@ -255,7 +255,7 @@ class TrainLoop:
         )
         if self._group.rank == 0:
             LOG.warning("skips step %d: its loss or gradient is non-finite%s", step, self._bad_rows())
-        if self._skipped_in_a_row > self._config.skip_nonfinite:
+        if self._streak > self._config.skip_nonfinite:
             raise TooManySkipped(step)
 
     def _complete_history(self) -> None:
@@ -267,26 +267,24 @@ class TrainLoop:
         """
         self._collect_results()
         state = self._state
-        if not state.pending_points:
+        if not state.points:
             return
-        mine = torch.tensor(
-            [losses for _, losses in state.pending_points], dtype=torch.float64, device=self._group.device
-        )
+        mine = torch.tensor([losses for _, losses in state.points], dtype=torch.float64, device=self._group.device)
         gathered = [torch.empty_like(mine) for _ in range(self._group.world)]
         dist.all_gather(gathered, mine)
         sums = sum(gathered[1:], gathered[0]).tolist()
-        for (step, _), (loss, rows) in zip(state.pending_points, sums, strict=True):
-            rate = learning_rate(step - 1, self._total_steps, self._config.learning_rate, self._config.warmup)
+        for (step, _), (loss, rows) in zip(state.points, sums, strict=True):
+            rate = learning_rate(step - 1, self._total, self._config.learning_rate, self._config.warmup)
             if rows:
                 state.progress.steps.append(
                     {"step": step, "epoch": self._epoch(step), "loss": loss / rows, "learning_rate": rate}
                 )
-        state.pending_points.clear()
+        state.points.clear()
 
     def _capture(self) -> tuple[dict[str, object], dict[str, object]] | None:
         """What a checkpoint holds; None amid skipped steps, as the weights may be their cause."""
         self._collect_results()
-        return None if self._skipped_in_a_row else (self._state.to_save(), self._state.rank_state())
+        return None if self._streak else (self._state.to_save(), self._state.rank_state())
 
 
 def copied_to_host(scalars: Sequence[Tensor]) -> Iterable[Tensor]:
