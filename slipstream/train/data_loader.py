@@ -147,6 +147,7 @@ def prefetch(
 
 
 def next_ready(ready: Queue[Ready], waiting: Callable[[], None] | None) -> Ready:
+    """What the reading thread hands over next; meanwhile ``waiting`` is called now and then."""
     while True:
         try:
             return ready.get(timeout=PATIENCE_S)

@@ -219,6 +219,7 @@ def read_tensor(directory: Path, piece: Piece, dtype: str, sizes: list[int]) -> 
 
 
 def index_of(metadata: Metadata, pieces: Mapping[MetadataIndex, Piece]) -> Index:
+    """The contents of ``index.json``, by DCP's metadata and where each chunk was written."""
     index: dict[str, StoredTensor] = {}
     for name, stored in metadata.state_dict_metadata.items():
         assert isinstance(stored, TensorStorageMetadata)
