@@ -1,4 +1,4 @@
-"""Pruned and distilled networks beside ones that were built as small and trained on labels alone.
+"""Pruned and distilled models beside ones that were built as small and trained on labels alone.
 
     python benchmarks/compression.py [--quick] [--json FILE] [--part NAME ...]
 
@@ -43,7 +43,7 @@ from slipstream.prepare.engine import prepare
 from slipstream.train.config import TrainingConfig
 
 BATCH = 32
-#: Of the built network's speed, of the teacher's, and points of accuracy below the built network's.
+#: Of the built model's speed, of the teacher's, and points of accuracy below the built model's.
 SPEED_BAR, PRUNED_BAR, ACCURACY_BAR = 0.95, 1.8, 0.3
 STUDENT_BAR = 4.0
 COLUMNS = (
@@ -97,7 +97,7 @@ class Bench:
         return self.train("teacher", self.sizes.hidden, seed, self.sizes.epochs)
 
     def start(self, name: str, trained: TrainedModel, seed: int, config: CompressionConfig) -> Path:
-        """The network that a training begins with, as the stage makes it."""
+        """The model that a training begins with, as the stage makes it."""
         directory = self.directory / f"{name}-start-{seed}"
         propose(directory, CompressionRun(trained, self.data, config, seed), [], {})
         return directory
@@ -143,11 +143,11 @@ def pruned(bench: Bench) -> Table:
     below = statistics.mean(accuracies["built"]) - statistics.mean(accuracies["pruned"])
     against = bench.speeds({name: models[name] for name in ("built", "pruned")}, "built")["pruned"]
     remarks = (
-        f"speed of the built network: {against.value:.2f} ({against.low:.2f} to {against.high:.2f}), "
+        f"speed of the built model: {against.value:.2f} ({against.low:.2f} to {against.high:.2f}), "
         f"asked {SPEED_BAR}: {held(against.value >= SPEED_BAR)}",
         f"speed of the teacher at batch {BATCH}: {speeds['pruned'].value:.2f}, asked {PRUNED_BAR}: "
         f"{held(speeds['pruned'].value >= PRUNED_BAR)}",
-        f"accuracy: {below:+.2f} points below the built network ({sizes.pruned_seeds} seeds), asked at most "
+        f"accuracy: {below:+.2f} points below the built model ({sizes.pruned_seeds} seeds), asked at most "
         f"{ACCURACY_BAR}: {held(below <= ACCURACY_BAR)}",
     )
     return Table("pruned by half", COLUMNS, rows_of(models, accuracies, speeds), remarks)
@@ -215,7 +215,7 @@ PARTS = {"pruned": pruned, "student": student}
 @part_option(PARTS)
 @benchmark
 def main(quick: bool, parts: Sequence[str]) -> Iterator[Table]:
-    """Pruned and distilled networks beside ones that were built as small."""
+    """Pruned and distilled models beside ones that were built as small."""
     sizes = QUICK if quick else Sizes()
     with tempfile.TemporaryDirectory() as scratch:
         directory = Path(scratch)

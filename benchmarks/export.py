@@ -2,7 +2,7 @@
 
     python benchmarks/export.py [--quick] [--json FILE] [--part NAME ...]
 
-Models are trained by our own trainer: the default table network and a plain MLP 200-512-256-64 on a seeded table of 200
+Models are trained by our own trainer: the default table model and a plain MLP 200-512-256-64 on a seeded table of 200
 features and 40,000 rows, the ResNet with group and with batch normalisation on the handwritten digits enlarged to
 32 x 32, and the transformer (4 layers of width 256) on random walks of 16 tokens. Peers: ONNX Runtime's
 ``quantize_static`` and ``quantize_dynamic`` with their defaults, NNCF's ``quantize`` (if it is installed), and a fixed

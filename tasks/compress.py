@@ -1,4 +1,4 @@
-"""The Flyte tasks of compression: what is done before, between and after the trainings of smaller networks."""
+"""The Flyte tasks of compression: what is done before, between and after the trainings of smaller models."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOG = logger("compress")
 
 
 class Proposal(NamedTuple):
-    """The network that is trained next, and what became of those before."""
+    """The model that is trained next, and what became of those before."""
 
     start: Trained
     tried: list[CompressionTrial]
@@ -60,8 +60,8 @@ def propose(  # noqa: PLR0913 - a Flyte task: promises go in one by one
     seed: int,
     factory: str = "",
 ) -> Proposal:
-    """Judge the network that was trained last, if ``fine_tuned`` holds one, and make the next: it is little beside its
-    training, which is cached, as the same network is made of the same bytes. ``seed`` is that of a student's weights,
+    """Judge the model that was trained last, if ``fine_tuned`` holds one, and make the next: it is little beside its
+    training, which is cached, as the same model is made of the same bytes. ``seed`` is that of a student's weights,
     ``factory`` the one that the user's configuration names, if any.
     """
     from slipstream.compress import engine
@@ -92,7 +92,7 @@ def choose(
     config: CompressionConfig,
     factory: str = "",
 ) -> Compressed:
-    """Judge the network that was trained last, the last of ``fine_tuned``, and choose one of them or the trained one.
+    """Judge the model that was trained last, the last of ``fine_tuned``, and choose one of them or the trained one.
 
     ``runs`` are those of their trainings, ``factory`` is the one that the user's configuration names, if any.
     """
@@ -105,7 +105,7 @@ def choose(
     model, found = engine.choose(work, models, tried)
     directories = [uri_of(each) for each in (trained, *fine_tuned)]
     address = directories[[work.trained, *models].index(model)]
-    LOG.info("%s: %s", found.taken or "the trained network stays", found.why)
+    LOG.info("%s: %s", found.taken or "the trained model stays", found.why)
     # A pod hands its copy on, so that the cache goes by what it holds.
     here = address if runs_locally() else str(model.artifact.directory)
     seconds, reused = sum(each.seconds for each in runs), all(each.reused for each in runs)
@@ -119,7 +119,7 @@ def judged(
     from slipstream.models.trained import TrainedModel
 
     for each, run in zip(fine_tuned, runs, strict=True):
-        # A smaller network is of the same factory as the trained one.
+        # A smaller model is of the same factory as the trained one.
         model = TrainedModel.open(local_path(each), work.trained.config.factory)
         tried = engine.judge(work, model, run.seconds, tried)
         LOG.info("%s: %s", tried[-1].name, tried[-1].answer)

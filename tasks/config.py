@@ -22,7 +22,7 @@ from tasks.flyte.stage import BY_VALUE, map_errors
 
 class Sections(NamedTuple):
     """The sections of a configuration, and the user's own factory and what identifies its code (both "" for built-in
-    networks)."""
+    models)."""
 
     model: Annotated[ModelConfig, BY_VALUE]
     training: Annotated[TrainingConfig, BY_VALUE]
@@ -30,12 +30,12 @@ class Sections(NamedTuple):
     collectives: Annotated[CollectivesConfig, BY_VALUE]
     model_code: str
     compression: Annotated[CompressionConfig, BY_VALUE]
-    #: The same section's, for the trainer: how a smaller network is trained, and how much it learns from its teacher.
+    #: The same section's, for the trainer: how a smaller model is trained, and how much it learns from its teacher.
     fine_tuning: Annotated[TrainingConfig, BY_VALUE]
     teaching: Annotated[TeachingConfig, BY_VALUE]
-    #: Of the weights that a smaller network begins with.
+    #: Of the weights that a smaller model begins with.
     seed: int
-    #: Of that smaller network: "given" or "searched"; "none" if none is made.
+    #: Of that smaller model: "given" or "searched"; "none" if none is made.
     size: str
     #: The only factory from outside this project that trained models may be made by.
     factory: str
@@ -48,7 +48,7 @@ def read_config(config: RunConfig, method: str = "") -> Sections:
     model code is new work.
 
     Raises ``UserError`` before anything else runs if the layout of the training does not fit its processes, or if a
-    network that is made smaller is to be divided among them.
+    model that is made smaller is to be divided among them.
     """
     from slipstream.models.config import fingerprint_model
 
@@ -60,7 +60,7 @@ def read_config(config: RunConfig, method: str = "") -> Sections:
     smaller = compression.method != "none"
     if smaller and training.parallel.divides:
         raise UserError(
-            "training.parallel: a network that is compressed cannot be divided; expected no shard, pipeline or tensor, "
+            "training.parallel: a model that is compressed cannot be divided; expected no shard, pipeline or tensor, "
             "or compression.method none"
         )
     fine_tuning = replace(

@@ -52,7 +52,7 @@ def report(  # noqa: PLR0913 - a Flyte task: its inputs are values of the workfl
     """Put the page, the figures and the model into a directory of this run. Never cached: every run has its own.
 
     ``networks`` holds one benchmark of the interconnect, ``None`` if it failed; ``compression`` is ``None`` if the
-    trained network was not to become smaller. The schedule ``cron`` started the run
+    trained model was not to become smaller. The schedule ``cron`` started the run
     for ``kickoff``; "" and ``None`` if none did. ``promotion`` is ``None`` if the model was not to go into service.
     """
     from slipstream.report.engine import build
@@ -64,7 +64,7 @@ def report(  # noqa: PLR0913 - a Flyte task: its inputs are values of the workfl
     profiles = [local_path(network.artifact) for network in measured]
     results = Results.open(rows_path(prepared), *made, *profiles)
     smaller = [StageRun("compress", compression.seconds, compression.reused)] if compression else []
-    # In the order in which they ran: what makes the network smaller after preparation and training.
+    # In the order in which they ran: what makes the model smaller after preparation and training.
     runs_of_stages = [*stages[:2], *smaller, *stages[2:], *(network.run for network in measured)]
     inputs = {"inputs": {"data": data, "target": target}, **to_dict(config)}
     schedule = schedule_figures(cron, kickoff, datetime.now(UTC)) if kickoff else None
@@ -98,7 +98,7 @@ def report_export(exported: Exported, stages: list[StageRun]) -> ExportSummary:
 @task(**WITH_DECK, **on("report"))
 @map_errors
 def report_compression(compression: Compression) -> CompressionSummary:
-    """The report of a network that was to become smaller: what was tried, what was taken, and where it lies."""
+    """The report of a model that was to become smaller: what was tried, what was taken, and where it lies."""
     found = CompressionSummary(compression)
     Deck("Compression", f"<pre>{escape(str(found))}</pre>")
     return found

@@ -117,7 +117,7 @@ def fine_tune(
     teaching: TeachingConfig,
     factory: str = "",
 ) -> MadeTrained:
-    """Train the network of ``start`` from its weights on, with another one as its teacher, in a process group.
+    """Train the model of ``start`` from its weights on, with another one as its teacher, in a process group.
     ``factory`` is the one that the user's configuration names."""
     made_by = {
         "start": fingerprint_of(start),

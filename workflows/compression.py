@@ -1,4 +1,4 @@
-"""Between training and export: a smaller network with the trained one as its teacher; its size given, or searched."""
+"""Between training and export: a smaller model with the trained one as its teacher; its size given, or searched."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class ChosenModel(NamedTuple):
 
 
 def rounds(number: int, given: dict[str, Any], seed: Any, fine_tuning: Any, teaching: Any) -> Compressed:
-    """Train ``number`` smaller networks one after another, each by what became of those before, and choose. ``given``
-    are the trained network, the prepared data, the configuration and the user's factory; all but ``number`` are
+    """Train ``number`` smaller models one after another, each by what became of those before, and choose. ``given``
+    are the trained model, the prepared data, the configuration and the user's factory; all but ``number`` are
     promises.
 
-    Once the search or its time is over, the same network is proposed again, and its training is in the cache.
+    Once the search or its time is over, the same model is proposed again, and its training is in the cache.
     """
     again = {"teacher": given["trained"], "prepared": given["prepared"], "factory": given["factory"]}
     again |= {"training": fine_tuning, "teaching": teaching}
@@ -58,7 +58,7 @@ def compress_to_size(
     teaching: TeachingConfig,
     factory: str,
 ) -> Compressed:
-    """Make a trained network as small as the configuration says."""
+    """Make a trained model as small as the configuration says."""
     given = {"trained": trained, "prepared": prepared, "config": config, "factory": factory}
     return rounds(1, given, seed, fine_tuning, teaching)
 
@@ -73,7 +73,7 @@ def compress_by_search(
     teaching: TeachingConfig,
     factory: str,
 ) -> Compressed:
-    """Make a trained network as small as the gate allows."""
+    """Make a trained model as small as the gate allows."""
     given = {"trained": trained, "prepared": prepared, "config": config, "factory": factory}
     return rounds(ROUNDS, given, seed, fine_tuning, teaching)
 
@@ -93,7 +93,7 @@ def compress(  # noqa: PLR0913 - a Flyte workflow: promises go in one by one
     teaching: TeachingConfig,
     factory: str,
 ) -> Compressed:
-    """Make a trained network smaller; its size is "given" or "searched"."""
+    """Make a trained model smaller; its size is "given" or "searched"."""
     inputs = {"trained": trained, "prepared": prepared}
     inputs |= {"config": config, "seed": seed, "fine_tuning": fine_tuning, "teaching": teaching, "factory": factory}
     made = (
@@ -126,7 +126,7 @@ def train_and_compress(  # noqa: PLR0913 - a Flyte workflow: promises go in one 
     teaching: TeachingConfig,
     factory: str,
 ) -> ChosenModel:
-    """Train, and make the network smaller."""
+    """Train, and make the model smaller."""
     trained = train(prepared=prepared, model=model, training=training, code=code)
     how = {
         "size": size,
@@ -153,7 +153,7 @@ def train_as_asked(  # noqa: PLR0913 - a Flyte workflow: promises go in one by o
     teaching: TeachingConfig,
     factory: str,
 ) -> ChosenModel:
-    """Train and, unless ``size`` is "none", make the network smaller."""
+    """Train and, unless ``size`` is "none", make the model smaller."""
     inputs = {"prepared": prepared, "model": model, "training": training, "code": code}
     how = {
         "size": size,

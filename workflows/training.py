@@ -110,7 +110,7 @@ def export_model(model: str, data: str, config: RunConfig = RunConfig()) -> Expo
     """Export a trained model as :func:`train_and_export` does, and stop.
 
     ``model`` is what training made and ``data`` the prepared data: directories, here or in a store. Of ``config`` only
-    the section ``export`` counts, and, for a network of your own, ``model.name``: no other factory is called.
+    the section ``export`` counts, and, for a model of your own, ``model.name``: no other factory is called.
     """
     sections = read_config(config=config)
     given = open_inputs(model=model, data=data)
@@ -129,7 +129,7 @@ def prune(model: str, data: str, config: RunConfig = RunConfig()) -> Compression
     """Remove units of a trained model and train it further with the unpruned one as its teacher.
 
     ``model`` is what training made and ``data`` the prepared data: directories, here or in a store. Of ``config`` only
-    the sections ``compression`` and ``training`` count, and, for a network of your own, ``model.name``: no other
+    the sections ``compression`` and ``training`` count, and, for a model of your own, ``model.name``: no other
     factory is called.
     """
     given, sections = open_inputs(model=model, data=data), read_config(config=config, method="prune")
@@ -139,7 +139,7 @@ def prune(model: str, data: str, config: RunConfig = RunConfig()) -> Compression
 
 @workflow
 def distil(model: str, data: str, config: RunConfig = RunConfig()) -> CompressionSummary:  # noqa: B008
-    """Train a smaller network with a trained model as its teacher; the arguments are those of :func:`prune`."""
+    """Train a smaller model with a trained model as its teacher; the arguments are those of :func:`prune`."""
     given, sections = open_inputs(model=model, data=data), read_config(config=config, method="distil")
     made = compress(trained=given.trained, prepared=given.prepared, **how_to_compress(sections))
     return report_compression(compression=made.compression)

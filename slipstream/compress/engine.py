@@ -1,4 +1,4 @@
-"""Make a trained network smaller: what is trained next, what it lost, and whether it is taken.
+"""Make a trained model smaller: what is trained next, what it lost, and whether it is taken.
 
 The training itself is the trainer's, between :func:`propose` and :func:`judge`.
 """
@@ -15,7 +15,7 @@ import numpy as np
 
 from slipstream.artifacts.format import Artifact
 from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.artifacts.results.compression import Compression, CompressionTrial, NetworkSize
+from slipstream.artifacts.results.compression import Compression, CompressionTrial, ModelSize
 from slipstream.artifacts.results.export import Estimate
 from slipstream.comparison.latencies import Workload, measure_latencies
 from slipstream.comparison.quality import UNITS, Loss, in_words, loss_of
@@ -31,14 +31,14 @@ from slipstream.models.predict import ModelFunction, held_out_rows, model_functi
 from slipstream.models.pruning import LAYERS, compose, prune, units
 from slipstream.models.trained import Architecture, TrainedModel, write_trained
 
-#: The trained network among those that are timed; for so many seconds altogether, with so many rows a call.
+#: The trained model among those that are timed; for so many seconds altogether, with so many rows a call.
 WHOLE = "as trained"
 SECONDS, TIMED_ROWS = 2.0, 32
 
 
 @dataclass(frozen=True)
 class CompressionRun:
-    """The inputs of a compression: the trained network, its data and the settings."""
+    """The inputs of a compression: the trained model, its data and the settings."""
 
     trained: TrainedModel
     data: PreparedData
@@ -72,7 +72,7 @@ def differing(arguments: Mapping[str, object], others: Mapping[str, object]) -> 
 def propose(
     directory: Path, work: CompressionRun, tried: Sequence[CompressionTrial], made_by: Mapping[str, object]
 ) -> Artifact:
-    """Write the network that is trained next, with the weights that its training begins with, as a trained model.
+    """Write the model that is trained next, with the weights that its training begins with, as a trained model.
 
     If the search or its time is over, that of one that was trained already. Raises ``UserError``.
     """
@@ -137,19 +137,19 @@ def value_of(work: CompressionRun, outputs: np.ndarray, rows: np.ndarray) -> flo
 
 
 def loss_on(work: CompressionRun, outputs: np.ndarray, rows: np.ndarray) -> Loss:
-    """What a smaller network with these outputs loses against the trained one."""
+    """What a smaller model with these outputs loses against the trained one."""
     before = outputs_of(work, work.trained, rows)
     return loss_of(work.trained.signature.task, targets_of(rows), before, outputs, work.config.max_loss)
 
 
-def size_of(model: TrainedModel) -> NetworkSize:
+def size_of(model: TrainedModel) -> ModelSize:
     network = model.load()
     layers = [module for module in network.modules() if type(module) in LAYERS and "in" in LAYERS[type(module)]]
-    return NetworkSize(sum(p.numel() for p in network.parameters()), [units(layer, "out") for layer in layers[:-1]])
+    return ModelSize(sum(p.numel() for p in network.parameters()), [units(layer, "out") for layer in layers[:-1]])
 
 
 def speeds_of(work: CompressionRun, fine_tuned: Mapping[str, TrainedModel], rows: np.ndarray) -> dict[str, Estimate]:
-    """How many times as fast as the trained network each of the others is."""
+    """How many times as fast as the trained model each of the others is."""
     networks = {WHOLE: work.trained, **fine_tuned}
     loads = {name: partial(load_anew, model) for name, model in networks.items()}
     timed = measure_latencies(loads, WHOLE, Workload(work.trained.signature, rows, 1), SECONDS, [TIMED_ROWS])
@@ -163,7 +163,7 @@ def load_anew(model: TrainedModel) -> ModelFunction:
 def choose(
     work: CompressionRun, fine_tuned: Sequence[TrainedModel], tried: Sequence[CompressionTrial]
 ) -> tuple[TrainedModel, Compression]:
-    """The model to go on with, and why. ``fine_tuned`` are the networks that were trained, as in ``tried``; once
+    """The model to go on with, and why. ``fine_tuned`` are the models that were trained, as in ``tried``; once
     the search was over, the same one again.
 
     The test rows are looked at once, for the best candidate. One that was asked for is taken whatever it loses.

@@ -1,8 +1,8 @@
-"""The units of a network that have to be removed together.
+"""The units of a model that have to be removed together.
 
 Torch-Pruning (Fang et al. 2023, "DepGraph: Towards Any Structural Pruning") traces which outputs and inputs of which
 layers are the same unit. A group is only believed if its units can be exchanged with one another everywhere without
-changing what the network computes, and if all its layers can be cut; others stay whole.
+changing what the model computes, and if all its layers can be cut; others stay whole.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ def united(parts: Sequence[Mapping[str, Mapping[str, list[int]]]]) -> dict[str, 
 
 
 def find_groups(model: Predictor) -> list[Group]:
-    """The groups of the network of ``model``, which is in evaluation mode, in the order in which they are traced.
+    """The groups of ``model``, which is in evaluation mode, in the order in which they are traced.
 
-    Raises ``UserError`` if the network cannot be traced or has no units that can be removed.
+    Raises ``UserError`` if the model cannot be traced or has no units that can be removed.
     """
     if isinstance(model.network, Transformer):
         return feed_forward(model.network)
@@ -82,8 +82,8 @@ def find_groups(model: Predictor) -> list[Group]:
     prunable = [group for group in groups if group and exchangeable(model, group)]
     if not prunable:
         raise UserError(
-            "compression.method: this network has no units that can be removed; expected linear layers or convolutions "
-            "that follow each other, or choose distil, which trains a smaller network"
+            "compression.method: this model has no units that can be removed; expected linear layers or convolutions "
+            "that follow each other, or choose distil, which trains a smaller model"
         )
     return prunable
 
@@ -123,8 +123,8 @@ def trace(model: Predictor) -> list[list[tuple[nn.Module, Side, list[int], list[
             return traced
     except Exception as error:
         raise UserError(
-            f"compression.method: this network cannot be traced ({type(error).__name__}: {error}); choose distil, "
-            "which trains a smaller network"
+            f"compression.method: this model cannot be traced ({type(error).__name__}: {error}); choose distil, "
+            "which trains a smaller model"
         ) from error
 
 
@@ -138,7 +138,7 @@ def example(model: Predictor) -> list[Tensor]:
 
 
 def standardised(model: Predictor, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """What the predictor gives its network for ``inputs``."""
+    """What the predictor gives its inner module for ``inputs``."""
     given: list[tuple[Tensor, ...]] = []
     hook = model.network.register_forward_pre_hook(lambda _, arguments: given.append(arguments))
     try:
@@ -152,7 +152,7 @@ def standardised(model: Predictor, inputs: Sequence[Tensor]) -> tuple[Tensor, ..
 def group_of(
     network: nn.Module, traced: Sequence[tuple[nn.Module, Side, list[int], list[int]]], shared: set[int]
 ) -> Group | None:
-    """The group of traced members; None if one of them cannot be cut or if its units are the network's outputs."""
+    """The group of traced members; None if one of them cannot be cut or if its units are the model's outputs."""
     names = {module: name for name, module in network.named_modules()}
     count, members = len(traced[0][2]), []
     for module, side, indices, roots in traced:
@@ -173,7 +173,7 @@ def group_of(
 
 
 def exchangeable(model: Predictor, group: Group) -> bool:
-    """Whether the network computes the same if the units of each block change places, and still runs with one less in
+    """Whether the model computes the same if the units of each block change places, and still runs with one less in
     each."""
     places = torch.arange(group.units).reshape(group.blocks, -1)
     generator = torch.Generator().manual_seed(1)

@@ -1,4 +1,4 @@
-"""The smaller networks that may learn from a trained one."""
+"""The smaller models that may learn from a trained one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
 from slipstream.models.tables_and_images import MLP, ResNet
 
-#: The argument of a built-in network that holds its widths, and the shares of them that its students have.
+#: The argument of a built-in model that holds its widths, and the shares of them that its students have.
 WIDTHS = {"mlp": (MLP, "hidden"), "resnet": (ResNet, "widths")}
 SHARES = (0.75, 0.5, 0.375, 0.25, 0.1875, 0.125, 0.0625)
 #: Widths that group normalisation can divide.
@@ -20,10 +20,10 @@ MULTIPLE = 8
 
 
 def students_of(trained: ModelConfig, signature: Signature, config: CompressionConfig) -> list[ModelConfig]:
-    """The networks of ``compression.students``, else narrower ones of the trained network; the largest first.
+    """The models of ``compression.students``, else narrower ones of the trained model; the largest first.
 
-    Raises ``UserError`` if a student is no smaller than another network of the list or than the trained one, cannot be
-    built, or if none is named for a network that is not built in.
+    Raises ``UserError`` if a student is no smaller than another model of the list or than the trained one, cannot be
+    built, or if none is named for a model that is not built in.
     """
     wanted = config.students or narrower(trained)
     students = [ModelConfig(trained.name, {**trained.arguments, **arguments}) for arguments in wanted]
@@ -33,7 +33,7 @@ def students_of(trained: ModelConfig, signature: Signature, config: CompressionC
         if size >= whole:
             raise UserError(
                 f"compression.students: {described(arguments)} has {size:,} parameters, no fewer than the trained "
-                f"network's {whole:,}; expected arguments that make {student.name} smaller"
+                f"model's {whole:,}; expected arguments that make {student.name} smaller"
             )
     return [students[index] for index in sorted(range(len(students)), key=lambda index: -sizes[index])]
 
@@ -52,12 +52,12 @@ def narrower(trained: ModelConfig) -> list[dict[str, object]]:
         if scaled != list(widths) and {argument: scaled} not in candidates:
             candidates.append({argument: scaled})
     if not candidates:
-        raise UserError("compression.students: this network is too small to be made narrower; train it as it is")
+        raise UserError("compression.students: this model is too small to be made narrower; train it as it is")
     return candidates
 
 
 def parameters(config: ModelConfig, signature: Signature) -> int:
-    """Raises ``UserError`` if the network cannot be built."""
+    """Raises ``UserError`` if the model cannot be built."""
     try:
         return sum(p.numel() for p in build(config, signature, seed=0, empty=True).parameters())
     except UserError as error:

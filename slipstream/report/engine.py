@@ -39,7 +39,7 @@ def build(  # noqa: PLR0913 - all that a run has to say
     """Write the directory of a whole run under ``runs`` and return what is in it.
 
     ``config`` is the whole configuration as nested dictionaries by section; ``schedule`` is given if a schedule started
-    the run, ``promotion`` if its model was to go into service, ``compression`` if its network was to become smaller;
+    the run, ``promotion`` if its model was to go into service, ``compression`` if its model was to become smaller;
     charts are kept in ``store``.
     Raises ``DamagedArtifact`` if the exported model or the data card is not what was written.
     """

@@ -22,7 +22,7 @@ BAR = 40
 #: Reasons and warnings; the card has them all.
 LISTED = 8
 #: Of a variant or network in its table; the reason below and the report have the whole name.
-LONGEST_NAME, LONGEST_NETWORK = 21, 19
+LONGEST_NAME, LONGEST_MODEL = 21, 19
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class RunSummary:
     schedule: ScheduleFigures | None = None
     #: None if the model was not to go into service.
     promotion: Promotion | None = None
-    #: None if the trained network was not to become smaller.
+    #: None if the trained model was not to become smaller.
     compression: Compression | None = None
 
     def __str__(self) -> str:
@@ -119,13 +119,13 @@ class ExportSummary:
 
 @dataclass(frozen=True)
 class CompressionSummary:
-    """A trained network that was to become smaller."""
+    """A trained model that was to become smaller."""
 
     compression: Compression
 
     def __str__(self) -> str:
         its = self.compression
-        title = f"{its.method} → {its.taken or 'the trained network stays'}"
+        title = f"{its.method} → {its.taken or 'the trained model stays'}"
         return framed(title, [[*tried(its), f"{'Model':<{INDENT}}{its.model}"]])
 
 
@@ -251,9 +251,9 @@ def tried(compression: Compression | None) -> Iterator[str]:
     for one in compression.tried:
         speed = f"{compression.speeds[one.name].value:.2f}"
         lost = f"{one.loss:.2f}, ≤ {one.high:.2f}"
-        name = shortened(one.name, LONGEST_NETWORK)
+        name = shortened(one.name, LONGEST_MODEL)
         rows[one.name] = [name, fmt.count(one.size.parameters), lost, speed, one.answer]
-    yield from table("Tried", ["network", "parameters", f"lost, {unit}", "speed", ""], rows, compression.taken)
+    yield from table("Tried", ["model", "parameters", f"lost, {unit}", "speed", ""], rows, compression.taken)
     yield from labelled("", f"{fmt.sentence(compression.why)}.")
 
 

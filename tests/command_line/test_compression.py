@@ -90,11 +90,11 @@ def test_the_main_job_goes_on_with_the_smaller_network(pyflyte_run: Run, tmp_pat
     config["compression"] = {"method": "prune", "share": 0.5}
     smaller = pyflyte_run("--config", json.dumps(config))
     assert smaller.returncode == 0, smaller.stdout
-    assert "train        reused" in smaller.stdout, "the trained network is that of the run before"
+    assert "train        reused" in smaller.stdout, "the trained model is that of the run before"
     sizes = sorted(path.stat().st_size for path in tmp_path.glob("runs/*/model/model.onnx"))
     assert sizes[0] < 0.5 * sizes[1], sizes
     page = max(tmp_path.glob("runs/*/report.html")).read_text()
-    assert "Smaller network" in page and "Tried       network" in smaller.stdout and "compress" in smaller.stdout
+    assert "Smaller model" in page and "Tried       model" in smaller.stdout and "compress" in smaller.stdout
 
 
 @pytest.mark.parametrize(

@@ -44,12 +44,12 @@ def test_annotations_that_cannot_be_remembered_are_described_all_the_same() -> N
 
     from flytekit.core.type_engine import TypeEngine
 
-    from slipstream.artifacts.results.compression import NetworkSize
+    from slipstream.artifacts.results.compression import ModelSize
     from tasks.flyte.metadata import on
 
     assert on("report")
-    described = TypeEngine.to_literal_type(Annotated[NetworkSize, {"unit": "parameters"}])
-    assert described == TypeEngine.to_literal_type(NetworkSize)
+    described = TypeEngine.to_literal_type(Annotated[ModelSize, {"unit": "parameters"}])
+    assert described == TypeEngine.to_literal_type(ModelSize)
 
 
 def test_tasks_without_a_process_group_load_no_torch() -> None:

@@ -139,7 +139,7 @@ def test_group_normalisation_keeps_equally_many_of_each_block() -> None:
 
 def test_what_cannot_be_exchanged_or_made_smaller_stays() -> None:
     assert sizes(find_groups(predictor(NUMBERS, Stubborn()))) == {"first": (8, 1)}
-    with pytest.raises(UserError, match=r"compression.method: this network has no units that can be removed"):
+    with pytest.raises(UserError, match=r"compression.method: this model has no units that can be removed"):
         find_groups(predictor(NUMBERS, nn.Linear(5, 3)))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
-from slipstream.artifacts.results.compression import CompressionTrial, NetworkSize
+from slipstream.artifacts.results.compression import CompressionTrial, ModelSize
 from slipstream.compress.config import ROUNDS, CompressionConfig
 from slipstream.compress.engine import best, next_candidate, shares_of
 from slipstream.compress.students import described, students_of
@@ -16,7 +16,7 @@ NUMBERS = Signature((TensorSpec("numeric", "float32", (5,)),), "classification",
 
 
 def tried(candidate: int, answer: str, seconds: float = 1.0) -> CompressionTrial:
-    return CompressionTrial(candidate, str(candidate), NetworkSize(10, [1]), 0.9, 0.0, 0.0, 0.0, 100, answer, seconds)
+    return CompressionTrial(candidate, str(candidate), ModelSize(10, [1]), 0.9, 0.0, 0.0, 0.0, 100, answer, seconds)
 
 
 @pytest.mark.parametrize("largest", range(-1, 15))

@@ -13,15 +13,8 @@ from typing import Any
 import pytest
 
 from slipstream.distributed import fork_server
+from tests.support.forked import told
 from tests.support.processes import running
-
-
-def told(*arguments: object) -> None:
-    """What a forked process says of itself."""
-    import torch
-
-    names = ("MARK", "RANK", "PYTHONSAFEPATH")
-    print(*arguments, *(os.environ.get(name, "-") for name in names), torch.get_num_threads(), Path.cwd(), flush=True)
 
 
 def say(capfd: pytest.CaptureFixture[str], *arguments: object) -> list[str]:
@@ -80,20 +73,13 @@ ORPHANS = """
 import os, sys, time
 from slipstream.distributed import fork_server
 from slipstream.distributed.child_processes import end_with_parent
-from tests.distributed.test_fork_server import wait_for_long
+from tests.support.forked import wait_for_long
 if __name__ == "__main__":
     fork_server.start([])
     child = fork_server.process(wait_for_long, ())
     print(child.pid, flush=True)
     time.sleep(600)
 """
-
-
-def wait_for_long() -> None:
-    from slipstream.distributed.child_processes import end_with_parent
-
-    end_with_parent()
-    time.sleep(600)
 
 
 def test_what_was_forked_ends_when_its_starter_is_killed() -> None:
@@ -115,7 +101,7 @@ def test_modules_of_the_working_directory_are_not_loaded(tmp_path: Path) -> None
     code = """
 import sys; sys.path[:] = [entry for entry in sys.path if entry]
 from slipstream.distributed import fork_server
-from tests.distributed.test_fork_server import told
+from tests.support.forked import told
 fork_server.start(["torch"])
 child = fork_server.process(told, ("f",))
 child.join()

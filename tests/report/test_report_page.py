@@ -185,7 +185,7 @@ def test_a_smaller_network_is_shown_beside_the_one_that_it_was_made_from(tmp_pat
     assert_is_inert(page)
     text = words_of(page)
     for said in (
-        "Pruned, with the trained network as teacher. 50 % fewer units goes on to evaluation and export: it lost 0.11",
+        "Pruned, with the trained model as teacher. 50 % fewer units goes on to evaluation and export: it lost 0.11",
         "as trained 512, 256, 64 250,818 88.08 % — — —",
         "50 % fewer units taken 256, 128, 32 88,546 87.91 % 0.17 (-0.30 to 0.71) 1.93 (1.87 to 1.99) passed",
         "75 % fewer units 3 x 128, 64 41,010 86.10 % 1.90 (1.10 to 2.70) 2.71 (2.60 to 2.80) failed",
@@ -193,8 +193,8 @@ def test_a_smaller_network_is_shown_beside_the_one_that_it_was_made_from(tmp_pat
         assert said in text
     stays = with_smaller_network(tmp_path / "stays", replace(compression(), taken="", why="none is shown"))
     text = words_of(stays)
-    assert "The trained network stays : none is shown." in text and "as trained taken" in text
-    assert "Smaller network" not in page_of(tmp_path / "none", KINDS["two classes"])
+    assert "The trained model stays : none is shown." in text and "as trained taken" in text
+    assert "Smaller model" not in page_of(tmp_path / "none", KINDS["two classes"])
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: the width of a page is what a browser makes of it")

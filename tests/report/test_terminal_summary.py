@@ -65,7 +65,7 @@ def test_a_name_of_several_words_takes_several_lines(tmp_path: Path) -> None:
 def test_a_smaller_network_is_a_table_within_80_columns(tmp_path: Path) -> None:
     summary = replace(summary_of(tmp_path, ["no", "yes"]), compression=compression())
     lines = str(summary).splitlines()
-    assert "Tried       network           parameters  lost, points  speed" in lines
+    assert "Tried       model             parameters  lost, points  speed" in lines
     assert "          ▸ 50 % fewer units      88,546  0.17, ≤ 0.71   1.93  passed" in lines
     assert max(map(len, lines)) <= WIDTH
     wide = replace(

@@ -10,7 +10,7 @@ import numpy as np
 from slipstream.artifacts.format import ArtifactWriter
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.artifacts.records import to_json, write_record
-from slipstream.artifacts.results.compression import Compression, CompressionTrial, NetworkSize
+from slipstream.artifacts.results.compression import Compression, CompressionTrial, ModelSize
 from slipstream.artifacts.results.evaluation import BaselineScores, Evaluation, Headline, Scores
 from slipstream.artifacts.results.export import (
     Estimate,
@@ -282,11 +282,11 @@ def results(
 
 
 def compression() -> Compression:
-    """What is told of a search in which the second of two smaller networks was taken."""
+    """What is told of a search in which the second of two smaller models was taken."""
     whole, half, fewer = (
-        NetworkSize(250_818, [512, 256, 64]),
-        NetworkSize(88_546, [256, 128, 32]),
-        NetworkSize(41_010, [128, 128, 128, 64]),
+        ModelSize(250_818, [512, 256, 64]),
+        ModelSize(88_546, [256, 128, 32]),
+        ModelSize(41_010, [128, 128, 128, 64]),
     )
     tried = [
         CompressionTrial(7, "50 % fewer units", half, 0.8791, 0.17, -0.3, 0.71, 600, "passed", 61.0),

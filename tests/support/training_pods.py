@@ -133,7 +133,7 @@ class Cluster:
 
 
 def blobs(rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Two classes that a small network tells apart."""
+    """Two classes that a small model tells apart."""
     generator = np.random.default_rng(seed)
     target = generator.integers(0, 2, rows).astype("<i4")
     return (generator.normal(size=(rows, 6)) + 1.5 * target[:, None]).astype("<f4"), target

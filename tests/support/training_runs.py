@@ -55,7 +55,7 @@ class Job:
     ema: float = 0.0
     #: More of the section training.
     training: dict[str, Any] = dataclasses.field(default_factory=dict)
-    #: A factory, instead of the built-in network.
+    #: A factory, instead of the built-in model.
     factory: str = ""
     #: A trained model to learn from, too.
     teacher: Path | None = None

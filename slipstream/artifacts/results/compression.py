@@ -1,4 +1,4 @@
-"""What became of the attempt to make a trained network smaller: what compression hands to the report."""
+"""What became of the attempt to make a trained model smaller: what compression hands to the report."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from slipstream.artifacts.results.export import Estimate
 
 
 @dataclass(frozen=True)
-class NetworkSize:
-    """How large a network is: its parameters, and the units (neurons or channels) of each layer before the last."""
+class ModelSize:
+    """How large a model is: its parameters, and the units (neurons or channels) of each layer before the last."""
 
     parameters: int
     units: list[int]
@@ -17,7 +17,7 @@ class NetworkSize:
 
 @dataclass(frozen=True)
 class CompressionTrial:
-    """A smaller network against the trained one, on the validation rows.
+    """A smaller model against the trained one, on the validation rows.
 
     ``candidate`` counts from 0, the least compressed; ``value`` is its metric. The loss is in points of accuracy or
     percent of RMSE, with limits of 95 % each; ``answer`` is "passed", "failed" or "can't tell". ``seconds`` are those
@@ -26,7 +26,7 @@ class CompressionTrial:
 
     candidate: int
     name: str
-    size: NetworkSize
+    size: ModelSize
     value: float
     loss: float
     low: float
@@ -38,16 +38,16 @@ class CompressionTrial:
 
 @dataclass(frozen=True)
 class Compression:
-    """``size`` and ``value`` are those of the trained network, ``speeds`` those of the tried ones, by name, in torch
+    """``size`` and ``value`` are those of the trained model, ``speeds`` those of the tried ones, by name, in torch
     with a thread at batches of ``batch`` rows.
 
-    ``taken`` is the name of the smaller network, "" if the trained one stays, and ``why``; ``model`` is where the model
+    ``taken`` is the name of the smaller model, "" if the trained one stays, and ``why``; ``model`` is where the model
     that was chosen lies. ``seconds`` are those of all trainings, ``reused`` says that all had been done before.
     """
 
     method: str
     metric: str
-    size: NetworkSize
+    size: ModelSize
     value: float
     tried: list[CompressionTrial] = field(default_factory=list)
     speeds: dict[str, Estimate] = field(default_factory=dict)
