@@ -1,10 +1,9 @@
 """One table prepared by several machines: the same functions as on one, each over a share of the units.
 
-parse (each share of text files) → open → scan (each share) → fit →
-encode (each share) → merge (each partition, :mod:`slipstream.prepare.sharded.merge_partitions`) → assemble. The steps
-exchange the artifacts of :mod:`slipstream.prepare.sharded.exchange`. Partial results are passed on per unit, not
-aggregated, and are merged in the order of the units: so the bytes are those of one machine, whatever the number of
-shares.
+parse (each share of text files) → open → scan (each share) → fit → encode (each share) → merge (each partition,
+:mod:`slipstream.prepare.sharded.merge_partitions`) → assemble. The steps exchange the artifacts of
+:mod:`slipstream.prepare.sharded.exchange`. Partial results are passed on per unit, not aggregated, and are merged in
+the order of the units: so the bytes are those of one machine, whatever the number of shares.
 
 Parquet and Arrow are read where they lie, by whoever has the share. Text is first made columnar, and of that each share
 has its *spool*. A file of text is parsed by one machine however large it is: where its records begin is known only to
@@ -43,7 +42,7 @@ from slipstream.prepare.table import OpenedTable, encode_units, fit_table, open_
 CELL_BYTES = 8
 
 
-# Text, of which each parses a share of the files
+# Text: each machine parses a share of the files
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,7 @@ def input_of_shares(summaries: list[Path]) -> TableInput | None:
     return None if replan(pieces, plan) else input_of(pieces, plan)
 
 
-# Tables, of which each scans and encodes a share of the units
+# All tables: each machine scans and encodes a share of the units
 
 
 @dataclass(frozen=True)
