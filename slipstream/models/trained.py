@@ -11,23 +11,25 @@ imported and called only if the user's own configuration names it, too: :meth:`T
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
 from safetensors.torch import load
 from torch import Tensor
 
 from slipstream.artifacts.format import Artifact, ArtifactWriter
 from slipstream.artifacts.prepared.data import Signature
-from slipstream.artifacts.records import from_tree, read_record, to_tree
+from slipstream.artifacts.records import read_record, write_record
 from slipstream.artifacts.results.training import HISTORY, KIND, History
 from slipstream.errors import UserError
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import Predictor, build, resolve
 from slipstream.models.pruning import Retained
 from slipstream.models.weights_file import Weights
-from slipstream.settings import to_dict
+
+MODEL = "model.json"
 
 
 class UntrustedFactory(UserError):
@@ -36,12 +38,15 @@ class UntrustedFactory(UserError):
 
 @dataclass(frozen=True)
 class Architecture:
-    """What a network is built from, besides its weights. ``config`` is the user's own, or was compared with it."""
+    """What a network is built from, besides its weights: the contents of ``model.json``.
+
+    ``config`` is the user's own, or was compared with it.
+    """
 
     config: ModelConfig
     signature: Signature
     #: Of a pruned network the units that stay; empty if all do.
-    retained: Retained = field(default_factory=dict)
+    retained: Annotated[Retained, Field(alias="kept")] = field(default_factory=dict)
 
     def empty(self) -> Predictor:
         """The network without its weights: where the model can be built so, its parameters take no memory. Raises
@@ -73,14 +78,14 @@ class TrainedModel:
         names another factory, of which nothing is imported.
         """
         artifact = Artifact.open(directory, KIND)
-        path, model = directory / "model.json", artifact.read_json("model.json")
-        config, signature = ModelConfig.from_dict(model["config"]), from_tree(model["signature"], Signature, path)
-        if config.factory not in ("", factory):
+        architecture = read_record(artifact, MODEL, Architecture)
+        named = architecture.config.factory
+        if named not in ("", factory):
             raise UntrustedFactory(
-                f"{path}: names the factory {config.factory}, which is only called if your "
-                f"configuration names it, too; if you know that code, add model.name: {config.factory}"
+                f"{directory / MODEL}: names the factory {named}, which is only called if your "
+                f"configuration names it, too; if you know that code, add model.name: {named}"
             )
-        return cls(artifact, Architecture(config, signature, model.get("kept", {})))
+        return cls(artifact, architecture)
 
     def load(self, which: str = "best") -> Predictor:
         """The network with its ``best`` or ``last`` weights, in evaluation mode, on the CPU."""
@@ -110,10 +115,9 @@ def write_trained(
         with writer.create(f"{name}.safetensors") as file:
             for chunk in (weights if isinstance(weights, Weights) else Weights.of(weights)).chunks():
                 file.write(chunk)
-    config, signature = architecture.config, architecture.signature
-    named = ModelConfig(resolve(config, signature), config.arguments)
-    model = {"config": to_dict(named), "signature": to_tree(signature)}
-    writer.write_json("model.json", model | ({"kept": architecture.retained} if architecture.retained else {}))
+    config = architecture.config
+    named = ModelConfig(resolve(config, architecture.signature), config.arguments)
+    write_record(writer, MODEL, replace(architecture, config=named))
     for name, data in (record or {}).items():
         writer.write_bytes(name, data)
     return writer.finish(KIND, made_by)
