@@ -25,13 +25,13 @@ UNITS = {
 class Loss:
     """The loss against FP32 in points of accuracy or percent of RMSE, with limits that hold with ``level`` each."""
 
-    value: float
+    loss: float
     low: float
     high: float
     level: float
     rows: int
     #: How many rows would show a loss below the allowed one; None if none would, or if it cannot be said (RMSE).
-    enough: int | None
+    rows_enough: int | None
 
     def answer(self, most: float) -> Answer:
         """Whether a loss below ``most`` is shown, or one above it, or neither."""
@@ -40,10 +40,7 @@ class Loss:
         return "failed" if self.low > most else "can't tell"
 
     def figures(self, most: float, evidence: str) -> QualityFigures:
-        answer = self.answer(most)
-        return QualityFigures(
-            self.value, self.low, self.high, self.level, self.rows, evidence, answer, rows_enough=self.enough
-        )
+        return QualityFigures(**vars(self), evidence=evidence, answer=self.answer(most))
 
 
 def loss_of(task: str, truth: np.ndarray, fp32: np.ndarray, variant: np.ndarray, most: float, judged: int = 1) -> Loss:
@@ -93,14 +90,14 @@ def in_words(loss: Loss, task: str, most: float, evidence: str) -> str:
     """The answer as half a sentence: what is shown, with its interval and the rows that it rests on."""
     unit, answer = UNITS[task], loss.answer(most)
     seen = (
-        f"it lost {loss.value:.2f} {unit} on {loss.rows:,} {evidence} rows, at most {loss.high:.2f} "
+        f"it lost {loss.loss:.2f} {unit} on {loss.rows:,} {evidence} rows, at most {loss.high:.2f} "
         f"({100 * loss.level:.3g} % limit)"
     )
     if answer == "passed":
         return f"{seen}, less than the {most:g} allowed"
     if answer == "failed":
         return f"{seen} and at least {loss.low:.2f}, more than the {most:g} allowed"
-    more = f"; about {loss.enough:,} rows would be enough" if loss.enough and loss.enough > loss.rows else ""
+    more = f"; about {loss.rows_enough:,} rows would be enough" if (loss.rows_enough or 0) > loss.rows else ""
     return f"can't tell with {loss.rows:,} rows: {seen}, which may be more than the {most:g} allowed{more}"
 
 

@@ -116,7 +116,7 @@ def judge(
             work.names()[candidate],
             size_of(fine_tuned),
             value_of(work, outputs, rows),
-            loss.value,
+            loss.loss,
             loss.low,
             loss.high,
             loss.rows,

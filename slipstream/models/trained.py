@@ -12,23 +12,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
+from pydantic import Field
 from safetensors.torch import load
 from torch import Tensor
 
 from slipstream.artifacts.format import Artifact, ArtifactWriter
 from slipstream.artifacts.prepared.data import Signature
-from slipstream.artifacts.records import from_tree, read_record, to_tree
+from slipstream.artifacts.records import read_record, write_record
 from slipstream.artifacts.results.training import HISTORY, KIND, History
 from slipstream.errors import UserError
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import Predictor, build, resolve
 from slipstream.models.pruning import Retained
-from slipstream.settings import to_dict
+
+MODEL = "model.json"
 
 #: The format's names of types, in its order: tensors of the last come first in a file.
 TYPES = {
@@ -114,12 +116,15 @@ class UntrustedFactory(UserError):
 
 @dataclass(frozen=True)
 class Architecture:
-    """What a model is built from, besides its weights. ``config`` is the user's own, or was compared with it."""
+    """What a model is built from, besides its weights: the contents of ``model.json``.
+
+    ``config`` is the user's own, or was compared with it.
+    """
 
     config: ModelConfig
     signature: Signature
     #: Of a pruned model the units that stay; empty if all do.
-    retained: Retained = field(default_factory=dict)
+    retained: Annotated[Retained, Field(alias="kept")] = field(default_factory=dict)
 
     def empty(self) -> Predictor:
         """The model without its weights: where the model can be built so, its parameters take no memory. Raises
@@ -151,14 +156,14 @@ class TrainedModel:
         names another factory, of which nothing is imported.
         """
         artifact = Artifact.open(directory, KIND)
-        path, model = directory / "model.json", artifact.read_json("model.json")
-        config, signature = ModelConfig.from_dict(model["config"]), from_tree(model["signature"], Signature, path)
-        if config.factory not in ("", factory):
+        architecture = read_record(artifact, MODEL, Architecture)
+        named = architecture.config.factory
+        if named not in ("", factory):
             raise UntrustedFactory(
-                f"{path}: names the factory {config.factory}, which is only called if your "
-                f"configuration names it, too; if you know that code, add model.name: {config.factory}"
+                f"{directory / MODEL}: names the factory {named}, which is only called if your "
+                f"configuration names it, too; if you know that code, add model.name: {named}"
             )
-        return cls(artifact, Architecture(config, signature, model.get("kept", {})))
+        return cls(artifact, architecture)
 
     def load(self, which: str = "best") -> Predictor:
         """The model with its ``best`` or ``last`` weights, in evaluation mode, on the CPU."""
@@ -188,10 +193,9 @@ def write_trained(
         with writer.create(f"{name}.safetensors") as file:
             for chunk in (weights if isinstance(weights, Weights) else Weights.of(weights)).chunks():
                 file.write(chunk)
-    config, signature = architecture.config, architecture.signature
-    named = ModelConfig(resolve(config, signature), config.arguments)
-    model = {"config": to_dict(named), "signature": to_tree(signature)}
-    writer.write_json("model.json", model | ({"kept": architecture.retained} if architecture.retained else {}))
+    config = architecture.config
+    named = ModelConfig(resolve(config, architecture.signature), config.arguments)
+    write_record(writer, MODEL, replace(architecture, config=named))
     for name, data in (record or {}).items():
         writer.write_bytes(name, data)
     return writer.finish(KIND, made_by)

@@ -96,8 +96,8 @@ class Results:
 
 
 def data_figures(card: Card, signature: Signature) -> DataFigures:
-    splits = ("read", "kept", "quarantined", "train", "validation", "test")
-    rows = {f"rows_{name}": card["rows"][name] for name in splits}
+    counted = ("read", "kept", "quarantined", "train", "validation", "test")
+    rows = {f"rows_{name}": card["rows"][name] for name in counted}
     return DataFigures(card["source"], signature.target, signature.task, len(signature.classes), **rows)
 
 

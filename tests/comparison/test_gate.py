@@ -80,7 +80,7 @@ def test_more_variants_on_the_same_rows_need_more_evidence() -> None:
     variant = fp32.copy()
     variant[:9] = [0.0, 1.0]
     one, three = (loss_of("classification", truth, fp32, variant, 1.0, judged) for judged in (1, 3))
-    assert one.value == three.value == pytest.approx(0.45)
+    assert one.loss == three.loss == pytest.approx(0.45)
     assert one.high < three.high and three.level == pytest.approx(1 - 0.05 / 3)
 
 

@@ -133,6 +133,6 @@ def test_what_loses_nothing_passes_with_enough_rows() -> None:
     changed = graded_rows.copy()
     changed[::20, :1, 0] = 1 - changed[::20, :1, 0]
     loss = loss_of("next token", np.array([]), graded_rows, changed, 1.0)
-    assert loss.answer(1.0) == "passed" and loss.rows == 400 and loss.low < loss.value < loss.high
+    assert loss.answer(1.0) == "passed" and loss.rows == 400 and loss.low < loss.loss < loss.high
     assert loss_of("next token", np.array([]), graded_rows[:20], changed[:20], 1.0).answer(1.0) == "can't tell"
     assert rows_enough(np.zeros(20), 0.01, ERROR) == 299 and rows_enough(np.full(9, 0.02), 0.01, ERROR) is None
