@@ -48,7 +48,7 @@ class Settings:
 
     @model_validator(mode="before")
     @classmethod
-    def _as_meant(cls, data: Any) -> Any:
+    def _as_meant(cls, data: object) -> object:
         """Flyte may send 3 as 3.0, and ``training:`` with nothing below it is ``null`` in YAML: the defaults."""
         if isinstance(data, ArgsKwargs):
             return ArgsKwargs(tuple(map(whole, data.args)), {name: whole(v) for name, v in (data.kwargs or {}).items()})
@@ -77,7 +77,7 @@ class Settings:
             raise explain(cls, error) from None
 
     @classmethod
-    def from_dict(cls, data: Any) -> Self:
+    def from_dict(cls, data: object) -> Self:
         """Build from nested dictionaries, as YAML or TOML give them; dates become text. Raises ``UserError``."""
         return cls.from_json(json.dumps(data, default=str))
 
@@ -99,7 +99,7 @@ class Settings:
             raise UserError(f"{path}: cannot be read: {error}") from None
 
 
-def whole(value: Any) -> Any:
+def whole(value: object) -> object:
     """3 for 3.0, also in a list; a field of type float takes either."""
     if isinstance(value, list):
         return [whole(item) for item in value]
@@ -186,7 +186,7 @@ def path_of(section: str, place: Sequence[str | int]) -> str:
     return path.removeprefix(".")
 
 
-def wrong(path: str, value: Any, expected: str) -> UserError:
+def wrong(path: str, value: object, expected: str) -> UserError:
     return UserError(f"{path}: {json.dumps(value, default=str)} is not allowed; expected {expected}")
 
 
@@ -228,7 +228,7 @@ def kind_of(node: Schema) -> str:
     return "a mapping" if "$ref" in node or node.get("type") == "object" else kinds.get(node.get("type", ""), "")
 
 
-def one_of(choices: Iterable[Any]) -> str:
+def one_of(choices: Iterable[object]) -> str:
     return "one of " + ", ".join(json.dumps(choice) for choice in choices)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
 from flytekit import task
 from flytekit.types.directory import FlyteDirectory
@@ -62,7 +63,7 @@ def run_in(
     prepared: FlyteDirectory,
     model: ModelConfig,
     training: TrainingConfig,
-    made_by: dict[str, Any],
+    made_by: Mapping[str, object],
     **lineage: Unpack[TrainedModels],
 ) -> MadeTrained:
     """Train in a worker, from scratch and on labels alone without ``lineage``."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from flytekit import conditional, workflow
+from flytekit.core.promise import Promise
 
 from slipstream.artifacts.results.compression import Compression
 from slipstream.compress.config import ROUNDS, CompressionConfig
@@ -12,6 +13,7 @@ from slipstream.models.config import ModelConfig, TeachingConfig
 from slipstream.stages import StageRun
 from slipstream.train.config import TrainingConfig
 from tasks.compress import Compressed, choose, propose
+from tasks.config import Sections
 from tasks.flyte.artifact_types import Prepared, Trained
 from tasks.train import fine_tune, train
 
@@ -25,7 +27,9 @@ class ChosenModel(NamedTuple):
     compression: Compression | None
 
 
-def rounds(number: int, given: dict[str, Any], seed: Any, fine_tuning: Any, teaching: Any) -> Compressed:
+def rounds(
+    number: int, given: dict[str, Promise], seed: Promise, fine_tuning: Promise, teaching: Promise
+) -> Compressed:
     """Train ``number`` smaller models one after another, each by what became of those before, and choose. ``given``
     are the trained model, the prepared data, the configuration and the user's factory; all but ``number`` are
     promises.
@@ -34,8 +38,8 @@ def rounds(number: int, given: dict[str, Any], seed: Any, fine_tuning: Any, teac
     """
     again = {"teacher": given["trained"], "prepared": given["prepared"], "factory": given["factory"]}
     again |= {"training": fine_tuning, "teaching": teaching}
-    fine_tuned: list[Any] = []
-    tried: Any = []
+    fine_tuned: list[Promise] = []
+    tried: Promise | list[Promise] = []
     for _ in range(number):
         last = fine_tuned[-1:]
         artifacts, runs = [one.artifact for one in last], [one.run for one in last]
@@ -173,7 +177,7 @@ def train_as_asked(  # noqa: PLR0913 - a Flyte workflow: promises go in one by o
     return ChosenModel(made.artifact, made.run, made.compression)
 
 
-def how_to_compress(sections: Any) -> dict[str, Any]:
+def how_to_compress(sections: Sections) -> dict[str, Promise]:
     """What :func:`compress` and :func:`train_as_asked` take of the configuration's sections; promises."""
     return {
         "size": sections.size,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import field, replace
 from typing import Annotated, Any, Literal, get_args
 
@@ -82,7 +83,7 @@ class CollectivesConfig(Settings):
     def check(self) -> None:
         if self.largest < self.smallest:
             raise self.reject("largest", f"at least collectives.smallest ({self.smallest})")
-        choices: dict[str, Any] = {
+        choices: dict[str, Sequence[object]] = {
             "operations": OPERATIONS,
             "dtypes": get_args(DataType),
             "reductions": get_args(Reduction),
@@ -127,6 +128,6 @@ class CollectivesConfig(Settings):
         return self.measuring == CollectivesConfig().measuring
 
     @property
-    def measuring(self) -> dict[str, Any]:
+    def measuring(self) -> dict[str, object]:
         """The settings that decide what a profile holds."""
         return {name: value for name, value in to_dict(self).items() if name not in HANDLING}

@@ -127,5 +127,5 @@ def take_earlier(fingerprint: Fingerprint, config: CollectivesConfig, directory:
     return bool(address)
 
 
-def made_by(config: CollectivesConfig) -> dict[str, Any]:
+def made_by(config: CollectivesConfig) -> dict[str, object]:
     return {"config": to_dict(config), "code": code_version("collectives")}

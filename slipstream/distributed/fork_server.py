@@ -68,7 +68,7 @@ def read_when_loaded(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name.startswith(READ_WHEN_LOADED)}
 
 
-def process(target: Callable[..., object], arguments: tuple[Any, ...]) -> BaseProcess:
+def process(target: Callable[..., object], arguments: tuple[object, ...]) -> BaseProcess:
     """A started process that runs ``target(*arguments)`` as one of this moment would: :class:`AsNow`."""
     child = CONTEXT.Process(target=AsNow(target), args=arguments)
     with no_main_module():
@@ -84,7 +84,7 @@ class AsNow:
         functools.update_wrapper(self, target)
         self.target = target
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Made while a process is started."""
         sys.stdout.flush()
         sys.stderr.flush()
@@ -94,7 +94,7 @@ class AsNow:
         self.target, self._environment = state["target"], state["environment"]
         self._streams: list[int] = [stream.detach() for stream in state["streams"]]
 
-    def __call__(self, *arguments: Any) -> object:
+    def __call__(self, *arguments: object) -> object:
         from slipstream.distributed import forked
 
         for number, stream in enumerate(self._streams, start=1):

@@ -152,7 +152,7 @@ class Distributed(Elastic):
     profile: Profile = field(default_factory=current_profile)
     fetch: Fetch = fetch_all
     check: Check = nothing_to_check
-    returns: Callable[[Made], Any] = as_made
+    returns: Callable[[Made], object] = as_made
     unfinished: Unfinished | None = None
     starts_processes: bool = False
 
@@ -161,7 +161,7 @@ def distributed(
     stage: str,
     fetch: Fetch = fetch_all,
     check: Check = nothing_to_check,
-    returns: Callable[[Made], Any] = as_made,
+    returns: Callable[[Made], object] = as_made,
     unfinished: Unfinished | None = None,
     *,
     starts_processes: bool = False,
@@ -222,14 +222,14 @@ class DistributedTask(PytorchElasticFunctionTask):
             LOG.warning("the checkpoints of what is finished stay: %s", error)
 
     @map_errors
-    def execute(self, **inputs: Any) -> Any:
+    def execute(self, **inputs: Any) -> object:
         if runs_locally() or self.task_config.nnodes == 1:
             return self._attempt(**inputs)
         with one_verdict(OutputPrefix(current_context().output_metadata_prefix)):
             return self._attempt(**inputs)
 
     @map_errors
-    def _attempt(self, **inputs: Any) -> Any:
+    def _attempt(self, **inputs: Any) -> object:
         """This pod's part of the attempt. Raises ``IgnoreOutputs`` in pods without rank 0."""
         config = self.task_config
         placement = config.profile.placement(config.stage)
@@ -284,7 +284,7 @@ class DistributedTask(PytorchElasticFunctionTask):
         home = unfinished.address(home_of(self.task_config.stage, unfinished.lasting(inputs), placement), inputs)
         return home, holder, unfinished.take(home, holder, inputs, directory)
 
-    def _run_group(self, workspace: Workspace, processes: int, inputs: dict[str, Any], *, local: bool) -> bool:
+    def _run_group(self, workspace: Workspace, processes: int, inputs: TaskInputs, *, local: bool) -> bool:
         """Run this machine's workers. Returns if they finished and rank 0 is among them: whether the result was there
         before."""
         outcome, ended = None, None

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 from torch.distributed.launcher import api
 
@@ -39,7 +38,7 @@ def forked_workers() -> Iterator[None]:
     forked workers."""
     launch = api.elastic_launch
 
-    def forking_launch(config: api.LaunchConfig, entrypoint: Callable[..., Any]) -> api.elastic_launch:
+    def forking_launch(config: api.LaunchConfig, entrypoint: Callable[..., object]) -> api.elastic_launch:
         start_server()
         forking = replace(config, start_method="forkserver", monitor_interval=LOOK)
         return launch(forking, fork_server.AsNow(entrypoint))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Mapping
-from typing import Any
 
 from flytekit import current_context
 
@@ -16,7 +15,7 @@ from slipstream.profiles.placement import Placement
 from tasks.flyte.stage import describe, runs_locally
 
 
-def home_of(stage: str, inputs: Mapping[str, Any], placement: Placement) -> str:
+def home_of(stage: str, inputs: Mapping[str, object], placement: Placement) -> str:
     """The address of the home of a stage's unfinished work: the same for every attempt, recovery and relaunch.
 
     ``inputs`` are what the result depends on; artifacts among them have to be on this machine.

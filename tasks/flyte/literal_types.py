@@ -35,10 +35,10 @@ def describe_once() -> None:
     DataclassTransformer.get_literal_type = get_literal_type
 
 
-def with_plain_defaults(compiled: Callable[..., Any]) -> Callable[..., Any]:
+def with_plain_defaults(compiled: Callable[..., object]) -> Callable[..., object]:
     """mashumaro's function for the JSON of a default, which is asked only where the value is not JSON already."""
 
-    def default(of: Any, value: Any, config: Any) -> Any:
+    def default(of: object, value: object, config: object) -> object:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             value = dataclasses.asdict(value)
         return value if is_json(value) else compiled(of, value, config)
@@ -46,7 +46,7 @@ def with_plain_defaults(compiled: Callable[..., Any]) -> Callable[..., Any]:
     return default
 
 
-def is_json(value: Any) -> bool:
+def is_json(value: object) -> bool:
     """Whether JSON holds the value as it is."""
     match value:
         case dict():

@@ -9,7 +9,7 @@ import hashlib
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -108,14 +108,14 @@ def runs_locally() -> bool:
     return state is not None and state.is_local_execution()
 
 
-def describe(value: Any) -> Any:
+def describe(value: object) -> object:
     """An input as it enters the key: artifacts by their content, settings by their values."""
     if isinstance(value, FlyteDirectory):
         return fingerprint_of(value)
     return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
 
 
-def key_of(stage: str, inputs: dict[str, Any]) -> str:
+def key_of(stage: str, inputs: Mapping[str, object]) -> str:
     """The key of a stage's result on this machine."""
     described = {name: describe(value) for name, value in inputs.items()}
     if STAGES[stage].measured:
@@ -123,7 +123,7 @@ def key_of(stage: str, inputs: dict[str, Any]) -> str:
     return content_key(stage, cache_version(stage), described)
 
 
-def run_stage(stage: str, inputs: dict[str, Any], make: Callable[[Path, str], object]) -> Made:
+def run_stage(stage: str, inputs: Mapping[str, object], make: Callable[[Path, str], object]) -> Made:
     """Make the stage's artifact, or reuse it.
 
     ``make(directory, key)`` writes the artifact into the fresh ``directory``; of a stage that finds earlier results by

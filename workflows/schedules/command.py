@@ -61,12 +61,12 @@ def described(name: str, schedule: TrainingSchedule | CollectivesSchedule, now: 
         yield f"tells {', '.join(addresses)} if it {', '.join(schedule.notify.on)}"
 
 
-def changes(config: Settings) -> dict[str, Any]:
+def changes(config: Settings) -> dict[str, object]:
     """The settings that are not the defaults."""
     return differing(to_dict(config), to_dict(type(config)()))
 
 
-def differing(given: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:
+def differing(given: dict[str, Any], default: dict[str, Any]) -> dict[str, object]:
     found = {}
     for name, value in given.items():
         if isinstance(value, dict) and isinstance(default.get(name), dict) and default[name]:

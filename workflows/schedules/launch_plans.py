@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from datetime import datetime
-from typing import Any
 
 from flytekit import CronSchedule, Email, LaunchPlan, Slack, workflow
 from flytekit.models.concurrency import ConcurrencyLimitBehavior, ConcurrencyPolicy
@@ -50,7 +49,7 @@ def launch_plan(name: str, schedule: TrainingSchedule | CollectivesSchedule) -> 
     """A scheduled run that is still going is not overtaken by the next. Without a cron expression a run starts when
     somebody starts it, who may give other inputs."""
     of_training = isinstance(schedule, TrainingSchedule)
-    inputs: dict[str, Any] = {"config": schedule.config}
+    inputs: dict[str, object] = {"config": schedule.config}
     by_hand, by_schedule = benchmark, benchmark
     if isinstance(schedule, TrainingSchedule):
         inputs |= {"data": schedule.data, "target": schedule.target}

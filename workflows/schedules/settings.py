@@ -6,7 +6,7 @@ import re
 import tomllib
 from dataclasses import field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from slipstream.collectives.config import CollectivesConfig
 from slipstream.config import RunConfig
@@ -78,7 +78,7 @@ def read_schedules(choice: str) -> dict[str, TrainingSchedule | CollectivesSched
     """The schedules by name, in the order of the file. Raises ``UserError`` naming the file and the setting."""
     path = path_of(choice)
     try:
-        data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        data: dict[str, object] = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         names = ", ".join(sorted(file.stem for file in SHIPPED.glob("*.toml")))
         raise UserError(f"{CHOICE}={choice}: no such schedules; choose one of {names}, or a path to a .toml") from None
@@ -87,7 +87,7 @@ def read_schedules(choice: str) -> dict[str, TrainingSchedule | CollectivesSched
     return {name: schedule(f"{path}, [{name}]", name, table) for name, table in data.items()}
 
 
-def schedule(where: str, name: str, table: Any) -> TrainingSchedule | CollectivesSchedule:
+def schedule(where: str, name: str, table: object) -> TrainingSchedule | CollectivesSchedule:
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise UserError(f"{where}: expected a name of small letters, digits and underscores")
     kind = table.get("kind") if isinstance(table, dict) else None

@@ -13,10 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, Pipe, wait
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from slipstream.distributed import fork_server
 from slipstream.errors import Interrupted, UserError
+
+if TYPE_CHECKING:
+    import torch
 
 #: "refused": a user's mistake; "failed": a bug; "died": the process ended without a word; "silent": it neither went on
 #: nor ended; "lost": another rank was gone or did not answer. The worst explains the others.
@@ -57,6 +60,9 @@ def named(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
+#: What a worker runs, called with its context and these arguments.
+Work: TypeAlias = Callable[..., object]
+Arguments: TypeAlias = tuple[object, ...]
 PRELOADED = ("torch", "torch.distributed", "numpy", "slipstream.collectives.launch.measurements")
 
 
@@ -80,7 +86,7 @@ class WorkerSpec:
 class WorkerContext:
     """What the function of a worker gets: the device, and a way to report its current activity."""
 
-    def __init__(self, device: Any, pipe: Connection) -> None:
+    def __init__(self, device: torch.device, pipe: Connection) -> None:
         self.device = device
         self._pipe = pipe
 
@@ -93,7 +99,11 @@ class WorkerProcess:
     """The parent's handle of a worker."""
 
     def __init__(
-        self, spec: WorkerSpec, environment: Mapping[str, str], work: Callable[..., Any], arguments: tuple[Any, ...]
+        self,
+        spec: WorkerSpec,
+        environment: Mapping[str, str],
+        work: Callable[..., object],
+        arguments: tuple[object, ...],
     ) -> None:
         self._pipe, worker_end = Pipe(duplex=False)
         fork_server.start(PRELOADED)
@@ -141,8 +151,8 @@ def worker_main(
     spec: WorkerSpec,
     pipe: Connection,
     environment: Mapping[str, str],
-    work: Callable[..., Any],
-    arguments: tuple[Any, ...],
+    work: Work,
+    arguments: Arguments,
 ) -> None:
     """The main function of a worker: its last message is "done", "refused", "lost" or "failed"."""
     from slipstream.distributed.child_processes import end_with_parent
@@ -164,7 +174,7 @@ def worker_main(
     os._exit(0)
 
 
-def ending_of(call: Callable[[], Any]) -> tuple[str, Any]:
+def ending_of(call: Callable[[], object]) -> tuple[str, object]:
     """How ``call`` ended, and its result or the reason why it failed."""
     try:
         return "done", call()
@@ -174,7 +184,7 @@ def ending_of(call: Callable[[], Any]) -> tuple[str, Any]:
         return ("lost", str(error).partition("\n")[0]) if lost_peer(error) else ("failed", traceback.format_exc())
 
 
-def run_in_group(spec: WorkerSpec, pipe: Connection, work: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+def run_in_group(spec: WorkerSpec, pipe: Connection, work: Work, arguments: Arguments) -> object:
     import torch
     import torch.distributed as dist
 

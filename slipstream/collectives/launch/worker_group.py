@@ -96,7 +96,7 @@ class WorkerGroup:
 
     # Communication between the parents
 
-    def send(self, key: str, value: Any) -> None:
+    def send(self, key: str, value: object) -> None:
         self.store.set(self.prefix + key, json.dumps(value))
 
     def receive(self, key: str) -> Any:
@@ -108,7 +108,7 @@ class WorkerGroup:
             time.sleep(POLL / 4)
         return json.loads(self.store.get(self.prefix + key))
 
-    def broadcast(self, key: str, value: Callable[[], Any]) -> Any:
+    def broadcast(self, key: str, value: Callable[[], object]) -> Any:
         """The result of ``value`` on the leader (JSON), on all. A ``UserError`` there is raised on all."""
         if self.is_leader:
             try:
@@ -121,7 +121,7 @@ class WorkerGroup:
             raise UserError(message["refused"])
         return message["value"]
 
-    def gather(self, key: str, values: Mapping[int, Any], patience: float) -> dict[int, Any]:
+    def gather(self, key: str, values: Mapping[int, object], patience: float) -> dict[int, Any]:
         """The values of all ranks (JSON), without those of ranks that send none within ``patience`` seconds."""
         for rank, value in values.items():
             self.send(f"{key}/{rank}", value)
@@ -162,8 +162,8 @@ class WorkerGroup:
 
     def launch(
         self,
-        work: Callable[..., Any],
-        *arguments: Any,
+        work: Callable[..., object],
+        *arguments: object,
         environment: Mapping[str, str] | None = None,
         ranks_by_host: Sequence[Sequence[int]] = (),
     ) -> Any:

@@ -111,7 +111,7 @@ def tune(workers: WorkerGroup, config: CollectivesConfig, model: Model) -> Tunin
         empty = workers.launch(inspect_group, config)
         compute = workers.launch(measure_compute, model)
 
-        def begin() -> list[dict[str, Any]]:
+        def begin() -> list[dict[str, object]]:
             TuningHistory(config.history, empty.fingerprint).check_writable()
             return [asdict(each) for each in list_candidates(empty, compute)]
 
