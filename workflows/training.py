@@ -23,7 +23,7 @@ prepare_pyflyte()
 
 @workflow
 def train_and_export(data: str = "", target: str = "", config: RunConfig = RunConfig()) -> RunSummary:  # noqa: B008
-    """preprocess, train (and make the network smaller, if asked), evaluate, export, benchmark the interconnect, report.
+    """Prepare, train (and make the model smaller, if asked), evaluate, export, benchmark the interconnect, report.
 
     ``data`` is a file, a directory or a URI (empty: the handwritten digits that come with scikit-learn), ``target``
     the column to predict.

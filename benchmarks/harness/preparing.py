@@ -1,4 +1,4 @@
-"""Contenders of ``preprocess.py``: each reads the table ``data`` and writes below ``out``.
+"""Contenders of ``prepare.py``: each reads the table ``data`` and writes below ``out``.
 
 Each imports what it needs by itself and is charged for that: nobody pays for the imports of another.
 """
@@ -18,7 +18,7 @@ def ours(data: Path, out: Path, shuffle: bool = True) -> None:
     from slipstream.prepare.engine import prepare
 
     # In the main job another task has taken the fingerprint.
-    made_by = {"source": "benchmarks/preprocess.py"}
+    made_by = {"source": "benchmarks/prepare.py"}
     prepare(out / "prepared", str(data), "y", DataConfig(id="id", shuffle=shuffle), made_by, usable_cores())
 
 
@@ -36,7 +36,7 @@ def ours_ingest(data: Path, out: Path) -> None:
     from slipstream.prepare.table import OPENERS
 
     # The fingerprint is taken by others.
-    source = resolve(list_source(str(data)), "y", DataConfig(id="id"), "benchmarks/preprocess.py")
+    source = resolve(list_source(str(data)), "y", DataConfig(id="id"), "benchmarks/prepare.py")
     with closing(Workers(usable_cores())) as workers, resumable_scratch(out, workers) as scratch:
         table = OPENERS[source.kind](source, scratch)
     assert table.read == table.rows + len(table.bad)

@@ -1,4 +1,4 @@
-"""Prepared data, as preprocess writes it and every later stage reads it.
+"""Prepared data, as the stage prepare writes it and every later stage reads it.
 
 Each split has one or more segments ``<split>-00000.rows`` of fixed-width little-endian records for memory mapping: the
 model's inputs in the order of the signature, then the target, then the row's weight if rows are weighted. Rows that are

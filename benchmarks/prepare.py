@@ -1,6 +1,6 @@
 """Preparing a table beside Polars (streaming).
 
-    python benchmarks/preprocess.py [--quick] [--json FILE] [--part parquet|csv|linear] [--runs N]
+    python benchmarks/prepare.py [--quick] [--json FILE] [--part parquet|csv|linear] [--runs N]
 
 ``parquet``: 2 M rows of 150 float64, 30 int64 (one of them the id) and 20 texts become standardised float32 and codes,
 with statistics of the training rows, split by the id. Nobody computes medians. Ours also shuffles, hashes and checks;
@@ -256,7 +256,7 @@ PARTS = {"parquet": parquet_part, "csv": csv_part, "linear": linear_part}
 def main(quick: bool, parts: tuple[str, ...], runs: int) -> Iterator[Table]:
     """What preparing a table costs."""
     for part in parts:
-        with tempfile.TemporaryDirectory(prefix="preprocess-") as data:
+        with tempfile.TemporaryDirectory(prefix="prepare-") as data:
             yield PARTS[part](Path(data), quick, 1 if quick else runs + 1)
 
 
