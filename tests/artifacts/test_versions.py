@@ -73,7 +73,7 @@ def parsed(source: str) -> set[str]:
 def test_the_pattern_finds_the_imports_that_the_parser_finds() -> None:
     folders = ("slipstream", "tasks", "workflows")
     sources = [path for folder in folders for path in (versions.ROOT / folder).rglob("*.py")]
-    assert len(sources) > 300
+    assert len(sources) > 250
     for path in sources:
         assert set(versions.imported_names(path)) == parsed(path.read_text()), path
 

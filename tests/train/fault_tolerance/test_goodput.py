@@ -25,9 +25,7 @@ from slipstream.train.fault_tolerance.goodput import (
     read_attempts,
     summarise,
 )
-from tests.support.processes import running
-
-FORK = multiprocessing.get_context("fork")
+from tests.support.processes import FORK, running
 
 
 def page(attempt: int, first: int, last: int, step_s: float = 0.5) -> AttemptRecord:
@@ -98,7 +96,7 @@ def test_a_killed_attempt_leaves_its_record_and_the_next_one_counts_it(tmp_path:
 
 
 def agent(path: Path) -> None:
-    worker = FORK.Process(target=work_on, args=(path, os.getpid()), daemon=True)
+    worker = multiprocessing.get_context("fork").Process(target=work_on, args=(path, os.getpid()))
     worker.start()
     time.sleep(60)
 
