@@ -116,7 +116,7 @@ class CollectivesConfig(Settings):
     def short(self) -> CollectivesConfig:
         """The collectives of training (DDP's and FSDP's) at every second size, for a few seconds in all."""
         training: list[Operation] = ["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
-        return replace(self, operations=training, factor=self.factor**2, budget=self.budget * 2 / 3)
+        return replace(self, operations=training, factor=self.factor**2)
 
     @property
     def is_short(self) -> bool:
