@@ -39,6 +39,22 @@ def test_a_dataclass_is_described_once() -> None:
     assert said.split() == ["1", "2", "2"]
 
 
+EQUAL = """
+from mashumaro.jsonschema import build_json_schema
+from slipstream.config import RunConfig
+from slipstream.report.summary import RunSummary
+from tasks.flyte.literal_types import describe_once
+before, _, after = [build_json_schema(RunConfig).to_json(), build_json_schema(RunSummary).to_json()], describe_once(), [
+    build_json_schema(RunConfig).to_json(), build_json_schema(RunSummary).to_json()]
+print(before == after, "default" in after[0], len(after[1]) > 5000)
+"""
+
+
+def test_the_description_of_a_dataclass_is_flytekits_own() -> None:
+    said = subprocess.run([sys.executable, "-c", EQUAL], capture_output=True, text=True, check=True).stdout
+    assert said.split() == ["True", "True", "True"]
+
+
 def test_annotations_that_cannot_be_remembered_are_described_all_the_same() -> None:
     from typing import Annotated
 
