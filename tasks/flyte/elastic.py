@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -32,7 +33,7 @@ from slipstream.artifacts.format import Artifact
 from slipstream.artifacts.homes import Holder
 from slipstream.distributed.names import names_of_this_machine
 from slipstream.distributed.user_errors import check_gpus
-from slipstream.errors import Interrupted, UserError
+from slipstream.errors import Interrupted, Preempted, UserError
 from slipstream.logs import logger
 from slipstream.machine.gpus import visible_gpus
 from slipstream.machine.limits import usable_cores
@@ -52,7 +53,7 @@ from tasks.flyte.failures import (
     failure_of,
     this_rank,
 )
-from tasks.flyte.forked_workers import forked_workers, start_server
+from tasks.flyte.forked_workers import LOOK, forked_workers, start_server
 from tasks.flyte.homes import home_of, this_attempt
 from tasks.flyte.stage import local_path, map_errors, run_stage, runs_locally
 
@@ -97,6 +98,9 @@ class Workspace:
                 # If the ranks could not agree, the others die of a lost peer; then the agent goes by the report.
                 return Refusal(error.message)
             if isinstance(seen, Interrupted):
+                if not isinstance(seen, Preempted):
+                    # The agent goes by the worker that it sees fail first: that is to be the one whom this one lost.
+                    time.sleep(5 * LOOK)
                 raise FlyteRecoverableException(report.message) from error
             # Out of memory on this rank alone: the others wait for it, so it must exit with an error, not return.
             raise
