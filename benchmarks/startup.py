@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from harness.command import benchmark, part_option
@@ -41,10 +42,8 @@ def measure(quick: bool, parts: Sequence[str]) -> Iterator[Table]:
 
 
 def imports(turns: int) -> Table:
-    def importing(statement: str) -> Figures:
-        return cost([sys.executable, "-c", statement], ROOT)
-
-    runs = in_turns({name: lambda s=statement: importing(s) for name, statement in STATEMENTS.items()}, turns)  # type: ignore[misc]
+    contenders = {name: partial(cost, (sys.executable, "-c", code), ROOT) for name, code in STATEMENTS.items()}
+    runs = in_turns(contenders, turns)
     ratios = [ours["cpu"] / theirs["cpu"] for ours, theirs in zip(runs[WORKFLOWS], runs[PARTS], strict=True)]
     ratio, low, high = interval_of_median(ratios)
     rows = {name: settled(found) for name, found in runs.items()}

@@ -9,7 +9,6 @@ from flytekit import task
 
 from slipstream.collectives.config import CollectivesConfig
 from slipstream.config import RunConfig
-from slipstream.logs import logger
 from slipstream.machine.gpus import visible_gpus
 from slipstream.profiles.profile import current_profile
 from tasks.flyte.artifact_types import MadeByElement, Prepared
@@ -18,8 +17,6 @@ from tasks.flyte.metadata import on
 
 if TYPE_CHECKING:
     from slipstream.collectives.launch.worker_group import WorkerGroup
-
-LOG = logger("collectives")
 
 
 def parents() -> Distributed:
@@ -88,9 +85,7 @@ def measure(workspace: Workspace, config: CollectivesConfig, *, reuse: bool) -> 
         known = reuse and workspace.processes and not visible_gpus()
         if known and take_earlier(fingerprint_on_cpu(workspace.processes), config, directory):
             return True
-        if config.is_short:
-            LOG.info("a short benchmark, as the profile is local; slipstream collectives measures all")
-        return benchmark(worker_group(workspace, config), config, directory, reuse=reuse)
+        return benchmark(worker_group(workspace, config), config, directory, reuse=reuse and not known)
 
     return workspace.work(body)
 

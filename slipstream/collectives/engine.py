@@ -63,6 +63,8 @@ def benchmark(
         if workers.broadcast("reused", lambda: reuse and take_earlier(empty.fingerprint, config, directory)):
             return True
         workers.broadcast("writable", lambda: ProfileHistory(config.history, empty.fingerprint).check_writable())
+        if workers.is_leader and config.is_short:
+            LOG.info("a short benchmark: training's collectives at few sizes; slipstream collectives measures all")
         groups = workers.broadcast("groups", lambda: subgroups_of(empty, config))
         launches: list[Any] = []
         while len(launches) < config.launches or not workers.broadcast(

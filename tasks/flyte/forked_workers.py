@@ -43,9 +43,9 @@ def forked_workers() -> Iterator[None]:
         forking = replace(config, start_method="forkserver", monitor_interval=LOOK)
         return launch(forking, fork_server.AsNow(entrypoint))
 
-    api.elastic_launch = forking_launch  # type: ignore
+    api.elastic_launch = forking_launch  # type: ignore[misc, assignment]
     try:
         with no_main_module():
             yield
     finally:
-        api.elastic_launch = launch  # type: ignore
+        api.elastic_launch = launch  # type: ignore[misc]
