@@ -42,7 +42,6 @@ class ListDataOutputs(NamedTuple):
 def list_data(data: str, target: str, config: RunConfig) -> ListDataOutputs:
     """List the raw data, fingerprint it and find out what it is. Never cached: new bytes behind the same name are new
     work."""
-    from slipstream.prepare.base_set import fingerprint_earlier
     from slipstream.prepare.resolve import resolve
     from slipstream.prepare.sharded import exchange
     from slipstream.prepare.source.files import list_source, unchanged
@@ -50,9 +49,9 @@ def list_data(data: str, target: str, config: RunConfig) -> ListDataOutputs:
 
     listing = list_source(data)
     fingerprint = fingerprint_source(listing, target)
-    identity = fingerprint + fingerprint_earlier(config.data.earlier)
     with unchanged(listing.files):
         source = resolve(listing, target, config.data, fingerprint)
+    identity = fingerprint + (source.base.fingerprint if source.base else "")
     written = exchange.write(fresh_directory("listing"), source)
     return ListDataOutputs(flyte_directory(written), identity, source.division, config.data)
 

@@ -4,6 +4,7 @@ prepared, as further segments.
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -11,10 +12,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pyarrow as pa
-import xxhash
 
-from slipstream.artifacts.format import MANIFEST, ArtifactWriter, DamagedArtifact, FileRecord, hash_file
-from slipstream.artifacts.prepared.data import PreparedData, segment_number
+from slipstream.artifacts.format import MANIFEST, Artifact, ArtifactWriter, DamagedArtifact, FileRecord, hash_file
+from slipstream.artifacts.prepared.data import KIND, PreparedData, segment_number
 from slipstream.artifacts.prepared.streamed import ROWS, make_hole
 from slipstream.errors import UserError
 from slipstream.logs import logger
@@ -102,13 +102,11 @@ class BaseSet:
 
     @classmethod
     def open(cls, address: str) -> BaseSet:
-        """Verified to the byte, except that rows in a store stay there. Raises ``UserError``."""
+        """Raises ``UserError``. What is read here is verified; of the rows nothing is read, see :meth:`verify`."""
         remote = address.startswith(STORES)
         try:
             with TemporaryDirectory() as fetched:
                 artifact = PreparedData.open(fetch(address, Path(fetched)) if remote else Path(address)).artifact
-                if not remote:
-                    artifact.check()
                 schema = artifact.read_json("schema.json")
                 if "sources" not in schema:
                     raise UserError(f"data.earlier: {address!r} holds images; expected a prepared table")
@@ -126,6 +124,20 @@ class BaseSet:
                 )
         except DamagedArtifact as damage:
             raise UserError(f"data.earlier: {damage.message}") from None
+
+    def verify(self) -> None:
+        """Raise ``UserError`` unless what lies at the address is still what was opened; on this machine to the byte,
+        in a store by its manifest, as rows are verified when they are fetched."""
+        try:
+            if self.address.startswith(STORES):
+                with open_reader(f"{self.address.rstrip('/')}/{MANIFEST}") as source:
+                    fingerprint = hashlib.sha256(source.read()).hexdigest()
+            else:
+                fingerprint = Artifact.open(Path(self.address), KIND).check().fingerprint
+        except DamagedArtifact as damage:
+            raise UserError(f"data.earlier: {damage.message}") from None
+        if fingerprint != self.fingerprint:
+            raise UserError(f"data.earlier: {self.address!r} has become another set since it was listed; start again")
 
     def check_settings(self, target: str, config: DataConfig) -> None:
         """Raise ``UserError`` for a setting with which rows of the base set would move or mean something else."""
@@ -272,16 +284,3 @@ def fetch(address: str, directory: Path) -> Path:
         else:
             storage.get(name, directory)
     return directory
-
-
-def fingerprint_earlier(address: str) -> str:
-    """What identifies a base set: the XXH3-128 (hex) of its manifest; "" without one. Raises ``UserError``."""
-    if not address:
-        return ""
-    if address.startswith(STORES):
-        with open_reader(f"{address.rstrip('/')}/{MANIFEST}") as source:
-            return xxhash.xxh3_128_hexdigest(source.read())
-    path = Path(address) / MANIFEST
-    if not path.is_file():
-        raise UserError(f"data.earlier: {address!r} is no prepared data; expected a directory with a {MANIFEST}")
-    return xxhash.xxh3_128_hexdigest(path.read_bytes())

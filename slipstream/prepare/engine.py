@@ -76,7 +76,7 @@ def prepare_source(
     with full_disk_named(directory):
         writer = ArtifactWriter(directory)
         with (
-            workspace(directory, source.listing.size, source.config.memory, workers, scratch) as work,
+            workspace(directory, source.size, source.config.memory, workers, scratch) as work,
             unchanged(files),
         ):
             made_by = write(writer, source, made_by, work)
@@ -113,8 +113,10 @@ def write(
     files = source.listing.files
     scratch.bind(versions_in(source.listing, scratch.root), keep=[Path(file.uri) for file in files])
     say_resumed(scratch.done_before)
-    if source.base and not source.files:
-        return source.base.repeat(writer)
+    if source.base:
+        source.base.verify()
+        if not source.files:
+            return source.base.repeat(writer)
     if source.kind == "images":
         prepare_images(writer, scratch, source)
     else:

@@ -52,20 +52,28 @@ DIVISIONS: dict[Kind, Division] = {"columnar": "units", "documents": "units", "t
 class ResolvedSource:
     """Raw data, of which all is known but what is in the files.
 
-    ``format`` is a value of data.format, or "digits". ``files`` are those to read: not empty and, beside a ``base``
-    set, new. ``target`` and ``config`` are those that count: the target of texts in class folders is their class, and
-    new files have the types that columns of the base set had. ``file_sets`` are the files whose rows the prepared table
-    will hold, those of the base set first.
+    ``format`` is a value of data.format ("auto" only where a base set has seen all files), or "digits". ``files`` are
+    those to read: not empty and, beside a ``base`` set, new. ``target`` and ``config`` are those that count: the target
+    of texts in class folders is their class, and new files have the types that columns of the base set had.
+    ``file_sets`` are the files whose rows the prepared table will hold, those of the base set first.
     """
 
     listing: Listing
-    kind: Kind
     format: str
     files: tuple[SourceFile, ...]
     target: str
     config: DataConfig
     file_sets: tuple[FileSet, ...] = ()
     base: BaseSet | None = None
+
+    @property
+    def kind(self) -> Kind:
+        return "nothing new" if self.base and not self.files else KINDS[self.format]
+
+    @property
+    def size(self) -> int:
+        """Bytes to read."""
+        return sum(file.size for file in self.files)
 
     @property
     def address(self) -> str:
@@ -88,12 +96,13 @@ def resolve(listing: Listing, target: str, config: DataConfig, fingerprint: str 
     of files and the settings show to be wrong.
     """
     if not listing.files:
-        return ResolvedSource(listing, KINDS["digits"], "digits", (), target, config)
+        check_image_settings(listing, config)
+        return ResolvedSource(listing, "digits", (), target, config)
     declared = config.format if config.format != "auto" else format_of_all(listing, target)
     if declared in IMAGE_FORMATS:
         check_image_settings(listing, config)
         format = one_format(listing, listing.files, config)
-        return ResolvedSource(listing, KINDS[format], format, listing.files, target, config)
+        return ResolvedSource(listing, format, listing.files, target, config)
     user_target = target
     if declared == "text":
         target, config = texts_by_class(target, config)
@@ -103,7 +112,7 @@ def resolve(listing: Listing, target: str, config: DataConfig, fingerprint: str 
         base.check_settings(target, config)
         files = base.unseen({listing.relative(file): file for file in listing.files}, user_target)
         if not files:
-            return ResolvedSource(listing, "nothing new", declared, (), target, config, base=base)
+            return ResolvedSource(listing, declared, (), target, config, base=base)
     format = one_format(listing, files, config)
     config = replace(config, format=format)
     if base is None:
@@ -111,7 +120,7 @@ def resolve(listing: Listing, target: str, config: DataConfig, fingerprint: str 
     else:
         config = base.declared(config, text=KINDS[format] == "text")
         file_sets = [*base.schema.sources, file_set(listing, files, user_target)]
-    return ResolvedSource(listing, KINDS[format], format, tuple(files), target, config, tuple(file_sets), base)
+    return ResolvedSource(listing, format, tuple(files), target, config, tuple(file_sets), base)
 
 
 def format_of_all(listing: Listing, target: str) -> Format:
@@ -126,7 +135,8 @@ def format_of_all(listing: Listing, target: str) -> Format:
 def check_image_settings(listing: Listing, config: DataConfig) -> None:
     for name in FOR_TABLES:
         if getattr(config, name):
-            raise UserError(f"data.{name}: is for tables, but {listing.address!r} holds images; leave it out")
+            where = repr(listing.address) if listing.address else "the digits of scikit-learn"
+            raise UserError(f"data.{name}: is for tables, but {where} holds images; leave it out")
     if config.task == "regression":
         raise UserError("data.task: images are learned as classes; regression is for tables")
 

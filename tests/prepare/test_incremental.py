@@ -19,11 +19,14 @@ from slipstream.prepare import engine, shuffle
 from slipstream.prepare.base_set import value_of
 from slipstream.prepare.config import DataConfig, SplitConfig
 from slipstream.prepare.fit.scan import scan_unit
+from slipstream.prepare.resolve import resolve
+from slipstream.prepare.sharded import shares
 from slipstream.prepare.source.files import list_source
 from slipstream.prepare.source.fingerprint import fingerprint_source
 from slipstream.train.data_loader import stored_blocks, training_batches
 from slipstream.train.data_order import GlobalOrder
 from tests.support.groups import ALONE
+from tests.support.shares import on_several
 
 ROWS = 1200
 
@@ -252,6 +255,49 @@ def test_what_does_not_fit_is_said(what: str, message: str, sales: Path, january
         earlier = tmp_path / "nowhere"
     with pytest.raises(UserError, match=message):
         prepare(tmp_path / "both", sales, earlier, **settings)
+
+
+@pytest.mark.parametrize("new", [False, True])
+@pytest.mark.parametrize("damage", ["flipped", "cut", "removed", "remade"])
+def test_a_base_set_is_verified_where_its_rows_are_taken(
+    damage: str, new: bool, sales: Path, january: PreparedData, tmp_path: Path
+) -> None:
+    """Between the listing and the work, which may be in another pod and days later."""
+    base = january.artifact.directory
+    if new:
+        add(sales, "february", month(1))
+    source = resolve(list_source(str(sales)), "y", DataConfig(id="id", earlier=str(base)))
+    rows = base / "train-00000.rows"
+    if damage == "flipped":
+        raw = bytearray(rows.read_bytes())
+        raw[50] ^= 1
+        rows.write_bytes(raw)
+    if damage == "cut":
+        rows.write_bytes(rows.read_bytes()[:100])
+    if damage == "removed":
+        shutil.rmtree(base)
+    if damage == "remade":
+        shutil.rmtree(base)
+        other = DataConfig(id="id", split=SplitConfig(seed=9))
+        engine.prepare(base, str(sales), "y", other, {})
+    with pytest.raises(UserError, match=r"^data\.earlier: .*january"):
+        engine.prepare_source(tmp_path / "both", source, {}, workers=1)
+    assert not (tmp_path / "both/manifest.json").exists()
+
+
+def test_several_pods_verify_a_base_set_where_they_put_the_data_together(
+    sales: Path, january: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = january.artifact.directory / "train-00000.rows"
+    add(sales, "february", month(1))
+    config = DataConfig(id="id", earlier=str(january.artifact.directory))
+    whole, fit = rows.read_bytes(), shares.fit_shares
+    monkeypatch.setattr(shares, "fit_shares", lambda *given: rows.write_bytes(whole[:-1] + b"?") and fit(*given))
+    with pytest.raises(UserError, match=r"^data\.earlier: .*train-00000\.rows"):
+        on_several(tmp_path / "pods", str(sales), 2, config)
+    monkeypatch.undo()
+    rows.write_bytes(whole)
+    assert on_several(tmp_path / "again", str(sales), 2, config).check()
 
 
 def test_settings_that_came_from_json_are_kept_like_those_made_in_python() -> None:

@@ -114,7 +114,10 @@ def assemble(
     rows that lie on S3 and were copied to ``home`` there."""
     fitting = exchange.read(fitted, FittedTable)
     card = card_of(fitting)
-    check_unchanged(fitting.opened.source.listing.files)
+    source = fitting.opened.source
+    check_unchanged(source.listing.files)
+    if source.base:
+        source.base.verify()
     writer = ArtifactWriter(directory)
     write_table(writer, fitting, merged, card, home)
     writer.write_manifest(KIND, made_by)

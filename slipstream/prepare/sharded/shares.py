@@ -157,7 +157,8 @@ def open_shares(source: ResolvedSource, number: int, summaries: list[Path], dire
     these are the ``summaries``, stays in the shares in which it was.
     """
     parsed = input_of_shares(summaries) if summaries else None
-    files, workers = source.listing.files, workers_for(source.listing.size, source.config.memory)
+    files = source.listing.files
+    workers = 1 if parsed else workers_for(source.size, source.config.memory)
     with unchanged(files), exchange.scratch_for(directory, workers) as scratch:
         table = open_table(source, scratch, parsed)
         units = table.input.units
