@@ -135,7 +135,7 @@ def format_of_all(listing: Listing, target: str) -> Format:
 def check_image_settings(listing: Listing, config: DataConfig) -> None:
     for name in FOR_TABLES:
         if getattr(config, name):
-            where = repr(listing.address) if listing.address else "the digits of scikit-learn"
+            where = repr(listing.address) if listing.address else "the digits data set of scikit-learn"
             raise UserError(f"data.{name}: is for tables, but {where} holds images; leave it out")
     if config.task == "regression":
         raise UserError("data.task: images are learned as classes; regression is for tables")
