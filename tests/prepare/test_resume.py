@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,6 @@ from slipstream.prepare.resume import RECORD, ResumableScratch, UnitOfWork, resu
 from slipstream.prepare.shuffle import merge_part
 from slipstream.prepare.source.text_tables import make_columnar
 from slipstream.prepare.table import encode_unit
-from tests.support import REPOSITORY
 
 GROUPS, ROWS = 12, 250
 #: The training rows are merged in three parts, the others in one each.
@@ -311,36 +309,6 @@ def test_a_record_of_something_else_is_refused_and_runs_nothing(tmp_path: Path) 
             list(scratch.map(square, range(3)))
         assert "\n" not in error.value.message and not (tmp_path / "ran").exists()
         assert not (tmp_path / name).exists(), "the next attempt begins anew"
-
-
-def test_workers_do_not_import_the_command_that_started_them(tmp_path: Path) -> None:
-    """``pyflyte`` takes seconds to import."""
-    command = tmp_path / "command.py"
-    command.write_text(
-        "from pathlib import Path\n"
-        "with Path('imported').open('a') as file:\n"
-        "    file.write('once ')\n"
-        "from slipstream.prepare.pool import Workers\n"
-        "if __name__ == '__main__':\n"
-        "    workers = Workers(2)\n"
-        "    assert list(workers.map(abs, [-1, -2, -3])) == [1, 2, 3]\n"
-        "    workers.close()\n"
-    )
-    subprocess.run(
-        [sys.executable, command], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(REPOSITORY)}, check=True
-    )
-    assert (tmp_path / "imported").read_text() == "once "
-
-
-def test_workers_keep_the_memory_that_arrow_frees_and_this_process_stays_as_it_was(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    name = "MIMALLOC_PURGE_DELAY"
-    for value, expected in ((None, "-1"), ("50", "50")):
-        monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
-        with closing(Workers(2)) as workers:
-            assert os.environ.get(name) == value
-            assert list(workers.map(os.getenv, [name] * 3)) == [expected] * 3
 
 
 def test_a_partitioned_directory_with_dates_in_text_goes_on_too(
