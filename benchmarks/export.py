@@ -194,7 +194,7 @@ def compare(name: str, directory: Path, quick: bool) -> Table:
     data = prepared_data(case, directory, quick)
     trained = trained_model(case, data, directory, quick)
     # The digits' test rows are too few to show a loss of one point: what does not fail is taken, of ours and of others.
-    searching = 3.0 if quick else SEARCH_SECONDS
+    searching = 1.0 if quick else SEARCH_SECONDS
     config = ExportConfig(seconds=searching, max_loss=MAX_LOSS, when_in_doubt="take", decide_at_batch=32)
     exported, started = directory / "exported", time.perf_counter()
     engine.export(exported, trained, data, config, {"command": "benchmarks/export.py"})

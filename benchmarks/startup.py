@@ -32,11 +32,12 @@ RATIO = (Column("ratio", "ratio", "{:.3f}"), Column("95 % from", "low", "{:.3f}"
 JOB = ("run", str(ROOT / "workflows/training.py"), "train_and_export")
 
 
+@benchmark
 @part_option(("imports", "job"))
-def measure(quick: bool, parts: Sequence[str]) -> Iterator[Table]:
-    """Imports in turns, and the main job twice; quick: two turns of the imports only."""
+def main(quick: bool, parts: Sequence[str]) -> Iterator[Table]:
+    """Imports in turns, and the main job twice; quick: one turn of the imports only."""
     if "imports" in parts:
-        yield imports(turns=2 if quick else 15)
+        yield imports(turns=1 if quick else 15)
     if "job" in parts and not quick:
         yield main_job()
 
@@ -80,4 +81,4 @@ def spent() -> float:
 
 
 if __name__ == "__main__":
-    benchmark(measure)()
+    main()

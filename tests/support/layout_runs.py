@@ -56,7 +56,7 @@ class Case:
     parallel: dict[str, Any]
     model: dict[str, Any] = field(default_factory=dict)
     accumulation: int = 3
-    steps: int = 40
+    steps: int = 12
     double: bool = True
     fault: str = ""
     #: Where checkpoints are, the step after which one is saved, and whether to begin with the newest.

@@ -7,22 +7,29 @@ import multiprocessing
 import socket
 from pathlib import Path
 
-# It has a list of its own, and the last one that is set counts, for the whole process.
+# It sets a list of its own: loaded first.
 import slipstream.collectives.launch.worker  # noqa: F401
 
 #: Starts a process in a tenth of a second; it has torch, the training engine and flytekit's commands, but no workflow.
 FORK = multiprocessing.get_context("forkserver")
-FORK.set_forkserver_preload(
-    [
-        "torch",
-        "torch._dynamo",
-        "slipstream.train.run",
-        "slipstream.collectives.launch.measurements",
-        "tests.support.training_runs",
-        "tests.support.package",
-        "tests.support.job_pods",
-    ]
-)
+
+
+def preload() -> None:
+    """Have the server load what the ranks of tests need. The last list that is set counts, for the whole process."""
+    FORK.set_forkserver_preload(
+        [
+            "torch",
+            "torch._dynamo",
+            "slipstream.train.run",
+            "slipstream.collectives.launch.measurements",
+            "tests.support.training_runs",
+            "tests.support.package",
+            "tests.support.job_pods",
+        ]
+    )
+
+
+preload()
 
 
 def free_port() -> int:
