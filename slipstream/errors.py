@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from slipstream.one_line import one_line
+
 
 class Interrupted(RuntimeError):
     """Nobody's mistake: the machine went, or a peer did. Another attempt can resume where this one stopped."""
@@ -21,8 +23,8 @@ class UserError(click.ClickException, ValueError):
     """
 
     def __init__(self, message: str) -> None:
-        # Flyte shows the message in a box and pods log it: line breaks would tear it apart.
-        super().__init__(" ".join(message.split()))
+        # Flyte shows the message in a box, and pods log it: line breaks would tear it apart.
+        super().__init__(one_line(message))
 
     def __reduce__(self) -> tuple[type[UserError], tuple[str]]:
         # click's own constructor signature makes the default pickling fail between worker and agent.

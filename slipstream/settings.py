@@ -79,7 +79,10 @@ class Settings:
     @classmethod
     def from_dict(cls, data: object) -> Self:
         """Build from nested dictionaries, as YAML or TOML give them; dates become text. Raises ``UserError``."""
-        return cls.from_json(json.dumps(data, default=str))
+        try:
+            return cls.from_json(json.dumps(data, default=str))
+        except RecursionError:
+            raise UserError(f"{cls.section or 'config'}: is nested more deeply than any setting") from None
 
     @classmethod
     def from_file(cls, path: Path) -> Self:
@@ -95,7 +98,7 @@ class Settings:
             raise UserError(f"{path}{where}: not valid YAML: {error.problem or error.context}") from None
         except json.JSONDecodeError as error:
             raise UserError(f"{path}, line {error.lineno}, column {error.colno}: not valid JSON: {error.msg}") from None
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        except (OSError, RecursionError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise UserError(f"{path}: cannot be read: {error}") from None
 
 
@@ -187,7 +190,8 @@ def path_of(section: str, place: Sequence[str | int]) -> str:
 
 
 def wrong(path: str, value: object, expected: str) -> UserError:
-    return UserError(f"{path}: {json.dumps(value, default=str)} is not allowed; expected {expected}")
+    told = json.dumps(value, default=str)
+    return UserError(f"{path}: {told if len(told) < 200 else told[:200] + '...'} is not allowed; expected {expected}")
 
 
 def unknown(section: str, key: str, names: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import reprlib
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -42,8 +43,13 @@ class FileRecord:
     blocks: list[str]
 
     def consistent(self) -> bool:
-        """Whether it has a size, and there are as many digests as blocks."""
-        return self.size >= 0 and self.block_bytes > 0 and len(self.blocks) == -(-self.size // self.block_bytes)
+        """Whether its fields are what their types say, and there are as many digests as blocks."""
+        whole = type(self.size) is int and type(self.block_bytes) is int and isinstance(self.sha256, str)
+        return (
+            (whole and isinstance(self.blocks, list) and all(isinstance(block, str) for block in self.blocks))
+            and (self.size >= 0 and self.block_bytes > 0)
+            and len(self.blocks) == -(-self.size // self.block_bytes)
+        )
 
 
 class HashingFile:
@@ -172,10 +178,10 @@ class Manifest:
         try:
             manifest = json.loads(raw)
             files = {name: FileRecord(**record) for name, record in manifest["files"].items()}
-            if not all(record.consistent() for record in files.values()):
+            if not all(record.consistent() for record in files.values()) or type(manifest["made_by"]) is not dict:
                 raise ValueError
             parsed = cls(manifest["kind"], manifest["format"], manifest["made_by"], files)
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise DamagedArtifact(f"{where}: not a manifest of this format") from None
         for name in files:
             check_name(name, where, DamagedArtifact)
@@ -205,7 +211,8 @@ class Artifact:
         files, stored = manifest.files, (manifest.kind, manifest.format)
         if stored != (kind, FORMAT):
             expected = f"{kind!r}, format {FORMAT}"
-            raise DamagedArtifact(f"{path}: holds {stored[0]!r}, format {stored[1]}; expected {expected}")
+            found = ", format ".join(map(reprlib.repr, stored))
+            raise DamagedArtifact(f"{path}: holds {found}; expected {expected}")
         for name, record in files.items():
             if only is not None and name not in only:
                 continue
@@ -234,7 +241,11 @@ class Artifact:
         return data
 
     def read_json(self, name: str) -> Any:
-        return json.loads(self.read_bytes(name))
+        """Raises ``DamagedArtifact``, also if the manifest vouches for what is no JSON."""
+        try:
+            return json.loads(self.read_bytes(name))
+        except (ValueError, RecursionError):
+            raise DamagedArtifact(f"{self.directory / name}: not JSON") from None
 
     def check(self) -> Artifact:
         """Verify all blocks and return the artifact itself. Raises ``DamagedArtifact``."""

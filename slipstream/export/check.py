@@ -13,10 +13,13 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from slipstream.one_line import one_line
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -34,6 +37,9 @@ OUTPUT = "output"
 class BadPackage(Exception):
     """The directory is no exported model, or not the one that was exported; the message names the file."""
 
+    def __init__(self, message: str) -> None:
+        super().__init__(one_line(message))
+
 
 def digest_line(manifest: bytes) -> str:
     """The content of ``manifest.sha256``."""
@@ -46,12 +52,23 @@ def check(directory: Path, key: Path | None = None) -> list[str]:
     lines = [f"digest     {hashlib.sha256((directory / MANIFEST).read_bytes()).hexdigest()}"]
     lines += check_signature(directory, key)
     lines.append(check_files(directory, manifest["files"]))
-    deployed = json.loads((directory / DEPLOYED).read_text(encoding="utf-8"))
-    lines.append(check_opset(directory / deployed["model"], deployed["opset"]))
-    lines.append(check_tensors(directory, deployed))
-    if deployed["raw"]:
-        lines.append(check_raw(directory, deployed))
+    with malformed(directory / DEPLOYED):
+        deployed = json.loads((directory / DEPLOYED).read_text(encoding="utf-8"))
+        lines.append(check_opset(directory / deployed["model"], deployed["opset"]))
+        lines.append(check_tensors(directory, deployed))
+        if deployed["raw"]:
+            lines.append(check_raw(directory, deployed))
     return lines
+
+
+@contextmanager
+def malformed(path: Path) -> Iterator[None]:
+    """Raise ``BadPackage`` for what is not of the form that an export writes. The manifest vouches for the bytes, which
+    another version may have written."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError) as error:
+        raise BadPackage(f"{path}: not what an export of this version writes ({error!r:.200})") from None
 
 
 # The files
@@ -69,7 +86,8 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     try:
         manifest = json.loads(raw)
         if (manifest["kind"], manifest["format"]) != ("export", 1) or not isinstance(manifest["files"], dict):
-            raise BadPackage(f"{path}: holds {manifest['kind']!r}, format {manifest['format']}; expected 'export', 1")
+            found = f"{manifest['kind']!r:.40}, format {manifest['format']!r:.40}"
+            raise BadPackage(f"{path}: holds {found}; expected 'export', 1")
     except (ValueError, KeyError, TypeError):
         raise BadPackage(f"{path}: not the manifest of an exported model") from None
     return manifest
@@ -87,6 +105,12 @@ def files_below(directory: Path) -> set[str]:
 
 
 def check_files(directory: Path, records: Mapping[str, Mapping[str, object]]) -> str:
+    """Compare the files with their ``records`` in the manifest."""
+    with malformed(directory / MANIFEST):
+        return compare_files(directory, records)
+
+
+def compare_files(directory: Path, records: Mapping[str, Mapping[str, object]]) -> str:
     there = files_below(directory)
     for name, record in records.items():
         # Only names that were found here: a manifest may also list ../../etc/passwd.

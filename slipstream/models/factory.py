@@ -13,6 +13,7 @@ import hashlib
 import importlib
 import inspect
 import math
+import reprlib
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -197,7 +198,7 @@ def build(
         raise
     except Exception as error:
         setting = "arguments" if arguments else "name"
-        call = f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
+        call = f"{name}({', '.join(f'{key}={reprlib.repr(value)}' for key, value in arguments.items())})"
         raise UserError(f"model.{setting}: {call} raised {type(error).__name__}: {error}") from error
     if not isinstance(model, nn.Module):
         raise UserError(f"model.name: {name} returned {type(model).__name__}; expected a torch.nn.Module")

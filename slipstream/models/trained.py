@@ -11,6 +11,7 @@ imported and called only if the user's own configuration names it, too: :meth:`T
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,10 +19,11 @@ from typing import Annotated, NamedTuple
 
 import torch
 from pydantic import Field
+from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
-from slipstream.artifacts.format import Artifact, ArtifactWriter
+from slipstream.artifacts.format import Artifact, ArtifactWriter, DamagedArtifact
 from slipstream.artifacts.prepared.data import Signature
 from slipstream.artifacts.records import read_record, write_record
 from slipstream.artifacts.results.training import HISTORY, KIND, History
@@ -166,11 +168,19 @@ class TrainedModel:
         return cls(artifact, architecture)
 
     def load(self, which: str = "best") -> Predictor:
-        """The model with its ``best`` or ``last`` weights, in evaluation mode, on the CPU."""
+        """The model with its ``best`` or ``last`` weights, in evaluation mode, on the CPU. Raises ``DamagedArtifact``
+        if they are not this model's."""
         predictor = self.architecture.empty()
         # Parameters without memory become the tensors of the file.
         unfilled = any(parameter.is_meta for parameter in predictor.parameters())
-        predictor.load_state_dict(load(self.artifact.read_bytes(f"{which}.safetensors")), assign=unfilled)
+        file = f"{which}.safetensors"
+        try:
+            predictor.load_state_dict(load(self.artifact.read_bytes(file)), assign=unfilled)
+        except (SafetensorError, RuntimeError) as error:
+            why = textwrap.shorten(str(error), 200)
+            raise DamagedArtifact(
+                f"{self.artifact.directory / file}: not the weights of the model in {MODEL} ({why})"
+            ) from None
         return predictor.eval()
 
     @property

@@ -147,7 +147,11 @@ class PreparedData:
     def open(cls, directory: Path) -> PreparedData:
         """Raises ``DamagedArtifact`` unless the directory holds complete prepared data."""
         artifact = Artifact.open(directory, KIND)
-        return cls(artifact, read_record(artifact, SIGNATURE, Signature))
+        signature = read_record(artifact, SIGNATURE, Signature)
+        for name, file in artifact.files.items():
+            if name.endswith(".rows") and file.size % signature.record.itemsize:
+                raise DamagedArtifact(f"{directory / name}: {file.size} bytes are not whole rows of {SIGNATURE}")
+        return cls(artifact, signature)
 
     def segments(self, split: str) -> list[str]:
         """The file names of a split's segments and their parts, in order."""

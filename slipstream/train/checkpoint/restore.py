@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from slipstream.artifacts.format import FORMAT, MANIFEST, Artifact, DamagedArtifact, FileRecord
+from slipstream.artifacts.format import FORMAT, MANIFEST, Artifact, DamagedArtifact, FileRecord, Manifest
 from slipstream.artifacts.homes import Holder
 from slipstream.distributed.process_group import Peers
 from slipstream.errors import UserError
@@ -27,7 +27,6 @@ from slipstream.storage import (
     ObjectInfo,
     Storage,
     StorageUnavailable,
-    check_name,
     read_range,
     stat_object,
     storage_for,
@@ -183,14 +182,18 @@ class ResumePolicy:
         ours = name.attempt == self.attempt or (run and made_by.get("run") == run)
         return self.resume != "never" or bool(ours)
 
-    def check(self, candidate: Candidate, manifest: Mapping[str, Any]) -> None:
-        """Raise ``UserError`` if its identity or format is another, ``SkippedCheckpoint`` if it is to be ignored."""
-        made_by = manifest["made_by"]
+    def check(self, candidate: Candidate, manifest: Manifest) -> None:
+        """Raise ``UserError`` if its identity or format is another, ``SkippedCheckpoint`` if it is to be ignored, and
+        ``DamagedArtifact`` if it does not say what a checkpoint's does."""
+        made_by, written_by = manifest.made_by, manifest.format
+        content, place = made_by.get("content", 0), (made_by.get("step"), type(made_by.get("world")))
+        if not isinstance(written_by, int) or not isinstance(content, int) or place != (candidate.name.step, int):
+            raise DamagedArtifact(f"{candidate.uri}/{MANIFEST}: not the manifest of a checkpoint of this step")
         if not self.uses(candidate.name, made_by):
             raise SkippedCheckpoint
-        if manifest["format"] > FORMAT or made_by.get("content", 0) > CONTENT:
+        if written_by > FORMAT or content > CONTENT:
             raise UserError(
-                f"{candidate.uri}: written by a newer version of this project (content {made_by.get('content')}, we "
+                f"{candidate.uri}: written by a newer version of this project (content {content}, we "
                 f"know {CONTENT}); update, or start afresh with training.resume=never"
             )
         difference = first_difference(
@@ -287,23 +290,15 @@ def download(candidate: Candidate, policy: ResumePolicy, temporary: str) -> str:
     policy skips the checkpoint."""
     storage, target = candidate.storage, Path(temporary)
     path = storage.get(f"{candidate.name}/{MANIFEST}", target)
+    manifest = Manifest.parse(path.read_bytes(), f"{candidate.uri}/{MANIFEST}")
     try:
-        manifest = json.loads(path.read_bytes())
-        sizes = {
-            check_name(file, f"{candidate.uri}/{MANIFEST}", DamagedArtifact): int(record["size"])
-            for file, record in manifest["files"].items()
-        }
         policy.check(candidate, manifest)
     except SkippedCheckpoint:
         return ""
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise DamagedArtifact(f"{candidate.uri}/{MANIFEST}: not a manifest of this format") from None
-    for file, size in sizes.items():
+    for file, record in manifest.files.items():
         if holds_tensors(file) and candidate.uri.startswith(STORES):
             with (path.parent / file).open("xb") as empty:
-                empty.truncate(size)  # takes up no space until its bytes are written
+                empty.truncate(record.size)  # takes up no space until its bytes are written
         else:
             storage.get(f"{candidate.name}/{file}", target)
     return str(path.parent)
