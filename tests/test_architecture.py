@@ -17,6 +17,7 @@ BASE = ERRORS | {"settings"}
 FOUNDATIONS = BASE | {
     "stages",
     "logs",
+    "one_line",
     "text_table",
     "artifacts",
     "storage",
@@ -29,7 +30,8 @@ FOUNDATIONS = BASE | {
 }
 STAGES = ("prepare", "train", "evaluate", "compress", "export", "collectives")
 ALLOWED: dict[str, set[str]] = {
-    "errors": set(),
+    "one_line": set(),
+    "errors": {"one_line"},
     "logs": set(),
     "cron": set(),
     "text_table": set(),
@@ -141,6 +143,13 @@ def test_the_readme_is_read_at_once_and_names_what_is_there() -> None:
     assert pages == {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md")}
     tour = re.findall(r"^\d\. `([\w/]+\.py)`", readme, re.MULTILINE)
     assert len(tour) == 8 and all((ROOT / path).is_file() for path in tour)
+
+
+@pytest.mark.parametrize("document", [ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))], ids=str)
+def test_the_tests_that_a_document_names_are_there(document: Path) -> None:
+    named = re.findall(r"`(tests/[\w/.]+)`", document.read_text())
+    assert not [name for name in named if not (ROOT / name).exists()]
+    assert len(named) > 10 or document.name not in ("SECURITY.md", "guarantees.md")
 
 
 def test_tests_share_helpers_only_through_support() -> None:

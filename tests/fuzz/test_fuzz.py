@@ -32,8 +32,8 @@ from slipstream.promote.store import Registry, manifest_digest
 from slipstream.report.engine import build
 from slipstream.report.stage_results import Results
 from slipstream.settings import to_dict
-from tests.fuzz.mutations import changed_bytes, changed_json
 from tests.support.hostile_names import outside, target_among_others
+from tests.support.mutations import changed_bytes, changed_json
 from tests.support.network_profiles import network_profile
 from tests.support.packages import package
 from tests.support.report_runs import STAGES, results
