@@ -1,14 +1,10 @@
-"""The settings of the model, and a digest of the user's own model code."""
+"""The settings of the model."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from dataclasses import field
-from pathlib import Path
 from typing import Annotated
 
-import xxhash
 from pydantic import Field
 
 from slipstream.settings import Settings, settings
@@ -54,24 +50,3 @@ class TeachingConfig(Settings):
     temperature: Annotated[float, Field(gt=0)] = 2.0
     """What both models' logits are divided by before they are compared: more shows more of what the teacher finds
     unlikely. Not for regressions."""
-
-
-def fingerprint_model(config: ModelConfig) -> str:
-    """XXH3-128 of the factory's source file, without the modules that it imports; empty for the built-in models, or
-    if there is no such file."""
-    if not config.factory:
-        return ""
-    module = config.factory.partition(":")[0]
-    import_from_working_directory()
-    try:
-        spec = importlib.util.find_spec(module)
-    except (ImportError, ValueError):
-        return ""
-    origin = Path(spec.origin) if spec and spec.origin else None
-    return xxhash.xxh3_128_hexdigest(origin.read_bytes()) if origin and origin.is_file() else ""
-
-
-def import_from_working_directory() -> None:
-    """Put the working directory on the import path, as ``python -m`` does."""
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))

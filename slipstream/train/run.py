@@ -21,6 +21,7 @@ from slipstream.distributed.process_group import Group, meeting_store, process_g
 from slipstream.errors import Preempted
 from slipstream.logs import logger
 from slipstream.models.config import ModelConfig
+from slipstream.models.factory_code import model_code
 from slipstream.models.trained import write_trained
 from slipstream.settings import to_dict
 from slipstream.train.applied_tuning import AppliedTuning, agree_on_tuning
@@ -165,9 +166,11 @@ def identity(
 ) -> dict[str, object]:
     """What must equal the checkpoint's to resume it: everything that determines the result, but not how batches are
     divided into micro-batches and how often checkpoints are saved; and what of the tuner's result is applied."""
+    code = model_code(model)
     return {
         "data": data.artifact.fingerprint,
         "model": to_dict(model),
+        **({"model_code": code} if code else {}),
         "order": ORDER_VERSION,
         "training": lasting(training),
         **({"network": asdict(applied)} if applied else {}),
