@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import field
 from typing import Annotated
 
 from pydantic import Field
 
 from slipstream.settings import Settings, settings
+
+#: What numbers in arguments of models are, which have no types here: what JSON and Flyte's encoding hold.
+STORABLE = "finite numbers, integers of at most 64 bits"
 
 
 @settings
@@ -28,6 +32,8 @@ class ModelConfig(Settings):
     def check(self) -> None:
         if odd := next((name for name in self.arguments if not isinstance(name, str)), None):
             raise self.reject("arguments", f"names of keyword arguments, not {odd!r}")
+        if not all(map(is_storable, self.arguments.values())):
+            raise self.reject("arguments", STORABLE)
         builtin = ("auto", "mlp", "resnet", "transformer")
         module, colon, factory = self.name.partition(":")
         if self.name not in builtin and not (module and colon and factory.isidentifier()):
@@ -50,3 +56,12 @@ class TeachingConfig(Settings):
     temperature: Annotated[float, Field(gt=0)] = 2.0
     """What both models' logits are divided by before they are compared: more shows more of what the teacher finds
     unlikely. Not for regressions."""
+
+
+def is_storable(value: object) -> bool:
+    """Whether all numbers in an argument of a model are :data:`STORABLE`."""
+    if isinstance(value, dict | list | tuple):
+        return all(map(is_storable, value.values() if isinstance(value, dict) else value))
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return not isinstance(value, int) or -(2**63) <= value < 2**64
