@@ -166,11 +166,20 @@ class TrainedModel:
         return cls(artifact, architecture)
 
     def load(self, which: str = "best") -> Predictor:
-        """The model with its ``best`` or ``last`` weights, in evaluation mode, on the CPU."""
+        """The model with its ``best`` or ``last`` weights, in evaluation mode, on the CPU. Raises ``UserError`` if the
+        factory makes another model than it did."""
         predictor = self.architecture.empty()
         # Parameters without memory become the tensors of the file.
         unfilled = any(parameter.is_meta for parameter in predictor.parameters())
-        predictor.load_state_dict(load(self.artifact.read_bytes(f"{which}.safetensors")), assign=unfilled)
+        weights = load(self.artifact.read_bytes(f"{which}.safetensors"))
+        try:
+            predictor.load_state_dict(weights, assign=unfilled)
+        except RuntimeError as error:
+            _, first, *_ = str(error).splitlines()
+            raise UserError(
+                f"{self.artifact.directory}: its weights do not fit the model that {self.config.name} makes now "
+                f"({first.strip()[:200]}); expected the code that it was trained with"
+            ) from None
         return predictor.eval()
 
     @property
