@@ -11,6 +11,7 @@ no locks at all, nobody can tell what is left from what is used, and nothing is 
 
 from __future__ import annotations
 
+import errno
 import secrets
 import shutil
 import time
@@ -19,6 +20,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
+
+from slipstream.errors import UserError
 
 #: What a workspace and its lock are called, behind a name that they share.
 WORK, LOCK = ".work", ".lock"
@@ -40,6 +43,17 @@ def workspace(parent: Path) -> Iterator[Path]:
             yield directory
         finally:
             shutil.rmtree(directory, ignore_errors=True)
+
+
+def put_in_place(directory: Path, target: Path) -> None:
+    """Rename a finished directory to ``target`` on the same disk. Raises ``UserError`` if another process has made that
+    meanwhile."""
+    try:
+        directory.rename(target)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        raise UserError(f"{target}: another process has just made it; expected a directory that is not there") from None
 
 
 @contextmanager

@@ -15,7 +15,8 @@ import pytest
 from filelock import FileLock
 
 from slipstream.artifacts import workspaces
-from slipstream.artifacts.workspaces import LOCK, workspace
+from slipstream.artifacts.workspaces import LOCK, put_in_place, workspace
+from slipstream.errors import UserError
 
 #: Holds a workspace until its input ends. Its number is that of no process here, as in a container of its own.
 OWNER = """
@@ -115,3 +116,14 @@ for _ in range(60):
     processes = [subprocess.Popen(run, stderr=subprocess.PIPE, text=True) for _ in range(3)]
     assert [process.communicate(timeout=60)[1] for process in processes] == ["", "", ""]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_of_two_that_make_one_directory_the_second_neither_nests_nor_mixes(tmp_path: Path) -> None:
+    target = tmp_path / "model"
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).touch()
+    put_in_place(tmp_path / "first", target)
+    with pytest.raises(UserError, match="model: another process has just made it"):
+        put_in_place(tmp_path / "second", target)
+    assert [path.name for path in target.iterdir()] == ["first"]
