@@ -27,10 +27,6 @@ NEEDED: dict[type[Settings], dict[str, Any]] = {TransformerConfig: {"vocab_size"
 ABSURD = (-1, 2**31, 2**53, 2**63, 2**64, 10**400, 1.5, 1e300, True, False, math.nan, math.inf, -math.inf, "3", None)
 
 
-def shown(value: object) -> str:
-    return f"{type(value).__name__} {str(value)[:20]}"
-
-
 def settings_classes(base: type[Settings] = Settings) -> Iterator[type[Settings]]:
     for each in base.__subclasses__():
         if each.__module__.partition(".")[0] in ("slipstream", "workflows"):
@@ -69,23 +65,23 @@ def refusal(cls: type[Settings], name: str, value: object) -> str:
 
 
 @pytest.mark.parametrize(("cls", "name", "listed"), numbers(int))
-@pytest.mark.parametrize("value", ABSURD, ids=shown)
-def test_an_integer(cls: type[Settings], name: str, listed: bool, value: object) -> None:
-    message = refusal(cls, name, [value] if listed else value)
+def test_an_integer(cls: type[Settings], name: str, listed: bool) -> None:
     largest = LARGEST_SEED if name == "seed" else LARGEST
-    if type(value) is int and 0 <= value <= largest and not message:
-        return
-    assert message, "it was accepted"
-    path = f"{cls.section}.{name}".removeprefix(".") + ("[0]" if listed and value is not None else "")
-    assert re.match(re.escape(path) + r"(\[0\])?: .* is not allowed; expected ", message), message
-    assert "\n" not in message and len(message) < 300
+    for value in ABSURD:
+        message = refusal(cls, name, [value] if listed else value)
+        if type(value) is int and 0 <= value <= largest and not message:
+            continue
+        assert message, f"{value} was accepted"
+        path = f"{cls.section}.{name}".removeprefix(".") + ("[0]" if listed else "")
+        assert re.match(re.escape(path) + ": .* is not allowed; expected ", message), message
+        assert "\n" not in message and len(message) < 300
 
 
 @pytest.mark.parametrize(("cls", "name", "listed"), numbers(float))
-@pytest.mark.parametrize("value", (True, math.nan, math.inf, -math.inf, "3", 10**400), ids=shown)
-def test_a_number(cls: type[Settings], name: str, listed: bool, value: object) -> None:
-    message = refusal(cls, name, [value] if listed else value)
-    assert message.startswith(f"{cls.section}.{name}") and "\n" not in message and len(message) < 300, message
+def test_a_number(cls: type[Settings], name: str, listed: bool) -> None:
+    for value in (True, math.nan, math.inf, -math.inf, "3", 10**400):
+        message = refusal(cls, name, [value] if listed else value)
+        assert message.startswith(f"{cls.section}.{name}") and "\n" not in message and len(message) < 300, message
 
 
 def test_every_integer_has_a_largest_value_that_its_schema_says() -> None:
