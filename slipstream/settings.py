@@ -14,29 +14,68 @@ import inspect
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import Field, asdict, field
+from contextlib import suppress
+from dataclasses import Field as DataclassField
+from dataclasses import asdict, field
 from functools import wraps
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar, dataclass_transform
 
 import pydantic.dataclasses
 import yaml
-from pydantic import ConfigDict, TypeAdapter, ValidationError, model_validator
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from pydantic_core import ArgsKwargs
 
 from slipstream.errors import UserError
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 Schema = dict[str, Any]
+#: The largest integers: what Flyte, Kubernetes and the libraries below take as a count, and what JSON's numbers, which
+#: many programs read as floating-point ones, hold exactly.
+LARGEST, LARGEST_SEED = 2**31 - 1, 2**53 - 1
+#: Characters of a value that a message shows.
+SHOWN = 100
+Natural = Annotated[int, Field(ge=0, le=LARGEST)]
+Positive = Annotated[int, Field(ge=1, le=LARGEST)]
+Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
 
 
 class Yaml(yaml.SafeLoader):
-    """YAML as editors and JSON Schema understand it: ``1e-3`` is a number, and a date is text (PyYAML: the reverse)."""
+    """YAML as editors and JSON Schema understand it: ``1e-3`` is a number, a date is text (PyYAML: the reverse), and a
+    mapping has each key once (PyYAML takes the last)."""
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        lines: dict[object, int] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                name, line = self.construct_object(key), key.start_mark.line + 1
+                if name in lines:
+                    raise TwiceError(name, f", line {line}", f", first in line {lines[name]}")
+                lines[name] = line
+        super().flatten_mapping(node)
 
 
 Yaml.add_constructor("tag:yaml.org,2002:timestamp", Yaml.construct_yaml_str)
 Yaml.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789"))
+
+
+class TwiceError(Exception):
+    """A mapping has a key twice."""
+
+    def __init__(self, key: object, where: str = "", before: str = "") -> None:
+        self.where = where
+        super().__init__(f"{key!r} is given twice{before}; expected it once")
+
+
+def each_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """The object of pairs in JSON."""
+    found: dict[str, object] = {}
+    for key, value in pairs:
+        if key in found:
+            raise TwiceError(key)
+        found[key] = value
+    return found
 
 
 class Settings:
@@ -44,7 +83,7 @@ class Settings:
 
     section: ClassVar[str] = ""
     if TYPE_CHECKING:  # :func:`settings` makes a dataclass of every subclass
-        __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+        __dataclass_fields__: ClassVar[dict[str, DataclassField[Any]]]
 
     @model_validator(mode="before")
     @classmethod
@@ -72,7 +111,11 @@ class Settings:
     def from_json(cls, text: str) -> Self:
         """Parse what the user wrote. Raises ``UserError`` with the path of the first setting that is wrong."""
         try:
+            with suppress(ValueError):  # which pydantic explains
+                json.loads(text, object_pairs_hook=each_once)
             return TypeAdapter(cls).validate_json(text)
+        except TwiceError as error:
+            raise UserError(str(error)) from None
         except ValidationError as error:
             raise explain(cls, error) from None
 
@@ -89,7 +132,13 @@ class Settings:
         """Read a YAML file, or JSON if it is not called so. Raises ``UserError``, with line and column if it can."""
         try:
             with path.open(encoding="utf-8") as file:
-                return cls.from_dict(yaml.load(file, Yaml) if path.suffix in (".yaml", ".yml") else json.load(file))
+                is_yaml = path.suffix in (".yaml", ".yml")
+                data = yaml.load(file, Yaml) if is_yaml else json.load(file, object_pairs_hook=each_once)
+            return cls.from_dict(data)
+        except UserError:
+            raise
+        except TwiceError as error:
+            raise UserError(f"{path}{error.where}: {error}") from None
         except FileNotFoundError:
             raise UserError(f"{path}: no such file; expected a YAML or JSON file of settings, or JSON itself") from None
         except yaml.MarkedYAMLError as error:
@@ -98,7 +147,7 @@ class Settings:
             raise UserError(f"{path}{where}: not valid YAML: {error.problem or error.context}") from None
         except json.JSONDecodeError as error:
             raise UserError(f"{path}, line {error.lineno}, column {error.colno}: not valid JSON: {error.msg}") from None
-        except (OSError, RecursionError, UnicodeDecodeError, yaml.YAMLError) as error:
+        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
             raise UserError(f"{path}: cannot be read: {error}") from None
 
 
@@ -190,8 +239,9 @@ def path_of(section: str, place: Sequence[str | int]) -> str:
 
 
 def wrong(path: str, value: object, expected: str) -> UserError:
-    told = json.dumps(value, default=str)
-    return UserError(f"{path}: {told if len(told) < 200 else told[:200] + '...'} is not allowed; expected {expected}")
+    text = json.dumps(value, default=str)
+    shown = text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
+    return UserError(f"{path}: {shown} is not allowed; expected {expected}")
 
 
 def unknown(section: str, key: str, names: Sequence[str]) -> str:
@@ -243,4 +293,8 @@ def limits_of(node: Schema) -> str:
         "maximum": "at most",
         "exclusiveMaximum": "less than",
     }
-    return " and ".join(f"{said} {node[limit]:g}" for limit, said in words.items() if limit in node)
+    return " and ".join(f"{said} {number(node[limit])}" for limit, said in words.items() if limit in node)
+
+
+def number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:g}"

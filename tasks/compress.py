@@ -65,7 +65,7 @@ def propose(  # noqa: PLR0913 - a Flyte task: promises go in one by one
     ``factory`` the one that the user's configuration names, if any.
     """
     from slipstream.compress import engine
-    from slipstream.models.config import fingerprint_model
+    from slipstream.models.factory_code import fingerprint_model
 
     work = work_on(trained, prepared, config, factory, seed)
     tried = judged(work, fine_tuned, runs, tried)

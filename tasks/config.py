@@ -50,7 +50,7 @@ def read_config(config: RunConfig, method: str = "") -> Sections:
     Raises ``UserError`` before anything else runs if the layout of the training does not fit its processes, or if a
     model that is made smaller is to be divided among them.
     """
-    from slipstream.models.config import fingerprint_model
+    from slipstream.models.factory_code import fingerprint_model
 
     placement, training, compression = current_profile().placement("train"), config.for_training(), config.compression
     if placement.processes:  # else as many as the machine has

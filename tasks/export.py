@@ -65,11 +65,11 @@ def describe_machine() -> str:
 @task(**on("export"))
 @map_errors
 def export(
-    trained: Trained, prepared: Prepared, config: ExportConfig, machine: str = "", factory: str = ""
+    trained: Trained, prepared: Prepared, config: ExportConfig, machine: str = "", factory: str = "", code: str = ""
 ) -> MadeExported:
     """Export the trained model to ONNX, quantise it, measure the variants and choose one. ``machine`` is what
     :func:`describe_machine` says of where this runs, ``factory`` the one that the user's configuration names, if
-    any."""
+    any, and ``code`` an input so that another state of its code makes another export of the same weights."""
 
     def make(directory: Path, key: str) -> Artifact:
         from slipstream.artifacts.prepared.streamed import open_prepared
@@ -82,8 +82,9 @@ def export(
             "code": code_version("export"),
             "trained": model.artifact.fingerprint,
             "prepared": data.artifact.fingerprint,
+            "model_code": code,
         }
         return engine.export(directory, model, data, config, made_by)
 
-    inputs = {"trained": trained, "prepared": prepared, "config": config, "factory": factory}
+    inputs = {"trained": trained, "prepared": prepared, "config": config, "factory": factory, "code": code}
     return MadeExported(*run_stage("export", inputs, make))

@@ -49,6 +49,7 @@ def run_stages(data: str, target: str, config: RunConfig) -> dict[str, Any]:
         config=sections.export,
         machine=describe_machine(),
         factory=sections.factory,
+        code=sections.model_code,
     )
     # An element of a map task may fail: a finished training is not lost because its network could not be measured.
     networks = map_task(benchmark_collectives, min_success_ratio=0.0)(config=[sections.collectives])
@@ -120,6 +121,7 @@ def export_model(model: str, data: str, config: RunConfig = RunConfig()) -> Expo
         config=sections.export,
         machine=describe_machine(),
         factory=sections.factory,
+        code=sections.model_code,
     )
     return report_export(exported=exported.artifact, stages=[exported.run])
 

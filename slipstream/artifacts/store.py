@@ -7,16 +7,15 @@ reports what was reused.
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from slipstream.artifacts.format import Artifact, DamagedArtifact, canonical_json
+from slipstream.artifacts.workspaces import workspace
 
 #: The store of a project on one machine.
 STORE = Path(".slipstream")
@@ -76,17 +75,9 @@ class Store:
             Path(lock.lock_file).unlink(missing_ok=True)
             lock.release()
 
-    @contextmanager
-    def workspace(self, stage: str) -> Iterator[Path]:
+    def workspace(self, stage: str) -> AbstractContextManager[Path]:
         """A fresh directory on the store's disk, removed afterwards unless it was published."""
-        parent = self.root / stage
-        parent.mkdir(parents=True, exist_ok=True)
-        sweep(parent)
-        directory = Path(tempfile.mkdtemp(prefix=f".{os.getpid()}-", dir=parent))
-        try:
-            yield directory
-        finally:
-            shutil.rmtree(directory, ignore_errors=True)
+        return workspace(self.root / stage)
 
     def publish(self, directory: Path, stage: str, key: str) -> Artifact:
         """Move a finished workspace to its entry, replacing a damaged one."""
@@ -102,21 +93,3 @@ class Store:
                 raise
         shutil.rmtree(self.checkpoints(stage, key), ignore_errors=True)
         return Artifact.open(target, stage)
-
-
-def sweep(parent: Path) -> None:
-    """Remove the workspaces of processes that no longer exist."""
-    for directory in parent.glob(".*-*"):
-        pid = directory.name[1:].split("-")[0]
-        if pid.isdigit() and not process_alive(int(pid)):
-            shutil.rmtree(directory, ignore_errors=True)
-
-
-def process_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
-from slipstream.settings import Settings, settings, to_dict
+from slipstream.settings import LARGEST, Settings, settings, to_dict
 
 Operation = Literal[
     "all_reduce",
@@ -49,18 +49,18 @@ class CollectivesConfig(Settings):
     """Measure all_gather and reduce_scatter within one buffer, too."""
     in_flight: list[Annotated[int, Field(ge=1, le=64)]] = field(default_factory=lambda: [1])
     """How many operations are started before the first is waited for, each number once."""
-    smallest: Annotated[int, Field(ge=64)] = 1 << 10
+    smallest: Annotated[int, Field(ge=64, le=LARGEST)] = 1 << 10
     """The first size, in bytes."""
-    largest: Annotated[int, Field(ge=64)] = 16 << 20
+    largest: Annotated[int, Field(ge=64, le=LARGEST)] = 16 << 20
     """The last size, in bytes."""
-    factor: Annotated[int, Field(ge=2)] = 8
+    factor: Annotated[int, Field(ge=2, le=LARGEST)] = 8
     """The factor between one size and the next."""
     budget: Annotated[float, Field(gt=0)] = 0.03
     """Seconds at most for each case (an operation at one size in one mode) in each launch; it ends before if the
     median is known to within 2 %."""
     launches: Annotated[int, Field(ge=1, le=100)] = 3
     """Fresh process groups that measure everything, one after another; intervals come from the spread between them."""
-    worlds: list[Annotated[int, Field(ge=2)]] = field(default_factory=list)
+    worlds: list[Annotated[int, Field(ge=2, le=LARGEST)]] = field(default_factory=list)
     """Smaller numbers of processes that are measured, too, each once: what the model says of more processes is then
     fitted to several numbers, and tested on each. They are taken from each host in turn."""
     pairs: bool = True

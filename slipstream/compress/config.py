@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from slipstream.models.config import TeachingConfig
-from slipstream.settings import Settings, settings
+from slipstream.models.config import STORABLE, TeachingConfig, is_storable
+from slipstream.settings import Natural, Settings, settings
 
 #: How many candidates are trained at most: the search halves what is left each time.
 ROUNDS = 4
@@ -32,7 +32,7 @@ class CompressionConfig(Settings):
     """Arguments of the smaller models for "distil", laid over those of the trained one, such as {"hidden": [96, 48]};
     of several the smallest that loses little enough is searched. Without any, the built-in models are made narrower,
     step by step."""
-    epochs: Annotated[int, Field(ge=0)] = 0
+    epochs: Natural = 0
     """The most passes over the training split for a smaller model; 0: as ``training.epochs``."""
     learning_rate: Annotated[float, Field(ge=0)] = 0.0
     """The largest learning rate for a smaller model; 0: as ``training.learning_rate``."""
@@ -46,6 +46,10 @@ class CompressionConfig(Settings):
 
     teaching: TeachingConfig = field(default_factory=TeachingConfig)
     """How much the smaller model learns from the trained one."""
+
+    def check(self) -> None:
+        if not is_storable(self.students):
+            raise self.reject("students", STORABLE)
 
     @property
     def searches(self) -> bool:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from slipstream.settings import Settings, settings
+from slipstream.settings import LARGEST, Settings, settings
 
 
 @settings
@@ -20,7 +20,7 @@ class ExportConfig(Settings):
     target: Literal["portable", "vnni"] = "portable"
     """The CPUs that INT8 variants are for: with "portable" their weights have 7 bits and every CPU computes the same
     numbers; "vnni" takes 8 bits, which x86 CPUs without VNNI would compute wrongly."""
-    calibration_rows: Annotated[int, Field(ge=16)] = 200
+    calibration_rows: Annotated[int, Field(ge=16, le=LARGEST)] = 200
     """Rows of the training split that calibrate the INT8 variants; with fewer than 16 none is calibrated."""
     max_loss: Annotated[float, Field(ge=0)] = 1.0
     """Points of accuracy (or percent of RMSE) that a variant may lose: the one-sided 95 % limit has to lie below."""
@@ -51,7 +51,7 @@ class ExportConfig(Settings):
     """Also write an INT8 file for TensorRT (symmetric, not timed) and the ``trtexec`` line that builds its engine."""
     seconds: Annotated[float, Field(gt=0)] = 20.0
     """About how long variants are made and timed, altogether."""
-    threads: Annotated[int, Field(ge=1)] = 1
+    threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """Threads of ONNX Runtime while it is measured."""
     licence: str = ""
     """The licence of the model, such as "Apache-2.0", which its files name."""

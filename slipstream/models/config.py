@@ -1,17 +1,17 @@
-"""The settings of the model, and a digest of the user's own model code."""
+"""The settings of the model."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
+import math
 from dataclasses import field
-from pathlib import Path
 from typing import Annotated
 
-import xxhash
 from pydantic import Field
 
 from slipstream.settings import Settings, settings
+
+#: What numbers in arguments of models are, which have no types here: what JSON and Flyte's encoding hold.
+STORABLE = "finite numbers, integers of at most 64 bits"
 
 
 @settings
@@ -32,6 +32,8 @@ class ModelConfig(Settings):
     def check(self) -> None:
         if odd := next((name for name in self.arguments if not isinstance(name, str)), None):
             raise self.reject("arguments", f"names of keyword arguments, not {odd!r}")
+        if not all(map(is_storable, self.arguments.values())):
+            raise self.reject("arguments", STORABLE)
         builtin = ("auto", "mlp", "resnet", "transformer")
         module, colon, factory = self.name.partition(":")
         if self.name not in builtin and not (module and colon and factory.isidentifier()):
@@ -56,22 +58,10 @@ class TeachingConfig(Settings):
     unlikely. Not for regressions."""
 
 
-def fingerprint_model(config: ModelConfig) -> str:
-    """XXH3-128 of the factory's source file, without the modules that it imports; empty for the built-in models, or
-    if there is no such file."""
-    if not config.factory:
-        return ""
-    module = config.factory.partition(":")[0]
-    import_from_working_directory()
-    try:
-        spec = importlib.util.find_spec(module)
-    except (ImportError, ValueError):
-        return ""
-    origin = Path(spec.origin) if spec and spec.origin else None
-    return xxhash.xxh3_128_hexdigest(origin.read_bytes()) if origin and origin.is_file() else ""
-
-
-def import_from_working_directory() -> None:
-    """Put the working directory on the import path, as ``python -m`` does."""
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+def is_storable(value: object) -> bool:
+    """Whether all numbers in an argument of a model are :data:`STORABLE`."""
+    if isinstance(value, dict | list | tuple):
+        return all(map(is_storable, value.values() if isinstance(value, dict) else value))
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return not isinstance(value, int) or -(2**63) <= value < 2**64

@@ -29,7 +29,8 @@ from torch.utils._pytree import tree_leaves
 
 from slipstream.artifacts.prepared.data import Signature
 from slipstream.errors import UserError
-from slipstream.models.config import ModelConfig, import_from_working_directory
+from slipstream.models.config import ModelConfig
+from slipstream.models.factory_code import import_from_working_directory
 from slipstream.models.pruning import Retained, prune
 from slipstream.models.tables_and_images import MLP, ResNet
 from slipstream.models.transformer import Transformer

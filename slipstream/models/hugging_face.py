@@ -14,6 +14,7 @@ import click
 from safetensors.torch import save
 
 from slipstream.artifacts.prepared.token_rows import tokenizer_files
+from slipstream.artifacts.workspaces import put_in_place
 from slipstream.errors import UserError
 from slipstream.models.trained import TrainedModel, UntrustedFactory
 from slipstream.models.transformer import Transformer
@@ -62,4 +63,4 @@ def main(trained: Path, output: Path, which: str, tokenizer: Path | None) -> Non
             (partial / name).write_bytes(content)
         for path in more:
             shutil.copyfile(path, partial / path.name)
-        partial.rename(output)
+        put_in_place(partial, output)

@@ -11,7 +11,6 @@ imported and called only if the user's own configuration names it, too: :meth:`T
 from __future__ import annotations
 
 import json
-import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -169,17 +168,22 @@ class TrainedModel:
 
     def load(self, which: str = "best") -> Predictor:
         """The model with its ``best`` or ``last`` weights, in evaluation mode, on the CPU. Raises ``DamagedArtifact``
-        if they are not this model's."""
+        if the file does not hold weights, ``UserError`` if the factory makes another model than it did."""
         predictor = self.architecture.empty()
         # Parameters without memory become the tensors of the file.
         unfilled = any(parameter.is_meta for parameter in predictor.parameters())
         file = f"{which}.safetensors"
         try:
-            predictor.load_state_dict(load(self.artifact.read_bytes(file)), assign=unfilled)
-        except (SafetensorError, RuntimeError) as error:
-            why = textwrap.shorten(str(error), 200)
-            raise DamagedArtifact(
-                f"{self.artifact.directory / file}: not the weights of the model in {MODEL} ({why})"
+            weights = load(self.artifact.read_bytes(file))
+        except SafetensorError as error:
+            raise DamagedArtifact(f"{self.artifact.directory / file}: does not hold weights: {error}") from None
+        try:
+            predictor.load_state_dict(weights, assign=unfilled)
+        except RuntimeError as error:
+            _, first, *_ = str(error).splitlines()
+            raise UserError(
+                f"{self.artifact.directory}: its weights do not fit the model that {self.config.name} makes now "
+                f"({first.strip()[:200]}); expected the code that it was trained with"
             ) from None
         return predictor.eval()
 

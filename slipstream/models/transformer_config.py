@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from slipstream.errors import UserError
-from slipstream.settings import Settings, settings
+from slipstream.settings import LARGEST, Natural, Positive, Settings, settings
 
 Family = Literal["llama", "mistral", "qwen2", "qwen3"]
 ARCHITECTURES: dict[str, str] = {
@@ -30,7 +30,7 @@ class RopeScaling(Settings):
     """ "default" scales nothing; "llama3" is Llama 3's way, by the settings below."""
     factor: Annotated[float, Field(ge=1)] = 8.0
     """By how much low frequencies are divided."""
-    original_max_position_embeddings: Annotated[int, Field(ge=1)] = 8192
+    original_max_position_embeddings: Positive = 8192
     """The context, in tokens, for which the model was trained before."""
     low_freq_factor: Annotated[float, Field(gt=0)] = 1.0
     """Waves longer than the original context divided by this are scaled."""
@@ -48,23 +48,23 @@ class TransformerConfig(Settings):
 
     section = "model.arguments"
 
-    vocab_size: Annotated[int, Field(ge=2)]
+    vocab_size: Annotated[int, Field(ge=2, le=LARGEST)]
     """Number of token ids."""
     model_type: Family = "llama"
     """The family: "qwen2" has biases at queries, keys and values, "qwen3" normalises queries and keys."""
-    hidden_size: Annotated[int, Field(ge=1)] = 256
+    hidden_size: Positive = 256
     """Width of the hidden states."""
-    intermediate_size: Annotated[int, Field(ge=1)] = 688
+    intermediate_size: Positive = 688
     """Width of the feed-forward layers."""
-    num_hidden_layers: Annotated[int, Field(ge=1)] = 4
+    num_hidden_layers: Positive = 4
     """Number of blocks."""
-    num_attention_heads: Annotated[int, Field(ge=1)] = 8
+    num_attention_heads: Positive = 8
     """Number of query heads."""
-    num_key_value_heads: Annotated[int, Field(ge=0)] = 0
+    num_key_value_heads: Natural = 0
     """Number of key and value heads; 0 means one per query head."""
-    head_dim: Annotated[int, Field(ge=0)] = 0
+    head_dim: Natural = 0
     """Size of a head; 0 means hidden_size / num_attention_heads."""
-    max_position_embeddings: Annotated[int, Field(ge=1)] = 2048
+    max_position_embeddings: Positive = 2048
     """The longest row of tokens."""
     rms_norm_eps: Annotated[float, Field(gt=0)] = 1e-5
     """Added to the mean square in normalisations."""

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from slipstream.settings import Settings, settings
+from slipstream.settings import Seed, Settings, settings
 
 
 @settings
@@ -22,7 +22,7 @@ class SplitConfig(Settings):
     """The share of rows by which training decides when to stop."""
     test: Annotated[float, Field(gt=0, lt=1)] = 0.15
     """The share of rows that the trained model is measured on."""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Seed = 0
     """Another seed holds out other rows."""
     validation_from: str = ""
     """With data.time: rows from this time on (ISO 8601), up to test_from, are the validation split. Empty: the latest
@@ -106,7 +106,7 @@ class DataConfig(Settings):
     feature, and no part of a row's content when that decides its split. Evaluation does not weigh."""
     task: Literal["auto", "classification", "regression"] = "auto"
     """What is learned: "auto" takes a text target, or a numeric one with few distinct whole values, as classes."""
-    image_size: list[Annotated[int, Field(ge=1)]] = field(default_factory=list)
+    image_size: list[Annotated[int, Field(ge=1, le=1 << 14)]] = field(default_factory=list)
     """The [height, width] that images as files are brought to. Empty: as they are, and they must then be alike."""
     image_channels: Literal[0, 1, 3] = 0
     """The channels that images as files are brought to: 1 grey, 3 RGB; 0 as they are, and they must then be alike."""

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from slipstream.errors import UserError
 from slipstream.machine.limits import parse_quantity
-from slipstream.settings import Settings, settings, to_dict
+from slipstream.settings import Natural, Positive, Settings, settings, to_dict
 
 #: What a container asks for GPUs by if its placement does not say otherwise; only these does Flyte know.
 NVIDIA = "nvidia.com/gpu"
@@ -53,9 +53,9 @@ class Placement(Settings):
 
     section = "profile"
 
-    nodes: Annotated[int, Field(ge=1)] = 1
+    nodes: Positive = 1
     """Pods at a time: the nodes of a process group; for prepare, those that share the work on a table."""
-    processes: Annotated[int, Field(ge=0)] = 1
+    processes: Natural = 1
     """Processes per node. 0 is one per GPU of the placement; if it names none, one per GPU of the machine on which it
     runs, or two without GPUs. That machine is known where the stage runs, so 0 goes with one node only."""
     cpu: str = "1"
@@ -78,12 +78,12 @@ class Placement(Settings):
     shared_gpu: Literal["", "time-slicing", "mps"] = ""
     """How a GPU is shared with other pods, as ``nvidia.com/gpu.shared`` (the device plugin's ``renameByDefault``; name
     it in gpu_resource where it is switched off). A share of its memory is guaranteed by "mps" only."""
-    groups: list[int] = field(default_factory=list)
+    groups: list[Natural] = field(default_factory=list)
     """Supplementary groups by number: on AMD nodes those of ``video`` and ``render``."""
 
     shared_memory: str = ""
     """Size of /dev/shm, which counts as memory; empty leaves the container's default, 64 MiB."""
-    efa: Annotated[int, Field(ge=0)] = 0
+    efa: Natural = 0
     """Elastic Fabric Adapters (AWS) per pod."""
     rdma: dict[str, str] = field(default_factory=dict)
     """RDMA devices by the resource name of the cluster's plugin, with their number; adds the capability IPC_LOCK."""
@@ -96,15 +96,15 @@ class Placement(Settings):
     interruptible: bool = False
     preemptions_per_day: Annotated[float, Field(ge=0)] = 0.0
     """How often one pod is preempted on average: sizes ``retries`` where they are not set."""
-    retries: Annotated[int, Field(ge=0)] = 0
+    retries: Natural = 0
     """Flyte's budget for user failures. If it is not set and preemptions_per_day is: enough for 99 of 100 executions
     that take as long as they may, and two for other causes."""
-    restarts: Annotated[int, Field(ge=0)] = 0
+    restarts: Natural = 0
     """How often a process group whose worker died is started again in the same pods, before that costs a retry."""
-    timeout_minutes: Annotated[int, Field(ge=1)] = 60
+    timeout_minutes: Positive = 60
     """Of one attempt, from its creation: time in which its pods are Pending counts. The stage as a whole ends after
     twice as long over all its attempts, whatever retries are left."""
-    grace_seconds: Annotated[int, Field(ge=1)] = 30
+    grace_seconds: Positive = 30
     """From SIGTERM to SIGKILL. Training saves within it."""
     notices: Literal["none", "auto", "aws", "gcp", "azure"] = "none"
     """Whose preemption notices a process watches for; "auto" finds the cloud by asking its metadata server."""

@@ -19,6 +19,7 @@ import click
 
 from slipstream.artifacts.format import MANIFEST, DamagedArtifact
 from slipstream.artifacts.records import from_json, to_json
+from slipstream.artifacts.workspaces import put_in_place
 from slipstream.errors import UserError
 from slipstream.export.check import SIGNATURE, BadPackage, check_files, read_manifest
 from slipstream.export.package.sign import sign
@@ -148,5 +149,5 @@ def main(registry: str, fetch: Path | None) -> None:
             raise UserError(f"--fetch: {fetch} is there already; expected a directory that is not")
         fetch.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=fetch.parent, prefix=".fetch-") as scratch:
-            shutil.move(models.fetch(history[-1], Path(scratch, "model")), fetch)
+            put_in_place(models.fetch(history[-1], Path(scratch, "model")), fetch)
         click.echo(f"in service: {fetch}")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 import shutil
 from collections.abc import Callable
 from datetime import datetime
@@ -11,7 +9,7 @@ from pathlib import Path
 
 from slipstream.artifacts.format import MANIFEST, Artifact, link_or_copy
 from slipstream.artifacts.results.export import DIGEST, digest_line
-from slipstream.artifacts.store import sweep
+from slipstream.artifacts.workspaces import workspace
 
 #: What the directory of a run holds.
 REPORT, MODEL, SUMMARY, PREPARED = "report.html", "model", "summary.json", "prepared"
@@ -26,15 +24,9 @@ def new_run(runs: Path, fill: Callable[[Path, datetime], None]) -> Path:
     ``fill`` writes into a hidden directory beside it, which is renamed when it is complete and removed if it fails.
     """
     now = datetime.now()
-    runs.mkdir(parents=True, exist_ok=True)
-    sweep(runs)
-    partial = runs / f".{os.getpid()}-{secrets.token_hex(4)}"
-    try:
-        partial.mkdir()
+    with workspace(runs) as partial:
         fill(partial, now)
         return rename_to_free(partial, runs / now.strftime("%Y-%m-%dT%H-%M-%S"))
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def rename_to_free(directory: Path, wanted: Path) -> Path:

@@ -21,6 +21,7 @@ from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.profiles.profile import current_profile
 from slipstream.storage import STORES
+from slipstream.train.checkpoint.home import Superseded
 from slipstream.train.checkpoint.lease import wait_for_others
 from slipstream.train.run import identity, run
 from slipstream.train.setup import TrainingRequest
@@ -51,6 +52,8 @@ def is_finished(output: Path, made_by: Mapping[str, object]) -> bool:
         return False
     with suppress(DamagedArtifact):
         if canonical_json(Artifact.open(output, KIND).made_by) == canonical_json(made_by):
+            if os.environ.get("RANK", "0") == "0":
+                LOG.info("%s is the model of this training already; remove it to train again", output)
             return True
     raise UserError(f"{output}: holds an artifact already; choose another OUTPUT or remove it")
 
@@ -71,14 +74,13 @@ def main(prepared: str, output: Path, config: Path | None) -> None:
     with local_prepared_data(prepared) as directory:
         made_by = {"command": "slipstream.train", **identity(PreparedData.open(directory), settings.model, training)}
         if is_finished(output, made_by):
-            if os.environ.get("RANK", "0") == "0":
-                LOG.info("%s is the model of this training already; remove it to train again", output)
             return
         home = training.checkpoint_uri or f"{output}.checkpoints"
         # The agent's run id, so that restarted workers belong to the same run; "none" if it has none.
         run_id = os.environ.get("TORCHELASTIC_RUN_ID", "").removeprefix("none")
         holder = Holder(run_id, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
-        wait_for_others(home, holder, training.when_held)
+        if wait_for_others(home, holder, training.when_held) and is_finished(output, made_by):
+            return
         request = TrainingRequest(
             prepared=directory,
             model=settings.model,
@@ -90,6 +92,9 @@ def main(prepared: str, output: Path, config: Path | None) -> None:
         )
         try:
             run(request)
+        except Superseded as error:
+            # Begun in the same moment, so that neither saw the other one.
+            raise UserError(f"{error}; start again to wait for the other one") from None
         except Exception as error:
             if mendable := explained(error):
                 raise mendable from None

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, get_type_hints
 
 from pydantic import Field
 
-from slipstream.settings import Settings, settings, to_dict
+from slipstream.settings import Natural, Positive, Seed, Settings, settings, to_dict
 from slipstream.train.parallel.config import GradientsConfig, ParallelConfig
 
 #: Marks a setting that may be another when a training is resumed: it does not decide the result, or only by rounding.
@@ -22,7 +22,7 @@ class StepProfileConfig(Settings):
 
     section = "training.profile"
 
-    steps: Annotated[int, Field(ge=0)] = 0
+    steps: Natural = 0
     """Steps of which the report shows the operations and has a trace, from the sixth on; 0 means none."""
 
 
@@ -32,13 +32,13 @@ class TrainingConfig(Settings):
 
     section = "training"
 
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Seed = 0
     """Decides the initial weights, the order of the samples and the dropout."""
-    epochs: Annotated[int, Field(ge=1)] = 20
+    epochs: Positive = 20
     """The most passes over the training split."""
-    batch_size: Annotated[int, Field(ge=1)] = 256
+    batch_size: Positive = 256
     """Samples per optimiser step, over all processes."""
-    accumulation: Annotated[int, Field(ge=1), MAY_CHANGE] = 1
+    accumulation: Annotated[Positive, MAY_CHANGE] = 1
     """Pieces into which each process cuts its share of a batch, to save memory."""
     learning_rate: Annotated[float, Field(gt=0)] = 2e-3
     """The largest learning rate, at the end of the warm-up."""
@@ -62,13 +62,13 @@ class TrainingConfig(Settings):
     ema: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Decay per step of an exponential moving average of the weights, which is then what is evaluated and kept as the
     trained model; 0 switches it off."""
-    skip_nonfinite: Annotated[int, Field(ge=0), MAY_CHANGE] = 3
+    skip_nonfinite: Annotated[Natural, MAY_CHANGE] = 3
     """Steps in a row that are skipped as their loss or gradient is non-finite; one more rolls back to a checkpoint."""
-    evaluate_every: Annotated[int, Field(ge=0)] = 0
+    evaluate_every: Natural = 0
     """Steps between evaluations; 0 means once an epoch."""
-    patience: Annotated[int, Field(ge=0)] = 5
+    patience: Natural = 5
     """Evaluations without improvement after which training stops; 0 switches it off."""
-    checkpoint_every: Annotated[int, Field(ge=0), MAY_CHANGE] = 0
+    checkpoint_every: Annotated[Natural, MAY_CHANGE] = 0
     """Steps between checkpoints. Without this and the next two: once an epoch."""
     checkpoint_seconds: Annotated[float, Field(ge=0), MAY_CHANGE] = 0.0
     """Instead: seconds between checkpoints."""
@@ -79,7 +79,7 @@ class TrainingConfig(Settings):
     place that every attempt and execution of the same training finds, and that is emptied after the end."""
     resume: Annotated[Literal["auto", "never"], MAY_CHANGE] = "auto"
     """Whether to resume from a checkpoint of another execution: "never" leaves those alone."""
-    repetition: Annotated[int, Field(ge=0)] = 0
+    repetition: Natural = 0
     """Another number is another training: it begins afresh, and neither Flyte's cache nor older checkpoints count."""
     when_held: Annotated[Literal["wait", "refuse"], MAY_CHANGE] = "wait"
     """What to do while another execution is at work on the same training: wait for it, or end with an error."""

@@ -21,13 +21,14 @@ from slipstream.distributed.process_group import Group, meeting_store, process_g
 from slipstream.errors import Preempted
 from slipstream.logs import logger
 from slipstream.models.config import ModelConfig
+from slipstream.models.factory_code import model_code
 from slipstream.models.trained import write_trained
 from slipstream.settings import to_dict
 from slipstream.train.applied_tuning import AppliedTuning, agree_on_tuning
 from slipstream.train.checkpoint.home import Retention
 from slipstream.train.checkpoint.manager import Checkpoints, Restored
 from slipstream.train.checkpoint.restore import ResumePolicy, newest_identity
-from slipstream.train.checkpoint.state import seed_generators
+from slipstream.train.checkpoint.state import generator_seed, seed_generators
 from slipstream.train.config import TrainingConfig, lasting
 from slipstream.train.data_loader import stored_blocks
 from slipstream.train.data_order import ORDER_VERSION, GlobalOrder
@@ -74,7 +75,7 @@ def run(request: TrainingRequest) -> None:
         state = setup.state()
         # From here on only dropout and the like draw random numbers, different ones on each rank. A user's model may
         # also draw from Python's and NumPy's generators, so these are seeded too.
-        seed_generators(training.seed * 1_000_003 + setup.layout.data_rank + 1)
+        seed_generators(generator_seed(training.seed, setup.layout.data_rank))
         clock = clock_of(group.device)
         interval = interval_of(training, setup.data)
         policy = ResumePolicy(
@@ -165,9 +166,11 @@ def identity(
 ) -> dict[str, object]:
     """What must equal the checkpoint's to resume it: everything that determines the result, but not how batches are
     divided into micro-batches and how often checkpoints are saved; and what of the tuner's result is applied."""
+    code = model_code(model)
     return {
         "data": data.artifact.fingerprint,
         "model": to_dict(model),
+        **({"model_code": code} if code else {}),
         "order": ORDER_VERSION,
         "training": lasting(training),
         **({"network": asdict(applied)} if applied else {}),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -53,15 +52,6 @@ def test_unfinished_work_is_never_published_and_leaves_nothing(tmp_path: Path) -
         (directory / "half").write_bytes(b"written")
         store.publish(directory, "stage", "k")
     assert list((tmp_path / "stage").iterdir()) == []
-
-
-def test_what_a_killed_process_left_is_swept_and_what_a_living_one_holds_is_not(tmp_path: Path) -> None:
-    dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
-    left, held = tmp_path / f"stage/.{int(dead.stdout)}-x", tmp_path / f"stage/.{os.getpid()}-y"
-    left.mkdir(parents=True)
-    held.mkdir()
-    with Store(tmp_path).workspace("stage"):
-        assert not left.exists() and held.exists()
 
 
 def test_of_two_processes_with_the_same_work_the_first_to_finish_wins(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from flytekit.types.directory import FlyteDirectory
 
-from slipstream.artifacts.format import Artifact
+from slipstream.artifacts.format import Artifact, ArtifactWriter
+from slipstream.export import engine
 from slipstream.export.config import ExportConfig
 from tasks.evaluate import evaluate
 from tasks.export import export
@@ -38,3 +39,16 @@ def test_tasks_make_then_reuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert (first.run.name, first.run.reused, second.run.reused) == (kind, False, True)
         assert fingerprint(first, kind) == fingerprint(second, kind)
     assert not export(**inputs, config=ExportConfig(calibration_rows=60, seconds=2.0)).run.reused
+
+
+def test_the_same_weights_with_other_code_are_another_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ``export_model`` sees them after an edit of the user's model."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        engine, "export", lambda directory, *given: ArtifactWriter(directory).finish("export", given[-1])
+    )
+    data = table(tmp_path / "data", "regression")
+    trained, prepared = untrained(tmp_path / "trained", data).directory, data.artifact.directory
+    inputs = {"trained": FlyteDirectory(str(trained)), "prepared": FlyteDirectory(str(prepared))}
+    reused = [export(**inputs, config=ExportConfig(), code=code).run.reused for code in ("a", "a", "b")]
+    assert reused == [False, True, False]

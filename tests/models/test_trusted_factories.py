@@ -99,6 +99,17 @@ def test_what_the_configuration_names_too_is_called(model: Path) -> None:
     assert isinstance(trained.load().network, MLP) and Path("called").exists()
 
 
+@pytest.mark.parametrize("edit", ["[16]", "[8, 8]"])
+def test_a_factory_that_makes_another_model_by_now_is_one_line(model: Path, edit: str) -> None:
+    Path("own_nets.py").write_text(NETS.replace("**arguments)\n", f"hidden={edit})\n"))
+    expected = (
+        r"model: its weights do not fit the model that own_nets:build makes now \(.*network\..*\); expected the code"
+    )
+    with pytest.raises(UserError, match=expected) as refusal:
+        TrainedModel.open(model, "own_nets:build").load()
+    assert len(refusal.value.message) < 500
+
+
 def test_a_command_in_the_file_does_not_run(tmp_path: Path, data: PreparedData) -> None:
     """The attack as it was found: any function that takes a first argument."""
     command = {"file": "touch", "args": ["touch", str(tmp_path / "ran")]}

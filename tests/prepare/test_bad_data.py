@@ -57,6 +57,16 @@ CASES: dict[str, tuple[str | bytes, dict[str, Any], str]] = {
     "drop absent": (GOOD, {"drop": ["c"]}, r"data\.drop: .*no column 'c'"),
     "id absent": (GOOD, {"id": "c"}, r"data\.id: .*no column 'c'"),
     "target dropped": (GOOD, {"drop": ["y"]}, r"target: 'y' is also"),
+    "many columns, none of use": (
+        ",".join(f"c{i}" for i in range(300)) + ",y\n" + "".join("1," * 300 + f"{i % 2}\n" for i in range(120)),
+        {},
+        r"no column is left to learn from; 'c0': it is 1 .*; 'c2': it is 1 [^;]*; and 297 more$",
+    ),
+    "many columns, another target": (
+        ",".join(f"c{i}" for i in range(300)) + ",y\n" + "1," * 300 + "1\n",
+        {"target": "nowhere to be found"},
+        r"no column 'nowhere to be found'; the columns are 'c0', .*'c19' and 281 more$",
+    ),
     "no header after all": (ROWS, {}, r"'0' appears more than once.*set data\.header to false"),
     "other delimiter": (GOOD.replace(",", ":"), {}, r"no column 'y'; the columns are 'a:b:y'"),
     "too few rows": ("a,y\n1,p\n2,p\n3,q\n4,q\n", {}, r"of 4 rows none fell into the"),

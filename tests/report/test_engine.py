@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import stat
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.artifacts.format import Artifact, DamagedArtifact
+from slipstream.artifacts.workspaces import workspace
 from slipstream.report import engine
 from slipstream.report.summary import figures_of
 from tests.support.report_runs import INT8, STAGES, results
@@ -84,15 +84,24 @@ def test_a_page_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: py
     assert list((tmp_path / "runs").iterdir()) == []
 
 
+#: Ends in the middle of its work.
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from slipstream.artifacts.workspaces import workspace
+with workspace(Path(sys.argv[1])) as directory:
+    (directory / "report.html").touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
 def test_what_a_kill_left_behind_is_swept_by_the_next_run(tmp_path: Path) -> None:
-    killed = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
-    leftover = tmp_path / "runs" / f".{int(killed.stdout)}-abcd"
-    of_another = tmp_path / "runs" / f".{os.getppid()}-abcd"
-    for directory in (leftover, of_another):
-        directory.mkdir(parents=True)
-    engine.build(tmp_path / "runs", results(tmp_path / "in", []), STAGES, CONFIG)
-    assert not leftover.exists()
-    assert of_another.exists()
+    subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "runs")])
+    assert len(list((tmp_path / "runs").glob(".*/report.html"))) == 1
+    with workspace(tmp_path / "runs") as of_another:
+        summary = engine.build(tmp_path / "runs", results(tmp_path / "in", []), STAGES, CONFIG)
+        assert of_another.exists()
+    assert list((tmp_path / "runs").iterdir()) == [Path(summary.directory)]
 
 
 def test_every_model_file_is_copied_byte_by_byte(tmp_path: Path) -> None:

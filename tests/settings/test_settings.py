@@ -107,6 +107,50 @@ def test_a_file_says_what_inline_json_says(tmp_path: Path) -> None:
     assert RunConfig.from_file(path.with_suffix(".json")).training == config.training
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("training:\n  epochs: 1\ndata:\ntraining:\n  seed: 2\n", "line 4: 'training' is given twice, first in line 1"),
+        (
+            "data:\n  split:\n    seed: 1\n    test: 0.1\n    seed: 2\n",
+            "line 5: 'seed' is given twice, first in line 3",
+        ),
+        ("model: {arguments: {1: a, 1: b}}", "line 1: 1 is given twice, first in line 1"),
+        ("a: &x {b: 1}\nmodel:\n  arguments:\n    <<: *x\n    c: 1\n    c: 2", "line 6: 'c' is given twice"),
+    ],
+)
+def test_a_key_that_is_given_twice_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError) as refusal:
+        RunConfig.from_file(path)
+    assert refusal.value.message.startswith(f"{path}, {message}") and "\n" not in refusal.value.message
+
+
+def test_a_key_that_is_given_twice_in_json_is_refused_too(tmp_path: Path) -> None:
+    text = '{"training": {"epochs": 1}, "data": {}, "training": {"seed": 2}}'
+    path = tmp_path / "run.json"
+    path.write_text(text)
+    for read in (lambda: RunConfig.from_file(path), lambda: RunConfig.from_json(text)):
+        with pytest.raises(UserError, match="'training' is given twice; expected it once"):
+            read()
+
+
+@pytest.mark.parametrize(("name", "text"), [("a.json", f"[{10**4200}0{0:0200}]"), ("a.json", "[" * 100_000)])
+def test_a_file_that_no_parser_takes_is_one_line(name: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match=r"cannot be read: ") as refusal:
+        RunConfig.from_file(tmp_path / name)
+    assert len(refusal.value.message) < 400
+
+
+def test_a_merged_key_may_be_given_again(tmp_path: Path) -> None:
+    """YAML's ``<<`` gives what is then replaced."""
+    path = tmp_path / "run.yaml"
+    path.write_text("training: &all\n  epochs: 3\n  seed: 1\nmodel:\n  arguments: {<<: *all, seed: 5}\n")
+    assert RunConfig.from_file(path).model.arguments == {"epochs": 3, "seed": 5}
+
+
 @settings
 class Replicated(Settings):
     kind: Literal["ddp"] = "ddp"

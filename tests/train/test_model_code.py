@@ -1,27 +1,100 @@
-"""Edited model code is new work: its fingerprint is an input of training."""
+"""Edited model code is new work: of all modules that a factory is made of, and found without running one."""
 
 from __future__ import annotations
 
+import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import xxhash
 
 from slipstream.artifacts.store import content_key
-from slipstream.models.config import ModelConfig, fingerprint_model
+from slipstream.models.config import ModelConfig
+from slipstream.models.factory_code import fingerprint_model, model_code
 from tasks.flyte.stage import describe
 
+LIBRARIES = ".venv/lib/python3.11/site-packages"
+#: Every module of a project, and two that were put among the installed packages without being one; each would
+#: fail if it were run. "models" and "models.deep" have no ``__init__``.
+FILES = {
+    "nets.py": "import torch\nfrom layers import blocks as b\ndef build(signature):\n    import late\n",
+    "late.py": "import json, sklearn.tree, installed",
+    "layers/__init__.py": "from .sizes import WIDTH",
+    "layers/sizes.py": "from . import activations",
+    "layers/activations.py": "from .. import too_far",
+    "layers/blocks.py": "from models.deep.conv import (  # where convolutions are\n    Conv,\n)",
+    "layers/unused.py": "",
+    "models/deep/conv.py": "import nets; from .relative import *",
+    "models/deep/relative.py": "from slipstream.models.tables_and_images import MLP",
+    "models/deep/unused.py": "",
+    "broken.py": "def (",
+    f"{LIBRARIES}/installed.py": "import nowhere",
+    f"{LIBRARIES}/unused.py": "",
+}
+MODULES = {
+    *("nets", "late", "layers", "layers.sizes", "layers.activations", "layers.blocks"),
+    *("models.deep.conv", "models.deep.relative", "installed"),
+}
+BUILD = ModelConfig("nets:build")
 
-def test_the_fingerprint_follows_the_file_and_with_it_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path / LIBRARIES))
     monkeypatch.syspath_prepend(str(tmp_path))
-    config = ModelConfig("own_nets:build")
-    assert fingerprint_model(config) == ""  # there is no such module; building it says so
+    for name, source in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(source + "\nraise AssertionError('was run')\n")
+    return tmp_path
+
+
+def test_the_code_of_a_factory_is_all_that_its_module_imports_and_nothing_is_run() -> None:
+    code = model_code(BUILD)
+    assert set(code) == MODULES | {"torch", "sklearn"}
+    assert code["torch"] == version("torch") and code["sklearn"] == f"scikit-learn {version('scikit-learn')}"
+    assert code["late"] == xxhash.xxh3_128_hexdigest(Path("late.py").read_bytes())
+    assert not {*MODULES, "models", "models.deep"} & set(sys.modules)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_an_edit_counts_if_and_only_if_the_factory_imports_the_file(name: str, project: Path) -> None:
+    before = fingerprint_model(BUILD)
+    with (project / name).open("a") as file:
+        file.write("#")
+    module = name.removeprefix(f"{LIBRARIES}/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    assert (fingerprint_model(BUILD) != before) is (module in MODULES)
+
+
+def test_a_package_that_hands_on_the_factory_of_another_module_follows_that_one(project: Path) -> None:
+    (project / "zoo").mkdir()
+    (project / "zoo/__init__.py").write_text("from .inner import build")
+    (project / "zoo/inner.py").write_text("def build(signature): ...")
+    before = model_code(ModelConfig("zoo:build"))
+    assert set(before) == {"zoo", "zoo.inner"}
+    (project / "zoo/inner.py").write_text("def build(signature): pass")
+    assert {name for name, digest in model_code(ModelConfig("zoo:build")).items() if digest != before[name]} == {
+        "zoo.inner"
+    }
+
+
+def test_a_module_that_appears_before_an_installed_one_counts(project: Path) -> None:
+    before = model_code(BUILD)
+    (project / "installed.py").write_text("")
+    assert {name for name, digest in model_code(BUILD).items() if digest != before[name]} == {"installed"}
+    (project / "torch.py").write_text("")
+    assert model_code(BUILD)["torch"] == xxhash.xxh3_128_hexdigest(b"")
+
+
+def test_no_code_of_the_users_has_no_fingerprint() -> None:
+    assert fingerprint_model(ModelConfig("mlp")) == fingerprint_model(ModelConfig("nowhere_to_be_found:build")) == ""
+    assert fingerprint_model(ModelConfig("broken:build"))  # building it says what is wrong
+
+
+def test_the_stages_key_follows_it(project: Path) -> None:
     keys = set()
-    for source in ("def build(signature): ...\n", "def build(signature): pass\n"):
-        (tmp_path / "own_nets.py").write_text(source)
-        found = fingerprint_model(config)
-        assert found == xxhash.xxh3_128_hexdigest(source.encode())
-        keys.add(content_key("train", "v", {"model": describe(config), "code": describe(found)}))
+    for source in FILES["late.py"], "import json":
+        (project / "late.py").write_text(source)
+        keys.add(content_key("train", "v", {"model": describe(BUILD), "code": describe(fingerprint_model(BUILD))}))
     assert len(keys) == 2
-    assert fingerprint_model(ModelConfig("mlp")) == ""

@@ -34,6 +34,8 @@ ENOUGH = 20
 SKEWED = 3.0
 #: A numeric target with at most as many different whole values is taken as classes.
 FEW_CLASSES = 20
+#: Columns of which a message says why they are of no use.
+SHOWN = 3
 ID_NAMES = ("id", "key", "uuid", "guid", "index", "rowid")
 
 
@@ -80,10 +82,9 @@ def fit(scanned: ScanResult, types: dict[str, str], target: str, config: DataCon
             warnings.append(f"column {name!r} is set aside: {roles[name].why}")
     documents = tuple(name for name, role in roles.items() if role.role == DOCUMENT)
     if not numeric and not categorical and not documents and scanned.rows[TRAIN]:
-        raise UserError(
-            "data: no column is left to learn from; "
-            + "; ".join(f"{name!r}: {role.why}" for name, role in roles.items() if role.why)
-        )
+        whys = [f"{name!r}: {role.why}" for name, role in roles.items() if role.why]
+        more = [f"and {len(whys) - SHOWN} more"] if len(whys) > SHOWN else []
+        raise UserError(f"data: no column is left to learn from; {'; '.join([*whys[:SHOWN], *more])}")
     check_splits(scanned.rows)
     moments = scanned.column(target).moments[TRAIN]
     transform = Transform(

@@ -159,6 +159,11 @@ def is_absent(item: object, tensors: Mapping[str, Tensor]) -> bool:
     return isinstance(item, dict) and "$tensor" in item and item["$tensor"] not in tensors
 
 
+def generator_seed(seed: int, rank: int) -> int:
+    """The seed of a rank's generators, of the training's ``seed``: torch's has 64 bits."""
+    return (seed * 1_000_003 + rank + 1) % 2**64
+
+
 def seed_generators(seed: int) -> None:
     """Seed all generators that a checkpoint holds."""
     random.seed(seed)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from slipstream.errors import UserError
-from slipstream.settings import Settings, settings
+from slipstream.settings import Natural, Positive, Settings, settings
 
 #: Columns of PowerSGD's matrices if nothing else is said.
 GRADIENT_RANK = 2
@@ -22,15 +20,15 @@ class ParallelConfig(Settings):
     shard: Literal["none", "optimizer", "gradients", "weights"] = "none"
     """What data-parallel processes divide among themselves: nothing, the state of the optimiser (ZeRO-1), also the
     gradients (ZeRO-2), or also the weights (ZeRO-3)."""
-    replicas: Annotated[int, Field(ge=0)] = 0
+    replicas: Natural = 0
     """Groups of processes that each hold all shards (hybrid sharding); 0 means one per node."""
-    pipeline: Annotated[int, Field(ge=1)] = 1
+    pipeline: Positive = 1
     """Processes that each hold some of the blocks of the model."""
     schedule: Literal["1f1b", "interleaved"] = "1f1b"
     """The order of a pipeline's passes: with "interleaved" each process holds several stages and waits less."""
-    stages_per_rank: Annotated[int, Field(ge=1)] = 1
+    stages_per_rank: Positive = 1
     """Stages of an interleaved pipeline on each process."""
-    tensor: Annotated[int, Field(ge=1)] = 1
+    tensor: Positive = 1
     """Processes that divide every block among themselves."""
     sequence: bool = True
     """Whether these also divide what lies between blocks, along the sequence."""
@@ -93,9 +91,9 @@ class GradientsConfig(Settings):
     hook: Literal["none", "fp16", "bf16", "powersgd"] = "none"
     """How gradients travel: as they are, in half the bytes, or as products of thin matrices (PowerSGD); all but "none"
     change the numbers."""
-    rank: Annotated[int, Field(ge=1)] = GRADIENT_RANK
+    rank: Positive = GRADIENT_RANK
     """The most columns of PowerSGD's matrices: more are more exact, and more bytes."""
-    bucket_cap_mb: Annotated[int, Field(ge=0)] = 0
+    bucket_cap_mb: Natural = 0
     """Megabytes of gradients that are reduced at once; 0 leaves it to PyTorch: 25, and 1 for the first."""
     gradient_as_bucket_view: bool = False
     """Whether gradients lie where they are reduced, instead of being copied there."""

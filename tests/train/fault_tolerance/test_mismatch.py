@@ -20,6 +20,13 @@ from tests.support.quick_config import EXPORT, NETWORK
 
 TRAINING = {"epochs": 2, "batch_size": 64, "checkpoint_every": 1, "checkpoint_uri": "kept"}
 ROWS = "".join(f"{i % 7},{(i * 37) % 101},{'yes' if i % 3 else 'no'}\n" for i in range(400))
+NETS = """
+from layers import SCALE
+from slipstream.models.tables_and_images import MLP
+class Scaled(MLP):
+    def forward(self, *inputs):
+        return SCALE * super().forward(*inputs)
+"""
 QUICK = {"export": EXPORT, "collectives": NETWORK}
 
 
@@ -35,15 +42,17 @@ class Directory:
         path.write_text(json.dumps({"training": {**TRAINING, **training}, "model": model or {}, **QUICK}))
         return path
 
-    def rank(self, training: dict[str, Any], output: str) -> tuple[list[str], dict[str, str]]:
+    def rank(
+        self, training: dict[str, Any], output: str, model: dict[str, Any] | None = None
+    ) -> tuple[list[str], dict[str, str]]:
         """The arguments and the environment of one rank of plain torchrun's, without its agent."""
         place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-        arguments = [str(self.prepared), output, str(self.config(training))]
+        arguments = [str(self.prepared), output, str(self.config(training, model))]
         return arguments, {**self.environment, **place, **meeting, "PYTHONPATH": str(REPOSITORY)}
 
-    def train(self, training: dict[str, Any], output: str = "out") -> Ended:
-        arguments, environment = self.rank(training, output)
+    def train(self, training: dict[str, Any], output: str = "out", model: dict[str, Any] | None = None) -> Ended:
+        arguments, environment = self.rank(training, output, model)
         return invoke(train, self.place, arguments, environment)
 
     def train_in_a_process(self, training: dict[str, Any], output: str = "out") -> Ended:
@@ -92,6 +101,21 @@ def test_a_rank_that_died_after_the_end_of_its_training_ends_well_when_it_is_sta
     again = plain.train({})
     assert again.returncode == 0
     assert "out is the model of this training already; remove it to train again" in again.stdout
+
+
+def test_edited_code_of_the_model_is_another_training(prepared: Path, server: FaultyS3, tmp_path: Path) -> None:
+    """An edit of a module that the factory's module imports, of which the same weights would fit."""
+    directory, own = Directory(tmp_path, prepared, server), {"name": "nets:Scaled"}
+    (tmp_path / "nets.py").write_text(NETS)
+    (tmp_path / "layers.py").write_text("SCALE = 1")
+    assert (done := directory.train({"epochs": 1}, model=own)).returncode == 0, done.stdout
+    again = directory.train({"epochs": 1}, model=own)
+    assert "out is the model of this training already" in again.stdout, again.stdout
+    (tmp_path / "layers.py").write_text("SCALE = 0.5")
+    assert "out: holds an artifact already; choose" in only_line(directory.train({"epochs": 1}, model=own))
+    line = only_line(directory.train({"epochs": 1}, "other", own))
+    assert "kept/step-" in line and "was made with model_code.layers " in line and "training.resume=never" in line
+    assert not (tmp_path / "other").exists()
 
 
 @pytest.fixture(scope="module")

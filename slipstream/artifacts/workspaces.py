@@ -1,0 +1,102 @@
+"""Workspaces: hidden directories for unfinished work, which others remove once their owner is gone.
+
+The owner has a lock on a file beside the directory; the system releases it when the process ends, however that
+happens. The number of a process would not do: containers that share the disk count their own. The lock comes before the
+directory, so that none is ever seen unlocked that somebody works in.
+
+Not every disk shows a lock to all machines that share it (NFS mounted with local locks, a directory of a virtual
+machine's host). So what another running system than this one has begun is removed only when it is old. Where a disk has
+no locks at all, nobody can tell what is left from what is used, and nothing is removed.
+"""
+
+from __future__ import annotations
+
+import errno
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from slipstream.errors import UserError
+
+#: What a workspace and its lock are called, behind a name that they share.
+WORK, LOCK = ".work", ".lock"
+#: Seconds after which what another system has begun counts as left.
+FORSAKEN_S = 7 * 86_400
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+@contextmanager
+def workspace(parent: Path) -> Iterator[Path]:
+    """A fresh directory in ``parent``, on the same disk; removed afterwards unless it was renamed. What killed
+    processes have left there is removed first."""
+    parent.mkdir(parents=True, exist_ok=True)
+    sweep(parent)
+    directory = parent / f".{secrets.token_hex(8)}{WORK}"
+    with owned(directory):
+        try:
+            directory.mkdir()
+            yield directory
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def put_in_place(directory: Path, target: Path) -> None:
+    """Rename a finished directory to ``target`` on the same disk. Raises ``UserError`` if another process has made that
+    meanwhile."""
+    try:
+        directory.rename(target)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        raise UserError(f"{target}: another process has just made it; expected a directory that is not there") from None
+
+
+@contextmanager
+def owned(directory: Path) -> Iterator[None]:
+    """Hold the lock of a directory that does not exist yet, if the disk has locks."""
+    path = directory.with_suffix(LOCK)
+    lock = lock_of(path)
+    try:
+        with suppress(OSError):
+            lock.acquire()
+            path.write_text(running_system(), encoding="ascii")
+        yield
+    finally:
+        path.unlink(missing_ok=True)  # while it is locked
+        lock.release()
+
+
+def sweep(parent: Path) -> None:
+    """Remove the workspaces in ``parent`` whose owners are gone."""
+    for path in parent.glob(f".*{LOCK}"):
+        lock, directory = lock_of(path), path.with_suffix(WORK)
+        with suppress(Timeout, OSError):
+            lock.acquire(blocking=False)
+            try:
+                if not directory.exists() or is_forsaken(path):
+                    shutil.rmtree(directory, ignore_errors=True)
+                    path.unlink(missing_ok=True)
+            finally:
+                lock.release()
+
+
+def is_forsaken(lock: Path) -> bool:
+    """Whether a lock that is free here is free everywhere."""
+    return lock.read_text(encoding="ascii") == running_system() or time.time() - lock.stat().st_mtime > FORSAKEN_S
+
+
+def lock_of(path: Path) -> FileLock:
+    # Without its substitute for a disk that has no locks, which goes by the numbers of processes.
+    return FileLock(path, fallback_to_soft=False)
+
+
+def running_system() -> str:
+    """What all containers of a running system share and no other system has; "" where there is no such thing."""
+    with suppress(OSError):
+        return BOOT_ID.read_text(encoding="ascii").strip()
+    return ""

@@ -1,0 +1,155 @@
+"""The code of a model factory of the user's own: which modules it is made of, found without running any of them.
+
+These are the factory's module and all that it imports, directly or not, at the top of a file or inside a function, with
+the ``__init__`` of their packages, wherever they lie. Only installed packages go by their version, of which those count
+that the user's own modules import; Python and this project are versions of their own. What is no import in the source
+stays unknown: data files, and modules whose names are computed.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib.machinery import SOURCE_SUFFIXES, ModuleSpec, PathFinder
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from importlib.util import resolve_name
+from pathlib import Path
+
+import xxhash
+
+from slipstream.artifacts.format import canonical_json
+from slipstream.models.config import ModelConfig
+
+#: Directories of installed packages, wherever they lie; the standard library's own are asked for.
+LIBRARIES = ("site-packages", "dist-packages")
+PROJECT = __name__.partition(".")[0]
+
+
+def fingerprint_model(config: ModelConfig) -> str:
+    """XXH3-128 of the factory's code; empty for the built-in models, or if there is no such module."""
+    code = model_code(config)
+    return xxhash.xxh3_128_hexdigest(canonical_json(code)) if code else ""
+
+
+def model_code(config: ModelConfig) -> dict[str, str]:
+    """The XXH3-128 of each of the user's modules that the factory is made of, and the versions of the packages that
+    they import, by name; empty for the built-in models, or if there is no such module."""
+    if not config.factory:
+        return {}
+    import_from_working_directory()
+    importlib.invalidate_caches()
+    found: dict[str, Module] = {}
+    packages: set[str] = set()
+    waiting = [config.factory.partition(":")[0]]
+    while waiting:
+        name = waiting.pop()
+        modules = list(own_modules(name))
+        if not modules:
+            packages.add(name.partition(".")[0])
+        for module in modules:
+            if module.name not in found:
+                found[module.name] = module
+                waiting += module.imported_names()
+    digests = {name: module.digest for name, module in found.items() if module.file}
+    # A factory that no module of the user's holds is that of an installed package, or there is none.
+    others = packages - {PROJECT} - sys.stdlib_module_names
+    return digests | {name: versions for name in others if (versions := versions_of(name))}
+
+
+@dataclass(frozen=True)
+class Module:
+    """A module of the user's own. One without a file is a package of several directories, which has no code."""
+
+    name: str
+    file: Path | None
+    #: What its relative imports start from.
+    package: str
+
+    @property
+    def digest(self) -> str:
+        assert self.file
+        return xxhash.xxh3_128_hexdigest(self.file.read_bytes())
+
+    def imported_names(self) -> Iterator[str]:
+        """Every dotted name that its source imports; ``from package import name`` may name a module, too."""
+        if self.file is None or self.file.suffix not in SOURCE_SUFFIXES:
+            return
+        try:
+            tree = ast.parse(self.file.read_bytes())
+        except (SyntaxError, ValueError):  # importing it says what is wrong
+            return
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                yield from (alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                try:
+                    origin = resolve_name("." * node.level + (node.module or ""), self.package)
+                except ImportError:  # beyond the outermost package
+                    continue
+                yield from (f"{origin}.{alias.name}" for alias in node.names)
+
+
+def own_modules(name: str) -> Iterator[Module]:
+    """The user's own modules that an import of a dotted name runs: packages first, and as far as the name leads."""
+    places: Iterable[str] | None = None
+    parts = name.split(".")
+    for end, part in enumerate(parts, start=1):
+        spec = outermost(part) if places is None else PathFinder.find_spec(part, list(places))
+        if spec is None or (places is None and not is_own(spec)):
+            return
+        inside = spec.submodule_search_locations
+        file = Path(spec.origin) if spec.has_location and spec.origin else None
+        this, parent = ".".join(parts[:end]), ".".join(parts[: end - 1])
+        yield Module(this, file, parent if inside is None else this)
+        if inside is None:
+            return
+        places = list(inside)
+
+
+def outermost(name: str) -> ModuleSpec | None:
+    """Of a module that is in no package; below it no other finders than that of paths are asked, and by the last part
+    of the name, because they look up packages among those that were imported."""
+    finders = (find for finder in sys.meta_path if (find := getattr(finder, "find_spec", None)))
+    return next((spec for find in finders if (spec := find(name, None))), None)
+
+
+def is_own(spec: ModuleSpec) -> bool:
+    """Whether a module that is in no package, or a package, is neither built in, nor this project's, nor Python's own,
+    nor installed with a version."""
+    files = [spec.origin] if spec.has_location and spec.origin else spec.submodule_search_locations or []
+    if not files or spec.name == PROJECT:
+        return False
+    if not all(is_library(Path(file)) for file in files):
+        return True
+    return spec.name not in sys.stdlib_module_names and not versions_of(spec.name)
+
+
+def is_library(file: Path) -> bool:
+    paths = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
+    return not set(LIBRARIES).isdisjoint(file.parts) or any(file.is_relative_to(path) for path in paths)
+
+
+def versions_of(package: str) -> str:
+    """The version of the installed package that has a module; of several that share its name, of all. Empty if there is
+    none."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return " ".join(f"{name} {version(name)}" for name in sorted(set(distributions().get(package, ()))))
+
+
+@cache
+def distributions() -> dict[str, list[str]]:
+    """The installed packages by the modules that they have; reading it takes half a second."""
+    return dict(packages_distributions())
+
+
+def import_from_working_directory() -> None:
+    """Put the working directory on the import path, as ``python -m`` does."""
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))

@@ -1,0 +1,119 @@
+"""Every setting of every class takes what works, and refuses the rest in one line that names it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import msgpack
+import pytest
+
+import workflows.schedules.settings
+from slipstream.config import RunConfig
+from slipstream.doctor.archive import Limits
+from slipstream.errors import UserError
+from slipstream.models.transformer_config import TransformerConfig
+from slipstream.profiles.placement import Placement
+from slipstream.settings import LARGEST, LARGEST_SEED, Settings, schema_of, to_dict
+from slipstream.train.config import TrainingConfig
+
+assert all((RunConfig, Limits, TransformerConfig, Placement, workflows.schedules.settings))  # all classes are there
+#: What a class cannot do without.
+NEEDED: dict[type[Settings], dict[str, Any]] = {TransformerConfig: {"vocab_size": 16}}
+ABSURD = (-1, 2**31, 2**53, 2**63, 2**64, 10**400, 1.5, 1e300, True, False, math.nan, math.inf, -math.inf, "3", None)
+
+
+def settings_classes(base: type[Settings] = Settings) -> Iterator[type[Settings]]:
+    for each in base.__subclasses__():
+        if each.__module__.partition(".")[0] in ("slipstream", "workflows"):
+            yield each
+        yield from settings_classes(each)
+
+
+def plain(hint: Any) -> Any:
+    return plain(get_args(hint)[0]) if get_origin(hint) is Annotated else hint
+
+
+def numbers(kind: type) -> list[Any]:
+    """All settings of the type, or lists of it."""
+    found = []
+    for cls in dict.fromkeys(settings_classes()):
+        for name, hint in get_type_hints(cls, include_extras=True).items():
+            whole = plain(hint)
+            listed = get_origin(whole) is list and plain(get_args(whole)[0]) is kind
+            if name in {field.name for field in fields(cls)} and (whole is kind or listed):
+                found.append(pytest.param(cls, name, listed, id=f"{cls.__name__}.{name}"))
+    return found
+
+
+def refusal(cls: type[Settings], name: str, value: object) -> str:
+    """Why a value is not allowed; empty if it is. The same whichever way it comes."""
+    said = set()
+    for make in (cls.from_dict, lambda data: cls(**data)):
+        try:
+            made = make({**NEEDED.get(cls, {}), name: value})
+            assert msgpack.unpackb(msgpack.packb(to_dict(made))) == json.loads(json.dumps(to_dict(made)))
+            said.add("")
+        except UserError as error:
+            said.add(error.message)
+    (one,) = said
+    return one
+
+
+@pytest.mark.parametrize(("cls", "name", "listed"), numbers(int))
+def test_an_integer(cls: type[Settings], name: str, listed: bool) -> None:
+    largest = LARGEST_SEED if name == "seed" else LARGEST
+    for value in ABSURD:
+        message = refusal(cls, name, [value] if listed else value)
+        if type(value) is int and 0 <= value <= largest and not message:
+            continue
+        assert message, f"{value} was accepted"
+        path = f"{cls.section}.{name}".removeprefix(".") + ("[0]" if listed else "")
+        assert re.match(re.escape(path) + ": .* is not allowed; expected ", message), message
+        assert "\n" not in message and len(message) < 300
+
+
+@pytest.mark.parametrize(("cls", "name", "listed"), numbers(float))
+def test_a_number(cls: type[Settings], name: str, listed: bool) -> None:
+    for value in (True, math.nan, math.inf, -math.inf, "3", 10**400):
+        message = refusal(cls, name, [value] if listed else value)
+        assert message.startswith(f"{cls.section}.{name}") and "\n" not in message and len(message) < 300, message
+
+
+def test_every_integer_has_a_largest_value_that_its_schema_says() -> None:
+    checked = 0
+    for cls in dict.fromkeys(settings_classes()):
+        schema = schema_of(cls)
+        for node in (schema, *schema.get("$defs", {}).values()):
+            for name, setting in node.get("properties", {}).items():
+                setting = setting.get("items", setting)
+                if setting.get("type") == "integer" and "enum" not in setting:
+                    assert setting["maximum"] <= (LARGEST_SEED if name == "seed" else LARGEST), (cls, name)
+                    checked += 1
+    assert checked > 40
+
+
+def test_arguments_of_the_users_own_have_bounds_too() -> None:
+    """Flyte's encoding holds no more than 64 bits."""
+    for config in (
+        {"model": {"arguments": {"hidden": [2**70]}}},
+        {"model": {"arguments": {"a": {"b": -(2**63) - 1}}}},
+        {"compression": {"students": [{"width": 2**64}]}},
+        {"model": {"arguments": {"p": math.nan}}},
+    ):
+        with pytest.raises(UserError, match=r"^(model\.arguments|compression\.students): .*64 bits"):
+            RunConfig.from_dict(config)
+
+
+@pytest.mark.parametrize("seed", [20240101120000, LARGEST_SEED])
+def test_a_long_seed_works(seed: int) -> None:
+    from slipstream.train.checkpoint.state import generator_seed, seed_generators
+
+    assert TrainingConfig(seed=seed).seed == seed
+    assert generator_seed(7, 2) == 7 * 1_000_003 + 3  # as it was
+    assert len({generator_seed(seed, rank) for rank in range(4)} | {generator_seed(seed - 1, 0)}) == 5
+    seed_generators(generator_seed(seed, 3))
