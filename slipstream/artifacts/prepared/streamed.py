@@ -127,6 +127,7 @@ class Stream:
 
     def mapped(self, segment: str) -> np.ndarray:
         """The bytes of a segment (uint8 ``[size]``); only those of fetched blocks are valid."""
+        # The file has no name, so that nobody can cut it below the mapping.
         return np.memmap(self._file(segment), np.uint8, mode="r", shape=(self._artifact.files[segment].size,))
 
     def _file(self, segment: str) -> BinaryIO:
