@@ -4,6 +4,20 @@ from __future__ import annotations
 
 import click
 
+#: A longer message is quoting somebody's data; its beginning says where, its end what to do.
+MOST_CHARACTERS = 3000
+
+
+def one_line(text: str) -> str:
+    """The text in one line in which nothing is left that a terminal would obey: names and values that messages quote
+    may hold any character."""
+    line = " ".join(text.split())
+    if not line.isprintable():
+        line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+    if len(line) > MOST_CHARACTERS:
+        line = f"{line[: MOST_CHARACTERS // 2]} … {line[-MOST_CHARACTERS // 2 :]}"
+    return line
+
 
 class Interrupted(RuntimeError):
     """Nobody's mistake: the machine went, or a peer did. Another attempt can resume where this one stopped."""
@@ -22,7 +36,7 @@ class UserError(click.ClickException, ValueError):
 
     def __init__(self, message: str) -> None:
         # Flyte shows the message in a box and pods log it: line breaks would tear it apart.
-        super().__init__(" ".join(message.split()))
+        super().__init__(one_line(message))
 
     def __reduce__(self) -> tuple[type[UserError], tuple[str]]:
         # click's own constructor signature makes the default pickling fail between worker and agent.

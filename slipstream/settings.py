@@ -239,4 +239,6 @@ def limits_of(node: Schema) -> str:
         "maximum": "at most",
         "exclusiveMaximum": "less than",
     }
-    return " and ".join(f"{said} {node[limit]:g}" for limit, said in words.items() if limit in node)
+    limits = ((said, node[limit]) for limit, said in words.items() if limit in node)
+    # Not whole numbers by %g, which would round large ones.
+    return " and ".join(f"{said} {limit if isinstance(limit, int) else format(limit, 'g')}" for said, limit in limits)

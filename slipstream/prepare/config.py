@@ -22,7 +22,7 @@ class SplitConfig(Settings):
     """The share of rows by which training decides when to stop."""
     test: Annotated[float, Field(gt=0, lt=1)] = 0.15
     """The share of rows that the trained model is measured on."""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**64)] = 0
     """Another seed holds out other rows."""
     validation_from: str = ""
     """With data.time: rows from this time on (ISO 8601), up to test_from, are the validation split. Empty: the latest

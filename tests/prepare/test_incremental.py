@@ -325,7 +325,7 @@ def test_another_type_or_task_than_the_base_set_has_is_refused(
 
 
 def test_what_the_base_set_was_made_with_may_be_said_again(sales: Path, tmp_path: Path) -> None:
-    settings = {
+    settings: dict[str, Any] = {
         "types": {"number": "number", "city": "document", "id": "text"},
         "task": "classification",
         "text_length": 8,

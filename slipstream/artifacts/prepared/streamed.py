@@ -113,6 +113,11 @@ class Stream:
         stub = from_json(path.read_bytes(), Stub, path)
         self._artifact = artifact
         self._objects = list_names(stub.uri)
+        for name in (name for name in artifact.files if name.endswith(ROWS)):
+            size = self._objects[name].size if name in self._objects else None
+            if size != artifact.files[name].size:
+                what = "missing" if size is None else f"{size:,} bytes, the manifest says {artifact.files[name].size:,}"
+                raise DamagedArtifact(f"{stub.uri.rstrip('/')}/{name}: {what}; prepare the data again, or restore it")
         self._cache_bytes = stub.cache_bytes
         self._files: dict[str, BinaryIO] = {}
         self._pool = ThreadPoolExecutor(REQUESTS, thread_name_prefix="stream")

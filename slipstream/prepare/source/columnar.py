@@ -20,10 +20,13 @@ from slipstream.prepare.columns.hashing import hash_values
 from slipstream.prepare.memory import Budget
 from slipstream.prepare.quarantine import BadRow
 from slipstream.prepare.source.files import SourceFile, cannot_be_read
+from slipstream.prepare.source.foreign import MOST_BEGINNING, by_beginning
 
 #: In the spool, the line of the user's file on which each row begins.
 LINE = "\0line"
 PAGE_BUFFER_BYTES = 1 << 16
+#: How files of each format begin.
+MARKS = {"parquet": b"PAR1", "arrow": b"ARROW1"}
 
 
 @dataclass(frozen=True)
@@ -208,7 +211,14 @@ def damaged(uri: str, format: str, error: Exception) -> UserError:
 def units_of(file: SourceFile, format: str, first_row: int = 0) -> tuple[pa.Schema, list[Unit]]:
     """The schema of a columnar file and its pieces. Raises ``UserError`` if the file is damaged or something else."""
     with damage_named(file.uri, format):
-        reader = open_file(file, format)
+        try:
+            reader = open_file(file, format)
+        except pa.ArrowInvalid:
+            with file.open() as stream:
+                beginning = stream.read(MOST_BEGINNING)
+            if not beginning.startswith(MARKS[format]) and (foreign := by_beginning(beginning)):
+                raise UserError(f"{file.uri}: {foreign}") from None
+            raise
         sizes, schema = reader.sizes(), reader.schema
         for column in schema:  # names and types that cannot be decoded, or are not what they should be, are damage
             value_types.type_of(column.type)

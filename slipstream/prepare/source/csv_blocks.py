@@ -18,6 +18,7 @@ from slipstream.errors import UserError
 from slipstream.prepare.config import DataConfig
 from slipstream.prepare.quarantine import BadRow
 from slipstream.prepare.source.files import SourceFile, cannot_be_read
+from slipstream.prepare.source.foreign import MOST_BEGINNING, by_beginning
 from slipstream.prepare.source.record_ends import (
     breaks_in,
     count_breaks,
@@ -109,6 +110,8 @@ class Utf8Stream:
                 raise cannot_be_read(self._file.uri, error) from None
             raise UserError(f"{self._file.uri}: cannot be decompressed after byte {self.offset:,}: {error}") from None
         first, self.offset = self.offset == 0, self.offset + len(data)
+        if first and self._decoder is None and (foreign := by_beginning(data[:MOST_BEGINNING])):
+            raise UserError(f"{self._file.uri}: {foreign}")
         if self._decoder is not None:
             try:
                 data = self._decoder.decode(data, final=not data).encode()
@@ -199,6 +202,11 @@ def read_header(file: SourceFile, config: DataConfig) -> list[str]:
         if block.fault:
             raise UserError(f"{file.uri}, line {block.first_line}: {block.fault}; expected a header line and rows")
         for record in csv_reader(block.data.decode(), config):
+            if any("\0" in name for name in record):
+                raise UserError(
+                    f"{file.uri}: the header has bytes that are 0, as no text has; if it is UTF-16, set data.encoding "
+                    'to "utf-16-le" or "utf-16-be", otherwise expected a CSV'
+                )
             if record:
                 return [name.strip() for name in record]
     raise UserError(f"{file.uri}: is empty; expected a header line and rows")
