@@ -30,7 +30,7 @@ FOUNDATIONS = BASE | {
 STAGES = ("prepare", "train", "evaluate", "compress", "export", "collectives")
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
-    "logs": set(),
+    "logs": ERRORS,
     "cron": set(),
     "text_table": set(),
     "stages": set(),
