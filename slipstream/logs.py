@@ -10,6 +10,8 @@ import logging
 import os
 import sys
 
+from slipstream.one_line import one_line
+
 VARIABLE = "SLIPSTREAM_LOG"
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 ROOT = logging.getLogger("slipstream")
@@ -47,3 +49,6 @@ class LineFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
         return f"{record.name.rpartition('.')[2]:<12} {level}{super().format(record)}"
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return one_line(super().formatMessage(record))

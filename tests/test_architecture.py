@@ -32,7 +32,7 @@ STAGES = ("prepare", "train", "evaluate", "compress", "export", "collectives")
 ALLOWED: dict[str, set[str]] = {
     "one_line": set(),
     "errors": {"one_line"},
-    "logs": set(),
+    "logs": {"one_line"},
     "cron": set(),
     "text_table": set(),
     "stages": set(),

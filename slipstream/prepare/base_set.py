@@ -21,9 +21,22 @@ from slipstream.logs import logger
 from slipstream.prepare import quarantine
 from slipstream.prepare.card import DRIFT, DataCard, Json, drift_from
 from slipstream.prepare.columns import value_types
+from slipstream.prepare.columns.number_formats import CASTS
+from slipstream.prepare.columns.number_formats import DECLARED as READ_AS
 from slipstream.prepare.columns.transform import Transform
 from slipstream.prepare.config import ColumnType, DataConfig
-from slipstream.prepare.fit.fit import FittedColumns, Role
+from slipstream.prepare.fit.fit import (
+    CATEGORICAL,
+    CONSTANT,
+    DOCUMENT,
+    IDENTIFIER,
+    PROSE,
+    TIME,
+    USED,
+    WEIGHT,
+    FittedColumns,
+    Role,
+)
 from slipstream.prepare.fit.scan import ScanResult
 from slipstream.prepare.fit.splits import Cuts
 from slipstream.prepare.quarantine import BadRow
@@ -41,6 +54,15 @@ DECLARED: dict[str, ColumnType] = {
     value_types.BOOLEAN: "boolean",
     value_types.TIME: "date",
     value_types.TEXT: "text",
+}
+#: The roles of columns of which values are read, and not only hashed.
+READ = (*USED, TIME, WEIGHT)
+#: The roles that texts are judged to have, and those that they have if data.types says so.
+JUDGED = (CATEGORICAL, CONSTANT, DOCUMENT, IDENTIFIER, PROSE)
+ROLES: dict[str, tuple[str, ...]] = {
+    "text": (CATEGORICAL, CONSTANT, IDENTIFIER, PROSE),
+    "category": (CATEGORICAL, CONSTANT),
+    "document": (DOCUMENT,),
 }
 
 
@@ -150,6 +172,36 @@ class BaseSet:
                     f"data.{name}: {now!r} is not {then!r}, with which data.earlier = {self.address!r} was made; set "
                     "it so, or prepare all files anew without data.earlier"
                 )
+        task = self.transform.task
+        if config.task not in ("auto", task):
+            raise UserError(f"data.task: {config.task!r} is not {task!r}, {self._made_so}")
+        length = self.transform.text_length
+        if length and config.text_length != length:
+            raise UserError(f"data.text_length: {config.text_length} is not {length}, {self._made_so}")
+        for name, declared in config.types.items():
+            self._check_declared(name, declared, config)
+
+    def _check_declared(self, name: str, declared: ColumnType, config: DataConfig) -> None:
+        """Raise ``UserError`` unless the column has what data.types says of it."""
+        if name not in self.schema.types:
+            raise UserError(f"data.types: {self.address!r}, which data.earlier names, has no column {name!r}")
+        kind, role = self.schema.types[name], self._roles[name].role
+        if not both_read(kind, READ_AS[declared]):
+            raise UserError(f"data.types.{name}: {declared!r} is not {kind!r}, {self._made_so}")
+        if role in JUDGED and name != config.id and role not in ROLES.get(declared, JUDGED):
+            raise UserError(f"data.types.{name}: {declared!r} does not make the column {role!r}, {self._made_so}")
+
+    @property
+    def _roles(self) -> dict[str, Role]:
+        return {column["name"]: Role(column["role"], column.get("why", "")) for column in self.card["columns"]}
+
+    @property
+    def _made_so(self) -> str:
+        """The end of the message that a setting is another one now."""
+        return (
+            f"as which data.earlier = {self.address!r} was made; leave it out or set it so, or prepare all files anew "
+            "without data.earlier"
+        )
 
     def unseen(self, files: Mapping[str, SourceFile], target: str) -> list[SourceFile]:
         """Of the ``files``, by their paths in the data, those that are new and not empty.
@@ -179,13 +231,21 @@ class BaseSet:
         types = {name: names[kind] for name, kind in self.schema.types.items() if kind in names}
         return replace(config, types={**types, **config.types})
 
-    def check_columns(self, columns: Iterable[str]) -> None:
-        """Raise ``UserError`` unless these ``columns`` of the new files are those of the base set."""
-        new = set(columns)
+    def check_columns(self, types: Mapping[str, str]) -> None:
+        """Raise ``UserError`` unless the columns of the new files, which have these ``types``, are those of the base
+        set: by name, and by type if anything is made of them."""
+        new = set(types)
         differing = sorted(new ^ set(self.schema.types))
         if differing:
             where = "the new files" if differing[0] in new else f"{self.address!r}"
             raise UserError(f"data: the column {differing[0]!r} is only in {where}; expected the same columns")
+        used = {column["name"]: column["type"] for column in self.schema.columns if column["role"] in READ}
+        for name, kind in used.items():
+            if not both_read(kind, types[name]):
+                raise UserError(
+                    f"data: the column {name!r} holds {types[name]} values in the new files, but {kind} in "
+                    f"{self.address!r}; expected the same type, or data.types to say it if all values can be read so"
+                )
 
     def fitted(self, scanned: ScanResult) -> FittedColumns:
         """The earlier fit. Raises ``UserError`` if no row is left or a class is new."""
@@ -200,8 +260,7 @@ class BaseSet:
                 f"target {self.transform.target!r}: the class {new[0]!r} of the new files is none of "
                 f"{self.address!r}; prepare all files anew without data.earlier"
             )
-        roles = {c["name"]: Role(c["role"], c.get("why", "")) for c in self.card["columns"]}
-        return FittedColumns(roles, self.transform, [])
+        return FittedColumns(self._roles, self.transform, [])
 
     def repeat(self, writer: ArtifactWriter) -> Mapping[str, object]:
         """Write all files as they are; returns what made them."""
@@ -259,6 +318,12 @@ class BaseSet:
                 if drift > DRIFT
             ],
         )
+
+
+def both_read(earlier: str, now: str) -> bool:
+    """Whether values of the type ``now`` are read as those of the ``earlier`` one."""
+    wide = value_types.NUMBER if earlier == value_types.INTEGER else earlier
+    return now in (earlier, wide) or (now, wide) in CASTS
 
 
 def value_of(config: DataConfig, name: str) -> object:

@@ -18,7 +18,7 @@ from slipstream.artifacts.prepared.data import SPLITS
 from slipstream.prepare.columns import value_types
 from slipstream.prepare.columns.hashing import hash_rows
 from slipstream.prepare.fit.fit import FittedColumns
-from slipstream.prepare.fit.scan import SPLIT, ColumnCount, ScanResult
+from slipstream.prepare.fit.scan import SPLIT, TEXT_IN_SAMPLE, ColumnCount, ScanResult
 from slipstream.prepare.fit.splits import TRAIN
 from slipstream.prepare.source.columnar import TableInput
 
@@ -142,7 +142,8 @@ def describe(column: ColumnCard, fitted: FittedColumns, count: ColumnCount, samp
     if column.type == value_types.OTHER or (column.type == value_types.TEXT and count.prose):
         return column
     if column.type == value_types.TEXT:
-        top = count.texts.ranked()[:TOP_VALUES]
+        # As the sample holds them, with which those of a later card are compared.
+        top = [(text[:TEXT_IN_SAMPLE], times) for text, times in count.texts.ranked()[:TOP_VALUES]]
         rest = sum(count.texts.of.values()) - sum(times for _, times in top)
         return replace(column, distinct=len(count.texts.of), top=top, rest=rest)
     if sampled:

@@ -33,7 +33,7 @@ class Budget:
 
     @property
     def whole_group_bytes(self) -> int:
-        """Row groups of Parquet up to this size (decompressed) are decoded at once."""
+        """Row groups of Parquet (decompressed) and batches of Arrow up to this size are read at once."""
         return int(self.gib * GIB) // 6
 
     def sample_rows(self, columns: int) -> int:

@@ -154,6 +154,8 @@ def merged(runs: list[Run], itemsize: int, part: Part) -> Iterator[Piece]:
     A piece holds until the next but one is asked for.
     """
     runs = [run for run in runs if run.split == part.split and run.rows]
+    # Mapped, though a file that is cut would end the process by a bus error: these are in the scratch directory of this
+    # run, which nobody else writes to, were verified if an earlier attempt left them, and are searched at many places.
     files = {path: np.memmap(f"{path}.keys", np.uint64, "r") for path in {run.path for run in runs}}
     keys_of = [files[run.path][run.start : run.start + run.rows] for run in runs]
     ends = [cut(ascending, part.number, part.number + 1, part.of) for ascending in keys_of]

@@ -240,9 +240,9 @@ class TestFiles:
             prepared(tmp_path / "d")
 
     def test_an_unknown_format(self, prepared: Prepare, tmp_path: Path) -> None:
-        (tmp_path / "t.xlsx").write_bytes(b"PK")
-        with pytest.raises(UserError, match=r"'\.xlsx' does not tell the format; set data\.format"):
-            prepared(tmp_path / "t.xlsx")
+        (tmp_path / "t.dat").write_bytes(b"a,b")
+        with pytest.raises(UserError, match=r"'\.dat' does not tell the format; set data\.format"):
+            prepared(tmp_path / "t.dat")
 
     def test_a_truncated_parquet(self, prepared: Prepare, tmp_path: Path) -> None:
         path = tmp_path / "t.parquet"

@@ -300,6 +300,69 @@ def test_several_pods_verify_a_base_set_where_they_put_the_data_together(
     assert on_several(tmp_path / "again", str(sales), 2, config).check()
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"types": {"number": "text"}},
+            r"data\.types\.number: 'text' is not 'number', as which data\.earlier .*anew",
+        ),
+        ({"types": {"number": "category"}}, r"data\.types\.number: 'category' is not 'number'"),
+        ({"types": {"city": "number"}}, r"data\.types\.city: 'number' is not 'text'"),
+        ({"types": {"city": "document"}}, r"data\.types\.city: 'document' does not make the column 'categorical'"),
+        ({"types": {"cty": "text"}}, r"data\.types: .*january', which data\.earlier names, has no column 'cty'"),
+        ({"task": "regression"}, r"data\.task: 'regression' is not 'classification', as which .* set it so, or"),
+    ],
+)
+@pytest.mark.parametrize("new", [True, False])
+def test_another_type_or_task_than_the_base_set_has_is_refused(
+    settings: dict[str, Any], message: str, new: bool, sales: Path, january: PreparedData, tmp_path: Path
+) -> None:
+    if new:
+        add(sales, "february", month(1))
+    with pytest.raises(UserError, match=message):
+        prepare(tmp_path / "both", sales, january.artifact.directory, **settings)
+
+
+def test_what_the_base_set_was_made_with_may_be_said_again(sales: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "types": {"number": "number", "city": "document", "id": "text"},
+        "task": "classification",
+        "text_length": 8,
+    }
+    first = prepare(tmp_path / "first", sales, **settings)
+    add(sales, "february", month(1))
+    again = prepare(tmp_path / "again", sales, first.artifact.directory, **settings)
+    assert again.card["rows"]["kept"] == 2 * ROWS
+    with pytest.raises(UserError, match=r"data\.text_length: 256 is not 8, as which data\.earlier"):
+        prepare(tmp_path / "longer", sales, first.artifact.directory, **{**settings, "text_length": 256})
+    with pytest.raises(UserError, match=r"data\.types\.city: 'category' does not make the column 'document', as which"):
+        prepare(tmp_path / "other", sales, first.artifact.directory, **{**settings, "types": {"city": "category"}})
+
+
+@pytest.mark.parametrize(
+    ("kind", "column"),
+    [
+        ("text", pa.array(["lots", "few"] * (ROWS // 2))),
+        ("time", pa.array([0, 86_400] * (ROWS // 2)).cast(pa.timestamp("s"))),
+        ("other", pa.array([[1]] * ROWS)),
+        ("", pa.array([0.5, 1.5] * (ROWS // 2))),
+        ("", pa.array(["1", "2"] * (ROWS // 2))),
+        ("", pa.nulls(ROWS)),
+    ],
+)
+def test_a_column_of_whole_numbers_stays_one(kind: str, column: pa.Array, sales: Path, tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    add(sales, "january", month(0).append_column("count", pa.array(draw.integers(0, 9, ROWS))))
+    first = prepare(tmp_path / "first", sales)
+    add(sales, "february", month(1).append_column("count", column))
+    if kind:
+        with pytest.raises(UserError, match=f"data: the column 'count' holds {kind} values in the new files, but int"):
+            prepare(tmp_path / "both", sales, first.artifact.directory)
+    else:
+        assert prepare(tmp_path / "both", sales, first.artifact.directory).card["rows"]["kept"] == 2 * ROWS
+
+
 def test_settings_that_came_from_json_are_kept_like_those_made_in_python() -> None:
     constructed = DataConfig(split=SplitConfig(seed=3))
     read = DataConfig.from_dict({"split": {"seed": 3}})

@@ -115,6 +115,18 @@ def test_a_flipped_bit_in_the_store_is_named(store: FaultyS3, whole: PreparedDat
         open_prepared(make_stub("s3://bucket/flipped", tmp_path / "all")).split("train")
 
 
+@pytest.mark.parametrize("size", [None, 100])
+def test_rows_that_are_not_in_the_store_are_named(store: FaultyS3, uri: str, tmp_path: Path, size: int | None) -> None:
+    stub = make_stub(uri, tmp_path / "stub")
+    storage_for(uri).delete(["train-00001.rows"])
+    if size:
+        storage_for(uri).put("train-00001.rows", bytes(size))
+    with pytest.raises(
+        DamagedArtifact, match=rf"^{uri}/train-00001\.rows: {'100 bytes, the' if size else 'missing;'} "
+    ):
+        open_prepared(stub)
+
+
 def test_what_is_read_is_all_that_is_asked_for(uri: str, whole: PreparedData, tmp_path: Path) -> None:
     data = open_prepared(make_stub(uri, tmp_path / "stub"))
     assert isinstance(data, StreamedData) and data.stream.fetched_bytes == 0

@@ -180,6 +180,9 @@ class PreparedData:
 
     def mapped(self, segment: str) -> np.ndarray:
         """The records of a segment as uint8 ``[rows, record]``, memory-mapped and not verified."""
+        # A mapped file that is cut ends the process by a bus error. Nothing cuts an artifact: its files are written
+        # once, renamed into place and only ever removed whole, which leaves a mapping as it is; their sizes are checked
+        # when it is opened. What a batch mixes comes from everywhere in it, and all processes share its pages.
         raw = np.memmap(self.artifact.path(segment), np.uint8, mode="r")
         return raw.reshape(-1, self.signature.record.itemsize)
 
@@ -205,12 +208,11 @@ class PreparedData:
         filled = [segment for segment in self.segments(name) if self.artifact.files[segment].size]
         parts = [self.mapped(segment).reshape(-1) for segment in filled]
         if len(parts) > 1:
-            ends = np.cumsum([len(part) for part in parts]).tolist()
             with tempfile.TemporaryFile(dir=self.artifact.directory) as file:
-                joined = np.memmap(file, np.uint8, "w+", shape=(ends[-1],))
-            for end, part in zip(ends, parts, strict=True):
-                joined[end - len(part) : end] = part
-            parts = [joined]
+                for part in parts:
+                    file.write(part.data)  # through a mapping, a full disk would be a bus error
+                file.flush()
+                parts = [np.memmap(file, np.uint8, "r")]
         return parts[0].view(self.signature.record) if parts else np.empty(0, self.signature.record)
 
     def sample(self, name: str, most: int) -> np.ndarray:

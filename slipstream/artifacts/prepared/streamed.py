@@ -113,6 +113,11 @@ class Stream:
         stub = from_json(path.read_bytes(), Stub, path)
         self._artifact = artifact
         self._objects = list_names(stub.uri)
+        for name in (name for name in artifact.files if name.endswith(ROWS)):
+            size = self._objects[name].size if name in self._objects else None
+            if size != artifact.files[name].size:
+                what = "missing" if size is None else f"{size:,} bytes, the manifest says {artifact.files[name].size:,}"
+                raise DamagedArtifact(f"{stub.uri.rstrip('/')}/{name}: {what}; prepare the data again, or restore it")
         self._cache_bytes = stub.cache_bytes
         self._files: dict[str, BinaryIO] = {}
         self._pool = ThreadPoolExecutor(REQUESTS, thread_name_prefix="stream")
@@ -127,6 +132,7 @@ class Stream:
 
     def mapped(self, segment: str) -> np.ndarray:
         """The bytes of a segment (uint8 ``[size]``); only those of fetched blocks are valid."""
+        # The file has no name, so that nobody can cut it below the mapping.
         return np.memmap(self._file(segment), np.uint8, mode="r", shape=(self._artifact.files[segment].size,))
 
     def _file(self, segment: str) -> BinaryIO:

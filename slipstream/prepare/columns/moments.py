@@ -19,6 +19,8 @@ from slipstream.prepare.memory import COUNTED
 
 #: Texts longer than this on average are prose, of which no vocabulary is made.
 PROSE_BYTES = 200
+#: As so many bytes a longer text counts: one of megabytes among categories makes no prose of them.
+COUNTED_BYTES = 10 * PROSE_BYTES
 #: Numeric columns that are measured at once, so that they stay in the processor's cache.
 COLUMNS_AT_ONCE = 16
 
@@ -165,6 +167,7 @@ class CodeCounts:
     def prose(self) -> bool:
         """Whether the texts are too long for categories."""
         sizes = pc.fill_null(pc.binary_length(self.dictionary), 0).to_numpy(zero_copy_only=False)
+        sizes = np.minimum(sizes, COUNTED_BYTES)
         return bool(sizes @ self.by_code[:, :-1].sum(axis=0) > PROSE_BYTES * max(1, self.by_code.sum()))
 
     def present(self, names: pa.Array) -> list[int]:

@@ -105,6 +105,25 @@ def readings(texts: pa.Array, missing: list[str]) -> list[str]:
     return [words for words in fitting if not any(other in words for other in fitting if other != words)]
 
 
+#: Currencies and shares, before or after a number.
+UNIT = r"(?:[\p{Sc}%‰]|\b(?:USD|EUR|GBP|CHF|JPY|CNY|INR)\b)"
+#: Digits with whatever separates them, with such a mark or, as accountants write losses, in parentheses.
+WITH_UNIT = rf"^(?:[+-]?\s*{UNIT}\s*[+-]?DIGITS|[+-]?DIGITS\s*{UNIT}|\(\s*{UNIT}?\s*DIGITS\s*{UNIT}?\s*\))$".replace(
+    "DIGITS", r"[.,]?\d[\d.,'_ \x{00a0}\x{202f}]*"
+)
+
+
+def with_units(texts: pa.Array, missing: list[str]) -> str:
+    """The first number with a mark that no number has here, such as a currency's, if most texts are numbers and some
+    of them have one; else empty."""
+    cleaned = value_types.clean(texts, missing).drop_null()
+    marked = pc.match_substring_regex(cleaned, WITH_UNIT)
+    plain = pc.match_substring_regex(cleaned, r"^[+-]?[.,]?\d[\d.,'_ ]*$")
+    if not pc.any(marked).as_py() or 2 * pc.sum(pc.or_(marked, plain)).as_py() <= len(cleaned):
+        return ""
+    return str(cleaned.filter(marked)[0].as_py())
+
+
 def cannot_become(stored: str, kind: str) -> bool:
     """Whether values of the type ``stored`` cannot be read as ``kind``."""
     if stored == value_types.NOTHING:
@@ -149,12 +168,20 @@ def guess_types(
         types[name] = number_format.guess(texts, tolerance(config))
         if types[name] != value_types.TEXT:
             continue
+        if priced := with_units(texts, config.missing):
+            warnings.append(
+                f"column {name!r}: looks like numbers with a currency, a percent sign or parentheses, such as "
+                f"{priced[:60]!r}, and is taken as text, as it cannot be known that all have the same unit; if they "
+                "have, write plain numbers into the column, else declare it in data.types as text or drop it with "
+                "data.drop"
+            )
+            continue
         failed = value_types.mostly_numbers(number_format.normalise(texts, value_types.NUMBER), config.missing)
         if separators := readings(texts, config.missing):
             warnings.append(
-                f"column {name!r}: looks like numbers with separators, such as {texts.drop_null()[0].as_py()!r}, and "
-                f"is taken as text; if they are numbers, set {' or '.join(separators)}, else declare it in data.types "
-                "as text"
+                f"column {name!r}: looks like numbers with separators, such as "
+                f"{texts.drop_null()[0].as_py()[:60]!r}, and is taken as text; if they are numbers, set "
+                f"{' or '.join(separators)}, else declare it in data.types as text"
             )
         elif failed is not None and failed.any():
             row = int(np.flatnonzero(failed)[0])

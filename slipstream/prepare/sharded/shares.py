@@ -95,6 +95,7 @@ def times_of(piece: TextPiece, column: str) -> Path:
     """A spool of the same name that holds one column; the lines alone if the directories give it."""
     path = piece.path.parent / "times" / piece.path.name
     path.parent.mkdir(exist_ok=True)
+    # Mapped, because this process has just written the file, and nobody else knows of it.
     batch = pa.ipc.open_file(pa.memory_map(str(piece.path))).get_batch(0)
     write_spool(path, batch.select([column if column in piece.types else LINE]))
     return path

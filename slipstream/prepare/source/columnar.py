@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -19,10 +20,13 @@ from slipstream.prepare.columns.hashing import hash_values
 from slipstream.prepare.memory import Budget
 from slipstream.prepare.quarantine import BadRow
 from slipstream.prepare.source.files import SourceFile, cannot_be_read
+from slipstream.prepare.source.foreign import MOST_BEGINNING, by_beginning
 
 #: In the spool, the line of the user's file on which each row begins.
 LINE = "\0line"
 PAGE_BUFFER_BYTES = 1 << 16
+#: How files of each format begin.
+MARKS = {"parquet": b"PAR1", "arrow": b"ARROW1"}
 
 
 @dataclass(frozen=True)
@@ -123,21 +127,64 @@ def open_parquet(
 
 
 class ArrowFile:
-    """As :class:`ParquetFile`, of record batches."""
+    """As :class:`ParquetFile`, of record batches.
+
+    They are read, not mapped: whoever touches a page of a mapping behind the end of a file that was cut meanwhile dies
+    of a bus error (SIGBUS). Only what is asked for is read.
+    """
 
     def __init__(self, source: SourceFile) -> None:
-        self._file = pa.ipc.open_file(pa.memory_map(source.uri) if source.local else source.open())
+        self._source = source
+        self._stream = pa.OSFile(source.uri) if source.local else source.open()
+        self._file = pa.ipc.open_file(self._stream)
         self.schema = self._file.schema
 
+    def _only(self, names: list[str]) -> pa.ipc.RecordBatchFileReader:
+        """The file with these columns and, if it is a spool, its lines, in the order of the file."""
+        fields = [index for index, field in enumerate(self.schema) if field.name in (*names, LINE)]
+        return pa.ipc.open_file(self._stream, options=pa.ipc.IpcReadOptions(included_fields=fields))
+
     def sizes(self) -> list[int]:
-        return [self._file.get_batch(index).num_rows for index in range(self._file.num_record_batches)]
+        count = self._file.num_record_batches
+        file = self._only([min(self.schema, key=width_of).name]) if len(self.schema) else self._file
+        return [file.get_batch(index).num_rows for index in range(count)]
 
     def batches(self, index: int, names: list[str], rows: int, budget: Budget) -> Iterator[pa.RecordBatch]:
-        whole = self._file.get_batch(index)
+        size = Path(self._source.uri).stat().st_size if self._source.local else 0
+        if size > budget.whole_group_bytes * self._file.num_record_batches:
+            return self._of_large(index, names, rows, size)
+        whole = self._only(names).get_batch(index)
         return (whole.slice(start, rows) for start in range(0, whole.num_rows, rows))
 
+    def _of_large(self, index: int, names: list[str], rows: int, size: int) -> Iterator[pa.RecordBatch]:
+        """Of a batch that need not fit into memory, which Arrow reads as a whole or maps. Each slice is copied at once,
+        if the file still has its ``size``: it can be cut unnoticed only during the milliseconds that this takes."""
+        with pa.memory_map(self._source.uri) as mapping:
+            whole = pa.ipc.open_file(mapping).get_batch(index).select(names)
+            for start in range(0, whole.num_rows, rows):
+                if Path(self._source.uri).stat().st_size != size:
+                    raise ValueError(f"expected {size:,} bytes")
+                yield copied(whole.slice(start, rows))
+
     def head(self, index: int, names: list[str], rows: int) -> pa.RecordBatch:
-        return self._file.get_batch(index).slice(0, rows)
+        return self._only(names).get_batch(index).slice(0, rows)
+
+
+def width_of(field: pa.Field) -> int:
+    """The bits of a value, of texts and nested values the most: what is read of a column to learn its length."""
+    try:
+        return field.type.bit_width
+    except ValueError:
+        return sys.maxsize
+
+
+def copied(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The same values in memory of their own, as :func:`.value_types.simplified` gives them."""
+    columns = {name: value_types.simplified(batch.column(name)) for name in batch.schema.names}
+    simple, sink = pa.RecordBatch.from_pydict(columns), pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, simple.schema) as writer:
+        writer.write_batch(simple)
+    return pa.ipc.open_stream(sink.getvalue()).read_next_batch()
 
 
 def open_file(source: SourceFile, format: str) -> ParquetFile | ArrowFile:
@@ -164,7 +211,14 @@ def damaged(uri: str, format: str, error: Exception) -> UserError:
 def units_of(file: SourceFile, format: str, first_row: int = 0) -> tuple[pa.Schema, list[Unit]]:
     """The schema of a columnar file and its pieces. Raises ``UserError`` if the file is damaged or something else."""
     with damage_named(file.uri, format):
-        reader = open_file(file, format)
+        try:
+            reader = open_file(file, format)
+        except pa.ArrowInvalid:
+            with file.open() as stream:
+                beginning = stream.read(MOST_BEGINNING)
+            if not beginning.startswith(MARKS[format]) and (foreign := by_beginning(beginning)):
+                raise UserError(f"{file.uri}: {foreign}") from None
+            raise
         sizes, schema = reader.sizes(), reader.schema
         for column in schema:  # names and types that cannot be decoded, or are not what they should be, are damage
             value_types.type_of(column.type)

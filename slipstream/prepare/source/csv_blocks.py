@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import csv
 import io
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,13 +18,24 @@ from slipstream.errors import UserError
 from slipstream.prepare.config import DataConfig
 from slipstream.prepare.quarantine import BadRow
 from slipstream.prepare.source.files import SourceFile, cannot_be_read
+from slipstream.prepare.source.foreign import MOST_BEGINNING, by_beginning
+from slipstream.prepare.source.record_ends import (
+    breaks_in,
+    count_breaks,
+    ends_in_quotes,
+    first_line_end,
+    last_record_end,
+)
 
 if TYPE_CHECKING:
     from _csv import Reader
 
 BLOCK_BYTES = 12 << 20
-#: A quoted value with line breaks may span this many bytes; beyond that its quote is taken to be never closed.
+#: A record may have at least this many bytes; one that is longer than these and a block is no record.
 RECORD_BYTES = 4 << 20
+#: As much is kept of a line that is no record.
+FAULTY_BYTES = 2 << 10
+NEVER_CLOSES = "a quote opens here and never closes"
 
 
 @dataclass(frozen=True)
@@ -34,6 +44,8 @@ class Block:
 
     ``content`` is not held for what lies in a local file just so, from byte ``offset`` on: to read it again, in the
     process that parses it, takes a fraction of the time of sending it there.
+
+    A block with a ``fault`` is the beginning of one line, which is no record: the text says why.
     """
 
     file: str
@@ -41,6 +53,7 @@ class Block:
     offset: int
     size: int
     content: bytes | None = None
+    fault: str = ""
 
     @cached_property
     def data(self) -> bytes:
@@ -97,6 +110,8 @@ class Utf8Stream:
                 raise cannot_be_read(self._file.uri, error) from None
             raise UserError(f"{self._file.uri}: cannot be decompressed after byte {self.offset:,}: {error}") from None
         first, self.offset = self.offset == 0, self.offset + len(data)
+        if first and self._decoder is None and (foreign := by_beginning(data[:MOST_BEGINNING])):
+            raise UserError(f"{self._file.uri}: {foreign}")
         if self._decoder is not None:
             try:
                 data = self._decoder.decode(data, final=not data).encode()
@@ -124,22 +139,31 @@ class Utf8Stream:
 
 
 def read_blocks(file: SourceFile, config: DataConfig, block_bytes: int = BLOCK_BYTES) -> Iterator[Block]:
-    """The file in blocks that end where a record ends. Raises ``UserError`` at the first byte that is not UTF-8."""
+    """The file in blocks that end where a record ends. Raises ``UserError`` at the first byte that is not UTF-8.
+
+    Of a record that does not end the first line is a block by itself, with its ``fault``, and what follows is taken for
+    records again: so no block begins or ends within a value.
+    """
     line, rest = 1, b""
     with Utf8Stream(file, config) as stream:
         while True:
             data = stream.read(block_bytes)
-            whole = rest + data if rest else data
-            end = len(whole) if not data else last_record_end(whole, config)
-            if data and end == 0 and len(whole) <= block_bytes + RECORD_BYTES:
-                rest = whole
-                continue
-            end = end or whole.rfind(line_break(whole)) + 1 or len(whole)
-            if end:
-                check_utf8(whole, end, file.uri, line)
-                content = None if stream.plain else whole[:end]
-                yield Block(file.uri, line, stream.offset - len(whole), end, content)
-            line += whole.count(line_break(whole), 0, end)
+            whole, fault = rest + data if rest else data, ""
+            end = last_record_end(whole, config) if data else len(whole)
+            if data and not end:
+                if len(whole) <= block_bytes + RECORD_BYTES:
+                    rest = whole
+                    continue
+                end = first_line_end(whole)
+                fault = NEVER_CLOSES if end else f"more than {RECORD_BYTES:,} bytes without a line break"
+            check_utf8(whole, end, file.uri, line)
+            size = min(end or len(whole), FAULTY_BYTES) if fault else end
+            if size:
+                content = None if stream.plain else whole[:size]
+                yield Block(file.uri, line, stream.offset - len(whole), size, content, fault)
+            line += count_breaks(whole, end)
+            if fault and not end:
+                whole, line = beyond_line(stream, whole, block_bytes), line + 1
             if not data:
                 return
             if stream.plain:
@@ -147,39 +171,14 @@ def read_blocks(file: SourceFile, config: DataConfig, block_bytes: int = BLOCK_B
             rest = b"" if stream.plain else whole[end:]
 
 
-def last_record_end(data: bytes, config: DataConfig) -> int:
-    """How many bytes of ``data`` are whole records: up to a line break outside quotes; 0 if there is none."""
-    data = without_escapes(data, config)
-    mark = line_break(data)
-    end = data.rfind(mark) + 1
-    limit = max(0, end - RECORD_BYTES)
-    quote = config.quote.encode()
-    if not quote or quote not in data:
-        return end
-    quotes = data.count(quote, 0, end)
-    while end > limit and quotes % 2:
-        before = data.rfind(mark, 0, end - 1) + 1
-        quotes -= data.count(quote, before, end)
-        end = before
-    return end if quotes % 2 == 0 else 0
-
-
-def without_escapes(data: bytes, config: DataConfig) -> bytes:
-    """The same number of bytes, in which no escaped quote or line break is left to be taken for a real one."""
-    if not config.escape:
-        return data
-    return re.sub(re.escape(config.escape.encode()) + b".", b"__", data, flags=re.DOTALL)
-
-
-def open_quote(data: bytes, config: DataConfig) -> bool:
-    """Whether a quote is opened in ``data`` that does not close."""
-    quote = config.quote.encode()
-    return bool(quote) and quote in data and without_escapes(data, config).count(quote) % 2 == 1
-
-
-def line_break(data: bytes) -> bytes:
-    """The byte that ends lines: LF (CR LF too), or CR alone where there is no LF."""
-    return b"\n" if b"\n" in data else b"\r"
+def beyond_line(stream: Utf8Stream, data: bytes, block_bytes: int) -> bytes:
+    """What was read beyond the line that does not end in ``data``, by reading on until it does."""
+    while not (end := first_line_end(data)):
+        more = stream.read(block_bytes)
+        if not more:
+            return b""
+        data = data[-1:] + more
+    return data[end:]
 
 
 def check_utf8(data: bytes, end: int, file: str, first_line: int) -> None:
@@ -189,8 +188,8 @@ def check_utf8(data: bytes, end: int, file: str, first_line: int) -> None:
     try:
         codecs.utf_8_decode(memoryview(data)[:end], "strict", True)
     except UnicodeDecodeError as error:
-        line_start = data.rfind(b"\n", 0, error.start) + 1
-        line = first_line + data.count(b"\n", 0, error.start)
+        line_start = 1 + max(data.rfind(b"\n", 0, error.start), data.rfind(b"\r", 0, error.start))
+        line = first_line + count_breaks(data, error.start)
         raise UserError(
             f"{file}, line {line:,}, byte {error.start - line_start + 1}: 0x{data[error.start]:02x} is not "
             'UTF-8; set data.encoding to the encoding of the file, for example "latin-1" or "cp1252"'
@@ -200,7 +199,14 @@ def check_utf8(data: bytes, end: int, file: str, first_line: int) -> None:
 def read_header(file: SourceFile, config: DataConfig) -> list[str]:
     """The names in the first line, stripped. Raises ``UserError`` if there is none."""
     for block in read_blocks(file, config, RECORD_BYTES):
+        if block.fault:
+            raise UserError(f"{file.uri}, line {block.first_line}: {block.fault}; expected a header line and rows")
         for record in csv_reader(block.data.decode(), config):
+            if any("\0" in name for name in record):
+                raise UserError(
+                    f"{file.uri}: the header has bytes that are 0, as no text has; if it is UTF-16, set data.encoding "
+                    'to "utf-16-le" or "utf-16-be", otherwise expected a CSV'
+                )
             if record:
                 return [name.strip() for name in record]
     raise UserError(f"{file.uri}: is empty; expected a header line and rows")
@@ -224,14 +230,16 @@ def csv_records(lines: Iterable[str], config: DataConfig) -> Reader:
 
 def parse(block: Block, names: list[str], config: DataConfig, skip_header: bool) -> Parsed:
     """Parse one block. Rows of another width are returned as bad, and so is a record whose quote never closes."""
+    if block.fault:
+        return faulty(block, names)
+    if ends_in_quotes(block.data, config):
+        return parse_carefully(block, names, config, skip_header)
     ragged: list[pacsv.InvalidRow] = []
 
     def set_aside(row: pacsv.InvalidRow) -> str:
         ragged.append(row)
         return "skip"
 
-    if open_quote(block.data, config):
-        return parse_carefully(block, names, config, skip_header)
     try:
         table = pacsv.read_csv(
             pa.BufferReader(block.data),
@@ -270,6 +278,12 @@ def parse(block: Block, names: list[str], config: DataConfig, skip_header: bool)
     return Parsed(block.file, table, lines, bad)
 
 
+def faulty(block: Block, names: list[str]) -> Parsed:
+    """The one line of a block with a fault, set aside."""
+    bad = BadRow(block.file, block.first_line, "", block.fault, block.data.decode(errors="replace").rstrip("\r\n"))
+    return Parsed(block.file, empty_table(names), np.empty(0, np.int64), [bad])
+
+
 def width(fields: int, expected: int) -> str:
     return f"{fields} fields, expected {expected}"
 
@@ -281,12 +295,9 @@ def empty_table(names: list[str]) -> pa.Table:
 def record_lines(block: Block, records: int, config: DataConfig) -> np.ndarray | None:
     """The line on which each record begins: int64 ``[records]``; ``None`` if lines and records do not match."""
     data = np.frombuffer(block.data, np.uint8)
-    breaks = np.flatnonzero(data == ord("\n"))
-    starts = np.concatenate([[0], breaks + 1])
-    starts = starts[starts < len(data)]
-    first = data[starts]
-    after = data[np.minimum(starts + 1, len(data) - 1)]
-    empty = (first == ord("\n")) | ((first == ord("\r")) & (after == ord("\n")))
+    starts = np.concatenate([[0], breaks_in(data) + 1])
+    first = data[starts[starts < len(data)]]
+    empty = (first == ord("\n")) | (first == ord("\r"))
     lines = np.flatnonzero(~empty)
     if len(lines) != records:
         # Values with line breaks: the csv module knows the line on which each record ends.
@@ -318,7 +329,7 @@ def parse_carefully(block: Block, names: list[str], config: DataConfig, skip_hea
         if header:
             header = False
         elif record is None:
-            bad.append(BadRow(block.file, line, "", "a quote opens here and never closes", raw))
+            bad.append(BadRow(block.file, line, "", NEVER_CLOSES, raw))
         elif len(record) != len(names):
             bad.append(BadRow(block.file, line, "", width(len(record), len(names)), raw))
         else:
@@ -331,17 +342,12 @@ def parse_carefully(block: Block, names: list[str], config: DataConfig, skip_hea
 
 def next_record(lines: list[str], at: int, config: DataConfig) -> tuple[int, list[str] | None]:
     """How many lines the record that begins on line ``at`` takes, and its fields: [] if the line is empty, ``None``
-    if its quote does not close within ``RECORD_BYTES``, in which case only its first line is used up."""
+    if its quote does not close, in which case only its first line is used up."""
     closed = True
 
     def following() -> Iterator[str]:
         nonlocal closed
-        size = 0
-        for line in map(lines.__getitem__, range(at, len(lines))):
-            yield line
-            size += len(line)
-            if size > RECORD_BYTES:
-                break
+        yield from map(lines.__getitem__, range(at, len(lines)))
         closed = False  # the reader asked for a line after the last one: it is inside quotes
 
     reader = csv_records(following(), config)

@@ -20,6 +20,7 @@ from typing import BinaryIO
 
 from slipstream.errors import UserError
 from slipstream.prepare.config import Format
+from slipstream.prepare.source.foreign import by_name
 from slipstream.storage import STORES, ObjectInfo, list_objects, open_listed
 
 #: What each extension holds; a compression suffix is looked through.
@@ -99,6 +100,8 @@ class Listing:
 
     address: str
     files: tuple[SourceFile, ...] = ()
+    #: The folder that the address names, or the one above its first wildcard.
+    folder: str = ""
 
     @property
     def size(self) -> int:
@@ -106,8 +109,8 @@ class Listing:
         return sum(file.size for file in self.files)
 
     def relative(self, file: SourceFile) -> str:
-        """The path of a file below the folder that the address names, or below the one above its first wildcard."""
-        folder = root_of(self.address) if glob.has_magic(self.address) else self.address
+        """The path of a file below the folder."""
+        folder = self.folder
         if not self.address.startswith(STORES):
             folder = "" if Path(folder) == Path() else str(Path(folder))
         inside = file.uri.removeprefix(folder.rstrip("/") + "/" if folder else "")
@@ -135,12 +138,28 @@ def list_source(address: str) -> Listing:
     """List what ``address`` names. Raises ``UserError`` when there are no files or nothing is in them."""
     if not address:
         return Listing("")
-    files = stored_files(address) if address.startswith(STORES) else local_files(address)
+    files, folder = find_files(address)
     if not files:
         raise UserError(f"data: {address!r} holds no files; expected CSV, JSON Lines, Parquet, Arrow or image files")
     if not any(file.size for file in files):
         raise UserError(f"data: {address!r} is empty (0 bytes); expected a header line and rows")
-    return Listing(address, tuple(sorted(files, key=lambda file: file.uri)))
+    return Listing(address, tuple(sorted(files, key=lambda file: file.uri)), folder)
+
+
+def find_files(address: str) -> tuple[list[SourceFile], str]:
+    """The files, and the folder that they are found below. As for a shell, brackets are part of a name if nothing has a
+    name that they match."""
+    stored = address.startswith(STORES)
+    if not stored or not {"*", "?"} & set(address):
+        files = stored_files(address) if stored else local_files(address)
+        if files or not glob.has_magic(address):
+            return files, address
+    files, folder = [], address
+    for pattern in (address, address.replace("[", "[[]")):
+        if not files:
+            folder, below = split_pattern(pattern)
+            files = stored_matches(folder, below) if stored else local_matches(folder, below)
+    return files, folder
 
 
 @contextmanager
@@ -168,25 +187,28 @@ def local_file(path: Path, name: str = "") -> SourceFile:
 
 
 def stored_files(data: str) -> list[SourceFile]:
-    """The objects that a key, a prefix or a pattern names; a folder that a pattern matches stands for all in it."""
-    fixed = root_of(data)
-    if fixed in STORES:
-        raise UserError(f"data: {data!r} has a wildcard in the bucket's name; expected {fixed}bucket/pattern")
-    matches = re.compile(pattern_of(data) if glob.has_magic(data) else "").match
-    return [
-        SourceFile(o.uri, o.size, o.etag) for o in list_objects(fixed) if wanted(o.uri[len(fixed) :]) and matches(o.uri)
-    ]
+    """The object at a key, or all below a prefix."""
+    return [SourceFile(o.uri, o.size, o.etag) for o in list_objects(data) if wanted(o.uri[len(data) :])]
 
 
-def root_of(data: str) -> str:
-    """What comes before the first part of a path that has a wildcard, with its slash; all of it if none has."""
-    wildcard = re.search(r"[*?[]", data)
-    return data[: data.rfind("/", 0, wildcard.start()) + 1] if wildcard else data
+def stored_matches(root: str, below: str) -> list[SourceFile]:
+    """The objects that a pattern ``below`` a prefix names; a folder that it matches stands for all in it."""
+    if root in STORES:
+        raise UserError(f"data: {root + below!r} has a wildcard in the bucket's name; expected {root}bucket/pattern")
+    matches = re.compile(pattern_of(below)).match
+    return [file for file in stored_files(root) if matches(file.uri[len(root) :])]
+
+
+def split_pattern(data: str) -> tuple[str, str]:
+    """The folder above the first part of a path that has a wildcard, with its slash, and the pattern below it."""
+    wildcard = next((mark for mark in re.finditer(r"\[\[\]|[*?[]", data) if mark[0] != "[[]"), None)
+    end = data.rfind("/", 0, wildcard.start()) + 1 if wildcard else data.rfind("/") + 1
+    return data[:end].replace("[[]", "["), data[end:]
 
 
 def pattern_of(data: str) -> str:
     """The regular expression of a glob, of which ``*`` stays in one folder and ``**`` spans any number of them."""
-    wildcards = {"**/": "(?:[^/]+/)*", "*": "[^/]*", "?": "[^/]"}
+    wildcards = {"**/": "(?:[^/]+/)*", "*": "[^/]*", "?": "[^/]", "[[]": r"\["}
 
     def spelled(match: re.Match[str]) -> str:
         token = match[0]
@@ -196,24 +218,28 @@ def pattern_of(data: str) -> str:
 
 
 def local_files(data: str) -> list[SourceFile]:
+    """The file at a path, or all below a folder; none if there is nothing at what may be a pattern. Raises
+    ``UserError`` if there is nothing at a path."""
     path = Path(data)
     kind = kind_of(path)
     if kind == "file":
         return [local_file(path, data)]
     if kind == "folder":
-        paths = list(files_below(path))
-    elif kind:
+        return [local_file(file) for file in files_below(path)]
+    if kind:
         raise UserError(f"data: {data!r} is a device, a pipe or a socket; expected a file that can be read twice")
-    elif glob.has_magic(data):
-        paths = list(dict.fromkeys(matching_files(data)))
-    else:
-        close = difflib.get_close_matches(path.name, siblings_of(path), n=1)
-        hint = f"; did you mean {str(path.parent / close[0])!r}?" if close else ""
-        raise UserError(
-            f"data: {data!r} does not exist; expected a file, a directory, a glob or an address on s3://, gs:// or "
-            f"abfs://{hint}"
-        )
-    return [local_file(p) for p in paths]
+    if glob.has_magic(data):
+        return []
+    close = difflib.get_close_matches(path.name, siblings_of(path), n=1)
+    hint = f"; did you mean {str(path.parent / close[0])!r}?" if close else ""
+    raise UserError(
+        f"data: {data!r} does not exist; expected a file, a directory, a glob or an address on s3://, gs:// or "
+        f"abfs://{hint}"
+    )
+
+
+def local_matches(root: str, below: str) -> list[SourceFile]:
+    return [local_file(path) for path in dict.fromkeys(matching_files(root, below))]
 
 
 def kind_of(path: Path) -> str:
@@ -261,21 +287,20 @@ def kind_of_entry(entry: os.DirEntry[str]) -> str:
     return "file" if entry.is_file() else "folder" if entry.is_dir() else "other"
 
 
-def matching_files(data: str) -> Iterator[Path]:
-    """The files that a glob matches, and those below the folders that it matches. Raises ``UserError`` for a folder
-    that cannot be read."""
-    root = root_of(data)
-    if "**" in data:
+def matching_files(root: str, below: str) -> Iterator[Path]:
+    """The files that a glob ``below`` the folder ``root`` matches, and those below the folders that it matches. Raises
+    ``UserError`` for a folder that cannot be read."""
+    if "**" in below:
         # Unlike glob, this does not follow links round and round.
-        matches = re.compile(pattern_of(data[len(root) :])).match
+        matches = re.compile(pattern_of(below)).match
         yield from (path for path in files_below(Path(root)) if matches(path.relative_to(root).as_posix()))
         return
-    parts = data[len(root) :].split("/")
+    parts = below.split("/")
     for depth, part in enumerate(parts):
         # glob passes over folders that it may not read.
-        for path in paths_matching(root + "/".join(parts[:depth]), root):
+        for path in paths_matching(root, "/".join(parts[:depth])):
             check_folder(path, listed=glob.has_magic(part))
-    for path in paths_matching(data, root):
+    for path in paths_matching(root, below):
         kind = kind_of(path)
         if kind == "folder":
             yield from files_below(path, real_parents(path, Path(root)))
@@ -288,8 +313,9 @@ def real_parents(path: Path, root: Path) -> list[str]:
     return [os.path.realpath(folder) for folder in path.parents if folder == root or root in folder.parents]
 
 
-def paths_matching(pattern: str, root: str) -> list[Path]:
-    """What a pattern matches, but for what is not :func:`wanted`; wildcards are below ``root``."""
+def paths_matching(root: str, below: str) -> list[Path]:
+    """What a pattern matches below a folder, but for what is not :func:`wanted`."""
+    pattern = glob.escape(root) + below
     names = glob.glob(pattern) if pattern else ["."]  # noqa: PTH207 - Path.glob takes no absolute pattern
     return [Path(name) for name in names if wanted(name.removeprefix(root).strip("/")) or name == "."]
 
@@ -311,6 +337,8 @@ def wanted(relative: str) -> bool:
 def format_of(file: SourceFile, declared: Format) -> Format:
     """One of the values of ``FORMATS``. Raises ``UserError`` when neither extension nor beginning tells."""
     format = declared if declared != "auto" else file.known_format or format_inside(file)
+    if not format and (foreign := by_name(file.name)):
+        raise UserError(f"{file.uri}: {foreign}")
     if not format:
         raise UserError(
             f"{file.uri}: the extension {Path(file.name).suffix!r} does not tell the format; set data.format to csv, "

@@ -10,7 +10,7 @@ import pyarrow as pa
 from slipstream.errors import UserError
 from slipstream.prepare.config import DataConfig
 from slipstream.prepare.quarantine import BadRow
-from slipstream.prepare.source.csv_blocks import Block, Parsed, read_blocks
+from slipstream.prepare.source.csv_blocks import Block, Parsed, faulty, read_blocks
 from slipstream.prepare.source.files import SourceFile
 
 RAW_CHARACTERS = 200
@@ -31,6 +31,8 @@ def parse(block: Block, names: list[str], config: DataConfig) -> Parsed:
 
     Numbers keep their digits. Lists and objects as values come as JSON.
     """
+    if block.fault:
+        return faulty(block, names)
     rows: list[dict[str, object]] = []
     lines: list[int] = []
     bad: list[BadRow] = []

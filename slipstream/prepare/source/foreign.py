@@ -1,0 +1,54 @@
+"""Files that hold data, but not in a form that is read: what they are, and what makes a table of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+SPREADSHEET = "is a spreadsheet; save the sheet as CSV, or read it with pandas.read_excel and write it with to_parquet"
+ARCHIVE = "is an archive of files; unpack it, and give the directory"
+DATABASE = "is a database; write the table with pandas.read_sql and to_parquet"
+PANDAS = "holds a table in a form that is not read here; write it with to_parquet of pandas"
+PICKLE = "is a pickle, which may run code when it is read; write what is in it with to_parquet of pandas"
+JSON = (
+    "is JSON: if there is one object on each line, set data.format to json; if it is one list of objects, write one on "
+    "each line (jq -c '.[]' < file.json > file.jsonl)"
+)
+
+EXTENSIONS = {
+    **dict.fromkeys((".xlsx", ".xls", ".xlsm", ".xlsb", ".ods", ".numbers"), SPREADSHEET),
+    **dict.fromkeys((".zip", ".tar", ".tgz", ".7z", ".rar"), ARCHIVE),
+    **dict.fromkeys((".db", ".sqlite", ".sqlite3", ".duckdb"), DATABASE),
+    **dict.fromkeys((".h5", ".hdf5", ".orc", ".avro", ".dta", ".sav", ".sas7bdat", ".npy"), PANDAS),
+    **dict.fromkeys((".pkl", ".pickle"), PICKLE),
+    ".json": JSON,
+}
+COMPRESSED = "is compressed, which its name does not say; add {} to its name"
+#: How files begin, whatever they are called. Spreadsheets of today are archives, those of yesterday OLE documents.
+BEGINNINGS = {
+    b"PK\x03\x04": "is a spreadsheet or an archive; save the sheet as CSV, or unpack it and give the directory",
+    b"\xd0\xcf\x11\xe0": SPREADSHEET,
+    b"SQLite format 3\0": DATABASE,
+    b"\x89HDF": PANDAS,
+    b"Obj\x01": PANDAS,
+    b"ORC": PANDAS,
+    b"PAR1": "is Parquet; call it .parquet, or set data.format to parquet",
+    b"ARROW1": "is an Arrow file; call it .arrow, or set data.format to arrow",
+    b"FEA1": "is Feather of version 1; write it again with pyarrow.feather.write_feather",
+    b"\xff\xff\xff\xff": "is an Arrow stream; write it as an Arrow file (pyarrow.ipc.new_file) or as Parquet",
+    b"\x1f\x8b": COMPRESSED.format(".gz"),
+    b"BZh": COMPRESSED.format(".bz2"),
+    b"\x28\xb5\x2f\xfd": COMPRESSED.format(".zst"),
+    b"\xff\xfe": 'is UTF-16; set data.encoding to "utf-16"',
+    b"\xfe\xff": 'is UTF-16; set data.encoding to "utf-16"',
+}
+MOST_BEGINNING = max(map(len, BEGINNINGS))
+
+
+def by_name(name: str) -> str:
+    """What a file with this name is, and what to do; empty if its extension is none of those known here."""
+    return next((EXTENSIONS[s] for s in map(str.lower, reversed(Path(name).suffixes[-2:])) if s in EXTENSIONS), "")
+
+
+def by_beginning(data: bytes) -> str:
+    """What a file is that begins so, and what to do; empty if nothing is known that begins so."""
+    return next((what for mark, what in BEGINNINGS.items() if data.startswith(mark)), "")

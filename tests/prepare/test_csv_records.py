@@ -1,0 +1,125 @@
+"""A CSV cut into blocks holds the rows that Python's csv module finds in the whole of it, wherever the borders fall."""
+
+from __future__ import annotations
+
+import csv
+import io
+import random
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from slipstream.prepare.config import DataConfig
+from slipstream.prepare.quarantine import BadRow
+from slipstream.prepare.source import csv_blocks, record_ends, text_tables
+from slipstream.prepare.source.csv_blocks import NEVER_CLOSES, parse, read_blocks
+from slipstream.prepare.source.files import SourceFile
+from tests.support.tables import Prepare
+
+NAMES = ["a", "b", "c"]
+PLAIN = ["", "7", "é", '6" nail', '6"', '12" x 3"', 'a""b', "'", "x" * 40]
+QUOTED = ['"a\nb"', '"6"" nail"', '"\n"', '"a,b"', '""', '"a\r\n""b"', '"""\n"', '"x"y', '"x"y"', '"x\ny" "', '"a\n,"']
+
+
+def drawn(draw: random.Random, cells: list[str], end: str, rows: int = 25) -> str:
+    """Lines of three fields, a few of another number."""
+    widths = draw.choices([3, 2, 4], [20, 1, 1], k=rows)
+    return "".join(",".join(draw.choices(cells, k=width)) + end for width in widths)
+
+
+def by_blocks(path: Path, text: str, size: int, config: DataConfig) -> tuple[list[list[str]], list[BadRow], list[int]]:
+    """The rows, what was set aside, and the lines of the rows."""
+    path.write_bytes(raw := text.encode())
+    rows, bad, lines = [], [], []
+    for block in read_blocks(SourceFile(str(path), len(raw)), config, size):
+        parsed = parse(block, NAMES, config, skip_header=False)
+        rows += [list(row.values()) for row in parsed.table.to_pylist()]
+        bad += parsed.bad
+        lines += parsed.lines.tolist()
+    return rows, bad, lines
+
+
+def by_csv(text: str, escape: str = "") -> tuple[list[list[str]], list[tuple[int, str]], list[int]]:
+    """The same of the csv module."""
+    reader, rows, bad, lines, before = (
+        csv.reader(io.StringIO(text, newline=""), escapechar=escape or None),
+        [],
+        [],
+        [],
+        0,
+    )
+    for record in reader:
+        if len(record) == len(NAMES):
+            rows.append(record)
+            lines.append(before + 1)
+        elif record:
+            bad.append((before + 1, f"{len(record)} fields, expected 3"))
+        before = reader.line_num
+    return rows, bad, lines
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("escape", ["", "\\"])
+def test_blocks_hold_the_rows_of_the_csv_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, escape: str
+) -> None:
+    draw, borders = random.Random(0), 0
+    for look, encoding in product((5, 64 << 10), ("utf-8", "utf-8-sig")):
+        monkeypatch.setattr(record_ends, "LOOK_BYTES", look)
+        config = DataConfig(escape=escape, encoding=encoding)
+        cells = PLAIN + QUOTED + ['6\\" nail', "a\\,b", '"a\\"\nb"'] * bool(escape)
+        text = drawn(draw, cells, end)
+        rows, bad, lines = by_csv(text, escape)
+        for size in (16, draw.randrange(17, 60), draw.randrange(60, 300), 1 << 20):
+            found, aside, where = by_blocks(tmp_path / "t.csv", text, size, config)
+            assert (found, where) == (rows, lines), text
+            assert [(row.line, row.reason) for row in aside] == bad
+            borders += len(text) // size
+    assert borders > 150
+
+
+def test_a_record_that_does_not_end_costs_its_first_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few bytes are read at once, a row that is kept is what the csv module finds from its line on."""
+    monkeypatch.setattr(csv_blocks, "RECORD_BYTES", 400)
+    draw, faults = random.Random(1), 0
+    for _ in range(20):
+        open_at, size = draw.randrange(40), draw.randrange(16, 200)
+        before, after = drawn(draw, PLAIN + QUOTED, "\n", open_at), drawn(draw, PLAIN[:5], "\n", 150).replace('"', "")
+        text = before + '1,"never closed,2\n' + after + drawn(draw, PLAIN + QUOTED, "\n")
+        assert len(after) > 2 * (400 + size)
+        config = DataConfig(encoding=("utf-8", "utf-8-sig")[size % 2])
+        rows, bad, where = by_blocks(tmp_path / "t.csv", text, size, config)
+        faults += [row.raw for row in bad if row.reason == NEVER_CLOSES] == ['1,"never closed,2']
+        lines = list(io.StringIO(text, newline=""))
+        for row, line in zip(rows, where, strict=True):
+            assert row == next(csv.reader(lines[line - 1 :]))
+        # The rows before and after it are those of the csv module, which knows nothing of what is between.
+        parts = [by_csv(before), by_csv(text.split("never closed,2\n")[1])]
+        assert rows == parts[0][0] + parts[1][0]
+        assert len(bad) == len(parts[0][1]) + 1 + len(parts[1][1])
+    assert faults == 20
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_a_line_of_more_bytes_than_are_read_is_set_aside_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    monkeypatch.setattr(csv_blocks, "RECORD_BYTES", 400)
+    for size in (16, 23):
+        for width in range(900, 900 + size):
+            text = f"1,2,3{end}{'x' * width},{'x' * width},4{end}5,6,7{end}"
+            config = DataConfig(encoding=("utf-8", "utf-8-sig")[width % 2])
+            rows, bad, where = by_blocks(tmp_path / "t.csv", text, size, config)
+            assert (rows, where) == ([["1", "2", "3"], ["5", "6", "7"]], [1, 3])
+            assert [(row.line, row.reason) for row in bad] == [(2, "more than 400 bytes without a line break")]
+
+
+def test_inch_marks_among_line_breaks_in_a_large_file(prepared: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_tables, "read_blocks", lambda file, config, size=1 << 12: read_blocks(file, config, size))
+    rows = [(number, '6" nail' if number % 3 else f"of {number % 5}\nlines", number % 2) for number in range(4000)]
+    text = "".join(f"{n},{t},{y}\n" if '"' in t else f'{n},"{t}",{y}\n' for n, t, y in rows)
+    data = prepared("n,t,y\n" + text)
+    assert data.card["rows"]["kept"] == 4000
+    column = next(column for column in data.card["columns"] if column["name"] == "t")
+    assert sorted(text for text, _ in column["top"]) == ['6" nail', *(f"of {number}\nlines" for number in range(5))]
