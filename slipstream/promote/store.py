@@ -100,7 +100,7 @@ class Registry:
         """Promote ``version`` as the promotion ``number``; None if another run has taken that number."""
         pointer = Pointer(number, version, manifest, why, f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", uuid.uuid4().hex)
         try:
-            self.storage.put(f"{PROMOTED}/{number:08d}.json", to_json(pointer), fresh=True)
+            self.storage.create(f"{PROMOTED}/{number:08d}.json", to_json(pointer))
         except AlreadyThere:
             return None
         return pointer

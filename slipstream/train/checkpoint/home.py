@@ -143,7 +143,7 @@ class Home:
             attempt = max(attempt, newest(self.storage.list(CLAIMS))) + 1
             record = {"attempt": attempt, "claim": uuid.uuid4().hex, "holder": holder.to_json()}
             with suppress(AlreadyThere):
-                self.storage.put(claim_key(attempt), canonical_json(record), fresh=True)
+                self.storage.create(claim_key(attempt), canonical_json(record))
                 return attempt
 
     def holder_of(self, attempt: int) -> Holder:
@@ -179,7 +179,7 @@ class Home:
         names = {str(name) for name in counting}
         record = {"attempt": attempt, "checkpoints": sorted(names)}
         with suppress(AlreadyThere):  # put by a request whose answer was lost
-            self.storage.put(inherited_key(attempt), canonical_json(record), fresh=True)
+            self.storage.create(inherited_key(attempt), canonical_json(record))
         self.storage.delete(left_behind(keys, names, attempt))
         return counting
 
