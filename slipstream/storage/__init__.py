@@ -130,8 +130,9 @@ def read_range(source: ObjectInfo, start: int, end: int) -> bytes:
     return fetch_listed(source, store_of(source.uri).fetch, start, end)
 
 
-def copy_within_s3(source: str, target: str) -> None:
-    """Copy a file within S3; its bytes do not pass through this machine."""
+def copy_within_s3(source: str, target: str, size: int, sha256: str) -> None:
+    """Copy a file within S3. Raises ``UserError`` if the copy has another size or SHA-256, which S3 tells: its bytes do
+    not pass through this machine, unless it is very large or the service knows no such checksums."""
     from slipstream.storage.s3 import copy_object
 
-    copy_object(source, target)
+    copy_object(source, target, size, sha256)

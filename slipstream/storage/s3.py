@@ -6,6 +6,8 @@ configuration, roles). What is not configured there comes from the ``FLYTE_AWS_*
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,12 +38,14 @@ from slipstream.storage.base import (
     check_size,
     holds,
     not_deleted,
+    ranged_reader,
 )
 from slipstream.storage.names import check_keys, check_name, check_prefix, path_below
 from slipstream.storage.retry import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, TRANSIENT_STATUS, pause, retried
 
-#: Largest size that is copied within the store by one request.
-COPY_BYTES = 256 << 20
+#: Largest size that is copied within the store by one request, whose answer has the checksum of the whole (S3 has
+#: 5 GiB), and that of the parts of a larger one.
+COPY_BYTES, PART_COPY_BYTES = 2 << 30, 256 << 20
 MOST_PARTS = 10_000
 #: Keys that are deleted by one request.
 MOST_DELETED = 1000
@@ -213,12 +217,30 @@ def fetch(source: ObjectInfo, start: int, end: int) -> bytes:
         return retried(request, lambda error: isinstance(error, TRANSIENT_ERRORS))
 
 
-def copy_object(source: str, target: str) -> None:
+def copy_object(source: str, target: str, size: int, sha256: str) -> None:
     """:func:`slipstream.storage.copy_within_s3`. Raises ``UserError``, ``StorageUnavailable``."""
     (bucket, key), (target_bucket, target_key) = split_uri(source), split_uri(target)
+    origin, told = {"Bucket": bucket, "Key": key}, ""
     with explained(target):
-        parts = TransferConfig(COPY_BYTES, CONCURRENCY, COPY_BYTES)
-        client().copy({"Bucket": bucket, "Key": key}, target_bucket, target_key, Config=parts)
+        if size <= COPY_BYTES:
+            answer = client().copy_object(
+                CopySource=origin, Bucket=target_bucket, Key=target_key, ChecksumAlgorithm="SHA256"
+            )
+            told = answer["CopyObjectResult"].get("ChecksumSHA256", "")
+        else:
+            parts = TransferConfig(PART_COPY_BYTES, CONCURRENCY, PART_COPY_BYTES)
+            client().copy(origin, target_bucket, target_key, Config=parts)
+    stored = stat(target)
+    if told:
+        found = base64.b64decode(told).hex()
+    else:
+        with ranged_reader(stored, fetch) as copied:
+            found = hashlib.file_digest(copied, "sha256").hexdigest()
+    if (stored.size, found) != (size, sha256):
+        raise UserError(
+            f"{source}: is not what was written: its copy {target} has {stored.size} bytes with the SHA-256 {found}, "
+            f"expected {size} with {sha256}; make it anew"
+        )
 
 
 class S3Storage:

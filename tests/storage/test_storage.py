@@ -21,6 +21,7 @@ from slipstream.storage import (
     Storage,
     StorageUnavailable,
     azure,
+    copy_within_s3,
     gcs,
     list_objects,
     open_listed,
@@ -349,6 +350,32 @@ def test_more_keys_than_one_request_takes_are_deleted(store: FaultyS3, tmp_path:
         storage.delete(keys)
     assert storage.list() == [keys[0]]
     assert sum(line.startswith("POST") for line in store.requests) == 3
+
+
+@pytest.mark.parametrize("way", ["one request", "several", "a service without checksums"])
+def test_what_is_copied_within_s3_is_verified(
+    way: str, store: FaultyS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = f"s3://bucket/{tmp_path.name}"
+    if way == "several":
+        monkeypatch.setattr(s3, "COPY_BYTES", 8 << 20)
+        monkeypatch.setattr(s3, "PART_COPY_BYTES", 8 << 20)
+    if way == "a service without checksums":
+        s3.client().meta.events.register(
+            "after-call.s3.CopyObject", lambda parsed, **_: parsed["CopyObjectResult"].pop("ChecksumSHA256")
+        )
+    put_file(storage_for(base), "source", LARGE)
+    written = len(LARGE), hashlib.sha256(LARGE).hexdigest()
+    store.requests.clear()
+    copy_within_s3(f"{base}/source", f"{base}/copy", *written)
+    assert sum(line.startswith("GET") for line in store.requests) == (0 if way == "one request" else 9)
+    assert storage_for(base).get("copy", tmp_path).read_bytes() == LARGE
+    put_file(storage_for(base), "source", bytes([LARGE[0] ^ 1]) + LARGE[1:])
+    with pytest.raises(UserError, match=r"/source: is not what was written: its copy .*; make it anew"):
+        copy_within_s3(f"{base}/source", f"{base}/copy", *written)
+    put_file(storage_for(base), "source", LARGE[:-1])
+    with pytest.raises(UserError, match=rf"has {len(LARGE) - 1} bytes .* expected {len(LARGE)} with"):
+        copy_within_s3(f"{base}/source", f"{base}/copy", *written)
 
 
 def test_a_forked_process_makes_connections_of_its_own(remote: Remote) -> None:
