@@ -56,6 +56,8 @@ TRANSIENT_CODES = {
     *("ConditionalRequestConflict", "OperationAborted"),
     # The bytes that arrived do not match the checksum, or the signature, that was sent with them.
     *("BadDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"),
+    # A machine that was suspended sets its clock soon after.
+    "RequestTimeTooSkewed",
 }
 #: The connection failed or ended before the whole answer was there.
 TRANSIENT_ERRORS = (
@@ -167,7 +169,10 @@ def explain(uri: str, error: errors.ClientError) -> Exception:
         return UserError(f"{uri}: there is no bucket {bucket!r}; create it, or check the name and the endpoint")
     if code == "NoSuchKey" or status == 404:
         return MissingObject(f"{uri}: no such object; check bucket {bucket!r} and the key")
+    if code == "RequestTimeTooSkewed":
+        return UserError(f"{uri}: the clock of this machine is wrong by more than 15 minutes; set it")
     if code in ("InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"):
+        client_of.cache_clear()  # the next one reads the credentials afresh, which may be renewed while this runs
         return UserError(f"{uri}: the credentials were refused ({code}); renew AWS_ACCESS_KEY_ID and its secret")
     if status in (401, 403):
         return UserError(
