@@ -24,7 +24,7 @@ from slipstream.artifacts.records import from_json, to_json
 from slipstream.errors import UserError
 from slipstream.export.check import SIGNATURE, BadPackage, check_files, read_manifest
 from slipstream.export.package.sign import sign
-from slipstream.storage import AlreadyThere, Storage, path_below, storage_for
+from slipstream.storage import AlreadyThere, Storage, cannot_write, path_below, storage_for
 
 VERSIONS, PROMOTED = "versions", "promoted"
 POINTER = re.compile(rf"{PROMOTED}/(\d{{8,}})\.json")
@@ -107,7 +107,11 @@ class Registry:
         version = version_of(package)
         storage, prefix = self.storage, f"{VERSIONS}/{version}/"
         with tempfile.TemporaryDirectory(dir=storage.scratch()) as scratch:
-            copy = Path(shutil.copytree(package, Path(scratch, version)))
+            copy = Path(scratch, version)
+            try:
+                shutil.copytree(package, copy)
+            except OSError as error:
+                raise cannot_write(storage.scratch(), error) from None
             if key:
                 sign(copy, key)
             files = {path.relative_to(copy).as_posix() for path in copy.rglob("*") if path.is_file()}

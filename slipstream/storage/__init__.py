@@ -23,7 +23,7 @@ from slipstream.storage.base import (
     fetch_listed,
     ranged_reader,
 )
-from slipstream.storage.local import LocalStorage, cannot_write, local_info, local_path
+from slipstream.storage.local import LocalStorage, cannot_write, free_bytes, local_info, local_path, out_of_space
 from slipstream.storage.names import check_name, path_below
 
 __all__ = [
@@ -38,10 +38,12 @@ __all__ = [
     "check_name",
     "copy_within_s3",
     "download_all",
+    "free_bytes",
     "list_names",
     "list_objects",
     "open_listed",
     "open_reader",
+    "out_of_space",
     "path_below",
     "read_range",
     "stat_object",

@@ -17,7 +17,9 @@ from slipstream.storage.base import AlreadyThere, MissingObject, ObjectInfo, not
 from slipstream.storage.names import check_keys, check_prefix, path_below
 
 SCRATCH = ".scratch"
-#: How a disk says that it has none (exFAT, SMB, some of FUSE's).
+#: How a disk says that it is full, or that this user's share of it is.
+FULL = (errno.ENOSPC, errno.EDQUOT)
+#: How a disk says that it has no hard links (exFAT, SMB, some of FUSE's).
 NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS}
 
 
@@ -148,14 +150,25 @@ class LocalStorage:
             raise not_deleted(self.base, len(refused), len(paths), f"({refused[0].strerror}); check the permissions")
 
 
-def cannot_write(directory: Path, error: OSError) -> UserError:
+def out_of_space(error: Exception) -> bool:
+    """Whether a disk or a quota is full. Writers that are not Python's (Rust's, ONNX Runtime's) and those of many files
+    say it in their text only."""
+    return getattr(error, "errno", None) in FULL or any(os.strerror(code) in str(error) for code in FULL)
+
+
+def free_bytes(directory: Path) -> int:
+    """What is free where the directory is, or is to be made."""
+    existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())
+    return shutil.disk_usage(existing).free
+
+
+def cannot_write(directory: Path, error: Exception) -> UserError:
     """The user error for an operating system's error on writing below ``directory``."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        # The directory may not exist yet.
-        existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())
-        free = shutil.disk_usage(existing).free >> 20
+    if out_of_space(error):
+        free = free_bytes(directory) >> 20
         return UserError(f"{directory}: no space left ({free} MiB free); make room or choose another place")
-    return UserError(f"{directory}: cannot be written ({error.strerror}); check the path and its permissions")
+    why = getattr(error, "strerror", None) or error
+    return UserError(f"{directory}: cannot be written ({why}); check the path and its permissions")
 
 
 def sync_directory(directory: Path) -> None:

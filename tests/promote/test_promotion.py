@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import multiprocessing
@@ -232,6 +233,44 @@ def test_a_damaged_package_that_lies_there_is_stored_again(
     damage(Path(registry.uri, "versions", registry.add(model)))
     assert put(model, registry, models.data).promoted
     assert in_service(registry, tmp_path / "served") == version_of(model)
+
+
+def full(*_: object, **named: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize(
+    "number", [0, 5, -2, -1, *(pytest.param(n, marks=pytest.mark.prove) for n in (1, 2, 3, 4, 6, 7, 8, 9, -3))]
+)
+def test_a_disk_that_is_full_at_any_file_leaves_the_old_one_whole(
+    number: int, models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pointer is the last of them; with room the next run promotes as if nothing was."""
+    first, second = models.trained(150), models.trained(200)
+    registry = Registry(str(tmp_path / "registry"))
+    put(first, registry, models.data)
+    files = sum(1 for path in second.rglob("*") if path.is_file()) + 1
+    right, count = os.fsync, iter(range(10_000))
+    with monkeypatch.context() as patched:
+        # Files are moved into place, and what holds them is synced after each.
+        patched.setattr(os, "fsync", lambda fd: full() if next(count) == number % files else right(fd))
+        with pytest.raises(UserError, match=r"registry: no space left .*; make room or choose another place"):
+            put(second, registry, models.data)
+    assert in_service(registry, tmp_path / "served") == version_of(first)
+    assert put(second, registry, models.data).promoted
+    assert in_service(registry, tmp_path / "served") == version_of(second)
+
+
+def test_a_disk_without_room_for_a_copy_is_said_in_one_line(
+    models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = Registry(str(tmp_path / "registry"))
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "copyfile", full)
+        with pytest.raises(UserError, match=r"registry/\.scratch: no space left .*; make room") as said:
+            registry.add(models.trained(150))
+    assert len(said.value.message) < 300
+    assert list((tmp_path / "registry" / ".scratch").iterdir()) == [] == registry.storage.list()
 
 
 # What cannot be compared
