@@ -240,7 +240,10 @@ def copy_object(source: str, target: str, size: int, sha256: str) -> None:
         found = base64.b64decode(told).hex()
     else:
         with ranged_reader(stored, fetch) as copied:
-            found = hashlib.file_digest(copied, "sha256").hexdigest()
+            digest = hashlib.sha256()
+            while piece := copied.read(PART_BYTES):
+                digest.update(piece)
+            found = digest.hexdigest()
     if (stored.size, found) != (size, sha256):
         raise UserError(
             f"{source}: is not what was written: its copy {target} has {stored.size} bytes with the SHA-256 {found}, "
@@ -305,7 +308,7 @@ class S3Storage:
             why = f"({', '.join(sorted(set(codes)))}){needed if 'AccessDenied' in codes else ''}"
             raise not_deleted(self.base, len(codes), len(names), why)
 
-    def _delete(self, names: Sequence[str]) -> list[str]:
+    def _delete(self, names: Sequence[str]) -> Sequence[str]:
         """Delete objects by one request. Those that were refused are in its answer, which is 200 all the same, and are
         asked for again where that may help. Returns the codes of the others."""
         refused: list[str] = []

@@ -21,7 +21,7 @@ from tests.support.faulty_stores import Remote
 
 def of_s3(status: int, code: str) -> Exception:
     answer = {"Error": {"Code": code, "Message": ""}, "ResponseMetadata": {"HTTPStatusCode": status}}
-    return s3.explain("s3://bucket/key", ClientError(answer, "PutObject"))  # type: ignore[arg-type]
+    return s3.explain("s3://bucket/key", ClientError(answer, "PutObject"))
 
 
 def of_google(status: int, code: str) -> Exception:
@@ -100,7 +100,7 @@ def test_credentials_that_were_renewed_while_it_runs_are_used(
         storage.put("key", b"data")
     file.write_text("[default]\naws_access_key_id = new\naws_secret_access_key = x\n")
     storage.put("key", b"data")
-    credentials = s3.client()._request_signer._credentials  # type: ignore[attr-defined]
+    credentials = s3.client()._request_signer._credentials
     assert (credentials.access_key, store.fired) == ("new", [("PUT", "400 ExpiredToken")])
 
 
