@@ -286,7 +286,7 @@ class BaseSet:
                 writer.link(Path(self.address) / name, name, record)
                 continue
             if home and self.address.startswith(S3):
-                copy_within_s3(f"{self.address.rstrip('/')}/{name}", f"{home}/{name}")
+                copy_within_s3(f"{self.address.rstrip('/')}/{name}", f"{home}/{name}", record.size, record.sha256)
             elif hash_file(storage_for(self.address).get(name, writer.directory), record.block_bytes) != record:
                 raise UserError(f"data.earlier: {self.address}: {name} is not what was written")
             writer.note(name, record)

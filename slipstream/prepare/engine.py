@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -23,6 +22,7 @@ from slipstream.prepare.resume import ResumableScratch, resumable_scratch
 from slipstream.prepare.shuffle import merge_all
 from slipstream.prepare.source.files import Listing, list_source, unchanged
 from slipstream.prepare.table import card_of, encode_units, fit_table, open_table, scan_units, write_table
+from slipstream.storage import out_of_space
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -88,7 +88,7 @@ def full_disk_named(directory: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if not out_of_space(error):
             raise
         raise UserError(f"{directory}: no space left on the disk; free some or work in another directory") from None
 

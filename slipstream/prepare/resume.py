@@ -13,7 +13,6 @@ bytes while a run that was killed read it.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import shutil
 import types
@@ -32,7 +31,7 @@ from slipstream.artifacts.format import canonical_json
 from slipstream.artifacts.typed_values import decode, encode
 from slipstream.errors import UserError
 from slipstream.prepare.pool import WorkerLost, Workers
-from slipstream.storage.local import sync_directory
+from slipstream.storage.local import out_of_space, sync_directory
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -126,7 +125,7 @@ def resumable_scratch(root: Path, workers: Workers, *, lasting: bool = True) -> 
 
 def worth_resuming(error: BaseException) -> bool:
     """Not if the user has to mend something, because that will be other work, nor if the disk is full."""
-    full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+    full = isinstance(error, Exception) and out_of_space(error)
     return isinstance(error, WorkerLost) or not (full or isinstance(error, UserError))
 
 

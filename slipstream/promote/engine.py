@@ -22,11 +22,11 @@ def judge(package: Path, registry: Registry, data: PreparedData, config: Promoti
     if served is None:
         return PromotionDecision(True, 1, "it is the first in this registry")
     number = served.number + 1
-    if served.version == version:
-        return PromotionDecision(False, number, f"it is version {version}, which is in service already")
     try:
         with tempfile.TemporaryDirectory() as scratch:
             old = registry.fetch(served, Path(scratch, "model"))
+            if served.version == version:
+                return PromotionDecision(False, number, f"it is version {version}, which is in service already")
             paired = predictions(Package(package), Package(old), data)
     except Incomparable as reason:
         return PromotionDecision(False, number, f"it cannot be compared with version {served.version}: {reason}")
@@ -49,10 +49,13 @@ def promote(
     package: Path, registry: Registry, data: PreparedData, config: PromotionConfig, passed: PromotionDecision
 ) -> Promotion:
     """Store a model that has ``passed`` and put it in service. If another run has promoted its own meanwhile, the model
-    is judged again, against that one."""
+    is judged again, against that one. An attempt after one that was killed finds the model in service."""
     version = registry.add(package, Path(config.signing_key) if config.signing_key else None)
     while passed.passed:
         if registry.point(passed.number, version, manifest_digest(package), passed.why):
             return Promotion(True, registry.uri, version, passed.why)
+        served = registry.promoted()
+        if served is not None and served.version == version:
+            return Promotion(True, registry.uri, version, served.why)
         passed = judge(package, registry, data, config)
     return Promotion(False, registry.uri, version, passed.why)

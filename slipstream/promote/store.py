@@ -7,9 +7,11 @@ run that is killed leaves the promoted model as it is; of two that promote at on
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -23,9 +25,10 @@ from slipstream.artifacts.workspaces import put_in_place
 from slipstream.errors import UserError
 from slipstream.export.check import SIGNATURE, BadPackage, check_files, read_manifest
 from slipstream.export.package.sign import sign
-from slipstream.storage import AlreadyThere, Storage, path_below, storage_for
+from slipstream.storage import AlreadyThere, Storage, cannot_write, path_below, storage_for
 
 VERSIONS, PROMOTED = "versions", "promoted"
+POINTER = re.compile(rf"{PROMOTED}/(\d{{8,}})\.json")
 
 
 @dataclass(frozen=True)
@@ -56,52 +59,89 @@ class Registry:
 
     def promoted(self) -> Pointer | None:
         """The promotion that counts; None if there is none yet."""
-        keys = [key for key in self.storage.list(f"{PROMOTED}/") if key.endswith(".json")]
-        return self.read(keys[-1]) if keys else None
+        numbers = self.numbers()
+        return self.read(numbers[-1]) if numbers else None
 
     def history(self) -> list[Pointer]:
-        return [self.read(key) for key in self.storage.list(f"{PROMOTED}/")]
+        return [self.read(number) for number in self.numbers()]
 
-    def read(self, key: str) -> Pointer:
+    def numbers(self) -> list[int]:
+        """The numbers of all promotions, sorted. Whatever else lies there is not ours."""
+        matches = map(POINTER.fullmatch, self.storage.list(f"{PROMOTED}/"))
+        return sorted(number for match in matches if match and pointer_key(number := int(match[1])) == match[0])
+
+    def read(self, number: int) -> Pointer:
+        key = pointer_key(number)
         with tempfile.TemporaryDirectory() as scratch:
             text = self.storage.get(key, Path(scratch)).read_bytes()
-        try:
-            return from_json(text, Pointer, key)
-        except DamagedArtifact:
-            raise UserError(f"{self.uri}/{key}: no promotion; expected what a promotion writes, so delete it") from None
+        with suppress(DamagedArtifact):
+            pointer = from_json(text, Pointer, key)
+            if pointer.number == number:
+                return pointer
+        raise UserError(f"{self.uri}/{key}: no promotion; expected what a promotion writes, so delete it")
 
     def fetch(self, pointer: Pointer, directory: Path) -> Path:
         """A copy of a promoted model in the fresh ``directory``, every byte verified."""
-        storage, prefix = self.storage, f"{VERSIONS}/{pointer.version}/"
+        self.copy(pointer.version, directory)
+        try:
+            check_files(directory, read_manifest(directory)["files"])
+        except BadPackage as error:
+            raise UserError(f"the promoted model, version {pointer.version}, is damaged: {error}; restore it") from None
+        if manifest_digest(directory) != pointer.manifest:
+            raise UserError(
+                f"the promoted model, version {pointer.version}, is not the one that was promoted; restore it"
+            )
+        return directory
+
+    def copy(self, version: str, directory: Path) -> None:
+        """Copy what lies there of a version, whole or not, into the fresh ``directory``."""
+        storage, prefix = self.storage, f"{VERSIONS}/{version}/"
         with tempfile.TemporaryDirectory() as scratch:
             for key in storage.list(prefix):
                 target = path_below(directory, key.removeprefix(prefix), f"{self.uri}/{prefix}")
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(storage.get(key, Path(scratch)), target)
-        return verified(directory, pointer)
 
     def add(self, package: Path, key: Path | None = None) -> str:
-        """Store a package, signed with the private ``key`` if there is one, and return its version."""
+        """Store a package, signed with the private ``key`` if there is one, and return its version. One that lies there
+        whole is left as it is, but for the signature."""
         version = version_of(package)
-        storage, prefix = self.storage, f"{VERSIONS}/{version}"
+        storage, prefix = self.storage, f"{VERSIONS}/{version}/"
         with tempfile.TemporaryDirectory(dir=storage.scratch()) as scratch:
-            copy = Path(shutil.copytree(package, Path(scratch, version)))
+            copy = Path(scratch, version)
+            try:
+                shutil.copytree(package, copy)
+            except OSError as error:
+                raise cannot_write(storage.scratch(), error) from None
             if key:
                 sign(copy, key)
-            if f"{prefix}/{MANIFEST}" in storage.list(f"{prefix}/{MANIFEST}"):
-                names = [SIGNATURE] if key else []
+            files = {path.relative_to(copy).as_posix() for path in copy.rglob("*") if path.is_file()}
+            if self.holds(version):
+                files &= {SIGNATURE} if key else set()
             else:
-                files = [path.relative_to(copy).as_posix() for path in sorted(copy.rglob("*")) if path.is_file()]
-                names = sorted(files, key=lambda name: name == MANIFEST)
-            for name in names:
-                storage.put(f"{prefix}/{name}", copy / name)
+                strays = {stored for stored in storage.list(prefix) if stored.removeprefix(prefix) not in files}
+                storage.delete(sorted(strays - {f"{prefix}{SIGNATURE}"}))
+            for name in sorted(files, key=lambda name: (name == MANIFEST, name)):
+                storage.put(f"{prefix}{name}", copy / name)
         return version
+
+    def holds(self, version: str) -> bool:
+        """Whether a version lies there whole, every byte verified."""
+        with tempfile.TemporaryDirectory() as scratch:
+            directory = Path(scratch, version)
+            directory.mkdir()
+            self.copy(version, directory)
+            try:
+                check_files(directory, read_manifest(directory)["files"])
+            except BadPackage:
+                return False
+            return version_at(directory) == version
 
     def point(self, number: int, version: str, manifest: str, why: str) -> Pointer | None:
         """Promote ``version`` as the promotion ``number``; None if another run has taken that number."""
         pointer = Pointer(number, version, manifest, why, f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", uuid.uuid4().hex)
         try:
-            self.storage.put(f"{PROMOTED}/{number:08d}.json", to_json(pointer), fresh=True)
+            self.storage.create(pointer_key(number), to_json(pointer))
         except AlreadyThere:
             return None
         return pointer
@@ -117,17 +157,15 @@ def version_of(package: Path) -> str:
         check_files(package, read_manifest(package)["files"])
     except BadPackage as error:
         raise UserError(str(error)) from None
+    return version_at(package)
+
+
+def version_at(package: Path) -> str:
     return manifest_digest(package)[:16]
 
 
-def verified(directory: Path, pointer: Pointer) -> Path:
-    try:
-        check_files(directory, read_manifest(directory)["files"])
-    except BadPackage as error:
-        raise UserError(f"the promoted model, version {pointer.version}, is damaged: {error}; restore it") from None
-    if manifest_digest(directory) != pointer.manifest:
-        raise UserError(f"the promoted model, version {pointer.version}, is not the one that was promoted; restore it")
-    return directory
+def pointer_key(number: int) -> str:
+    return f"{PROMOTED}/{number:08d}.json"
 
 
 @click.command()

@@ -23,7 +23,7 @@ from slipstream.storage.base import (
     fetch_listed,
     ranged_reader,
 )
-from slipstream.storage.local import LocalStorage, cannot_write, local_info, local_path
+from slipstream.storage.local import LocalStorage, cannot_write, free_bytes, local_info, local_path, out_of_space
 from slipstream.storage.names import check_name, path_below
 
 __all__ = [
@@ -38,10 +38,12 @@ __all__ = [
     "check_name",
     "copy_within_s3",
     "download_all",
+    "free_bytes",
     "list_names",
     "list_objects",
     "open_listed",
     "open_reader",
+    "out_of_space",
     "path_below",
     "read_range",
     "stat_object",
@@ -130,8 +132,9 @@ def read_range(source: ObjectInfo, start: int, end: int) -> bytes:
     return fetch_listed(source, store_of(source.uri).fetch, start, end)
 
 
-def copy_within_s3(source: str, target: str) -> None:
-    """Copy a file within S3; its bytes do not pass through this machine."""
+def copy_within_s3(source: str, target: str, size: int, sha256: str) -> None:
+    """Copy a file within S3. Raises ``UserError`` if the copy has another size or SHA-256, which S3 tells: its bytes do
+    not pass through this machine, unless it is very large or the service knows no such checksums."""
     from slipstream.storage.s3 import copy_object
 
-    copy_object(source, target)
+    copy_object(source, target, size, sha256)

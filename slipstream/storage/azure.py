@@ -40,6 +40,7 @@ MOST_BLOCKS = 50_000
 ONCE: dict[str, Any] = {"retry_total": 0, "connection_timeout": CONNECT_TIMEOUT_S, "read_timeout": READ_TIMEOUT_S}
 #: MD5 of what is sent or comes, checked by the other side; a download is asked for in pieces of 4 MiB.
 CHECKED = {**ONCE, "validate_content": True}
+TRANSIENT_CODES = {"Md5Mismatch", "OperationTimedOut", "ContainerBeingDeleted"}
 TRANSIENT_ERRORS = (errors.ServiceRequestError, errors.ServiceResponseError, errors.IncompleteReadError)
 SETTINGS = {
     "account_name": "STORAGE_ACCOUNT_NAME",
@@ -154,9 +155,9 @@ class AzureContainer:
             )
         if isinstance(error, errors.AzureError) and "MD5 mismatch" in str(error):
             return StorageUnavailable(f"{uri}: other bytes arrived than the store holds ({one_line(error)})")
-        if code in ("Md5Mismatch", "OperationTimedOut") or status in TRANSIENT_STATUS:
+        if code in TRANSIENT_CODES or status in TRANSIENT_STATUS:
             return StorageUnavailable(f"{uri}: the store kept answering {status} {code} in {retry.ATTEMPTS} attempts")
-        if code in ("BlobAlreadyExists", "ConditionNotMet") or status == 412:
+        if code in ("BlobAlreadyExists", "ConditionNotMet", "412"):
             return AlreadyThere(uri)
         if code == "ContainerNotFound":
             return UserError(

@@ -70,11 +70,12 @@ class Storage(Protocol):
     def scratch(self) -> Path:
         """A local directory for files that will be put; putting a file from there is cheapest."""
 
-    def put(self, key: str, source: Path | bytes, *, fresh: bool = False) -> None:
-        """Store a file or bytes under ``key``, whole or not at all. A file is moved: ``source`` is gone afterwards.
+    def put(self, key: str, source: Path | bytes) -> None:
+        """Store a file or bytes under ``key``, whole or not at all. A file is moved: ``source`` is gone afterwards."""
 
-        ``fresh`` raises ``AlreadyThere`` if the key exists with another content, so that of several writers exactly one
-        succeeds; each must write bytes of its own."""
+    def create(self, key: str, data: bytes) -> None:
+        """Store bytes under a ``key`` that does not exist, whole or not at all. Raises ``AlreadyThere`` if it does, so
+        that of several writers exactly one succeeds; each must write bytes of its own."""
 
     def get(self, key: str, directory: Path) -> Path:
         """The local path of the file: in a local store the file itself, otherwise a download below ``directory``.
@@ -84,7 +85,7 @@ class Storage(Protocol):
         """All keys that begin with ``prefix``, sorted."""
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete the keys; missing ones are ignored."""
+        """Delete the keys; missing ones are ignored. If some cannot be deleted, all others are, before it raises."""
 
 
 class RequestStore(Protocol):
@@ -150,6 +151,27 @@ class Bucket(Protocol):
 
     def explain(self, uri: str, error: Exception) -> Exception:
         """``StorageUnavailable`` for an error after which another attempt may succeed, else what to raise."""
+
+
+def holds(stat: Callable[[str], ObjectInfo], fetch: Fetch, uri: str, data: bytes) -> bool:
+    """Whether the object at ``uri``, where this process found that another was first, holds ``data`` after all: if the
+    answer to its first attempt was lost, the second one finds what the first one wrote."""
+    try:
+        stored = stat(uri)
+        return stored.size == len(data) and (not data or fetch(stored, 0, stored.size) == data)
+    except (MissingObject, AlreadyThere):  # deleted or replaced meanwhile, so it was another's
+        return False
+
+
+def check_size(stored: ObjectInfo, sent: int) -> None:
+    """Raise ``StorageUnavailable`` if the store lost bytes and did not notice, as one without checksums may."""
+    if stored.size != sent:
+        raise StorageUnavailable(f"{stored.uri}: the store holds {stored.size} bytes, {sent} were sent")
+
+
+def not_deleted(base: str, refused: int, asked: int, why: str) -> UserError:
+    """The error of a deletion that was refused for some of the files."""
+    return UserError(f"{base}: {refused} of {asked} files were not deleted {why}")
 
 
 def ranged_reader(source: ObjectInfo, fetch: Fetch) -> BinaryIO:

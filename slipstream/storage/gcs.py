@@ -173,7 +173,7 @@ class GoogleBucket:
             # Bytes that do not match their checksum, and a token that expired on the way.
             if "match calculated" in message or (status == 401 and "Invalid Credentials" in message):
                 return unavailable
-            if status in TRANSIENT_STATUS or status == 408:
+            if status in TRANSIENT_STATUS:
                 return StorageUnavailable(f"{uri}: the store kept answering {status} in {retry.ATTEMPTS} attempts")
             if status == 401:
                 return UserError(f"{uri}: the credentials were refused ({message}); renew them")

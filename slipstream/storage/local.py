@@ -7,14 +7,20 @@ import errno
 import os
 import shutil
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from filelock import FileLock
+
 from slipstream.errors import UserError
-from slipstream.storage.base import AlreadyThere, MissingObject, ObjectInfo
+from slipstream.storage.base import AlreadyThere, MissingObject, ObjectInfo, not_deleted
 from slipstream.storage.names import check_keys, check_prefix, path_below
 
 SCRATCH = ".scratch"
+#: How a disk says that it is full, or that this user's share of it is.
+FULL = (errno.ENOSPC, errno.EDQUOT)
+#: How a disk says that it has no hard links (exFAT, SMB, some of FUSE's).
+NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS}
 
 
 def local_path(uri: str) -> Path:
@@ -47,27 +53,71 @@ class LocalStorage:
             raise cannot_write(self.directory, error) from None
         return path
 
-    def put(self, key: str, source: Path | bytes, *, fresh: bool = False) -> None:
+    def put(self, key: str, source: Path | bytes) -> None:
         target = path_below(self.directory, key)
+        with self._written(source) if isinstance(source, bytes) else contextlib.nullcontext(source) as file:
+            self._place(file, target, Path.replace)
+
+    def create(self, key: str, data: bytes) -> None:
+        target = path_below(self.directory, key)
+        with self._written(data) as file:
+            self._place(file, target, self._rename_to_new)
+
+    @contextlib.contextmanager
+    def _written(self, data: bytes) -> Iterator[Path]:
+        """A file of these bytes, synced; removed if it was not moved."""
+        path = self.scratch() / uuid.uuid4().hex
+        try:
+            with path.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            yield path
+        except OSError as error:
+            raise cannot_write(self.directory, error) from None
+        finally:
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+
+    def _place(self, file: Path, target: Path, move: Callable[[Path, Path], object]) -> None:
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            if isinstance(source, bytes):
-                data, source = source, self.scratch() / uuid.uuid4().hex
-                with source.open("wb") as file:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
-            if fresh:
-                # A hard link, unlike a rename, fails if the name exists: of several writers exactly one wins.
-                os.link(source, target)
-                source.unlink()
-            else:
-                source.replace(target)
+            move(file, target)
             sync_directory(target.parent)
+        except OSError as error:
+            raise cannot_write(self.directory, error) from None
+
+    def _rename_to_new(self, file: Path, target: Path) -> None:
+        """Move the file to a name that does not exist, or raise ``AlreadyThere``."""
+        try:
+            # A hard link, unlike a rename, fails if the name exists: of several writers exactly one wins.
+            os.link(file, target)
         except FileExistsError:
             raise AlreadyThere(str(target)) from None
         except OSError as error:
-            raise cannot_write(self.directory, error) from None
+            if error.errno not in NO_HARD_LINKS:
+                raise
+            # Not a file that is created exclusively and then written, which others would see while it is empty.
+            with self._alone():
+                if target.exists():
+                    raise AlreadyThere(str(target)) from None
+                file.rename(target)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Let one writer at a time create a file, on a disk without hard links."""
+        try:
+            lock = FileLock(self.scratch() / "create.lock")
+            lock.acquire()
+        except (OSError, NotImplementedError):
+            raise UserError(
+                f"{self.directory}: this disk has neither hard links nor locks, so of two runs both could take the "
+                "same place; choose a directory on another disk, or a store"
+            ) from None
+        try:
+            yield
+        finally:
+            lock.release()
 
     def get(self, key: str, directory: Path) -> Path:
         path = path_below(self.directory, key)
@@ -86,21 +136,39 @@ class LocalStorage:
         return check_keys((key for key in keys if key.startswith(prefix)), self.base)
 
     def delete(self, keys: Iterable[str]) -> None:
-        for path in [path_below(self.directory, key) for key in keys]:
-            path.unlink(missing_ok=True)
+        paths = [path_below(self.directory, key) for key in keys]
+        refused: list[OSError] = []
+        for path in paths:
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                refused.append(error)
             with contextlib.suppress(OSError):  # of the first directory that is not empty
                 for parent in path.parents[: path.parents.index(self.directory)]:
                     parent.rmdir()
+        if refused:
+            raise not_deleted(self.base, len(refused), len(paths), f"({refused[0].strerror}); check the permissions")
 
 
-def cannot_write(directory: Path, error: OSError) -> UserError:
+def out_of_space(error: Exception) -> bool:
+    """Whether a disk or a quota is full. Writers that are not Python's (Rust's, ONNX Runtime's) and those of many files
+    say it in their text only."""
+    return getattr(error, "errno", None) in FULL or any(os.strerror(code) in str(error) for code in FULL)
+
+
+def free_bytes(directory: Path) -> int:
+    """What is free where the directory is, or is to be made."""
+    existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())
+    return shutil.disk_usage(existing).free
+
+
+def cannot_write(directory: Path, error: Exception) -> UserError:
     """The user error for an operating system's error on writing below ``directory``."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        # The directory may not exist yet.
-        existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())
-        free = shutil.disk_usage(existing).free >> 20
+    if out_of_space(error):
+        free = free_bytes(directory) >> 20
         return UserError(f"{directory}: no space left ({free} MiB free); make room or choose another place")
-    return UserError(f"{directory}: cannot be written ({error.strerror}); check the path and its permissions")
+    why = getattr(error, "strerror", None) or error
+    return UserError(f"{directory}: cannot be written ({why}); check the path and its permissions")
 
 
 def sync_directory(directory: Path) -> None:

@@ -7,7 +7,6 @@ know no condition on reads, and gcsfs draws the pauses between its retries from 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import tempfile
 import uuid
@@ -28,8 +27,10 @@ from slipstream.storage.base import (
     MissingObject,
     ObjectInfo,
     StorageUnavailable,
+    check_size,
     fetch_listed,
-    ranged_reader,
+    holds,
+    not_deleted,
 )
 from slipstream.storage.names import check_keys, check_name, check_prefix, path_below
 from slipstream.storage.retry import retried
@@ -113,24 +114,24 @@ class ObjectStorage:
     def scratch(self) -> Path:
         return Path(tempfile.gettempdir())
 
-    def put(self, key: str, source: Path | bytes, *, fresh: bool = False) -> None:
+    def put(self, key: str, source: Path | bytes) -> None:
         uri, name = f"{self.base}/{key}", self._prefix + check_name(key, self.base)
         if isinstance(source, bytes):
-            size = len(source)
-            try:
-                ask(self._bucket, uri, partial(self._bucket.put_bytes, name, source, fresh=fresh))
-            except AlreadyThere:
-                # If the answer to the first attempt was lost, the second one finds what the first one wrote.
-                with ranged_reader(stat(uri), fetch) as stored:
-                    if stored.read() != source:
-                        raise
+            ask(self._bucket, uri, partial(self._bucket.put_bytes, name, source, fresh=False))
+            check_size(stat(uri), len(source))
         else:
-            size = source.stat().st_size
             self._bucket.put_file(name, source, partial(ask, self._bucket, uri))
-        if (stored_bytes := stat(uri).size) != size:
-            raise StorageUnavailable(f"{uri}: the store holds {stored_bytes} bytes, {size} were sent")
-        if isinstance(source, Path):
+            check_size(stat(uri), source.stat().st_size)
             source.unlink()
+
+    def create(self, key: str, data: bytes) -> None:
+        uri, name = f"{self.base}/{key}", self._prefix + check_name(key, self.base)
+        try:
+            ask(self._bucket, uri, partial(self._bucket.put_bytes, name, data, fresh=True))
+        except AlreadyThere:
+            if not holds(stat, fetch, uri, data):
+                raise
+        check_size(stat(uri), len(data))
 
     def get(self, key: str, directory: Path) -> Path:
         path = path_below(directory, key, self.base)
@@ -159,12 +160,20 @@ class ObjectStorage:
         return check_keys((info.uri[len(self.base) + 1 :] for info in objects), self.base)
 
     def delete(self, keys: Iterable[str]) -> None:
-        def remove(key: str) -> None:
-            with contextlib.suppress(MissingObject):
+        def remove(key: str) -> UserError | None:
+            try:
                 ask(self._bucket, f"{self.base}/{key}", partial(self._bucket.delete, self._prefix + key))
+            except MissingObject:
+                pass
+            except UserError as error:
+                return error
+            return None
 
+        keys = [check_name(key, self.base) for key in keys]
         with ThreadPoolExecutor(CONCURRENCY) as pool:
-            list(pool.map(remove, [check_name(key, self.base) for key in keys]))
+            refused = [error for error in pool.map(remove, keys) if error]
+        if refused:
+            raise not_deleted(self.base, len(refused), len(keys), f"({refused[0].message})")
 
 
 storage_at = ObjectStorage

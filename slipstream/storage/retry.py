@@ -15,7 +15,7 @@ LONGEST_PAUSE_S = 8.0
 CONNECT_TIMEOUT_S = 5
 READ_TIMEOUT_S = 20
 #: Answers that another attempt may change.
-TRANSIENT_STATUS = {429, 500, 502, 503, 504}
+TRANSIENT_STATUS = {408, 429, 500, 502, 503, 504}
 #: A generator for jitter. Clients draw from Python's global one, so that a retry would change a model's numbers.
 JITTER = random.Random()
 

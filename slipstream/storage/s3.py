@@ -6,12 +6,15 @@ configuration, roles). What is not configured there comes from the ``FLYTE_AWS_*
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import boto3
 import botocore.exceptions as errors
@@ -32,19 +35,29 @@ from slipstream.storage.base import (
     MissingObject,
     ObjectInfo,
     StorageUnavailable,
+    check_size,
+    holds,
+    not_deleted,
     ranged_reader,
 )
 from slipstream.storage.names import check_keys, check_name, check_prefix, path_below
 from slipstream.storage.retry import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, TRANSIENT_STATUS, pause, retried
 
-#: Largest size that is copied within the store by one request.
-COPY_BYTES = 256 << 20
+#: Largest size that is copied within the store by one request, whose answer has the checksum of the whole (S3 has
+#: 5 GiB), and that of the parts of a larger one.
+COPY_BYTES, PART_COPY_BYTES = 2 << 30, 256 << 20
 MOST_PARTS = 10_000
+#: Keys that are deleted by one request.
+MOST_DELETED = 1000
 
 TRANSIENT_CODES = {
     *("SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable", "ThrottlingException"),
+    # Another request writes this key at the same time, and it is open which of the two will have been first.
+    *("ConditionalRequestConflict", "OperationAborted"),
     # The bytes that arrived do not match the checksum, or the signature, that was sent with them.
     *("BadDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"),
+    # A machine that was suspended sets its clock soon after.
+    "RequestTimeTooSkewed",
 }
 #: The connection failed or ended before the whole answer was there.
 TRANSIENT_ERRORS = (
@@ -150,13 +163,16 @@ def explain(uri: str, error: errors.ClientError) -> Exception:
     code = error.response.get("Error", {}).get("Code", "")
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     bucket = split_uri(uri)[0]
-    if code in ("PreconditionFailed", "ConditionalRequestConflict"):
+    if code == "PreconditionFailed" or status == 412:
         return AlreadyThere(uri)
     if code == "NoSuchBucket":
         return UserError(f"{uri}: there is no bucket {bucket!r}; create it, or check the name and the endpoint")
     if code == "NoSuchKey" or status == 404:
         return MissingObject(f"{uri}: no such object; check bucket {bucket!r} and the key")
+    if code == "RequestTimeTooSkewed":
+        return UserError(f"{uri}: the clock of this machine is wrong by more than 15 minutes; set it")
     if code in ("InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"):
+        client_of.cache_clear()  # the next one reads the credentials afresh, which may be renewed while this runs
         return UserError(f"{uri}: the credentials were refused ({code}); renew AWS_ACCESS_KEY_ID and its secret")
     if status in (401, 403):
         return UserError(
@@ -206,12 +222,33 @@ def fetch(source: ObjectInfo, start: int, end: int) -> bytes:
         return retried(request, lambda error: isinstance(error, TRANSIENT_ERRORS))
 
 
-def copy_object(source: str, target: str) -> None:
+def copy_object(source: str, target: str, size: int, sha256: str) -> None:
     """:func:`slipstream.storage.copy_within_s3`. Raises ``UserError``, ``StorageUnavailable``."""
     (bucket, key), (target_bucket, target_key) = split_uri(source), split_uri(target)
+    origin, told = {"Bucket": bucket, "Key": key}, ""
     with explained(target):
-        parts = TransferConfig(COPY_BYTES, CONCURRENCY, COPY_BYTES)
-        client().copy({"Bucket": bucket, "Key": key}, target_bucket, target_key, Config=parts)
+        if size <= COPY_BYTES:
+            answer = client().copy_object(
+                CopySource=origin, Bucket=target_bucket, Key=target_key, ChecksumAlgorithm="SHA256"
+            )
+            told = answer["CopyObjectResult"].get("ChecksumSHA256", "")
+        else:
+            parts = TransferConfig(PART_COPY_BYTES, CONCURRENCY, PART_COPY_BYTES)
+            client().copy(origin, target_bucket, target_key, Config=parts)
+    stored = stat(target)
+    if told:
+        found = base64.b64decode(told).hex()
+    else:
+        with ranged_reader(stored, fetch) as copied:
+            digest = hashlib.sha256()
+            while piece := copied.read(PART_BYTES):
+                digest.update(piece)
+            found = digest.hexdigest()
+    if (stored.size, found) != (size, sha256):
+        raise UserError(
+            f"{source}: is not what was written: its copy {target} has {stored.size} bytes with the SHA-256 {found}, "
+            f"expected {size} with {sha256}; make it anew"
+        )
 
 
 class S3Storage:
@@ -224,34 +261,31 @@ class S3Storage:
     def scratch(self) -> Path:
         return Path(tempfile.gettempdir())
 
-    def put(self, key: str, source: Path | bytes, *, fresh: bool = False) -> None:
+    def put(self, key: str, source: Path | bytes) -> None:
         # boto3 sends a CRC with every object and every part; S3 checks it before it stores anything.
         uri, name = f"{self.base}/{key}", self._prefix + check_name(key, self.base)
         if isinstance(source, bytes):
-            size = len(source)
-            self._put_bytes(uri, name, source, fresh)
+            with explained(uri):
+                client().put_object(Bucket=self._bucket, Key=name, Body=source)
+            check_size(stat(uri), len(source))
         else:
             size = source.stat().st_size
             part_bytes = max(PART_BYTES, -(-size // MOST_PARTS))
             parts = TransferConfig(part_bytes, CONCURRENCY, part_bytes)
             with explained(uri):
                 client().upload_file(str(source), self._bucket, name, Config=parts)
-        # For stores that know no checksums.
-        if (stored := stat(uri).size) != size:
-            raise StorageUnavailable(f"{uri}: the store holds {stored} bytes, {size} were sent")
-        if isinstance(source, Path):
+            check_size(stat(uri), size)
             source.unlink()
 
-    def _put_bytes(self, uri: str, name: str, source: bytes, fresh: bool) -> None:
-        condition = {"IfNoneMatch": "*"} if fresh else {}
+    def create(self, key: str, data: bytes) -> None:
+        uri, name = f"{self.base}/{key}", self._prefix + check_name(key, self.base)
         try:
             with explained(uri):
-                client().put_object(Bucket=self._bucket, Key=name, Body=source, **condition)
+                client().put_object(Bucket=self._bucket, Key=name, Body=data, IfNoneMatch="*")
         except AlreadyThere:
-            # If the answer to the first attempt was lost, the second one finds what the first one wrote.
-            with ranged_reader(stat(uri), fetch) as stored:
-                if stored.read() != source:
-                    raise
+            if not holds(stat, fetch, uri, data):
+                raise
+        check_size(stat(uri), len(data))
 
     def get(self, key: str, directory: Path) -> Path:
         path = path_below(directory, key, self.base)
@@ -266,11 +300,36 @@ class S3Storage:
         return check_keys((info.uri[len(self.base) + 1 :] for info in objects), self.base)
 
     def delete(self, keys: Iterable[str]) -> None:
-        keys = [check_name(key, self.base) for key in keys]
-        for start in range(0, len(keys), 1000):
-            names = [{"Key": self._prefix + key} for key in keys[start : start + 1000]]
-            with explained(self.base):
-                client().delete_objects(Bucket=self._bucket, Delete={"Objects": names, "Quiet": True})
+        names = [self._prefix + check_name(key, self.base) for key in keys]
+        batches = [names[start : start + MOST_DELETED] for start in range(0, len(names), MOST_DELETED)]
+        codes = [code for batch in batches for code in self._delete(batch)]
+        if codes:
+            needed = f"; the identity in use needs s3:DeleteObject on bucket {self._bucket!r}"
+            why = f"({', '.join(sorted(set(codes)))}){needed if 'AccessDenied' in codes else ''}"
+            raise not_deleted(self.base, len(codes), len(names), why)
+
+    def _delete(self, names: Sequence[str]) -> Sequence[str]:
+        """Delete objects by one request. Those that were refused are in its answer, which is 200 all the same, and are
+        asked for again where that may help. Returns the codes of the others."""
+        refused: list[str] = []
+        pending = names
+
+        def request() -> None:
+            nonlocal pending
+            asked: Any = {"Objects": [{"Key": name} for name in pending], "Quiet": True}
+            failed = client().delete_objects(Bucket=self._bucket, Delete=asked).get("Errors", [])
+            pending = [error["Key"] for error in failed if error["Code"] in TRANSIENT_CODES]
+            refused.extend(error["Code"] for error in failed if error["Code"] not in {*TRANSIENT_CODES, "NoSuchKey"})
+            if pending:
+                code = next(error["Code"] for error in failed if error["Code"] in TRANSIENT_CODES)
+                raise StorageUnavailable(
+                    f"{self.base}: {len(pending)} of {len(names)} files were not deleted: the store kept answering "
+                    f"{code} in {retry.ATTEMPTS} attempts"
+                )
+
+        with explained(self.base):
+            retried(request, lambda error: isinstance(error, StorageUnavailable))
+        return refused
 
 
 storage_at = S3Storage

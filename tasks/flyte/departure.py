@@ -68,7 +68,7 @@ class OutputPrefix:
         document = error_document(error)
         data, storage = document.SerializeToString(), storage_for(self.uri)
         try:
-            storage.put(ERROR, data, fresh=True)
+            storage.create(ERROR, data)
         except AlreadyThere:
             if is_cause(error) and self._kind(ERROR) is not ContainerError.NON_RECOVERABLE:
                 storage.put(ERROR, data)

@@ -62,8 +62,12 @@ class Report:
         """Write this worker's report beside ``directory``."""
         target = report_file(directory)
         part = target.with_suffix(".part")
-        part.write_text(json.dumps(asdict(self)), encoding="utf-8")
-        part.replace(target)
+        try:
+            part.write_text(json.dumps(asdict(self)), encoding="utf-8")
+            part.replace(target)
+        except OSError:
+            # Where the disk is full there is no room for a report either; torch hands on what the worker raises.
+            part.unlink(missing_ok=True)
 
 
 def this_rank() -> int:

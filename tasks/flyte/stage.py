@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import functools
 import hashlib
 import json
@@ -25,7 +24,7 @@ from slipstream.logs import logger
 from slipstream.machine.description import measuring_machine
 from slipstream.settings import Settings, to_dict
 from slipstream.stages import STAGES, StageRun
-from slipstream.storage import STORES, StorageUnavailable, cannot_write, download_all
+from slipstream.storage import STORES, StorageUnavailable, cannot_write, download_all, free_bytes, out_of_space
 from tasks.flyte.artifact_types import Made, fingerprint_of, uri_of
 from tasks.flyte.metadata import cache_version
 
@@ -55,10 +54,14 @@ def mapped_errors() -> Iterator[None]:
         if runs_locally():
             raise UserError(f"{error}; nothing is lost, start again when it does") from None
         raise FlyteRecoverableException(str(error)) from error
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise cannot_write(Path(current_context().working_directory), error) from None
+    except UserError:
         raise
+    except Exception as error:
+        if not out_of_space(error):
+            raise
+        # The error tells no place. Of those where tasks write it is the one with the least space.
+        places = Path(current_context().working_directory), STORE.absolute(), Path(tempfile.gettempdir())
+        raise cannot_write(min(places, key=free_bytes), error) from None
 
 
 def map_errors(work: Work) -> Work:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -21,8 +20,9 @@ import pytest
 from slipstream.config import RunConfig
 from slipstream.errors import UserError
 from tasks.prepare import list_data, open_texts
+from tests.support.small_disk import on_a_small_disk, small_disks
 
-MOUNT = 'mount -t tmpfs -o size=16m none "$0" && exec "$@"'
+__all__ = ["small_disks"]
 
 #: Prepares on a small disk that something else fills as soon as a function is called; then makes room and tries again.
 ATTEMPTS = """
@@ -71,23 +71,6 @@ if __name__ == "__main__":
     made = [prepare(directory).check_sha256().fingerprint for directory in ("again", "whole")]
     print(json.dumps({"message": message, "left": left, "kept": kept, "same": made[0] == made[1]}))
 """
-
-
-def on_a_small_disk(directory: Path, *command: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run a command that finds 16 MiB at ``directory``, in namespaces of user and mounts that end with it."""
-    directory.mkdir()
-    inside = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", MOUNT, directory, *command]
-    return subprocess.run(inside, capture_output=True, text=True, timeout=120)
-
-
-@pytest.fixture(scope="module")
-def small_disks(tmp_path_factory: pytest.TempPathFactory) -> None:
-    try:
-        tried = on_a_small_disk(tmp_path_factory.mktemp("try") / "disk", "true")
-    except FileNotFoundError:
-        pytest.skip("unshare is not installed")
-    if tried.returncode:
-        pytest.skip(f"no file system can be mounted here: {tried.stderr.strip()}")
 
 
 def test_a_full_pod_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import multiprocessing
@@ -157,16 +158,19 @@ def test_processes_that_race_for_the_first_promotion(models: Models, tmp_path: P
     in_service(Registry(uri), tmp_path / "served")
 
 
-def killed_at(number: int, model: Path, data: Path, uri: str) -> None:
-    """Promote, and be killed when the ``number``-th file is to be put."""
-    right, count = LocalStorage.put, iter(range(10_000))
+def killed_at(number: int, model: Path, data: Path, uri: str, *, after: bool = False) -> None:
+    """Promote, and be killed when the ``number``-th file is to be put, or ``after`` it was."""
+    right, count = LocalStorage._place, iter(range(10_000))
 
-    def put_or_die(self: LocalStorage, *arguments: Any, **named: Any) -> None:
-        if next(count) == number:
+    def place_or_die(self: LocalStorage, *arguments: Any, **named: Any) -> None:
+        here = next(count) == number
+        if here and not after:
             os.kill(os.getpid(), signal.SIGKILL)
         right(self, *arguments, **named)
+        if here:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-    LocalStorage.put = put_or_die  # type: ignore[method-assign]
+    LocalStorage._place = place_or_die  # type: ignore[method-assign]
     put(model, Registry(uri), PreparedData.open(data))
 
 
@@ -185,6 +189,88 @@ def test_a_run_that_is_killed_anywhere_leaves_the_old_one_whole(models: Models, 
         assert in_service(Registry(uri), tmp_path / "served") == version_of(first)
         assert put(second, Registry(uri), models.data).promoted
         assert in_service(Registry(uri), tmp_path / "served") == version_of(second)
+
+
+def test_a_run_that_is_killed_after_its_pointer_says_when_it_is_retried_that_it_is_in_service(
+    models: Models, tmp_path: Path
+) -> None:
+    """The platform repeats the last task alone, with the verdict of the attempt that was killed."""
+    registry, second = Registry(str(tmp_path / "registry")), models.trained(200)
+    put(models.trained(150), registry, models.data)
+    verdict = judge(second, registry, models.data, LENIENT)
+    files = sum(1 for path in second.rglob("*") if path.is_file())
+    where = (files, second, models.data.artifact.directory, registry.uri)
+    process = multiprocessing.get_context("fork").Process(target=killed_at, args=where, kwargs={"after": True})
+    process.start()
+    process.join(120)
+    assert process.exitcode == -signal.SIGKILL
+    retried = promote(second, registry, models.data, LENIENT, verdict)
+    assert retried == Promotion(True, registry.uri, version_of(second), verdict.why)
+    assert [pointer.version for pointer in registry.history()] == [version_of(models.trained(150)), version_of(second)]
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda version: flip(version / "model.onnx"),
+        lambda version: (version / "model.onnx").unlink(),
+        lambda version: (version / "manifest.json").write_text("{}"),
+        lambda version: (version / "stray").write_text("of others"),
+    ],
+    ids=["changed", "missing", "manifest", "stray"],
+)
+def test_a_damaged_package_that_lies_there_is_stored_again(
+    damage: Callable[[Path], None], models: Models, tmp_path: Path
+) -> None:
+    """As one that was stored by a run whose verdict came too late, and then damaged."""
+    registry, model = Registry(str(tmp_path / "registry")), models.trained(150)
+    damage(Path(registry.uri, "versions", registry.add(model)))
+    assert put(model, registry, models.data).promoted
+    assert in_service(registry, tmp_path / "served") == version_of(model)
+
+
+def full(*_: object, **named: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize(
+    "number", [0, 5, -2, -1, *(pytest.param(n, marks=pytest.mark.prove) for n in (1, 2, 3, 4, 6, 7, 8, 9, -3))]
+)
+def test_a_disk_that_is_full_at_any_file_leaves_the_old_one_whole(
+    number: int, models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pointer is the last of them; with room the next run promotes as if nothing was."""
+    first, second = models.trained(150), models.trained(200)
+    registry = Registry(str(tmp_path / "registry"))
+    put(first, registry, models.data)
+    files = sum(1 for path in second.rglob("*") if path.is_file()) + 1
+    right, count = os.fsync, iter(range(10_000))
+    with monkeypatch.context() as patched:
+        # Files are moved into place, and what holds them is synced after each.
+        patched.setattr(os, "fsync", lambda fd: full() if next(count) == number % files else right(fd))
+        with pytest.raises(UserError, match=r"registry: no space left .*; make room or choose another place"):
+            put(second, registry, models.data)
+    assert in_service(registry, tmp_path / "served") == version_of(first)
+    assert put(second, registry, models.data).promoted
+    assert in_service(registry, tmp_path / "served") == version_of(second)
+
+
+def test_a_disk_without_room_for_a_copy_is_said_in_one_line(
+    models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = Registry(str(tmp_path / "registry"))
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "copyfile", full)
+        with pytest.raises(UserError, match=r"registry/\.scratch: no space left .*; make room") as said:
+            registry.add(models.trained(150))
+    assert len(said.value.message) < 300
+    assert list((tmp_path / "registry" / ".scratch").iterdir()) == [] == registry.storage.list()
 
 
 # What cannot be compared
@@ -293,6 +379,32 @@ def test_a_directory_that_is_no_model_is_refused(models: Models, tmp_path: Path)
     with pytest.raises(UserError, match="no exported model; expected a directory with a manifest"):
         judge(tmp_path, Registry(str(tmp_path / "registry")), models.data, LENIENT)
     assert not (tmp_path / "registry").exists()
+
+
+def test_the_same_model_is_in_service_only_if_it_is_whole_there(models: Models, served: Registry) -> None:
+    pointer = served.promoted()
+    assert pointer is not None
+    flip(Path(served.uri, "versions", pointer.version, "model.onnx"))
+    with pytest.raises(UserError, match=rf"version {pointer.version}, is damaged: .*model\.onnx: its SHA-256"):
+        judge(models.trained(150), served, models.data, LENIENT)
+
+
+def test_what_others_put_beside_the_promotions_is_none(models: Models, served: Registry) -> None:
+    for name in (".DS_Store", "notes.txt", "zz.json", "00000002.json~", "old/00000009.json", "000000003.json"):
+        path = Path(served.uri, "promoted", name)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("{}")
+    before = served.promoted()
+    assert before is not None and served.history() == [before] and before.number == 1
+    assert put(models.trained(200), served, models.data).promoted
+    assert [pointer.number for pointer in served.history()] == [1, 2]
+
+
+def test_a_promotion_under_the_number_of_another_is_named(served: Registry) -> None:
+    """Believed, it would leave a number that is taken as the next one, for ever."""
+    shutil.copy(Path(served.uri, "promoted", "00000001.json"), Path(served.uri, "promoted", "00000002.json"))
+    with pytest.raises(UserError, match=r"promoted/00000002\.json: no promotion"):
+        served.promoted()
 
 
 def test_a_pointer_that_is_none_is_named(models: Models, served: Registry) -> None:

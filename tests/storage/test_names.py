@@ -56,7 +56,7 @@ def test_ordinary_names_are_not(name: str, tmp_path: Path) -> None:
 WRITES: dict[str, Callable[[Path, str, Path], object]] = {
     "put": lambda target, name, file: storage_for(str(target)).put(name, b"x"),
     "put a file": lambda target, name, file: storage_for(str(target)).put(name, file),
-    "put once": lambda target, name, file: storage_for(str(target)).put(name, b"x", fresh=True),
+    "put once": lambda target, name, file: storage_for(str(target)).create(name, b"x"),
     "delete": lambda target, name, file: storage_for(str(target)).delete([name]),
     "list": lambda target, name, file: storage_for(str(target)).list(f"{name}/"),
     "create": lambda target, name, file: ArtifactWriter(target).write_bytes(name, b"x"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import multiprocessing
 import os
@@ -9,6 +10,7 @@ import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +21,7 @@ from slipstream.storage import (
     Storage,
     StorageUnavailable,
     azure,
+    copy_within_s3,
     gcs,
     list_objects,
     open_listed,
@@ -77,10 +80,63 @@ def test_list_is_sorted_and_keeps_to_the_prefix_and_delete_removes(storage: Stor
 
 
 def test_of_several_fresh_writers_one_wins(storage: Storage, tmp_path: Path) -> None:
-    storage.put("marker", b"first", fresh=True)
+    storage.create("marker", b"first")
     with pytest.raises(AlreadyThere):
-        storage.put("marker", b"second", fresh=True)
+        storage.create("marker", b"second")
     assert storage.get("marker", tmp_path / "down").read_bytes() == b"first"
+
+
+def create_when_told(base: str, barrier: Any, outcomes: Any) -> None:
+    """In a process of its own, on a disk without hard links."""
+
+    def no_link(*_: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    os.link = no_link  # type: ignore[assignment]
+    mine = f"{os.getpid()}".encode() * 100_000
+    for number in range(20):
+        barrier.wait()
+        try:
+            storage_for(base).create(f"places/{number}", mine)
+            outcomes.put((number, hashlib.sha256(mine).hexdigest()))
+        except AlreadyThere:
+            outcomes.put((number, ""))
+
+
+def test_of_several_writers_one_wins_on_a_disk_without_hard_links(tmp_path: Path) -> None:
+    """And nobody sees its file half-written."""
+    context = multiprocessing.get_context("fork")
+    barrier, outcomes = context.Barrier(3), context.Queue()
+    racers = [context.Process(target=create_when_told, args=(str(tmp_path), barrier, outcomes)) for _ in range(3)]
+    for racer in racers:
+        racer.start()
+    seen: set[int] = set()
+    while any(racer.is_alive() for racer in racers) and len(seen) < 20:
+        for path in tmp_path.glob("places/*"):
+            assert path.stat().st_size and len(set(path.read_bytes())) > 1
+            assert path.stat().st_size % 100_000 == 0
+            seen.add(int(path.name))
+    found = [outcomes.get(timeout=60) for _ in range(60)]
+    for racer in racers:
+        racer.join(60)
+    for number in range(20):
+        (winner,) = [digest for place, digest in found if place == number and digest]
+        assert hashlib.sha256((tmp_path / "places" / str(number)).read_bytes()).hexdigest() == winner
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_disk_with_neither_hard_links_nor_locks_is_said(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr("filelock.FileLock._acquire", refuse)
+    with pytest.raises(UserError, match=r"has neither hard links nor locks.* choose a directory on another disk"):
+        storage_for(str(tmp_path)).create("marker", b"first")
+    assert storage_for(str(tmp_path)).list() == []
+    assert [path.name for path in (tmp_path / ".scratch").iterdir() if path.name != "create.lock"] == []
 
 
 def test_a_missing_key_is_named(storage: Storage, tmp_path: Path) -> None:
@@ -131,9 +187,24 @@ def test_transfers_survive_faults(remote: Remote, tmp_path: Path) -> None:
 
 def test_a_lost_answer_does_not_make_us_lose_our_own_race(remote: Remote) -> None:
     remote.proxy.inject(remote.write, "lost")
-    remote.storage.put("marker", b"mine alone", fresh=True)
+    remote.storage.create("marker", b"mine alone")
     assert remote.proxy.fired == [(remote.write, "lost")]
     assert sum(line.startswith(remote.write) for line in remote.proxy.requests) == 2
+
+
+@pytest.mark.parametrize("code", ["ConditionalRequestConflict", "OperationAborted"])
+def test_a_write_that_races_with_another_is_tried_again(store: FaultyS3, tmp_path: Path, code: str) -> None:
+    """409 says nothing about who wins: 412 does, in answer to a later attempt."""
+    storage = storage_for(f"s3://bucket/{tmp_path.name}")
+    store.inject("PUT", f"409 {code}", f"409 {code}")
+    storage.create("first", b"mine")
+    store.inject("PUT", f"409 {code}")
+    with pytest.raises(AlreadyThere):
+        storage.create("first", b"another's")
+    assert len(store.fired) == 3 and storage.get("first", tmp_path).read_bytes() == b"mine"
+    store.inject("PUT", *[f"409 {code}"] * retry.ATTEMPTS)
+    with pytest.raises(StorageUnavailable, match=f"kept answering 409 {code} in 12 attempts"):
+        storage.create("second", b"mine")
 
 
 def test_an_upload_goes_on_after_a_lost_answer(google: FaultyS3, tmp_path: Path) -> None:
@@ -146,11 +217,11 @@ def test_an_upload_goes_on_after_a_lost_answer(google: FaultyS3, tmp_path: Path)
     assert [sum(line.startswith(method) for line in google.requests) for method in ("POST", "PUT")] == [5, 4]
 
 
-@pytest.mark.parametrize("fresh", [False, True])
-def test_bytes_that_change_on_the_way_are_sent_again(remote: Remote, tmp_path: Path, fresh: bool) -> None:
+@pytest.mark.parametrize("way", ["put", "create"])
+def test_bytes_that_change_on_the_way_are_sent_again(remote: Remote, tmp_path: Path, way: str) -> None:
     storage, proxy = remote.storage, remote.proxy
     proxy.inject(remote.write, "corrupt", "corrupt")
-    storage.put("small", b"x" * 1000, fresh=fresh)
+    getattr(storage, way)("small", b"x" * 1000)
     assert proxy.fired == [(remote.write, "corrupt")] * 2
     assert storage.get("small", tmp_path).read_bytes() == b"x" * 1000
 
@@ -248,6 +319,63 @@ def test_many_objects_are_listed_by_pages_and_deleted(remote: Remote, monkeypatc
     assert [info.uri for info in list_objects(remote.base)] == [f"{remote.base}/{key}" for key in keys]
     storage.delete(keys)
     assert storage.list() == []
+
+
+def test_keys_that_are_not_deleted_are_counted_with_the_reason(store: FaultyS3, tmp_path: Path) -> None:
+    """S3 answers 200 to such a request, and says in the answer what it did not do."""
+    storage = storage_for(f"s3://bucket/{tmp_path.name}")
+    for key in ("a/kept", "a/other", "b/kept"):
+        storage.put(key, b"bytes")
+    store.inject("POST", "kept kept AccessDenied")
+    with pytest.raises(UserError, match=r"2 of 3 files were not deleted \(AccessDenied\).* needs s3:Delete") as error:
+        storage.delete(storage.list())
+    assert storage.list() == ["a/kept", "b/kept"] and "\n" not in error.value.message
+    store.inject("POST", "kept kept SlowDown", "kept b/ InternalError")
+    storage.delete(storage.list())
+    assert storage.list() == [] and len(store.fired) == 3
+    storage.put("a/kept", b"bytes")
+    store.inject("POST", *["kept kept SlowDown"] * retry.ATTEMPTS)
+    with pytest.raises(StorageUnavailable, match=r"1 of 1 files were not deleted.* kept answering SlowDown in 12"):
+        storage.delete(["a/kept"])
+
+
+def test_more_keys_than_one_request_takes_are_deleted(store: FaultyS3, tmp_path: Path) -> None:
+    storage = storage_for(f"s3://bucket/{tmp_path.name}")
+    keys = [f"{number:04d}" for number in range(2001)]
+    for key in (keys[0], keys[1000], keys[2000]):
+        storage.put(key, b"bytes")
+    store.requests.clear()
+    store.inject("POST", "kept 0000 AccessDenied")
+    with pytest.raises(UserError, match=r"1 of 2001 files were not deleted"):
+        storage.delete(keys)
+    assert storage.list() == [keys[0]]
+    assert sum(line.startswith("POST") for line in store.requests) == 3
+
+
+@pytest.mark.parametrize("way", ["one request", "several", "a service without checksums"])
+def test_what_is_copied_within_s3_is_verified(
+    way: str, store: FaultyS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = f"s3://bucket/{tmp_path.name}"
+    if way == "several":
+        monkeypatch.setattr(s3, "COPY_BYTES", 8 << 20)
+        monkeypatch.setattr(s3, "PART_COPY_BYTES", 8 << 20)
+    if way == "a service without checksums":
+        s3.client().meta.events.register(
+            "after-call.s3.CopyObject", lambda parsed, **_: parsed["CopyObjectResult"].pop("ChecksumSHA256")
+        )
+    put_file(storage_for(base), "source", LARGE)
+    written = len(LARGE), hashlib.sha256(LARGE).hexdigest()
+    store.requests.clear()
+    copy_within_s3(f"{base}/source", f"{base}/copy", *written)
+    assert sum(line.startswith("GET") for line in store.requests) == (0 if way == "one request" else 9)
+    assert storage_for(base).get("copy", tmp_path).read_bytes() == LARGE
+    put_file(storage_for(base), "source", bytes([LARGE[0] ^ 1]) + LARGE[1:])
+    with pytest.raises(UserError, match=r"/source: is not what was written: its copy .*; make it anew"):
+        copy_within_s3(f"{base}/source", f"{base}/copy", *written)
+    put_file(storage_for(base), "source", LARGE[:-1])
+    with pytest.raises(UserError, match=rf"has {len(LARGE) - 1} bytes .* expected {len(LARGE)} with"):
+        copy_within_s3(f"{base}/source", f"{base}/copy", *written)
 
 
 def test_a_forked_process_makes_connections_of_its_own(remote: Remote) -> None:

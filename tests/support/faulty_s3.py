@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import http.client
+import re
 import threading
 import time
 import zlib
@@ -19,7 +20,9 @@ CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AW
 class FaultyS3(ThreadingHTTPServer):
     """Forwards requests to moto. ``plan`` holds faults still to come, for requests of a method; ``fired`` those done.
 
-    Faults: "403", "500" and "503" answer so; "reset" hangs up before anything is done, "lost" after it was done;
+    Faults: "403", "500" and "503" answer so, and "409 OperationAborted" with this code; "kept TEXT CODE" answers 200 to
+    a request for deletion, but says CODE of each key that contains TEXT, and keeps it;
+    "reset" hangs up before anything is done, "lost" after it was done;
     "truncate" sends half of the answer; "stall" sends half and then nothing for ``stall_s`` seconds; "corrupt" flips a
     bit of the request's body, or of the answer's if the request has none; "cut" stores half of it; "pass" is none,
     for requests before the one that is meant.
@@ -88,10 +91,16 @@ class Handler(BaseHTTPRequestHandler):
         if fault in ("403", "500", "503"):
             code = {"403": "AccessDenied", "500": "InternalError", "503": "SlowDown"}[fault]
             return self.error(int(fault), code)
+        if fault and re.fullmatch(r"\d{3} \w+", fault):
+            return self.error(int(fault[:3]), fault[4:])
+        kept = re.fullmatch(r"kept (\S+) (\w+)", fault or "")
+        refused = b""
+        if kept:
+            body, refused = without(body, *kept.groups())
         if fault == "corrupt" and body:
             body = flipped(body)
-        if refused := self.refusal(body):
-            return self.error(*refused)
+        if refusal := None if kept else self.refusal(body):
+            return self.error(*refusal)
         if fault == "cut":
             body = body[: len(body) // 2]
         if self.command == "PUT":
@@ -106,17 +115,20 @@ class Handler(BaseHTTPRequestHandler):
         data = answer.read()
         connection.close()
         skipped = ("transfer-encoding", "connection", "content-length")
-        kept = [(name, value) for name, value in answer.getheaders() if name.lower() not in skipped]
+        answered = [(name, value) for name, value in answer.getheaders() if name.lower() not in skipped]
         size = int(answer.getheader("Content-Length") or len(data))
+        if refused:
+            data = data.replace(b"</DeleteResult>", refused + b"</DeleteResult>")
+            size = len(data)
         if fault == "corrupt" and not body:
             data = flipped(data)
         if fault == "lost":
             return self.hang_up()
         if fault in ("truncate", "stall"):
-            self.answer(answer.status, kept, data[: len(data) // 2], size)
+            self.answer(answer.status, answered, data[: len(data) // 2], size)
             time.sleep(server.stall_s if fault == "stall" else 0)
             return self.hang_up()
-        return self.answer(answer.status, kept, data, size)
+        return self.answer(answer.status, answered, data, size)
 
     def do_GET(self) -> None:
         self.forward()
@@ -165,6 +177,17 @@ class Handler(BaseHTTPRequestHandler):
 def flipped(data: bytes) -> bytes:
     middle = len(data) // 2
     return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+
+
+def without(body: bytes, text: str, code: str) -> tuple[bytes, bytes]:
+    """A request for deletion without the keys that contain ``text``, and what the answer says of these."""
+    objects = re.findall(rb"<Object>.*?<Key>(.*?)</Key>.*?</Object>", body, re.DOTALL)
+    kept = [key for key in objects if text.encode() in key]
+    left = b"".join(b"<Object><Key>%b</Key></Object>" % key for key in objects if key not in kept)
+    errors = b"".join(b"<Error><Key>%b</Key><Code>%b</Code></Error>" % (key, code.encode()) for key in kept)
+    # Of nothing at all the stand-in makes an error.
+    left = left or b"<Object><Key>nothing/of/this/name</Key></Object>"
+    return b'<Delete xmlns="http://s3.amazonaws.com/doc/2006-03-01/">%b<Quiet>true</Quiet></Delete>' % left, errors
 
 
 @contextmanager

@@ -23,7 +23,7 @@ class Run:
 
     def __init__(
         self,
-        home: Path,
+        home: Path | str,
         width: int = 8,
         identity: dict[str, Any] = IDENTITY,
         fused: bool | None = None,

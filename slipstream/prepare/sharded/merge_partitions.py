@@ -138,7 +138,7 @@ class CopiedPart(MergedPart):
     home: str
 
     def enter(self, writer: ArtifactWriter, name: str) -> None:
-        copy_within_s3(f"{self.source}/{self.file}", f"{self.home}/{name}")
+        copy_within_s3(f"{self.source}/{self.file}", f"{self.home}/{name}", self.record.size, self.record.sha256)
         writer.note(name, self.record)
 
 

@@ -23,15 +23,16 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from slipstream.artifacts.format import MANIFEST, canonical_json
 from slipstream.artifacts.homes import Holder
-from slipstream.errors import Interrupted
-from slipstream.storage import AlreadyThere, MissingObject, Storage, open_reader
+from slipstream.errors import Interrupted, UserError
+from slipstream.logs import logger
+from slipstream.storage import AlreadyThere, MissingObject, Storage, StorageUnavailable, open_reader
 from slipstream.storage.local import LocalStorage
 
 LATEST = "latest.json"
@@ -41,6 +42,8 @@ INHERITED = "inherited/"
 LEASES = "leases/"
 CHECKPOINTS = "step-"
 PATTERN = re.compile(r"step-(\d{12})\.a(\d{4,})")
+
+LOG = logger("checkpoint")
 
 
 @dataclass(frozen=True, order=True)
@@ -76,9 +79,14 @@ class Retention:
 
 
 def complete(keys: Iterable[str]) -> list[Name]:
-    """The checkpoints that have a manifest among a store's ``keys``, newest first."""
-    directories = [key.removesuffix("/" + MANIFEST) for key in keys if key.endswith("/" + MANIFEST)]
-    return sorted((name for name in map(Name.parse, directories) if name), reverse=True)
+    """The checkpoints that have a manifest among a store's ``keys``, newest first. A manifest alone is none: it comes
+    from a request that arrived once the checkpoint had been deleted."""
+    files: dict[str, set[str]] = {}
+    for key in keys:
+        directory, _, file = key.partition("/")
+        files.setdefault(directory, set()).add(file)
+    whole = [directory for directory, of in files.items() if MANIFEST in of and len(of) > 1]
+    return sorted((name for name in map(Name.parse, whole) if name), reverse=True)
 
 
 def number_of(key: str, prefix: str) -> int:
@@ -143,7 +151,7 @@ class Home:
             attempt = max(attempt, newest(self.storage.list(CLAIMS))) + 1
             record = {"attempt": attempt, "claim": uuid.uuid4().hex, "holder": holder.to_json()}
             with suppress(AlreadyThere):
-                self.storage.put(claim_key(attempt), canonical_json(record), fresh=True)
+                self.storage.create(claim_key(attempt), canonical_json(record))
                 return attempt
 
     def holder_of(self, attempt: int) -> Holder:
@@ -179,8 +187,9 @@ class Home:
         names = {str(name) for name in counting}
         record = {"attempt": attempt, "checkpoints": sorted(names)}
         with suppress(AlreadyThere):  # put by a request whose answer was lost
-            self.storage.put(inherited_key(attempt), canonical_json(record), fresh=True)
-        self.storage.delete(left_behind(keys, names, attempt))
+            self.storage.create(inherited_key(attempt), canonical_json(record))
+        with not_needed():
+            self.storage.delete(left_behind(keys, names, attempt))
         return counting
 
     def is_inherited(self, attempt: int) -> bool:
@@ -196,7 +205,8 @@ class Home:
             return
         record = {"holder": holder.to_json(), "artifact": artifact}
         self.storage.put(FINISHED, canonical_json(record))
-        self.sweep()
+        with not_needed():
+            self.sweep()
 
     def finished(self) -> Finished | None:
         record = self.read(FINISHED)
@@ -218,6 +228,15 @@ class Home:
         # Manifests first, so that a sweep that is interrupted leaves no checkpoint that looks complete.
         self.storage.delete([f"{name}/{MANIFEST}" for name in complete(checkpoints)])
         self.storage.delete([key for key in keys if key not in kept])
+
+
+@contextmanager
+def not_needed() -> Iterator[None]:
+    """Deletes what no work depends on: if that fails, it is a warning."""
+    try:
+        yield
+    except (UserError, StorageUnavailable) as error:
+        LOG.warning("%s; what nobody needs any more takes up room until it is deleted", error)
 
 
 def left_behind(keys: Iterable[str], names: set[str], attempt: int) -> list[str]:

@@ -45,7 +45,6 @@ from slipstream.train.checkpoint.publish import (
     Snapshot,
     rank_file,
     ranks_of,
-    remove_stale_staging,
     run_and_gather,
 )
 from slipstream.train.checkpoint.restore import (
@@ -131,7 +130,6 @@ class Checkpoints:
             retention or Retention(),
             present,
         )
-        remove_stale_staging(self._publisher)
         self._tensor_keys: list[TensorKey] = []
         self._parts_differ = False
         self._buffers: Buffers | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from slipstream.artifacts.format import FORMAT, MANIFEST, FileRecord, canonical_json
 from slipstream.distributed.process_group import Peers
 from slipstream.errors import UserError
+from slipstream.logs import logger
 from slipstream.storage import Storage, StorageUnavailable, cannot_write
 from slipstream.train.checkpoint.home import LATEST, Home, Name, Retention, Superseded
 from slipstream.train.checkpoint.lease import Lease
@@ -29,6 +31,8 @@ KIND = "checkpoint"
 #: Version of what a checkpoint holds; a newer one is refused.
 CONTENT = 1
 STATE = "state.json"
+
+LOG = logger("checkpoint")
 
 T = TypeVar("T")
 
@@ -94,15 +98,31 @@ class Publisher:
     retention: Retention
     #: The checkpoints in the home that count; only rank 0's list is used.
     present: list[Name] = field(default_factory=list)
+    #: This rank's local directory for files that are not stored yet, which nobody else can read or write.
+    staging_directory: Path = field(init=False)
+    #: So many expired checkpoints were there when it was last said that they cannot be deleted.
+    warned: int = 0
+
+    def __post_init__(self) -> None:
+        """All ranks raise ``UserError`` if one has no room for its files."""
+        self.staging_directory = run_and_gather(self.peers, self.make_staging)[self.peers.rank]
+
+    def make_staging(self) -> Path:
+        """A fresh directory, in place of those that earlier attempts of this rank left on this machine."""
+        scratch, prefix = self.storage.scratch(), staging_prefix(self.storage, self.peers.rank)
+        for directory in scratch.glob(f"{prefix}*"):
+            number = directory.name.removeprefix(prefix).partition("-")[0]
+            if number.isdigit() and int(number) < self.attempt:
+                with suppress(OSError):
+                    shutil.rmtree(directory)
+        try:
+            return Path(tempfile.mkdtemp(prefix=f"{prefix}{self.attempt:04d}-", dir=scratch))
+        except OSError as error:
+            raise cannot_write(scratch, error) from None
 
     @property
     def storage(self) -> Storage:
         return self.home.storage
-
-    @property
-    def staging_directory(self) -> Path:
-        """This rank's local directory for files that are not stored yet."""
-        return self.storage.scratch() / f"{staging_prefix(self.storage, self.peers.rank)}{self.attempt:04d}"
 
     def publish(self, snapshot: Snapshot, staged: Callable[[], object] = lambda: None) -> Name:
         """Store one checkpoint, and write its manifest once all ranks have stored their files.
@@ -129,8 +149,6 @@ class Publisher:
     def write_tensors(self, files: FileWriter, snapshot: Snapshot) -> None:
         """Write this rank's tensors, and on rank 0 the index of all tensors, into the staging directory."""
         try:
-            with suppress(FileExistsError):
-                files.directory.mkdir(parents=True)
             dcp.save(
                 dict(snapshot.tensors),
                 storage_writer=ShardWriter(files, self.peers.rank),
@@ -184,26 +202,28 @@ class Publisher:
         unavailable, the next save does. Nothing if a successor has begun: the rest of the home is its own."""
         digest = hashlib.sha256(manifest).hexdigest()
         pointer = {"checkpoint": str(name), "attempt": name.attempt, "step": name.step, "manifest_sha256": digest}
-        with suppress(UserError, StorageUnavailable, Superseded):
+        with suppress(StorageUnavailable, Superseded):
             self.home.check_claim(self.attempt)
-            self.storage.put(LATEST, canonical_json(pointer))
-            for expired in self.retention.expired(self.present):
-                # The manifest first, so that a partly deleted checkpoint is not complete.
-                self.storage.delete([f"{expired}/{MANIFEST}"])
-                self.storage.delete(self.storage.list(f"{expired}/"))
-                self.present.remove(expired)
+            try:
+                self.storage.put(LATEST, canonical_json(pointer))
+                for expired in self.retention.expired(self.present):
+                    # The manifest first, so that a partly deleted checkpoint is not complete.
+                    self.storage.delete([f"{expired}/{MANIFEST}"])
+                    self.storage.delete(self.storage.list(f"{expired}/"))
+                    self.present.remove(expired)
+                self.warned = 0
+            except UserError as error:
+                self.warn(error)
+
+    def warn(self, error: UserError) -> None:
+        """Say that expired checkpoints stay, and again each time that there are more than twice as many."""
+        left = len(self.retention.expired(self.present))
+        if left > 2 * self.warned:
+            self.warned = left
+            stay = "1 expired checkpoint stays" if left == 1 else f"{left} expired checkpoints stay"
+            LOG.warning("%s: %s; training goes on: %s", self.storage.base, stay, error)
 
 
 def staging_prefix(storage: Storage, rank: int) -> str:
     home = hashlib.sha256(storage.base.encode()).hexdigest()[:12]
     return f"checkpoint-{home}-r{rank:05d}-a"
-
-
-def remove_stale_staging(publisher: Publisher) -> None:
-    """Remove the staging directories that earlier attempts of this rank left on this machine."""
-    prefix = staging_prefix(publisher.storage, publisher.peers.rank)
-    for directory in publisher.storage.scratch().glob(f"{prefix}*"):
-        number = directory.name.removeprefix(prefix)
-        if number.isdigit() and int(number) < publisher.attempt:
-            with suppress(OSError):
-                shutil.rmtree(directory)

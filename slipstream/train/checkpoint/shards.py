@@ -132,13 +132,18 @@ class ForOneCheckpoint:
 
 
 class ShardWriter(ForOneCheckpoint, StorageWriter):
-    """DCP's writer: writes this rank's tensors to ``tensors-<rank>.bin`` of a fresh directory."""
+    """DCP's writer: writes this rank's tensors to ``tensors-<rank>.bin`` of a directory that it makes."""
 
     def __init__(self, files: FileWriter, rank: int) -> None:
         self._files = files
         self._name = f"tensors-{rank:05d}.bin"
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: object, **kwargs: object) -> None: ...
+
+    def prepare_local_plan(self, plan: P) -> P:
+        # Here, where what fails on one rank fails on all.
+        self._files.directory.mkdir(parents=True, exist_ok=True)
+        return plan
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         results, chunks, start = [], list[memoryview](), 0

@@ -1,0 +1,113 @@
+"""What each answer of a store means: try again, another was first, or somebody has to mend something."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from azure.core.exceptions import HttpResponseError
+from botocore.exceptions import ClientError
+from gcsfs.retry import validate_response
+
+from slipstream.errors import UserError
+from slipstream.storage import AlreadyThere, MissingObject, StorageUnavailable, list_objects, s3, storage_for
+from slipstream.storage.azure import AzureContainer
+from slipstream.storage.gcs import GoogleBucket
+from tests.support.faulty_s3 import FaultyS3
+from tests.support.faulty_stores import Remote
+
+
+def of_s3(status: int, code: str) -> Exception:
+    answer = {"Error": {"Code": code, "Message": ""}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    return s3.explain("s3://bucket/key", ClientError(answer, "PutObject"))
+
+
+def of_google(status: int, code: str) -> Exception:
+    try:
+        validate_response(status, json.dumps({"error": {"code": status, "message": code}}), "b/bucket/o/key")
+    except Exception as error:
+        return GoogleBucket("bucket").explain("gs://bucket/key", error)
+    raise AssertionError(f"{status} is no error")
+
+
+def of_azure(status: int, code: str) -> Exception:
+    error = HttpResponseError(f"{code}\nRequestId: 1")
+    error.status_code, error.error_code = status, code  # type: ignore[attr-defined]
+    return AzureContainer("bucket").explain("abfs://bucket/key", error)
+
+
+@pytest.mark.parametrize(
+    ("store", "status", "code", "kind"),
+    [
+        *[(of_s3, 503, code, StorageUnavailable) for code in ("SlowDown", "ServiceUnavailable")],
+        *[(of_s3, 409, code, StorageUnavailable) for code in ("ConditionalRequestConflict", "OperationAborted")],
+        (of_s3, 400, "RequestTimeout", StorageUnavailable),
+        (of_s3, 408, "408", StorageUnavailable),
+        (of_s3, 429, "TooManyRequests", StorageUnavailable),
+        (of_s3, 500, "InternalError", StorageUnavailable),
+        (of_s3, 412, "PreconditionFailed", AlreadyThere),
+        (of_s3, 412, "412", AlreadyThere),
+        (of_s3, 404, "NoSuchKey", MissingObject),
+        (of_s3, 403, "AccessDenied", UserError),
+        (of_s3, 409, "InvalidBucketState", UserError),
+        *[(of_google, status, "backendError", StorageUnavailable) for status in (408, 429, 500, 502, 503, 504)],
+        (of_google, 412, "conditionNotMet", AlreadyThere),
+        (of_google, 404, "notFound", MissingObject),
+        (of_google, 403, "forbidden", UserError),
+        (of_google, 409, "conflict", UserError),
+        *[(of_azure, 503, "ServerBusy", StorageUnavailable), (of_azure, 500, "OperationTimedOut", StorageUnavailable)],
+        (of_azure, 408, "RequestTimeout", StorageUnavailable),
+        (of_azure, 429, "TooManyRequests", StorageUnavailable),
+        # The container is gone in half a minute, and one of this name may be made again.
+        (of_azure, 409, "ContainerBeingDeleted", StorageUnavailable),
+        (of_azure, 409, "BlobAlreadyExists", AlreadyThere),
+        (of_azure, 412, "ConditionNotMet", AlreadyThere),
+        # Somebody's lease on a blob says nothing about who wrote it first.
+        (of_azure, 412, "LeaseIdMissing", UserError),
+        (of_azure, 409, "BlobImmutableDueToPolicy", UserError),
+        (of_azure, 404, "BlobNotFound", MissingObject),
+    ],
+)
+def test_what_an_answer_means(
+    store: Callable[[int, str], Exception], status: int, code: str, kind: type[Exception]
+) -> None:
+    assert type(store(status, code)) is kind
+
+
+def test_a_clock_that_is_wrong_is_no_missing_permission(store: FaultyS3, tmp_path: Path) -> None:
+    """One that is set right meanwhile, as of a machine that was suspended, is none at all."""
+    storage = storage_for(f"s3://bucket/{tmp_path.name}")
+    store.inject("PUT", *["403 RequestTimeTooSkewed"] * 2)
+    storage.put("key", b"data")
+    assert len(store.fired) == 2
+    assert "the clock of this machine is wrong" in str(of_s3(403, "RequestTimeTooSkewed"))
+
+
+def test_credentials_that_were_renewed_while_it_runs_are_used(
+    store: FaultyS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "credentials"
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    file.write_text("[default]\naws_access_key_id = old\naws_secret_access_key = x\n")
+    s3.client_of.cache_clear()
+    storage = storage_for(f"s3://bucket/{tmp_path.name}")
+    store.inject("PUT", "400 ExpiredToken")
+    with pytest.raises(UserError, match=r"the credentials were refused \(ExpiredToken\)"):
+        storage.put("key", b"data")
+    file.write_text("[default]\naws_access_key_id = new\naws_secret_access_key = x\n")
+    storage.put("key", b"data")
+    credentials = s3.client()._request_signer._credentials
+    assert (credentials.access_key, store.fired) == ("new", [("PUT", "400 ExpiredToken")])
+
+
+def test_a_page_of_a_listing_that_is_cut_is_asked_for_again(remote: Remote) -> None:
+    keys = [f"{number:02d}" for number in range(12)]
+    for key in keys:
+        remote.storage.put(key, b"data")
+    remote.proxy.inject("GET", "truncate", "reset", "truncate")
+    assert [info.uri for info in list_objects(remote.base)] == [f"{remote.base}/{key}" for key in keys]
+    assert len(remote.proxy.fired) == 3

@@ -1,0 +1,76 @@
+"""Whatever writes: that a disk, or a quota, is full is told by what the error says, and named where it is."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors import SafetensorError
+
+from slipstream.errors import UserError
+from slipstream.storage import out_of_space, storage_for
+from tasks.flyte import stage
+from tasks.flyte.failures import Report
+from tasks.flyte.stage import mapped_errors
+
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+QUOTA = OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+ERRORS: list[Exception] = [
+    FULL,
+    QUOTA,
+    # Of a copied tree, which has no number.
+    shutil.Error([("a", "b", str(FULL))]),
+    # Of Rust, by which weights are written.
+    SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+    # Of a worker process, whose error another one raises.
+    RuntimeError(f"rank 1: OSError: {FULL}"),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_a_task_names_the_place_that_is_full(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write does not say which: it is that with the least space of those where tasks write."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(stage, "free_bytes", lambda place: 0 if place.name == ".slipstream" else 1 << 30)
+    line = rf"^{tmp_path}/\.slipstream: no space left \(\d+ MiB free\); make room or choose another place$"
+    with pytest.raises(UserError, match=line), mapped_errors():
+        raise error
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EACCES, "Permission denied"), RuntimeError("a bug"), UserError("told")]
+)
+def test_other_errors_are_left_as_they_are(error: Exception) -> None:
+    assert not out_of_space(error)
+    with pytest.raises(type(error)) as raised, mapped_errors():
+        raise error
+    assert raised.value is error
+
+
+@pytest.mark.parametrize("way", ["put", "create"])
+@pytest.mark.parametrize("error", [FULL, QUOTA], ids=["full", "quota"])
+def test_nothing_half_written_is_left(
+    way: str, error: OSError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = storage_for(str(tmp_path / "base"))
+    storage.put("key", b"before")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(error))
+        with pytest.raises(UserError, match=r"base: no space left \(\d+ MiB free\); make room or choose another place"):
+            getattr(storage, way)("other", b"bytes")
+    assert [path.name for path in (tmp_path / "base").rglob("*") if path.is_file()] == ["key"]
+    getattr(storage, way)("other", b"bytes")
+    assert storage.list() == ["key", "other"]
+
+
+def test_a_worker_without_room_for_its_report_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def half(path: Path, text: str, **_: object) -> int:
+        path.touch()
+        raise FULL
+
+    monkeypatch.setattr(Path, "write_text", half)
+    Report.of(RuntimeError("the disk is full")).leave(str(tmp_path / "train"))
+    assert list(tmp_path.iterdir()) == []
