@@ -21,6 +21,7 @@ from slipstream.logs import logger
 from slipstream.prepare import quarantine
 from slipstream.prepare.card import DRIFT, DataCard, Json, drift_from
 from slipstream.prepare.columns import value_types
+from slipstream.prepare.columns.identity import ROW_HASH
 from slipstream.prepare.columns.number_formats import CASTS
 from slipstream.prepare.columns.number_formats import DECLARED as READ_AS
 from slipstream.prepare.columns.transform import Transform
@@ -96,6 +97,7 @@ class TableSchema:
             "missing": self.settings.missing,
             "settings": {name: value_of(self.settings, name) for name in LASTING},
             "cuts": self.cuts,
+            "row_hash": ROW_HASH,
             "sources": [vars(files) for files in self.sources],
         }
 
@@ -132,6 +134,11 @@ class BaseSet:
                 schema = artifact.read_json("schema.json")
                 if "sources" not in schema:
                     raise UserError(f"data.earlier: {address!r} holds images; expected a prepared table")
+                if not schema["cuts"] and schema.get("row_hash") != ROW_HASH:
+                    raise UserError(
+                        f"data.earlier: {address!r} was made when rows were told apart by other rules, by which copies "
+                        "of them would get other splits; prepare all files anew without data.earlier"
+                    )
                 card = artifact.read_json("card.json")
                 return cls(
                     address,
@@ -246,6 +253,17 @@ class BaseSet:
                     f"data: the column {name!r} holds {types[name]} values in the new files, but {kind} in "
                     f"{self.address!r}; expected the same type, or data.types to say it if all values can be read so"
                 )
+
+    def check_identity(self, types: Mapping[str, str]) -> None:
+        """Raise ``UserError`` if the column that alone decides splits has values in the new files that can't be told to
+        be the ones that they were: times or bytes, and before neither."""
+        name = self.schema.settings.identity
+        before, now = (each.get(name, "") for each in (self.schema.types, types))
+        if before != now and {before, now} & {value_types.TIME, value_types.OTHER}:
+            raise UserError(
+                f"data: the column {name!r} decides splits and holds {now} values, but {before} in {self.address!r}; "
+                "expected the same type, or all files prepared anew without data.earlier"
+            )
 
     def fitted(self, scanned: ScanResult) -> FittedColumns:
         """The earlier fit. Raises ``UserError`` if no row is left or a class is new."""

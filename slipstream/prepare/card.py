@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from slipstream.artifacts.prepared.data import SPLITS
 from slipstream.prepare.columns import value_types
-from slipstream.prepare.columns.hashing import hash_rows
+from slipstream.prepare.columns.identity import hash_rows
 from slipstream.prepare.fit.fit import FittedColumns
 from slipstream.prepare.fit.scan import SPLIT, TEXT_IN_SAMPLE, ColumnCount, ScanResult
 from slipstream.prepare.fit.splits import TRAIN

@@ -84,7 +84,7 @@ class DataConfig(Settings):
     encoding: str = "utf-8"
     """The encoding of a CSV."""
     missing: list[str] = field(default_factory=lambda: ["", "?", "NA", "N/A", "NaN", "nan", "null", "NULL", "None"])
-    """Cells that mean "missing", compared after surrounding spaces are removed."""
+    """Cells that mean "missing", compared after surrounding spaces are removed; numbers and times by their values."""
     decimal: Literal[".", ","] = "."
     """The mark between whole and fraction of a number in text."""
     thousands: Literal["", ",", ".", " ", "'", "_"] = ""
@@ -124,6 +124,11 @@ class DataConfig(Settings):
     """Whether rows are stored in random order. Off keeps their order, for data that is random already."""
     split: SplitConfig = field(default_factory=SplitConfig)
     """Which rows are held out."""
+
+    @property
+    def identity(self) -> str:
+        """The column that alone decides the split of a row; empty if the content or the time does."""
+        return "" if self.time else self.group or self.id
 
     def check(self) -> None:
         if not is_text_encoding(self.encoding):

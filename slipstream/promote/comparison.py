@@ -25,6 +25,20 @@ from slipstream.promote.decode import decode, undecided
 ENCODING = ("types", "missing", "numeric", "categorical", "documents", "text_length")
 
 
+#: The settings of a ``Holdout`` that are none of ``data.split``, in the user's words.
+HELD_OUT_BY = {
+    "column": "data.time",
+    "columns": "rows known by",
+    "decimal": "data.decimal",
+    "thousands": "data.thousands",
+    "missing": "data.missing",
+    "types": "columns of the types",
+    "type": "data.time of the type",
+}
+#: What packages from before a setting was told went by.
+UNTOLD = {"row_hash": 1, "type": "time"}
+
+
 class Incomparable(Exception):
     """There are no rows on which both models can be judged; the message says why."""
 
@@ -124,25 +138,32 @@ def check_same_tokens(new: Package, old: Package) -> None:
 def check_unseen(new: Holdout | None, old: Holdout | None) -> None:
     """Raise ``Incomparable`` if the old model may have been trained on rows that test the new one.
 
-    Rows are held out by a stable hash, so that two sets which split alike never train on each other's test rows; in
+    Rows are held out by a stable hash, so that two sets which split alike never train on each other's test rows. They
+    split alike if all is equal that the hashes depend on: what a row's hash was in the other set nobody can tell. In
     time those that are later than the old one's training rows were not seen. A package that does not tell is believed.
     """
     if new is None or old is None or new == old:
         return
-    if new.cuts and old.cuts and new.settings == old.settings:
-        if new.cuts[1] >= old.cuts[0]:
-            return
-        raise Incomparable("the promoted model was trained on times that test this one; take later test rows")
+    ours, theirs = ({**UNTOLD, **each.settings} for each in (new, old))
+    if new.by == old.by and ours == theirs:
+        if new.cuts and old.cuts and new.cuts[1] < old.cuts[0]:
+            raise Incomparable("the promoted model was trained on times that test this one; take later test rows")
+        return
     if new.by != old.by:
         raise Incomparable(
             f"the promoted model's test rows were held out by {old.by}, these by {new.by}: it may have been "
             "trained on them; split the data as then"
         )
-    name = next(name for name in new.settings if new.settings[name] != old.settings.get(name))
-    setting = {"column": "data.time", "columns": "rows known by"}.get(name, f"data.split.{name}")
+    name = next(name for name in {**theirs, **ours} if ours.get(name) != theirs.get(name))
+    if name == "row_hash":
+        raise Incomparable(
+            "the promoted model's test rows were held out by the rules of another version: it may have been trained on "
+            "these; promote in a registry of its own"
+        )
+    setting = HELD_OUT_BY.get(name, f"data.split.{name}")
     raise Incomparable(
-        f"the promoted model was trained with {setting} {old.settings.get(name)}, this one with "
-        f"{new.settings[name]}: it may have been trained on these test rows; split the data as then"
+        f"the promoted model was trained with {setting} {theirs.get(name)}, this one with {ours.get(name)}: it may "
+        "have been trained on these test rows; split the data as then, or promote in a registry of its own"
     )
 
 

@@ -199,7 +199,8 @@ class DeployedTensor:
 class Holdout:
     """How test rows were held out, from which follows whether a row can have been trained on.
 
-    ``by`` is "content", "id", "group" or "time"; ``settings`` are those of the split, and the columns that are hashed;
+    ``by`` is "content", "id", "group" or "time"; ``settings`` are those of the split, the columns that are hashed, and
+    all else that their hashes depend on: hashes of other settings say nothing of each other;
     ``cuts`` the seconds since 1970 from which rows validated and tested, where they were split in time.
     """
 

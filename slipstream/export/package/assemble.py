@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -114,13 +114,32 @@ def holdout_of(data: PreparedData) -> Holdout | None:
     settings = schema.get("settings") or data.artifact.made_by.get("config")
     if not settings or "split" not in settings:
         return None
+    types = {column["name"]: column.get("type") for column in schema["columns"]}
     if schema.get("cuts"):
-        return Holdout("time", {"column": settings["time"]}, schema["cuts"])
+        column = settings["time"]
+        # Numbers are no seconds: cuts of one kind cannot be compared with those of the other.
+        kind = "time" if types.get(column) == "time" else "number"
+        return Holdout("time", {"column": column, "type": kind}, schema["cuts"])
     by = next((name for name in ("group", "id") if settings.get(name)), "content")
-    hashed = [column["name"] for column in schema["columns"] if column["role"] not in ("dropped", "weight")]
+    aside = [column["name"] for column in schema["columns"] if column["role"] in ("dropped", "weight")]
+    content = sorted(name for name, kind in types.items() if kind != "other" and name not in aside)
+    columns = content if by == "content" else [settings[by]]
     shares = {name: settings["split"][name] for name in ("validation", "test", "seed")}
-    columns = sorted(hashed) if by == "content" else [settings[by]]
-    return Holdout(by, {**shares, "columns": columns}, None)
+    rules = rules_of(schema, columns, types) if "settings" in schema else {}
+    return Holdout(by, {**rules, **shares, "columns": columns}, None)
+
+
+def rules_of(schema: dict[str, Any], columns: list[str], types: dict[str, str]) -> dict[str, object]:
+    """What the hashes of a table's ``columns`` depend on, besides the values: see
+    :mod:`slipstream.prepare.columns.identity`."""
+    settings = schema["settings"]
+    return {
+        "row_hash": schema.get("row_hash", 1),
+        "missing": sorted(settings["missing"]),
+        "decimal": settings["decimal"],
+        "thousands": settings["thousands"],
+        "types": {name: types[name] for name in columns if types[name] in ("time", "other")},
+    }
 
 
 def finish(writer: ArtifactWriter, made_by: Mapping[str, object]) -> Artifact:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 import pyarrow as pa
@@ -53,7 +54,20 @@ class NumberFormat:
 
     def convert(self, texts: pa.Array, kind: str) -> tuple[pa.Array, np.ndarray]:
         """As :func:`value_types.convert`, of texts as they are written: 1.234,5 and yes."""
-        return value_types.convert(self.normalise(texts, kind), kind, list(self.missing))
+        values, failed = value_types.convert(self.normalise(texts, kind), kind, list(self.missing))
+        return self.without_marks(values, kind), failed
+
+    def without_marks(self, column: pa.Array, kind: str) -> pa.Array:
+        """A column of values of ``kind`` in which those that a mark for "missing" spells are null, as -999 and -999.0
+        are by "-999"; texts are left as they are."""
+        for value in marks_of(self, kind):
+            try:
+                marked = pc.equal(column, pa.scalar(value).cast(column.type))
+            except pa.ArrowInvalid:
+                continue  # the type cannot hold the mark
+            if pc.any(marked).as_py():
+                column = pc.if_else(marked, None, column)
+        return column
 
     def guess(self, texts: pa.Array, tolerance: float) -> str:
         """As :func:`value_types.guess`."""
@@ -85,6 +99,24 @@ class NumberFormat:
         plain = pc.replace_substring(texts, self.thousands, "") if self.thousands else texts
         plain = pc.replace_substring(plain, self.decimal, ".")
         return pc.if_else(matching, plain, pc.replace_substring(texts, ".", "\0"))
+
+
+@cache
+def marks_of(number_format: NumberFormat, kind: str) -> list[object]:
+    """What the marks for "missing" mean that can be read as ``kind``."""
+    if kind in (value_types.TEXT, value_types.OTHER):
+        return []
+    marks = pa.array(number_format.missing, pa.string())
+    if kind == value_types.TIME:
+        # 9999 is no year.
+        marks = marks.filter(pa.array([not value_types.spells_number(mark) for mark in number_format.missing]))
+    read_as = value_types.NUMBER if kind == value_types.INTEGER else kind
+    values, _ = value_types.convert(replace(number_format, missing=()).normalise(marks, read_as), read_as, [])
+    return [whole_if_it_is(value) for value in values.drop_null().to_pylist() if value == value]
+
+
+def whole_if_it_is(value: object) -> object:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def readings(texts: pa.Array, missing: list[str]) -> list[str]:
@@ -135,6 +167,14 @@ def cannot_become(stored: str, kind: str) -> bool:
 
 def retype(column: pa.Array, kind: str, number_format: NumberFormat) -> tuple[pa.Array, np.ndarray]:
     """A column as values of ``kind``, and which of them cannot be read so (bool ``[rows]``; those are null)."""
+    if kind != value_types.TEXT and value_types.type_of(column.type) == value_types.TEXT:
+        return number_format.convert(column.cast(pa.string()), kind)
+    values, failed = cast_typed(column, kind)
+    return number_format.without_marks(values, kind), failed
+
+
+def cast_typed(column: pa.Array, kind: str) -> tuple[pa.Array, np.ndarray]:
+    """As :func:`retype`, of values that are no texts or are to become some."""
     none = np.zeros(len(column), bool)
     stored = value_types.type_of(column.type)
     if stored == kind or (stored, kind) == (value_types.INTEGER, value_types.NUMBER):
@@ -143,8 +183,6 @@ def retype(column: pa.Array, kind: str, number_format: NumberFormat) -> tuple[pa
         column = column.cast(column.type.value_type)
     if kind == value_types.TEXT:
         return column.cast(pa.string()), none
-    if stored == value_types.TEXT:
-        return number_format.convert(column.cast(pa.string()), kind)
     if kind == value_types.BOOLEAN:
         readable = pc.is_in(column, pa.array([0, 1], column.type))
         failed = pc.and_(pc.is_valid(column), pc.invert(readable)).to_numpy(zero_copy_only=False)

@@ -212,10 +212,9 @@ class Transform:
         return (value_types.as_numbers(column) / self.weight_mean).astype(np.float32)
 
     def _numbers(self, batch: pa.RecordBatch, name: str) -> np.ndarray:
-        column = batch.column(name)
+        column, number_format = batch.column(name), NumberFormat(self.decimal, self.thousands, tuple(self.missing))
         if value_types.type_of(column.type) != value_types.TEXT:
-            return value_types.as_numbers(column)
-        number_format = NumberFormat(self.decimal, self.thousands, tuple(self.missing))
+            return value_types.as_numbers(number_format.without_marks(column, self.types[name]))
         read, failed = number_format.convert(column.cast(pa.string()), self.types[name])
         if failed.any():
             row = int(np.flatnonzero(failed)[0])

@@ -13,14 +13,15 @@ import pyarrow.compute as pc
 
 from slipstream.artifacts.prepared.data import SPLITS
 from slipstream.prepare.columns import value_types
-from slipstream.prepare.columns.hashing import hash_rows, keys
+from slipstream.prepare.columns.hashing import keys
+from slipstream.prepare.columns.identity import combined, hash_identities, hash_rows, hash_values
 from slipstream.prepare.columns.moments import CodeCounts, Counts, Figures, Moments, figures_of
-from slipstream.prepare.columns.number_formats import NumberFormat, retype
+from slipstream.prepare.columns.number_formats import NumberFormat, marks_of, retype
 from slipstream.prepare.config import DataConfig
 from slipstream.prepare.fit.splits import TRAIN, Cuts, assign, assign_by_time
 from slipstream.prepare.memory import Budget
 from slipstream.prepare.quarantine import BadRow
-from slipstream.prepare.source.columnar import Unit, read
+from slipstream.prepare.source.columnar import IDENTITY, Unit, read
 
 SAMPLE_SEED = 1
 TEXT_IN_SAMPLE = 256
@@ -56,6 +57,11 @@ class Scan:
     def numeric(self) -> list[str]:
         """The columns of numbers, booleans and times."""
         return [name for name, kind in self.types.items() if kind not in (value_types.TEXT, value_types.OTHER)]
+
+    @property
+    def content(self) -> list[str]:
+        """The columns that tell rows apart, unless an id, a group or a time does: all of which something is made."""
+        return [name for name, kind in self.types.items() if kind != value_types.OTHER and name != self.config.weight]
 
     def numbers(self, batch: pa.RecordBatch) -> dict[str, np.ndarray]:
         """These columns of a batch as float64 ``[rows]``, NaN where missing."""
@@ -159,16 +165,15 @@ class Rows:
 def read_again(scan: Scan, unit: Unit, rejected: np.ndarray) -> Iterator[Rows]:
     """The rows of a scanned unit, batch by batch; ``rejected`` are their numbers within the unit."""
     done = 0
-    for original, _ in read(unit, list(scan.types), scan.budget):
+    for original, lines in read(unit, list(scan.types), scan.budget):
         batch, _ = as_declared(original, scan)
         here = rejected[(rejected >= done) & (rejected < done + batch.num_rows)] - done
-        yield split_rows(batch, unit.first_row + done, scan, here)
+        yield split_rows(batch, unit.first_row + done, splits_of(original, batch, lines, unit, scan), here)
         done += batch.num_rows
 
 
-def split_rows(batch: pa.RecordBatch, first_row: int, scan: Scan, rejected: np.ndarray) -> Rows:
-    """Give every row its split; ``rejected`` are row numbers within the batch."""
-    splits = splits_of(batch, scan)
+def split_rows(batch: pa.RecordBatch, first_row: int, splits: np.ndarray, rejected: np.ndarray) -> Rows:
+    """Sort the rows by their ``splits``; ``rejected`` are row numbers within the batch."""
     ordered = np.argsort(splits, kind="stable")
     if len(rejected):
         good = np.ones(batch.num_rows, bool)
@@ -177,14 +182,27 @@ def split_rows(batch: pa.RecordBatch, first_row: int, scan: Scan, rejected: np.n
     return Rows(batch, first_row, splits, ordered)
 
 
-def splits_of(batch: pa.RecordBatch, scan: Scan) -> np.ndarray:
-    """The split of each row: by time if there are cuts, else by the hash of group, id or content."""
-    config = scan.config
+def splits_of(original: pa.RecordBatch, batch: pa.RecordBatch, lines: np.ndarray, unit: Unit, scan: Scan) -> np.ndarray:
+    """The split of each row: by time if there are cuts, else by the hash of group, id or content. ``original`` are the
+    rows as they are stored, ``batch`` the same with the types that they are read as."""
+    config, rows = scan.config, batch.num_rows
     if scan.cuts:
         return assign_by_time(value_types.as_numbers(batch.column(config.time)), scan.cuts)
-    alone = config.group or config.id
-    named = [alone] if alone else [name for name in batch.schema.names if name != config.weight]
-    return assign(hash_rows([(name, batch.column(name)) for name in named], batch.num_rows), config.split)
+    if config.identity:
+        return assign(combined([(config.identity, identities_of(original, lines, unit, scan))], rows), config.split)
+    content = [(name, batch.column(name)) for name in scan.content]
+    return assign(hash_rows(content, rows, NumberFormat.of(config)), config.split)
+
+
+def identities_of(original: pa.RecordBatch, lines: np.ndarray, unit: Unit, scan: Scan) -> np.ndarray:
+    """The hashes of the column that alone decides splits: of the directory's text, else of what is stored."""
+    name, number_format = scan.config.identity, NumberFormat.of(scan.config)
+    if name in unit.partition:
+        text = pa.array([unit.partition[name]], pa.string())
+        return np.repeat(hash_values(text, number_format, exact=True), original.num_rows)
+    if IDENTITY in original.schema.names:
+        return original.column(IDENTITY).to_numpy()
+    return hash_identities(original.column(name), number_format, name, unit.file, lines)
 
 
 def scan_unit(job: tuple[Scan, Unit]) -> ScanResult:
@@ -197,12 +215,13 @@ def scan_unit(job: tuple[Scan, Unit]) -> ScanResult:
     for original, lines in read(unit, list(scan.types), scan.budget):
         batch, unreadable = as_declared(original, scan)
         numbers = scan.numbers(batch)
+        splits = splits_of(original, batch, lines, unit, scan)
         reasons = judge_rows(batch, numbers, unreadable, scan)
-        rows, figures = measure_rows(batch, numbers, unit.first_row + done, scan, reasons)
+        rows, figures = measure_rows(batch, numbers, unit.first_row + done, splits, reasons)
         if figures.largest > LARGEST:
             # The extremes tell at once that there are such values; which they are is looked for only then.
             reasons = judge_sizes(numbers) | reasons
-            rows, figures = measure_rows(batch, numbers, unit.first_row + done, scan, reasons)
+            rows, figures = measure_rows(batch, numbers, unit.first_row + done, splits, reasons)
         result.bad += set_aside(original, reasons, lines, unit)
         result.rejected.append(done + np.array(sorted(reasons), np.int64))
         count_rows(rows, scan, result)
@@ -224,7 +243,8 @@ def as_declared(batch: pa.RecordBatch, scan: Scan) -> tuple[pa.RecordBatch, dict
     number_format, unreadable = NumberFormat.of(scan.config), {}
     stored = batch.schema.types
     for index, (name, kind) in enumerate(scan.types.items()):
-        if name not in scan.config.types and value_types.type_of(stored[index]) == kind:
+        as_stored = name not in scan.config.types and value_types.type_of(stored[index]) == kind
+        if as_stored and not marks_of(number_format, kind):
             continue
         column, failed = retype(batch.column(index), kind, number_format)
         batch = batch.set_column(index, name, column)
@@ -265,10 +285,10 @@ def judge_sizes(numbers: dict[str, np.ndarray]) -> dict[int, tuple[str, str]]:
 
 
 def measure_rows(
-    batch: pa.RecordBatch, numbers: dict[str, np.ndarray], first_row: int, scan: Scan, rejected: Iterable[int]
+    batch: pa.RecordBatch, numbers: dict[str, np.ndarray], first_row: int, splits: np.ndarray, rejected: Iterable[int]
 ) -> tuple[Rows, Figures]:
     """The rows that are not ``rejected`` by split, and the figures of each column of ``numbers`` in each split."""
-    rows = split_rows(batch, first_row, scan, np.array(sorted(rejected), np.int64))
+    rows = split_rows(batch, first_row, splits, np.array(sorted(rejected), np.int64))
     # Figures of infinite values are not used.
     with np.errstate(invalid="ignore", over="ignore"):
         return rows, figures_of(list(numbers.values()), [chosen for _, chosen in rows.parts()])

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from slipstream.errors import UserError
 from slipstream.prepare.columns import value_types
-from slipstream.prepare.columns.hashing import hash_values
+from slipstream.prepare.columns.identity import hash_values
 from slipstream.prepare.memory import Budget
 from slipstream.prepare.quarantine import BadRow
 from slipstream.prepare.source.files import SourceFile, cannot_be_read
@@ -24,6 +24,8 @@ from slipstream.prepare.source.foreign import MOST_BEGINNING, by_beginning
 
 #: In the spool, the line of the user's file on which each row begins.
 LINE = "\0line"
+#: In the spool, the hash of the column that alone decides the split of a row, of the text as it was written.
+IDENTITY = "\0identity"
 PAGE_BUFFER_BYTES = 1 << 16
 #: How files of each format begin.
 MARKS = {"parquet": b"PAR1", "arrow": b"ARROW1"}
@@ -232,7 +234,8 @@ def units_of(file: SourceFile, format: str, first_row: int = 0) -> tuple[pa.Sche
 
 
 def read(unit: Unit, names: list[str], budget: Budget) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
-    """Batches of as many rows as ``budget`` allows, with the columns ``names``, and the line of each row (int64).
+    """Batches of as many rows as ``budget`` allows, with the columns ``names``, and the line of each row (int64). The
+    hashes ``IDENTITY`` follow if they are stored.
 
     Columns are as :func:`.value_types.simplified` gives them. Raises ``UserError`` for damage, for texts that are not
     UTF-8, and for a column that says something else than the directory of the file.
@@ -241,6 +244,7 @@ def read(unit: Unit, names: list[str], budget: Budget) -> Iterator[tuple[pa.Reco
     with damage_named(unit.uri, unit.format):
         reader = open_file(unit.source, unit.format)
         types = dict(zip(reader.schema.names, reader.schema.types, strict=True))
+        names = [*names, IDENTITY] if IDENTITY in types else names
         kinds = {name: types[name] for name in names if name in types}
         stored = [name for name, kind in kinds.items() if value_types.has_values(kind)]
         as_stored = stored == names and not unit.partition and all(map(value_types.is_simple, kinds.values()))
@@ -316,10 +320,7 @@ def check_codes(column: pa.DictionaryArray, unit: Unit) -> None:
 def check_partition(column: pa.Array, name: str, unit: Unit) -> None:
     """Raise ``UserError`` unless all values of a stored column are the one that the directory of the file says."""
     expected = pa.array([unit.partition[name]], pa.string())
-    kind = value_types.type_of(column.type)
-    if kind != value_types.TEXT:
-        expected = value_types.convert(expected, kind, [])[0]
-    differs = np.flatnonzero(hash_values(column) != hash_values(expected)[0])
+    differs = np.flatnonzero(hash_values(column, exact=True) != hash_values(expected, exact=True)[0])
     if len(differs):
         other = value_types.as_python(column.take(pa.array(differs[:1])))[0]
         raise UserError(

@@ -17,7 +17,7 @@ import xxhash
 
 from slipstream.errors import UserError
 from slipstream.prepare.columns import value_types
-from slipstream.prepare.columns.hashing import hash_rows
+from slipstream.prepare.columns.identity import hash_rows
 from slipstream.prepare.config import DataConfig
 from slipstream.prepare.quarantine import BadRow
 from slipstream.prepare.resolve import ResolvedSource

@@ -15,13 +15,14 @@ import pyarrow as pa
 from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.prepare.columns import value_types
+from slipstream.prepare.columns.identity import hash_identities
 from slipstream.prepare.columns.number_formats import NumberFormat, guess_types, taken_as_text, tolerance
 from slipstream.prepare.config import DataConfig
 from slipstream.prepare.quarantine import BadRow
 from slipstream.prepare.resolve import ResolvedSource
 from slipstream.prepare.resume import ResumableScratch
 from slipstream.prepare.source import csv_blocks, json_lines
-from slipstream.prepare.source.columnar import LINE, TableInput, Unit, write_spool
+from slipstream.prepare.source.columnar import IDENTITY, LINE, TableInput, Unit, write_spool
 from slipstream.prepare.source.csv_blocks import Block, Parsed, csv_reader, read_blocks, read_header
 from slipstream.prepare.source.files import SourceFile
 from slipstream.prepare.source.tables import Partitions, check_columns, check_names, find_partitions
@@ -221,7 +222,9 @@ def make_columnar(job: TextJob) -> TextPiece:
             for row, text in zip(rows, texts.take(pa.array(rows)).to_pylist(), strict=True)
         ]
         keep[rows] = False
-    batch = pa.RecordBatch.from_pydict({name: arrays[name] for name in job.types} | {LINE: pa.array(parsed.lines)})
+    batch = pa.RecordBatch.from_pydict(
+        {name: arrays[name] for name in job.types} | {LINE: pa.array(parsed.lines)} | identities(parsed, job)
+    )
     if not keep.all():
         batch = batch.filter(pa.array(keep))
     write_spool(job.path, batch)
@@ -229,6 +232,16 @@ def make_columnar(job: TextJob) -> TextPiece:
     others, _ = guess_columns(parsed, parsed.table.column_names[len(job.names) :], job.config)
     bad.sort(key=lambda row: row.line)
     return TextPiece(job.block.file, job.path, batch.num_rows, parsed.read, types, bad, others)
+
+
+def identities(parsed: Parsed, job: TextJob) -> dict[str, pa.Array]:
+    """The hashes of the column that decides splits, if one alone does and the file has it."""
+    name = job.config.identity
+    if name not in job.names:
+        return {}
+    texts = parsed.table[name].combine_chunks()
+    hashes = hash_identities(texts, NumberFormat.of(job.config), name, job.block.file, parsed.lines)
+    return {IDENTITY: pa.array(hashes)}
 
 
 # Delimiters

@@ -1,0 +1,79 @@
+"""No test row that the promoted model was trained on goes unnoticed, whatever has changed between two preparations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from slipstream.artifacts.results.export import Holdout
+from slipstream.export.package.assemble import holdout_of
+from slipstream.promote.comparison import Incomparable, check_unseen
+from tests.support.formats import FORMATS, places, prepare_as, rows_of_all_kinds
+
+#: What changes, and what the refusal says of it; with an empty one the rows have to be told apart as before.
+CHANGES: dict[str, tuple[dict[str, Any], str]] = {
+    "missing": ({"missing": ["", "-999"]}, r"data\.missing \['', '\?'.*\], this one with \['', '-999'\]"),
+    "the order of the marks": ({"missing": ["", "NA", "?", "N/A", "NaN", "nan", "null", "NULL", "None"]}, ""),
+    "categories": ({"types": {"level": "category", "flag": "category"}}, ""),
+    "texts": ({"types": {"share": "text", "flag": "text"}}, ""),
+    "numbers": ({"types": {"level": "number", "flag": "boolean"}}, ""),
+    "decimal": ({"decimal": ","}, r"data\.decimal \., this one with ,"),
+    "seed": ({"split": {"seed": 1}}, r"data\.split\.seed 0, this one with 1"),
+    "columns": ({"drop": ["city"]}, "rows known by"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_other_settings(change: str, tmp_path: Path) -> None:
+    settings, refusal = CHANGES[change]
+    columns = rows_of_all_kinds()
+    before = prepare_as("csv", tmp_path / "before", columns)
+    after = prepare_as("csv", tmp_path / "after", columns, **settings)
+    if refusal:
+        with pytest.raises(Incomparable, match=refusal):
+            check_unseen(holdout_of(after), holdout_of(before))
+    else:
+        check_unseen(holdout_of(after), holdout_of(before))
+        assert places(after) == places(before)
+
+
+def test_what_is_refused_would_have_been_trained_on(tmp_path: Path) -> None:
+    columns = rows_of_all_kinds()
+    before = places(prepare_as("csv", tmp_path / "before", columns))
+    after = places(prepare_as("csv", tmp_path / "after", columns, missing=["", "-999"]))
+    assert [mark for mark, split in after.items() if split == "test" and before[mark] == "train"]
+
+
+@pytest.mark.parametrize("by", ["content", "id", "group"])
+def test_other_formats(by: str, tmp_path: Path) -> None:
+    columns = rows_of_all_kinds()
+    columns["who"] = pa.array([2**60 + n for n in range(len(columns["y"]))])
+    settings = {} if by == "content" else {by: "who"}
+    prepared = {format: prepare_as(format, tmp_path / format, columns, **settings) for format in FORMATS}
+    before = prepared["parquet"]
+    for format, after in prepared.items():
+        check_unseen(holdout_of(after), holdout_of(before))
+        assert places(after) == places(before), format
+
+
+def test_a_package_of_earlier_rules_is_refused(tmp_path: Path) -> None:
+    holdout = holdout_of(prepare_as("csv", tmp_path / "now", rows_of_all_kinds()))
+    assert holdout is not None
+    told_then = ("validation", "test", "seed", "columns")
+    earlier = Holdout(holdout.by, {name: holdout.settings[name] for name in told_then}, None)
+    with pytest.raises(Incomparable, match=r"by the rules of another version: .* in a registry of its own"):
+        check_unseen(holdout, earlier)
+
+
+def test_times_and_numbers_are_not_compared(tmp_path: Path) -> None:
+    """20210101 is less than the seconds of any recent day."""
+    columns = rows_of_all_kinds()
+    days = [when.strftime("%Y%m%d") for when in columns["when"].to_pylist()]
+    numbers = prepare_as("csv", tmp_path / "numbers", {**columns, "when": pa.array(days)}, time="when")
+    dates = {"when": "date"}
+    times = prepare_as("csv", tmp_path / "times", {**columns, "when": pa.array(days)}, time="when", types=dates)
+    with pytest.raises(Incomparable, match=r"data\.time of the type number, this one with time"):
+        check_unseen(holdout_of(times), holdout_of(numbers))
