@@ -47,7 +47,7 @@ STAGES = {
                 "slipstream.prepare.sharded.merge_partitions",
                 "slipstream.prepare.sharded.shares",
             ),
-            ("numpy", "pandas", "pillow", "pyarrow", "scikit-learn", "xxhash"),
+            ("numpy", "pandas", "pillow", "pyarrow", "scikit-learn", "scipy", "xxhash"),
         ),
         Stage("train", ("slipstream.train.run",), (*TRAINED, "scipy"), distributed=True),
         Stage("compress", ("slipstream.compress.engine",), (*JUDGED, "torch-pruning")),

@@ -1,11 +1,17 @@
 """Is the network slower than it was? Against earlier profiles of the same fingerprint, with three answers.
 
-Launches are added until one of them is clear or the time is over.
+Launches are added until one of them is clear or the time is over. Each look at them may err, so the looks share the
+error: the k-th has 1 / (k (k + 1)) of it, all together the whole (alpha spending; Lan and DeMets, "Discrete Sequential
+Boundaries for Clinical Trials", Biometrika 70, 1983).
 
 Launches of the same network differ, and so do profiles of different days. A change is judged by both spreads: of the
 launches of each profile, and of the earlier profiles between each other; while there are too few of these, by how much
 profiles of such a network are known to differ. "As before" is said only if the interval leaves no room for a slow-down
 of 30 %; if there is room, the answer is "can't tell", with what could have been missed.
+
+Launches may be of two kinds, by where the system happened to place them. If few of one kind are compared with few of
+the other, their spread says nothing of it: so "slower" is said only from as many launches on as are unlikely to be of
+one kind before and of the other now, whatever the shares of the kinds are (:func:`by_kind`).
 """
 
 from __future__ import annotations
@@ -17,7 +23,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from slipstream.collectives.config import CollectivesConfig
 from slipstream.collectives.engine import benchmark
@@ -59,8 +65,9 @@ class Change:
         return f"{what}: {self.answer}: {times}"
 
 
-def compare(earlier: Sequence[NetworkProfile], new: NetworkProfile) -> tuple[Change, ...]:
-    """Each operation at its smallest size, where latency decides, and at its largest, where bandwidth does.
+def compare(earlier: Sequence[NetworkProfile], new: NetworkProfile, look: int = 1) -> tuple[Change, ...]:
+    """Each operation at its smallest size, where latency decides, and at its largest, where bandwidth does. ``look`` is
+    1 for the first time that these launches are judged, 2 when some were added, and so on.
 
     Empty if there is no earlier profile, or none with a case of the new one.
     """
@@ -68,7 +75,7 @@ def compare(earlier: Sequence[NetworkProfile], new: NetworkProfile) -> tuple[Cha
     drift = LOOPBACK_DRIFT if without_network else DRIFT
     cases = [(m, [found for old in earlier if (found := same_case(old, m))]) for m in judged(new)]
     cases = [(m, olds) for m, olds in cases if olds]
-    return tuple(change(m, olds, drift, FALSE_ALARMS / len(cases)) for m, olds in cases)
+    return tuple(change(m, olds, drift, FALSE_ALARMS / len(cases), look) for m, olds in cases)
 
 
 def overall(changes: Sequence[Change]) -> Answer:
@@ -95,20 +102,29 @@ def logs(measurement: Measurement) -> np.ndarray:
     return np.log([float(np.percentile(launch.seconds, 10)) for launch in measurement.launches])
 
 
-def change(new: Measurement, earlier: Sequence[Measurement], drift: float, level: float) -> Change:
-    """Judge one case by a t interval for the difference of the means of logarithms; ``level`` is one-sided."""
+def change(new: Measurement, earlier: Sequence[Measurement], drift: float, level: float, look: int) -> Change:
+    """Judge one case by a t interval for the difference of the means of logarithms; ``level`` is one-sided, of all
+    looks together."""
     groups = [logs(m) for m in (*earlier, new)]
     means = np.array([group.mean() for group in groups[:-1]])
     difference = float(groups[-1].mean() - means.mean())
-    half = half_width(groups, drift, level)
+    half = half_width(groups, drift, level / (look * (look + 1)))
     answer: Answer = "can't tell"
-    if difference - half > 0 and difference >= np.log1p(MATTERS):
+    told = by_kind(sum(map(len, groups[:-1])), len(groups[-1])) <= level
+    if told and difference - half > 0 and difference >= np.log1p(MATTERS):
         answer = "slower"
     elif difference + half < np.log1p(EXCLUDED):
         answer = "as before"
     ratio, low, high = (float(np.exp(difference + sign * half)) for sign in (0, -1, 1))
     # A true slow-down of twice the half width is seen unless chance pulls by a whole half width against it.
-    return Change(new.operation, new.bytes, answer, ratio, low, high, float(np.expm1(2 * half)))
+    unseen = float(np.expm1(2 * half)) if told else float("inf")
+    return Change(new.operation, new.bytes, answer, ratio, low, high, unseen)
+
+
+def by_kind(before: int, now: int) -> float:
+    """The probability that of so many launches all before are of one kind and all now of another, if these are of two
+    kinds with the shares that make it most likely. Further looks add nothing to it: who sees it has seen it before."""
+    return (before / (before + now)) ** before * (now / (before + now)) ** now
 
 
 def half_width(groups: Sequence[np.ndarray], drift: float, level: float) -> float:
@@ -125,7 +141,7 @@ def half_width(groups: Sequence[np.ndarray], drift: float, level: float) -> floa
         measured = float(means.var(ddof=1))
         between = max(measured, drift**2) if drift == LOOPBACK_DRIFT else measured
         freedom = min(freedom, profiles - 1) if measured > within else freedom
-    return float(student.ppf(1 - level, freedom)) * float(np.sqrt(of_launches + between * (1 + 1 / profiles)))
+    return float(stdtrit(freedom, 1 - level)) * float(np.sqrt(of_launches + between * (1 + 1 / profiles)))
 
 
 #: Earlier profiles that are read: the youngest.
@@ -149,11 +165,13 @@ class HistoryComparison:
         self._history, self._ends = config.history, time.monotonic() + config.compare_seconds
         self._earlier: Sequence[NetworkProfile] = ()
         self._changes: tuple[Change, ...] = ()
+        self._looks = 0
 
     def enough(self, profile: NetworkProfile) -> bool:
         """Whether no more launches are needed, or possible."""
         self._earlier = ProfileHistory(self._history, profile.fingerprint).profiles(MOST)
-        self._changes = compare(self._earlier, profile)
+        self._looks += 1
+        self._changes = compare(self._earlier, profile, self._looks)
         return not self._changes or overall(self._changes) != "can't tell" or time.monotonic() > self._ends
 
     def text(self) -> str:

@@ -30,8 +30,8 @@ def percentile(sorted_ms: np.ndarray, share: float) -> Estimate | None:
     calls = len(sorted_ms)
     if calls < calls_needed(share):
         return None
-    ranks = binom.ppf([(1 - LEVEL) / 2, (1 + LEVEL) / 2], calls, share).astype(int)
-    low, high = sorted_ms[np.clip(ranks, 0, calls - 1)]
+    below, above = binom.ppf([(1 - LEVEL) / 2, (1 + LEVEL) / 2], calls, share).astype(int)
+    low, high = sorted_ms[np.clip([below - 1, above], 0, calls - 1)]
     return Estimate(float(np.quantile(sorted_ms, share)), float(low), float(high))
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from slipstream.artifacts.results.export import QualityFigures
-from slipstream.comparison import tokens
+from slipstream.comparison import rmse, tokens
 from slipstream.comparison.accuracy import lower_limit, rows_enough, upper_limit
 
 Answer = Literal["passed", "failed", "can't tell"]
@@ -35,7 +35,7 @@ class Loss:
 
     def answer(self, most: float) -> Answer:
         """Whether a loss below ``most`` is shown, or one above it, or neither."""
-        if self.high < most or self.high == most == 0:
+        if self.high < most:
             return "passed"
         return "failed" if self.low > most else "can't tell"
 
@@ -80,50 +80,20 @@ def paired_loss(
         low, high = float(lower_limit(b, c, rows, error)), float(upper_limit(b, c, rows, error))
         enough = rows_enough(b, c, rows, most / 100, error) if most else None
         return Loss(100 * (b - c) / rows, 100 * low, 100 * high, 1 - error, rows, enough)
-    squares = [(answers - truth) ** 2 for answers in (before, after)]
-    value = float(np.sqrt(squares[1].sum() / max(squares[0].sum(), 1e-300)) - 1)
-    low, high = rmse_limits(squares[0], squares[1], error)
+    then, now = ((answers - truth) ** 2 for answers in (before, after))
+    value = float(rmse.loss(then, now))
+    low, high = float(rmse.lower_limit(then, now, error)), float(rmse.upper_limit(then, now, error))
     return Loss(100 * value, 100 * low, 100 * high, 1 - error, rows, None)
 
 
 def in_words(loss: Loss, task: str, most: float, evidence: str) -> str:
     """The answer as half a sentence: what is shown, with its interval and the rows that it rests on."""
     unit, answer = UNITS[task], loss.answer(most)
-    seen = (
-        f"it lost {loss.loss:.2f} {unit} on {loss.rows:,} {evidence} rows, at most {loss.high:.2f} "
-        f"({100 * loss.level:.3g} % limit)"
-    )
+    limit = f"at most {loss.high:.2f}" if loss.high < 100 * rmse.MOST else "and may have lost any amount"
+    seen = f"it lost {loss.loss:.2f} {unit} on {loss.rows:,} {evidence} rows, {limit} ({100 * loss.level:.3g} % limit)"
     if answer == "passed":
         return f"{seen}, less than the {most:g} allowed"
     if answer == "failed":
         return f"{seen} and at least {loss.low:.2f}, more than the {most:g} allowed"
     more = f"; about {loss.rows_enough:,} rows would be enough" if (loss.rows_enough or 0) > loss.rows else ""
     return f"can't tell with {loss.rows:,} rows: {seen}, which may be more than the {most:g} allowed{more}"
-
-
-DRAWS = 2000
-#: Rows that are drawn at a time, to bound the memory.
-AT_A_TIME = 4_000_000
-#: Rows beyond which draws are saved: the ratio of so many is as good as normal, and fewer draws find its limits.
-MANY = 200_000
-FEWEST_DRAWS = 400
-
-
-def ratios(fp32: np.ndarray, variant: np.ndarray, seed: int = 0) -> np.ndarray:
-    """The ratio of the RMSEs minus one, in each draw. Both are squared errors ``[rows]``, float64."""
-    rows = len(fp32)
-    draws = DRAWS if rows <= MANY else max(FEWEST_DRAWS, DRAWS * MANY // rows)
-    generator, parts = np.random.default_rng(seed), []
-    step = max(1, AT_A_TIME // rows)
-    for start in range(0, draws, step):
-        drawn = generator.integers(0, rows, (min(step, draws - start), rows))
-        parts.append(np.sqrt(variant[drawn].sum(axis=1) / np.maximum(fp32[drawn].sum(axis=1), 1e-300)) - 1)
-    return np.concatenate(parts)
-
-
-def rmse_limits(fp32: np.ndarray, variant: np.ndarray, error: float) -> tuple[float, float]:
-    """The lower and the upper limit of the relative loss, each missed with probability ``error``."""
-    if np.array_equal(fp32, variant):
-        return 0.0, 0.0
-    low, high = np.quantile(ratios(fp32, variant), (error, 1 - error))
-    return float(low), float(high)

@@ -2,11 +2,11 @@
 
 The tokens of a row are no independent evidence, the rows are: each gives one figure, the share of its tokens that were
 lost. Student's distribution of their mean gives the limits (the cluster-robust interval; Cameron and Miller, "A
-Practitioner's Guide to Cluster-Robust Inference", 2015, section II), with Johnson's correction for rows that lose much
-more than most ("Modified t Tests and Confidence Intervals for Asymmetrical Populations", 1978). It does not reach far:
-where fewer than ``FEW`` rows lose anything, the limit is at least Clopper and Pearson's exact one of the share of such
-rows, times the most that one of them lost, or all of it if none was seen. Where ``FEW`` rows gain something, the lower
-limit of the gain is set against that, each of the two with half of the error.
+Practitioner's Guide to Cluster-Robust Inference", 2015, section II), corrected for rows that lose much more than most
+(:mod:`slipstream.comparison.skewed_mean`). It does not reach far: where fewer than ``FEW`` rows lose anything, the
+limit is at least Clopper and Pearson's exact one of the share of such rows, times the most that one of them lost, or
+all of it if none was seen. Where ``FEW`` rows gain something, the lower limit of the gain is set against that, each of
+the two with half of the error.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
+
+from slipstream.comparison import skewed_mean
 
 FEW = 30
 
@@ -32,10 +34,8 @@ def upper_limit(lost: np.ndarray, error: float) -> float:
     if rows < 2:
         return 1.0
     quantile, spread = t.ppf(1 - error, rows - 1), lost.std(ddof=1)
-    limit = lost.mean() + quantile * spread / math.sqrt(rows)
-    if spread:
-        skewness = np.mean(((lost - lost.mean()) / spread) ** 3)
-        limit += max(skewness, 0.0) * spread * (1 + 2 * quantile**2) / (6 * rows)
+    skewness = np.mean(((lost - lost.mean()) / spread) ** 3) if spread else 0.0
+    limit = float(skewed_mean.upper_limit(lost.mean(), spread, skewness, rows, quantile))
     worse = int(np.sum(lost > 0))
     if worse < min(FEW, rows):
         gained, worst = np.maximum(-lost, 0.0), lost.max() if worse else 1.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -62,8 +63,17 @@ def categorical_columns(signature: Signature) -> list[int]:
     return []
 
 
-def baseline(data: PreparedData, test: np.ndarray) -> BaselineScores:
-    """Train on a sample of the training split, limited as above, and score on the records of ``test``.
+@dataclass(frozen=True)
+class Baseline:
+    """How it scores, and its predictions: probabilities ``[rows, classes]``, or ``[rows, 1]`` values in units of the
+    target."""
+
+    scores: BaselineScores
+    outputs: np.ndarray
+
+
+def baseline(data: PreparedData, test: np.ndarray) -> Baseline:
+    """Train on a sample of the training split, limited as above, and predict the records of ``test``.
 
     Early stopping uses the validation split, as it does for our own model. scikit-learn would set training rows aside,
     by a stratified split that fails for classes with a single row.
@@ -89,10 +99,11 @@ def baseline(data: PreparedData, test: np.ndarray) -> BaselineScores:
     with threadpool_limits(max(1, usable_cores() // 2), user_api="openmp"):
         if signature.task == "classification":
             model = HistGradientBoostingClassifier(**settings).fit(x, y, **validation_data)
-            probabilities = np.zeros((len(test), classes))
-            probabilities[:, model.classes_] = model.predict_proba(features_of(signature, test))
-            scores = classification_scores(probabilities, truth)
+            outputs = np.zeros((len(test), classes))
+            outputs[:, model.classes_] = model.predict_proba(features_of(signature, test))
+            scores = classification_scores(outputs, truth)
         else:
             model = HistGradientBoostingRegressor(**settings).fit(x, y, **validation_data)
-            scores = regression_scores(model.predict(features_of(signature, test)), truth)
-    return BaselineScores(name=NAME, rows_trained=len(rows), **vars(scores))
+            outputs = model.predict(features_of(signature, test))[:, None]
+            scores = regression_scores(outputs[:, 0], truth)
+    return Baseline(BaselineScores(name=NAME, rows_trained=len(rows), **vars(scores)), outputs)

@@ -10,7 +10,8 @@ import numpy as np
 
 from slipstream.artifacts.format import Artifact
 from slipstream.artifacts.prepared.data import PreparedData
-from slipstream.artifacts.results.evaluation import Evaluation, Headline, PlotData, Scatter, write_evaluation
+from slipstream.artifacts.results.evaluation import Evaluation, Gain, Headline, PlotData, Scatter, write_evaluation
+from slipstream.comparison.quality import loss_of
 from slipstream.evaluate.baseline import baseline
 from slipstream.models import metrics
 from slipstream.models.predict import held_out_rows, model_function, predict, targets_of
@@ -30,17 +31,24 @@ def evaluate(directory: Path, trained: TrainedModel, data: PreparedData, made_by
     outputs = predict(model_function(trained.load()), trained.signature, records)
     truth = targets_of(records)
     name, _ = metrics.HEADLINE[task]
-    scores = metrics.scores(task, outputs, truth)
+    scores, beside = metrics.scores(task, outputs, truth), baseline(data, records)
     evaluation = Evaluation(
         task=task,
         rows=len(records),
         metric=Headline(name, cast(float, scores.of(name))),
         model=scores,
-        baseline=baseline(data, records),
+        baseline=beside.scores,
+        gain=gain_over(beside.outputs, outputs, task, truth),
         classes=list(trained.signature.classes),
         **vars(plot_data(task, outputs, truth)),
     )
     return write_evaluation(directory, evaluation, made_by)
+
+
+def gain_over(baseline: np.ndarray, model: np.ndarray, task: str, truth: np.ndarray) -> Gain:
+    """From the outputs of both: a limit on each side, with half of the error."""
+    loss = loss_of(task, truth, baseline, model, most=0.0, judged=2)
+    return Gain(0.0 - loss.loss, -loss.high, -loss.low)
 
 
 def plot_data(task: str, outputs: np.ndarray, truth: np.ndarray) -> PlotData:

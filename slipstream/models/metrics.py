@@ -6,13 +6,15 @@ scikit-learn is only imported where a curve or a rank statistic is needed.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 
 from slipstream.artifacts.results.evaluation import CalibrationBin, RocCurve, Scores
 
-BINS = 15
+#: Of confidence: at most so many, each with at least so many rows.
+BINS, FEWEST = 15, 20
 CURVE_POINTS = 200
 #: The metric by which models are compared, and whether larger is better.
 HEADLINE: dict[str, tuple[Literal["accuracy", "rmse"], bool]] = {
@@ -84,24 +86,44 @@ def macro_f1(confusion: np.ndarray) -> float:
     return float(np.mean(2 * hits[occurs] / occurrences[occurs]))
 
 
-def calibration_bins(probabilities: np.ndarray, labels: np.ndarray, bins: int = BINS) -> list[CalibrationBin]:
-    """Accuracy by confidence (the probability of the most probable class), in ``bins`` equally wide intervals.
+def calibration_bins(probabilities: np.ndarray, labels: np.ndarray) -> list[CalibrationBin]:
+    """Accuracy by confidence (the probability of the most probable class), in bins of about equally many rows.
 
-    Intervals without rows are left out.
+    Bins of equal width leave single rows in some, whose accuracy is 0 or 1 (Nixon et al., "Measuring Calibration in
+    Deep Learning", 2019). Rows of equal confidence share a bin. Intervals of the accuracy are Clopper and Pearson's.
     """
-    confidence = probabilities.max(axis=1)
-    right = probabilities.argmax(axis=1) == labels
-    index = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
-    return [
-        CalibrationBin(
-            above=b / bins,
-            to=(b + 1) / bins,
-            rows=int(np.sum(index == b)),
-            confidence=float(confidence[index == b].mean()),
-            accuracy=float(right[index == b].mean()),
+    from scipy.stats import beta
+
+    order = np.argsort(probabilities.max(axis=1), kind="stable")
+    confidence = probabilities.max(axis=1)[order]
+    right = (probabilities.argmax(axis=1) == labels)[order]
+    found, above = list[CalibrationBin](), 0.0
+    for start, end in pairwise(bin_edges(confidence)):
+        rows, hits, to = end - start, int(right[start:end].sum()), float(confidence[end - 1])
+        found.append(
+            CalibrationBin(
+                above=above,
+                to=to,
+                rows=rows,
+                confidence=float(confidence[start:end].mean()),
+                accuracy=hits / rows,
+                low=float(beta.ppf(0.025, hits, rows - hits + 1)) if hits else 0.0,
+                high=float(beta.ppf(0.975, hits + 1, rows - hits)) if hits < rows else 1.0,
+            )
         )
-        for b in np.unique(index).tolist()
-    ]
+        above = to
+    return found
+
+
+def bin_edges(ascending: np.ndarray) -> list[int]:
+    """Where bins begin and end, from 0 to the number of rows."""
+    rows = len(ascending)
+    wanted = np.linspace(0, rows, min(BINS, max(1, rows // FEWEST)) + 1).astype(int)[1:-1]
+    edges = [0]
+    for end in np.searchsorted(ascending, ascending[wanted - 1], side="right").tolist():
+        if end - edges[-1] >= FEWEST and rows - end >= FEWEST:
+            edges.append(end)
+    return [*edges, rows]
 
 
 def calibration_error(bins: list[CalibrationBin]) -> float:

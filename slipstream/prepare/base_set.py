@@ -19,13 +19,14 @@ from slipstream.artifacts.prepared.streamed import ROWS, make_hole
 from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.prepare import quarantine
-from slipstream.prepare.card import DRIFT, DataCard, Json, drift_from
+from slipstream.prepare.card import DataCard, Json, with_drifts
 from slipstream.prepare.columns import value_types
 from slipstream.prepare.columns.identity import ROW_HASH
 from slipstream.prepare.columns.number_formats import CASTS
 from slipstream.prepare.columns.number_formats import DECLARED as READ_AS
 from slipstream.prepare.columns.transform import Transform
 from slipstream.prepare.config import ColumnType, DataConfig
+from slipstream.prepare.drift import drift_from, found
 from slipstream.prepare.fit.fit import (
     CATEGORICAL,
     CONSTANT,
@@ -324,16 +325,14 @@ class BaseSet:
             },
             earlier={"address": self.address, "fingerprint": self.fingerprint},
             columns=[
-                replace(column, drift={**(column.drift or {}), "earlier": drifts[column.name]})
-                if column.name in drifts
-                else column
+                with_drifts(column, {"earlier": drifts[column.name]}) if column.name in drifts else column
                 for column in card.columns
             ],
             warnings=card.warnings
             + [
-                f"column {name!r} is distributed differently than in the earlier data (stability index {drift:.2f})"
-                for name, drift in drifts.items()
-                if drift > DRIFT
+                f"column {name!r} is distributed differently than in the earlier data "
+                f"(stability index {each.index:.2f})"
+                for name, each in found(drifts).items()
             ],
         )
 

@@ -7,6 +7,7 @@ exact. Of larger tables the quantiles are the sample's, and the card states the 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -17,6 +18,7 @@ import pyarrow.compute as pc
 from slipstream.artifacts.prepared.data import SPLITS
 from slipstream.prepare.columns import value_types
 from slipstream.prepare.columns.identity import hash_rows
+from slipstream.prepare.drift import Drift, drift_by_split, found
 from slipstream.prepare.fit.fit import FittedColumns
 from slipstream.prepare.fit.scan import SPLIT, TEXT_IN_SAMPLE, ColumnCount, ScanResult
 from slipstream.prepare.fit.splits import TRAIN
@@ -27,17 +29,15 @@ Json: TypeAlias = dict[str, Any]
 
 BINS = 20
 QUANTILES = {"p1": 0.01, "p25": 0.25, "p75": 0.75, "p99": 0.99}
-#: A population stability index above this is called a drift (Siddiqi, Credit Risk Scorecards, 2006).
-DRIFT = 0.25
 #: A column that alone explains this share of what there is to explain is called a leak.
 LEAK = 0.98
-#: Fewer held-out rows say too little about drift or leaks.
+#: Fewer held-out rows say too little about leaks.
 ENOUGH = 50
 #: From this share of held-out rows on, duplicates are a leak: in tables of few values some rows are alike by chance.
 MANY_DUPLICATES = 0.01
 TOP_VALUES = 20
 #: The figures of columns that are of the sample where that is not the whole table; all others are of every row.
-OF_SAMPLE = ["distinct numbers", "median", *QUANTILES, "histogram", "drift", "alone"]
+OF_SAMPLE = ["distinct numbers", "median", *QUANTILES, "histogram", "drift", "drift_chance", "alone"]
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,9 @@ class ColumnCard:
     """A column on the data card, which leaves out what is ``None``.
 
     ``top`` are the most frequent texts with their counts, ``rest`` counts the others; ``distinct_of`` is "sample" if
-    distinct values were counted in the sample. ``drift`` is the population stability index by split, ``alone`` the
-    share of the target that the column explains by itself; ``histogram`` has ``edges``, one more than ``counts``, and
+    distinct values were counted in the sample. ``drift`` is the population stability index by split, and
+    ``drift_chance`` the probability of so large a one where nothing drifts. ``alone`` is the share of the target that
+    the column explains by itself; ``histogram`` has ``edges``, one more than ``counts``, and
     leaves out the outermost 1 %.
     """
 
@@ -70,6 +71,7 @@ class ColumnCard:
     p99: float | None = None
     histogram: dict[str, list[float]] | None = None
     drift: dict[str, float] | None = None
+    drift_chance: dict[str, float] | None = None
     alone: float | None = None
 
 
@@ -212,43 +214,6 @@ def text_bins(column: pa.ChunkedArray) -> np.ndarray:
     return pc.fill_null(pc.add(encoded.indices, 1), 0).to_numpy(zero_copy_only=False).astype(np.int64)
 
 
-def drift(binned: np.ndarray, splits: np.ndarray) -> dict[str, float]:
-    """The population stability index of each held-out split against the training rows."""
-    both = np.bincount(binned * len(SPLITS) + splits, minlength=len(SPLITS) * (int(binned.max(initial=0)) + 1))
-    counts = both.reshape(-1, len(SPLITS)).T
-    held_out = [split for split in range(len(SPLITS)) if split != TRAIN and counts[split].sum() >= ENOUGH]
-    return {SPLITS[split]: stability(counts[TRAIN], counts[split]) for split in held_out}
-
-
-def stability(before: np.ndarray, now: np.ndarray) -> float:
-    """The population stability index of counts in the same bins."""
-    before, now = ((counts + 0.5) / (counts.sum() + 0.5 * len(counts)) for counts in (before, now))
-    return float(np.sum((now - before) * np.log(now / before)))
-
-
-def drift_from(column: Json, sample: pa.Table) -> float | None:
-    """The population stability index of all rows of the ``sample`` against the ``column`` of an earlier card, where it
-    can be said: by the bins of its histogram, or by its most frequent texts and all others together."""
-    values = sample[column["name"]].drop_null()
-    if "histogram" in column:
-        numbers = values.to_numpy()
-        edges = np.array(column["histogram"]["edges"])
-        before = np.array(column["histogram"]["counts"], float)
-        now = np.histogram(numbers[(numbers >= edges[0]) & (numbers <= edges[-1])], edges)[0]
-        # The histogram leaves out the outermost 1 %, so what lies there counts by how much more it is.
-        before = np.append(before, 0.01 / 0.99 * before.sum())
-        now = np.append(now, len(numbers) - now.sum())
-    elif column.get("top"):
-        top = [text for text, _ in column["top"]]
-        indices = pc.index_in(values.combine_chunks(), value_set=pa.array(top))
-        binned = pc.fill_null(indices, len(top)).to_numpy(zero_copy_only=False)
-        before = np.array([count for _, count in column["top"]] + [column.get("rest", 0)], float)
-        now = np.bincount(binned, minlength=len(top) + 1)
-    else:
-        return None
-    return stability(before, now) if now.sum() >= ENOUGH else None
-
-
 class LabelledRows(NamedTuple):
     """The training rows of the sample, or those that are held out, with their target: class numbers (int64), or numbers
     (float64)."""
@@ -304,8 +269,18 @@ def column_figures(
             binned = bins(numbers, ascending, new)
             columns[name] = with_distribution(columns[name], ascending, len(new) + 1)
         alone = None if name == target else predicts_alone(binned, train, held_out, len(classes))
-        columns[name] = replace(columns[name], drift=drift(binned, splits), alone=alone)
+        drifts = drift_by_split(binned, splits, ordered=kind != value_types.TEXT)
+        columns[name] = with_drifts(replace(columns[name], alone=alone), drifts)
     return columns
+
+
+def with_drifts(column: ColumnCard, drifts: Mapping[str, Drift]) -> ColumnCard:
+    """The column with what was found about splits beside what was known of others."""
+    return replace(
+        column,
+        drift={**(column.drift or {}), **{split: each.index for split, each in drifts.items()}},
+        drift_chance={**(column.drift_chance or {}), **{split: each.chance for split, each in drifts.items()}},
+    )
 
 
 def target_numbers(column: pa.ChunkedArray, kind: str, classes: tuple[str, ...]) -> np.ndarray:
@@ -322,18 +297,21 @@ def target_numbers(column: pa.ChunkedArray, kind: str, classes: tuple[str, ...])
 def judgements(columns: list[ColumnCard]) -> list[str]:
     """Warnings of leaks and drifts."""
     warnings = []
+    drifts = {
+        (column.name, split): Drift(index, (column.drift_chance or {})[split])
+        for column in columns
+        for split, index in (column.drift or {}).items()
+    }
     for column in columns:
         if column.alone is not None and column.alone >= LEAK:
             warnings.append(
                 f"column {column.name!r} alone explains {column.alone:.1%} of the target in held-out rows: if it is "
                 "known only afterwards, leave it out with data.drop"
             )
-        for split, index in (column.drift or {}).items():
-            if index > DRIFT:
-                warnings.append(
-                    f"column {column.name!r} is distributed differently in {split} (stability index {index:.2f})"
-                )
-    return warnings
+    return warnings + [
+        f"column {name!r} is distributed differently in {split} (stability index {each.index:.2f})"
+        for (name, split), each in found(drifts).items()
+    ]
 
 
 def count_duplicates(sample: pa.Table, columns: list[str]) -> dict[str, int]:

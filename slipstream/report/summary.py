@@ -13,6 +13,7 @@ from slipstream.artifacts.results.evaluation import Evaluation
 from slipstream.artifacts.results.export import ExportReport, VariantFigures
 from slipstream.artifacts.results.promotion import Promotion
 from slipstream.report import formatting as fmt
+from slipstream.report.against_baseline import against_baseline
 from slipstream.report.figures import DataFigures, NetworkFigures, Quarantined, ScheduleFigures
 from slipstream.stages import StageRun
 
@@ -216,7 +217,8 @@ def further(number: int, noun: str) -> Iterator[str]:
 def quality(evaluation: Evaluation) -> Iterator[str]:
     metric, baseline = evaluation.metric.name, evaluation.baseline
     value = baseline.of(metric)
-    beside = f" ({baseline.name}: {fmt.metric(metric, value)})" if value is not None else ""
+    against = against_baseline(evaluation)
+    beside = f" ({baseline.name}: {fmt.metric(metric, value)}; {against.sentence})" if against else ""
     yield from labelled(
         "Quality", f"test {fmt.NAMES.get(metric, metric)} {fmt.metric(metric, evaluation.metric.value)}{beside}"
     )

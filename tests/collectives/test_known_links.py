@@ -223,7 +223,7 @@ def test_a_training_step_takes_as_long_as_predicted_from_two_ranks() -> None:
 
 
 def compared(links: Links) -> NetworkProfile:
-    return profile_over(links, only_all_reduce(smallest=MB, largest=MB, launches=3))
+    return profile_over(links, only_all_reduce(smallest=MB, largest=MB, launches=4))
 
 
 @pytest.mark.prove
@@ -266,7 +266,7 @@ def test_within_a_machine_there_is_one_false_alarm_in_20_at_most_and_no_false_co
     config = only_all_reduce(smallest=1024, largest=4 * MB, factor=4096, budget=0.1)
     workers = WorkerGroup.local(2, timeout=60)
     profiles = [
-        merged([workers.launch(measure_group, config, environment=environment) for _ in range(3)])
+        merged([workers.launch(measure_group, config, environment=environment) for _ in range(4)])
         for _ in range(ENOUGH + 20)
     ]
     assert all(profile.topology.loopback for profile in profiles)

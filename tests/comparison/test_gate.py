@@ -10,7 +10,7 @@ from scipy.stats import beta
 
 from slipstream.artifacts.results.export import Estimate, LatencyFigures
 from slipstream.comparison.accuracy import lower_limit, rows_enough, upper_limit
-from slipstream.comparison.quality import ERROR, Loss, in_words, loss_of, rmse_limits
+from slipstream.comparison.quality import ERROR, Loss, in_words, loss_of
 from slipstream.errors import UserError
 from slipstream.export.choose import Contender, Decision, decide
 from slipstream.export.config import ExportConfig
@@ -60,18 +60,6 @@ def test_limits_lie_around_the_loss_and_mirror_each_other() -> None:
     low, high = lower_limit(b, c, 265, 0.05), upper_limit(b, c, 265, 0.05)
     assert np.all(low < (b - c) / 265) and np.all(high[:3] > (b - c)[:3] / 265) and high[3] == pytest.approx(1)
     assert upper_limit(c, b, 265, 0.05) == pytest.approx(-low)
-
-
-def test_rmse_limits_cover_the_truth() -> None:
-    """A variant whose errors are 3 % larger, on 400 rows, in 200 draws: at most 5 % of the limits lie below."""
-    generator, missed = np.random.default_rng(0), 0
-    for _ in range(200):
-        errors = generator.normal(size=400)
-        noise = generator.normal(size=400) * np.sqrt(1.03**2 - 1)
-        _, high = rmse_limits(errors**2, (errors + noise) ** 2, 0.05)
-        missed += high < 0.03
-    assert missed <= 18  # 5 % of 200, and two standard errors and a half
-    assert rmse_limits(np.ones(9), np.ones(9), 0.05) == (0.0, 0.0)
 
 
 def test_more_variants_on_the_same_rows_need_more_evidence() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.stats import binom
 
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.artifacts.results.export import LatencyFigures
@@ -166,6 +167,16 @@ def test_intervals_of_percentiles_cover_the_truth() -> None:
         assert found is not None
         covered += found.low <= np.log(10) <= found.high
     assert covered >= 0.92 * 300
+
+
+@pytest.mark.parametrize(("calls", "share"), [(20, 0.5), (33, 0.5), (100, 0.9), (330, 0.9), (1000, 0.99)])
+def test_an_interval_of_a_percentile_misses_by_the_binomial_distribution(calls: int, share: float) -> None:
+    """Of the ranks 0, 1, … the percentile is below that of ``low`` if no more calls than it are below, and above that
+    of ``high`` if more are."""
+    found = percentile(np.arange(float(calls)), share)
+    assert found is not None
+    assert binom.cdf(found.low, calls, share) <= 0.025
+    assert binom.sf(found.high, calls, share) <= 0.025
 
 
 def test_one_load_shows_nothing() -> None:

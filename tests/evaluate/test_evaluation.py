@@ -15,7 +15,7 @@ from slipstream.artifacts.format import Artifact
 from slipstream.artifacts.prepared.data import TARGET, PreparedData, Signature, TensorSpec
 from slipstream.errors import UserError
 from slipstream.evaluate.baseline import MOST_PIXELS, baseline, categorical_columns, features_of
-from slipstream.evaluate.engine import evaluate
+from slipstream.evaluate.engine import evaluate, gain_over
 from slipstream.models.trained import TrainedModel
 from tests.support.toys import ROWS, ToyTrained, images, table, trained_on, write_prepared
 
@@ -35,6 +35,36 @@ def test_classification(tmp_path: Path) -> None:
     assert found["baseline"]["rows_trained"] == ROWS["train"]
     assert set(found["model"]) <= set(found["baseline"])
     assert found["scatter"] is None
+
+
+def test_a_difference_that_few_rows_do_not_show_has_an_interval_around_0() -> None:
+    """The model alone is right on 4 of 265 rows, which is a gain; with 3 on which the baseline alone is, it is none."""
+    truth = np.zeros(265, int)
+    right, baseline_outputs = np.tile([1.0, 0.0], (265, 1)), np.tile([1.0, 0.0], (265, 1))
+    baseline_outputs[:4] = [0.0, 1.0]
+    found = gain_over(baseline_outputs, right, "classification", truth)
+    assert found.value == pytest.approx(400 / 265) and found.low > 0 and found.shown == 1
+    other = right.copy()
+    other[4:7] = [0.0, 1.0]
+    doubt = gain_over(baseline_outputs, other, "classification", truth)
+    assert doubt.value > 0 > doubt.low and doubt.shown == 0
+    swapped = gain_over(other, baseline_outputs, "classification", truth)
+    assert (swapped.low, swapped.high) == (pytest.approx(-doubt.high), pytest.approx(-doubt.low))
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_the_interval_of_the_gain_misses_in_one_of_twenty(task: str) -> None:
+    """Of 300 test sets of 265 rows on which neither is better; two standard errors are 2.5 %."""
+    shown, random = 0, np.random.default_rng(0)
+    for _ in range(300):
+        if task == "classification":
+            ours, theirs = (np.eye(2)[(random.random(265) < 0.1).astype(int)] for _ in range(2))
+            truth = np.zeros(265, int)
+        else:
+            truth = random.normal(size=265)
+            ours, theirs = ((truth + random.normal(size=265))[:, None] for _ in range(2))
+        shown += gain_over(theirs, ours, task, truth).shown != 0
+    assert shown <= 0.075 * 300
 
 
 def test_several_classes_have_no_roc(tmp_path: Path) -> None:
@@ -99,7 +129,7 @@ def test_the_baseline_learns_from_training_rows_only(tmp_path: Path) -> None:
     turned = np.array(data.split("train"))
     turned[TARGET] = 1 - turned[TARGET]
     liar = write_prepared(tmp_path / "liar", data.signature, {"train": turned, "test": test})
-    right, wrong = baseline(data, test).accuracy, baseline(liar, test).accuracy
+    right, wrong = baseline(data, test).scores.accuracy, baseline(liar, test).scores.accuracy
     assert right and right > 0.9
     assert wrong is not None and wrong < 0.1
 
@@ -126,7 +156,7 @@ def test_a_large_training_split_stops_by_the_validation_split(
     turned[TARGET] = 1 - turned[TARGET] if task == "classification" else 2 * mean - turned[TARGET]
     misled = write_prepared(tmp_path / "misled", signature, {**splits, "validation": turned})
     metric = "log_loss" if task == "classification" else "rmse"
-    good, bad = (baseline(data, splits["test"]).of(metric) for data in (honest, misled))
+    good, bad = (baseline(data, splits["test"]).scores.of(metric) for data in (honest, misled))
     assert good and bad and bad > 1.5 * good
 
 

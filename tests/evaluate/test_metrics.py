@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from slipstream.models import metrics
+from slipstream.models.metrics import FEWEST
 
 # Four rows, two classes: right, right, wrong, right; the truth has the probabilities .9 .8 .3 .6.
 PROBABILITIES = np.array([[0.9, 0.1], [0.2, 0.8], [0.7, 0.3], [0.6, 0.4]])
@@ -15,14 +16,14 @@ LABELS = np.array([0, 1, 1, 0])
 
 
 def test_classification_scores_by_hand() -> None:
-    found = metrics.classification_scores(PROBABILITIES, LABELS)
+    found = metrics.classification_scores(np.repeat(PROBABILITIES, FEWEST, axis=0), np.repeat(LABELS, FEWEST))
     assert found.accuracy == 0.75
     assert found.log_loss == pytest.approx(-(math.log(0.9) + math.log(0.8) + math.log(0.3) + math.log(0.6)) / 4)
     # Class 0: 2 hits, 3 predicted, 2 true: F1 = 4/5. Class 1: 1 hit, 1 predicted, 2 true: F1 = 2/3.
     assert found.macro_f1 == pytest.approx((4 / 5 + 2 / 3) / 2)
     # Of the pairs (class 1, class 0), .8 > .1, .8 > .4 and .3 > .1 are in order, .3 < .4 is not.
     assert found.roc_auc == 0.75
-    # Every row is alone in its interval of confidence: errors .1, .2, .7 and .4.
+    # Each of the four is a bin of confidence: errors .1, .2, .7 and .4.
     assert found.ece == pytest.approx((0.1 + 0.2 + 0.7 + 0.4) / 4)
 
 
@@ -32,6 +33,29 @@ def test_calibration_pools_rows_of_equal_confidence() -> None:
     bins = metrics.calibration_bins(probabilities, np.array([0, 0, 0, 1]))
     assert [(b.rows, b.accuracy) for b in bins] == [(4, 0.75)]
     assert metrics.calibration_error(bins) == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize("rows", [1, 19, 60, 265, 3000])
+@pytest.mark.parametrize("kind", ["spread", "nearly certain", "certain"])
+def test_no_bin_of_confidence_has_a_handful_of_rows(rows: int, kind: str) -> None:
+    random = np.random.default_rng(0)
+    confidence = {
+        "spread": random.uniform(0.5, 1, rows),
+        "nearly certain": 1 - 0.3 * random.random(rows) ** 20,
+        "certain": np.where(random.random(rows) < 0.9, 1.0, random.uniform(0.5, 1, rows)),
+    }[kind]
+    probabilities = np.stack([confidence, 1 - confidence], axis=1)
+    bins = metrics.calibration_bins(probabilities, np.zeros(rows, int))
+    assert sum(each.rows for each in bins) == rows and len(bins) <= metrics.BINS
+    assert min(each.rows for each in bins) >= min(rows, FEWEST)
+    assert all(each.above < each.confidence <= each.to + 1e-12 for each in bins)
+    assert len(bins) == max(1, min(metrics.BINS, rows // FEWEST)) or kind != "spread"
+
+
+def test_a_bin_has_the_exact_interval_of_its_accuracy() -> None:
+    """20 rows, all of them right: 0.025^(1/20) is the lower limit."""
+    (only,) = metrics.calibration_bins(np.tile([0.9, 0.1], (20, 1)), np.zeros(20, int))
+    assert (only.low, only.high) == (pytest.approx(0.025 ** (1 / 20)), 1.0)
 
 
 def test_calibration_bins_cover_every_row_even_at_certainty() -> None:

@@ -9,8 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from slipstream.errors import MOST_CHARACTERS, UserError
+from slipstream.errors import UserError
 from slipstream.logs import logger
+from slipstream.one_line import MOST_CHARACTERS
 from slipstream.prepare.config import DataConfig, SplitConfig
 from slipstream.prepare.engine import prepare
 from slipstream.prepare.source.files import list_source

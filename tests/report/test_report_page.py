@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.artifacts.results.compression import Compression
+from slipstream.artifacts.results.evaluation import Gain
 from slipstream.artifacts.results.export import VariantFigures
 from slipstream.config import RunConfig
 from slipstream.prepare.quarantine import BadRow
@@ -203,3 +204,14 @@ def test_no_page_is_wider_than_the_screen(tmp_path: Path) -> None:
     pages["hostile"] = page_of(tmp_path / "hostile", [f"{HOSTILE}{n}" for n in range(3)], HOSTILE.replace(" ", ""))
     pages["smaller"] = with_smaller_network(tmp_path / "smaller", compression())
     assert too_wide(pages, (320, 390, 768, 940, 1280), tmp_path) == []
+
+
+@pytest.mark.parametrize(("low", "mark"), [(0.2, '<span class="up">'), (-0.2, None)])
+def test_only_what_is_shown_is_green(low: float, mark: str | None, tmp_path: Path) -> None:
+    found = results(tmp_path / "in", ["no", "yes"])
+    found = replace(found, evaluation=replace(found.evaluation, gain=Gain(1.51, low, 3.8)))
+    summary = build(tmp_path / "runs", found, STAGES, to_dict(RunConfig()))
+    page = Path(summary.directory, summary.report).read_text(encoding="utf-8")
+    first = page[page.index('<p class="verdict">') :].partition("</p>")[0]
+    assert ("can't tell" in first) == (mark is None) and (mark or "1.51 points above") in first
+    assert f"{low:.2f} to 3.80 with 95 % confidence" in first and ("<span" in first) == (mark is not None)

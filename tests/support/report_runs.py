@@ -11,7 +11,7 @@ from slipstream.artifacts.format import ArtifactWriter
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.artifacts.records import to_json, write_record
 from slipstream.artifacts.results.compression import Compression, CompressionTrial, ModelSize
-from slipstream.artifacts.results.evaluation import BaselineScores, Evaluation, Headline, Scores
+from slipstream.artifacts.results.evaluation import BaselineScores, Evaluation, Gain, Headline, Scores
 from slipstream.artifacts.results.export import (
     Estimate,
     ExportReport,
@@ -157,12 +157,14 @@ def evaluation(signature: Signature) -> Evaluation:
     headline = model.of(name)
     assert headline
     baseline = {key: value and value * 0.97 for key, value in vars(model).items()}
+    better = 100 * 0.03 * headline if signature.task == "classification" else 100 * (1 - 1 / 0.97)
     return Evaluation(
         task=signature.task,
         rows=ROWS,
         metric=Headline(name, headline),
         model=model,
         baseline=BaselineScores(name="HistGradientBoosting", rows_trained=2800, **baseline),
+        gain=Gain(better, better - 1, better + 1),
         classes=list(signature.classes),
         **vars(plot_data(signature.task, outputs, truth)),
     )

@@ -61,14 +61,32 @@ class Headline:
 
 
 @dataclass(frozen=True)
+class Gain:
+    """How much better the model is than the baseline on the same rows, with its 95 % interval: points of accuracy, or
+    percent of the baseline's RMSE."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def shown(self) -> int:
+        """1 if it is shown to be better, -1 if it is shown to be worse, 0 if the rows can't tell."""
+        return int(self.low > 0) - int(self.high < 0)
+
+
+@dataclass(frozen=True)
 class CalibrationBin:
-    """One occupied interval (``above``, ``to``] of confidence: its rows, their mean confidence and their accuracy."""
+    """An interval (``above``, ``to``] of confidence: its rows, their mean confidence, and their accuracy with its 95 %
+    interval."""
 
     above: Annotated[float, Field(alias="from")]
     to: float
     rows: int
     confidence: float
     accuracy: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True)
@@ -109,6 +127,7 @@ class Evaluation(PlotData):
     metric: Headline
     model: Scores
     baseline: BaselineScores
+    gain: Gain
     classes: list[str]
 
     @property

@@ -109,13 +109,16 @@ def roc_curve(axes: Axes, roc: RocCurve, positive: str) -> str:
 
 @inline_svg
 def reliability_diagram(axes: Axes, bins: Sequence[CalibrationBin]) -> str:
-    """Accuracy against mean confidence by bin of confidence; the area of a mark is the bin's share of the rows."""
+    """Accuracy, with its interval, against mean confidence by bin of confidence; the area of a mark is the bin's share
+    of the rows."""
     rows = sum(each.rows for each in bins)
     sure, right = [each.confidence for each in bins], [each.accuracy for each in bins]
     axes.plot(sure, right, label="model (larger: more rows)")
     for each in bins:
         confidence, accuracy = fmt.percent(each.confidence), fmt.percent(each.accuracy)
-        words = f"{fmt.rows(each.rows)}: confidence {confidence}, accuracy {accuracy}"
+        within = f"{fmt.percent(each.low)} to {fmt.percent(each.high)}"
+        words = f"{fmt.rows(each.rows)}: confidence {confidence}, accuracy {accuracy} ({within})"
+        axes.plot([each.confidence, each.confidence], [each.low, each.high], color=SERIES[0], linewidth=1.5, alpha=0.45)
         diameter = 5 + 12 * math.sqrt(each.rows / rows)
         plot_point(axes, each.confidence, each.accuracy, SERIES[0], words, diameter)
     axes.plot([0, 1], [0, 1], label="perfectly calibrated", **REFERENCE_LINE)

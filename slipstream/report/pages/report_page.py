@@ -12,6 +12,7 @@ from slipstream.artifacts.results.evaluation import Evaluation
 from slipstream.artifacts.results.training import TRACE
 from slipstream.artifacts.store import Store
 from slipstream.report import formatting as fmt
+from slipstream.report.against_baseline import against_baseline
 from slipstream.report.pages.kept_charts import MOST_CLASSES_DRAWN, charts_of
 from slipstream.report.pages.rendering import render
 from slipstream.report.run_directory import CARD
@@ -40,7 +41,7 @@ def report_page(
         export=results.export,
         metric=evaluation.metric.name,
         charts=charts_of(results, store),
-        comparison=comparison(evaluation),
+        against=against_baseline(evaluation),
         recommended=results.export.recommended,
         scores=list(scores(evaluation)),
         mistakes=most_frequent_mistakes(listed, classes) if listed else None,
@@ -56,33 +57,6 @@ def report_page(
         trace_file=TRACE,
         made=made_at,
     )
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The model's headline metric against the baseline's: how far ``above`` or below, in words, and if it is better.
-
-    ``words`` is empty if they are equal.
-    """
-
-    words: str
-    better: bool
-
-
-def comparison(evaluation: Evaluation) -> Comparison | None:
-    """None without a baseline. Shares are compared in percentage points, other metrics in percent of the baseline."""
-    metric, ours = evaluation.metric.name, evaluation.metric.value
-    theirs = evaluation.baseline.of(metric)
-    if theirs is None:
-        return None
-    if ours == theirs:
-        return Comparison("", better=False)
-    side = "above" if ours > theirs else "below"
-    if metric in fmt.SHARES:
-        words = f"{abs(100 * (ours - theirs)):.2f} points {side}"
-    else:
-        words = f"{abs(100 * (ours / theirs - 1)):.1f} % {side}" if theirs else side
-    return Comparison(words, better=(ours < theirs) == (metric in fmt.LESS_IS_BETTER))
 
 
 @dataclass(frozen=True)

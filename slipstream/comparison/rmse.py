@@ -1,0 +1,107 @@
+"""How much RMSE a variant loses against FP32, with confidence limits, from the same rows.
+
+A ratio r of the two mean squared errors is possible if the mean of ``after - r * before``, which is 0 at the true
+ratio, is not shown to be below 0 (Fieller, "Some Problems in Interval Estimation", Journal of the Royal Statistical
+Society B 16, 1954), by Johnson's skewness-corrected t (:mod:`slipstream.comparison.skewed_mean`). As this mean is a
+combination of moments, no resampling is needed: one pass over the rows, whatever their number.
+
+Where few rows make most of the difference, what counts is their number, not that of all rows. It is taken as
+``sum(|d|)² / sum(d²)`` of the differences d (Kish's effective size, "Survey Sampling", 1965): Student's quantile has
+half as many degrees of freedom. Below ``FEW`` no distribution is believed. The limit is then at least this: a share of
+the rows as large as Clopper and Pearson's exact limit of the share that differs is wrong by ``UNSEEN`` times the
+largest error seen.
+
+In simulations (``tests/comparison/test_rmse.py``: errors in 2 to 100 % of 100 to 3,000 rows, normal, Laplace, Student
+and lognormal, losses of 1 and 10 %) a nominal 5 % limit lies below the truth in at most 6 % of the draws; the
+percentile bootstrap's in up to 98 %. What no row shows, no limit shows: a variant that fails by more than ``UNSEEN``
+times the largest error, on rows so rare that none was seen, passes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from slipstream.comparison import skewed_mean
+
+#: Rows that make the difference, below which their distribution is not believed.
+FEW = 20
+UNSEEN = 2.0
+#: The share of the error that Student's limit is asked for, as heavy tails take more than that of it.
+ASKED = 0.8
+HALVINGS = 60
+#: A loss is quoted up to this share; a limit of so much says that there is none.
+MOST = 1e4
+
+
+def loss(before: np.ndarray, after: np.ndarray) -> np.ndarray:
+    """The share by which the RMSE grew. Both are squared errors ``[..., rows]``, float64."""
+    then, now = before.sum(axis=-1), after.sum(axis=-1)
+    ratio = np.divide(now, then, where=then > 0, out=np.where(now > 0, np.inf, 1.0))
+    return np.minimum(np.sqrt(ratio) - 1, MOST)
+
+
+def upper_limit(before: np.ndarray, after: np.ndarray, error: float) -> np.ndarray:
+    """What the true share does not exceed, with probability 1 - ``error``. Both are squared errors ``[..., rows]``."""
+    lost = after - before
+    growth = np.maximum(growth_limit(before, lost, error), growth_of_few(before, after, error))
+    return np.minimum(np.sqrt(1 + growth) - 1, MOST)
+
+
+def lower_limit(before: np.ndarray, after: np.ndarray, error: float) -> np.ndarray:
+    """What the true share is not below, with probability 1 - ``error``."""
+    return 1 / np.maximum(1 + upper_limit(after, before, error), 1 / (1 + MOST)) - 1
+
+
+def differing(lost: np.ndarray) -> np.ndarray:
+    """How many rows make the difference; 0 if there is none."""
+    size = np.abs(lost)
+    size = size / np.maximum(size.max(axis=-1, keepdims=True), 1e-300)
+    return size.sum(axis=-1) ** 2 / np.maximum((size**2).sum(axis=-1), 1e-300)
+
+
+def growth_limit(before: np.ndarray, lost: np.ndarray, error: float) -> np.ndarray:
+    """The largest growth g of the mean squared error for which the mean of ``lost - g * before`` may be 0; infinite if
+    even that of ``before`` may be."""
+    from scipy.stats import t
+
+    rows = before.shape[-1]
+    quantile = t.ppf(1 - ASKED * error, np.maximum(differing(lost) / 2 - 1, 1))
+    scale = before.mean(axis=-1, keepdims=True)
+    scale = np.where(scale > 0, scale, 1.0)
+    u, v = lost / scale, before / scale
+    mean_u, mean_v = u.mean(axis=-1), v.mean(axis=-1)
+    u, v = u - mean_u[..., None], v - mean_v[..., None]
+    uu, uv, vv = u * u, u * v, v * v
+    # Of the difference and of FP32's errors, not of both errors: these are alike to many digits, which would cancel.
+    second = [each.mean(axis=-1) * rows / max(rows - 1, 1) for each in (uu, uv, vv)]
+    third = [each.mean(axis=-1) for each in (uu * u, uu * v, vv * u, vv * v)]
+
+    def possible(growth: np.ndarray) -> np.ndarray:
+        spread = np.sqrt(np.maximum(second[0] - 2 * growth * second[1] + growth**2 * second[2], 0))
+        cubed = third[0] - 3 * growth * third[1] + 3 * growth**2 * third[2] - growth**3 * third[3]
+        skewness = cubed / np.maximum(spread, 1e-100) ** 3
+        return skewed_mean.upper_limit(mean_u - growth * mean_v, spread, skewness, rows, quantile) >= 0
+
+    # Growths from the one that was seen to infinity are those of 0 to 1 here.
+    def growth_at(place: np.ndarray) -> np.ndarray:
+        return mean_u + place / (1 - place)
+
+    low, high = np.zeros(mean_u.shape), np.ones(mean_u.shape)
+    for _ in range(HALVINGS):
+        middle = np.minimum((low + high) / 2, 1 - 1e-9)
+        inside = possible(growth_at(middle))
+        low, high = np.where(inside, middle, low), np.where(inside, high, middle)
+    return np.where(low >= 1 - 1e-9, np.inf, growth_at(np.minimum(low, 1 - 1e-9)))
+
+
+def growth_of_few(before: np.ndarray, after: np.ndarray, error: float) -> np.ndarray:
+    """The least that the limit has to be where fewer than ``FEW`` rows make the difference; elsewhere -1."""
+    from scipy.stats import beta
+
+    rows, lost = before.shape[-1], after - before
+    unlike = np.count_nonzero(lost, axis=-1)
+    share = np.where(unlike < rows, beta.ppf(1 - error, unlike + 1, np.maximum(rows - unlike, 1e-9)), 1.0)
+    worst = UNSEEN**2 * np.maximum(before, after).max(axis=-1)
+    mean = before.mean(axis=-1)
+    growth = np.divide(share * worst, mean, where=mean > 0, out=np.full(mean.shape, np.inf))
+    return np.where(differing(lost) < FEW, growth, -1.0)

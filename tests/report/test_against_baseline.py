@@ -1,0 +1,45 @@
+"""The first line of the report: better, worse, or can't tell."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from slipstream.artifacts.results.evaluation import BaselineScores, Evaluation, Gain, Headline, Scores
+from slipstream.report.against_baseline import against_baseline
+
+
+def evaluation(metric: str, gain: Gain) -> Evaluation:
+    scores = {"accuracy": 0.9} if metric == "accuracy" else {"rmse": 2.0}
+    beside = BaselineScores(name="HistGradientBoosting", rows_trained=10, **scores)
+    task = "classification" if metric == "accuracy" else "regression"
+    return Evaluation(
+        task=task,
+        rows=265,
+        metric=Headline(metric, 1.0),
+        model=Scores(**scores),
+        baseline=beside,
+        gain=gain,
+        classes=[],
+    )
+
+
+@pytest.mark.parametrize(
+    ("metric", "gain", "shown", "sentence"),
+    [
+        ("accuracy", Gain(1.51, 0.2, 3.8), 1, "1.51 points above, 0.20 to 3.80 with 95 % confidence"),
+        ("accuracy", Gain(1.51, -0.2, 3.8), 0, "can't tell: 1.51 points above, -0.20 to 3.80 with 95 % confidence"),
+        ("accuracy", Gain(-1.51, -3.8, -0.2), -1, "1.51 points below, 0.20 to 3.80 with 95 % confidence"),
+        ("rmse", Gain(3.0, 1.0, 5.0), 1, "3.0 % below, 1.0 to 5.0 with 95 % confidence"),
+        ("rmse", Gain(-3.0, -5.0, 1.0), 0, "can't tell: 3.0 % above, -1.0 to 5.0 with 95 % confidence"),
+    ],
+)
+def test_what_is_said_is_what_is_shown(metric: str, gain: Gain, shown: int, sentence: str) -> None:
+    found = against_baseline(evaluation(metric, gain))
+    assert found and (found.shown, found.sentence) == (shown, sentence)
+
+
+def test_without_a_baseline_there_is_nothing_to_compare_with() -> None:
+    none = evaluation("accuracy", Gain(0.0, -1.0, 1.0))
+    assert against_baseline(replace(none, baseline=BaselineScores(name="", rows_trained=0))) is None
