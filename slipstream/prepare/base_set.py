@@ -14,12 +14,13 @@ from tempfile import TemporaryDirectory
 import pyarrow as pa
 
 from slipstream.artifacts.format import MANIFEST, Artifact, ArtifactWriter, DamagedArtifact, FileRecord, hash_file
+from slipstream.artifacts.prepared.card import DataCard
 from slipstream.artifacts.prepared.data import KIND, PreparedData, segment_number
 from slipstream.artifacts.prepared.streamed import ROWS, make_hole
 from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.prepare import quarantine
-from slipstream.prepare.card import DataCard, Json, with_drifts
+from slipstream.prepare.card import Json, with_drifts
 from slipstream.prepare.columns import value_types
 from slipstream.prepare.columns.identity import ROW_HASH
 from slipstream.prepare.columns.number_formats import CASTS
@@ -131,7 +132,8 @@ class BaseSet:
         remote = address.startswith(STORES)
         try:
             with TemporaryDirectory() as fetched:
-                artifact = PreparedData.open(fetch(address, Path(fetched)) if remote else Path(address)).artifact
+                data = PreparedData.open(fetch(address, Path(fetched)) if remote else Path(address))
+                artifact = data.artifact
                 schema = artifact.read_json("schema.json")
                 if "sources" not in schema:
                     raise UserError(f"data.earlier: {address!r} holds images; expected a prepared table")
@@ -140,7 +142,7 @@ class BaseSet:
                         f"data.earlier: {address!r} was made when rows were told apart by other rules, by which copies "
                         "of them would get other splits; prepare all files anew without data.earlier"
                     )
-                card = artifact.read_json("card.json")
+                card = data.card
                 return cls(
                     address,
                     TableSchema.from_json(schema),

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from slipstream.artifacts.prepared.card import ColumnCard, DataCard
 from slipstream.artifacts.prepared.data import SPLITS
 from slipstream.prepare.columns import value_types
 from slipstream.prepare.columns.identity import hash_rows
@@ -38,70 +39,6 @@ MANY_DUPLICATES = 0.01
 TOP_VALUES = 20
 #: The figures of columns that are of the sample where that is not the whole table; all others are of every row.
 OF_SAMPLE = ["distinct numbers", "median", *QUANTILES, "histogram", "drift", "drift_chance", "alone"]
-
-
-@dataclass(frozen=True)
-class ColumnCard:
-    """A column on the data card, which leaves out what is ``None``.
-
-    ``top`` are the most frequent texts with their counts, ``rest`` counts the others; ``distinct_of`` is "sample" if
-    distinct values were counted in the sample. ``drift`` is the population stability index by split, and
-    ``drift_chance`` the probability of so large a one where nothing drifts. ``alone`` is the share of the target that
-    the column explains by itself; ``histogram`` has ``edges``, one more than ``counts``, and
-    leaves out the outermost 1 %.
-    """
-
-    name: str
-    type: str
-    role: str = ""
-    missing: int | None = None
-    why: str | None = None
-    distinct: int | None = None
-    distinct_of: str | None = None
-    top: list[tuple[str, int]] | None = None
-    rest: int | None = None
-    mean: float | None = None
-    std: float | None = None
-    min: float | None = None
-    max: float | None = None
-    median: float | None = None
-    p1: float | None = None
-    p25: float | None = None
-    p75: float | None = None
-    p99: float | None = None
-    histogram: dict[str, list[float]] | None = None
-    drift: dict[str, float] | None = None
-    drift_chance: dict[str, float] | None = None
-    alone: float | None = None
-
-
-@dataclass(frozen=True)
-class DataCard:
-    """What ``card.json`` says, without what is ``None``.
-
-    ``rows``: read, kept, quarantined, and of each split. ``classes``: the rows of each class by split. ``held_out``:
-    how many held-out rows were looked at and how many are duplicates. ``earlier`` identifies the base set.
-    """
-
-    source: str
-    rows: dict[str, int]
-    task: str
-    target: str
-    columns: list[ColumnCard]
-    classes: dict[str, dict[str, int]]
-    warnings: list[str] = field(default_factory=list)
-    sampled_rows: int | None = None
-    of_sample: list[str] | None = None
-    rank_error: float | None = None
-    held_out: dict[str, int] | None = None
-    earlier: dict[str, str] | None = None
-
-    def to_json(self) -> dict[str, object]:
-        return present({**vars(self), "columns": [present(vars(column)) for column in self.columns]})
-
-
-def present(entries: dict[str, object]) -> dict[str, object]:
-    return {name: entry for name, entry in entries.items() if entry is not None}
 
 
 def row_counts(read: int, kept: list[int], quarantined: int) -> dict[str, int]:

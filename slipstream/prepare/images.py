@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from slipstream.artifacts.format import ArtifactWriter
+from slipstream.artifacts.prepared.card import CARD, ColumnCard, DataCard
 from slipstream.artifacts.prepared.data import SPLITS, TARGET, Signature, TensorSpec
 from slipstream.artifacts.records import write_record
 from slipstream.errors import UserError
 from slipstream.prepare import quarantine
-from slipstream.prepare.card import ColumnCard, DataCard, row_counts
+from slipstream.prepare.card import row_counts
 from slipstream.prepare.config import DataConfig
 from slipstream.prepare.fit.fit import check_splits
 from slipstream.prepare.fit.splits import TRAIN, assign
@@ -136,7 +137,7 @@ def prepare_images(writer: ArtifactWriter, scratch: ResumableScratch, source: Re
     writer.write_json("statistics.json", {"image_mean": signature.image_mean, "image_std": signature.image_std})
     columns = [{"name": "image", "type": "image", "role": "image"}]
     writer.write_json("schema.json", {"columns": columns, "target": signature.target})
-    writer.write_json("card.json", card_of(images, signature, sum(rows), encoded).to_json())
+    writer.write_json(CARD, card_of(images, signature, sum(rows), encoded).to_json())
 
 
 def check_classes(classes: tuple[str, ...], encoded: EncodedImages) -> None:

@@ -11,12 +11,13 @@ import numpy as np
 import pyarrow as pa
 
 from slipstream.artifacts.format import ArtifactWriter
+from slipstream.artifacts.prepared.card import CARD, DataCard
 from slipstream.artifacts.prepared.data import TARGET, WEIGHT
 from slipstream.artifacts.records import write_record
 from slipstream.errors import UserError
 from slipstream.prepare import quarantine
 from slipstream.prepare.base_set import REFERENCE, TableSchema
-from slipstream.prepare.card import DataCard, make_card
+from slipstream.prepare.card import make_card
 from slipstream.prepare.columns import value_types
 from slipstream.prepare.columns.number_formats import NumberFormat, retype
 from slipstream.prepare.columns.transform import Transform
@@ -174,7 +175,7 @@ def write_table(
     ]
     schema = TableSchema(columns, scan.target, scan.config, scan.cuts, list(source.file_sets))
     writer.write_json("schema.json", schema.to_json())
-    writer.write_json("card.json", card.to_json())
+    writer.write_json(CARD, card.to_json())
 
 
 def time_cuts(table: TableInput, config: DataConfig) -> Cuts | None:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from slipstream.artifacts.format import Artifact, ArtifactWriter
+from slipstream.artifacts.prepared.card import CARD, DataCard
 from slipstream.artifacts.prepared.data import KIND, TARGET, PreparedData, Signature, TensorSpec
 from slipstream.artifacts.records import write_record
 from slipstream.models.config import ModelConfig
@@ -73,7 +74,8 @@ def write_prepared(directory: Path, signature: Signature, splits: dict[str, np.n
     writer.write_json("schema.json", {"columns": []})
     writer.write_json("statistics.json", {"columns": {}})
     rows = {split: len(records) for split, records in splits.items()}
-    writer.write_json("card.json", {"rows": {"read": sum(rows.values()), "kept": sum(rows.values()), **rows}})
+    counts = {"read": sum(rows.values()), "kept": sum(rows.values()), **rows}
+    writer.write_json(CARD, DataCard("", counts, signature.task, signature.target, columns=[], classes={}).to_json())
     writer.finish(KIND, {})
     return PreparedData.open(directory)
 

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from slipstream.artifacts.format import Artifact, DamagedArtifact
+from slipstream.artifacts.prepared.card import CARD, DataCard
 from slipstream.artifacts.records import read_record
 
 KIND = "prepare"
@@ -38,7 +39,7 @@ WEIGHT = "weight"
 SAMPLED_BLOCKS = 8
 #: A block: the file name of its segment, and its number in that file.
 Block = tuple[str, int]
-#: The data card: ``rows`` (read, kept, quarantined, and per split), columns, warnings.
+#: The data card as JSON: what is ``None`` in a :class:`.DataCard` is left out.
 Card = dict[str, Any]
 
 
@@ -229,7 +230,9 @@ class PreparedData:
 
     @property
     def card(self) -> Card:
-        return self.artifact.read_json("card.json")
+        """The content of ``card.json``. Raises ``DamagedArtifact`` unless it is that of a :class:`.DataCard`."""
+        read_record(self.artifact, CARD, DataCard)
+        return self.artifact.read_json(CARD)
 
 
 def evenly(length: int, most: int) -> np.ndarray:

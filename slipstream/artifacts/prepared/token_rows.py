@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from slipstream.artifacts.format import BLOCK_BYTES, ArtifactWriter
+from slipstream.artifacts.prepared.card import CARD, DataCard
 from slipstream.artifacts.prepared.data import KIND, SPLITS, PreparedData, Signature, TensorSpec
 from slipstream.artifacts.records import write_record
 from slipstream.errors import UserError
@@ -92,6 +93,7 @@ def write_token_rows(
     write_record(writer, "signature.json", signature)
     writer.write_json("schema.json", {"columns": []})
     writer.write_json("statistics.json", {"columns": {}})
-    writer.write_json("card.json", {"rows": {"read": sum(counts.values()), "kept": sum(counts.values()), **counts}})
+    read = {"read": sum(counts.values()), "kept": sum(counts.values()), "quarantined": 0, **counts}
+    writer.write_json(CARD, DataCard("", read, signature.task, signature.target, columns=[], classes={}).to_json())
     writer.finish(KIND, {"vocabulary": vocabulary, "seed": seed})
     return PreparedData.open(directory)
