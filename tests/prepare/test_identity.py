@@ -177,6 +177,11 @@ def test_other_values_have_other_hashes() -> None:
 # Content
 
 
+def test_without_any_mark_there_are_no_gaps_but_nulls(tmp_path: Path) -> None:
+    data = prepare_as("parquet", tmp_path / "none", rows_of_all_kinds(), missing=[])
+    assert next(column["min"] for column in data.card["columns"] if column["name"] == "level") == -999
+
+
 def test_the_same_table_in_every_format_is_the_same_prepared_data(tmp_path: Path) -> None:
     columns, found = rows_of_all_kinds(), {}
     for format in FORMATS:

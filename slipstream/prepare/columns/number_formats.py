@@ -109,7 +109,7 @@ def marks_of(number_format: NumberFormat, kind: str) -> list[object]:
     marks = pa.array(number_format.missing, pa.string())
     if kind == value_types.TIME:
         # 9999 is no year.
-        marks = marks.filter(pa.array([not value_types.spells_number(mark) for mark in number_format.missing]))
+        marks = pa.array([mark for mark in number_format.missing if not value_types.spells_number(mark)], pa.string())
     read_as = value_types.NUMBER if kind == value_types.INTEGER else kind
     values, _ = value_types.convert(replace(number_format, missing=()).normalise(marks, read_as), read_as, [])
     return [whole_if_it_is(value) for value in values.drop_null().to_pylist() if value == value]
