@@ -368,7 +368,7 @@ def test_what_is_copied_within_s3_is_verified(
     written = len(LARGE), hashlib.sha256(LARGE).hexdigest()
     store.requests.clear()
     copy_within_s3(f"{base}/source", f"{base}/copy", *written)
-    assert sum(line.startswith("GET") for line in store.requests) == (0 if way == "one request" else 9)
+    assert any(line.startswith("GET") for line in store.requests) == (way != "one request")
     assert storage_for(base).get("copy", tmp_path).read_bytes() == LARGE
     put_file(storage_for(base), "source", bytes([LARGE[0] ^ 1]) + LARGE[1:])
     with pytest.raises(UserError, match=r"/source: is not what was written: its copy .*; make it anew"):
