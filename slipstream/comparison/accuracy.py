@@ -4,7 +4,8 @@ Of n rows FP32 alone is right on b and the variant alone on c; the loss is (b - 
 score test for paired proportions ("Equivalence test and confidence interval for the difference in proportions for the
 paired-sample design", Statistics in Medicine 17, 1998), with the variance estimated under the tested loss, so that
 they have a width even where the two never disagree. Where the variant alone is never right, Clopper and Pearson's exact
-limit of b in n is taken if it is the wider: at 0 disagreements in 265 rows 1.12 points, not Tango's 1.01.
+limit of b in n is taken if it is the wider: at 0 disagreements in 265 rows 1.12 points, not Tango's 1.01. Likewise that
+of the gain where FP32 is never right alone.
 
 Enumerated over all outcomes, for 265 to 20,000 rows, true losses of 0.5, 1 and 2 points and disagreements up to 20 % of
 the rows, the upper 95 % limit lies below the true loss in at most 5.3 % of the draws (5.0 % from 2,500 rows on).
@@ -46,8 +47,10 @@ def upper_limit(b: ArrayLike, c: ArrayLike, n: int, error: float) -> np.ndarray:
         middle = (low + high) / 2
         possible = score(b, c, n, middle) > least
         low, high = np.where(possible, middle, low), np.where(possible, high, middle)
-    exact = np.where(b < n, beta.ppf(1 - error, b + 1, np.maximum(n - b, 1e-9)), 1.0)
-    return np.where(c == 0, np.maximum(high, exact), high)
+    lost = np.where(b < n, beta.ppf(1 - error, b + 1, np.maximum(n - b, 1e-9)), 1.0)
+    gained = np.where(c > 0, beta.ppf(error, np.maximum(c, 1e-9), n - c + 1), 0.0)
+    high = np.where(c == 0, np.maximum(high, lost), high)
+    return np.where(b == 0, np.maximum(high, -gained), high)
 
 
 def lower_limit(b: ArrayLike, c: ArrayLike, n: int, error: float) -> np.ndarray:

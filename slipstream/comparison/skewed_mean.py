@@ -6,6 +6,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 
+def effective_rows(figures: np.ndarray) -> np.ndarray:
+    """How many of ``[..., rows]`` make the sum of all sizes; 0 if all are 0 (Kish's effective size, "Survey Sampling",
+    1965): as many as there are if they are alike, 1 if one is much larger than all others together."""
+    size = np.abs(figures)
+    size = size / np.maximum(size.max(axis=-1, keepdims=True), 1e-300)
+    return np.asarray(size.sum(axis=-1) ** 2 / np.maximum((size**2).sum(axis=-1), 1e-300))
+
+
 def upper_limit(mean: ArrayLike, spread: ArrayLike, skewness: ArrayLike, rows: int, quantile: ArrayLike) -> np.ndarray:
     """What the true mean does not exceed, if ``quantile`` is Student's for the wanted level.
 

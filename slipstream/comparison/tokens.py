@@ -3,10 +3,10 @@
 The tokens of a row are no independent evidence, the rows are: each gives one figure, the share of its tokens that were
 lost. Student's distribution of their mean gives the limits (the cluster-robust interval; Cameron and Miller, "A
 Practitioner's Guide to Cluster-Robust Inference", 2015, section II), corrected for rows that lose much more than most
-(:mod:`slipstream.comparison.skewed_mean`). It does not reach far: where fewer than ``FEW`` rows lose anything, the
-limit is at least Clopper and Pearson's exact one of the share of such rows, times the most that one of them lost, or
-all of it if none was seen. Where ``FEW`` rows gain something, the lower limit of the gain is set against that, each of
-the two with half of the error.
+(:mod:`slipstream.comparison.skewed_mean`). It does not reach far: where fewer than ``FEW`` rows make most of the loss,
+the limit is at least Clopper and Pearson's exact one of the share of rows that lose anything, times the most that one
+of them lost, or all of it if none was seen. Where ``FEW`` rows gain something, the lower limit of the gain is set
+against that, each of the two with half of the error.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import math
 import numpy as np
 
 from slipstream.comparison import skewed_mean
+from slipstream.comparison.skewed_mean import effective_rows
 
 FEW = 30
 
@@ -36,11 +37,12 @@ def upper_limit(lost: np.ndarray, error: float) -> float:
     quantile, spread = t.ppf(1 - error, rows - 1), lost.std(ddof=1)
     skewness = np.mean(((lost - lost.mean()) / spread) ** 3) if spread else 0.0
     limit = float(skewed_mean.upper_limit(lost.mean(), spread, skewness, rows, quantile))
-    worse = int(np.sum(lost > 0))
-    if worse < min(FEW, rows):
-        gained, worst = np.maximum(-lost, 0.0), lost.max() if worse else 1.0
+    losses, gained = np.maximum(lost, 0.0), np.maximum(-lost, 0.0)
+    worse = int(np.count_nonzero(losses))
+    if effective_rows(losses) < min(FEW, rows):
+        worst = losses.max() if worse else 1.0
         half = error / 2 if np.count_nonzero(gained) >= FEW else error
-        few = beta.ppf(1 - half, worse + 1, rows - worse) * worst
+        few = beta.ppf(1 - half, worse + 1, rows - worse) * worst if worse < rows else worst
         if half < error:
             few -= max(0.0, gained.mean() - t.ppf(1 - half, rows - 1) * gained.std(ddof=1) / math.sqrt(rows))
         limit = max(limit, few)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import beta
+from scipy.stats import beta, binom
 
 from slipstream.artifacts.results.export import Estimate, LatencyFigures
 from slipstream.comparison.accuracy import lower_limit, rows_enough, upper_limit
@@ -39,6 +39,15 @@ def test_the_limit_is_below_the_true_loss_in_one_of_twenty(rows: int, also: floa
     b, c = draws(rows, 0.01 + also, also)
     assert np.mean(upper_limit(b, c, rows, ERROR) < 0.01) <= 0.06
     assert np.mean(lower_limit(b, c, rows, ERROR) > 0.01) <= 0.065
+
+
+@pytest.mark.parametrize("error", [ERROR, ERROR / 3])
+def test_a_gain_is_not_shown_more_often_than_is_said(error: float) -> None:
+    """The variant alone is right on 1 % of 1,000 rows and never wrong alone, by binomial arithmetic. Tango's limit was
+    below the true gain with 1.5 times the probability."""
+    gained = np.arange(1001)
+    missed = upper_limit(np.zeros(1001), gained, 1000, error) < -0.01
+    assert binom.pmf(gained, 1000, 0.01) @ missed <= error
 
 
 def test_a_variant_that_loses_nothing_passes() -> None:
