@@ -31,14 +31,14 @@ from slipstream.errors import UserError
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 Schema = dict[str, Any]
-#: The largest integers: what Flyte, Kubernetes and the libraries below take as a count, and what JSON's numbers, which
-#: many programs read as floating-point ones, hold exactly.
-LARGEST, LARGEST_SEED = 2**31 - 1, 2**53 - 1
+#: The largest integers: what Flyte, Kubernetes and the libraries below take as a count; and, of seeds and bytes, what
+#: JSON's numbers, which many programs read as floating-point ones, hold exactly.
+LARGEST, LARGEST_EXACT = 2**31 - 1, 2**53 - 1
 #: Characters of a value that a message shows.
 SHOWN = 100
 Natural = Annotated[int, Field(ge=0, le=LARGEST)]
 Positive = Annotated[int, Field(ge=1, le=LARGEST)]
-Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
+Seed = Annotated[int, Field(ge=0, le=LARGEST_EXACT)]
 
 
 class Yaml(yaml.SafeLoader):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
-from slipstream.settings import LARGEST, Settings, settings, to_dict
+from slipstream.settings import LARGEST, LARGEST_EXACT, Settings, settings, to_dict
 
 Operation = Literal[
     "all_reduce",
@@ -49,9 +49,9 @@ class CollectivesConfig(Settings):
     """Measure all_gather and reduce_scatter within one buffer, too."""
     in_flight: list[Annotated[int, Field(ge=1, le=64)]] = field(default_factory=lambda: [1])
     """How many operations are started before the first is waited for, each number once."""
-    smallest: Annotated[int, Field(ge=64, le=LARGEST)] = 1 << 10
+    smallest: Annotated[int, Field(ge=64, le=LARGEST_EXACT)] = 1 << 10
     """The first size, in bytes."""
-    largest: Annotated[int, Field(ge=64, le=LARGEST)] = 16 << 20
+    largest: Annotated[int, Field(ge=64, le=LARGEST_EXACT)] = 16 << 20
     """The last size, in bytes."""
     factor: Annotated[int, Field(ge=2, le=LARGEST)] = 8
     """The factor between one size and the next."""

@@ -18,7 +18,7 @@ from slipstream.doctor.archive import Limits
 from slipstream.errors import UserError
 from slipstream.models.transformer_config import TransformerConfig
 from slipstream.profiles.placement import Placement
-from slipstream.settings import LARGEST, LARGEST_SEED, Settings, schema_of, to_dict
+from slipstream.settings import LARGEST, LARGEST_EXACT, Settings, schema_of, to_dict
 from slipstream.train.config import TrainingConfig
 
 assert all((RunConfig, Limits, TransformerConfig, Placement, workflows.schedules.settings))  # all classes are there
@@ -64,14 +64,20 @@ def refusal(cls: type[Settings], name: str, value: object) -> str:
     return one
 
 
+def largest_of(name: str) -> int:
+    return LARGEST_EXACT if name in ("seed", "smallest", "largest") else LARGEST
+
+
 @pytest.mark.parametrize(("cls", "name", "listed"), numbers(int))
 def test_an_integer(cls: type[Settings], name: str, listed: bool) -> None:
-    largest = LARGEST_SEED if name == "seed" else LARGEST
+    largest = largest_of(name)
     for value in ABSURD:
         message = refusal(cls, name, [value] if listed else value)
         if type(value) is int and 0 <= value <= largest and not message:
             continue
         assert message, f"{value} was accepted"
+        if name == "smallest" and message.endswith(f"expected at least collectives.smallest ({value})"):
+            continue  # a size like others, but beyond the largest
         path = f"{cls.section}.{name}".removeprefix(".") + ("[0]" if listed else "")
         assert re.match(re.escape(path) + ": .* is not allowed; expected ", message), message
         assert "\n" not in message and len(message) < 300
@@ -92,7 +98,7 @@ def test_every_integer_has_a_largest_value_that_its_schema_says() -> None:
             for name, setting in node.get("properties", {}).items():
                 setting = setting.get("items", setting)
                 if setting.get("type") == "integer" and "enum" not in setting:
-                    assert setting["maximum"] <= (LARGEST_SEED if name == "seed" else LARGEST), (cls, name)
+                    assert setting["maximum"] <= largest_of(name), (cls, name)
                     checked += 1
     assert checked > 40
 
@@ -109,7 +115,7 @@ def test_arguments_of_the_users_own_have_bounds_too() -> None:
             RunConfig.from_dict(config)
 
 
-@pytest.mark.parametrize("seed", [20240101120000, LARGEST_SEED])
+@pytest.mark.parametrize("seed", [20240101120000, LARGEST_EXACT])
 def test_a_long_seed_works(seed: int) -> None:
     from slipstream.train.checkpoint.state import generator_seed, seed_generators
 

@@ -38,7 +38,7 @@ RESUMING = [Fault("restore", rank=0), Fault("restore", rank=1), Fault("load", ra
 
 def newest(home: Path) -> Path:
     """The newest whole checkpoint; a process that is killed in between leaves ``latest.json`` pointing to an older."""
-    return home / str(complete([f"{path.parent.name}/{path.name}" for path in home.glob("step-*/manifest.json")])[0])
+    return home / str(complete([f"{path.parent.name}/{path.name}" for path in home.glob("step-*/*")])[0])
 
 
 def flip(path: Path) -> None:
@@ -90,7 +90,7 @@ DAMAGE: list[Callable[[Path], None]] = [
 
 
 def has_checkpoint(home: Path) -> bool:
-    return any(home.glob("step-*/manifest.json"))
+    return any(home.glob("step-*/*"))
 
 
 def disturbed(job: Job, seed: int, faults: int) -> Iterator[str]:

@@ -26,7 +26,8 @@ def train_here(place: Path, prepared: Path, number: int) -> None:
 
 def train_twice(place: Path, prepared: Path, *, together: bool) -> list[str]:
     """Start both, at once or the second when the first is at work. Returns exit codes and outputs."""
-    settings = {"epochs": 1, "batch_size": 64, "checkpoint_every": 1}
+    # Long enough for the second to come in time.
+    settings = {"epochs": 20, "patience": 0, "batch_size": 64, "checkpoint_every": 1}
     (place / "run.json").write_text(json.dumps({"training": settings}))
     both = [FORK.Process(target=train_here, args=(place, prepared, number)) for number in range(2)]
     for process in both:
