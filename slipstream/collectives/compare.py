@@ -128,16 +128,23 @@ def by_kind(before: int, now: int) -> float:
 
 
 def half_width(groups: Sequence[np.ndarray], drift: float, level: float) -> float:
-    """Of the interval for the last group's mean less that of the other groups' means."""
+    """Of the interval for the last group's mean less that of the other groups' means.
+
+    Too few profiles to measure how they differ are one group: the launches of each may all be of one kind, and then
+    only those of all together have a spread.
+    """
+    profiles = len(groups) - 1
+    if profiles < ENOUGH:
+        groups = [np.concatenate(groups[:-1]), groups[-1]]
     freedom = sum(len(group) - 1 for group in groups)
     if freedom < 1:
         return float("inf")  # a single launch each: nothing is known about their spread
     within = float(sum(((group - group.mean()) ** 2).sum() for group in groups)) / freedom
-    profiles = len(groups) - 1
-    of_launches = within * (1 / len(groups[-1]) + sum(1 / len(group) for group in groups[:-1]) / profiles**2)
+    before = groups[:-1]
+    of_launches = within * (1 / len(groups[-1]) + sum(1 / len(group) for group in before) / len(before) ** 2)
     between = drift**2
     if profiles >= ENOUGH:
-        means = np.array([group.mean() for group in groups[:-1]])
+        means = np.array([group.mean() for group in before])
         measured = float(means.var(ddof=1))
         between = max(measured, drift**2) if drift == LOOPBACK_DRIFT else measured
         freedom = min(freedom, profiles - 1) if measured > within else freedom
