@@ -234,6 +234,9 @@ class Artifact:
             raise DamagedArtifact(f"{self.directory / name}: block {index} is not what was written")
 
     def read_bytes(self, name: str) -> bytes:
+        """The content of a file, verified. Raises ``DamagedArtifact``, also if there is none of this name."""
+        if name not in self.files:
+            raise DamagedArtifact(f"{self.directory / name}: missing; this is no whole artifact of {self.kind}")
         data = self.path(name).read_bytes()
         view, step = memoryview(data), self.files[name].block_bytes
         for index in range(len(self.files[name].blocks)):

@@ -10,21 +10,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
 from slipstream.artifacts.format import MANIFEST, Artifact, ArtifactWriter, DamagedArtifact, FileRecord, hash_file
-from slipstream.artifacts.prepared.card import DataCard
+from slipstream.artifacts.prepared.card import DataCard, read_card
 from slipstream.artifacts.prepared.data import KIND, PreparedData, segment_number
 from slipstream.artifacts.prepared.streamed import ROWS, make_hole
 from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.prepare import quarantine
-from slipstream.prepare.card import Json, with_drifts
+from slipstream.prepare.card import with_drifts
 from slipstream.prepare.columns import value_types
 from slipstream.prepare.columns.identity import ROW_HASH
-from slipstream.prepare.columns.number_formats import CASTS
-from slipstream.prepare.columns.number_formats import DECLARED as READ_AS
+from slipstream.prepare.columns.number_formats import CASTS, DECLARED
 from slipstream.prepare.columns.transform import Transform
 from slipstream.prepare.config import ColumnType, DataConfig
 from slipstream.prepare.drift import drift_from, found
@@ -48,11 +48,13 @@ from slipstream.prepare.source.fingerprint import digest_files
 from slipstream.settings import to_dict
 from slipstream.storage import S3, STORES, copy_within_s3, list_names, open_reader, storage_for
 
+#: A JSON object as it was read.
+Json: TypeAlias = dict[str, Any]
 #: The card of the data that the statistics were fitted on, if that was a base set.
 REFERENCE = "reference.json"
 #: Settings by which rows get their splits and values their meaning.
 LASTING = ("drop", "id", "group", "time", "weight", "split", "missing", "decimal", "thousands")
-DECLARED: dict[str, ColumnType] = {
+DECLARED_AS: dict[str, ColumnType] = {
     value_types.NUMBER: "number",
     value_types.BOOLEAN: "boolean",
     value_types.TIME: "date",
@@ -132,8 +134,7 @@ class BaseSet:
         remote = address.startswith(STORES)
         try:
             with TemporaryDirectory() as fetched:
-                data = PreparedData.open(fetch(address, Path(fetched)) if remote else Path(address))
-                artifact = data.artifact
+                artifact = PreparedData.open(fetch(address, Path(fetched)) if remote else Path(address)).artifact
                 schema = artifact.read_json("schema.json")
                 if "sources" not in schema:
                     raise UserError(f"data.earlier: {address!r} holds images; expected a prepared table")
@@ -142,13 +143,13 @@ class BaseSet:
                         f"data.earlier: {address!r} was made when rows were told apart by other rules, by which copies "
                         "of them would get other splits; prepare all files anew without data.earlier"
                     )
-                card = data.card
+                card = read_card(artifact)
                 return cls(
                     address,
                     TableSchema.from_json(schema),
                     Transform.from_json(artifact.read_json("statistics.json")),
                     card,
-                    artifact.read_json(REFERENCE) if REFERENCE in artifact.files else card,
+                    read_card(artifact, REFERENCE) if REFERENCE in artifact.files else card,
                     quarantine.read(artifact),
                     artifact.files,
                     artifact.fingerprint,
@@ -196,7 +197,7 @@ class BaseSet:
         if name not in self.schema.types:
             raise UserError(f"data.types: {self.address!r}, which data.earlier names, has no column {name!r}")
         kind, role = self.schema.types[name], self._roles[name].role
-        if not both_read(kind, READ_AS[declared]):
+        if not both_read(kind, DECLARED[declared]):
             raise UserError(f"data.types.{name}: {declared!r} is not {kind!r}, {self._made_so}")
         if role in JUDGED and name != config.id and role not in ROLES.get(declared, JUDGED):
             raise UserError(f"data.types.{name}: {declared!r} does not make the column {role!r}, {self._made_so}")
@@ -237,29 +238,19 @@ class BaseSet:
 
     def declared(self, config: DataConfig, *, text: bool) -> DataConfig:
         """``config`` with the types that columns had. Whole numbers of ``text`` are read as numbers are."""
-        names = DECLARED | ({value_types.INTEGER: "number"} if text else {})
+        names = DECLARED_AS | ({value_types.INTEGER: "number"} if text else {})
         types = {name: names[kind] for name, kind in self.schema.types.items() if kind in names}
         return replace(config, types={**types, **config.types})
 
     def check_columns(self, types: Mapping[str, str]) -> None:
         """Raise ``UserError`` unless the columns of the new files, which have these ``types``, are those of the base
-        set: by name, and by type if anything is made of them."""
+        set: by name, and by type if anything is made of them. Of a column that alone decides splits, times and bytes
+        cannot be told to be the numbers or texts that they were."""
         new = set(types)
         differing = sorted(new ^ set(self.schema.types))
         if differing:
             where = "the new files" if differing[0] in new else f"{self.address!r}"
             raise UserError(f"data: the column {differing[0]!r} is only in {where}; expected the same columns")
-        used = {column["name"]: column["type"] for column in self.schema.columns if column["role"] in READ}
-        for name, kind in used.items():
-            if not both_read(kind, types[name]):
-                raise UserError(
-                    f"data: the column {name!r} holds {types[name]} values in the new files, but {kind} in "
-                    f"{self.address!r}; expected the same type, or data.types to say it if all values can be read so"
-                )
-
-    def check_identity(self, types: Mapping[str, str]) -> None:
-        """Raise ``UserError`` if the column that alone decides splits has values in the new files that can't be told to
-        be the ones that they were: times or bytes, and before neither."""
         name = self.schema.settings.identity
         before, now = (each.get(name, "") for each in (self.schema.types, types))
         if before != now and {before, now} & {value_types.TIME, value_types.OTHER}:
@@ -267,6 +258,13 @@ class BaseSet:
                 f"data: the column {name!r} decides splits and holds {now} values, but {before} in {self.address!r}; "
                 "expected the same type, or all files prepared anew without data.earlier"
             )
+        used = {column["name"]: column["type"] for column in self.schema.columns if column["role"] in READ}
+        for name, kind in used.items():
+            if not both_read(kind, types[name]):
+                raise UserError(
+                    f"data: the column {name!r} holds {types[name]} values in the new files, but {kind} in "
+                    f"{self.address!r}; expected the same type, or data.types to say it if all values can be read so"
+                )
 
     def fitted(self, scanned: ScanResult) -> FittedColumns:
         """The earlier fit. Raises ``UserError`` if no row is left or a class is new."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -24,9 +24,6 @@ from slipstream.prepare.fit.fit import FittedColumns
 from slipstream.prepare.fit.scan import SPLIT, TEXT_IN_SAMPLE, ColumnCount, ScanResult
 from slipstream.prepare.fit.splits import TRAIN
 from slipstream.prepare.source.columnar import TableInput
-
-#: A JSON object as it was read.
-Json: TypeAlias = dict[str, Any]
 
 BINS = 20
 QUANTILES = {"p1": 0.01, "p25": 0.25, "p75": 0.75, "p99": 0.99}

@@ -56,13 +56,13 @@ def drift_by_split(binned: np.ndarray, splits: np.ndarray, ordered: bool) -> dic
 
 def drift(before: np.ndarray, now: np.ndarray, ordered: bool) -> Drift:
     """Of counts in the same bins, both of which have rows."""
-    from scipy.stats import chi2
+    from scipy.special import chdtrc
 
     before, now = merged(before, now) if ordered else with_rare_ones_together(before, now)
     noise = 1 / before.sum() + 1 / now.sum()
     shares = [(counts + 0.5) / (counts.sum() + 0.5 * len(counts)) for counts in (before, now)]
     index = float(np.sum((shares[1] - shares[0]) * np.log(shares[1] / shares[0])))
-    return Drift(index, float(chi2.sf(index / noise, len(now) - 1)) if len(now) > 1 else 1.0)
+    return Drift(index, float(chdtrc(len(now) - 1, index / noise)) if len(now) > 1 else 1.0)
 
 
 def expected(before: np.ndarray, now: np.ndarray) -> np.ndarray:

@@ -64,7 +64,6 @@ def open_table(source: ResolvedSource, scratch: ResumableScratch, parsed: TableI
     config = source.config
     if source.base:
         source.base.check_columns(table.types)
-        source.base.check_identity(table.types)
         dropped, cuts = config.drop, source.base.schema.cuts
     else:
         check_columns(table, source)

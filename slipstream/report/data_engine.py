@@ -8,7 +8,8 @@ from datetime import datetime
 from pathlib import Path
 
 from slipstream.artifacts.format import Artifact
-from slipstream.artifacts.prepared.data import SPLITS, Card, PreparedData
+from slipstream.artifacts.prepared.card import Card
+from slipstream.artifacts.prepared.data import SPLITS, PreparedData
 from slipstream.report.pages.rendering import render
 from slipstream.report.run_directory import CARD, CARD_DATA, PREPARED, link_artifact, new_run
 from slipstream.report.stage_results import data_figures, quarantine_reasons, quarantined_rows

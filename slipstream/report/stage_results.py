@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from slipstream.artifacts.format import Artifact
-from slipstream.artifacts.prepared.data import Card, PreparedData, Signature
+from slipstream.artifacts.prepared.card import Card
+from slipstream.artifacts.prepared.data import PreparedData, Signature
 from slipstream.artifacts.records import read_record
 from slipstream.artifacts.results.evaluation import KIND as EVALUATED
 from slipstream.artifacts.results.evaluation import Evaluation, read_evaluation

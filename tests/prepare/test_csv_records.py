@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import random
 from itertools import product
@@ -123,3 +124,23 @@ def test_inch_marks_among_line_breaks_in_a_large_file(prepared: Prepare, monkeyp
     assert data.card["rows"]["kept"] == 4000
     column = next(column for column in data.card["columns"] if column["name"] == "t")
     assert sorted(text for text, _ in column["top"]) == ['6" nail', *(f"of {number}\nlines" for number in range(5))]
+
+
+def test_many_lines_with_a_fault_are_not_held_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a compressed file, which cannot be read again from where the next line begins."""
+    monkeypatch.setattr(csv_blocks, "RECORD_BYTES", 200)
+    looked: list[int] = []
+    whole = csv_blocks.last_record_end
+
+    def last_record_end(data: bytes, config: DataConfig) -> int:
+        looked.append(len(data))
+        return whole(data, config)
+
+    monkeypatch.setattr(csv_blocks, "last_record_end", last_record_end)
+    text = '5" nail,1,"broken\n' * 300 + "1,2,3\n" * 300
+    (tmp_path / "t.csv.gz").write_bytes(gzip.compress(text.encode()))
+    size = (tmp_path / "t.csv.gz").stat().st_size
+    blocks = list(read_blocks(SourceFile(str(tmp_path / "t.csv.gz"), size), DataConfig(), 100))
+    assert sum(bool(block.fault) for block in blocks) > 10
+    assert max(looked) <= 200 + 2 * 100
+    assert b"".join(block.data for block in blocks) == text.encode()

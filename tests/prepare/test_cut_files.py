@@ -17,7 +17,7 @@ from slipstream.prepare.config import DataConfig
 from slipstream.prepare.engine import prepare
 from slipstream.prepare.fit import scan
 from slipstream.prepare.memory import Budget
-from slipstream.prepare.source.columnar import read, units_of
+from slipstream.prepare.source.columnar import LINE, read, units_of
 from slipstream.prepare.source.files import SourceFile, local_file
 
 ROWS, BATCH = 60_000, 20_000
@@ -62,6 +62,16 @@ class Small(Slices):
     """A batch does not fit."""
 
     whole_group_bytes = 1000
+
+
+def test_lines_of_a_spool_are_those_of_the_users_file_however_it_is_read(tmp_path: Path) -> None:
+    path, lines = tmp_path / "spool.arrow", np.arange(ROWS) * 3 + 2
+    table = pa.table({"c0": np.arange(ROWS), LINE: lines})
+    with pa.ipc.new_file(path, table.schema) as sink:
+        sink.write_table(table)
+    _, units = units_of(local_file(path), "arrow")
+    for budget in (Slices(0.25), Small(0.25)):
+        assert np.concatenate([found for _, found in read(units[0], ["c0"], budget)]).tolist() == lines.tolist()
 
 
 def test_a_cut_arrow_file_does_not_end_the_process(tmp_path: Path) -> None:

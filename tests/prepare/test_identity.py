@@ -230,6 +230,23 @@ def test_marks_mean_missing_in_targets_times_and_as_other_spellings(prepared: Pr
     assert (level["missing"], level["min"]) == (40, 1.0)
 
 
+@pytest.mark.parametrize("mark", ["9.96921e+36", "3.4028235e+38", "18446744073709551615", "1e90", "inf"])
+def test_a_mark_may_be_too_large_for_the_column(mark: str, prepared: Prepare) -> None:
+    number = [float(mark) if n % 5 == 0 else n % 40 for n in range(200)]
+    table = pa.table({"level": pa.array(number), "x": np.arange(200) % 7, "y": np.arange(200) % 3})
+    card = prepared(table, missing=[mark]).card["columns"]
+    assert {column["name"]: column["missing"] for column in card} == {"level": 40, "x": 0, "y": 0}
+
+
+def test_a_mark_is_the_number_that_it_spells() -> None:
+    """Not its neighbour in floating point, and also in a decimal with places for few digits more."""
+    marks = NumberFormat(missing=("9999999999999999", "-999", "0.5"))
+    numbers = pa.array([10**16, 10**16 - 1, -999])
+    assert marks.without_marks(numbers, "integer").to_pylist() == [10**16, None, None]
+    prices = pa.array([Decimal("-999.00"), Decimal("0.50"), Decimal("0.51")], pa.decimal128(10, 2))
+    assert marks.without_marks(prices, "number").to_pylist() == [None, None, Decimal("0.51")]
+
+
 # Earlier versions
 
 

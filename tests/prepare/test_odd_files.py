@@ -169,3 +169,15 @@ def test_a_seed_that_json_does_not_hold_exactly_is_refused_when_it_is_set(seed: 
 def test_the_largest_seed_splits(tmp_path: Path) -> None:
     table = pa.table({"x": np.arange(300) % 50, "y": np.arange(300) % 2})
     prepare(tmp_path / "p", table, "y", DataConfig(split=SplitConfig(seed=2**53 - 1)), {})
+
+
+@pytest.mark.parametrize("name", ["ORCID", "PAR1", "FEA1", "ARROW1", "BZhour"])
+def test_a_name_of_a_column_is_no_mark_of_a_format(name: str, prepared: Prepare) -> None:
+    body = "".join(f"{i % 7},{i % 5},{i % 2}\n" for i in range(60))
+    assert [column["name"] for column in prepared(f"{name},x,y\n{body}").card["columns"]] == [name, "x", "y"]
+
+
+def test_one_long_line_of_no_ascii_says_that_it_does_not_end(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text('"' + "é" * (5 << 20))
+    with pytest.raises(UserError, match=r"t\.csv, line 1: .*(never closes|without a line break); expected a header"):
+        prepare(tmp_path / "p", str(tmp_path / "t.csv"), "y", DataConfig(), {})

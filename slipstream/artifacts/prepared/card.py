@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from slipstream.artifacts.format import Artifact
+from slipstream.artifacts.records import from_tree
 
 CARD = "card.json"
+#: A data card as JSON: what is ``None`` in a :class:`DataCard` is left out.
+Card: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -69,3 +75,10 @@ class DataCard:
 
 def present(entries: dict[str, object]) -> dict[str, object]:
     return {name: entry for name, entry in entries.items() if entry is not None}
+
+
+def read_card(artifact: Artifact, name: str = CARD) -> Card:
+    """The data card in the file ``name``. Raises ``DamagedArtifact`` if its content is not that of one."""
+    card = artifact.read_json(name)
+    from_tree(card, DataCard, artifact.directory / name)
+    return card

@@ -22,12 +22,11 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from slipstream.artifacts.format import Artifact, DamagedArtifact
-from slipstream.artifacts.prepared.card import CARD, DataCard
+from slipstream.artifacts.prepared.card import Card, read_card
 from slipstream.artifacts.records import read_record
 
 KIND = "prepare"
@@ -39,8 +38,6 @@ WEIGHT = "weight"
 SAMPLED_BLOCKS = 8
 #: A block: the file name of its segment, and its number in that file.
 Block = tuple[str, int]
-#: The data card as JSON: what is ``None`` in a :class:`.DataCard` is left out.
-Card = dict[str, Any]
 
 
 def segment_name(split: str, number: int, part: int) -> str:
@@ -230,9 +227,8 @@ class PreparedData:
 
     @property
     def card(self) -> Card:
-        """The content of ``card.json``. Raises ``DamagedArtifact`` unless it is that of a :class:`.DataCard`."""
-        read_record(self.artifact, CARD, DataCard)
-        return self.artifact.read_json(CARD)
+        """As :func:`read_card`."""
+        return read_card(self.artifact)
 
 
 def evenly(length: int, most: int) -> np.ndarray:

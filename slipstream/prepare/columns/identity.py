@@ -235,6 +235,8 @@ def hash_identities(
 
     ``lines`` are where in ``file`` the rows lie. Raises ``UserError`` for a number that was rounded on its way.
     """
+    if pa.types.is_dictionary(column.type) and len(column.dictionary) > len(column):
+        column = column.cast(column.type.value_type)
     inexact = np.flatnonzero(inexact_values(column, number_format))
     if len(inexact):
         row = int(inexact[0])

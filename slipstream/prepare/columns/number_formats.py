@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from functools import cache
 
 import numpy as np
@@ -62,7 +64,7 @@ class NumberFormat:
         are by "-999"; texts are left as they are."""
         for value in marks_of(self, kind):
             try:
-                marked = pc.equal(column, pa.scalar(value).cast(column.type))
+                marked = pc.equal(column, scalar_of(value, column.type))
             except pa.ArrowInvalid:
                 continue  # the type cannot hold the mark
             if pc.any(marked).as_py():
@@ -110,13 +112,21 @@ def marks_of(number_format: NumberFormat, kind: str) -> list[object]:
     if kind == value_types.TIME:
         # 9999 is no year.
         marks = pa.array([mark for mark in number_format.missing if not value_types.spells_number(mark)], pa.string())
-    read_as = value_types.NUMBER if kind == value_types.INTEGER else kind
-    values, _ = value_types.convert(replace(number_format, missing=()).normalise(marks, read_as), read_as, [])
-    return [whole_if_it_is(value) for value in values.drop_null().to_pylist() if value == value]
+    read_as = value_types.NUMBER if kind in value_types.NUMBERS else kind
+    plain = replace(number_format, missing=()).normalise(marks, read_as)
+    values = value_types.convert(plain, read_as, [])[0].to_pylist()
+    if read_as == value_types.NUMBER:
+        # All digits, which a column of whole numbers or decimals may hold.
+        spelled = [(text, value) for text, value in zip(plain.to_pylist(), values, strict=True) if value is not None]
+        return [Decimal(text.strip()) if math.isfinite(value) else value for text, value in spelled if value == value]
+    return [value for value in values if value is not None]
 
 
-def whole_if_it_is(value: object) -> object:
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+def scalar_of(value: object, kind: pa.DataType) -> pa.Scalar:
+    """A mark as a value of ``kind``. Raises ``pa.ArrowInvalid`` if that cannot hold it."""
+    if isinstance(value, Decimal):
+        value = float(value) if pa.types.is_floating(kind) else Decimal(format(value, "f"))
+    return pa.scalar(value).cast(kind)
 
 
 def readings(texts: pa.Array, missing: list[str]) -> list[str]:

@@ -19,7 +19,7 @@ from slipstream.prepare.columns import value_types
 from slipstream.prepare.columns.identity import hash_values
 from slipstream.prepare.memory import Budget
 from slipstream.prepare.quarantine import BadRow
-from slipstream.prepare.source.files import SourceFile, cannot_be_read
+from slipstream.prepare.source.files import SourceFile, cannot_be_read, format_inside
 from slipstream.prepare.source.foreign import MOST_BEGINNING, by_beginning
 
 #: In the spool, the line of the user's file on which each row begins.
@@ -27,8 +27,6 @@ LINE = "\0line"
 #: In the spool, the hash of the column that alone decides the split of a row, of the text as it was written.
 IDENTITY = "\0identity"
 PAGE_BUFFER_BYTES = 1 << 16
-#: How files of each format begin.
-MARKS = {"parquet": b"PAR1", "arrow": b"ARROW1"}
 
 
 @dataclass(frozen=True)
@@ -162,7 +160,8 @@ class ArrowFile:
         """Of a batch that need not fit into memory, which Arrow reads as a whole or maps. Each slice is copied at once,
         if the file still has its ``size``: it can be cut unnoticed only during the milliseconds that this takes."""
         with pa.memory_map(self._source.uri) as mapping:
-            whole = pa.ipc.open_file(mapping).get_batch(index).select(names)
+            whole = pa.ipc.open_file(mapping).get_batch(index)
+            whole = whole.select([*names, *({LINE} & {*whole.schema.names})])
             for start in range(0, whole.num_rows, rows):
                 if Path(self._source.uri).stat().st_size != size:
                     raise ValueError(f"expected {size:,} bytes")
@@ -217,8 +216,8 @@ def units_of(file: SourceFile, format: str, first_row: int = 0) -> tuple[pa.Sche
             reader = open_file(file, format)
         except pa.ArrowInvalid:
             with file.open() as stream:
-                beginning = stream.read(MOST_BEGINNING)
-            if not beginning.startswith(MARKS[format]) and (foreign := by_beginning(beginning)):
+                foreign = by_beginning(stream.read(MOST_BEGINNING))
+            if foreign and format_inside(file) != format:
                 raise UserError(f"{file.uri}: {foreign}") from None
             raise
         sizes, schema = reader.sizes(), reader.schema

@@ -144,13 +144,14 @@ def read_blocks(file: SourceFile, config: DataConfig, block_bytes: int = BLOCK_B
     Of a record that does not end the first line is a block by itself, with its ``fault``, and what follows is taken for
     records again: so no block begins or ends within a value.
     """
-    line, rest = 1, b""
+    line, rest, more = 1, b"", True
     with Utf8Stream(file, config) as stream:
         while True:
-            data = stream.read(block_bytes)
+            data = stream.read(block_bytes) if more else b""
+            last, more = more and not data, True
             whole, fault = rest + data if rest else data, ""
-            end = last_record_end(whole, config) if data else len(whole)
-            if data and not end:
+            end = len(whole) if last else last_record_end(whole, config)
+            if not last and not end:
                 if len(whole) <= block_bytes + RECORD_BYTES:
                     rest = whole
                     continue
@@ -164,11 +165,13 @@ def read_blocks(file: SourceFile, config: DataConfig, block_bytes: int = BLOCK_B
             line += count_breaks(whole, end)
             if fault and not end:
                 whole, line = beyond_line(stream, whole, block_bytes), line + 1
-            if not data:
+            if last:
                 return
             if stream.plain:
                 stream.back(len(whole) - end)
             rest = b"" if stream.plain else whole[end:]
+            # What follows one line with a fault may be a block already, and more.
+            more = len(rest) < block_bytes
 
 
 def beyond_line(stream: Utf8Stream, data: bytes, block_bytes: int) -> bytes:

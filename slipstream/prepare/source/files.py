@@ -155,7 +155,7 @@ def find_files(address: str) -> tuple[list[SourceFile], str]:
         if files or not glob.has_magic(address):
             return files, address
     files, folder = [], address
-    for pattern in (address, address.replace("[", "[[]")):
+    for pattern in dict.fromkeys((address, address.replace("[", "[[]"))):
         if not files:
             folder, below = split_pattern(pattern)
             files = stored_matches(folder, below) if stored else local_matches(folder, below)

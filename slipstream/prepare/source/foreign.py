@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 SPREADSHEET = "is a spreadsheet; save the sheet as CSV, or read it with pandas.read_excel and write it with to_parquet"
@@ -36,12 +37,15 @@ BEGINNINGS = {
     b"FEA1": "is Feather of version 1; write it again with pyarrow.feather.write_feather",
     b"\xff\xff\xff\xff": "is an Arrow stream; write it as an Arrow file (pyarrow.ipc.new_file) or as Parquet",
     b"\x1f\x8b": COMPRESSED.format(".gz"),
-    b"BZh": COMPRESSED.format(".bz2"),
+    **dict.fromkeys((b"BZh%d1AY&SY" % level for level in range(1, 10)), COMPRESSED.format(".bz2")),
     b"\x28\xb5\x2f\xfd": COMPRESSED.format(".zst"),
     b"\xff\xfe": 'is UTF-16; set data.encoding to "utf-16"',
     b"\xfe\xff": 'is UTF-16; set data.encoding to "utf-16"',
 }
-MOST_BEGINNING = max(map(len, BEGINNINGS))
+#: As much of a beginning tells.
+MOST_BEGINNING = 32
+#: What there is in each of these files and in no text.
+CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 
 
 def by_name(name: str) -> str:
@@ -50,5 +54,7 @@ def by_name(name: str) -> str:
 
 
 def by_beginning(data: bytes) -> str:
-    """What a file is that begins so, and what to do; empty if nothing is known that begins so."""
-    return next((what for mark, what in BEGINNINGS.items() if data.startswith(mark)), "")
+    """What a file is that begins so, and what to do; empty if nothing is known that begins so. Marks of letters, as a
+    name of a column may begin (ORCID), count only with bytes beside them that no text has."""
+    found = next((mark for mark in BEGINNINGS if data.startswith(mark)), b"")
+    return "" if found.isalnum() and not CONTROL.search(data) else BEGINNINGS.get(found, "")

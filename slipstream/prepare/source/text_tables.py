@@ -210,8 +210,7 @@ def make_columnar(job: TextJob) -> TextPiece:
         if job.types[name] == value_types.OTHER:
             arrays[name] = pa.nulls(len(column), pa.binary())
             continue
-        # To combine one chunk would copy it.
-        texts = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+        texts = in_one(column)
         arrays[name], failed = number_format.convert(texts, job.types[name])
         if not failed.any():
             continue
@@ -234,13 +233,18 @@ def make_columnar(job: TextJob) -> TextPiece:
     return TextPiece(job.block.file, job.path, batch.num_rows, parsed.read, types, bad, others)
 
 
+def in_one(column: pa.ChunkedArray) -> pa.Array:
+    # To combine one chunk would copy it.
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
 def identities(parsed: Parsed, job: TextJob) -> dict[str, pa.Array]:
     """The hashes of the column that decides splits, if one alone does and the file has it."""
     name = job.config.identity
     if name not in job.names:
         return {}
-    texts = parsed.table[name].combine_chunks()
-    hashes = hash_identities(texts, NumberFormat.of(job.config), name, job.block.file, parsed.lines)
+    texts, number_format = in_one(parsed.table[name]), NumberFormat.of(job.config)
+    hashes = hash_identities(texts, number_format, name, job.block.file, parsed.lines)
     return {IDENTITY: pa.array(hashes)}
 
 
@@ -275,7 +279,9 @@ def delimiter_of(file: SourceFile, config: DataConfig) -> str:
     if has_tabs(file) and "\t" not in taken:
         return "\t"
     block = next(read_blocks(file, config, DELIMITER_BYTES), None)
-    if block is None or any(len(record) > 1 for record in records(block.data, USUAL_DELIMITER, config)[:1]):
+    if block is None or block.fault:
+        return USUAL_DELIMITER
+    if any(len(record) > 1 for record in records(block.data, USUAL_DELIMITER, config)[:1]):
         return USUAL_DELIMITER
     fitting = [mark for mark in OTHER_DELIMITERS if mark not in taken and cuts_alike(block.data, mark, config)]
     return fitting[0] if len(fitting) == 1 else USUAL_DELIMITER
