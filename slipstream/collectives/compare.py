@@ -16,6 +16,7 @@ one kind before and of the other now, whatever the shares of the kinds are (:fun
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -49,25 +50,31 @@ class Change:
     operation: str
     bytes: int
     answer: Answer
-    #: The new time over the earlier one, and its interval at the level that ``FALSE_ALARMS`` leaves to each case.
+    #: The new time over the earlier one, and its interval at the level that ``FALSE_ALARMS`` leaves to the case.
     ratio: float
     low: float
     high: float
-    #: A slow-down of less than this share may go unseen.
+    #: A slow-down of less than this share may go unseen; infinite if there are too few launches to call it one.
     unseen: float
+
+    @property
+    def decidable(self) -> bool:
+        """Whether "slower" could have been said."""
+        return math.isfinite(self.unseen)
 
     def __str__(self) -> str:
         what = f"{self.operation} of {self.bytes} bytes" if self.bytes else self.operation
         times = f"{self.ratio:.2f} times as long as before ({self.low:.2g} to {self.high:.3g})"
         if self.answer == "can't tell":
             unseen = f"of less than {self.unseen:.0%}" if self.unseen < 10 else "even of 1000 %"
-            return f"{what}: can't tell (a slow-down {unseen} would not be seen): {times}"
+            why = f"a slow-down {unseen} would not be seen" if self.decidable else "too few launches, here or before"
+            return f"{what}: can't tell ({why}): {times}"
         return f"{what}: {self.answer}: {times}"
 
 
 def compare(earlier: Sequence[NetworkProfile], new: NetworkProfile, look: int = 1) -> tuple[Change, ...]:
     """Each operation at its smallest size, where latency decides, and at its largest, where bandwidth does. ``look`` is
-    1 for the first time that these launches are judged, 2 when some were added, and so on.
+    1 for the first time that these launches may be judged to be slower, 2 when some were added, and so on.
 
     Empty if there is no earlier profile, or none with a case of the new one.
     """
@@ -105,12 +112,16 @@ def logs(measurement: Measurement) -> np.ndarray:
 def change(new: Measurement, earlier: Sequence[Measurement], drift: float, level: float, look: int) -> Change:
     """Judge one case by a t interval for the difference of the means of logarithms; ``level`` is one-sided, of all
     looks together."""
-    groups = [logs(m) for m in (*earlier, new)]
-    means = np.array([group.mean() for group in groups[:-1]])
-    difference = float(groups[-1].mean() - means.mean())
-    half = half_width(groups, drift, level / (look * (look + 1)))
+    before, now = [logs(m) for m in earlier], logs(new)
+    told = by_kind(sum(map(len, before)), len(now)) <= level
+    profiles = len(before)
+    if profiles < ENOUGH:
+        # Too few to measure how profiles differ are one: the launches of each may all be of one kind, and then only
+        # those of all together have a spread.
+        before = [np.concatenate(before)]
+    difference = float(now.mean() - np.mean([group.mean() for group in before]))
+    half = half_width(before, now, profiles, drift, level / (look * (look + 1)))
     answer: Answer = "can't tell"
-    told = by_kind(sum(map(len, groups[:-1])), len(groups[-1])) <= level
     if told and difference - half > 0 and difference >= np.log1p(MATTERS):
         answer = "slower"
     elif difference + half < np.log1p(EXCLUDED):
@@ -127,21 +138,15 @@ def by_kind(before: int, now: int) -> float:
     return (before / (before + now)) ** before * (now / (before + now)) ** now
 
 
-def half_width(groups: Sequence[np.ndarray], drift: float, level: float) -> float:
-    """Of the interval for the last group's mean less that of the other groups' means.
-
-    Too few profiles to measure how they differ are one group: the launches of each may all be of one kind, and then
-    only those of all together have a spread.
-    """
-    profiles = len(groups) - 1
-    if profiles < ENOUGH:
-        groups = [np.concatenate(groups[:-1]), groups[-1]]
+def half_width(before: Sequence[np.ndarray], now: np.ndarray, profiles: int, drift: float, level: float) -> float:
+    """Of the interval for the mean of ``now`` less that of the means of the groups ``before``, which are of so many
+    ``profiles``."""
+    groups = [*before, now]
     freedom = sum(len(group) - 1 for group in groups)
     if freedom < 1:
         return float("inf")  # a single launch each: nothing is known about their spread
     within = float(sum(((group - group.mean()) ** 2).sum() for group in groups)) / freedom
-    before = groups[:-1]
-    of_launches = within * (1 / len(groups[-1]) + sum(1 / len(group) for group in before) / len(before) ** 2)
+    of_launches = within * (1 / len(now) + sum(1 / len(group) for group in before) / len(before) ** 2)
     between = drift**2
     if profiles >= ENOUGH:
         means = np.array([group.mean() for group in before])
@@ -170,15 +175,17 @@ class HistoryComparison:
 
     def __init__(self, config: CollectivesConfig) -> None:
         self._history, self._ends = config.history, time.monotonic() + config.compare_seconds
-        self._earlier: Sequence[NetworkProfile] = ()
+        self._earlier: Sequence[NetworkProfile] | None = None
         self._changes: tuple[Change, ...] = ()
+        #: Those at which "slower" could have been said of anything: only they may err so.
         self._looks = 0
 
     def enough(self, profile: NetworkProfile) -> bool:
         """Whether no more launches are needed, or possible."""
-        self._earlier = ProfileHistory(self._history, profile.fingerprint).profiles(MOST)
-        self._looks += 1
-        self._changes = compare(self._earlier, profile, self._looks)
+        if self._earlier is None:
+            self._earlier = ProfileHistory(self._history, profile.fingerprint).profiles(MOST)
+        self._changes = compare(self._earlier, profile, self._looks + 1)
+        self._looks += any(change.decidable for change in self._changes)
         return not self._changes or overall(self._changes) != "can't tell" or time.monotonic() > self._ends
 
     def text(self) -> str:
@@ -187,7 +194,7 @@ class HistoryComparison:
                 "nothing to compare with: the history has no earlier profile of this hardware, or none of these "
                 "cases\n\n"
             )
-        count = len(self._earlier)
+        count = len(self._earlier or ())
         profiles = f"{count} earlier profile{'s' if count > 1 else ''} of the same hardware"
         return "\n".join(
             [f"{overall(self._changes)}, against {profiles}", *(f"  {change}" for change in self._changes), "", ""]

@@ -18,6 +18,8 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
+from slipstream.models import shares
+
 #: Halvings of the range of possible losses; the limit is exact to 1e-12 of a share.
 HALVINGS = 42
 #: More rows than this are not looked for.
@@ -38,7 +40,7 @@ def upper_limit(b: ArrayLike, c: ArrayLike, n: int, error: float) -> np.ndarray:
 
     ``b`` and ``c`` are the counts of rows on which only FP32 and only the variant is right.
     """
-    from scipy.stats import beta, norm
+    from scipy.stats import norm
 
     b, c = np.asarray(b, float), np.asarray(c, float)
     least = -norm.ppf(1 - error)
@@ -47,10 +49,8 @@ def upper_limit(b: ArrayLike, c: ArrayLike, n: int, error: float) -> np.ndarray:
         middle = (low + high) / 2
         possible = score(b, c, n, middle) > least
         low, high = np.where(possible, middle, low), np.where(possible, high, middle)
-    lost = np.where(b < n, beta.ppf(1 - error, b + 1, np.maximum(n - b, 1e-9)), 1.0)
-    gained = np.where(c > 0, beta.ppf(error, np.maximum(c, 1e-9), n - c + 1), 0.0)
-    high = np.where(c == 0, np.maximum(high, lost), high)
-    return np.where(b == 0, np.maximum(high, -gained), high)
+    high = np.where(c == 0, np.maximum(high, shares.upper_limit(b, n, error)), high)
+    return np.where(b == 0, np.maximum(high, -shares.lower_limit(c, n, error)), high)
 
 
 def lower_limit(b: ArrayLike, c: ArrayLike, n: int, error: float) -> np.ndarray:

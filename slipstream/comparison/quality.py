@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from slipstream.artifacts.results.export import QualityFigures
+from slipstream.artifacts.results.export import NO_LIMIT, QualityFigures
 from slipstream.comparison import rmse, tokens
 from slipstream.comparison.accuracy import lower_limit, rows_enough, upper_limit
 
@@ -89,7 +89,7 @@ def paired_loss(
 def in_words(loss: Loss, task: str, most: float, evidence: str) -> str:
     """The answer as half a sentence: what is shown, with its interval and the rows that it rests on."""
     unit, answer = UNITS[task], loss.answer(most)
-    limit = f"at most {loss.high:.2f}" if loss.high < 100 * rmse.MOST else "and may have lost any amount"
+    limit = f"at most {loss.high:.2f}" if loss.high < NO_LIMIT else "and may have lost any amount"
     seen = f"it lost {loss.loss:.2f} {unit} on {loss.rows:,} {evidence} rows, {limit} ({100 * loss.level:.3g} % limit)"
     if answer == "passed":
         return f"{seen}, less than the {most:g} allowed"

@@ -3,11 +3,11 @@
 A ratio r of the two mean squared errors is possible if the mean of ``after - r * before``, which is 0 at the true
 ratio, is not shown to be below 0 (Fieller, "Some Problems in Interval Estimation", Journal of the Royal Statistical
 Society B 16, 1954), by Johnson's skewness-corrected t (:mod:`slipstream.comparison.skewed_mean`). As this mean is a
-combination of moments, no resampling is needed: one pass over the rows, whatever their number.
+combination of moments, no resampling is needed.
 
 Where few rows make most of the difference, what counts is their number, not that of all rows: Student's quantile has
-half as many degrees of freedom as there are such rows. Below ``FEW`` no distribution is believed. The limit is then at
-least this: a share of the rows as large as Clopper and Pearson's exact limit of the share that differs is wrong by
+half as many degrees of freedom as there are such rows. Below ``FEW`` no distribution is believed. The limit is then
+this: a share of the rows as large as Clopper and Pearson's exact limit of the share that differs is wrong by
 ``UNSEEN`` times the largest error seen.
 
 In simulations (``tests/comparison/test_rmse.py``: errors in 2 to 100 % of 100 to 3,000 rows, normal, Laplace, Student
@@ -22,14 +22,16 @@ import numpy as np
 
 from slipstream.comparison import skewed_mean
 from slipstream.comparison.skewed_mean import effective_rows
+from slipstream.models import shares
 
 #: Rows that make the difference, below which their distribution is not believed.
 FEW = 20
 UNSEEN = 2.0
 #: The share of the error that Student's limit is asked for, as heavy tails take more than that of it.
 ASKED = 0.8
+#: Halvings of the range of possible growths; the limit is exact to 1e-9 of it and better.
 HALVINGS = 60
-#: A loss is quoted up to this share; a limit of so much says that there is none.
+#: What is larger is given as this share.
 MOST = 1e4
 
 
@@ -43,7 +45,9 @@ def loss(before: np.ndarray, after: np.ndarray) -> np.ndarray:
 def upper_limit(before: np.ndarray, after: np.ndarray, error: float) -> np.ndarray:
     """What the true share does not exceed, with probability 1 - ``error``. Both are squared errors ``[..., rows]``."""
     lost = after - before
-    growth = np.maximum(growth_limit(before, lost, error), growth_of_few(before, after, error))
+    unlike = effective_rows(lost)
+    limits = growth_of_few(before, after, error), growth_limit(before, lost, unlike, error)
+    growth = np.where(unlike < FEW, *limits)
     return np.minimum(np.sqrt(1 + growth) - 1, MOST)
 
 
@@ -52,13 +56,13 @@ def lower_limit(before: np.ndarray, after: np.ndarray, error: float) -> np.ndarr
     return 1 / np.maximum(1 + upper_limit(after, before, error), 1 / (1 + MOST)) - 1
 
 
-def growth_limit(before: np.ndarray, lost: np.ndarray, error: float) -> np.ndarray:
-    """The largest growth g of the mean squared error for which the mean of ``lost - g * before`` may be 0; infinite if
-    even that of ``before`` may be."""
+def growth_limit(before: np.ndarray, lost: np.ndarray, unlike: np.ndarray, error: float) -> np.ndarray:
+    """The largest growth g of the mean squared error for which the mean of ``lost - g * before`` may be 0; beyond
+    ``MOST`` squared if even that of ``before`` may be. ``unlike`` rows make the difference."""
     from scipy.stats import t
 
     rows = before.shape[-1]
-    quantile = t.ppf(1 - ASKED * error, np.maximum(effective_rows(lost) / 2 - 1, 1))
+    quantile = t.ppf(1 - ASKED * error, np.maximum(unlike / 2 - 1, 1))
     scale = before.mean(axis=-1, keepdims=True)
     scale = np.where(scale > 0, scale, 1.0)
     u, v = lost / scale, before / scale
@@ -75,26 +79,21 @@ def growth_limit(before: np.ndarray, lost: np.ndarray, error: float) -> np.ndarr
         skewness = cubed / np.maximum(spread, 1e-100) ** 3
         return skewed_mean.upper_limit(mean_u - growth * mean_v, spread, skewness, rows, quantile) >= 0
 
-    # Growths from the one that was seen to infinity are those of 0 to 1 here.
+    # Growths from the one that was seen on are those of 0 to almost 1 here, where they are beyond what is quoted.
     def growth_at(place: np.ndarray) -> np.ndarray:
         return mean_u + place / (1 - place)
 
-    low, high = np.zeros(mean_u.shape), np.ones(mean_u.shape)
+    low, high = np.zeros(mean_u.shape), np.full(mean_u.shape, 1 - 1e-9)
     for _ in range(HALVINGS):
-        middle = np.minimum((low + high) / 2, 1 - 1e-9)
+        middle = (low + high) / 2
         inside = possible(growth_at(middle))
         low, high = np.where(inside, middle, low), np.where(inside, high, middle)
-    return np.where(low >= 1 - 1e-9, np.inf, growth_at(np.minimum(low, 1 - 1e-9)))
+    return growth_at(high)
 
 
 def growth_of_few(before: np.ndarray, after: np.ndarray, error: float) -> np.ndarray:
-    """The least that the limit has to be where fewer than ``FEW`` rows make the difference; elsewhere -1."""
-    from scipy.stats import beta
-
-    rows, lost = before.shape[-1], after - before
-    unlike = np.count_nonzero(lost, axis=-1)
-    share = np.where(unlike < rows, beta.ppf(1 - error, unlike + 1, np.maximum(rows - unlike, 1e-9)), 1.0)
+    """The limit where too few rows make the difference for any distribution to be believed."""
+    share = shares.upper_limit(np.count_nonzero(after != before, axis=-1), before.shape[-1], error)
     worst = UNSEEN**2 * np.maximum(before, after).max(axis=-1)
     mean = before.mean(axis=-1)
-    growth = np.divide(share * worst, mean, where=mean > 0, out=np.full(mean.shape, np.inf))
-    return np.where(effective_rows(lost) < FEW, growth, -1.0)
+    return np.divide(share * worst, mean, where=mean > 0, out=np.full(mean.shape, np.inf))

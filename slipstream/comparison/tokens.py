@@ -17,6 +17,7 @@ import numpy as np
 
 from slipstream.comparison import skewed_mean
 from slipstream.comparison.skewed_mean import effective_rows
+from slipstream.models import shares
 
 FEW = 30
 
@@ -29,7 +30,7 @@ def lost_by_row(before: np.ndarray, after: np.ndarray) -> np.ndarray:
 
 def upper_limit(lost: np.ndarray, error: float) -> float:
     """The share of all tokens that the true loss does not exceed, with probability 1 - ``error``."""
-    from scipy.stats import beta, t
+    from scipy.stats import t
 
     rows = len(lost)
     if rows < 2:
@@ -42,7 +43,7 @@ def upper_limit(lost: np.ndarray, error: float) -> float:
     if effective_rows(losses) < min(FEW, rows):
         worst = losses.max() if worse else 1.0
         half = error / 2 if np.count_nonzero(gained) >= FEW else error
-        few = beta.ppf(1 - half, worse + 1, rows - worse) * worst if worse < rows else worst
+        few = float(shares.upper_limit(worse, rows, half)) * worst
         if half < error:
             few -= max(0.0, gained.mean() - t.ppf(1 - half, rows - 1) * gained.std(ddof=1) / math.sqrt(rows))
         limit = max(limit, few)

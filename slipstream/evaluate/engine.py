@@ -48,7 +48,7 @@ def evaluate(directory: Path, trained: TrainedModel, data: PreparedData, made_by
 def gain_over(baseline: np.ndarray, model: np.ndarray, task: str, truth: np.ndarray) -> Gain:
     """From the outputs of both: a limit on each side, with half of the error."""
     loss = loss_of(task, truth, baseline, model, most=0.0, judged=2)
-    return Gain(0.0 - loss.loss, -loss.high, -loss.low)
+    return Gain(0.0 - loss.loss, 0.0 - loss.high, 0.0 - loss.low)  # and not -0.0
 
 
 def plot_data(task: str, outputs: np.ndarray, truth: np.ndarray) -> PlotData:

@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 
 from slipstream.artifacts.results.evaluation import CalibrationBin, RocCurve, Scores
+from slipstream.models import shares
 
 #: Of confidence: at most so many, each with at least so many rows.
 BINS, FEWEST = 15, 20
@@ -92,8 +93,6 @@ def calibration_bins(probabilities: np.ndarray, labels: np.ndarray) -> list[Cali
     Bins of equal width leave single rows in some, whose accuracy is 0 or 1 (Nixon et al., "Measuring Calibration in
     Deep Learning", 2019). Rows of equal confidence share a bin. Intervals of the accuracy are Clopper and Pearson's.
     """
-    from scipy.stats import beta
-
     order = np.argsort(probabilities.max(axis=1), kind="stable")
     confidence = probabilities.max(axis=1)[order]
     right = (probabilities.argmax(axis=1) == labels)[order]
@@ -107,8 +106,8 @@ def calibration_bins(probabilities: np.ndarray, labels: np.ndarray) -> list[Cali
                 rows=rows,
                 confidence=float(confidence[start:end].mean()),
                 accuracy=hits / rows,
-                low=float(beta.ppf(0.025, hits, rows - hits + 1)) if hits else 0.0,
-                high=float(beta.ppf(0.975, hits + 1, rows - hits)) if hits < rows else 1.0,
+                low=float(shares.lower_limit(hits, rows, 0.025)),
+                high=float(shares.upper_limit(hits, rows, 0.025)),
             )
         )
         above = to
@@ -127,7 +126,8 @@ def bin_edges(ascending: np.ndarray) -> list[int]:
 
 
 def calibration_error(bins: list[CalibrationBin]) -> float:
-    """The expected calibration error of Guo et al., "On Calibration of Modern Neural Networks", 2017."""
+    """The expected calibration error of Guo et al., "On Calibration of Modern Neural Networks", 2017, over bins of
+    equally many rows instead of equal width."""
     return sum(b.rows * abs(b.accuracy - b.confidence) for b in bins) / sum(b.rows for b in bins)
 
 

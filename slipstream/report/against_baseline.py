@@ -32,5 +32,5 @@ def against_baseline(evaluation: Evaluation) -> AgainstBaseline | None:
     unit, digits = ("points", 2) if metric in fmt.SHARES else ("%", 1)
     low, high = (gain.low, gain.high) if gain.value >= 0 else (-gain.high, -gain.low)
     side = "above" if (gain.value >= 0) == better_is_above else "below"
-    interval = f"{low:.{digits}f} to {high:.{digits}f} with 95 % confidence"
-    return AgainstBaseline(f"{abs(gain.value):.{digits}f} {unit} {side}", interval, gain.shown)
+    words = f"{abs(gain.value):.{digits}f} {unit} {side}" if gain.value else "equal"
+    return AgainstBaseline(words, f"{fmt.limits(low, high, digits)} with 95 % confidence", gain.shown)

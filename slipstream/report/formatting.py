@@ -7,6 +7,8 @@ from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from typing import Any
 
+from slipstream.artifacts.results.export import NO_LIMIT
+
 UNKNOWN = "—"
 LABEL_LETTERS = 14
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -140,9 +142,19 @@ def metric(name: str, value: float | None) -> str:
     return percent(value) if name in SHARES else significant(value, 4)
 
 
+def limit(value: float, digits: int = 2) -> str:
+    """A limit in percent or points: 0.71; "no limit" if it says nothing."""
+    return "no limit" if abs(value) >= NO_LIMIT else f"{value:.{digits}f}"
+
+
+def limits(low: float, high: float, digits: int = 2) -> str:
+    """-0.30 to 0.71"""
+    return f"{limit(low, digits)} to {limit(high, digits)}"
+
+
 def within(value: float, low: float, high: float) -> str:
     """A figure with its limits: 0.12 (-0.30 to 0.71)"""
-    return f"{value:.2f} ({low:.2f} to {high:.2f})"
+    return f"{value:.2f} ({limits(low, high)})"
 
 
 def units(layers: Sequence[int]) -> str:

@@ -252,7 +252,7 @@ def tried(compression: Compression | None) -> Iterator[str]:
     rows = {"": ["as trained", fmt.count(compression.size.parameters), "", "", ""]}
     for one in compression.tried:
         speed = f"{compression.speeds[one.name].value:.2f}"
-        lost = f"{one.loss:.2f}, ≤ {one.high:.2f}"
+        lost = f"{one.loss:.2f}, ≤ {fmt.limit(one.high)}"
         name = shortened(one.name, LONGEST_MODEL)
         rows[one.name] = [name, fmt.count(one.size.parameters), lost, speed, one.answer]
     yield from table("Tried", ["model", "parameters", f"lost, {unit}", "speed", ""], rows, compression.taken)

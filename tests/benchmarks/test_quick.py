@@ -8,8 +8,11 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,7 @@ from click.testing import CliRunner
 
 from tests.support import REPOSITORY, processes
 
+SECONDS = 300
 BENCHMARKS = sorted((REPOSITORY / "benchmarks").glob("*.py"))
 
 
@@ -42,7 +46,7 @@ def test_the_quick_form_prints_and_writes_figures(benchmark: Path, tmp_path: Pat
 
 def as_command(benchmark: Path, target: Path) -> str:
     command: list[str | Path] = [sys.executable, benchmark, "--quick", "--json", target]
-    ended = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
+    ended = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=SECONDS)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 
@@ -50,4 +54,21 @@ def as_command(benchmark: Path, target: Path) -> str:
 def in_process(benchmark: Path, target: Path) -> str:
     main = importlib.import_module(benchmark.stem).main
     processes.preload()  # the benchmarks have a list of their own
-    return CliRunner().invoke(main, ["--quick", "--json", str(target)], catch_exceptions=False).stdout
+    with at_most(SECONDS):
+        return CliRunner().invoke(main, ["--quick", "--json", str(target)], catch_exceptions=False).stdout
+
+
+@contextmanager
+def at_most(seconds: int) -> Iterator[None]:
+    """Raises TimeoutError in the block when it takes longer, whatever it waits for."""
+
+    def end(*_: object) -> None:
+        raise TimeoutError(f"not finished after {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)

@@ -113,11 +113,13 @@ def test_launches_are_added_until_it_is_clear_or_the_time_is_over(
     rng = np.random.default_rng(0)
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    comparison = HistoryComparison(CollectivesConfig(history=str(tmp_path), compare_seconds=60))
+    config = CollectivesConfig(history=str(tmp_path), compare_seconds=60)
     open_, clear = profile(rng, 1.0, 0.3, LINK), profile(rng, 3.0, 0.01, LINK, launches=8)
-    assert comparison.enough(open_), "nothing to compare with"
-    assert "the history has no earlier profile" in comparison.text()
+    alone = HistoryComparison(config)
+    assert alone.enough(open_), "nothing to compare with"
+    assert "the history has no earlier profile" in alone.text()
     publish(tmp_path, profile(rng, 1.0, 0.01, LINK))
+    comparison = HistoryComparison(config)
     assert comparison.enough(clear)
     assert comparison.text().startswith(
         "slower, against 1 earlier profile of the same hardware\n  all_reduce of 1024 bytes: "
@@ -199,4 +201,22 @@ def test_launches_of_two_kinds_are_likeliest_apart_by_a_share_that_is_known() ->
     few, many = (profile(rng, 3.0, 0.01, LINK, launches=n) for n in (3, 8))
     before = [profile(rng, 1.0, 0.01, LINK)]
     assert overall(compare(before, few)) == "can't tell" and overall(compare(before, many)) == "slower"
-    assert "even of 1000 % would not be seen" in str(compare(before, few)[0])
+    assert "can't tell (too few launches, here or before)" in str(compare(before, few)[0])
+
+
+def test_looks_at_which_nothing_could_be_slower_are_not_counted(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    before, noisy = profile(rng, 1.0, 0.01, LINK), profile(rng, 1.0, 0.4, LINK, launches=8)
+    publish(tmp_path, before)
+    comparison = HistoryComparison(CollectivesConfig(history=str(tmp_path), compare_seconds=60))
+    for launches in (3, 4, 8):
+        shown = [replace(m, launches=m.launches[:launches]) for m in noisy.measurements]
+        assert not comparison.enough(replace(noisy, measurements=tuple(shown)))
+    first, second = (str(compare([before], noisy, look)[0]) for look in (1, 2))
+    assert first != second and first in comparison.text()
+
+
+def test_earlier_profiles_count_by_their_launches_while_they_are_few() -> None:
+    """The interval is of all launches together, and so is what it lies around."""
+    before = [of(np.zeros((9, 1))), of(np.full((1, 1), np.log(2)))]
+    assert compare(before, of(np.zeros((5, 1))))[0].ratio == pytest.approx(2 ** (-1 / 10))

@@ -12,6 +12,7 @@ from tests.support.cluster.acts import Acts
 from tests.support.cluster.propeller import NodeFailed
 from tests.support.cluster.rehearsal import CONFIG, TARGET, Rehearsal, literal, rehearsal, table
 from tests.support.cluster.shrunk import shrunk
+from tests.support.faulty_s3 import SECRET
 
 PREPARE = "workflows.training.prepare"
 
@@ -49,6 +50,9 @@ def test_a_users_mistake_ends_the_execution_at_once(local: Rehearsal) -> None:
         execution.run(PREPARE, {**inputs_of(local), "target": literal("absent")})
     assert not failure.value.verdict.recoverable and failure.value.verdict.payer == "user"
     assert all(not pod.running for pod in execution.pods)
+    stored = [local.bucket.read(key) for key in local.bucket.keys("")]
+    written = [path.read_bytes() for path in local.workdir.rglob("*") if path.is_file()]
+    assert stored and written and not [1 for content in (*stored, *written) if SECRET.encode() in content]
 
 
 @pytest.mark.prove

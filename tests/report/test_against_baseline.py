@@ -33,6 +33,8 @@ def evaluation(metric: str, gain: Gain) -> Evaluation:
         ("accuracy", Gain(-1.51, -3.8, -0.2), -1, "1.51 points below, 0.20 to 3.80 with 95 % confidence"),
         ("rmse", Gain(3.0, 1.0, 5.0), 1, "3.0 % below, 1.0 to 5.0 with 95 % confidence"),
         ("rmse", Gain(-3.0, -5.0, 1.0), 0, "can't tell: 3.0 % above, -1.0 to 5.0 with 95 % confidence"),
+        ("rmse", Gain(-3.0, -1e6, 1.0), 0, "can't tell: 3.0 % above, -1.0 to no limit with 95 % confidence"),
+        ("accuracy", Gain(0.0, -1.0, 1.0), 0, "can't tell: equal, -1.00 to 1.00 with 95 % confidence"),
     ],
 )
 def test_what_is_said_is_what_is_shown(metric: str, gain: Gain, shown: int, sentence: str) -> None:

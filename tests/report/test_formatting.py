@@ -47,6 +47,8 @@ from slipstream.report import formatting
         (formatting.value(38.6123), "38.61"),
         (formatting.metric("macro_f1", 0.5), "50.00 %"),
         (formatting.metric("rmse", 19.1834), "19.18"),
+        (formatting.within(0.5, -0.25, 2.0), "0.50 (-0.25 to 2.00)"),
+        (formatting.within(0.5, -1e6, 1e6), "0.50 (no limit to no limit)"),
     ],
 )
 def test_figures(text: str, expected: str) -> None:

@@ -207,7 +207,7 @@ def test_no_page_is_wider_than_the_screen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("low", "mark"), [(0.2, '<span class="up">'), (-0.2, None)])
-def test_only_what_is_shown_is_green(low: float, mark: str | None, tmp_path: Path) -> None:
+def test_only_what_is_shown_is_green_and_bold(low: float, mark: str | None, tmp_path: Path) -> None:
     found = results(tmp_path / "in", ["no", "yes"])
     found = replace(found, evaluation=replace(found.evaluation, gain=Gain(1.51, low, 3.8)))
     summary = build(tmp_path / "runs", found, STAGES, to_dict(RunConfig()))
@@ -215,3 +215,4 @@ def test_only_what_is_shown_is_green(low: float, mark: str | None, tmp_path: Pat
     first = page[page.index('<p class="verdict">') :].partition("</p>")[0]
     assert ("can't tell" in first) == (mark is None) and (mark or "1.51 points above") in first
     assert f"{low:.2f} to 3.80 with 95 % confidence" in first and ("<span" in first) == (mark is not None)
+    assert page.count('<td class="number better">') == (mark is not None)

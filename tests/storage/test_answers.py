@@ -34,7 +34,7 @@ def of_google(status: int, code: str) -> Exception:
 
 def of_azure(status: int, code: str) -> Exception:
     error = HttpResponseError(f"{code}\nRequestId: 1")
-    error.status_code, error.error_code = status, code  # type: ignore[attr-defined]
+    vars(error).update(status_code=status, error_code=code)
     return AzureContainer("bucket").explain("abfs://bucket/key", error)
 
 

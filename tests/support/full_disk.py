@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import tasks.flyte.stage
 import workflows.training  # noqa: F401 - imported before the forks
@@ -53,12 +54,12 @@ def fill_at(stage: str, full: Callable[[], None]) -> None:
 
         return after
 
-    Store.workspace = in_workspace  # type: ignore[method-assign, assignment]
-    tasks.flyte.stage.fresh_directory = in_fresh
-    Registry.add = then("promote", add)  # type: ignore[method-assign]
+    mock.patch.object(Store, "workspace", in_workspace).start()
+    mock.patch.object(tasks.flyte.stage, "fresh_directory", in_fresh).start()
+    mock.patch.object(Registry, "add", then("promote", add)).start()
     for module in list(sys.modules.values()):
         if getattr(module, "new_run", None) is new_run:
-            module.new_run = then("report", new_run)  # type: ignore[attr-defined]
+            mock.patch.object(module, "new_run", then("report", new_run)).start()
 
 
 def job(disk: Path, stage: str, pages: int, said: Any) -> None:

@@ -50,6 +50,10 @@ class LatencyFigures:
         return {"p50": self.p50, "p90": self.p90, "p99": self.p99}[name]
 
 
+#: A limit of so many percent or points, or more, says that there is none.
+NO_LIMIT = 1000.0
+
+
 @dataclass(frozen=True)
 class QualityFigures:
     """What a variant loses against FP32 on the same rows, in points of accuracy or percent of RMSE."""

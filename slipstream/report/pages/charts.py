@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from slipstream.artifacts.results.evaluation import CalibrationBin, RocCurve, Scatter
-from slipstream.artifacts.results.export import ExportReport
+from slipstream.artifacts.results.export import NO_LIMIT, ExportReport
 from slipstream.artifacts.results.training import History
 from slipstream.report import formatting as fmt
 from slipstream.report.pages.inline_svg import CARD, INK, PIXELS_PER_INCH, SERIES, SOFT, WIDTH, inline_svg, tooltip
@@ -161,7 +161,8 @@ def quality_against_latency(axes: Axes, export: ExportReport) -> str:
     axes.plot(*zip(*front, strict=True), color=SERIES[0], label="Pareto front")
     for ms, quality, variant in measured:
         loss = quality.loss if quality else 0.0
-        if quality:
+        # An interval that says nothing would leave no height to the others.
+        if quality and max(-quality.low, quality.high) < NO_LIMIT:
             axes.plot([ms, ms], [quality.low, quality.high], color=SERIES[1], linewidth=1.5)
         words = f"{variant.name}: {fmt.milliseconds(ms)}, loses {loss:.2f}, {variant.verdict}"
         plot_point(axes, ms, loss, SERIES[1] if quality else SERIES[0], words, 9.0 if variant.chosen else 6.0)

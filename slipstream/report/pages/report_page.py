@@ -61,7 +61,8 @@ def report_page(
 
 @dataclass(frozen=True)
 class Score:
-    """A metric of the model and of the baseline, with the sign of which is better: 1 the model, -1 the baseline."""
+    """A metric of the model and of the baseline, with the sign of which is shown to be better: 1 the model, -1 the
+    baseline, 0 neither."""
 
     metric: str
     model: float | None
@@ -72,11 +73,9 @@ class Score:
 def scores(evaluation: Evaluation) -> Iterator[Score]:
     """Every metric of the model, in the order in which :data:`slipstream.report.formatting.NAMES` has them."""
     for metric in sorted(evaluation.metric_names, key=list(fmt.NAMES).index):
-        ours, theirs = evaluation.model.of(metric), evaluation.baseline.of(metric)
-        better = 0
-        if ours is not None and theirs is not None and ours != theirs:
-            better = 1 if (ours < theirs) == (metric in fmt.LESS_IS_BETTER) else -1
-        yield Score(metric, ours, theirs, better)
+        # Of the others there is no interval.
+        better = evaluation.gain.shown if metric == evaluation.metric.name else 0
+        yield Score(metric, evaluation.model.of(metric), evaluation.baseline.of(metric), better)
 
 
 def most_frequent_mistakes(counts: Sequence[Sequence[int]], classes: Sequence[str]) -> list[tuple[str, str, int]]:

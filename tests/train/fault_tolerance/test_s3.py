@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.storage import storage_for
-from tests.support.faulty_s3 import CREDENTIALS, FaultyS3
+from slipstream.storage import download_all, storage_for
+from tests.support.faulty_s3 import CREDENTIALS, SECRET, FaultyS3
 from tests.support.training_runs import Fault, Job, attempt, outcome
 
 Undisturbed = Callable[[int], dict[str, str]]
@@ -35,6 +35,8 @@ def test_a_run_survives_every_kind_of_bad_answer(job: Job, store: FaultyS3, undi
     assert not store.plan
     assert "resumes from step" in (job.place / "log-0").read_text()
     assert outcome(job) == undisturbed(2)
+    download_all(job.home, job.place / "stored")
+    assert not [path for path in job.place.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,89 @@
+"""A registry that was damaged, or that others write into, and its command."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from slipstream.errors import UserError
+from slipstream.export.check import check
+from slipstream.promote.engine import judge
+from slipstream.promote.store import Registry, main, version_of
+from tests.support.promotions import LENIENT, Models, flip, in_service, put
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda version: flip(version / "model.onnx"),
+        lambda version: (version / "model.onnx").unlink(),
+        lambda version: (version / "manifest.json").write_text("{}"),
+        lambda version: (version / "stray").write_text("of others"),
+    ],
+    ids=["changed", "missing", "manifest", "stray"],
+)
+def test_a_damaged_package_that_lies_there_is_stored_again(
+    damage: Callable[[Path], None], models: Models, tmp_path: Path
+) -> None:
+    """As one that was stored by a run whose verdict came too late, and then damaged."""
+    registry, model = Registry(str(tmp_path / "registry")), models.trained(150)
+    damage(Path(registry.uri, "versions", registry.add(model)))
+    assert put(model, registry, models.data).promoted
+    assert in_service(registry, tmp_path / "served") == version_of(model)
+
+
+def test_a_damaged_model_in_service_is_named(models: Models, served: Registry) -> None:
+    pointer = served.promoted()
+    assert pointer is not None
+    path = Path(served.uri, "versions", pointer.version, "model.onnx")
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(UserError, match=rf"version {pointer.version}, is damaged: .*model\.onnx: .* bytes"):
+        judge(models.trained(200), served, models.data, LENIENT)
+
+
+def test_the_same_model_is_in_service_only_if_it_is_whole_there(models: Models, served: Registry) -> None:
+    pointer = served.promoted()
+    assert pointer is not None
+    flip(Path(served.uri, "versions", pointer.version, "model.onnx"))
+    with pytest.raises(UserError, match=rf"version {pointer.version}, is damaged: .*model\.onnx: its SHA-256"):
+        judge(models.trained(150), served, models.data, LENIENT)
+
+
+def test_what_others_put_beside_the_promotions_is_none(models: Models, served: Registry) -> None:
+    for name in (".DS_Store", "notes.txt", "zz.json", "00000002.json~", "old/00000009.json", "000000003.json"):
+        path = Path(served.uri, "promoted", name)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("{}")
+    before = served.promoted()
+    assert before is not None and served.history() == [before] and before.number == 1
+    assert put(models.trained(200), served, models.data).promoted
+    assert [pointer.number for pointer in served.history()] == [1, 2]
+
+
+def test_a_promotion_under_the_number_of_another_is_named(served: Registry) -> None:
+    """Believed, it would leave a number that is taken as the next one, for ever."""
+    shutil.copy(Path(served.uri, "promoted", "00000001.json"), Path(served.uri, "promoted", "00000002.json"))
+    with pytest.raises(UserError, match=r"promoted/00000002\.json: no promotion"):
+        served.promoted()
+
+
+def test_a_pointer_that_is_none_is_named(models: Models, served: Registry) -> None:
+    Path(served.uri, "promoted", "00000002.json").write_text("{}")
+    with pytest.raises(UserError, match=r"promoted/00000002\.json: no promotion"):
+        served.promoted()
+
+
+def test_the_command_lists_and_fetches(models: Models, served: Registry, tmp_path: Path) -> None:
+    ran = CliRunner().invoke(main, [served.uri, "--fetch", str(tmp_path / "out" / "model")])
+    assert ran.exit_code == 0, ran.output
+    assert version_of(models.trained(150)) in ran.output and "it is the first in this registry" in ran.output
+    check(tmp_path / "out" / "model")
+    assert list((tmp_path / "out").iterdir()) == [tmp_path / "out" / "model"]
+    again = CliRunner().invoke(main, [served.uri, "--fetch", str(tmp_path / "out" / "model")])
+    assert again.exit_code == 1 and "is there already" in again.output
+    empty = CliRunner().invoke(main, [str(tmp_path / "empty")])
+    assert empty.exit_code == 1 and "no model was promoted yet" in empty.output
