@@ -91,6 +91,17 @@ def test_nothing_outside_of_the_directory_is_touched(way: str, name: str) -> Non
 @given(names=st.lists(NAMES, min_size=1, max_size=4))
 @SHARED
 def test_a_listing_is_fetched_as_a_whole_or_not_at_all(memory: MemoryBucket, names: list[str]) -> None:
+    fetch_listing(memory, names)
+
+
+@pytest.mark.prove
+@given(names=st.lists(NAMES, min_size=1, max_size=8))
+@settings(SHARED, max_examples=20_000)
+def test_so_is_any_other_listing(memory: MemoryBucket, names: list[str]) -> None:
+    fetch_listing(memory, names)
+
+
+def fetch_listing(memory: MemoryBucket, names: list[str]) -> None:
     with target_among_others() as (place, target):
         memory.objects = {f"base/{anchored(name, place)}": b"x" for name in ("good", *names)}
         before = outside(place, target)
