@@ -1,10 +1,13 @@
-"""What starting costs: importing the workflows beside what they are made of, and the main job when it was run before.
+"""What starting costs: importing the workflows beside what they are made of, pods beside one with an empty task, and
+the main job when it was run before.
 
-    python benchmarks/startup.py [--quick] [--json FILE] [--part imports|job]
+    python benchmarks/startup.py [--quick] [--json FILE] [--part imports|pods|job]
 
 *imports*: fresh interpreters import ``workflows.training``, or only flytekit, its PyTorch plugin and torch, in turns;
-CPU seconds, and the median of the paired ratios with its distribution-free 95 % interval. *job*: ``make run`` in a
-fresh directory, and once more where every stage is reused; seconds of the clock, and of CPU with all child processes.
+CPU seconds, and the median of the paired ratios with its distribution-free 95 % interval. *pods*: the same of
+``pyflyte-execute`` with an empty task, in a module that imports what the pod of a task imports, beside one that imports
+nothing; those of torch elastic's tasks beside one that imports the plugin and torch. *job*: ``make run`` in a fresh
+directory, and once more where every stage is reused; seconds of the clock, and of CPU with all child processes.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from harness.command import benchmark, part_option
+from harness.empty_task import IMPORTS
 from harness.table import Column, Table
 from harness.turns import Figures, in_turns, interval_of_median, settled
 
@@ -26,6 +30,16 @@ ROOT = Path(__file__).parents[1]
 PARTS = "flytekit, plugin, torch"
 WORKFLOWS = "workflows.training"
 STATEMENTS = {PARTS: "import flytekit, flytekitplugins.kfpytorch, torch", WORKFLOWS: f"import {WORKFLOWS}"}
+EMPTY, EMPTY_TORCH = "empty task", "empty task, with plugin and torch"
+PLAIN = ("inputs", "prepare", "export", "report", "promote", "compress")
+WITH_TORCH = ("train", "collectives")
+PODS = {
+    EMPTY: "",
+    **{room: f"tasks.{room}" for room in PLAIN},
+    EMPTY_TORCH: "flytekitplugins.kfpytorch torch",
+    **{room: f"tasks.{room}" for room in WITH_TORCH},
+}
+RESOLVER = "flytekit.core.python_auto_container.default_task_resolver"
 COLUMNS = (Column("wall s", "wall"), Column("CPU s", "cpu"))
 RATIO = (Column("ratio", "ratio", "{:.3f}"), Column("95 % from", "low", "{:.3f}"), Column("to", "high", "{:.3f}"))
 #: The command that ``make run`` gives.
@@ -33,11 +47,13 @@ JOB = ("run", str(ROOT / "workflows/training.py"), "train_and_export")
 
 
 @benchmark
-@part_option(("imports", "job"))
+@part_option(("imports", "pods", "job"))
 def main(quick: bool, parts: Sequence[str]) -> Iterator[Table]:
     """Imports in turns, and the main job twice; quick: one turn of the imports only."""
     if "imports" in parts:
         yield imports(turns=1 if quick else 15)
+    if "pods" in parts:
+        yield pods(turns=1 if quick else 9)
     if "job" in parts and not quick:
         yield main_job()
 
@@ -49,23 +65,50 @@ def imports(turns: int) -> Table:
     ratio, low, high = interval_of_median(ratios)
     rows = {name: settled(found) for name, found in runs.items()}
     rows[WORKFLOWS] |= {"ratio": ratio, "low": low, "high": high}
-    columns = (
-        *COLUMNS,
-        Column("ratio", "ratio", "{:.3f}"),
-        Column("95 % from", "low", "{:.3f}"),
-        Column("to", "high", "{:.3f}"),
-    )
-    return Table(f"import, {turns} turns", columns, rows)
+    return Table(f"import, {turns} turns", (*COLUMNS, *RATIO), rows)
+
+
+def pods(turns: int) -> Table:
+    """CPU seconds of pods before and after their engines, in turns."""
+    with tempfile.TemporaryDirectory(prefix="startup-") as directory:
+        write_no_inputs(Path(directory, "inputs.pb"))
+        contenders = {name: partial(cost, empty_pod(code, directory), ROOT) for name, code in PODS.items()}
+        runs = in_turns(contenders, turns)
+    rows = {name: settled(found) for name, found in runs.items()}
+    for name, found in runs.items():
+        base = runs[EMPTY_TORCH if name in WITH_TORCH else EMPTY]
+        ratio, low, high = interval_of_median(
+            [one["cpu"] / other["cpu"] for one, other in zip(found, base, strict=True)]
+        )
+        rows[name] |= {"ratio": ratio, "low": low, "high": high}
+    return Table(f"pods without their engines, {turns} turns", (*COLUMNS, *RATIO), rows)
+
+
+def write_no_inputs(path: Path) -> None:
+    from flyteidl.core.literals_pb2 import LiteralMap
+
+    path.write_bytes(LiteralMap().SerializeToString())
+
+
+def empty_pod(imports: str, directory: str) -> tuple[str, ...]:
+    """The command of a pod with an empty task in a module that has these ``imports``."""
+    environment = ("env", f"PYTHONPATH={ROOT}", f"{IMPORTS}={imports}")
+    prefixes = ("--inputs", "--output-prefix", "--raw-output-data-prefix")
+    places = (f"{directory}/inputs.pb", f"{directory}/out", f"{directory}/raw")
+    given = [each for pair in zip(prefixes, places, strict=True) for each in pair]
+    task = ("task-module", "benchmarks.harness.empty_task", "task-name", "empty")
+    return (*environment, beside("pyflyte-execute"), *given, "--resolver", RESOLVER, "--", *task)
 
 
 def main_job() -> Table:
     with tempfile.TemporaryDirectory(prefix="startup-") as directory:
         runs = ("first", "again: every stage is reused")
-        return Table("make run", COLUMNS, {name: cost([pyflyte(), *JOB], Path(directory)) for name in runs})
+        return Table("make run", COLUMNS, {name: cost([beside("pyflyte"), *JOB], Path(directory)) for name in runs})
 
 
-def pyflyte() -> str:
-    return str(Path(sys.executable).with_name("pyflyte"))
+def beside(command: str) -> str:
+    """The path of a command of this interpreter's environment."""
+    return str(Path(sys.executable).with_name(command))
 
 
 def cost(command: Sequence[str], directory: Path) -> Figures:

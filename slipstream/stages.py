@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage, which a profile may give resources by its name.
+    """A stage, which a profile may give resources by its name if it has pods of its own.
 
     ``engines`` are the modules that compute its result, and ``libraries`` those whose version can change the numbers:
     its code version is made of both. A stage without engines is never cached.
@@ -16,6 +16,8 @@ class Stage:
     name: str
     engines: tuple[str, ...] = ()
     libraries: tuple[str, ...] = ()
+    #: The stage in whose pods it runs, as that is given the same inputs; "" if it has pods of its own.
+    pod_of: str = ""
     #: It is one process group. Of other stages with several nodes, each pod is preempted for itself.
     distributed: bool = False
     #: Its results are measured times: those of other hardware are not its.
@@ -51,7 +53,7 @@ STAGES = {
         ),
         Stage("train", ("slipstream.train.run",), (*TRAINED, "scipy"), distributed=True),
         Stage("compress", ("slipstream.compress.engine",), (*JUDGED, "torch-pruning")),
-        Stage("evaluate", ("slipstream.evaluate.engine",), JUDGED),
+        Stage("evaluate", ("slipstream.evaluate.engine",), JUDGED, pod_of="export"),
         Stage("export", ("slipstream.export.engine",), (*JUDGED, "onnx", "onnxruntime", "onnxscript"), measured=True),
         Stage("promote"),
         Stage(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from slipstream.collectives.config import CollectivesConfig
 from slipstream.config import RunConfig
 from slipstream.machine.gpus import visible_gpus
 from slipstream.profiles.profile import current_profile
+from tasks.config import with_lasting_history
 from tasks.flyte.artifact_types import MadeByElement, Prepared
 from tasks.flyte.elastic import Distributed, Workspace, distributed
 from tasks.flyte.metadata import on
@@ -45,6 +47,8 @@ def compare_collectives(workspace: Workspace, config: CollectivesConfig) -> Made
     """:func:`measure_collectives` with the launches that it takes to tell whether the network is slower than it was;
     the answer stands above the table."""
 
+    config = with_lasting_history(config)
+
     def body() -> None:
         from slipstream.collectives.compare import compare_with_history
 
@@ -56,6 +60,8 @@ def compare_collectives(workspace: Workspace, config: CollectivesConfig) -> Made
 @task(task_config=parents(), **on("collectives"))
 def tune_collectives(workspace: Workspace, prepared: Prepared, config: RunConfig) -> MadeByElement:
     """Settings with which training steps of the configured model on the prepared data are faster."""
+
+    config = replace(config, collectives=with_lasting_history(config.collectives))
 
     def body() -> None:
         from slipstream.artifacts.prepared.streamed import open_prepared
@@ -76,6 +82,8 @@ def tune_collectives(workspace: Workspace, prepared: Prepared, config: RunConfig
 
 
 def measure(workspace: Workspace, config: CollectivesConfig, *, reuse: bool) -> MadeByElement:
+    config = with_lasting_history(config)
+
     def body() -> bool:
         from slipstream.collectives.engine import benchmark, take_earlier
         from slipstream.interconnect.fingerprint import fingerprint_on_cpu

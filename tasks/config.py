@@ -1,4 +1,4 @@
-"""The Flyte task of the whole configuration: what each stage gets of it."""
+"""What each stage gets of the configuration, and the Flyte task of it where no first task does more."""
 
 from __future__ import annotations
 
@@ -16,8 +16,16 @@ from slipstream.models.config import ModelConfig, TeachingConfig
 from slipstream.profiles.profile import current_profile
 from slipstream.settings import to_dict
 from slipstream.train.config import TrainingConfig
+from tasks.flyte.homes import shared_address
 from tasks.flyte.metadata import on
-from tasks.flyte.stage import BY_VALUE, map_errors
+from tasks.flyte.stage import BY_VALUE, map_errors, runs_locally
+
+
+def with_lasting_history(config: CollectivesConfig) -> CollectivesConfig:
+    """The same with a history that outlives the pod: below Flyte's raw output, if the user named none."""
+    if runs_locally() or config.history != CollectivesConfig().history:
+        return config
+    return replace(config, history=shared_address("history"))
 
 
 class Sections(NamedTuple):
@@ -44,14 +52,19 @@ class Sections(NamedTuple):
 @task(**on("fingerprint"))
 @map_errors
 def read_config(config: RunConfig, method: str = "") -> Sections:
-    """Hand the sections on; ``method`` ("prune" or "distil") replaces that of ``compression``. Never cached: edited
-    model code is new work.
+    """Hand the sections on. Never cached: edited model code is new work."""
+    return sections_of(config, method)
+
+
+def sections_of(config: RunConfig, method: str = "") -> Sections:
+    """The sections; ``method`` ("prune" or "distil") replaces that of ``compression``.
 
     Raises ``UserError`` before anything else runs if the layout of the training does not fit its processes, or if a
     model that is made smaller is to be divided among them.
     """
     from slipstream.models.factory_code import fingerprint_model
 
+    config = replace(config, collectives=with_lasting_history(config.collectives))
     placement, training, compression = current_profile().placement("train"), config.for_training(), config.compression
     if placement.processes:  # else as many as the machine has
         training.parallel.sizes(placement.nodes * placement.processes, placement.nodes)

@@ -1,30 +1,23 @@
-"""The Flyte task of the evaluation."""
+"""The evaluation, in the pod of the export: it scores one model where the export scores many, over the same rows."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from flytekit import task
-
 from slipstream.artifacts.format import Artifact
 from slipstream.artifacts.versions import code_version
-from tasks.flyte.artifact_types import MadeEvaluated, Prepared, Trained
-from tasks.flyte.metadata import on
-from tasks.flyte.stage import local_path, map_errors, rows_path, run_stage
+from tasks.flyte.artifact_types import Made
+from tasks.flyte.model_and_data import ModelAndData
+from tasks.flyte.stage import run_stage
 
 
-@task(**on("evaluate"))
-@map_errors
-def evaluate(trained: Trained, prepared: Prepared, factory: str = "") -> MadeEvaluated:
-    """Score the trained model on the test split, beside a baseline. ``factory`` is the one that the user's
-    configuration names, if any."""
+def evaluate(given: ModelAndData) -> Made:
+    """Score the trained model on the test split, beside a baseline."""
 
     def make(directory: Path, key: str) -> Artifact:
-        from slipstream.artifacts.prepared.streamed import open_prepared
         from slipstream.evaluate import engine
-        from slipstream.models.trained import TrainedModel
 
-        model, data = TrainedModel.open(local_path(trained), factory), open_prepared(rows_path(prepared))
+        model, data = given.open()
         made_by = {
             "code": code_version("evaluate"),
             "trained": model.artifact.fingerprint,
@@ -32,4 +25,5 @@ def evaluate(trained: Trained, prepared: Prepared, factory: str = "") -> MadeEva
         }
         return engine.evaluate(directory, model, data, made_by)
 
-    return MadeEvaluated(*run_stage("evaluate", {"trained": trained, "prepared": prepared, "factory": factory}, make))
+    inputs = {"trained": given.trained, "prepared": given.prepared, "factory": given.factory}
+    return run_stage("evaluate", inputs, make)

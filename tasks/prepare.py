@@ -27,37 +27,46 @@ if TYPE_CHECKING:
     from slipstream.prepare.resolve import ResolvedSource
 
 
-class ListDataOutputs(NamedTuple):
-    """Outputs of :func:`list_data`: the files in their versions and what they are, what identifies their bytes, how
-    several pods divide the work on them, and the settings that the user gave."""
+class Listed(NamedTuple):
+    """The files in their versions and what they are, what identifies their bytes, how several pods divide the work on
+    them, the shares of text files that these parse, and the settings that the user gave."""
 
     listing: Part
     source: str
     division: str
-    config: Annotated[DataConfig, BY_VALUE]
+    texts: list[Part]
+    data: Annotated[DataConfig, BY_VALUE]
 
 
 @task(**on("fingerprint"))
 @map_errors
-def list_data(data: str, target: str, config: RunConfig) -> ListDataOutputs:
+def list_data(data: str, target: str, config: RunConfig) -> Listed:
     """List the raw data, fingerprint it and find out what it is. Never cached: new bytes behind the same name are new
     work."""
+    return list_and_divide(data, target, config.data)
+
+
+def list_and_divide(data: str, target: str, config: DataConfig) -> Listed:
+    """What :func:`list_data` finds, with files of text cut into shares if several pods parse them."""
     from slipstream.prepare.resolve import resolve
-    from slipstream.prepare.sharded import exchange
+    from slipstream.prepare.sharded import exchange, shares
     from slipstream.prepare.source.files import list_source, unchanged
     from slipstream.prepare.source.fingerprint import fingerprint_source
 
     listing = list_source(data)
     fingerprint = fingerprint_source(listing, target)
     with unchanged(listing.files):
-        source = resolve(listing, target, config.data, fingerprint)
+        source = resolve(listing, target, config, fingerprint)
     identity = fingerprint + (source.base.fingerprint if source.base else "")
     written = exchange.write(fresh_directory("listing"), source)
-    return ListDataOutputs(flyte_directory(written), identity, source.division, config.data)
+    spread = pods() > 1 and source.division == "files"
+    cut = shares.open_texts(source, SHARES_OF_A_POD * pods(), fresh_directory("texts")) if spread else []
+    texts = [flyte_directory(each) for each in cut]
+    return Listed(flyte_directory(written), identity, source.division, texts, config)
 
 
 def resolved_source(listing: FlyteDirectory) -> ResolvedSource:
-    """What :func:`list_data` found."""
+    """What :func:`list_and_divide` found."""
     from slipstream.prepare.resolve import ResolvedSource
     from slipstream.prepare.sharded import exchange
 
@@ -121,16 +130,6 @@ class FitSharesOutputs(NamedTuple):
     fitted: Part
     plan: Part
     partitions: list[int]
-
-
-@task(**on("prepare"))
-@map_errors
-def open_texts(listing: Part, number: int) -> list[Part]:
-    """Cut files of text into at most ``number`` shares."""
-    from slipstream.prepare.sharded import shares
-
-    texts = shares.open_texts(resolved_source(listing), number, fresh_directory("texts"))
-    return [flyte_directory(share) for share in texts]
 
 
 @task(**on("prepare"))
@@ -260,20 +259,17 @@ def prepare_by_units(listing: Part, target: str, config: DataConfig, source: str
 
 
 @workflow
-def prepare_by_files(listing: Part, target: str, config: DataConfig, source: str) -> MadePrepared:
-    """Prepare a table of which each pod first parses some of the files."""
-    number = SHARES_OF_A_POD * pods()
-    texts = open_texts(listing=listing, number=number)
+def prepare_by_files(listing: Part, target: str, config: DataConfig, source: str, texts: list[Part]) -> MadePrepared:
+    """Prepare a table of which each pod first parses some of the files, cut into ``texts``."""
     parsed = map_over_shares(parse_share)(share=texts)
-    opened = open_shares(listing=listing, number=number, parsed=parsed)
+    opened = open_shares(listing=listing, number=SHARES_OF_A_POD * pods(), parsed=parsed)
     return prepare_opened(opened, target, config, source)
 
 
-def prepare_data(data: Promise, target: Promise, config: Promise) -> Promise:
+def prepare_listed(listed: Listed, target: Promise) -> Promise:
     """The part of a workflow that makes the prepared data: one task, or several pods if the profile has them and there
-    is work to divide. ``config`` is that of the run."""
-    listed = list_data(data=data, target=target, config=config)
-    table = {"listing": listed.listing, "target": target, "config": listed.config, "source": listed.source}
+    is work to divide. ``listed`` are promises, and may have more than :class:`Listed`."""
+    table = {"listing": listed.listing, "target": target, "config": listed.data, "source": listed.source}
     if pods() == 1:
         return prepare(**table)
     return (
@@ -281,7 +277,7 @@ def prepare_data(data: Promise, target: Promise, config: Promise) -> Promise:
         .if_(listed.division == "units")
         .then(prepare_by_units(**table))
         .elif_(listed.division == "files")
-        .then(prepare_by_files(**table))
+        .then(prepare_by_files(**table, texts=listed.texts))
         .else_()
         .then(prepare(**table))
     )

@@ -8,7 +8,7 @@ from slipstream.collectives.config import CollectivesConfig
 from slipstream.config import RunConfig
 from slipstream.report.summary import NetworkSummary, TuningSummary
 from tasks.collectives import compare_collectives, measure_collectives, tune_collectives
-from tasks.prepare import prepare_data
+from tasks.prepare import list_data, prepare_listed
 from tasks.report import report_network, report_tuning
 from workflows.command_line import prepare_pyflyte
 
@@ -30,5 +30,5 @@ def compare(config: CollectivesConfig = CollectivesConfig()) -> NetworkSummary: 
 @workflow
 def tune(data: str = "", target: str = "", config: RunConfig = RunConfig()) -> TuningSummary:  # noqa: B008
     """Find settings with which the training of :func:`workflows.training.train_and_export` takes faster steps."""
-    prepared = prepare_data(data=data, target=target, config=config)
+    prepared = prepare_listed(list_data(data=data, target=target, config=config), target)
     return report_tuning(tuned=tune_collectives(prepared=prepared.artifact, config=config))

@@ -10,9 +10,9 @@ from slipstream.config import RunConfig
 from slipstream.report.summary import CompressionSummary, DataSummary, ExportSummary, RunSummary
 from tasks.collectives import benchmark_collectives
 from tasks.config import read_config
-from tasks.evaluate import evaluate
-from tasks.export import describe_machine, export, open_inputs
-from tasks.prepare import address_of, prepare_data
+from tasks.export import evaluate_and_export, export
+from tasks.inputs import open_inputs, resolve_inputs
+from tasks.prepare import address_of, list_data, prepare_listed
 from tasks.promote import judge, leave_in_service, open_registry, put_in_service
 from tasks.report import report, report_compression, report_data, report_export
 from workflows.command_line import prepare_pyflyte
@@ -33,35 +33,34 @@ def train_and_export(data: str = "", target: str = "", config: RunConfig = RunCo
 
 def run_stages(data: str, target: str, config: RunConfig) -> dict[str, Any]:
     """The nodes of all stages but the report, which takes what is returned. Called while a workflow is built."""
-    sections = read_config(config=config)
-    prepared = prepare_data(data=data, target=target, config=config)
+    given = resolve_inputs(data=data, target=target, config=config)
+    prepared = prepare_listed(given, target)
     trained = train_as_asked(
         prepared=prepared.artifact,
-        model=sections.model,
-        training=sections.training,
-        code=sections.model_code,
-        **how_to_compress(sections),
+        model=given.model,
+        training=given.training,
+        code=given.model_code,
+        **how_to_compress(given),
     )
-    evaluated = evaluate(trained=trained.artifact, prepared=prepared.artifact, factory=sections.factory)
-    exported = export(
+    judged = evaluate_and_export(
         trained=trained.artifact,
         prepared=prepared.artifact,
-        config=sections.export,
-        machine=describe_machine(),
-        factory=sections.factory,
-        code=sections.model_code,
+        config=given.export,
+        machine=given.machine,
+        factory=given.factory,
+        code=given.model_code,
     )
     # An element of a map task may fail: a finished training is not lost because its network could not be measured.
-    networks = map_task(benchmark_collectives, min_success_ratio=0.0)(config=[sections.collectives])
+    networks = map_task(benchmark_collectives, min_success_ratio=0.0)(config=[given.collectives])
     # Both are PyTorchJobs that want every GPU of the profile: side by side each could hold half and wait for ever.
     trained.artifact >> networks
     return {
         "prepared": prepared.artifact,
         "trained": trained.artifact,
-        "evaluated": evaluated.artifact,
-        "exported": exported.artifact,
+        "evaluated": judged.evaluated,
+        "exported": judged.exported,
         "networks": networks,
-        "stages": [prepared.run, trained.run, evaluated.run, exported.run],
+        "stages": [prepared.run, trained.run, judged.evaluation, judged.export],
         "compression": trained.compression,
         "config": config,
         "data": data,
@@ -102,7 +101,7 @@ def prepare(data: str = "", target: str = "", config: RunConfig = RunConfig()) -
 
     Of ``config`` only the section ``data`` counts, so the file of a training will do.
     """
-    prepared = prepare_data(data=data, target=target, config=config)
+    prepared = prepare_listed(list_data(data=data, target=target, config=config), target)
     return report_data(prepared=prepared.artifact, stages=[prepared.run])
 
 
@@ -119,7 +118,7 @@ def export_model(model: str, data: str, config: RunConfig = RunConfig()) -> Expo
         trained=given.trained,
         prepared=given.prepared,
         config=sections.export,
-        machine=describe_machine(),
+        machine=given.machine,
         factory=sections.factory,
         code=sections.model_code,
     )

@@ -68,7 +68,8 @@ class CollectivesConfig(Settings):
     overlap: bool = True
     """Measure how much of an all_reduce is hidden behind a matrix product."""
     history: str = ".slipstream/history"
-    """Where profiles are kept, by hardware, versions and number of processes: a directory, or an address in a store."""
+    """Where profiles are kept, by hardware, versions and number of processes: a directory, or an address in a store. In
+    pods, if it is left as it is, below Flyte's raw output."""
     reuse_days: Annotated[float, Field(ge=0)] = 7
     """The main job takes a profile of the same hardware from the history if it is younger; 0: it always measures."""
     timeout: Annotated[float, Field(gt=0)] = 60

@@ -24,6 +24,8 @@ from slipstream.distributed.child_processes import no_main_module
 CONTEXT = multiprocessing.get_context("forkserver")
 #: Loaded first: ends the server with the process that started it.
 FIRST = "slipstream.distributed.forked"
+#: Loaded last: nothing of all this is garbage.
+LAST = "slipstream.distributed.frozen"
 #: Variables with these beginnings are read while libraries are loaded.
 READ_WHEN_LOADED = (
     *("ATEN_", "CUDA_", "GLOO_", "GOMP_", "HIP_", "KMP_", "LD_", "MALLOC_", "MKL_", "NCCL_", "NVIDIA_", "OMP_"),
@@ -50,7 +52,7 @@ def start(modules: Sequence[str]) -> None:
         os.waitpid(server._forkserver_pid, 0)
         os.close(server._forkserver_alive_fd)
         server._forkserver_address = server._forkserver_alive_fd = server._forkserver_pid = None
-    CONTEXT.set_forkserver_preload([FIRST, *modules])
+    CONTEXT.set_forkserver_preload([FIRST, *modules, LAST])
     # A module of the user's working directory is none of these, whatever its name.
     safe = os.environ.get("PYTHONSAFEPATH")
     os.environ["PYTHONSAFEPATH"] = "1"

@@ -17,7 +17,7 @@ COLUMNS = (
 
 def table(profile: Profile) -> str:
     """The table, its columns aligned, numbers to the right."""
-    rows = [[stage, *cells(profile.asked(stage))] for stage in STAGES]
+    rows = [[stage, *cells(profile.asked(stage))] for stage in STAGES if not STAGES[stage].pod_of]
     return aligned(COLUMNS, rows, left=("stage", "devices"))
 
 

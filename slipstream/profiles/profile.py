@@ -51,7 +51,7 @@ class Profile:
 
     def asked(self, stage: str) -> Placement:
         """What the stage asks for, wherever it runs."""
-        return self.stages.get(stage, self.default)
+        return self.stages.get(STAGES[stage].pod_of or stage, self.default)
 
     def placement(self, stage: str) -> Placement:
         """The same with the number of processes that it has if it runs on this machine."""
@@ -77,6 +77,8 @@ def parse(name: str, data: Table) -> Profile:
     for stage in stages:
         if stage not in STAGES:
             raise UserError(unknown(f"profile {name}.stages", stage, tuple(STAGES)))
+        if other := STAGES[stage].pod_of:
+            raise UserError(f"profile {name}.stages.{stage}: runs in the pod of {other}; set stages.{other} instead")
     default: Table = data.get("default", {})
     groups = dict.fromkeys(DISTRIBUTED, over(default, data["distributed"])) if "distributed" in data else {}
     asked = {**groups, **{stage: over(groups.get(stage, default), own) for stage, own in stages.items()}}

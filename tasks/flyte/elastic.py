@@ -248,7 +248,7 @@ class DistributedTask(PytorchElasticFunctionTask):
 
         def make(directory: Path, key: str) -> bool:
             if not agent_starts:
-                start_server()
+                start_server(config.stage)
             # Fetched once by the agent; left to themselves, all workers of the pod would download the same bytes.
             here = {
                 name: FlyteDirectory(str(config.fetch(value, placement, Path(f"{directory}.{name}"))))
@@ -297,7 +297,7 @@ class DistributedTask(PytorchElasticFunctionTask):
             if workspace.processes:
                 outcome = self._task_function(workspace=workspace, **inputs)
             else:
-                with names, forked_workers():
+                with names, forked_workers(self.task_config.stage):
                     outcome = self._execute(workspace=workspace, **inputs)
         except GROUP_ENDED as error:
             ended = error

@@ -15,31 +15,30 @@ from torch.distributed.launcher import api
 from slipstream.distributed import fork_server
 from slipstream.distributed.child_processes import no_main_module
 from slipstream.stages import DISTRIBUTED, STAGES
+from tasks.flyte.stage import runs_locally
 
-#: What every worker loads: the plugin's side of it, and the engines.
-PRELOADED = (
-    "torch",
-    "flytekit.bin.entrypoint",
-    "flytekitplugins.kfpytorch.task",
-    *(engine for stage in DISTRIBUTED for engine in STAGES[stage].engines),
-)
+#: The plugin's side of a worker. While torch and the engines are loaded, torch looks into every module that there is,
+#: and would so load pandas and PyArrow for flytekit, which otherwise waits until they are used: so they come first.
+PLUGIN = ("flytekit.bin.entrypoint", "flytekitplugins.kfpytorch.task")
 #: Seconds between two looks of the agent at its workers.
 LOOK = 0.1
 
 
-def start_server() -> None:
-    """Let the server load, while this process does what comes before its workers."""
-    fork_server.start(PRELOADED)
+def start_server(stage: str) -> None:
+    """Let the server load what workers of the stage do, while this process does what comes before them. On one machine
+    that is what those of any stage do, as the server stays for the next."""
+    stages = DISTRIBUTED if runs_locally() else (stage,)
+    fork_server.start(("torch", *(engine for each in stages for engine in STAGES[each].engines), *PLUGIN))
 
 
 @contextmanager
-def forked_workers() -> Iterator[None]:
+def forked_workers(stage: str) -> Iterator[None]:
     """In the block, process groups of the plugin, which looks torch's launcher up whenever it starts one, are made of
     forked workers."""
     launch = api.elastic_launch
 
     def forking_launch(config: api.LaunchConfig, entrypoint: Callable[..., object]) -> api.elastic_launch:
-        start_server()
+        start_server(stage)
         forking = replace(config, start_method="forkserver", monitor_interval=LOOK)
         return launch(forking, fork_server.AsNow(entrypoint))
 

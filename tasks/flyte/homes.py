@@ -1,4 +1,4 @@
-"""Where a stage keeps what it has not finished, and who does it, in the words of Flyte."""
+"""Where stages keep what outlives their pods and executions, and who works there, in the words of Flyte."""
 
 from __future__ import annotations
 
@@ -32,6 +32,13 @@ def base_of(raw_output_prefix: str) -> str:
     """The prefix of Flyte's raw output that all attempts share: propeller appends a shard and the attempt's name to it
     (``taskexec_context.go: ComputeRawOutputPrefix``)."""
     return raw_output_prefix.rstrip("/").rsplit("/", 2)[0]
+
+
+def shared_address(name: str) -> str:
+    """In a pod, the address of what all executions of a project and domain share under a name."""
+    context = current_context()
+    execution = context.execution_id
+    return "/".join([base_of(context.raw_output_prefix), name, execution.project, execution.domain])
 
 
 def this_attempt() -> Holder:

@@ -32,9 +32,9 @@ WITH_DECK: Metadata = {"enable_deck": True, "deck_fields": ()}
 describe_once()
 
 
-def on(stage: str, besides: tuple[str, ...] = (), *, cached: bool = True) -> Metadata:
+def on(stage: str, besides: tuple[str, ...] = (), *, in_its_pod: tuple[str, ...] = (), cached: bool = True) -> Metadata:
     """The metadata of a stage's task, from the current profile. Stages without engines are never cached;
-    ``besides`` are inputs that make no difference to the cache."""
+    ``besides`` are inputs that make no difference to the cache. The task runs the stages ``in_its_pod``, too."""
     profile = current_profile()
     placement = profile.asked(stage)
     metadata: Metadata = {
@@ -46,7 +46,8 @@ def on(stage: str, besides: tuple[str, ...] = (), *, cached: bool = True) -> Met
     }
     if cached and STAGES[stage].engines and not STAGES[stage].finds_earlier:
         # Serialised: of two executions that want the same result at once, the second waits for the first's.
-        metadata["cache"] = Cache(version=cache_version(stage), serialize=True, ignored_inputs=besides)
+        version = "-".join(map(cache_version, (*in_its_pod, stage)))
+        metadata["cache"] = Cache(version=version, serialize=True, ignored_inputs=besides)
     if placement.accelerator:
         metadata["accelerator"] = accelerator(placement)
     if placement.shared_memory:

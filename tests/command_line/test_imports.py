@@ -8,8 +8,8 @@ import sys
 import pytest
 
 HEAVY = ("torch._dynamo", "onnx", "onnxruntime", "onnxscript", "sklearn", "matplotlib", "jinja2", "polars", "moto")
-#: The tasks that need no process group, and with it no torch.
-PLAIN = ("prepare", "evaluate", "compress", "export", "report")
+#: Tasks that need no process group, and with it no torch.
+PLAIN = ("inputs", "prepare", "compress", "export", "report")
 
 
 def loaded_by(*modules: str) -> list[set[str]]:
@@ -72,6 +72,35 @@ def test_tasks_without_a_process_group_load_no_torch() -> None:
     for room, loaded in zip(PLAIN, loaded_by(*(f"tasks.{room}" for room in PLAIN)), strict=True):
         assert f"tasks.{room}" in loaded, room
         assert not loaded & {"torch", "scipy", *HEAVY}, room
+
+
+#: Imports a module as a pod does: inside of flytekit's execution of a task.
+AS_A_POD = """
+import sys
+from flytekit.bin.entrypoint import setup_execution
+before = set(sys.modules)
+with setup_execution(raw_output_data_prefix="raw"):
+    import {}
+print("loaded", *(set(sys.modules) - before))
+"""
+
+
+@pytest.mark.parametrize("room", PLAIN)
+def test_a_pod_loads_no_library_before_its_work_and_describes_no_dataclass(room: str) -> None:
+    code = AS_A_POD.format(f"tasks.{room}")
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    loaded = set(said.split())
+    assert f"tasks.{room}" in loaded
+    assert not loaded & {"mashumaro.jsonschema", "numpy", "pandas", "pyarrow", "boto3", "torch", *HEAVY}
+
+
+def test_torch_beside_flytekit_loads_no_pandas_before_it_is_used() -> None:
+    code = AS_A_POD.format("tasks.train, slipstream.train.run") + (
+        "print(not {'pandas._libs', 'pyarrow.lib'} & set(sys.modules))\n"
+        "import pandas; print(pandas.DataFrame({'a': [1]}).shape)\n"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said.splitlines()[-2:] == ["True", "(1, 1)"]
 
 
 @pytest.mark.parametrize("engine", ["data_engine", "engine"])

@@ -16,7 +16,7 @@ from slipstream.doctor.archive import Limits, Package
 from slipstream.doctor.findings import Finding
 from slipstream.doctor.package import Save, check_package
 
-TRAIN, EVALUATE = "tasks.train.train", "tasks.evaluate.evaluate"
+TRAIN, EVALUATE = "tasks.train.train", "tasks.export.evaluate_and_export"
 NIGHTLY = "nightly_training"
 MAIN = "workflows.training.train_and_export"
 UNITS = "tasks.prepare.prepare_by_units"
@@ -144,7 +144,7 @@ def test_what_was_broken_is_found_and_nothing_else(
 
 
 def test_a_single_pod_on_spot_needs_no_retries(healthy: Package) -> None:
-    evaluate = healthy.tasks["tasks.evaluate.evaluate"]
+    evaluate = healthy.tasks["tasks.export.evaluate_and_export"]
     evaluate.metadata.retries.retries = 0
     assert evaluate.metadata.interruptible and not found(healthy)
 

@@ -10,9 +10,7 @@ from flytekit.types.directory import FlyteDirectory
 from slipstream.artifacts.format import Artifact, ArtifactWriter
 from slipstream.export import engine
 from slipstream.export.config import ExportConfig
-from tasks.evaluate import evaluate
-from tasks.export import export
-from tasks.flyte.artifact_types import Made
+from tasks.export import evaluate_and_export, export
 from tests.support.toys import table, untrained
 
 
@@ -25,20 +23,22 @@ def test_tasks_make_then_reuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         "prepared": FlyteDirectory(str(data.artifact.directory)),
     }
 
-    def fingerprint(made: Made, kind: str) -> str:
-        artifact = Artifact.open(Path(made.artifact.path), kind).check_sha256()
+    def fingerprint(made: FlyteDirectory, kind: str) -> str:
+        artifact = Artifact.open(Path(made.path), kind).check_sha256()
         assert artifact.made_by["trained"] == trained.fingerprint
         assert artifact.made_by["prepared"] == data.artifact.fingerprint
         return artifact.fingerprint
 
-    for kind, task in (
-        ("evaluate", lambda: evaluate(**inputs)),
-        ("export", lambda: export(**inputs, config=ExportConfig(calibration_rows=50, seconds=2.0))),
-    ):
-        first, second = task(), task()
-        assert (first.run.name, first.run.reused, second.run.reused) == (kind, False, True)
-        assert fingerprint(first, kind) == fingerprint(second, kind)
-    assert not export(**inputs, config=ExportConfig(calibration_rows=60, seconds=2.0)).run.reused
+    config, other = (ExportConfig(calibration_rows=rows, seconds=2.0) for rows in (50, 60))
+    first, second = evaluate_and_export(**inputs, config=config), evaluate_and_export(**inputs, config=config)
+    assert [run.name for run in (first.evaluation, first.export)] == ["evaluate", "export"]
+    assert not first.evaluation.reused and not first.export.reused
+    assert second.evaluation.reused and second.export.reused
+    assert fingerprint(first.evaluated, "evaluate") == fingerprint(second.evaluated, "evaluate")
+    alone = export(**inputs, config=config)
+    assert alone.run.reused and fingerprint(first.exported, "export") == fingerprint(alone.artifact, "export")
+    third = evaluate_and_export(**inputs, config=other)
+    assert third.evaluation.reused and not third.export.reused
 
 
 def test_the_same_weights_with_other_code_are_another_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,16 +15,18 @@ from slipstream.doctor.archive import Package, nodes_of
 from slipstream.machine.limits import CPU, MEMORY
 from slipstream.profiles.profile import RESOLVED, load, names
 from tests.support.cluster.pods import primary_container
+from tests.support.cluster.record import short
 from tests.support.package import IMAGE, package
 
 STAGES = {
+    "tasks.inputs.resolve_inputs": "export",
+    "tasks.inputs.open_inputs": "export",
     "tasks.prepare.list_data": "fingerprint",
     "tasks.config.read_config": "fingerprint",
     **{
         f"tasks.prepare.{name}": "prepare"
         for name in (
             "prepare",
-            "open_texts",
             "parse_share",
             "open_shares",
             "scan_share",
@@ -36,12 +38,12 @@ STAGES = {
     },
     "tasks.train.train": "train",
     "tasks.train.fine_tune": "train",
-    "tasks.evaluate.evaluate": "evaluate",
     "tasks.compress.propose": "compress",
     "tasks.compress.choose": "compress",
     "tasks.promote.judge": "promote",
     "tasks.promote.put_in_service": "promote",
     "tasks.export.export": "export",
+    "tasks.export.evaluate_and_export": "export",
     "tasks.collectives.benchmark_collectives": "collectives",
     "tasks.collectives.measure_collectives": "collectives",
     "tasks.collectives.compare_collectives": "collectives",
@@ -52,7 +54,8 @@ STAGES = {
     "tasks.report.report_network": "report",
     "tasks.report.report_tuning": "report",
 }
-CACHED = {"prepare", "train", "evaluate", "export"}
+CACHED = {"prepare", "train", "export"}
+NEVER_CACHED = {"tasks.inputs.resolve_inputs", "tasks.inputs.open_inputs"}
 DISTRIBUTED = {"train", "collectives"}
 WORKFLOW = "workflows.training.train_and_export"
 #: By the numbers of Flyte's ResourceName.
@@ -80,8 +83,8 @@ def test_every_task_carries_its_metadata(packaged: tuple[str, Package]) -> None:
         assert metadata.interruptible == place.interruptible, task_name
         assert metadata.retries.retries == place.retries, task_name
         assert metadata.timeout.seconds == place.timeout_minutes * 60, task_name
-        assert metadata.discoverable == (stage in CACHED), task_name
-        assert bool(metadata.discovery_version) == (stage in CACHED), task_name
+        cached = stage in CACHED and task_name not in NEVER_CACHED
+        assert metadata.discoverable == bool(metadata.discovery_version) == cached, task_name
         # Where data lies makes no difference: what it is comes from the fingerprint.
         besides = ["listing"] if task_name == "tasks.prepare.prepare" else []
         assert list(metadata.cache_ignore_input_vars) == besides, task_name
@@ -104,11 +107,30 @@ def test_every_task_carries_its_metadata(packaged: tuple[str, Package]) -> None:
 
 def test_what_is_timed_is_kept_for_the_machine_that_it_was_timed_on(package_for: Callable[[str], Package]) -> None:
     """A task that is never cached, with the export's own placement, tells the export's key which machine that is."""
-    tasks = package_for("a100-spot").tasks
-    machine, export = tasks["tasks.export.describe_machine"], tasks["tasks.export.export"]
-    assert not machine.metadata.discoverable and export.metadata.discoverable
-    assert "machine" in export.interface.inputs.variables
-    assert "machine" not in export.metadata.cache_ignore_input_vars
+    tasks, asked = package_for("a100-spot").tasks, load("a100-spot").asked("export")
+    for first in ("resolve_inputs", "open_inputs"):
+        template = tasks[f"tasks.inputs.{first}"]
+        assert not template.metadata.discoverable and "machine" in template.interface.outputs.variables
+        primary = pod_of(template)["containers"][0]
+        assert primary["resources"]["limits"] == asked.resources
+    for last in ("export", "evaluate_and_export"):
+        export = tasks[f"tasks.export.{last}"]
+        assert export.metadata.discoverable and "machine" in export.interface.inputs.variables
+        assert "machine" not in export.metadata.cache_ignore_input_vars
+
+
+def test_a_main_job_has_six_pods_and_three_if_nothing_is_new(package_for: Callable[[str], Package]) -> None:
+    """Counted in what is registered; ``tests/pods/test_whole_workflow.py`` counts the pods that run."""
+    made = package_for("local")
+    names = [
+        node.task_node.reference_id.name
+        for workflow in (WORKFLOW, "workflows.compression.train_alone")
+        for _, node in nodes_of(made.workflows[workflow])
+        if node.HasField("task_node")
+    ]
+    never = ["benchmark_collectives", "report", "resolve_inputs"]
+    assert sorted(map(short, names)) == sorted([*never, "evaluate_and_export", "prepare", "train"])
+    assert sorted(short(name) for name in names if not made.tasks[name].metadata.discoverable) == never
 
 
 def test_the_machine_that_registers_is_not_asked_for_its_gpus(
@@ -241,5 +263,5 @@ def test_each_night_looks_at_the_data_afresh(packaged: tuple[str, Package]) -> N
     sources = [b.binding.promise for node in nodes for b in node.inputs if b.binding.promise.var == "source"]
     assert len(sources) == (1 if load(packaged[0]).asked("prepare").nodes == 1 else 3)
     for source in sources:
-        assert outer[source.node_id].task_node.reference_id.name == "tasks.prepare.list_data"
-    assert not made.tasks["tasks.prepare.list_data"].metadata.discoverable
+        assert outer[source.node_id].task_node.reference_id.name == "tasks.inputs.resolve_inputs"
+    assert not made.tasks["tasks.inputs.resolve_inputs"].metadata.discoverable

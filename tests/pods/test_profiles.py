@@ -177,7 +177,7 @@ def test_the_command_prints_what_every_stage_asks_for() -> None:
     printed = CliRunner().invoke(main, ["a100-spot"])
     assert printed.exit_code == 0
     lines = {line.split()[0]: line for line in printed.output.splitlines()}
-    assert set(lines) == {"stage", *STAGES}
+    assert set(lines) == {"stage", *STAGES} - {"evaluate"}  # which runs in the pod of the export
     for expected in ("88", "1000Gi", "520Gi", "8 nvidia-a100-80gb", "1440 min", "120 s"):
         assert expected in lines["train"]
     assert "nvidia" not in lines["report"]
@@ -219,5 +219,12 @@ def test_the_agent_refuses_more_processes_than_gpus_before_it_starts_any(monkeyp
         DistributedTask._attempt(SimpleNamespace(task_config=config))  # type: ignore[arg-type]
 
 
+def test_a_stage_in_the_pod_of_another_has_what_that_has() -> None:
+    profile = parse("p", {"stages": {"export": {"cpu": "7"}}})
+    assert profile.asked("evaluate") is profile.asked("export")
+    with pytest.raises(UserError, match=r"p.stages.evaluate: runs in the pod of export; set stages.export instead"):
+        parse("p", {"stages": {"evaluate": {"cpu": "7"}}})
+
+
 def test_profiles_are_values() -> None:
-    assert Profile("p", TWO, {}).placement("anything") is TWO
+    assert Profile("p", TWO, {}).placement("report") is TWO

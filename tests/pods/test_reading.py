@@ -100,25 +100,25 @@ def test_a_pod_of_the_report_asks_for_no_rows(
     assert asked(store, bucket, "prepared") == {}
 
 
-@pytest.mark.parametrize("stage", ["export", pytest.param("evaluate", marks=pytest.mark.prove)])
+@pytest.mark.parametrize("task", ["export", pytest.param("evaluate_and_export", marks=pytest.mark.prove)])
 def test_a_pod_asks_for_the_blocks_that_it_reads(
-    stage: str, packaged: Package, prepared: PreparedData, store: FaultyS3, bucket: Bucket, tmp_path: Path
+    task: str, packaged: Package, prepared: PreparedData, store: FaultyS3, bucket: Bucket, tmp_path: Path
 ) -> None:
     upload(untrained(tmp_path / "trained", prepared), bucket, "trained")
     store.requests.clear()
     run_pod(
         packaged,
         bucket,
-        f"tasks.{stage}.{stage}",
+        f"tasks.export.{task}",
         tmp_path,
         trained=(FlyteDirectory(bucket.uri("trained"), remote_directory=False), FlyteDirectory),
         prepared=(FlyteDirectory(bucket.uri("prepared"), remote_directory=False), FlyteDirectory),
-        **({"config": (ExportConfig(calibration_rows=50, seconds=2.0), ExportConfig)} if stage == "export" else {}),
+        config=(ExportConfig(calibration_rows=50, seconds=2.0), ExportConfig),
     )
     rows = {split: prepared.segment_rows(split)[0] for split in SPLITS}
     # The sample for the baseline has all rows of so small a split; that for calibration has its last block, too.
     calibration = (SAMPLED_BLOCKS - 1) * BLOCK_ROWS + (rows["train"] - 1) % BLOCK_ROWS + 1
-    read = {**rows, "train": calibration} if stage == "export" else rows
+    read = {**rows, "train": calibration} if task == "export" else rows
     assert asked(store, bucket, "prepared") == {
         split: count * prepared.signature.record.itemsize for split, count in read.items()
     }

@@ -17,9 +17,9 @@ from slipstream.models.config import ModelConfig
 from slipstream.prepare.config import DataConfig
 from slipstream.storage import retry
 from slipstream.train.config import TrainingConfig
-from tasks.evaluate import evaluate
-from tasks.export import export
+from tasks.export import evaluate_and_export, export
 from tasks.flyte import elastic, stage
+from tasks.inputs import resolve_inputs
 from tasks.prepare import list_data, prepare
 from tasks.report import report, report_data
 from tasks.train import train
@@ -35,12 +35,16 @@ def inputs(*names: str) -> dict[str, FlyteDirectory]:
 ALL = ("prepared", "trained", "evaluated", "exported")
 TASKS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
     "list_data": lambda: (list_data, {"data": ELSEWHERE, "target": "y", "config": RunConfig()}),
+    "resolve_inputs": lambda: (resolve_inputs, {"data": ELSEWHERE, "target": "y", "config": RunConfig()}),
     "prepare": lambda: (prepare, {**inputs("listing"), "target": "y", "config": DataConfig(), "source": "0"}),
     "train": lambda: (
         train,
         {**inputs("prepared"), "model": ModelConfig(), "training": TrainingConfig(), "code": ""},
     ),
-    "evaluate": lambda: (evaluate, inputs("trained", "prepared")),
+    "evaluate_and_export": lambda: (
+        evaluate_and_export,
+        {**inputs("trained", "prepared"), "config": ExportConfig()},
+    ),
     "export": lambda: (export, {**inputs("trained", "prepared"), "config": ExportConfig()}),
     "report": lambda: (
         report,

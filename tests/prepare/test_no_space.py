@@ -19,7 +19,7 @@ import pytest
 
 from slipstream.config import RunConfig
 from slipstream.errors import UserError
-from tasks.prepare import list_data, open_texts
+from tasks.prepare import list_data, open_shares
 from tests.support.small_disk import on_a_small_disk, small_disks
 
 __all__ = ["small_disks"]
@@ -79,12 +79,12 @@ def test_a_full_pod_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("slipstream.prepare.sharded.shares.open_texts", full)
+    monkeypatch.setattr("slipstream.prepare.sharded.shares.open_shares", full)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.csv").write_text("x,y\n1,2\n")
     listing = list_data.task_function(data="t.csv", target="y", config=RunConfig()).listing
     with pytest.raises(UserError, match=r"no space left \(\d+ MiB free\)"):
-        open_texts.task_function(listing=listing, number=2)
+        open_shares.task_function(listing=listing, number=2, parsed=[])
 
 
 @pytest.mark.usefixtures("small_disks")

@@ -1,0 +1,96 @@
+"""The first tasks of workflows: what the user named is found, checked and described before any work begins.
+
+None is cached, as new bytes behind an address, and edited model code, are new work. They run in a pod of the export's
+placement: which variant is the fastest depends on the machine, so it belongs to the key of the export's cache, and
+where this pod runs the export would.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+from flytekit import task
+from flytekit.types.directory import FlyteDirectory
+
+from slipstream.artifacts.format import Artifact, DamagedArtifact
+from slipstream.collectives.config import CollectivesConfig
+from slipstream.compress.config import CompressionConfig
+from slipstream.config import RunConfig
+from slipstream.errors import UserError
+from slipstream.export.config import ExportConfig
+from slipstream.machine.description import measuring_machine
+from slipstream.models.config import ModelConfig, TeachingConfig
+from slipstream.prepare.config import DataConfig
+from slipstream.storage import STORES
+from slipstream.train.config import TrainingConfig
+from tasks.config import sections_of
+from tasks.flyte.artifact_types import Part, Prepared, Trained
+from tasks.flyte.metadata import on
+from tasks.flyte.stage import BY_VALUE, local_path, map_errors, rows_path, runs_locally
+from tasks.prepare import list_and_divide
+
+
+class RunInputs(NamedTuple):
+    """The raw data as :class:`tasks.prepare.Listed` has it, :class:`tasks.config.Sections`, and the machine."""
+
+    listing: Part
+    source: str
+    division: str
+    texts: list[Part]
+    data: Annotated[DataConfig, BY_VALUE]
+    model: Annotated[ModelConfig, BY_VALUE]
+    training: Annotated[TrainingConfig, BY_VALUE]
+    export: Annotated[ExportConfig, BY_VALUE]
+    collectives: Annotated[CollectivesConfig, BY_VALUE]
+    model_code: str
+    compression: Annotated[CompressionConfig, BY_VALUE]
+    fine_tuning: Annotated[TrainingConfig, BY_VALUE]
+    teaching: Annotated[TeachingConfig, BY_VALUE]
+    seed: int
+    size: str
+    factory: str
+    machine: str
+
+
+@task(**on("export", cached=False))
+@map_errors
+def resolve_inputs(data: str, target: str, config: RunConfig) -> RunInputs:
+    """Of the main job: what each stage gets of the configuration, the raw data and what it is, and the machine."""
+    sections = sections_of(config)
+    found = (*list_and_divide(data, target, config.data), *sections, measuring_machine())
+    return RunInputs(*found)
+
+
+class ModelInputs(NamedTuple):
+    """A trained model and prepared data that a user named, and the machine."""
+
+    trained: Trained
+    prepared: Prepared
+    machine: str
+
+
+@task(**on("export", cached=False))
+@map_errors
+def open_inputs(model: str, data: str) -> ModelInputs:
+    """Of what goes on from a trained model: the artifacts at two addresses, and the machine.
+
+    Raises ``UserError`` if one of them is not what it should be.
+    """
+    return ModelInputs(
+        given("--model", model, "train", "a trained model, as .slipstream/train/… or training's output holds one"),
+        given("--data", data, "prepare", "prepared data, as runs/…/prepared or .slipstream/prepare/… hold it"),
+        measuring_machine(),
+    )
+
+
+def given(option: str, address: str, kind: str, expected: str) -> FlyteDirectory:
+    """The artifact at an address, its manifest checked; on one machine with a store's files fetched, or rows as they
+    are read."""
+    found = FlyteDirectory(address) if address.startswith(STORES) else FlyteDirectory(str(Path(address).absolute()))
+    path = rows_path(found) if kind == "prepare" else local_path(found) if address.startswith(STORES) else Path(address)
+    try:
+        Artifact.open(path, kind)
+    except DamagedArtifact as error:
+        raise UserError(f"{option}: {address} is not {expected}: {error.message}") from None
+    return FlyteDirectory(str(path.absolute())) if runs_locally() else found
