@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from slipstream.distributed import fork_server
-from tests.support.forked import told
+from tests.support.forked import collect_garbage, told
 from tests.support.processes import running
 
 
@@ -101,7 +101,7 @@ def test_modules_of_the_working_directory_are_not_loaded(tmp_path: Path) -> None
     code = """
 import sys; sys.path[:] = [entry for entry in sys.path if entry]
 from slipstream.distributed import fork_server
-from tests.support.forked import told
+from tests.support.forked import collect_garbage, told
 fork_server.start(["torch"])
 child = fork_server.process(told, ("f",))
 child.join()
@@ -110,3 +110,11 @@ sys.exit(child.exitcode)
     here = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     said = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=here, capture_output=True, text=True)
     assert said.returncode == 0 and said.stdout.startswith("f "), said.stderr
+
+
+def test_a_collection_of_garbage_copies_nothing_that_the_server_loaded(capfd: pytest.CaptureFixture[str]) -> None:
+    fork_server.start(["torch"])
+    child = fork_server.process(collect_garbage, ())
+    child.join(60)
+    frozen, before, after = map(int, capfd.readouterr().out.split())
+    assert frozen > 100_000 and after - before < 10_000

@@ -81,9 +81,16 @@ def drawn(seed: int, number: int, writes: Mapping[str, int], pods: Mapping[str, 
     """At most ``number`` kills in nodes of which an undisturbed attempt makes so many ``writes`` with so many ``pods``.
 
     The node that writes most is the training, which has a state to lose. It is struck in its second and third attempt,
-    too: these begin where the one before stopped and write less, so they are struck early. Others are struck once.
+    too: these begin where the one before stopped and write less, so they are struck early, and the first one before it
+    is half done, as otherwise they would find the work finished. Others are struck once.
     """
     draw = random.Random(seed)
+
+    def last_of(node: str, attempt: int) -> int:
+        """The last write at which to strike."""
+        parts = 1 if node != training else 2 if attempt == 0 else 8
+        return max(1, writes[node] // parts)
+
     training = max(writes, key=lambda node: (writes[node], node))
     others = sorted(node for node in writes if writes[node] and node != training)
     struck = [(training, attempt) for attempt in range(min(3, number))]
@@ -92,7 +99,7 @@ def drawn(seed: int, number: int, writes: Mapping[str, int], pods: Mapping[str, 
         Kill(
             node,
             attempt,
-            draw.randint(1, writes[node] if attempt == 0 else max(1, writes[node] // 8)),
+            draw.randint(1, last_of(node, attempt)),
             draw.choice(HOWS),
             draw.randrange(pods[node]),
         )
