@@ -17,6 +17,7 @@ from slipstream.profiles.profile import RESOLVED, Profile, current_profile
 from slipstream.settings import to_dict
 from slipstream.stages import STAGES
 from tasks.flyte.literal_types import describe_once
+from tasks.flyte.out_of_memory import STAGE
 
 #: Keyword arguments of flytekit's ``task``.
 Metadata: TypeAlias = dict[str, Any]
@@ -41,7 +42,7 @@ def on(stage: str, besides: tuple[str, ...] = (), *, cached: bool = True) -> Met
         "interruptible": placement.interruptible,
         "retries": placement.retries,
         "timeout": timedelta(minutes=placement.timeout_minutes),
-        "environment": environment(profile, placement),
+        "environment": {STAGE: stage, **environment(profile, placement)},
         **pod_of(placement),
     }
     if cached and STAGES[stage].engines and not STAGES[stage].finds_earlier:

@@ -27,6 +27,7 @@ from slipstream.stages import STAGES, StageRun
 from slipstream.storage import STORES, StorageUnavailable, cannot_write, download_all, free_bytes, out_of_space
 from tasks.flyte.artifact_types import Made, fingerprint_of, uri_of
 from tasks.flyte.metadata import cache_version
+from tasks.flyte.out_of_memory import named_out_of_memory
 
 Work = TypeVar("Work", bound=Callable[..., Any])
 
@@ -46,10 +47,12 @@ def mapped_errors() -> Iterator[None]:
     """Turn errors of the environment into what Flyte or the user can act on.
 
     A store that stayed away is recoverable in a pod, where Flyte tries again; on one machine nobody does, so the user
-    is told. A full disk is the user's to mend everywhere. Raises ``FlyteRecoverableException`` and ``UserError``.
+    is told. A full disk is the user's to mend everywhere, and so is too little memory, if a child process was killed
+    for it. Raises ``FlyteRecoverableException`` and ``UserError``.
     """
     try:
-        yield
+        with named_out_of_memory():
+            yield
     except StorageUnavailable as error:
         if runs_locally():
             raise UserError(f"{error}; nothing is lost, start again when it does") from None
