@@ -55,6 +55,7 @@ from tasks.flyte.failures import (
 )
 from tasks.flyte.forked_workers import LOOK, forked_workers, start_server
 from tasks.flyte.homes import home_of, this_attempt
+from tasks.flyte.memory_notes import noted_memory
 from tasks.flyte.stage import local_path, map_errors, run_stage, runs_locally
 
 LOG = logger("flyte")
@@ -142,6 +143,9 @@ class Unfinished(Protocol):
     def take(self, home: str, holder: Holder, inputs: TaskInputs, directory: Path) -> bool:
         """Wait until nobody else is at the same work. Returns whether it is finished, and its result in
         ``directory``."""
+
+    def progress(self, home: str) -> str:
+        """What a later attempt would resume from; "" if it begins anew."""
 
     def deliver(self, home: str, holder: Holder, inputs: TaskInputs) -> Callable[[str], None]:
         """The workers are done: hold the home until what is returned is called with the address of the result, where
@@ -263,13 +267,18 @@ class DistributedTask(PytorchElasticFunctionTask):
                 workspace = Workspace(
                     config.stage, str(directory.absolute()), placement.notices, home, holder, started_by_agent
                 )
-                reused = self._run_group(workspace, placement.processes, here, local=local)
+                with nullcontext() if local else noted_memory(config.stage, lambda: self._progress(home)):
+                    reused = self._run_group(workspace, placement.processes, here, local=local)
                 self._hold(home, holder, here)
             Artifact.open(directory, config.stage)
             return reused
 
         made = run_stage(config.stage, {**inputs, "world": [placement.nodes, placement.processes]}, make)
         return config.returns(made)
+
+    def _progress(self, home: str) -> str:
+        unfinished = self.task_config.unfinished
+        return unfinished.progress(home) if unfinished else ""
 
     def _hold(self, home: str, holder: Holder, inputs: TaskInputs) -> None:
         """Hold the home until the result of the workers, which are done, is where Flyte finds it."""

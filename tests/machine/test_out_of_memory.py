@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from slipstream.machine.out_of_memory import GIB, MemoryCounters, memory_counters, what_was_killed
-from tests.machine.test_limits import tree
 from tests.support import REPOSITORY
-from tests.support.memory_groups import memory_group
+from tests.support.control_groups import memory_group, tree
 
 EVENTS = "low 0\nhigh 0\nmax 41\noom 2\noom_kill 3\noom_group_kill 0\n"
 

@@ -1,4 +1,4 @@
-"""Control groups whose memory is small for real, as a container's is."""
+"""Control groups: as files show them, and such whose memory is small for real, as a container's is."""
 
 from __future__ import annotations
 
@@ -40,3 +40,14 @@ def memory_group(limit: int) -> Iterator[Path]:
 def put(process: int, group: Path) -> None:
     """Move a process into a group; those that it starts from now on are there, too."""
     (group / "cgroup.procs").write_text(str(process))
+
+
+def tree(root: Path, membership: str, **files: str) -> Path:
+    """A root whose control groups are these; ``__`` stands for ``/`` and ``_DOT_`` for ``.`` in their paths."""
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/cgroup").write_text(membership)
+    for name, content in files.items():
+        path = root / "sys/fs/cgroup" / name.replace("__", "/").replace("_DOT_", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    return root
