@@ -28,6 +28,7 @@ from flytekit.models.types import LiteralType
 from slipstream.errors import UserError
 from slipstream.settings import Settings
 from workflows.versions import version_by_structure
+from workflows.waiting import one_line_of_a_failure
 
 
 class SettingsParam(click.ParamType):
@@ -67,11 +68,12 @@ def click_type_of(literal_type: LiteralType, python_type: Any) -> click.ParamTyp
 
 
 def prepare_pyflyte() -> None:
-    """Let ``pyflyte`` read options by these types, explain a backend's errors and version what it registers by all
-    that is registered; calling it again changes nothing."""
+    """Let ``pyflyte`` read options by these types, explain a backend's errors and failed executions, and compute
+    versions of all that is registered; calling it again changes nothing."""
     click_types.literal_type_to_click_type = click_type_of
     explain_backend_errors()
     version_by_structure()
+    one_line_of_a_failure()
 
 
 #: The module of flytekit through which every call of the backend goes.

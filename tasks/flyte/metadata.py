@@ -16,6 +16,7 @@ from slipstream.profiles.placement import NVIDIA, Placement
 from slipstream.profiles.profile import RESOLVED, Profile, current_profile
 from slipstream.settings import to_dict
 from slipstream.stages import STAGES
+from tasks.flyte.last_line import cause_first
 from tasks.flyte.literal_types import describe_once
 
 #: Keyword arguments of flytekit's ``task``.
@@ -30,6 +31,7 @@ NO_TELEMETRY = {"ORT_DISABLE_TELEMETRY": "1"}
 WITH_DECK: Metadata = {"enable_deck": True, "deck_fields": ()}
 
 describe_once()
+cause_first()
 
 
 def on(stage: str, besides: tuple[str, ...] = (), *, cached: bool = True) -> Metadata:

@@ -17,9 +17,10 @@ from typing import Any
 
 import grpc
 import yaml
-from flyteidl.admin import execution_pb2, launch_plan_pb2, task_pb2, workflow_pb2
+from flyteidl.admin import execution_pb2, launch_plan_pb2, node_execution_pb2, task_pb2, workflow_pb2
 from flyteidl.admin.workflow_pb2 import WorkflowSpec
 from flyteidl.core import identifier_pb2, tasks_pb2
+from flyteidl.core.execution_pb2 import WorkflowExecution
 from flyteidl.service import (
     admin_pb2_grpc,
     auth_pb2,
@@ -83,6 +84,8 @@ class FlyteAdmin(
         self.launch_plans: dict[Key, launch_plan_pb2.LaunchPlanSpec] = {}
         self.active: set[Key] = set()
         self.executions: dict[str, execution_pb2.ExecutionCreateRequest] = {}
+        #: How every execution stands.
+        self.closure = execution_pb2.ExecutionClosure(phase=WorkflowExecution.RUNNING)
         self.calls: list[str] = []
         #: The platform's limit of CPUs for a task, if it has one.
         self.largest_cpu: int | None = None
@@ -191,7 +194,13 @@ class FlyteAdmin(
 
     def GetExecution(self, request: Any, context: grpc.ServicerContext) -> Any:
         spec = self.executions[request.id.name].spec
-        return execution_pb2.Execution(id=request.id, spec=spec)
+        return execution_pb2.Execution(id=request.id, spec=spec, closure=self.closure)
+
+    def GetExecutionData(self, request: Any, context: grpc.ServicerContext) -> Any:
+        return execution_pb2.WorkflowExecutionGetDataResponse()
+
+    def ListNodeExecutions(self, request: Any, context: grpc.ServicerContext) -> Any:
+        return node_execution_pb2.NodeExecutionList()
 
     # What a client asks for to log in
 
