@@ -34,6 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     "errors": {"one_line"},
     "logs": {"one_line"},
     "cron": set(),
+    "sessions": set(),
     "text_table": set(),
     "stages": set(),
     "settings": ERRORS,
