@@ -42,7 +42,7 @@ ALLOWED: dict[str, set[str]] = {
     "distributed": ERRORS,
     "machine": ERRORS,
     "profiles": BASE | {"stages", "text_table", "machine"},
-    "artifacts": BASE | {"stages", "storage"},
+    "artifacts": BASE | {"logs", "stages", "storage"},
     "models": BASE | {"artifacts"},
     "comparison": BASE | {"artifacts", "models"},
     "interconnect": BASE | {"logs", "artifacts", "storage", "machine"},

@@ -13,7 +13,7 @@ from slipstream.artifacts.homes import Holder
 from slipstream.artifacts.results.training import KIND
 from slipstream.logs import logger
 from slipstream.storage import STORES, MissingObject, download_all, storage_for
-from slipstream.train.checkpoint.home import CHECKPOINTS, CLAIMS, Finished, Home, Name, newest
+from slipstream.train.checkpoint.home import CHECKPOINTS, CLAIMS, Finished, Home, complete, newest
 from slipstream.train.checkpoint.lease import Lease, Sign, sign_of, wait_for_others
 from slipstream.train.config import lasting
 
@@ -42,9 +42,7 @@ class UnfinishedTraining:
         return False
 
     def progress(self, home: str) -> str:
-        keys = storage_for(home).list(CHECKPOINTS)
-        saves = (Name.parse(key.partition("/")[0]) for key in keys if key.endswith(f"/{MANIFEST}"))
-        return str(max((save.step for save in saves if save), default=""))
+        return str(max((save.step for save in complete(storage_for(home).list(CHECKPOINTS))), default=""))
 
     def deliver(self, home: str, holder: Holder, inputs: Inputs) -> Callable[[str], None]:
         checkpoint_home = Home(storage_for(home))
