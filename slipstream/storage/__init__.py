@@ -110,7 +110,7 @@ def open_reader(uri: str) -> BinaryIO:
     path = local_path(uri)
     try:
         return path.open("rb")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise MissingObject(f"{path}: no such file; check the path") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); check its permissions") from None
