@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 #: A longer message is quoting somebody's data; its beginning says where, its end what to do.
-MOST_CHARACTERS = 3000
+MOST_CHARACTERS = 1500
 
 
 def one_line(text: str) -> str:

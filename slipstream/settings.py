@@ -111,7 +111,7 @@ class Settings:
     def from_json(cls, text: str) -> Self:
         """Parse what the user wrote. Raises ``UserError`` with the path of the first setting that is wrong."""
         try:
-            with suppress(ValueError):  # which pydantic explains
+            with suppress(ValueError, RecursionError):  # which pydantic explains
                 json.loads(text, object_pairs_hook=each_once)
             return TypeAdapter(cls).validate_json(text)
         except TwiceError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypedDict, Unpack
 
@@ -20,7 +21,7 @@ from slipstream.train.checkpoint.unfinished import UnfinishedTraining
 from slipstream.train.config import TrainingConfig
 from tasks.flyte.artifact_types import MadeTrained, Prepared, Trained, fingerprint_of, uri_of
 from tasks.flyte.elastic import TaskInputs, Workspace, distributed
-from tasks.flyte.metadata import on
+from tasks.flyte.metadata import WITH_DECK, on
 from tasks.flyte.stage import local_path
 
 LOG = logger("train")
@@ -82,6 +83,7 @@ def run_in(
             delivered_by_agent=True,
             notices=workspace.notices,
             grace_s=current_profile().placement("train").grace_seconds - ENDING_S,
+            so_far=Path(workspace.so_far) if workspace.so_far else None,
             made_by={
                 "code": code_version("train"),
                 "prepared": fingerprint_of(prepared),
@@ -95,7 +97,20 @@ def run_in(
     return workspace.work(body)
 
 
-@task(task_config=distributed("train", fetch_prepared, check, unfinished=UnfinishedTraining()), **on("train"))
+def watch(workspace: Workspace, inputs: TaskInputs, running: bool) -> str:
+    """The deck of a training, in the pod of rank 0."""
+    from slipstream.report.pages.training_page import training_page
+    from slipstream.train.so_far import read
+
+    so_far = read(Path(workspace.so_far), workspace.home, inputs["training"].batch_size, running=running)
+    return training_page(so_far, datetime.now(UTC)) if so_far else ""
+
+
+@task(
+    task_config=distributed("train", fetch_prepared, check, unfinished=UnfinishedTraining(), watch=watch),
+    **WITH_DECK,
+    **on("train"),
+)
 def train(
     workspace: Workspace, prepared: Prepared, model: ModelConfig, training: TrainingConfig, code: str
 ) -> MadeTrained:
@@ -108,7 +123,11 @@ def fetch_data_and_models(directory: FlyteDirectory, placement: Placement, fresh
     return fetch_prepared(directory, placement, fresh) if fresh.suffix == ".prepared" else local_path(directory)
 
 
-@task(task_config=distributed("train", fetch_data_and_models, check, unfinished=UnfinishedTraining()), **on("train"))
+@task(
+    task_config=distributed("train", fetch_data_and_models, check, unfinished=UnfinishedTraining(), watch=watch),
+    **WITH_DECK,
+    **on("train"),
+)
 def fine_tune(
     workspace: Workspace,
     start: Trained,

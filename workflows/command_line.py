@@ -27,6 +27,8 @@ from flytekit.models.types import LiteralType
 
 from slipstream.errors import UserError
 from slipstream.settings import Settings
+from workflows.versions import version_by_structure
+from workflows.waiting import one_line_of_a_failure
 
 
 class SettingsParam(click.ParamType):
@@ -66,9 +68,12 @@ def click_type_of(literal_type: LiteralType, python_type: Any) -> click.ParamTyp
 
 
 def prepare_pyflyte() -> None:
-    """Let ``pyflyte`` read options by these types and explain a backend's errors; calling it again changes nothing."""
+    """Let ``pyflyte`` read options by these types, explain a backend's errors and failed executions, and compute
+    versions of all that is registered; calling it again changes nothing."""
     click_types.literal_type_to_click_type = click_type_of
     explain_backend_errors()
+    version_by_structure()
+    one_line_of_a_failure()
 
 
 #: The module of flytekit through which every call of the backend goes.
@@ -114,6 +119,12 @@ def said(code: grpc.StatusCode, details: str) -> str:
         return f"cannot be reached ({details}); check `admin.endpoint`, and remove `admin.insecure` if it speaks TLS"
     if code is grpc.StatusCode.UNAUTHENTICATED:
         return f"does not accept the login ({details}); {MEND_LOGIN}"
+    what, another, _ = details.partition(" with different structure already exists")
+    if another:  # after it comes all that differs, as JSON
+        return (
+            f"has another {what} under this version, of another profile, other schedules, another image or other code; "
+            "leave `--version` out, as it then follows from all of these, or give a new one"
+        )
     return f"refused: {details} ({code.name})"
 
 

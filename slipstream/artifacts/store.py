@@ -12,10 +12,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from slipstream.artifacts.format import Artifact, DamagedArtifact, canonical_json
 from slipstream.artifacts.workspaces import workspace
+from slipstream.logs import logger
+from slipstream.storage.locks import lock_of
 
 #: The store of a project on one machine.
 STORE = Path(".slipstream")
@@ -55,16 +57,21 @@ class Store:
     def turn(self, stage: str, key: str) -> Iterator[bool]:
         """Let one process at a time make an entry, because they would share its unfinished work.
 
-        Yields whether this process had to wait for another one, which may then have made the entry.
+        Yields whether this process had to wait for another one, which may then have made the entry. On a disk without
+        locks nobody waits: of two that make the same entry one is published.
         """
-        unfinished, lock = self.checkpoints(stage, key), FileLock(self.root / stage / f"{key}.lock")
+        unfinished, lock = self.checkpoints(stage, key), lock_of(self.root / stage / f"{key}.lock")
         unfinished.parent.mkdir(parents=True, exist_ok=True)
+        waited = False
         try:
             lock.acquire(blocking=False)
-            waited = False
         except Timeout:
+            logger(stage).info("another run makes this: waits for it")
             lock.acquire()
             waited = True
+        except OSError as error:
+            why = error.strerror
+            logger(stage).warning("%s: a disk without locks (%s): a second run would do the same", self.root, why)
         try:
             unfinished.mkdir(exist_ok=True)
             yield waited

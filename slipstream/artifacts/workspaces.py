@@ -19,9 +19,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from slipstream.errors import UserError
+from slipstream.storage.locks import lock_of
 
 #: What a workspace and its lock are called, behind a name that they share.
 WORK, LOCK = ".work", ".lock"
@@ -73,7 +74,7 @@ def owned(directory: Path) -> Iterator[None]:
 
 def sweep(parent: Path) -> None:
     """Remove the workspaces in ``parent`` whose owners are gone."""
-    for path in parent.glob(f".*{LOCK}"):
+    for path in parent.glob(f".{'[0-9a-f]' * 16}{LOCK}"):
         lock, directory = lock_of(path), path.with_suffix(WORK)
         with suppress(Timeout, OSError):
             lock.acquire(blocking=False)
@@ -88,11 +89,6 @@ def sweep(parent: Path) -> None:
 def is_forsaken(lock: Path) -> bool:
     """Whether a lock that is free here is free everywhere."""
     return lock.read_text(encoding="ascii") == running_system() or time.time() - lock.stat().st_mtime > FORSAKEN_S
-
-
-def lock_of(path: Path) -> FileLock:
-    # Without its substitute for a disk that has no locks, which goes by the numbers of processes.
-    return FileLock(path, fallback_to_soft=False)
 
 
 def running_system() -> str:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import functools
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from multiprocessing import forkserver
+from multiprocessing import forkserver, util
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import DupFd
 from typing import Any
@@ -31,6 +33,10 @@ READ_WHEN_LOADED = (
     *("ATEN_", "CUDA_", "GLOO_", "GOMP_", "HIP_", "KMP_", "LD_", "MALLOC_", "MKL_", "NCCL_", "NVIDIA_", "OMP_"),
     *("OPENBLAS_", "PYTHON", "PYTORCH_", "ROCR_", "TORCH_"),
 )
+
+#: Bytes of a temporary directory that leave room for the names in it: "/pymp-…/listener-…".
+LONGEST_TMPDIR = 107 - 32
+SYSTEMS_OWN = "/tmp"
 
 #: Of the server that :func:`start` started: what it read while it loaded.
 _started_with: dict[str, str] | None = None
@@ -53,6 +59,7 @@ def start(modules: Sequence[str]) -> None:
         os.close(server._forkserver_alive_fd)
         server._forkserver_address = server._forkserver_alive_fd = server._forkserver_pid = None
     CONTEXT.set_forkserver_preload([FIRST, *modules, LAST])
+    make_room_for_sockets()
     # A module of the user's working directory is none of these, whatever its name.
     safe = os.environ.get("PYTHONSAFEPATH")
     os.environ["PYTHONSAFEPATH"] = "1"
@@ -64,6 +71,17 @@ def start(modules: Sequence[str]) -> None:
         else:
             os.environ["PYTHONSAFEPATH"] = safe
     _started_with = counts
+
+
+def make_room_for_sockets() -> None:
+    """multiprocessing puts its sockets below the temporary directory, and a socket's path has at most 107 bytes. If
+    ``TMPDIR`` leaves no room for their names they lie in the system's own directory (as in Python 3.14, gh-132124)."""
+    if len(os.fsencode(tempfile.gettempdir())) <= LONGEST_TMPDIR:
+        return
+    config: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    if len(os.fsencode(config.get("tempdir") or "x" * 108)) > LONGEST_TMPDIR:
+        config["tempdir"] = tempfile.mkdtemp(prefix="pymp-", dir=SYSTEMS_OWN)
+        util.Finalize(None, shutil.rmtree, (config["tempdir"], True), exitpriority=-100)
 
 
 def read_when_loaded(environment: Mapping[str, str]) -> dict[str, str]:

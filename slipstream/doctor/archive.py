@@ -24,7 +24,7 @@ from google.protobuf.message import DecodeError
 from slipstream.errors import UserError
 from slipstream.machine.limits import parse_quantity
 from slipstream.profiles.placement import NVIDIA
-from slipstream.settings import Settings, settings, unknown
+from slipstream.settings import Settings, settings, unknown, whole
 
 KINDS = {"_1.pb": TaskSpec, "_2.pb": WorkflowSpec, "_3.pb": LaunchPlan}
 #: What a node may override of its task and is looked at here: properties of :class:`Use`.
@@ -252,16 +252,24 @@ def quantity(text: str) -> float | None:
 
 
 def read_limits(path: Path) -> Limits:
-    """The table ``[limits]`` of a TOML file. Raises ``UserError`` naming the file and the setting that is wrong."""
+    """The table ``[limits]`` of a TOML file, whose quantities may be numbers, as Kubernetes' may. Raises ``UserError``
+    naming the file and the setting that is wrong."""
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
         for name in data:
             if name != Limits.section:
                 raise UserError(unknown("", name, [Limits.section]))
-        return Limits.from_dict(data.get(Limits.section, {}))
+        return Limits.from_dict(with_quantities_as_text(data.get(Limits.section, {})))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; expected TOML with a table [limits]") from None
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: the limits cannot be read: {error}") from None
     except UserError as error:
         raise UserError(f"{path}: {error.message}") from None
+
+
+def with_quantities_as_text(table: object) -> object:
+    """``cpu = 2`` as ``cpu = "2"``, and 0.5 as ``"0.5"``."""
+    if not isinstance(table, dict):
+        return table
+    return {name: str(whole(value)) if type(value) in (int, float) else value for name, value in table.items()}

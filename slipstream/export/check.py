@@ -48,10 +48,10 @@ def digest_line(manifest: bytes) -> str:
 
 def check(directory: Path, key: Path | None = None) -> list[str]:
     """What was found to be right, a line each. Raises ``BadPackage``."""
-    manifest = read_manifest(directory)
+    read_manifest(directory)
     lines = [f"digest     {hashlib.sha256((directory / MANIFEST).read_bytes()).hexdigest()}"]
     lines += check_signature(directory, key)
-    lines.append(check_files(directory, manifest["files"]))
+    lines.append(check_files(directory))
     with malformed(directory / DEPLOYED):
         deployed = json.loads((directory / DEPLOYED).read_text(encoding="utf-8"))
         lines.append(check_opset(directory / deployed["model"], deployed["opset"]))
@@ -63,11 +63,13 @@ def check(directory: Path, key: Path | None = None) -> list[str]:
 
 @contextmanager
 def malformed(path: Path) -> Iterator[None]:
-    """Raise ``BadPackage`` for what is not of the form that an export writes. The manifest vouches for the bytes, which
-    another version may have written."""
+    """Raise ``BadPackage`` for what cannot be read, or is not of the form that an export writes. The manifest vouches
+    for the bytes, which another version may have written."""
     try:
         yield
-    except (ArithmeticError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError) as error:
+    except OSError as error:
+        raise BadPackage(f"{error.filename or path}: cannot be read ({error.strerror or error})") from None
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise BadPackage(f"{path}: not what an export of this version writes ({error!r:.200})") from None
 
 
@@ -75,14 +77,16 @@ def malformed(path: Path) -> Iterator[None]:
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
+    """The manifest, which is the one that its digest is of. Raises ``BadPackage``."""
     path = directory / MANIFEST
-    if not path.is_file():
-        raise BadPackage(f"{directory}: no exported model; expected a directory with a {MANIFEST}")
-    raw, digest = path.read_bytes(), directory / DIGEST
-    if not digest.is_file():
-        raise BadPackage(f"{digest}: missing; without it a changed {MANIFEST} is not found. Export the model again")
-    if digest.read_bytes() != digest_line(raw).encode():
-        raise BadPackage(f"{path}: its SHA-256 is not the one in {DIGEST}: one of the two was changed")
+    with malformed(path):
+        if not path.is_file():
+            raise BadPackage(f"{directory}: no exported model; expected a directory with a {MANIFEST}")
+        raw, digest = path.read_bytes(), directory / DIGEST
+        if not digest.is_file():
+            raise BadPackage(f"{digest}: missing; without it a changed {MANIFEST} is not found. Export the model again")
+        if digest.read_bytes() != digest_line(raw).encode():
+            raise BadPackage(f"{path}: its SHA-256 is not the one in {DIGEST}: one of the two was changed")
     try:
         manifest = json.loads(raw)
         if (manifest["kind"], manifest["format"]) != ("export", 1) or not isinstance(manifest["files"], dict):
@@ -104,13 +108,18 @@ def files_below(directory: Path) -> set[str]:
     return {path.relative_to(directory).as_posix() for path in paths if not path.is_dir()}
 
 
-def check_files(directory: Path, records: Mapping[str, Mapping[str, object]]) -> str:
-    """Compare the files with their ``records`` in the manifest."""
+def check_files(directory: Path) -> str:
+    """Compare the files with their records in the manifest. Raises ``BadPackage``."""
+    records = read_manifest(directory)["files"]
     with malformed(directory / MANIFEST):
-        return compare_files(directory, records)
+        compare_files(directory, records)
+    if DEPLOYED in records:
+        with malformed(directory / DEPLOYED):
+            check_deployed(directory, records)
+    return f"files      {len(records)}, each with its SHA-256"
 
 
-def compare_files(directory: Path, records: Mapping[str, Mapping[str, object]]) -> str:
+def compare_files(directory: Path, records: Mapping[str, Mapping[str, object]]) -> None:
     there = files_below(directory)
     for name, record in records.items():
         # Only names that were found here: a manifest may also list ../../etc/passwd.
@@ -124,14 +133,14 @@ def compare_files(directory: Path, records: Mapping[str, Mapping[str, object]]) 
                 raise BadPackage(f"{path}: its SHA-256 is not the manifest's: it was changed")
     if extra := sorted(there - {*records, MANIFEST, DIGEST, SIGNATURE}):
         raise BadPackage(f"{directory / extra[0]}: not part of the exported model; remove it")
-    if DEPLOYED in records:
-        deployed = json.loads((directory / DEPLOYED).read_text(encoding="utf-8"))
-        for one in filter(None, (deployed, deployed["raw"])):
-            if one["model"] not in records:
-                raise BadPackage(
-                    f"{directory / DEPLOYED}: names the model {one['model']!r}, which is not in the manifest"
-                )
-    return f"files      {len(records)}, each with its SHA-256"
+
+
+def check_deployed(directory: Path, records: Mapping[str, object]) -> None:
+    """Raise ``BadPackage`` if ``signature.json`` names a model that the manifest does not list."""
+    deployed = json.loads((directory / DEPLOYED).read_text(encoding="utf-8"))
+    for one in filter(None, (deployed, deployed["raw"])):
+        if one["model"] not in records:
+            raise BadPackage(f"{directory / DEPLOYED}: names the model {one['model']!r}, which is not in the manifest")
 
 
 def check_signature(directory: Path, key: Path | None) -> list[str]:
@@ -283,13 +292,15 @@ def run(path: Path, session: InferenceSession, feed: dict[str, np.ndarray], outp
     try:
         return session.run([output or session.get_outputs()[0].name], feed)[0]
     except Exception as error:
-        raise BadPackage(f"{path}: does not run on the sample rows: {str(error).splitlines()[0]}") from None
+        raise BadPackage(f"{path}: does not run on the sample rows: {error!s:.300}") from None
 
 
 def main(argv: Sequence[str]) -> int:
     """The command; returns its exit code."""
-    parser = argparse.ArgumentParser(prog="slipstream check", description=check.__doc__)
-    parser.description = "Check an exported model: digest, signature, opset, and its outputs on the sample rows."
+    parser = argparse.ArgumentParser(
+        prog="slipstream check",
+        description="Check an exported model: digest, signature, opset, and its outputs on the sample rows.",
+    )
     parser.add_argument("directory", type=Path, help="what was exported: runs/…/model, or a version of a registry")
     parser.add_argument("--key", type=Path, help="the signer's Ed25519 public key (PEM)")
     arguments = parser.parse_args(argv)

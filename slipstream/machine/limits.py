@@ -51,6 +51,19 @@ def memory_limit(root: Path = Path("/")) -> float | None:
     return min((float(value) for value in values if value.isdigit() and int(value) < UNLIMITED_BYTES), default=None)
 
 
+def memory_used(root: Path = Path("/")) -> int:
+    """Bytes that this process's control group has taken, without what the kernel would give back (file pages)."""
+    for group in groups(root, "memory"):
+        for name, pages in (("memory.current", "inactive_file"), ("memory.usage_in_bytes", "total_inactive_file")):
+            used = read(group / name)
+            if used.isdigit():
+                cached = dict(
+                    line.split() for line in read(group / "memory.stat").splitlines() if len(line.split()) == 2
+                )
+                return max(0, int(used) - int(cached.get(pages, 0)))
+    return 0
+
+
 def groups(root: Path, controller: str) -> Iterator[Path]:
     """The directories of this process's group and of those above it that are there, in both versions' hierarchies."""
     mounted = root / "sys/fs/cgroup"

@@ -31,7 +31,7 @@ from slipstream.artifacts.format import canonical_json
 from slipstream.artifacts.typed_values import decode, encode
 from slipstream.errors import UserError
 from slipstream.prepare.pool import WorkerLost, Workers
-from slipstream.storage.local import out_of_space, sync_directory
+from slipstream.storage.local import out_of_space, sync
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -88,7 +88,7 @@ class ResumableScratch:
                 shutil.rmtree(path)
             else:
                 path.unlink()
-        sync_directory(self.root)  # a crash must not bring records back below the new binding
+        sync(self.root)  # a crash must not bring records back below the new binding
         partial = binding.with_suffix(PARTIAL)
         partial.write_bytes(content)
         partial.replace(binding)

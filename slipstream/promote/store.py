@@ -11,7 +11,7 @@ import re
 import shutil
 import tempfile
 import uuid
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -21,11 +21,12 @@ import click
 
 from slipstream.artifacts.format import MANIFEST, DamagedArtifact
 from slipstream.artifacts.records import from_json, to_json
-from slipstream.artifacts.workspaces import put_in_place
+from slipstream.artifacts.workspaces import put_in_place, workspace
 from slipstream.errors import UserError
-from slipstream.export.check import SIGNATURE, BadPackage, check_files, read_manifest
+from slipstream.export.check import SIGNATURE, BadPackage, check_files
 from slipstream.export.package.sign import sign
 from slipstream.storage import AlreadyThere, Storage, cannot_write, path_below, storage_for
+from slipstream.storage.local import LocalStorage
 
 VERSIONS, PROMOTED = "versions", "promoted"
 POINTER = re.compile(rf"{PROMOTED}/(\d{{8,}})\.json")
@@ -33,7 +34,8 @@ POINTER = re.compile(rf"{PROMOTED}/(\d{{8,}})\.json")
 
 @dataclass(frozen=True)
 class Pointer:
-    """A promotion: its number from 1 on, the version, the SHA-256 of its manifest, why and when, and by which run."""
+    """A promotion: its number from 1 on, the version, the SHA-256 of its manifest, why and when. ``run`` makes the
+    bytes of each run's its own, so that a store can tell whose it took."""
 
     number: int
     version: str
@@ -84,13 +86,14 @@ class Registry:
         """A copy of a promoted model in the fresh ``directory``, every byte verified."""
         self.copy(pointer.version, directory)
         try:
-            check_files(directory, read_manifest(directory)["files"])
+            check_files(directory)
         except BadPackage as error:
-            raise UserError(f"the promoted model, version {pointer.version}, is damaged: {error}; restore it") from None
+            reason = str(error).replace(f"{directory}/", "").replace(f"{directory}: ", "")
+            where = f"{self.uri}/{VERSIONS}/{pointer.version}"
+            raise UserError(f"{where}: the promoted model is damaged: {reason}; restore it") from None
         if manifest_digest(directory) != pointer.manifest:
-            raise UserError(
-                f"the promoted model, version {pointer.version}, is not the one that was promoted; restore it"
-            )
+            where = f"{self.uri}/{VERSIONS}/{pointer.version}"
+            raise UserError(f"{where}: the promoted model is not the one that was promoted; restore it")
         return directory
 
     def copy(self, version: str, directory: Path) -> None:
@@ -103,11 +106,11 @@ class Registry:
                 shutil.copyfile(storage.get(key, Path(scratch)), target)
 
     def add(self, package: Path, key: Path | None = None) -> str:
-        """Store a package, signed with the private ``key`` if there is one, and return its version. One that lies there
-        whole is left as it is, but for the signature."""
+        """Store a package, signed with the private ``key`` if there is one, and return its version. Of one that lies
+        there each file is replaced, by the same bytes if it is whole."""
         version = version_of(package)
         storage, prefix = self.storage, f"{VERSIONS}/{version}/"
-        with tempfile.TemporaryDirectory(dir=storage.scratch()) as scratch:
+        with scratch_of(storage) as scratch:
             copy = Path(scratch, version)
             try:
                 shutil.copytree(package, copy)
@@ -116,26 +119,11 @@ class Registry:
             if key:
                 sign(copy, key)
             files = {path.relative_to(copy).as_posix() for path in copy.rglob("*") if path.is_file()}
-            if self.holds(version):
-                files &= {SIGNATURE} if key else set()
-            else:
-                strays = {stored for stored in storage.list(prefix) if stored.removeprefix(prefix) not in files}
-                storage.delete(sorted(strays - {f"{prefix}{SIGNATURE}"}))
+            strays = {stored for stored in storage.list(prefix) if stored.removeprefix(prefix) not in files}
+            storage.delete(sorted(strays - {f"{prefix}{SIGNATURE}"}))
             for name in sorted(files, key=lambda name: (name == MANIFEST, name)):
                 storage.put(f"{prefix}{name}", copy / name)
         return version
-
-    def holds(self, version: str) -> bool:
-        """Whether a version lies there whole, every byte verified."""
-        with tempfile.TemporaryDirectory() as scratch:
-            directory = Path(scratch, version)
-            directory.mkdir()
-            self.copy(version, directory)
-            try:
-                check_files(directory, read_manifest(directory)["files"])
-            except BadPackage:
-                return False
-            return version_at(directory) == version
 
     def point(self, number: int, version: str, manifest: str, why: str) -> Pointer | None:
         """Promote ``version`` as the promotion ``number``; None if another run has taken that number."""
@@ -147,6 +135,14 @@ class Registry:
         return pointer
 
 
+def scratch_of(storage: Storage) -> AbstractContextManager[Path | str]:
+    """A directory for a copy. Beside a registry on a disk a later run removes it if this process is killed; for a store
+    it is the system's temporary one."""
+    if isinstance(storage, LocalStorage):
+        return workspace(storage.scratch())
+    return tempfile.TemporaryDirectory(dir=storage.scratch())
+
+
 def manifest_digest(package: Path) -> str:
     return sha256((package / MANIFEST).read_bytes()).hexdigest()
 
@@ -154,13 +150,9 @@ def manifest_digest(package: Path) -> str:
 def version_of(package: Path) -> str:
     """The version of a package is the digest over its files. Raises ``UserError`` if it is not whole."""
     try:
-        check_files(package, read_manifest(package)["files"])
+        check_files(package)
     except BadPackage as error:
         raise UserError(str(error)) from None
-    return version_at(package)
-
-
-def version_at(package: Path) -> str:
     return manifest_digest(package)[:16]
 
 
@@ -185,7 +177,10 @@ def main(registry: str, fetch: Path | None) -> None:
     if fetch:
         if fetch.exists():
             raise UserError(f"--fetch: {fetch} is there already; expected a directory that is not")
-        fetch.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=fetch.parent, prefix=".fetch-") as scratch:
-            put_in_place(models.fetch(history[-1], Path(scratch, "model")), fetch)
+        try:
+            fetch.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=fetch.parent, prefix=".fetch-") as scratch:
+                put_in_place(models.fetch(history[-1], Path(scratch, "model")), fetch)
+        except OSError as error:
+            raise cannot_write(fetch.parent, error) from None
         click.echo(f"in service: {fetch}")

@@ -16,6 +16,7 @@ from slipstream.storage.base import (
     AlreadyThere,
     MissingObject,
     ObjectInfo,
+    Replaced,
     RequestStore,
     Storage,
     StorageUnavailable,
@@ -23,7 +24,7 @@ from slipstream.storage.base import (
     fetch_listed,
     ranged_reader,
 )
-from slipstream.storage.local import LocalStorage, cannot_write, free_bytes, local_info, local_path, out_of_space
+from slipstream.storage.local import LocalStorage, cannot_write, free_bytes, list_files, local_path, out_of_space
 from slipstream.storage.names import check_name, path_below
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "AlreadyThere",
     "MissingObject",
     "ObjectInfo",
+    "Replaced",
     "Storage",
     "StorageUnavailable",
     "cannot_write",
@@ -78,9 +80,7 @@ def list_objects(uri: str) -> list[ObjectInfo]:
     """
     if uri.startswith(STORES):
         return sorted(at_or_below(uri, store_of(uri).listed(uri)), key=lambda info: info.uri)
-    path = local_path(uri)
-    paths = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
-    return sorted((local_info(file) for file in paths), key=lambda info: info.uri)
+    return list_files(local_path(uri))
 
 
 def list_names(uri: str) -> dict[str, ObjectInfo]:
@@ -110,7 +110,7 @@ def open_reader(uri: str) -> BinaryIO:
     path = local_path(uri)
     try:
         return path.open("rb")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise MissingObject(f"{path}: no such file; check the path") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); check its permissions") from None

@@ -151,10 +151,10 @@ class AzureContainer:
         code = str(getattr(answered, "value", answered))
         if isinstance(error, TRANSIENT_ERRORS):
             return StorageUnavailable(
-                f"{uri}: the store did not answer in {retry.ATTEMPTS} attempts ({one_line(error)})"
+                f"{uri}: the store did not answer in {retry.ATTEMPTS} attempts ({first_line(error)})"
             )
         if isinstance(error, errors.AzureError) and "MD5 mismatch" in str(error):
-            return StorageUnavailable(f"{uri}: other bytes arrived than the store holds ({one_line(error)})")
+            return StorageUnavailable(f"{uri}: other bytes arrived than the store holds ({first_line(error)})")
         if code in TRANSIENT_CODES or status in TRANSIENT_STATUS:
             return StorageUnavailable(f"{uri}: the store kept answering {status} {code} in {retry.ATTEMPTS} attempts")
         if code in ("BlobAlreadyExists", "ConditionNotMet", "412"):
@@ -174,7 +174,7 @@ class AzureContainer:
             )
         if isinstance(error, errors.ClientAuthenticationError | ValueError):
             return UserError(
-                f"{uri}: no usable account or credentials ({one_line(error)}); set AZURE_STORAGE_ACCOUNT_NAME, and "
+                f"{uri}: no usable account or credentials ({first_line(error)}); set AZURE_STORAGE_ACCOUNT_NAME, and "
                 f"AZURE_STORAGE_ACCOUNT_KEY or an identity of the pod's service account"
             )
         if isinstance(error, errors.HttpResponseError):
@@ -182,5 +182,5 @@ class AzureContainer:
         return error
 
 
-def one_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     return str(error).partition("\n")[0]

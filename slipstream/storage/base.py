@@ -53,6 +53,10 @@ class MissingObject(UserError):
     """There is no file under this key."""
 
 
+class Replaced(UserError):
+    """The object was written anew while it was read."""
+
+
 class AlreadyThere(Exception):
     """The key exists already, because another writer was first."""
 
@@ -180,11 +184,11 @@ def ranged_reader(source: ObjectInfo, fetch: Fetch) -> BinaryIO:
 
 
 def fetch_listed(source: ObjectInfo, fetch: Fetch, start: int, end: int) -> bytes:
-    """The bytes from ``start`` to ``end`` of a listed object. Raises ``UserError`` if it was replaced since."""
+    """The bytes from ``start`` to ``end`` of a listed object. Raises :class:`Replaced` if it was since."""
     try:
         return fetch(source, start, end)
     except AlreadyThere:
-        raise UserError(f"{source.uri}: was replaced while it was read; start again") from None
+        raise Replaced(f"{source.uri}: was replaced while it was read; start again") from None
 
 
 class RangedFile(io.RawIOBase):

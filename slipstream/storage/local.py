@@ -10,10 +10,9 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from filelock import FileLock
-
 from slipstream.errors import UserError
 from slipstream.storage.base import AlreadyThere, MissingObject, ObjectInfo, not_deleted
+from slipstream.storage.locks import lock_of
 from slipstream.storage.names import check_keys, check_prefix, path_below
 
 SCRATCH = ".scratch"
@@ -37,6 +36,21 @@ def local_info(path: Path) -> ObjectInfo:
     return ObjectInfo(str(path), status.st_size, f"{status.st_mtime_ns:x}-{status.st_size:x}", status.st_mtime)
 
 
+def list_files(path: Path) -> list[ObjectInfo]:
+    """The file, or all files below the directory, sorted by path. Left out are those that are still written, and those
+    that others delete meanwhile."""
+    if path.is_file():
+        return [local_info(path)]
+    found = []
+    for parent, directories, files in os.walk(path, onerror=raise_unless_absent):
+        if SCRATCH in directories:
+            directories.remove(SCRATCH)
+        for file in files:
+            with contextlib.suppress(FileNotFoundError):
+                found.append(local_info(Path(parent, file)))
+    return sorted(found, key=lambda info: info.uri)
+
+
 class LocalStorage:
     """Files below a directory that all ranks can access; each appears complete and synced, by a rename."""
 
@@ -55,7 +69,7 @@ class LocalStorage:
 
     def put(self, key: str, source: Path | bytes) -> None:
         target = path_below(self.directory, key)
-        with self._written(source) if isinstance(source, bytes) else contextlib.nullcontext(source) as file:
+        with self._written(source) if isinstance(source, bytes) else self._synced(source) as file:
             self._place(file, target, Path.replace)
 
     def create(self, key: str, data: bytes) -> None:
@@ -79,11 +93,19 @@ class LocalStorage:
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
 
+    @contextlib.contextmanager
+    def _synced(self, path: Path) -> Iterator[Path]:
+        try:
+            sync(path)
+        except OSError as error:
+            raise cannot_write(self.directory, error) from None
+        yield path
+
     def _place(self, file: Path, target: Path, move: Callable[[Path, Path], object]) -> None:
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             move(file, target)
-            sync_directory(target.parent)
+            sync(target.parent)
         except OSError as error:
             raise cannot_write(self.directory, error) from None
 
@@ -107,9 +129,9 @@ class LocalStorage:
     def _alone(self) -> Iterator[None]:
         """Let one writer at a time create a file, on a disk without hard links."""
         try:
-            lock = FileLock(self.scratch() / "create.lock")
+            lock = lock_of(self.scratch() / "create.lock")
             lock.acquire()
-        except (OSError, NotImplementedError):
+        except OSError:
             raise UserError(
                 f"{self.directory}: this disk has neither hard links nor locks, so of two runs both could take the "
                 "same place; choose a directory on another disk, or a store"
@@ -128,7 +150,8 @@ class LocalStorage:
     def list(self, prefix: str = "") -> list[str]:
         # Only the prefix's directory is walked. Files that others delete meanwhile are left out.
         keys = []
-        for parent, directories, files in os.walk(self.directory / check_prefix(prefix, self.base).rpartition("/")[0]):
+        top = self.directory / check_prefix(prefix, self.base).rpartition("/")[0]
+        for parent, directories, files in os.walk(top, onerror=raise_unless_absent):
             if SCRATCH in directories:
                 directories.remove(SCRATCH)
             where = Path(parent).relative_to(self.directory)
@@ -171,9 +194,15 @@ def cannot_write(directory: Path, error: Exception) -> UserError:
     return UserError(f"{directory}: cannot be written ({why}); check the path and its permissions")
 
 
-def sync_directory(directory: Path) -> None:
-    """Make the entries of a directory survive a power failure, as fsync does for a file's bytes."""
-    descriptor = os.open(directory, os.O_RDONLY)
+def raise_unless_absent(error: OSError) -> None:
+    """What cannot be listed is not empty. Raises ``UserError``, unless nothing is there."""
+    if error.errno not in (errno.ENOENT, errno.ENOTDIR):
+        raise UserError(f"{error.filename}: cannot be listed ({error.strerror}); check the disk and its permissions")
+
+
+def sync(path: Path) -> None:
+    """Make the bytes of a file, or the entries of a directory, survive a power failure."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -145,7 +145,7 @@ class ObjectStorage:
 
                 def transfer(start: int) -> None:
                     end = min(start + PART_BYTES, current.size)
-                    os.pwrite(file.fileno(), fetch_listed(source, fetch, start, end), start)
+                    write_at(file.fileno(), fetch_listed(source, fetch, start, end), start)
 
                 list(pool.map(transfer, range(0, current.size, PART_BYTES)))
             if self._bucket.checksum(unfinished) != current.checksum:
@@ -177,3 +177,10 @@ class ObjectStorage:
 
 
 storage_at = ObjectStorage
+
+
+def write_at(descriptor: int, data: bytes, offset: int) -> None:
+    """All of ``data``: a disk that fills up takes a part first, and raises ``OSError`` for the rest."""
+    while data:
+        written = os.pwrite(descriptor, data, offset)
+        data, offset = data[written:], offset + written

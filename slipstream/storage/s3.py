@@ -225,6 +225,7 @@ def fetch(source: ObjectInfo, start: int, end: int) -> bytes:
 def copy_object(source: str, target: str, size: int, sha256: str) -> None:
     """:func:`slipstream.storage.copy_within_s3`. Raises ``UserError``, ``StorageUnavailable``."""
     (bucket, key), (target_bucket, target_key) = split_uri(source), split_uri(target)
+    stat(source)  # S3 says of a source that is missing what it says of a target
     origin, told = {"Bucket": bucket, "Key": key}, ""
     with explained(target):
         if size <= COPY_BYTES:

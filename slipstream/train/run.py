@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -42,6 +43,7 @@ from slipstream.train.loop.state import TrainingState
 from slipstream.train.loop.train_loop import TrainLoop
 from slipstream.train.profiler import StepProfiler
 from slipstream.train.setup import Setup, TrainingRequest, describe_changes
+from slipstream.train.so_far import written
 from slipstream.train.throughput import throughput
 
 LOG = logger("train")
@@ -94,7 +96,7 @@ def run(request: TrainingRequest) -> None:
                 checkpoints.home, checkpoints.attempt, group.world, writes=group.rank == 0, started=started
             )
             guard = Guard(checkpoints, interval, watcher, recorder, clock, training.unsaved_limit)
-            record = train(setup, state, guard, checkpoints)
+            record = train(setup, state, guard, checkpoints, request.so_far if group.rank == 0 else None)
             best, last = (setup.parallel.whole(weights) for weights in (state.best_weights, state.weights()))
             if group.rank == 0:
                 write_trained(request.directory, setup.architecture, best, last, request.made_by, record)
@@ -105,8 +107,11 @@ def run(request: TrainingRequest) -> None:
             dist.barrier()
 
 
-def train(setup: Setup, state: TrainingState, guard: Guard, checkpoints: Checkpoints) -> dict[str, bytes]:
-    """Train from the newest checkpoint on, if there is one, to the end. Returns the files about it, by name."""
+def train(
+    setup: Setup, state: TrainingState, guard: Guard, checkpoints: Checkpoints, so_far: Path | None = None
+) -> dict[str, bytes]:
+    """Train from the newest checkpoint on, if there is one, to the end, writing to ``so_far`` how it goes. Returns the
+    files about it, by name."""
     training, group, recorder = setup.training, setup.group, guard.recorder
     with recorder.time(RESTORE):
         restored = checkpoints.restore(into=state.to_save())
@@ -128,8 +133,10 @@ def train(setup: Setup, state: TrainingState, guard: Guard, checkpoints: Checkpo
     profiler = StepProfiler(steps, group.device) if steps else None
     guard.begin(first_step)
     try:
-        TrainLoop(state, setup.data, training, group, setup.precision, guard, profiler).run(restore)
-        checkpoints.finish()
+        loop = TrainLoop(state, setup.data, training, group, setup.precision, guard, profiler)
+        with written(so_far, loop.so_far):
+            loop.run(restore)
+            checkpoints.finish()
     except Preempted:
         raise
     except Exception as error:

@@ -76,6 +76,8 @@ class TrainingRequest:
     teaching: TeachingConfig = field(default_factory=TeachingConfig)
     #: The factory of the user's configuration, the only one from outside this project that these two may be made by.
     factory: str = ""
+    #: Where rank 0 writes how training goes, as it goes; nowhere if nobody watches.
+    so_far: Path | None = None
 
 
 @dataclass(frozen=True)

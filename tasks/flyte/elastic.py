@@ -16,8 +16,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -55,6 +56,8 @@ from tasks.flyte.failures import (
 )
 from tasks.flyte.forked_workers import LOOK, forked_workers, start_server
 from tasks.flyte.homes import home_of, this_attempt
+from tasks.flyte.live_deck import live_deck
+from tasks.flyte.memory_notes import noted_memory
 from tasks.flyte.stage import local_path, map_errors, run_stage, runs_locally
 
 LOG = logger("flyte")
@@ -83,6 +86,8 @@ class Workspace:
     holder: Holder
     #: How many processes to start, where the agent runs the task's function itself; 0 in a worker.
     processes: int = 0
+    #: The file in which rank 0 tells the agent how its work goes; "" if nobody watches.
+    so_far: str = ""
 
     def work(self, body: Callable[[], bool | None]) -> Any:
         """Run a worker's body and report how it ended. Returns what the agent goes on with, whatever the task returns:
@@ -130,6 +135,11 @@ def as_made(made: Made) -> Made:
     return made
 
 
+#: Makes the page of a deck of how the work in a workspace goes, of the task's inputs and whether it is still going on;
+#: empty if there is nothing to show.
+Watch = Callable[[Workspace, TaskInputs, bool], str]
+
+
 class Unfinished(Protocol):
     """What a stage keeps for the attempts and executions after this one. Called in the agent."""
 
@@ -142,6 +152,9 @@ class Unfinished(Protocol):
     def take(self, home: str, holder: Holder, inputs: TaskInputs, directory: Path) -> bool:
         """Wait until nobody else is at the same work. Returns whether it is finished, and its result in
         ``directory``."""
+
+    def progress(self, home: str) -> str:
+        """What a later attempt would resume from; "" if it begins anew."""
 
     def deliver(self, home: str, holder: Holder, inputs: TaskInputs) -> Callable[[str], None]:
         """The workers are done: hold the home until what is returned is called with the address of the result, where
@@ -159,6 +172,7 @@ class Distributed(Elastic):
     returns: Callable[[Made], object] = as_made
     unfinished: Unfinished | None = None
     starts_processes: bool = False
+    watch: Watch | None = None
 
 
 def distributed(
@@ -169,11 +183,12 @@ def distributed(
     unfinished: Unfinished | None = None,
     *,
     starts_processes: bool = False,
+    watch: Watch | None = None,
 ) -> Distributed:
     """The process group of a stage, as the current profile places it; ``fetch`` is how its inputs come to a pod,
     ``check`` sees them there before any process starts, ``returns`` makes the task's output of what the stage made, and
     ``unfinished`` says what is kept until it is made. With ``starts_processes`` the workers only start others and wait
-    for them; on one machine the agent does so itself."""
+    for them; on one machine the agent does so itself. ``watch`` makes a deck that pods publish while they work."""
     profile = current_profile()
     placement = profile.placement(stage)
     return Distributed(
@@ -184,6 +199,7 @@ def distributed(
         returns=returns,
         unfinished=unfinished,
         starts_processes=starts_processes,
+        watch=watch,
         # The plugin makes a PyTorchJob of the text "2" and a plain pod of the number 1.
         nnodes=1 if placement.nodes == 1 else str(placement.nodes),
         nproc_per_node=placement.processes,
@@ -260,16 +276,29 @@ class DistributedTask(PytorchElasticFunctionTask):
             home, holder, reused = self._take(here, placement, directory)
             if not reused:
                 started_by_agent = placement.processes if agent_starts else 0
+                so_far = f"{directory.absolute()}.so_far.json" if config.watch and not local else ""
                 workspace = Workspace(
-                    config.stage, str(directory.absolute()), placement.notices, home, holder, started_by_agent
+                    config.stage, str(directory.absolute()), placement.notices, home, holder, started_by_agent, so_far
                 )
-                reused = self._run_group(workspace, placement.processes, here, local=local)
+                noted = nullcontext() if local else noted_memory(config.stage, lambda: self._progress(home))
+                with noted, self._watched(workspace, here):
+                    reused = self._run_group(workspace, placement.processes, here, local=local)
                 self._hold(home, holder, here)
             Artifact.open(directory, config.stage)
             return reused
 
         made = run_stage(config.stage, {**inputs, "world": [placement.nodes, placement.processes]}, make)
         return config.returns(made)
+
+    def _progress(self, home: str) -> str:
+        unfinished = self.task_config.unfinished
+        return unfinished.progress(home) if unfinished else ""
+
+    def _watched(self, workspace: Workspace, inputs: TaskInputs) -> AbstractContextManager[None]:
+        watch = self.task_config.watch
+        if watch is None or not workspace.so_far:
+            return nullcontext()
+        return live_deck(workspace.stage.capitalize(), partial(watch, workspace, inputs))
 
     def _hold(self, home: str, holder: Holder, inputs: TaskInputs) -> None:
         """Hold the home until the result of the workers, which are done, is where Flyte finds it."""

@@ -16,7 +16,9 @@ from slipstream.profiles.placement import NVIDIA, Placement
 from slipstream.profiles.profile import RESOLVED, Profile, current_profile
 from slipstream.settings import to_dict
 from slipstream.stages import STAGES
+from tasks.flyte.last_line import cause_first
 from tasks.flyte.literal_types import describe_once
+from tasks.flyte.out_of_memory import STAGE
 
 #: Keyword arguments of flytekit's ``task``.
 Metadata: TypeAlias = dict[str, Any]
@@ -25,11 +27,15 @@ Metadata: TypeAlias = dict[str, Any]
 FLYTEKIT = {"FLYTE_PERSISTENCE_ATTACH_EXECUTION_METADATA": "false"}
 #: As ``slipstream/__init__.py`` sets it, for what imports ONNX Runtime before any of our code.
 NO_TELEMETRY = {"ORT_DISABLE_TELEMETRY": "1"}
+#: Charts name no font: the browser has them. Otherwise Matplotlib asks fontconfig for the system's, which complains in
+#: images that have none. Only in pods: what Matplotlib finds it keeps for all programs of a home directory.
+NO_SYSTEM_FONTS = {"MPL_IGNORE_SYSTEM_FONTS": "1"}
 #: For a task with a deck of its own, and none of flytekit's: for the list of dependencies it runs pip in the pod, which
 #: takes seconds and asks the network whether there is a newer pip.
 WITH_DECK: Metadata = {"enable_deck": True, "deck_fields": ()}
 
 describe_once()
+cause_first()
 
 
 def on(stage: str, besides: tuple[str, ...] = (), *, in_its_pod: tuple[str, ...] = (), cached: bool = True) -> Metadata:
@@ -41,7 +47,7 @@ def on(stage: str, besides: tuple[str, ...] = (), *, in_its_pod: tuple[str, ...]
         "interruptible": placement.interruptible,
         "retries": placement.retries,
         "timeout": timedelta(minutes=placement.timeout_minutes),
-        "environment": environment(profile, placement),
+        "environment": {STAGE: stage, **environment(profile, placement)},
         **pod_of(placement),
     }
     if cached and STAGES[stage].engines and not STAGES[stage].finds_earlier:
@@ -68,7 +74,7 @@ def environment(profile: Profile, placement: Placement) -> dict[str, str]:
     # For torch, PyArrow, scikit-learn and BLAS alike: left to themselves they start a thread per core of the node.
     threads = {"OMP_NUM_THREADS": str(placement.threads)} if placement.threads else {}
     travelling = {CPU: placement.cpu, MEMORY: placement.memory, RESOLVED: profile.to_json()}
-    return {**FLYTEKIT, **NO_TELEMETRY, **threads, **placement.environment, **travelling}
+    return {**FLYTEKIT, **NO_TELEMETRY, **NO_SYSTEM_FONTS, **threads, **placement.environment, **travelling}
 
 
 def pod_of(placement: Placement) -> Metadata:

@@ -9,7 +9,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -26,7 +26,9 @@ from slipstream.settings import Settings, to_dict
 from slipstream.stages import STAGES, StageRun
 from slipstream.storage import STORES, StorageUnavailable, cannot_write, download_all, free_bytes, out_of_space
 from tasks.flyte.artifact_types import Made, fingerprint_of, uri_of
+from tasks.flyte.memory_notes import noted_memory
 from tasks.flyte.metadata import cache_version
+from tasks.flyte.out_of_memory import named_out_of_memory
 
 Work = TypeVar("Work", bound=Callable[..., Any])
 
@@ -46,10 +48,12 @@ def mapped_errors() -> Iterator[None]:
     """Turn errors of the environment into what Flyte or the user can act on.
 
     A store that stayed away is recoverable in a pod, where Flyte tries again; on one machine nobody does, so the user
-    is told. A full disk is the user's to mend everywhere. Raises ``FlyteRecoverableException`` and ``UserError``.
+    is told. A full disk is the user's to mend everywhere, and so is too little memory, if a child process was killed
+    for it. Raises ``FlyteRecoverableException`` and ``UserError``.
     """
     try:
-        yield
+        with named_out_of_memory():
+            yield
     except StorageUnavailable as error:
         if runs_locally():
             raise UserError(f"{error}; nothing is lost, start again when it does") from None
@@ -137,7 +141,9 @@ def run_stage(stage: str, inputs: Mapping[str, object], make: Callable[[Path, st
     started = time.perf_counter()
     if not runs_locally():
         directory = Path(current_context().working_directory) / stage
-        make(directory, key)
+        # Of a process group the agent takes note, which knows what its workers have kept.
+        with nullcontext() if STAGES[stage].distributed else noted_memory(stage):
+            make(directory, key)
         return result_of(directory, stage, started, reused=False)
     if STAGES[stage].finds_earlier:
         directory = fresh_directory(stage)

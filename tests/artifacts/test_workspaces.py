@@ -95,10 +95,11 @@ def test_of_another_system_whose_locks_may_be_unseen_here_only_what_is_old_is_re
 
 def test_a_file_that_was_not_locked_yet_is_taken_from_nobody(tmp_path: Path) -> None:
     """The moment between the creation of the file and its lock: there is nothing to remove yet but the file."""
-    (tmp_path / f".begun{LOCK}").touch()
+    (tmp_path / f".{'0f' * 8}{LOCK}").touch()
+    (tmp_path / f".others{LOCK}").touch()
     with workspace(tmp_path):
         pass
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == [f".others{LOCK}"]
 
 
 def test_many_that_begin_and_sweep_at_once_never_lose_one(tmp_path: Path) -> None:

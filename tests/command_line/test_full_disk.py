@@ -1,4 +1,7 @@
-"""A disk that is full whenever a stage writes: one line, nothing half-written, and with room the next run goes on."""
+"""A disk that fills up at any write of the main job: one line, nothing half-written, and a run with room goes on.
+
+At each name under which a file is opened for writing, one after the other.
+"""
 
 from __future__ import annotations
 
@@ -10,35 +13,31 @@ from pathlib import Path
 import pytest
 
 from tests.support import REPOSITORY
-from tests.support.full_disk import STAGES
 from tests.support.small_disk import on_a_small_disk, small_disks
 
 __all__ = ["small_disks"]
-#: Pages of 4 KiB that are left when a stage begins to write.
-ROOMS = ("0", "2")
+#: Of each stage one of the files that have to be written.
+WRITTEN = {
+    ".slipstream/prepare/.#.work/manifest.json.partial",
+    ".slipstream/train/.#.work/best.safetensors",
+}
 
 
 @pytest.mark.prove
 @pytest.mark.usefixtures("small_disks")
-def test_a_disk_that_is_full_whenever_a_stage_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_full_at_any_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{REPOSITORY}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     (tmp_path / "large").mkdir()
     script = REPOSITORY / "tests/support/full_disk.py"
-    arguments = (sys.executable, script, tmp_path / "disk", tmp_path / "large", *ROOMS)
+    arguments = (sys.executable, script, tmp_path / "disk", tmp_path / "large", tmp_path / "filled-for")
     ran = on_a_small_disk(tmp_path / "disk", *arguments, size="256m")
     assert ran.returncode == 0, ran.stderr
     *filled, with_room, elsewhere = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
-    assert [(run["stage"], run["pages"]) for run in filled] == [
-        (stage, int(room)) for stage in STAGES for room in ROOMS
-    ]
     for run in filled:
-        assert not run["hidden"], run
-        if run["code"]:
-            assert run["filled"] and len(run["lines"]) == 1 and not run["traceback"], run
-            assert run["runs"] == 0 or run["stage"] == "report", run
-        else:
-            assert run["pages"], run
-    assert {run["stage"] for run in filled if run["code"]} == set(STAGES)
+        # What may be missing, such as a chart that is kept, is written again by another run; the run ends well.
+        assert not run["hidden"] and not run["traceback"], run
+        assert run["at"] and (run["code"] == 0 or len(run["lines"]) == 1), run
+    assert {run["at"] for run in filled if run["code"]} > WRITTEN
     assert with_room["code"] == elsewhere["code"] == 0 and with_room["promoted"] == [1]
     assert with_room["whole"] == elsewhere["whole"]
     assert {"prepare/train-00000.rows", "train/best.safetensors", "train/history.json"} <= with_room["whole"].keys()

@@ -16,6 +16,9 @@ from slipstream.distributed import fork_server
 from tests.support.forked import collect_garbage, told
 from tests.support.processes import running
 
+#: Of a script.
+PIPES: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 60}
+
 
 def say(capfd: pytest.CaptureFixture[str], *arguments: object) -> list[str]:
     child = fork_server.process(told, arguments)
@@ -118,3 +121,18 @@ def test_a_collection_of_garbage_copies_nothing_that_the_server_loaded(capfd: py
     child.join(60)
     frozen, before, after = map(int, capfd.readouterr().out.split())
     assert frozen > 100_000 and after - before < 10_000
+
+
+def test_a_long_temporary_directory_is_no_traceback(tmp_path: Path) -> None:
+    """Of a job's own, or below a home: the path of a socket has 107 bytes."""
+    long = tmp_path / ("a" * 60) / ("b" * 60)
+    long.mkdir(parents=True)
+    script = (
+        "from multiprocessing import forkserver; from slipstream.distributed import fork_server\n"
+        "fork_server.start([]); child = fork_server.process(print, ('forked',)); child.join(60)\n"
+        "print(forkserver._forkserver._forkserver_address)"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], env={**os.environ, "TMPDIR": str(long)}, **PIPES)
+    assert ran.returncode == 0, ran.stderr
+    forked, address = ran.stdout.split()
+    assert forked == "forked" and not Path(address).parent.exists()

@@ -108,11 +108,27 @@ def test_what_is_no_package_is_one_line(archive: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("toml", "said"),
+    [
+        ("cpu = 2\ngpu = 8", "2 cpu, 1Gi memory, 8 gpu"),
+        ("cpu = 0.5\nmemory = 1024", "0.5 cpu, 1024 memory, 1 gpu"),
+        ("cpu = 4.0\nmemory = '2Gi'", "4 cpu, 2Gi memory, 1 gpu"),
+    ],
+)
+def test_limits_may_be_numbers(archive: Path, tmp_path: Path, toml: str, said: str) -> None:
+    (tmp_path / "cluster.toml").write_text(f"[limits]\n{toml}\n")
+    assert f"against the platform's limits of {said}" in doctor(tmp_path, archive, "--limits", "cluster.toml").stdout
+
+
+@pytest.mark.parametrize(
     ("toml", "why"),
     [
         ("[limit]\n", "limit: unknown setting; did you mean 'limits'?"),
         ("[limits]\ngpus = '8'\n", "limits.gpus: unknown setting; did you mean 'gpu'?"),
         ("[limits]\nmemory = 'much'\n", 'limits.memory: "much" is not allowed; expected a quantity'),
+        ("[limits]\ncpu = -2\n", 'limits.cpu: "-2" is not allowed; expected a quantity of Kubernetes'),
+        ("[limits]\ncpu = true\n", "limits.cpu: true is not allowed; expected"),
+        ("limits = 2\n", "is not allowed; expected"),
         ("[limits\n", "the limits cannot be read"),
     ],
 )

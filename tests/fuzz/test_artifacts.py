@@ -28,6 +28,7 @@ from slipstream.export.check import DIGEST, BadPackage, check, digest_line
 from slipstream.interconnect.history import ProfileHistory
 from slipstream.interconnect.profile import COURSE, MODEL, write_profile
 from slipstream.models.trained import TrainedModel
+from slipstream.one_line import MOST_CHARACTERS
 from slipstream.promote.store import Registry, manifest_digest
 from slipstream.report.engine import build
 from slipstream.report.stage_results import Results
@@ -55,7 +56,7 @@ class Refused(Exception):
 def one_line(error: UserError | BadPackage) -> None:
     text = str(error)
     assert text and text.isprintable(), f"not one line to read: {text!r}"
-    assert len(text) < 1000, f"{len(text)} characters: {text[:200]!r}"
+    assert len(text) <= MOST_CHARACTERS + 3, f"{len(text)} characters: {text[:200]!r}"
 
 
 # What is read, each made whole once

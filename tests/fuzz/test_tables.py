@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pyarrow as pa
@@ -14,8 +15,7 @@ from hypothesis import strategies as st
 
 from slipstream.prepare.config import DataConfig
 from slipstream.prepare.source import record_ends
-from tests.prepare.test_arrow_types import USES, outcome
-from tests.support.arrow_columns import SUFFIXES, columns, fuzz
+from tests.support.arrow_columns import SUFFIXES, USES, columns, fuzz, outcome
 from tests.support.csv_text import blocks_against_csv
 
 #: For CSV against Python's csv module.
@@ -42,7 +42,5 @@ def test_csv_has_the_rows_of_the_csv_module(tmp_path: Path) -> None:
 @pytest.mark.prove
 @LONG
 @given(column=columns(), suffix=SUFFIXES, use=st.sampled_from([{}, *USES]))
-def test_a_column_of_any_type_is_used_set_aside_or_refused(
-    column: pa.Array, suffix: str, use: dict[str, object]
-) -> None:
+def test_a_column_of_any_type_is_used_set_aside_or_refused(column: pa.Array, suffix: str, use: dict[str, Any]) -> None:
     outcome(column, suffix, quarantine_limit=1.0, **use)

@@ -11,6 +11,7 @@ from slipstream.errors import UserError
 from slipstream.machine import limits
 from slipstream.machine.limits import cpu_quota, memory_limit, parse_quantity
 from slipstream.prepare import pool
+from tests.support.control_groups import tree
 
 GIB = 1 << 30
 
@@ -26,17 +27,6 @@ def test_quantities(text: str, number: float) -> None:
 def test_what_is_no_quantity(text: str) -> None:
     with pytest.raises(ValueError, match="no Kubernetes quantity"):
         parse_quantity(text)
-
-
-def tree(root: Path, membership: str, **files: str) -> Path:
-    """A root whose control groups are these; ``__`` stands for ``/`` and ``_DOT_`` for ``.`` in their paths."""
-    (root / "proc/self").mkdir(parents=True)
-    (root / "proc/self/cgroup").write_text(membership)
-    for name, content in files.items():
-        path = root / "sys/fs/cgroup" / name.replace("__", "/").replace("_DOT_", ".")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
-    return root
 
 
 def test_version_2_in_a_container(tmp_path: Path) -> None:

@@ -204,7 +204,8 @@ def test_what_another_attempt_cannot_help_is_not_retried(cluster: Cluster, tmp_p
     output = pod.finish()
     error = cluster.error("bug")
     assert error.kind == error.NON_RECOVERABLE, output
-    assert "a bug in the step" in error.message
+    assert error.message.startswith("ZeroDivisionError: a bug in the step\n\nTrace:\n")
+    assert output.splitlines()[-1].endswith("error: ZeroDivisionError: a bug in the step"), output
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ and the pod leaves by :func:`one_verdict`, against S3. ``test_departure.py`` run
 
 from __future__ import annotations
 
+import atexit
 import random
 import signal
 import time
@@ -19,7 +20,7 @@ from flytekit.extend import IgnoreOutputs
 
 from slipstream.errors import UserError
 from slipstream.storage import open_reader, retry
-from tasks.flyte import departure
+from tasks.flyte import departure, last_line
 from tasks.flyte.departure import OutputPrefix, Verdict, error_document, one_verdict
 from tasks.flyte.failures import PodPreempted
 from tests.support.cluster.bucket import Bucket
@@ -30,6 +31,12 @@ from tests.support.cluster.pods import Pod
 from tests.support.faulty_s3 import CREDENTIALS, FaultyS3
 from tests.support.job_pods import LOST_PEER, OUT_OF_MEMORY, PREEMPTED, Play, pod
 from tests.support.processes import FORK
+
+
+@pytest.fixture(autouse=True)
+def not_the_last_line_of_the_tests() -> Iterator[None]:
+    yield
+    atexit.unregister(last_line.say)
 
 
 @pytest.fixture
@@ -146,10 +153,11 @@ def test_a_cause_replaces_a_consequence_and_nothing_replaces_a_cause(
         assert "out of memory" in ErrorDocument.FromString(file.read()).error.message
 
 
-def test_the_document_is_flytekits_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_document_is_flytekits_own_and_begins_with_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("_F_WN", "worker-1")
     error = error_document(UserError("training.accumulation: out of memory")).error
     assert (error.kind, error.code, error.worker) == (ContainerError.NON_RECOVERABLE, "USER:RuntimeError", "worker-1")
+    assert error.message.startswith("training.accumulation: out of memory\n\nTrace:\n")
     assert "Message:\n\n    UserError: training.accumulation: out of memory" in error.message
     error = error_document(FlyteRecoverableException("a peer was lost")).error
     assert error.kind == ContainerError.RECOVERABLE and error.code == "USER:Recoverable"

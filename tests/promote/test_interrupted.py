@@ -93,6 +93,7 @@ def test_a_run_that_is_killed_anywhere_leaves_the_old_one_whole(models: Models, 
         assert process.exitcode == -signal.SIGKILL
         assert in_service(Registry(uri), tmp_path / "served") == version_of(first)
         assert put(second, Registry(uri), models.data).promoted
+        assert not [path for path in Path(uri, ".scratch").iterdir() if path.is_dir()], "a copy is left"
         assert in_service(Registry(uri), tmp_path / "served") == version_of(second)
 
 
@@ -128,7 +129,8 @@ def test_a_disk_that_is_full_at_any_file_leaves_the_old_one_whole(
     first, second = models.trained(150), models.trained(200)
     registry = Registry(str(tmp_path / "registry"))
     put(first, registry, models.data)
-    files = sum(1 for path in second.rglob("*") if path.is_file()) + 1
+    # Each file is synced, moved into place, and so is what holds it.
+    files = 2 * sum(1 for path in second.rglob("*") if path.is_file()) + 1
     right, count = os.fsync, iter(range(10_000))
 
     def fsync(descriptor: int) -> None:
@@ -139,7 +141,6 @@ def test_a_disk_that_is_full_at_any_file_leaves_the_old_one_whole(
         right(descriptor)
 
     with monkeypatch.context() as patched:
-        # Files are moved into place, and what holds them is synced after each.
         patched.setattr(os, "fsync", fsync)
         with pytest.raises(UserError, match=r"registry: no space left .*; make room or choose another place"):
             put(second, registry, models.data)

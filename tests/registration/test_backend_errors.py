@@ -14,6 +14,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from flyteidl.core.execution_pb2 import WorkflowExecution
 from flytekit.clis.sdk_in_container.pyflyte import main as pyflyte
 
 from tests.support import REPOSITORY
@@ -25,9 +26,9 @@ from tests.support.processes import free_port
 COLLECTIVES = REPOSITORY / "workflows/collectives.py"
 
 
-def run_remote(directory: Path, endpoint: str, *, verbose: bool = False, **admin: Any) -> Ended:
+def run_remote(directory: Path, endpoint: str, *options: str, verbose: bool = False, **admin: Any) -> Ended:
     config = write_config(directory / "flyte.config.yaml", endpoint, **admin)
-    words = ["--config", str(config), "run", "--remote", "--image", "a:b", str(COLLECTIVES), "benchmark"]
+    words = ["--config", str(config), "run", "--remote", *options, "--image", "a:b", str(COLLECTIVES), "benchmark"]
     return invoke(pyflyte, directory, ["-v", *words] if verbose else words, {})
 
 
@@ -137,6 +138,36 @@ def test_what_the_backend_refuses_is_told_in_its_words(plain: FlyteAdmin, tmp_pa
     plain.largest_cpu = 1
     said = one_line(run_remote(tmp_path, plain.endpoint))
     assert "refused: Requested CPU limit [2] is greater than current limit set in the platform configuration" in said
+
+
+#: As FlyteAdmin has it of propeller, when a task of this project has failed for good.
+FAILED = (
+    "[4/4] currentAttempt done. Last Error: USER::data: 's3://b/x' does not exist; expected a file\n\n"
+    'Trace:\n\n    Traceback (most recent call last):\n      File "/root/tasks/prepare.py", line 50, in list_data\n'
+)
+
+
+def test_a_failed_execution_that_is_waited_for_is_told_by_its_cause(plain: FlyteAdmin, tmp_path: Path) -> None:
+    plain.closure.phase = WorkflowExecution.FAILED
+    plain.closure.error.message = FAILED
+    ended = run_remote(tmp_path, plain.endpoint, "--wait")
+    assert one_line(ended) == f"execution {next(iter(plain.executions))} failed: data: 's3://b/x' does not exist; " + (
+        "expected a file"
+    )
+    assert "to see execution in the console" in ended.stdout
+
+
+def test_of_another_projects_failure_flytekit_tells_what_there_is(plain: FlyteAdmin, tmp_path: Path) -> None:
+    plain.closure.phase = WorkflowExecution.FAILED
+    plain.closure.error.message = "Trace:\n\n    frames\n\nMessage:\n\n    ValueError: mine"
+    ended = run_remote(tmp_path, plain.endpoint, "--wait")
+    assert ended.returncode != 0 and "ValueError: mine" in ended.stdout
+
+
+def test_an_execution_that_succeeds_is_waited_for(plain: FlyteAdmin, tmp_path: Path) -> None:
+    plain.closure.phase = WorkflowExecution.SUCCEEDED
+    ended = run_remote(tmp_path, plain.endpoint, "--wait")
+    assert ended.returncode == 0 and "has succeeded" in ended.stdout, ended.stdout
 
 
 def test_v_shows_flytekits_traceback(tmp_path: Path) -> None:

@@ -124,6 +124,51 @@ def test_run_remote_starts_what_it_registered_with_all_of_the_code(site: Site) -
     assert destinations == {"."}
 
 
+def test_run_remote_gives_another_profile_another_version_and_the_same_none(site: Site, tmp_path: Path) -> None:
+    """The profile is a file outside of the code, as one that somebody edits between two runs."""
+    mine = tmp_path / "mine.toml"
+
+    def run(retries: int) -> str:
+        mine.write_text(f'extends = "local"\n[default]\nretries = {retries}\n')
+        words = COMMANDS["run"][: COMMANDS["run"].index("workflows/training.py")]
+        ended = run_pyflyte(site.project, *words, "workflows/collectives.py", "benchmark", SLIPSTREAM_PROFILE=str(mine))
+        assert ended.returncode == 0, ended.stdout
+        return next(reversed(site.admin.executions.values())).spec.launch_plan.version
+
+    first, other = run(1), run(7)
+    registered = site.registered()
+    assert {key[3] for key in registered} == {first, other} and other != first
+    assert run(1) == first and site.registered() == registered
+    retries = {key[3]: spec.template.metadata.retries.retries for key, spec in site.admin.tasks.items()}
+    assert retries == {first: 1, other: 7}
+
+
+@pytest.mark.prove
+def test_register_gives_another_profile_and_other_schedules_another_version(site: Site) -> None:
+    site.run("register")
+    first = site.registered()
+    for changed in ({"SLIPSTREAM_PROFILE": "cpu-cluster"}, {"SLIPSTREAM_SCHEDULES": "production"}):
+        before = site.registered()
+        ended = run_pyflyte(site.project, *COMMANDS["register"], **{"SLIPSTREAM_PROFILE": "local", **changed})
+        assert ended.returncode == 0, ended.stdout
+        (version,) = {key[3] for key in site.registered() - before}
+        assert version not in {key[3] for key in first}
+
+
+def test_a_version_that_is_given_twice_with_another_profile_is_one_line(site: Site) -> None:
+    words = [*COMMANDS["register"], "--version", "v1"]
+    assert run_pyflyte(site.project, *words, SLIPSTREAM_PROFILE="local").returncode == 0
+    ended = run_pyflyte(site.project, *words, SLIPSTREAM_PROFILE="cpu-cluster")
+    assert ended.returncode == 1 and "Traceback" not in ended.stdout
+    (said,) = [line.strip("│ ") for line in ended.stdout.splitlines() if line.startswith("│")]
+    assert re.fullmatch(
+        rf"Flyte at {site.admin.endpoint} has another tasks\.[\w.-]+ task under this version, of another profile, "
+        r"other schedules, another image or other code; leave `--version` out, .* or give a new one",
+        said,
+    ), ended.stdout
+    assert site.admin.calls.count("/flyteidl.service.AdminService/CreateWorkflow") == len(site.admin.workflows)
+
+
 @pytest.mark.prove
 def test_without_copy_all_it_leaves_the_rest_behind(site: Site) -> None:
     """Which is why the README's command has the option."""

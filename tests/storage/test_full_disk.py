@@ -6,12 +6,14 @@ import errno
 import os
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from safetensors import SafetensorError
 
 from slipstream.errors import UserError
 from slipstream.storage import out_of_space, storage_for
+from slipstream.storage.object_store import write_at
 from tasks.flyte import stage
 from tasks.flyte.failures import Report
 from tasks.flyte.stage import mapped_errors
@@ -74,3 +76,21 @@ def test_a_worker_without_room_for_its_report_leaves_none(tmp_path: Path, monkey
     monkeypatch.setattr(Path, "write_text", half)
     Report.of(RuntimeError("the disk is full")).leave(str(tmp_path / "train"))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_write_that_the_disk_takes_in_parts_is_written_whole_or_raises(tmp_path: Path) -> None:
+    """As a disk does that fills up: of Azure's files nothing else would tell."""
+    right, taken = os.pwrite, list[int]()
+
+    def pwrite(descriptor: int, data: bytes, offset: int) -> int:
+        taken.append(len(data))
+        if len(taken) == 4:
+            raise FULL
+        return right(descriptor, data[:3], offset)
+
+    with (tmp_path / "file").open("wb") as file, mock.patch.object(os, "pwrite", pwrite):
+        write_at(file.fileno(), b"01234567", 2)
+        assert taken == [8, 5, 2]
+        with pytest.raises(OSError, match="No space left"):
+            write_at(file.fileno(), b"more", 10)
+    assert (tmp_path / "file").read_bytes() == b"\0\x0001234567"

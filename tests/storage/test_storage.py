@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import multiprocessing
 import os
@@ -96,7 +97,7 @@ def test_a_disk_with_neither_hard_links_nor_locks_is_said(
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(os, "link", refuse)
-    monkeypatch.setattr("filelock.FileLock._acquire", refuse)
+    monkeypatch.setattr(fcntl, "flock", refuse)
     with pytest.raises(UserError, match=r"has neither hard links nor locks.* choose a directory on another disk"):
         storage_for(str(tmp_path)).create("marker", b"first")
     assert storage_for(str(tmp_path)).list() == []
@@ -161,3 +162,43 @@ def test_a_forked_process_makes_connections_of_its_own(remote: Remote) -> None:
 
 def put_as_a_child(base: str) -> None:
     storage_for(base).put("child", b"data")
+
+
+def test_a_file_is_synced_before_it_is_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage, synced, right = storage_for(str(tmp_path / "base")), list[str](), os.fsync
+
+    def fsync(descriptor: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        right(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    source = tmp_path / "source"
+    source.write_bytes(b"bytes")
+    storage.put("directory/key", source)
+    assert synced == ["source", "directory"]
+
+
+def test_a_directory_that_cannot_be_listed_is_not_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage, scan = storage_for(str(tmp_path)), os.scandir
+    storage.put("steps/one", b"bytes")
+
+    def fail_below(path: str) -> Any:
+        if str(path).endswith("steps"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", fail_below)
+    for listing in (storage.list, lambda: list_objects(str(tmp_path))):
+        with pytest.raises(UserError, match=r"steps: cannot be listed \(Input/output error\)"):
+            listing()
+    assert storage.list("absent/") == []
+
+
+def test_a_listing_leaves_out_what_is_written_and_what_is_gone(tmp_path: Path) -> None:
+    storage = storage_for(str(tmp_path))
+    for key in ("a", "b/c"):
+        storage.put(key, b"bytes")
+    (storage.scratch() / "step-000000000001.a0001").mkdir()
+    (storage.scratch() / "step-000000000001.a0001" / "tensors").touch()
+    (tmp_path / "gone").symlink_to("absent")
+    assert [info.uri for info in list_objects(str(tmp_path))] == [str(tmp_path / "a"), str(tmp_path / "b/c")]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+import typing
 from collections.abc import Callable
 from decimal import Context, Decimal
 from pathlib import Path
@@ -12,6 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from hypothesis import HealthCheck, Phase, reject, settings
 from hypothesis import strategies as st
+
+from slipstream.artifacts.prepared.data import SPLITS, PreparedData
+from slipstream.errors import UserError
+from slipstream.prepare.config import ColumnType, DataConfig
+from slipstream.prepare.engine import prepare
 
 ROWS = 60
 INTEGERS = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]
@@ -184,3 +191,32 @@ def fuzz(examples: int) -> settings:
         phases=(Phase.explicit, Phase.generate),
         suppress_health_check=list(HealthCheck),
     )
+
+
+#: What a column can be asked to be.
+USES = [{"drop": ["c"]}, *({use: "c"} for use in ("id", "group", "time", "weight"))]
+USES += [{"types": {"c": kind}} for kind in typing.get_args(ColumnType)]
+
+
+def outcome(column: pa.Array, suffix: str, target: bool = False, **config: object) -> str:
+    """ "refused", "used", "warned" (set aside with a warning) or "apart" (as asked for); what is prepared is whole."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / f"t{suffix}"
+        write_table_with(column, path)
+        try:
+            prepare(Path(directory) / "p", str(path), "c" if target else "y", DataConfig.from_dict(config), {})
+        except UserError as error:
+            assert "\n" not in error.message
+            return "refused"
+        data = PreparedData.open(Path(directory) / "p")
+        counted = data.card["rows"]
+        assert counted["read"] == counted["kept"] + counted["quarantined"] == ROWS
+        for split in SPLITS:
+            records = data.split(split)
+            for name in data.signature.record.names or ():
+                assert np.isfinite(records[name].astype(float)).all()
+        column_card = next(column for column in data.card["columns"] if column["name"] == "c")
+        warned = any("'c' is set aside: " in warning for warning in data.card["warnings"])
+        used = column_card["role"] in ("numeric", "categorical", "document", "target")
+        assert warned == ("why" in column_card) and not (warned and used)
+        return "used" if used else "warned" if warned else "apart"

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from slipstream.train.checkpoint.home import complete
+from slipstream.train.checkpoint.home import Name, complete
 from tests.support.training_runs import ALL, Fault, Job, attempt
 
 #: Every moment at which a process can be lost, at a time when any run of the harness passes it.
@@ -36,9 +36,13 @@ FULL = Fault("write", what="ENOSPC", rank=1, at=1)
 RESUMING = [Fault("restore", rank=0), Fault("restore", rank=1), Fault("load", rank=0), Fault("load", rank=ALL)]
 
 
+def whole_checkpoints(home: Path) -> list[Name]:
+    """The newest first; a process that is killed in between leaves ``latest.json`` pointing to an older."""
+    return complete([f"{path.parent.name}/{path.name}" for path in home.glob("step-*/*")])
+
+
 def newest(home: Path) -> Path:
-    """The newest whole checkpoint; a process that is killed in between leaves ``latest.json`` pointing to an older."""
-    return home / str(complete([f"{path.parent.name}/{path.name}" for path in home.glob("step-*/*")])[0])
+    return home / str(whole_checkpoints(home)[0])
 
 
 def flip(path: Path) -> None:
@@ -90,7 +94,7 @@ DAMAGE: list[Callable[[Path], None]] = [
 
 
 def has_checkpoint(home: Path) -> bool:
-    return any(home.glob("step-*/*"))
+    return bool(whole_checkpoints(home))
 
 
 def disturbed(job: Job, seed: int, faults: int) -> Iterator[str]:

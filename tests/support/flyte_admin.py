@@ -1,8 +1,9 @@
 """A FlyteAdmin on loopback: flyteidl's own services over gRPC, with the rules of Flyte 1.16 for what is registered.
 
-The rules are those of ``flyteadmin/pkg/manager/impl``: a version is registered once (the same again already exists,
-another under its name is refused); a workflow's tasks and a launch plan's workflow come first; a launch plan is born
-inactive, and of one name at most one version is active; code and inputs are uploaded to a signed URL of the store.
+The rules are those of ``flyteadmin/pkg/manager/impl``, the words of refusals those of ``flyteadmin/pkg/errors``: a
+version is registered once (the same again already exists, another under its name is refused, with all that differs); a
+workflow's tasks and a launch plan's workflow come first; a launch plan is born inactive, and of one name at most one
+version is active; code and inputs are uploaded to a signed URL of the store.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from typing import Any
 
 import grpc
 import yaml
-from flyteidl.admin import execution_pb2, launch_plan_pb2, task_pb2, workflow_pb2
+from flyteidl.admin import execution_pb2, launch_plan_pb2, node_execution_pb2, task_pb2, workflow_pb2
 from flyteidl.admin.workflow_pb2 import WorkflowSpec
 from flyteidl.core import identifier_pb2, tasks_pb2
+from flyteidl.core.execution_pb2 import WorkflowExecution
 from flyteidl.service import (
     admin_pb2_grpc,
     auth_pb2,
@@ -53,6 +55,14 @@ def canonical(spec: Message) -> bytes:
     return same.SerializeToString(deterministic=True)
 
 
+def differences(old: Message, new: Message) -> list[str]:
+    """The lines that differ, where FlyteAdmin names paths of its JSON."""
+    before, after = str(old).splitlines(), str(new).splitlines()
+    return [
+        f"/{number}:\n\t- {a} \n\t+ {b}" for number, (a, b) in enumerate(zip(before, after, strict=False)) if a != b
+    ]
+
+
 def tasks_of(spec: WorkflowSpec) -> list[identifier_pb2.Identifier]:
     nodes = [node for template in (spec.template, *spec.sub_workflows) for _, node in nodes_of(template)]
     return [node.task_node.reference_id for node in nodes if node.HasField("task_node")]
@@ -74,20 +84,24 @@ class FlyteAdmin(
         self.launch_plans: dict[Key, launch_plan_pb2.LaunchPlanSpec] = {}
         self.active: set[Key] = set()
         self.executions: dict[str, execution_pb2.ExecutionCreateRequest] = {}
+        #: How every execution stands.
+        self.closure = execution_pb2.ExecutionClosure(phase=WorkflowExecution.RUNNING)
         self.calls: list[str] = []
         #: The platform's limit of CPUs for a task, if it has one.
         self.largest_cpu: int | None = None
         self.lock = threading.Lock()
 
-    def add(self, kind: dict[Key, Any], request: Any, context: grpc.ServicerContext) -> None:
+    def add(self, what: str, kind: dict[Key, Any], request: Any, context: grpc.ServicerContext) -> None:
         with self.lock:
             existing = kind.setdefault(key_of(request.id), request.spec)
         if existing is request.spec:
             return
         if canonical(existing) == canonical(request.spec):
-            context.abort(grpc.StatusCode.ALREADY_EXISTS, f"{request.id.name} with identical structure already exists")
+            context.abort(grpc.StatusCode.ALREADY_EXISTS, f"{what} with identical structure already exists")
         context.abort(
-            grpc.StatusCode.INVALID_ARGUMENT, f"{request.id.name} with different structure already exists with this id"
+            grpc.StatusCode.INVALID_ARGUMENT,
+            f"{request.id.name} {what} with different structure already exists. (Please register a new version of the "
+            f"{what}):\n" + "\n".join(differences(existing, request.spec)),
         )
 
     def find(self, kind: dict[Key, Any], identifier: identifier_pb2.Identifier, context: grpc.ServicerContext) -> Any:
@@ -106,13 +120,13 @@ class FlyteAdmin(
                 f"Requested CPU limit [{cpu}] is greater than current limit set in the platform configuration "
                 f"[{self.largest_cpu}]. Please contact Flyte Admins to change these limits",
             )
-        self.add(self.tasks, request, context)
+        self.add("task", self.tasks, request, context)
         return task_pb2.TaskCreateResponse()
 
     def CreateWorkflow(self, request: Any, context: grpc.ServicerContext) -> Any:
         for identifier in tasks_of(request.spec):
             self.find(self.tasks, identifier, context)
-        self.add(self.workflows, request, context)
+        self.add("workflow", self.workflows, request, context)
         return workflow_pb2.WorkflowCreateResponse()
 
     def CreateLaunchPlan(self, request: Any, context: grpc.ServicerContext) -> Any:
@@ -125,7 +139,7 @@ class FlyteAdmin(
         unbound = {*required, *(set(inputs) - given)} - {schedule.kickoff_time_input_arg}
         if schedule.WhichOneof("ScheduleExpression") and unbound:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"a schedule with unbound required inputs {unbound}")
-        self.add(self.launch_plans, request, context)
+        self.add("launch plan", self.launch_plans, request, context)
         return launch_plan_pb2.LaunchPlanCreateResponse()
 
     def UpdateLaunchPlan(self, request: Any, context: grpc.ServicerContext) -> Any:
@@ -180,7 +194,13 @@ class FlyteAdmin(
 
     def GetExecution(self, request: Any, context: grpc.ServicerContext) -> Any:
         spec = self.executions[request.id.name].spec
-        return execution_pb2.Execution(id=request.id, spec=spec)
+        return execution_pb2.Execution(id=request.id, spec=spec, closure=self.closure)
+
+    def GetExecutionData(self, request: Any, context: grpc.ServicerContext) -> Any:
+        return execution_pb2.WorkflowExecutionGetDataResponse()
+
+    def ListNodeExecutions(self, request: Any, context: grpc.ServicerContext) -> Any:
+        return node_execution_pb2.NodeExecutionList()
 
     # What a client asks for to log in
 

@@ -1,6 +1,7 @@
-"""Runs the main job in a directory whose disk something else fills when a file is opened for writing: at another file in
-each run, until a run ends well. A script, run by ``tests/command_line/test_full_disk.py``, which prints a line of JSON
-for each run.
+"""Runs the main job in a directory whose disk something else fills when a file is opened for writing: at another file
+in each run, until a run ends well.
+
+A script, run by ``tests/command_line/test_full_disk.py``, which prints a line of JSON for each run.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def run(disk: Path, filled_for: Path | None = None) -> bool:
     result = {
         "at": filled_for.read_text().splitlines()[-1] if filled and filled_for else "",
         "code": ended.returncode,
-        "lines": [line.strip("│ ") for line in ended.stdout.splitlines() if "no space left" in line],
+        "lines": [line.strip("│ ") for line in ended.stdout.splitlines() if "no space left" in line and "│" in line],
         "traceback": "Traceback" in ended.stdout,
         "output": ended.stdout[-2000:],
         "hidden": [str(path) for path in (*disk.glob("runs/.*"), *store.glob("*/.*"))],

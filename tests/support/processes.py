@@ -51,7 +51,7 @@ def forked_workers(agent: int) -> list[int]:
     return [worker for server in workers_of(agent, b"forkserver") for worker in workers_of(server, b"forkserver")]
 
 
-def workers_of(agent: int, marked: bytes = b"slipstream.train") -> list[int]:
+def workers_of(agent: int, marked: bytes = b"slipstream\0train") -> list[int]:
     """The ranks of torchrun: its children whose command line is so ``marked`` (it also has a resource tracker)."""
     found = []
     for status in Path("/proc").glob("[0-9]*/stat"):

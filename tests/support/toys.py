@@ -74,7 +74,7 @@ def write_prepared(directory: Path, signature: Signature, splits: dict[str, np.n
     writer.write_json("schema.json", {"columns": []})
     writer.write_json("statistics.json", {"columns": {}})
     rows = {split: len(records) for split, records in splits.items()}
-    counts = {"read": sum(rows.values()), "kept": sum(rows.values()), **rows}
+    counts = {"read": sum(rows.values()), "kept": sum(rows.values()), "quarantined": 0, **rows}
     writer.write_json(CARD, DataCard("", counts, signature.task, signature.target, columns=[], classes={}).to_json())
     writer.finish(KIND, {})
     return PreparedData.open(directory)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import AfterValidator
 
 from slipstream.artifacts.format import Artifact
 from slipstream.artifacts.records import from_tree
@@ -11,6 +13,20 @@ from slipstream.artifacts.records import from_tree
 CARD = "card.json"
 #: A data card as JSON: what is ``None`` in a :class:`DataCard` is left out.
 Card: TypeAlias = dict[str, Any]
+
+
+def holding(*names: str) -> AfterValidator:
+    """A dictionary of these names and no others."""
+
+    def check(counts: dict[str, int]) -> dict[str, int]:
+        if set(counts) != set(names):
+            raise ValueError(f"expected the counts {', '.join(names)}")
+        return counts
+
+    return AfterValidator(check)
+
+
+BY_SPLIT = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)
@@ -57,11 +73,11 @@ class DataCard:
     """
 
     source: str
-    rows: dict[str, int]
+    rows: Annotated[dict[str, int], holding("read", "kept", "quarantined", *BY_SPLIT)]
     task: str
     target: str
     columns: list[ColumnCard]
-    classes: dict[str, dict[str, int]]
+    classes: dict[str, Annotated[dict[str, int], holding(*BY_SPLIT)]]
     warnings: list[str] = field(default_factory=list)
     sampled_rows: int | None = None
     of_sample: list[str] | None = None
@@ -81,4 +97,4 @@ def read_card(artifact: Artifact, name: str = CARD) -> Card:
     """The data card in the file ``name``. Raises ``DamagedArtifact`` if its content is not that of one."""
     card = artifact.read_json(name)
     from_tree(card, DataCard, artifact.directory / name)
-    return card
+    return {"warnings": [], **card}

@@ -34,6 +34,9 @@ SIGNATURE = "signature.json"
 SPLITS = ("train", "validation", "test")
 TARGET = "target"
 WEIGHT = "weight"
+DTYPES = ("float32", "int32", "int64", "uint8")
+#: In a row of one input: NumPy's records are of less than 2 GiB.
+MOST_VALUES = (1 << 27) - 1
 #: Least number of blocks that a sample is taken from.
 SAMPLED_BLOCKS = 8
 #: A block: the file name of its segment, and its number in that file.
@@ -57,6 +60,13 @@ class TensorSpec:
     name: str
     dtype: str
     shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        """Raises ``ValueError`` for what no field of a row can be."""
+        if self.dtype not in DTYPES:
+            raise ValueError(f"{self.name}: dtype {self.dtype}; expected {', '.join(DTYPES)}")
+        if min(self.shape, default=0) < 0 or max(*self.shape, math.prod(self.shape), 1) > MOST_VALUES:
+            raise ValueError(f"{self.name}: a row of shape {self.shape}; expected at most {MOST_VALUES} values")
 
 
 @dataclass(frozen=True)

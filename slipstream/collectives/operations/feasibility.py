@@ -18,7 +18,7 @@ from slipstream.collectives.config import CollectivesConfig
 from slipstream.collectives.operations.cases import ALWAYS_IN_PLACE, IN_AND_OUT_OF_PLACE, REDUCING, Kind
 from slipstream.errors import UserError
 from slipstream.interconnect.topology import gather_from_ranks
-from slipstream.machine.limits import MEMORY, groups, memory_limit, quantity_in_environment, read
+from slipstream.machine.limits import MEMORY, memory_limit, memory_used, quantity_in_environment, read
 
 
 def unsupported_reason(backend: str, kind: Kind) -> str:
@@ -113,16 +113,3 @@ def free_memory() -> tuple[str, int]:
 
 def read_meminfo() -> list[str]:
     return read(Path("/proc/meminfo")).splitlines()
-
-
-def memory_used() -> int:
-    """Bytes that this process's control group has taken, without what the kernel would give back (file pages)."""
-    for group in groups(Path("/"), "memory"):
-        for name, pages in (("memory.current", "inactive_file"), ("memory.usage_in_bytes", "total_inactive_file")):
-            used = read(group / name)
-            if used.isdigit():
-                cached = dict(
-                    line.split() for line in read(group / "memory.stat").splitlines() if len(line.split()) == 2
-                )
-                return max(0, int(used) - int(cached.get(pages, 0)))
-    return 0

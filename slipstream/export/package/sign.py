@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from slipstream.errors import UserError
-from slipstream.export.check import MANIFEST, SIGNATURE, BadPackage, check_files, read_manifest
+from slipstream.export.check import MANIFEST, SIGNATURE, BadPackage, check_files
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -40,7 +40,7 @@ def sign(directory: Path, key: Path) -> Path:
     """Write the signature beside the manifest, after every file was compared with it. Raises ``UserError``."""
     private = private_key(key)
     try:
-        check_files(directory, read_manifest(directory)["files"])
+        check_files(directory)
     except BadPackage as error:
         raise UserError(f"{error}; what is not whole is not signed") from None
     path = directory / SIGNATURE

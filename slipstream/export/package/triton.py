@@ -21,7 +21,7 @@ from slipstream.artifacts.format import link_or_copy
 from slipstream.artifacts.records import from_json
 from slipstream.artifacts.results.export import REPORT, SIGNATURE, DeployedSignature, DeployedTensor, ExportReport
 from slipstream.errors import UserError
-from slipstream.export.check import BadPackage, check_files, read_manifest
+from slipstream.export.check import BadPackage, check_files
 
 TYPES = {
     "float32": "TYPE_FP32",
@@ -49,7 +49,7 @@ def write_repository(directory: Path, repository: Path, name: str = "") -> list[
     Returns the new directories; all of them appear, or none. Raises ``UserError``.
     """
     try:
-        check_files(directory, read_manifest(directory)["files"])
+        check_files(directory)
     except BadPackage as error:
         raise UserError(str(error)) from None
     signature = from_json((directory / SIGNATURE).read_bytes(), DeployedSignature, directory / SIGNATURE)

@@ -12,6 +12,7 @@ from matplotlib.patches import Rectangle
 
 from slipstream.artifacts.results.evaluation import CalibrationBin, RocCurve, Scatter
 from slipstream.artifacts.results.export import NO_LIMIT, ExportReport
+from slipstream.artifacts.results.so_far import TrainingSoFar
 from slipstream.artifacts.results.training import History
 from slipstream.report import formatting as fmt
 from slipstream.report.pages.inline_svg import CARD, INK, PIXELS_PER_INCH, SERIES, SOFT, WIDTH, inline_svg, tooltip
@@ -26,7 +27,7 @@ REFERENCE_LINE: LineStyle = {"color": SOFT, "linestyle": (0, (4, 3)), "linewidth
 
 
 @inline_svg
-def loss(axes: Axes, history: History) -> str:
+def loss(axes: Axes, history: History | TrainingSoFar) -> str:
     """Training and validation loss over the epochs."""
     axes.plot([step.epoch for step in history.steps], [step.loss for step in history.steps], label="training")
     plot_validation(axes, history, "loss")
@@ -42,13 +43,25 @@ def validation_metric(axes: Axes, history: History, metric: str) -> str:
     return f"Validation {fmt.NAMES.get(metric, metric)} over the epochs"
 
 
-def plot_validation(axes: Axes, history: History, key: str) -> None:
+@inline_svg
+def learning_rate(axes: Axes, history: History | TrainingSoFar) -> str:
+    """The learning rate over the epochs."""
+    axes.plot([step.epoch for step in history.steps], [step.learning_rate for step in history.steps])
+    over_epochs(axes)
+    return "Learning rate over the epochs"
+
+
+def plot_validation(axes: Axes, history: History | TrainingSoFar, key: str) -> None:
     """A line over the evaluations, with a mark at the one whose weights were kept."""
     points = [(each, value) for each in history.evaluations if (value := getattr(each, key)) is not None]
     axes.plot([each.epoch for each, _ in points], [value for _, value in points], color=SERIES[1], label="validation")
-    for best, value in ((each, value) for each, value in points if each.step == history.best.step):
+    for best, value in ((each, value) for each, value in points if history.best and each.step == history.best.step):
         words = f"best: {fmt.metric(key, value)} at step {fmt.count(best.step)}"
         plot_point(axes, best.epoch, value, SERIES[1], words)
+    over_epochs(axes)
+
+
+def over_epochs(axes: Axes) -> None:
     axes.set_xlabel("epoch")
     axes.set_xlim(left=0)
     axes.xaxis.set_major_formatter(number)

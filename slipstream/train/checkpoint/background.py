@@ -224,8 +224,13 @@ class BackgroundSave:
             save.outcome.set_exception(error)
 
     def _start(self, save: Save) -> None:
-        if not save.outcome.done():  # its copy failed
+        if save.outcome.done():  # its copy failed
+            return
+        try:
             threading.Thread(target=self._publish, args=(save,), name="checkpoint", daemon=True).start()
+        except RuntimeError as error:  # the pod may have no more threads; in an executor nobody would hear of it
+            save.staged.set()
+            save.outcome.set_exception(error)
 
     def _publish(self, save: Save) -> None:
         started = time.perf_counter()

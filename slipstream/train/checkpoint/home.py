@@ -32,7 +32,7 @@ from slipstream.artifacts.format import MANIFEST, canonical_json
 from slipstream.artifacts.homes import Holder
 from slipstream.errors import Interrupted, UserError
 from slipstream.logs import logger
-from slipstream.storage import AlreadyThere, MissingObject, Storage, StorageUnavailable, open_reader
+from slipstream.storage import AlreadyThere, MissingObject, Replaced, Storage, StorageUnavailable, open_reader
 from slipstream.storage.local import LocalStorage
 
 LATEST = "latest.json"
@@ -42,6 +42,9 @@ INHERITED = "inherited/"
 LEASES = "leases/"
 CHECKPOINTS = "step-"
 PATTERN = re.compile(r"step-(\d{12})\.a(\d{4,})")
+
+#: How often an object may be replaced while it is read: leases are, every few seconds.
+REPLACED = 5
 
 LOG = logger("checkpoint")
 
@@ -126,7 +129,7 @@ class Finished:
 
 class Home:
     """The home of the checkpoints of one training, in a store. Methods raise ``UserError`` and ``StorageUnavailable``
-    as the store does; what in it cannot be read counts as absent."""
+    as the store does; an object that is not what was written counts as absent."""
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
@@ -136,9 +139,19 @@ class Home:
         return isinstance(self.storage, LocalStorage)
 
     def read(self, key: str) -> dict[str, Any]:
-        """A JSON object; empty if there is none or it cannot be read."""
-        with suppress(MissingObject, ValueError), open_reader(f"{self.storage.base}/{key}") as file:
-            record = json.loads(file.read())
+        """A JSON object; empty if there is none, or something else."""
+        for last in (False,) * REPLACED + (True,):
+            try:
+                with open_reader(f"{self.storage.base}/{key}") as file:
+                    content = file.read()
+                break
+            except MissingObject:
+                return {}
+            except Replaced:
+                if last:
+                    raise
+        with suppress(ValueError):
+            record = json.loads(content)
             return record if isinstance(record, dict) else {}
         return {}
 
@@ -176,7 +189,7 @@ class Home:
     def _counting(self, keys: Sequence[str]) -> list[Name]:
         last = newest(self.storage.list(INHERITED), INHERITED)
         names = self.read(inherited_key(last)).get("checkpoints") if last else None
-        inherited = set(names) if isinstance(names, list) else set()
+        inherited = {name for name in names if isinstance(name, str)} if isinstance(names, list) else set()
         return [name for name in complete(keys) if name.attempt >= last or str(name) in inherited]
 
     def inherit(self, attempt: int) -> list[Name]:
@@ -186,8 +199,7 @@ class Home:
         counting = self._counting(keys)
         names = {str(name) for name in counting}
         record = {"attempt": attempt, "checkpoints": sorted(names)}
-        with suppress(AlreadyThere):  # put by a request whose answer was lost
-            self.storage.create(inherited_key(attempt), canonical_json(record))
+        self.storage.create(inherited_key(attempt), canonical_json(record))
         with not_needed():
             self.storage.delete(left_behind(keys, names, attempt))
         return counting

@@ -23,6 +23,7 @@ from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.storage import Storage, StorageUnavailable, storage_for
 from slipstream.storage.local import LocalStorage
+from slipstream.storage.locks import lock_of
 from slipstream.train.checkpoint.home import CLAIMS, Home, Name, Superseded, lease_key, newest
 
 #: Seconds between two signs of life, and while a save is announced or the end is near.
@@ -218,10 +219,10 @@ def process_lock(storage: Storage) -> FileLock | None:
     """A lock that shows other processes on this machine that this one lives; None if there is none to be had."""
     if not isinstance(storage, LocalStorage):
         return None
-    lock = FileLock(storage.scratch() / "holder.lock", thread_local=False)
+    lock = lock_of(storage.scratch() / "holder.lock", thread_local=False)
     try:
         lock.acquire(blocking=False)
-    except (Timeout, OSError, NotImplementedError):
+    except (Timeout, OSError):
         return None  # of an attempt that was superseded and still lives; or on a disk without locks
     return lock
 

@@ -146,9 +146,13 @@ class Checkpoints:
     def _take_home(self, policy: ResumePolicy) -> tuple[int, list[Name]]:
         """Claim the home on rank 0. Returns the number of this attempt, and the checkpoints that it inherits."""
         self._lease = Lease.take(self.home, policy.holder, self._watcher.has_notice, self._watcher.lose_home)
-        if not self._lease.alone:
-            wait_for_announced(self.home, self._lease.attempt, policy.grace_s)
-        return self._lease.attempt, self.home.inherit(self._lease.attempt)
+        try:
+            if not self._lease.alone:
+                wait_for_announced(self.home, self._lease.attempt, policy.grace_s)
+            return self._lease.attempt, self.home.inherit(self._lease.attempt)
+        except BaseException:
+            self._lease.end()  # or others would wait for it
+            raise
 
     def _on_rank_0(self, work: Callable[[], T]) -> T:
         """Run ``work`` on rank 0 only; all ranks get its result or its error."""

@@ -99,7 +99,7 @@ def bring(uri: str, artifact: Artifact, mine: Iterable[Run]) -> None:
             raise DamagedArtifact(f"{uri}/{file}: {wrong}")
 
     def check_local(run: Run) -> None:
-        with artifact.path(run.file).open("rb") as source:
+        with unreadable_is_damaged(artifact), artifact.path(run.file).open("rb") as source:
             read_verified(artifact, run, lambda start, end: (source.seek(start), source.read(end - start))[1])
 
     def copy(run: Run) -> None:
@@ -304,13 +304,22 @@ def download(candidate: Candidate, policy: ResumePolicy, temporary: str) -> str:
     return str(path.parent)
 
 
+@contextmanager
+def unreadable_is_damaged(artifact: Artifact) -> Iterator[None]:
+    """A disk that fails at a checkpoint's bytes may still have an older one's."""
+    try:
+        yield
+    except OSError as error:
+        raise DamagedArtifact(f"{artifact.directory}: cannot be read ({error.strerror or error})") from None
+
+
 def open_verified(peers: Peers, directory: Path) -> Artifact:
     """Open the checkpoint and verify all files but those of tensors. If a rank finds it damaged, all ranks raise."""
     artifacts: list[Artifact] = []
 
     def check() -> None:
-        artifact = Artifact.open(directory, KIND)
-        artifacts.append(artifact.check_sha256([file for file in artifact.files if not holds_tensors(file)]))
+        with unreadable_is_damaged(artifact := Artifact.open(directory, KIND)):
+            artifacts.append(artifact.check_sha256([file for file in artifact.files if not holds_tensors(file)]))
 
     run_and_gather(peers, check)
     return artifacts[0]

@@ -13,7 +13,7 @@ from slipstream.artifacts.homes import Holder
 from slipstream.artifacts.results.training import KIND
 from slipstream.logs import logger
 from slipstream.storage import STORES, MissingObject, download_all, storage_for
-from slipstream.train.checkpoint.home import CLAIMS, Finished, Home, newest
+from slipstream.train.checkpoint.home import CHECKPOINTS, CLAIMS, Finished, Home, complete, newest
 from slipstream.train.checkpoint.lease import Lease, Sign, sign_of, wait_for_others
 from slipstream.train.config import lasting
 
@@ -40,6 +40,9 @@ class UnfinishedTraining:
             return True
         Home(storage_for(home)).reopen()
         return False
+
+    def progress(self, home: str) -> str:
+        return str(max((save.step for save in complete(storage_for(home).list(CHECKPOINTS))), default=""))
 
     def deliver(self, home: str, holder: Holder, inputs: Inputs) -> Callable[[str], None]:
         checkpoint_home = Home(storage_for(home))

@@ -21,6 +21,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from slipstream.artifacts.prepared.data import PreparedData
+from slipstream.artifacts.results.so_far import TrainingSoFar
 from slipstream.artifacts.results.training import LeftOut, LossPoint, ValidationPoint
 from slipstream.distributed.process_group import Group
 from slipstream.distributed.user_errors import AgreedUserError
@@ -138,6 +139,21 @@ class TrainLoop:
                 except TooManySkipped as skipped:
                     self._roll_back(skipped.step, restore)
         self._display.close()
+
+    def so_far(self) -> TrainingSoFar:
+        """Where training is. For other threads: it asks neither the device nor the other ranks, so of the points that
+        are not added up yet it has this rank's share."""
+        progress, pending = self._state.progress, list(self._state.pending_points)
+        steps = list(progress.steps)
+        known = steps[-1].step if steps else 0
+        steps += [self._point(step, loss / rows) for step, (loss, rows) in pending if rows and step > known]
+        return TrainingSoFar(
+            progress.step, self._total_steps, len(progress.skipped), steps, list(progress.evaluations), progress.best
+        )
+
+    def _point(self, step: int, loss: float) -> LossPoint:
+        rate = learning_rate(step - 1, self._total_steps, self._config.learning_rate, self._config.warmup)
+        return LossPoint(step, self._epoch(step), loss, rate)
 
     def _is_over(self) -> bool:
         progress = self._state.progress
@@ -276,9 +292,8 @@ class TrainLoop:
         dist.all_gather(gathered, mine)
         sums = sum(gathered[1:], gathered[0]).tolist()
         for (step, _), (loss, rows) in zip(state.pending_points, sums, strict=True):
-            rate = learning_rate(step - 1, self._total_steps, self._config.learning_rate, self._config.warmup)
             if rows:
-                state.progress.steps.append(LossPoint(step, self._epoch(step), loss / rows, rate))
+                state.progress.steps.append(self._point(step, loss / rows))
         state.pending_points.clear()
 
     def _capture(self) -> tuple[dict[str, object], dict[str, object]] | None:

@@ -6,18 +6,21 @@ import json
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from slipstream.artifacts.homes import Holder, home_below
 from slipstream.errors import UserError
-from slipstream.storage import storage_for
+from slipstream.storage import Replaced, storage_for
+from slipstream.train.checkpoint import home as home_module
 from slipstream.train.checkpoint import lease as leases
 from slipstream.train.checkpoint.home import Home, Name, Superseded
 from slipstream.train.checkpoint.lease import Lease, wait_for_announced, wait_for_others
 from slipstream.train.checkpoint.unfinished import UnfinishedTraining, result_of
 from slipstream.train.config import TrainingConfig
 from tasks.flyte.homes import base_of
+from tests.support.faulty_s3 import FaultyS3
 from tests.support.small_run import Run, names, same
 
 FIRST, RETRY = Holder("f1", 0, "s3://b/raw/aa/f1-n0-0"), Holder("f1", 1, "s3://b/raw/zz/f1-n0-1")
@@ -364,3 +367,39 @@ def test_a_zombie_that_goes_on_saving_is_stopped_and_its_save_is_not_restored(tm
     with pytest.raises(Superseded):
         zombie.save(4)
     assert not list(tmp_path.glob("step-*4.a0001")), "it wrote after its successor had restored"
+
+
+def test_a_record_that_may_not_be_read_is_not_absent(store: FaultyS3, tmp_path: Path) -> None:
+    """Taken for absent, an attempt would inherit nothing and delete what is there."""
+    home = Home(storage_for(f"s3://bucket/{tmp_path.name}"))
+    for attempt, name in ((1, Name(1, 10)), (2, Name(2, 20))):
+        home.claim(Holder("execution", attempt))
+        for file in ("tensors-00000.bin", "manifest.json"):
+            home.storage.put(f"{name}/{file}", b"{}")
+        home.inherit(attempt)
+    home.claim(Holder("execution", 3))
+    store.inject("GET", "pass", "pass", "403")
+    with pytest.raises(UserError, match="access denied"):
+        home.inherit(3)
+    store.plan.clear()
+    assert home.checkpoints() == [Name(2, 20), Name(1, 10)]
+
+
+def test_a_record_that_is_replaced_while_it_is_read_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, times = Home(storage_for(str(tmp_path))), iter(range(100))
+    home.storage.put("leases/0001.json", b'{"a": 1}')
+    right = home_module.open_reader
+
+    def open_reader(uri: str) -> Any:
+        if next(times) < replaced:
+            raise Replaced("was replaced")
+        return right(uri)
+
+    monkeypatch.setattr(home_module, "open_reader", open_reader)
+    replaced = 3
+    assert home.read("leases/0001.json") == {"a": 1}
+    replaced = 50
+    with pytest.raises(Replaced):
+        home.read("leases/0001.json")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -130,8 +131,7 @@ def flyte(prepared: Path, server: FaultyS3, tmp_path_factory: pytest.TempPathFac
         "newer": {"content": made_by["content"] + 1},
         "reordered": {"identity": {**made_by["identity"], "order": 1}},
     }.items():
-        copied = directory.place / home / made.name
-        copied.mkdir(parents=True)
+        copied = Path(shutil.copytree(made, directory.place / home / made.name))
         (copied / "manifest.json").write_text(json.dumps({**manifest, "made_by": {**made_by, **changed}}))
     s3 = boto3.client(
         "s3", endpoint_url=server.url, aws_access_key_id="test", aws_secret_access_key="test", region_name="us-east-1"

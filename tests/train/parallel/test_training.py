@@ -8,7 +8,7 @@ import signal
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import pytest
 import torch
@@ -93,7 +93,11 @@ def train(run: Run, prepared: Path, place: Path, home: str, killed: bool) -> Non
     )
 
 
-def trained(name: str, prepared: PreparedData, place: Path, killed_as: str = "") -> tuple[dict[str, Any], History]:
+#: The weights, and the history.
+Trained: TypeAlias = tuple[dict[str, Any], History]
+
+
+def trained(name: str, prepared: PreparedData, place: Path, killed_as: str = "") -> Trained:
     """The weights and the history of a run, after an attempt as ``killed_as`` whose ranks were killed if there is."""
     home = str(place / "home")
     attempts = [(killed_as, True)] if killed_as else []
@@ -105,7 +109,7 @@ def trained(name: str, prepared: PreparedData, place: Path, killed_as: str = "")
     return load_file(model.artifact.path("last.safetensors")), model.history
 
 
-def check(name: str, prepared: PreparedData, place: Path, one: tuple[dict[str, Any], History]) -> None:
+def check(name: str, prepared: PreparedData, place: Path, one: Trained) -> None:
     weights, history = trained(name, prepared, place)
     assert weights.keys() == one[0].keys()
     for key, tensor in weights.items():
@@ -118,18 +122,18 @@ def check(name: str, prepared: PreparedData, place: Path, one: tuple[dict[str, A
 
 
 @pytest.fixture(scope="module")
-def one(prepared: PreparedData, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], History]:
+def one(prepared: PreparedData, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     return trained("one process", prepared, tmp_path_factory.mktemp("one"))
 
 
 @pytest.mark.parametrize("name", ["weights 2", "1f1b 2"])
-def test_a_layout_trains_the_same_model(name: str, prepared: PreparedData, tmp_path: Path, one: Any) -> None:
+def test_a_layout_trains_the_same_model(name: str, prepared: PreparedData, tmp_path: Path, one: Trained) -> None:
     check(name, prepared, tmp_path, one)
 
 
 @pytest.mark.prove
 @pytest.mark.parametrize("name", ["none 2", "tensor 2", "interleaved 2", "2 x 2 x 2"])
-def test_every_layout_trains_the_same_model(name: str, prepared: PreparedData, tmp_path: Path, one: Any) -> None:
+def test_every_layout_trains_the_same_model(name: str, prepared: PreparedData, tmp_path: Path, one: Trained) -> None:
     check(name, prepared, tmp_path, one)
 
 
@@ -154,16 +158,16 @@ def test_killed_and_resumed_is_bit_for_bit(name: str, prepared: PreparedData, tm
     [("none 2", "1f1b 2"), ("1f1b 2", "weights 2"), ("tensor 2", "none 2"), ("2 x 2 x 2", "one process")],
 )
 def test_a_run_goes_on_under_another_layout(
-    killed_as: str, name: str, prepared: PreparedData, tmp_path: Path, one: Any
+    killed_as: str, name: str, prepared: PreparedData, tmp_path: Path, one: Trained
 ) -> None:
     weights, history = trained(name, prepared, tmp_path, killed_as=killed_as)
     for key, tensor in weights.items():
         torch.testing.assert_close(tensor, one[0][key], rtol=0, atol=2e-5)
-    assert [p.loss for p in history.steps] == pytest.approx([p["loss"] for p in one[1]["steps"]], abs=1e-5)
+    assert [p.loss for p in history.steps] == pytest.approx([p.loss for p in one[1].steps], abs=1e-5)
 
 
 @pytest.fixture(scope="module")
-def one_in_bf16(prepared: PreparedData, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], History]:
+def one_in_bf16(prepared: PreparedData, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     return trained("one process, bf16", prepared, tmp_path_factory.mktemp("one"))
 
 
@@ -173,11 +177,11 @@ def one_in_bf16(prepared: PreparedData, tmp_path_factory: pytest.TempPathFactory
     ["none 2", "weights 2", "weights 2, offloaded", "tensor 2", "1f1b 2", "interleaved 2", "2 x 2 x 2"],
 )
 def test_every_layout_trains_in_bf16(
-    name: str, prepared: PreparedData, tmp_path: Path, one: Any, one_in_bf16: Any
+    name: str, prepared: PreparedData, tmp_path: Path, one: Trained, one_in_bf16: Trained
 ) -> None:
     weights, history = trained(f"{name}, bf16", prepared, tmp_path)
     assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
-    for found, expected in zip(history.evaluations, one_in_bf16[1]["evaluations"], strict=True):
-        assert found.loss == pytest.approx(expected["loss"], abs=5e-3)
+    for found, expected in zip(history.evaluations, one_in_bf16[1].evaluations, strict=True):
+        assert found.loss == pytest.approx(expected.loss, abs=5e-3)
     # It is really other arithmetic.
-    assert history.evaluations != one[1]["evaluations"] and history.world.precision == "bf16"
+    assert history.evaluations != one[1].evaluations and history.world.precision == "bf16"

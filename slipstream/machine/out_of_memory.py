@@ -1,0 +1,61 @@
+"""Whether the kernel killed a process for want of memory, by the counters of this process's control group.
+
+A killed process says nothing, and SIGKILL has other senders. The kernel counts its own: ``oom_kill`` in
+``memory.events`` (version 2) or ``memory.oom_control`` (version 1), of a group and of all in it. Whoever started the
+process reads the counter before and after. Where the container is killed as a whole (``memory.oom.group``, Kubernetes'
+default on version 2) nobody is left to read it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from slipstream.machine.limits import groups, memory_limit, read
+
+#: A peak of so much of the limit has met it. Pages are charged to a group in batches.
+AT_LIMIT = 0.95
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class MemoryCounters:
+    """Of this process's control group: the processes that were killed, and bytes. ``limit`` may be a parent's, and is
+    None without one; ``peak`` is None where the kernel does not tell it."""
+
+    kills: int = 0
+    peak: int | None = None
+    limit: float | None = None
+
+    @property
+    def at_limit(self) -> bool:
+        """Whether the group's own limit was met; otherwise the node had no memory left."""
+        return self.limit is not None and (self.peak is None or self.peak >= AT_LIMIT * self.limit)
+
+
+def memory_counters(root: Path = Path("/")) -> MemoryCounters:
+    """What the group says now; ``root`` holds /proc and /sys."""
+    for group in groups(root, "memory"):
+        events = read(group / "memory.events") or read(group / "memory.oom_control")
+        counted = dict(line.split() for line in events.splitlines() if len(line.split()) == 2)
+        if "oom_kill" in counted:
+            peaks = (read(group / name) for name in ("memory.peak", "memory.max_usage_in_bytes"))
+            peak = next((int(value) for value in peaks if value.isdigit()), None)
+            return MemoryCounters(int(counted["oom_kill"]), peak, memory_limit(root))
+    return MemoryCounters()
+
+
+def what_was_killed(before: MemoryCounters, now: MemoryCounters) -> str:
+    """What the kernel did since ``before``, in words that a message goes on from; "" if nothing.
+
+    >>> what_was_killed(MemoryCounters(0), MemoryCounters(1, 2 * GIB, 2 * GIB))
+    'out of memory: the kernel killed 1 process at the limit of 2 GiB (peak 2 GiB)'
+    """
+    killed = now.kills - before.kills
+    if killed <= 0:
+        return ""
+    processes = f"{killed} process{'es' if killed > 1 else ''}"
+    if not now.at_limit or now.limit is None:
+        return f"out of memory: the kernel killed {processes} for want of memory on this node"
+    peak = "" if now.peak is None else f" (peak {now.peak / GIB:.3g} GiB)"
+    return f"out of memory: the kernel killed {processes} at the limit of {now.limit / GIB:.3g} GiB{peak}"

@@ -1,0 +1,19 @@
+"""The page of a training that is still going: the deck of its task."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from slipstream.artifacts.results.so_far import TrainingSoFar
+from slipstream.report.pages import charts
+from slipstream.report.pages.rendering import render
+
+
+def training_page(so_far: TrainingSoFar, made_at: datetime) -> str:
+    return render(
+        "training_page.html",
+        so_far=so_far,
+        loss=charts.loss(so_far) if so_far.steps or so_far.evaluations else None,
+        learning_rate=charts.learning_rate(so_far) if so_far.steps else None,
+        made=made_at,
+    )

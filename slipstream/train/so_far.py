@@ -1,0 +1,86 @@
+"""How a training goes while it goes: rank 0 writes it into a file, which whoever started the processes may show.
+
+Nothing here can fail a training, and no step waits for it: a thread of rank 0 writes what the loop has at that moment.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from slipstream.artifacts.records import from_json, to_json
+from slipstream.artifacts.results.so_far import AttemptSoFar, TrainingSoFar
+from slipstream.logs import logger
+from slipstream.storage import storage_for
+from slipstream.train.fault_tolerance.goodput import DATA_WAIT, KILLED, STALL, STEPS, AttemptRecord, read_attempts
+
+PERIOD_S = 5.0
+LOG = logger("train")
+
+
+@contextmanager
+def written(path: Path | None, look: Callable[[], TrainingSoFar]) -> Iterator[None]:
+    """In the block, and once at its end, write what ``look`` returns to ``path``; nothing without one."""
+    if path is None:
+        yield
+        return
+    ended = threading.Event()
+
+    def write_periodically() -> None:
+        over, said = False, False
+        while not over:
+            over = ended.wait(PERIOD_S)
+            try:
+                write(path, look())
+            except Exception as error:
+                if not said:
+                    LOG.warning("how training goes is not written: %s", error)
+                said = True
+
+    thread = threading.Thread(target=write_periodically, name="so far", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(PERIOD_S)
+
+
+def write(path: Path, so_far: TrainingSoFar) -> None:
+    """Whoever reads meanwhile has the one before."""
+    beside = path.with_name(f"{path.name}.part")
+    beside.write_bytes(to_json(so_far))
+    beside.replace(path)
+
+
+def read(path: Path, home: str, batch_size: int, *, running: bool) -> TrainingSoFar | None:
+    """What rank 0 wrote last, with all attempts that the home knows; None if rank 0 is elsewhere or wrote nothing yet.
+    Raises as the store of the home."""
+    if not path.exists():
+        return None
+    so_far = from_json(path.read_bytes(), TrainingSoFar, path)
+    return dataclasses.replace(so_far, attempts=attempts(read_attempts(storage_for(home)), batch_size, running))
+
+
+def attempts(records: Sequence[AttemptRecord], batch_size: int, running: bool) -> list[AttemptSoFar]:
+    """Of all attempts, oldest first, of which the last may be ``running``."""
+    found = []
+    for record in records:
+        seconds = sum(record.seconds[name] for name in (STEPS, DATA_WAIT, STALL))
+        runs = running and record is records[-1] and record.ended == KILLED
+        found.append(
+            AttemptSoFar(
+                record.attempt,
+                record.world,
+                record.first_step,
+                record.saved_step,
+                record.last_step,
+                record.wall,
+                record.executed * batch_size / seconds if record.executed and seconds else None,
+                "" if runs else record.ended,
+            )
+        )
+    return found

@@ -1,0 +1,56 @@
+"""What a person sees of a failed pod: Flyte's console shows how ``error.pb`` begins, and how the pod's log ends.
+
+flytekit puts the frames first, and the log goes on after them. Here the message begins with the one line that says what
+went wrong, and that is the last line of the log, too.
+"""
+
+from __future__ import annotations
+
+import atexit
+
+from flytekit.bin import entrypoint
+from flytekit.exceptions.base import FlyteException
+from flytekit.exceptions.user import FlyteUserRuntimeException
+
+from slipstream.errors import UserError
+from slipstream.logs import logger
+from slipstream.one_line import one_line
+
+FRAMES = "Traceback (most recent call last)"
+
+flytekits_message = entrypoint.get_traceback_str
+
+
+def message_of(error: Exception) -> str:
+    """The message of ``error.pb``: the cause, then flytekit's trace. flytekit asks for it when a task has failed."""
+    line = cause_of(error.value if isinstance(error, FlyteUserRuntimeException) else error)
+    atexit.unregister(say)
+    atexit.register(say, line)
+    return f"{line}\n\n{flytekits_message(error)}"
+
+
+def cause_of(error: BaseException) -> str:
+    """The error as one line; of one that quotes the traceback of a worker, the worker's."""
+    text = str(error.args[0] if isinstance(error, FlyteException) and error.args else error)
+    if FRAMES in text:
+        return one_line(raised_last(text))
+    line = one_line(text.strip().partition("\n")[0])
+    if isinstance(error, (UserError, FlyteException)):  # made to be read as they are
+        return line
+    return f"{type(error).__name__}: {line}" if line else type(error).__name__
+
+
+def raised_last(text: str) -> str:
+    """The line below the frames of the last traceback in a text, which torch indents."""
+    below = [line for line in text.rpartition(FRAMES)[2].splitlines()[1:] if line.strip()]
+    indents = [len(line) - len(line.lstrip()) for line in below]
+    return next((line for line, indent in zip(below, indents, strict=True) if indent < indents[0]), text)
+
+
+def say(line: str) -> None:
+    logger("flyte").error("%s", line)
+
+
+def cause_first() -> None:
+    """In pods, from now on."""
+    entrypoint.get_traceback_str = message_of

@@ -1,0 +1,128 @@
+"""What an attempt notes of its memory for the one after it, as it may be killed without a word.
+
+On control groups of version 2 Kubernetes has the kernel kill all processes of a container at once, so nobody is left to
+tell why (:mod:`slipstream.machine.out_of_memory` needs somebody). Flyte sees ``OOMKilled`` and repeats the task on the
+same memory. So a pod whose memory is nearly full notes that beside Flyte's raw data, and takes the note away when it
+ends in any other way. A note that is still there means that its attempt was killed, by the kernel or with its node.
+Twice in a row, with as much memory and no progress in between, is no coincidence: the next attempt refuses.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+
+from flytekit import current_context
+
+from slipstream.errors import UserError
+from slipstream.logs import logger
+from slipstream.machine.limits import memory_limit, memory_used
+from slipstream.machine.out_of_memory import GIB
+from slipstream.profiles.profile import current_profile
+from slipstream.storage import MissingObject, StorageUnavailable, open_reader, storage_for
+
+LOG = logger("flyte")
+#: A pod whose processes have taken so much of what it may is noted.
+NEARLY = 0.9
+#: Seconds between two looks.
+LOOK_S = 0.5
+#: So many attempts in a row that were killed with their memory nearly full are enough.
+ENOUGH = 2
+
+
+@dataclass(frozen=True)
+class Note:
+    """``used`` of ``limit`` bytes were taken; ``progress`` is what the work had kept by then. The ``times``-th note in
+    a row of which all this is true."""
+
+    attempt: int
+    used: int
+    limit: float
+    progress: str
+    times: int
+
+    def repeated_by(self, attempt: int, limit: float, progress: str) -> bool:
+        """Whether an attempt that comes to this point is in the same case again."""
+        return attempt > self.attempt and (limit, progress) == (self.limit, self.progress)
+
+
+def no_progress() -> str:
+    """Of a stage that begins anew in each attempt."""
+    return ""
+
+
+@contextmanager
+def noted_memory(stage: str, progress: Callable[[], str] = no_progress) -> Iterator[None]:
+    """Do the work of a pod in the block. ``progress`` says what later attempts would go on from.
+
+    Raises ``UserError`` instead of beginning if the attempts before were killed in the same case. A store that does not
+    answer costs the note, not the work.
+    """
+    limit, attempt = memory_limit(), int(os.environ.get("FLYTE_ATTEMPT_NUMBER", "0"))
+    if limit is None:
+        yield
+        return
+    uri = place_of_note()
+    earlier = read_note(uri) if attempt else None
+    if earlier and earlier.times >= ENOUGH and earlier.repeated_by(attempt, limit, progress()):
+        raise UserError(
+            f"{stage}: out of memory: the last {earlier.times} attempts were killed when they had taken "
+            f"{earlier.used / GIB:.3g} of {limit / GIB:.3g} GiB; raise stages.{stage}.memory in the profile "
+            f"{current_profile().name!r}"
+        )
+    ended, noted = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(LOOK_S):
+            if (used := memory_used()) >= NEARLY * limit:
+                noted.set()
+                with suppress(StorageUnavailable, UserError):
+                    kept = progress()
+                    again = earlier and earlier.repeated_by(attempt, limit, kept)
+                    write_note(uri, Note(attempt, used, limit, kept, earlier.times + 1 if earlier and again else 1))
+                return
+
+    watching = threading.Thread(target=watch, name="memory", daemon=True)
+    watching.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watching.join()
+        if earlier or noted.is_set():
+            remove_note(uri)
+
+
+def place_of_note() -> str:
+    """The same for all attempts of this pod: beside the prefixes that propeller calls
+    ``<shard>/<execution>-<node>-<attempt>``. Pods of a job are told apart by the number in their names."""
+    base, _, name = current_context().raw_output_prefix.rstrip("/").rsplit("/", 2)
+    pod = os.environ.get("HOSTNAME", "").rpartition("-")[2] if "PET_NNODES" in os.environ else "0"
+    return f"{base}/memory/{name.rpartition('-')[0]}/{pod}.json"
+
+
+def read_note(uri: str) -> Note | None:
+    try:
+        with open_reader(uri) as file:
+            return Note(**json.loads(file.read()))
+    except MissingObject:
+        return None
+    except (StorageUnavailable, UserError, ValueError, TypeError) as error:
+        LOG.warning("cannot tell what became of the attempt before: %s", error)
+        return None
+
+
+def write_note(uri: str, note: Note) -> None:
+    base, _, name = uri.rpartition("/")
+    LOG.warning("memory is nearly full: %.3g of %.3g GiB", note.used / GIB, note.limit / GIB)
+    storage_for(base).put(name, json.dumps(asdict(note)).encode())
+
+
+def remove_note(uri: str) -> None:
+    base, _, name = uri.rpartition("/")
+    with suppress(StorageUnavailable, UserError):
+        storage_for(base).delete([name])

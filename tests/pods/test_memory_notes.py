@@ -1,0 +1,101 @@
+"""What attempts note of their memory, one rule at a time; ``test_out_of_memory.py`` runs whole pods."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from slipstream.errors import UserError
+from tasks.flyte import memory_notes
+from tasks.flyte.memory_notes import Note, noted_memory, place_of_note, read_note, write_note
+
+GIB = 1 << 30
+
+
+class Pod:
+    """The attempts of one node of an execution, whose memory is made up."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.directory, self.patch = directory, monkeypatch
+        self.used, self.limit = 0, 4.0 * GIB
+        monkeypatch.setattr(memory_notes, "memory_used", lambda: self.used)
+        monkeypatch.setattr(memory_notes, "memory_limit", lambda: self.limit)
+        monkeypatch.setattr(memory_notes, "LOOK_S", 0.01)
+
+    @contextmanager
+    def attempt(self, number: int, progress: Callable[[], str] = lambda: "") -> Iterator[None]:
+        prefix = f"{self.directory}/data/k{number}/execution-n0-{number}"
+        self.patch.setattr(memory_notes, "current_context", lambda: SimpleNamespace(raw_output_prefix=prefix))
+        self.patch.setenv("FLYTE_ATTEMPT_NUMBER", str(number))
+        with noted_memory("export", progress):
+            yield
+
+    def note(self) -> Note | None:
+        return read_note(place_of_note())
+
+    def killed(self, number: int, used: int = int(3.8 * GIB), progress: str = "") -> Note:
+        """An attempt that takes so much and is killed without a word; what it had noted."""
+        with self.attempt(number, lambda: progress):
+            self.used = used
+            deadline = time.monotonic() + 10
+            while (note := self.note()) is None or note.attempt != number:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        self.used = 0
+        write_note(place_of_note(), note)  # as a killed pod takes nothing away
+        return note
+
+
+@pytest.fixture
+def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pod:
+    return Pod(tmp_path, monkeypatch)
+
+
+def test_the_third_refuses_and_says_what_to_raise(pod: Pod) -> None:
+    assert [pod.killed(number).times for number in range(2)] == [1, 2]
+    line = r"^export: out of memory: the last 2 attempts were killed when they had taken 3\.8 of 4 GiB; raise "
+    with pytest.raises(UserError, match=line + r"stages\.export\.memory in the profile 'local'$"), pod.attempt(2):
+        raise AssertionError("began")
+
+
+def test_more_memory_or_progress_is_another_case(pod: Pod) -> None:
+    assert [pod.killed(number, progress=f"{number}").times for number in range(3)] == [1, 1, 1]
+    pod.limit *= 2
+    assert pod.killed(3, used=int(7.7 * GIB), progress="2").times == 1
+    assert pod.killed(4, used=int(7.7 * GIB), progress="2").times == 2
+    with pod.attempt(5, lambda: "3"):
+        pass
+    assert pod.note() is None
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("a peer was lost"), KeyboardInterrupt()])
+def test_another_end_takes_the_note_away(pod: Pod, error: BaseException | None) -> None:
+    pod.killed(0)
+    with pytest.raises(type(error)) if error else nullcontext(), pod.attempt(1):
+        pod.used = int(3.9 * GIB)
+        while (note := pod.note()) is None or note.attempt != 1:
+            time.sleep(0.01)
+        if error:
+            raise error
+    assert pod.note() is None
+
+
+def test_enough_memory_leaves_no_note_and_asks_the_store_nothing(pod: Pod) -> None:
+    pod.used = int(3.5 * GIB)
+    with pod.attempt(0):
+        time.sleep(0.1)
+    assert not list(pod.directory.rglob("*"))
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"attempt": 1}'])
+def test_a_note_that_is_none_costs_nothing(pod: Pod, content: str, caplog: pytest.LogCaptureFixture) -> None:
+    pod.killed(0)
+    path = Path(place_of_note())
+    path.write_text(content)
+    with pod.attempt(1):
+        pass

@@ -1,0 +1,60 @@
+"""How a training goes while it goes: what rank 0 writes, and what is made of the records of attempts."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from slipstream.artifacts.records import from_json
+from slipstream.artifacts.results.so_far import TrainingSoFar
+from slipstream.artifacts.results.training import LossPoint
+from slipstream.train import so_far
+from slipstream.train.fault_tolerance.goodput import STEPS, AttemptRecord
+from slipstream.train.so_far import attempts, read, written
+
+POINT = LossPoint(3, 0.5, 0.7, 1e-3)
+
+
+def at(step: int) -> TrainingSoFar:
+    return TrainingSoFar(step, 10, 0, [POINT], [], None)
+
+
+def test_it_is_written_as_it_goes_and_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(so_far, "PERIOD_S", 0.01)
+    path, step = tmp_path / "so_far.json", 1
+    assert read(path, str(tmp_path / "home"), 8, running=True) is None
+    with written(path, lambda: at(step)):
+        deadline = time.monotonic() + 30
+        while not path.exists():
+            assert time.monotonic() < deadline
+        step = 7
+    assert read(path, str(tmp_path / "home"), 8, running=True) == at(7)
+    assert [each.name for each in tmp_path.iterdir()] == ["so_far.json"]
+
+
+def test_nothing_that_goes_wrong_reaches_training(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with written(tmp_path / "no" / "such" / "directory.json", lambda: at(1)):
+        pass
+    assert capfd.readouterr().err.count("how training goes is not written") == 1
+    with written(None, lambda: at(1 // 0)):
+        pass
+
+
+def test_the_last_attempt_goes_on_and_those_before_say_why_they_ended() -> None:
+    first = AttemptRecord(1, 2, 0, 40, 30, ended="SIGTERM", wall=9.0)
+    first.seconds[STEPS] = 4.0
+    second = AttemptRecord(2, 2, 30, 30, 30)
+    told = attempts([first, second], batch_size=8, running=True)
+    assert [(each.rows_per_s, each.ended) for each in told] == [(80.0, "SIGTERM"), (None, "")]
+    assert attempts([first, second], batch_size=8, running=False)[-1].ended == "killed, or its machine was lost"
+
+
+def test_numbers_that_are_none_are_not_written(tmp_path: Path) -> None:
+    """As JSON knows none of them; the file before stays."""
+    path = tmp_path / "so_far.json"
+    so_far.write(path, at(1))
+    with pytest.raises(ValueError):
+        so_far.write(path, TrainingSoFar(2, 10, 0, [LossPoint(3, 0.5, float("nan"), 1e-3)], [], None))
+    assert from_json(path.read_bytes(), TrainingSoFar, path) == at(1)

@@ -1,0 +1,49 @@
+"""``pyflyte run --remote --wait``: how a failed execution is told, the one line that says why instead of its trace."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from flytekit.clis.sdk_in_container import run
+from flytekit.models.core.execution import WorkflowExecutionPhase
+from flytekit.remote import FlyteRemote, FlyteWorkflowExecution
+
+from slipstream.errors import UserError
+
+#: Propeller's, before the message of a task's last attempt.
+LAST_ATTEMPT = re.compile(r"^\[\d+/\d+\] currentAttempt done\. Last Error: \w+::")
+#: After the line with which ``tasks/flyte/last_line.py`` lets the message of every task begin.
+TRACE = "\n\nTrace:\n"
+
+flytekits_run = run.run_remote
+
+
+def run_remote(remote: FlyteRemote, *what: Any, **how: Any) -> None:
+    """flytekit's, with a remote that raises ``UserError`` if the execution that it waits for has failed. With ``-v``
+    the trace is told as well."""
+    wait, (*_, options) = remote.wait, what
+
+    def wait_for(execution: FlyteWorkflowExecution, *arguments: Any, **named: Any) -> FlyteWorkflowExecution:
+        ended = wait(execution, *arguments, **named)
+        why = cause_of(ended)
+        if why and not options.verbose:
+            raise UserError(f"execution {ended.id.name} failed: {why}")
+        return ended
+
+    remote.wait = wait_for
+    flytekits_run(remote, *what, **how)
+
+
+def cause_of(execution: FlyteWorkflowExecution) -> str:
+    """Why it failed; empty if it has not, or if no task of this project says why."""
+    error = execution.closure.error
+    if execution.closure.phase != WorkflowExecutionPhase.FAILED or error is None:
+        return ""
+    line, trace, _ = error.message.partition(TRACE)
+    return LAST_ATTEMPT.sub("", line) if trace else ""
+
+
+def one_line_of_a_failure() -> None:
+    """Let ``pyflyte`` tell it so; calling it again changes nothing."""
+    run.run_remote = run_remote
