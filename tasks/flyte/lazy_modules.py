@@ -16,7 +16,7 @@ Lazy: Any = importlib.util._LazyModule  # type: ignore[attr-defined]
 KNOWN = ("__class__", "__file__", "__loader__", "__name__", "__spec__")
 
 
-class _LazyModule(Lazy):  # type: ignore[misc] # flytekit knows lazy modules by the name of their class
+class _LazyModule(Lazy):  # flytekit knows lazy modules by the name of their class
     """One that says what it is without being loaded."""
 
     def __getattribute__(self, name: str) -> Any:
