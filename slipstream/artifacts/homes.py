@@ -49,5 +49,6 @@ class Holder:
 
 
 def home_below(base: str, key: str, *above: str) -> str:
-    """The address of the home of the work ``key`` below ``base``; ``above`` are project and domain on a cluster."""
-    return "/".join([base.rstrip("/"), HOMES, *above, key])
+    """The address of the home of the work ``key`` below ``base``; ``above`` are project and domain, where there are
+    such."""
+    return "/".join([base.rstrip("/"), HOMES, *filter(None, above), key])

@@ -8,7 +8,8 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from slipstream.train.checkpoint.home import Name, complete
+from slipstream.storage import storage_for
+from slipstream.train.checkpoint.home import CHECKPOINTS, Name, complete
 from tests.support.training_runs import ALL, Fault, Job, attempt
 
 #: Every moment at which a process can be lost, at a time when any run of the harness passes it.
@@ -38,7 +39,7 @@ RESUMING = [Fault("restore", rank=0), Fault("restore", rank=1), Fault("load", ra
 
 def whole_checkpoints(home: Path) -> list[Name]:
     """The newest first; a process that is killed in between leaves ``latest.json`` pointing to an older."""
-    return complete([f"{path.parent.name}/{path.name}" for path in home.glob("step-*/*")])
+    return complete(storage_for(str(home)).list(CHECKPOINTS))
 
 
 def newest(home: Path) -> Path:

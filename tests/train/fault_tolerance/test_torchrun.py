@@ -21,14 +21,14 @@ from tests.support.training_runs import Job, outcome
 
 CONFIG = {
     "model": {"name": "mlp", "arguments": {"hidden": [48, 32], "dropout": 0.2}},
-    "training": {"epochs": 120, "batch_size": 75, "checkpoint_every": 5, "evaluate_every": 50, "patience": 0},
+    "training": {"epochs": 300, "batch_size": 75, "checkpoint_every": 5, "evaluate_every": 50, "patience": 0},
 }
 #: torchrun 2.13 gives the restarted ranks the store of the ranks before, where they find each other's old addresses:
 #: "Connection refused", now and then. This makes it start a new store with every restart.
 OWN_STORE_PER_RESTART = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-#: Steps of a run: 120 epochs of 8. The last are left alone: a busy machine may notice a checkpoint late.
-STEPS = 960
-LEFT_ALONE = 300
+#: Steps of a run: 300 epochs of 8. The last are left alone: a busy machine may notice a checkpoint late.
+STEPS = 2400
+LEFT_ALONE = 1200
 
 
 def start(job: Job, restarts: int) -> subprocess.Popen[bytes]:
