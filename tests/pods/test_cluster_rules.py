@@ -201,7 +201,7 @@ def test_a_node_waits_for_what_its_branches_are_bound_to() -> None:
 def test_a_profile_is_shrunk_to_cpus_and_keeps_its_budgets(name: str) -> None:
     whole = load(name)
     small = shrunk(whole)
-    for stage in (*whole.stages, "none of its own"):
+    for stage in (*whole.stages, "fingerprint"):
         before, after = whole.placement(stage), small.placement(stage)
         assert after.gpu == "0" and not after.accelerator and after.world_size <= 2
         assert (after.retries, after.interruptible) == (before.retries, before.interruptible)
