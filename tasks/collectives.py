@@ -14,7 +14,7 @@ from slipstream.machine.gpus import visible_gpus
 from slipstream.profiles.profile import current_profile
 from tasks.config import with_lasting_history
 from tasks.flyte.artifact_types import MadeByElement, Prepared
-from tasks.flyte.elastic import Distributed, Workspace, distributed
+from tasks.flyte.elastic import Distributed, TaskInputs, Workspace, distributed
 from tasks.flyte.metadata import on
 
 if TYPE_CHECKING:
@@ -23,7 +23,13 @@ if TYPE_CHECKING:
 
 def parents() -> Distributed:
     """The processes of a worker group join no process group themselves: their children do, in each launch another."""
-    return distributed("collectives", returns=MadeByElement.of, starts_processes=True)
+    return replace(distributed("collectives", returns=MadeByElement.of, starts_processes=True), patience=patience)
+
+
+def patience(inputs: TaskInputs) -> float:
+    """A main job can do without its benchmark, and may be waiting for the room that the benchmark holds."""
+    config: CollectivesConfig | RunConfig = inputs["config"]
+    return (config.collectives if isinstance(config, RunConfig) else config).timeout
 
 
 @task(task_config=parents(), **on("collectives"))

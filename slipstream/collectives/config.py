@@ -73,7 +73,8 @@ class CollectivesConfig(Settings):
     reuse_days: Annotated[float, Field(ge=0)] = 7
     """The main job takes a profile of the same hardware from the history if it is younger; 0: it always measures."""
     timeout: Annotated[float, Field(gt=0)] = 60
-    """Seconds after which a rank that has not arrived, or does not go on, is given up and named."""
+    """Seconds after which a rank that has not arrived, or does not go on, is given up and named; on a cluster also
+    those after which the benchmark is left out, because not all of its pods have come."""
     compare_seconds: Annotated[float, Field(gt=0)] = 120
     """Seconds after which compare adds no more launches, even if nothing can be told yet."""
     tune_seconds: Annotated[float, Field(gt=0)] = 300

@@ -91,6 +91,7 @@ def check_package(package: Package, limits: Limits, save: Save, dockerfiles: lis
         checked.append(f"the users of {', '.join(str(file) for file in dockerfiles)}")
     else:
         unchecked.append("the images' users: no images/*.Dockerfile beside the package")
+    unchecked += started_one_by_one(uses)
     return Report(tuple(findings), tuple(checked), tuple(unchecked))
 
 
@@ -116,6 +117,17 @@ def over_limits(use: Use, limits: Limits) -> Iterator[Finding]:
             unseen = use.node is not None or name == NVIDIA
             quietly = f"registration lets it through, and propeller quietly gives the pod {allowed}"
             yield Finding("error", use.where, what, quietly if unseen else REFUSED, fix)
+
+
+def started_one_by_one(uses: list[Use]) -> list[str]:
+    """The risk of jobs that name no scheduler: whether the training operator gives them one is not in a package."""
+    jobs = sorted({use.task.id.name for use in uses if use.pods > 1 and not use.pod.get("schedulerName")})
+    if not jobs:
+        return []
+    return [
+        f"whether all pods of a job are started or none ({', '.join(jobs)}): the profile names no scheduler, and unless "
+        "the training operator has a gang scheduler two jobs can each hold a part of the nodes and wait for the rest"
+    ]
 
 
 def size(text: str) -> float:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from html import escape
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -29,6 +29,7 @@ from flytekit.models.literals import LiteralMap
 from flytekit.types.directory import FlyteDirectory
 from flytekitplugins.kfpytorch import CleanPodPolicy, Elastic, RunPolicy
 from flytekitplugins.kfpytorch.task import PytorchElasticFunctionTask
+from torch.distributed.elastic.rendezvous import RendezvousError
 
 from slipstream.artifacts.format import Artifact
 from slipstream.artifacts.homes import Holder
@@ -58,6 +59,7 @@ from tasks.flyte.forked_workers import LOOK, forked_workers, start_server
 from tasks.flyte.homes import home_of, this_attempt
 from tasks.flyte.live_deck import live_deck
 from tasks.flyte.memory_notes import noted_memory
+from tasks.flyte.other_pods import PATIENCE_S, WaitingForPods, given_up, timeouts, waiting_for_pods
 from tasks.flyte.stage import local_path, map_errors, run_stage, runs_locally
 
 LOG = logger("flyte")
@@ -130,6 +132,15 @@ def nothing_to_check(inputs: TaskInputs, placement: Placement) -> None:
     """A stage whose processes find out by themselves."""
 
 
+#: Of the task's inputs: the seconds after which a stage that nobody needs gives its other pods up; 0: it does not.
+Patience = Callable[[TaskInputs], float]
+
+
+def as_long_as_torch_does(inputs: TaskInputs) -> float:
+    """A stage that all else needs."""
+    return 0.0
+
+
 def as_made(made: Made) -> Made:
     """The outputs of an ordinary stage."""
     return made
@@ -173,6 +184,7 @@ class Distributed(Elastic):
     unfinished: Unfinished | None = None
     starts_processes: bool = False
     watch: Watch | None = None
+    patience: Patience = as_long_as_torch_does
 
 
 def distributed(
@@ -205,7 +217,7 @@ def distributed(
         nproc_per_node=placement.processes,
         max_restarts=placement.restarts,
         increase_shared_mem=False,
-        rdzv_configs={"timeout": 900, "join_timeout": 900, "read_timeout": 900},
+        rdzv_configs=timeouts(PATIENCE_S),
         # Pods that have ended stay until Flyte deletes the job, and their logs with them.
         run_policy=RunPolicy(clean_pod_policy=CleanPodPolicy.RUNNING),
     )
@@ -281,8 +293,9 @@ class DistributedTask(PytorchElasticFunctionTask):
                     config.stage, str(directory.absolute()), placement.notices, home, holder, started_by_agent, so_far
                 )
                 noted = nullcontext() if local else noted_memory(config.stage, lambda: self._progress(home))
-                with noted, self._watched(workspace, here):
-                    reused = self._run_group(workspace, placement.processes, here, local=local)
+                met = waiting_for_pods(config.stage, placement.nodes)
+                with noted, met as waiting, self._watched(workspace, here, waiting):
+                    reused = self._run_group(workspace, placement.processes, here, waiting, local=local)
                 self._hold(home, holder, here)
             Artifact.open(directory, config.stage)
             return reused
@@ -294,11 +307,18 @@ class DistributedTask(PytorchElasticFunctionTask):
         unfinished = self.task_config.unfinished
         return unfinished.progress(home) if unfinished else ""
 
-    def _watched(self, workspace: Workspace, inputs: TaskInputs) -> AbstractContextManager[None]:
+    def _watched(
+        self, workspace: Workspace, inputs: TaskInputs, waiting: WaitingForPods
+    ) -> AbstractContextManager[None]:
         watch = self.task_config.watch
         if watch is None or not workspace.so_far:
             return nullcontext()
-        return live_deck(workspace.stage.capitalize(), partial(watch, workspace, inputs))
+
+        def page(running: bool) -> str:
+            waits = str(waiting) if running else ""
+            return f"<p>{escape(waits)}</p>" if waits else watch(workspace, inputs, running)
+
+        return live_deck(workspace.stage.capitalize(), page)
 
     def _hold(self, home: str, holder: Holder, inputs: TaskInputs) -> None:
         """Hold the home until the result of the workers, which are done, is where Flyte finds it."""
@@ -317,18 +337,22 @@ class DistributedTask(PytorchElasticFunctionTask):
         home = unfinished.address(home_of(self.task_config.stage, unfinished.lasting(inputs), placement), inputs)
         return home, holder, unfinished.take(home, holder, inputs, directory)
 
-    def _run_group(self, workspace: Workspace, processes: int, inputs: TaskInputs, *, local: bool) -> bool:
+    def _run_group(
+        self, workspace: Workspace, processes: int, inputs: TaskInputs, waiting: WaitingForPods, *, local: bool
+    ) -> bool:
         """Run this machine's workers. Returns if they finished and rank 0 is among them: whether the result was there
         before."""
-        outcome, ended = None, None
+        outcome, ended, patience = None, None, self.task_config.patience(inputs)
         try:
             names = names_of_this_machine("localhost") if self.task_config.nnodes == 1 else nullcontext()
             if workspace.processes:
                 outcome = self._task_function(workspace=workspace, **inputs)
             else:
-                with names, forked_workers(self.task_config.stage):
+                with names, forked_workers(self.task_config.stage, patience or PATIENCE_S, waiting.met):
                     outcome = self._execute(workspace=workspace, **inputs)
         except GROUP_ENDED as error:
+            if patience and isinstance(error, RendezvousError) and not waiting.met.is_set():
+                raise given_up(workspace.stage, waiting.nodes, patience) from error
             ended = error
         finally:
             if not local:

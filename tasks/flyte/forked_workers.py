@@ -6,6 +6,7 @@ flytekit's plugin (1.16) knows the start methods "spawn", with which each worker
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,6 +16,7 @@ from torch.distributed.launcher import api
 from slipstream.distributed import fork_server
 from slipstream.distributed.child_processes import no_main_module
 from slipstream.stages import DISTRIBUTED, STAGES
+from tasks.flyte.other_pods import with_timeouts
 from tasks.flyte.stage import runs_locally
 
 #: The plugin's side of a worker. While torch and the engines are loaded, torch looks into every module that there is,
@@ -31,16 +33,29 @@ def start_server(stage: str) -> None:
     fork_server.start(("torch", *(engine for each in stages for engine in STAGES[each].engines), *PLUGIN))
 
 
+class Announced(fork_server.AsNow):
+    """Tells this process when the first worker is started, which is when all pods of the job have met."""
+
+    def __init__(self, target: Callable[..., object], started: threading.Event) -> None:
+        super().__init__(target)
+        self.started = started
+
+    def __getstate__(self) -> dict[str, object]:
+        self.started.set()
+        return super().__getstate__()
+
+
 @contextmanager
-def forked_workers(stage: str) -> Iterator[None]:
+def forked_workers(stage: str, patience_s: float, started: threading.Event) -> Iterator[None]:
     """In the block, process groups of the plugin, which looks torch's launcher up whenever it starts one, are made of
-    forked workers."""
+    forked workers. Agents wait so many seconds for each other, and ``started`` is set when they have met."""
     launch = api.elastic_launch
 
     def forking_launch(config: api.LaunchConfig, entrypoint: Callable[..., object]) -> api.elastic_launch:
         start_server(stage)
-        forking = replace(config, start_method="forkserver", monitor_interval=LOOK)
-        return launch(forking, fork_server.AsNow(entrypoint))
+        patience = with_timeouts(config.rdzv_configs, patience_s)
+        forking = replace(config, start_method="forkserver", monitor_interval=LOOK, rdzv_configs=patience)
+        return launch(forking, Announced(entrypoint, started))
 
     api.elastic_launch = forking_launch  # type: ignore[misc, assignment]
     try:

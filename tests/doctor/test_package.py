@@ -48,6 +48,16 @@ def test_a_healthy_package_has_no_findings(healthy: Package) -> None:
     assert any("users" in line for line in report.unchecked)
 
 
+def test_jobs_whose_pods_may_be_started_one_by_one_are_named(healthy: Package) -> None:
+    package = copy.deepcopy(healthy)
+    said = [line for line in check_package(package, LARGE, SIX_SECONDS, []).unchecked if "or none" in line]
+    assert len(said) == 1 and TRAIN in said[0] and "two jobs can each hold a part of the nodes" in said[0]
+    for task in package.tasks.values():
+        if task.HasField("k8s_pod"):
+            task.k8s_pod.pod_spec["schedulerName"] = "scheduler-plugins-scheduler"
+    assert not [line for line in check_package(package, LARGE, SIX_SECONDS, []).unchecked if "or none" in line]
+
+
 def no_retries(package: Package) -> None:
     package.tasks[TRAIN].metadata.retries.retries = 0
     for workflow in package.workflows.values():

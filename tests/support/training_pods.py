@@ -25,6 +25,7 @@ from slipstream.artifacts.format import ArtifactWriter
 from slipstream.artifacts.homes import HOMES
 from slipstream.artifacts.prepared.data import TARGET, Signature, TensorSpec
 from slipstream.artifacts.records import write_record
+from slipstream.doctor.archive import Package
 from slipstream.models.config import ModelConfig
 from slipstream.train.config import TrainingConfig
 from tests.support import REPOSITORY
@@ -37,6 +38,8 @@ from tests.support.package import package
 from tests.support.processes import forked_workers, free_port
 
 TRAIN = "tasks.train.train"
+#: By the name of their inputs, tasks that are no training.
+TASKS = {"benchmark": "tasks.collectives.benchmark_collectives"}
 
 PROFILE = """
 [stages.train]
@@ -66,17 +69,17 @@ class Cluster:
     bucket: Bucket
     environment: dict[str, str]
     workdir: Path
-    templates: dict[tuple[int, int], Any] = field(default_factory=dict)
+    packages: dict[tuple[int, int], Package] = field(default_factory=dict)
 
-    def template(self, nodes: int, processes: int = 1) -> Any:
-        """The training task, packaged for ``nodes`` pods of ``processes`` each."""
-        if (nodes, processes) not in self.templates:
+    def template(self, nodes: int, processes: int = 1, task: str = TRAIN) -> Any:
+        """A distributed task, packaged for ``nodes`` pods of ``processes`` each."""
+        if (nodes, processes) not in self.packages:
             profile = self.workdir / f"pods{nodes}.toml"
             # Two pods of one process have no room for all of the 28 KB, so that their rows stream; others download.
             cache = 2.2e-5 if (nodes, processes) == (2, 1) else 1.0
             profile.write_text(PROFILE.format(nodes=nodes, processes=processes, cache=cache))
-            self.templates[nodes, processes] = package(self.workdir, str(profile)).tasks[TRAIN]
-        return self.templates[nodes, processes]
+            self.packages[nodes, processes] = package(self.workdir, str(profile))
+        return self.packages[nodes, processes].tasks[task]
 
     def pod(
         self,
@@ -90,9 +93,9 @@ class Cluster:
         beside: str = "",
         **variables: str,
     ) -> Pod:
-        """Start pod ``number`` of an attempt of the training task in the execution ``name``. Executions find each
+        """Start pod ``number`` of an attempt of a distributed task in the execution ``name``. Executions find each
         other's checkpoints only if one of them is ``beside`` the other."""
-        container = primary_container(self.template(nodes, processes))
+        container = primary_container(self.template(nodes, processes, TASKS.get(inputs, TRAIN)))
         base = self.bucket.uri(f"{beside or name}/raw")
         raw, before = (raw_output(base, name, "n0", which) for which in (attempt, attempt - 1))
         place = self.bucket.uri(f"{name}/{attempt}")

@@ -1,0 +1,91 @@
+"""The other pods of a job, which this one waits for: said while it waits, and given up where the work is optional.
+
+Pods of a job that does not fit the cluster's free room are started one by one, unless a gang scheduler starts all or
+none. Two jobs can then hold half of what each needs, and wait for the other half.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from slipstream.errors import UserError
+from slipstream.logs import logger
+
+#: How long a pod waits before it says so, and then between two times.
+SAY_AFTER_S, SAY_EVERY_S = 30.0, 300.0
+#: torch's own wait is this long; a pod may have to wait for a node, and the node for its image.
+PATIENCE_S = 900.0
+
+
+class WaitingForPods:
+    """What is known of the pods of a job of ``nodes`` until all of them have met."""
+
+    def __init__(self, nodes: int) -> None:
+        self.nodes, self.met, self._since = nodes, threading.Event(), time.monotonic()
+
+    def __str__(self) -> str:
+        """Empty once they have met."""
+        if self.met.is_set():
+            return ""
+        absent = names_without_address(self.nodes)
+        who = f"{', '.join(absent)} (no room on the cluster, or still starting)" if absent else "their agents to meet"
+        return f"waits since {time.monotonic() - self._since:.0f} s for the {self.nodes} pods of this job: {who}"
+
+
+def names_without_address(nodes: int) -> list[str]:
+    """The pods of this job that have no address yet. The training operator names each ``JOB-worker-NUMBER``, and gives
+    it a service of that name."""
+    own = re.fullmatch(r"(.+-worker)-\d+", os.environ.get("HOSTNAME", ""))
+    return [name for number in range(nodes) if own and not has_address(name := f"{own[1]}-{number}")]
+
+
+def has_address(name: str) -> bool:
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError:
+        return False
+    return True
+
+
+@contextmanager
+def waiting_for_pods(stage: str, nodes: int) -> Iterator[WaitingForPods]:
+    """Log whom this pod waits for, from the beginning of the block until ``met`` is set or the block ends."""
+    waiting = WaitingForPods(nodes)
+
+    def say() -> None:
+        pause = SAY_AFTER_S
+        while not waiting.met.wait(pause):
+            logger(stage).info("%s", waiting)
+            pause = SAY_EVERY_S
+
+    if nodes > 1:
+        threading.Thread(target=say, name="waiting", daemon=True).start()
+    else:
+        waiting.met.set()
+    try:
+        yield waiting
+    finally:
+        waiting.met.set()
+
+
+def timeouts(seconds: float) -> dict[str, int]:
+    """How long torch's agents wait for each other."""
+    return dict.fromkeys(("timeout", "join_timeout", "read_timeout"), max(1, round(seconds)))
+
+
+def given_up(stage: str, nodes: int, seconds: float) -> UserError:
+    """What an optional stage says if the others did not come."""
+    return UserError(
+        f"{stage}: its {nodes} pods did not meet within {seconds:g} s ({stage}.timeout), so it is left out and blocks "
+        "nobody; free some room, or have a gang scheduler start all pods of a job or none"
+    )
+
+
+def with_timeouts(rdzv_configs: Mapping[str, object], seconds: float) -> dict[str, object]:
+    return {**rdzv_configs, **timeouts(seconds)}

@@ -1,0 +1,96 @@
+"""A pod whose job does not get all of its pods: it says for whom it waits, and what nobody needs is given up."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flyteidl.core.literals_pb2 import LiteralMap
+from flytekit import FlyteContextManager
+from flytekit.core.type_engine import TypeEngine
+
+from slipstream.collectives.config import CollectivesConfig
+from tasks.collectives import patience
+from tasks.flyte import other_pods
+from tasks.flyte.other_pods import WaitingForPods, timeouts, waiting_for_pods
+from tests.support.processes import free_port
+from tests.support.training_pods import Cluster, python_path
+
+#: In place of half a minute.
+SOON = "import tasks.flyte.other_pods as other_pods; other_pods.SAY_AFTER_S = 1.0"
+
+
+def job(number: int, name: str, port: int) -> dict[str, Any]:
+    """What the operator and Kubernetes tell a pod of a job of two."""
+    return {
+        "HOSTNAME": f"{name}-worker-{number}",
+        "PET_NNODES": "2:2",
+        "PET_NODE_RANK": str(number),
+        "PET_NPROC_PER_NODE": "1",
+        "PET_RDZV_BACKEND": "c10d",
+        "PET_RDZV_ENDPOINT": f"127.0.0.1:{port}",
+    }
+
+
+def test_a_training_says_for_whom_it_waits_and_then_trains(cluster: Cluster, tmp_path: Path) -> None:
+    port, own = free_port(), python_path(tmp_path, SOON, before="tasks.flyte.elastic")
+    first = cluster.pod(2, "waits", number=0, **{**job(0, "waits", port), **own})
+    deadline = time.monotonic() + 60
+    while "waits since" not in first.said():
+        assert first.running and time.monotonic() < deadline, first.said()
+        time.sleep(0.1)
+    said = "s for the 2 pods of this job: waits-worker-0, waits-worker-1 (no room on the cluster, or still starting)"
+    assert said in first.said()
+    second = cluster.pod(2, "waits", number=1, **job(1, "waits", port))
+    assert "validation loss" in first.finish() and second.finish()
+    assert cluster.verdict("waits").succeeded
+
+
+def test_a_benchmark_without_its_peers_is_given_up_for_good(cluster: Cluster) -> None:
+    context, config = FlyteContextManager.current_context(), CollectivesConfig(timeout=3)
+    literal = TypeEngine.to_literal(
+        context, config, CollectivesConfig, TypeEngine.to_literal_type(CollectivesConfig)
+    ).to_flyte_idl()
+    cluster.bucket.write("benchmark.pb", LiteralMap(literals={"config": literal}).SerializeToString())
+    variables = job(0, "alone", free_port())
+    pod = cluster.pod(2, "left-out", number=0, inputs="benchmark", **variables)
+    said, verdict = pod.finish(), cluster.verdict("left-out")
+    assert (verdict.payer, verdict.recoverable) == ("user", False), said
+    assert "collectives: its 2 pods did not meet within 3 s (collectives.timeout), so it is left out" in verdict.cause
+
+
+@pytest.mark.parametrize(("there", "absent"), [((), ["j-worker-0", "j-worker-1"]), (("j-worker-0",), ["j-worker-1"])])
+def test_who_is_missing_is_told_by_the_names(
+    there: tuple[str, ...], absent: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def getaddrinfo(name: str, port: object) -> list[object]:
+        if name not in there:
+            raise socket.gaierror("Name or service not known")
+        return []
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    monkeypatch.setenv("HOSTNAME", "j-worker-0")
+    waiting = WaitingForPods(2)
+    assert f"for the 2 pods of this job: {', '.join(absent)} (no room" in str(waiting)
+    waiting.met.set()
+    assert str(waiting) == ""
+    monkeypatch.setenv("HOSTNAME", "laptop")
+    assert str(WaitingForPods(2)).endswith("their agents to meet")
+
+
+def test_who_has_no_peers_says_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(other_pods, "SAY_AFTER_S", 0.01)
+    for nodes, pause in ((1, 0.1), (2, 0.0)):
+        with waiting_for_pods("train", nodes) as waiting:
+            time.sleep(pause)
+        assert waiting.met.is_set()
+    assert capsys.readouterr().err == ""
+
+
+def test_the_benchmark_waits_as_long_as_its_setting_says() -> None:
+    assert patience({"config": CollectivesConfig(timeout=7.4)}) == 7.4
+    assert timeouts(7.4) == {"timeout": 7, "join_timeout": 7, "read_timeout": 7}
+    assert set(timeouts(0.2).values()) == {1}
