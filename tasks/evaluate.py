@@ -7,8 +7,8 @@ from pathlib import Path
 from slipstream.artifacts.format import Artifact
 from slipstream.artifacts.versions import code_version
 from tasks.flyte.artifact_types import Made
-from tasks.flyte.model_and_data import ModelAndData
 from tasks.flyte.stage import run_stage
+from tasks.model_and_data import ModelAndData
 
 
 def evaluate(given: ModelAndData) -> Made:

@@ -15,8 +15,8 @@ from slipstream.stages import StageRun
 from tasks.evaluate import evaluate
 from tasks.flyte.artifact_types import Evaluated, Exported, Made, MadeExported, Prepared, Trained
 from tasks.flyte.metadata import on
-from tasks.flyte.model_and_data import ModelAndData
 from tasks.flyte.stage import map_errors, run_stage
+from tasks.model_and_data import ModelAndData
 
 
 class EvaluatedAndExported(NamedTuple):

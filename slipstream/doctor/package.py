@@ -125,8 +125,8 @@ def started_one_by_one(uses: list[Use]) -> list[str]:
     if not jobs:
         return []
     return [
-        f"whether all pods of a job are started or none ({', '.join(jobs)}): the profile names no scheduler, and unless "
-        "the training operator has a gang scheduler two jobs can each hold a part of the nodes and wait for the rest"
+        f"whether all pods of a job are started or none ({', '.join(jobs)}): the profile names no scheduler, and "
+        "without a gang scheduler of the operator's two jobs can each hold a part of the nodes and wait for the rest"
     ]
 
 
