@@ -1,0 +1,108 @@
+"""What preemptions cost a training, by simulation: steps lost, hours, and the retries that it takes.
+
+Preemptions come as a Poisson process, at the profile's rate for each pod; one of them ends the attempt of all pods.
+Only the weather is drawn: how a training survives it is tested by killing real ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from slipstream.errors import UserError
+from slipstream.profiles.placement import Placement
+from slipstream.text_table import aligned
+
+HOUR_S = 3600.0
+DRAWS = 5000
+#: Retries after which a training does not get on.
+MOST = 10_000
+
+
+@dataclass(frozen=True)
+class Pace:
+    """A training of ``hours`` of steps if nothing disturbs it, and seconds between two saves, from snapshot to
+    publication of one, and from the end of an attempt to the first step of the next."""
+
+    hours: float = 24.0
+    save_every_s: float = 600.0
+    save_s: float = 30.0
+    start_s: float = 180.0
+
+    def __post_init__(self) -> None:
+        if min(self.hours, self.save_every_s) <= 0 or min(self.save_s, self.start_s) < 0:
+            raise UserError(f"{self}: expected hours and a time between saves above 0, and no negative time")
+
+
+@dataclass(frozen=True)
+class Course:
+    """How one training went: hours of steps that were executed twice, hours on the clock, and its retries."""
+
+    lost: float
+    clock: float
+    retries: int
+
+
+def course(random: np.random.Generator, per_hour: float, pace: Pace, *, warned: bool) -> Course:
+    """One training under preemptions at this rate. If it is ``warned`` it saves before each end; otherwise it resumes
+    from the last save that was published. After :data:`MOST` retries it is given up."""
+    kept = lost = clock = 0.0
+    start, save, every = (seconds / HOUR_S for seconds in (pace.start_s, pace.save_s, pace.save_every_s))
+    for attempt in range(MOST):
+        until = random.exponential(1 / per_hour)
+        if until >= start + pace.hours - kept:
+            return Course(lost, clock + start + pace.hours - kept, attempt)
+        worked = max(0.0, until - start)
+        saved = worked if warned else max(0, math.floor((worked - save) / every)) * every
+        clock += until + (save if warned else 0.0)
+        kept, lost = kept + saved, lost + worked - saved
+    return Course(lost, clock, MOST)
+
+
+def is_warned(placement: Placement, pace: Pace) -> bool:
+    """Whether a pod learns of its end early enough for a last save."""
+    return placement.notices != "none" and placement.grace_seconds >= pace.save_s
+
+
+def forecast(name: str, placement: Placement, per_day: float, pace: Pace, price: float = 0.0) -> str:
+    """The training of a profile, preempted so often per pod and day: a table for the terminal, and whether the retries
+    of its ``placement`` suffice. ``price`` is that of an hour of one pod; 0: none is told.
+
+    Raises ``UserError`` if the placement is not on spot, or has no rate.
+    """
+    if not placement.interruptible or per_day <= 0:
+        raise UserError(f"profile {name}: trains on no spot capacity; expected interruptible and preemptions_per_day")
+    measures: dict[str, Callable[[Course], float]] = {
+        "steps lost, %": lambda one: 100 * one.lost / pace.hours,
+        "hours": lambda one: one.clock,
+        **({"price": lambda one: one.clock * placement.nodes * price} if price else {}),
+        "retries": lambda one: one.retries,
+    }
+    rows, needed = [], np.zeros(0)
+    for way, warned in (("saves before each end", True), ("resumes from the last save", False)):
+        random, per_hour = np.random.default_rng(0), per_day * placement.nodes / 24
+        found = [course(random, per_hour, pace, warned=warned) for _ in range(DRAWS)]
+        own = warned == is_warned(placement, pace)
+        rows.append([f"{'▸' if own else ' '} {way}", *(spread([of(one) for one in found]) for of in measures.values())])
+        needed = np.array([one.retries for one in found]) if own else needed
+    return "\n".join(
+        [
+            f"profile {name}: {pace.hours:g} h of training on {placement.nodes} pods, at {per_day:g} "
+            "preemptions a day and pod",
+            f"a save every {pace.save_every_s:g} s takes {pace.save_s:g} s; {pace.start_s:g} s from a preemption to "
+            f"the next step",
+            "",
+            aligned(("median (5 to 95 %)", *measures), rows, left=("median (5 to 95 %)",)),
+            "",
+            f"{np.mean(needed <= placement.retries):.1%} end within the {placement.retries} retries of this profile; "
+            f"99 % do within {np.quantile(needed, 0.99, method='higher'):.0f}",
+        ]
+    )
+
+
+def spread(values: Sequence[float]) -> str:
+    low, middle, high = (f"{value:.3g}" for value in np.percentile(values, (5, 50, 95)))
+    return f"{middle} ({low} to {high})"
