@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 # from them: fitting a small model took 40 s instead of 2.
 test prove: export OMP_WAIT_POLICY := passive
 
-.PHONY: run test check prove rehearse bench clean
+.PHONY: run test check prove rehearse bench clean cluster-proof
 
 run: $(READY)
 	$(BIN)/pyflyte run workflows/training.py train_and_export
@@ -29,6 +29,10 @@ prove: $(READY)
 PROFILE ?= a100-spot
 rehearse: $(READY)
 	$(BIN)/slipstream rehearse $(PROFILE)
+
+# The same promises on your own cluster; ARGS="--project … --domain …", see `slipstream cluster-proof --help`.
+cluster-proof: $(READY)
+	$(BIN)/slipstream cluster-proof $(PROFILE) --image $(IMAGE) $(ARGS)
 
 bench: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,bench]'

@@ -35,6 +35,9 @@ SUBCOMMANDS = {
     "schedules": Subcommand("workflows.schedules.command", "Show the schedules of an environment."),
     "schema": Subcommand("slipstream.schema", "Print the JSON Schema of run.yaml, for editors."),
     "rehearse": Subcommand("tests.support.cluster.command", "Run the workflow of a profile here, pod by pod."),
+    "cluster-proof": Subcommand(
+        "tests.support.cluster_proof.command", "Try on your own cluster what this project promises."
+    ),
 }
 
 

@@ -94,6 +94,11 @@ def explain(error: Exception, endpoint: str) -> UserError | None:
     """The one line, if a call of the backend at ``endpoint`` is behind the error; a task's own error is none."""
     if not any(frame.f_globals.get("__name__") == REMOTE for frame, _ in walk_tb(error.__traceback__)):
         return None
+    return line_about(error, endpoint)
+
+
+def line_about(error: Exception, endpoint: str) -> UserError | None:
+    """The one line about an error that a call of the backend at ``endpoint`` raised, if it is of the backend."""
     for cause in causes(error):
         if isinstance(cause, grpc.RpcError) and isinstance(cause, grpc.Call):
             return UserError(f"Flyte at {endpoint} {said(cause.code(), cause.details() or '')}")
@@ -117,6 +122,8 @@ def said(code: grpc.StatusCode, details: str) -> str:
         return f"does not speak TLS ({details}); if it is a sandbox, set `admin.insecure: true`"
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
         return f"cannot be reached ({details}); check `admin.endpoint`, and remove `admin.insecure` if it speaks TLS"
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return f"answers, but not as Flyte does ({details}); check `admin.endpoint`"
     if code is grpc.StatusCode.UNAUTHENTICATED:
         return f"does not accept the login ({details}); {MEND_LOGIN}"
     what, another, _ = details.partition(" with different structure already exists")

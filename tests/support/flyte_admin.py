@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from concurrent import futures
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import yaml
@@ -87,6 +87,8 @@ class FlyteAdmin(
         #: How every execution stands.
         self.closure = execution_pb2.ExecutionClosure(phase=WorkflowExecution.RUNNING)
         self.calls: list[str] = []
+        #: The token that it accepts; empty: no login is needed.
+        self.token = ""
         #: The platform's limit of CPUs for a task, if it has one.
         self.largest_cpu: int | None = None
         self.lock = threading.Lock()
@@ -196,6 +198,10 @@ class FlyteAdmin(
         spec = self.executions[request.id.name].spec
         return execution_pb2.Execution(id=request.id, spec=spec, closure=self.closure)
 
+    def TerminateExecution(self, request: Any, context: grpc.ServicerContext) -> Any:
+        self.closure.phase = WorkflowExecution.ABORTED
+        return execution_pb2.ExecutionTerminateResponse()
+
     def GetExecutionData(self, request: Any, context: grpc.ServicerContext) -> Any:
         return execution_pb2.WorkflowExecutionGetDataResponse()
 
@@ -211,11 +217,14 @@ class FlyteAdmin(
         return auth_pb2.PublicClientAuthConfigResponse(client_id="flytectl", authorization_metadata_key="authorization")
 
 
+Admin = TypeVar("Admin", bound=FlyteAdmin)
+
+
 class Gate(grpc.ServerInterceptor):
     """Notes every call, and refuses those without the right token; logging in needs none."""
 
-    def __init__(self, admin: FlyteAdmin, token: str) -> None:
-        self.admin, self.token = admin, token
+    def __init__(self, admin: FlyteAdmin) -> None:
+        self.admin = admin
         self.refusal = grpc.unary_unary_rpc_method_handler(
             lambda _, context: context.abort(grpc.StatusCode.UNAUTHENTICATED, "token is expired by 17h3m")
         )
@@ -223,18 +232,25 @@ class Gate(grpc.ServerInterceptor):
     def intercept_service(self, continuation: Any, details: Any) -> Any:
         self.admin.calls.append(details.method)
         given = dict(details.invocation_metadata).get("authorization")
-        refused = self.token and given != f"Bearer {self.token}" and "AuthMetadataService" not in details.method
-        return self.refusal if refused else continuation(details)
+        wrong = self.admin.token and given != f"Bearer {self.admin.token}"
+        return self.refusal if wrong and "AuthMetadataService" not in details.method else continuation(details)
 
 
 @contextmanager
 def flyte_admin(
     store: FaultyS3, *, token: str = "", certificate: tuple[bytes, bytes] | None = None
 ) -> Iterator[FlyteAdmin]:
-    """A FlyteAdmin that keeps what is uploaded in ``store``. With a ``token`` it refuses calls without it; with a
-    ``certificate`` (PEM: key, chain) it speaks TLS."""
-    admin = FlyteAdmin(Bucket(store.url, BUCKET))
-    server = grpc.server(futures.ThreadPoolExecutor(8), interceptors=[Gate(admin, token)])
+    """A FlyteAdmin that keeps what is uploaded in ``store``."""
+    with serving(FlyteAdmin(Bucket(store.url, BUCKET)), token, certificate) as admin:
+        yield admin
+
+
+@contextmanager
+def serving(admin: Admin, token: str = "", certificate: tuple[bytes, bytes] | None = None) -> Iterator[Admin]:
+    """Lets clients connect to ``admin``. With a ``token`` it refuses calls without it; with a ``certificate`` (PEM:
+    key, chain) it speaks TLS."""
+    admin.token = token
+    server = grpc.server(futures.ThreadPoolExecutor(8), interceptors=[Gate(admin)])
     admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
     dataproxy_pb2_grpc.add_DataProxyServiceServicer_to_server(admin, server)
     auth_pb2_grpc.add_AuthMetadataServiceServicer_to_server(admin, server)

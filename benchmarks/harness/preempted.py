@@ -1,0 +1,163 @@
+"""Two ranks of ``slipstream.train.run`` whose steps take at least a given time, and that are preempted.
+
+Executed steps are counted by the model and times are taken from outside. The processes are forked from one that has
+imported torch, which takes seconds otherwise.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import time
+from collections.abc import Mapping
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from harness.processes import FRESH
+from slipstream import logs
+from slipstream.artifacts.prepared.data import PreparedData, Signature
+from slipstream.models.config import ModelConfig
+from slipstream.storage import storage_for
+from slipstream.train.config import TrainingConfig
+from slipstream.train.fault_tolerance.goodput import AttemptRecord, read_attempts
+from slipstream.train.loop.probe import ROWS
+
+WORLD = 2
+STEPS_PER_EPOCH = 20
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training of ``steps`` steps, each of at least ``step_s`` seconds, on the data ``prepared`` in ``place``. All
+    that it writes there begins with ``name``; ``saving`` are its settings of checkpoints."""
+
+    place: Path
+    name: str
+    steps: int
+    step_s: float
+    saving: Mapping[str, Any]
+
+    @property
+    def counter(self) -> Path:
+        return self.place / f"{self.name}.executed"
+
+    @property
+    def executed(self) -> int:
+        """Steps that were begun in all attempts so far."""
+        return self.counter.stat().st_size if self.counter.exists() else 0
+
+    def pages(self) -> list[AttemptRecord]:
+        """What its attempts wrote of themselves. A killed attempt's page is some seconds old; what is on it belongs
+        together."""
+        return read_attempts(storage_for(f"{self.place}/{self.name}.home"))
+
+
+class Fault(NamedTuple):
+    """The end of an attempt, seconds after its start or after its first step; ``warned``: by SIGTERM."""
+
+    at_s: float
+    warned: bool
+    from_first_step: bool = False
+
+
+class Ended(NamedTuple):
+    """How an attempt went: whether it finished, and the seconds until its first step had begun (all of them, if it did
+    not come so far), until the fault, and until all its processes had ended."""
+
+    finished: bool
+    start_s: float
+    fault_s: float
+    wall_s: float
+
+
+class Steady(nn.Module):
+    """A network whose training steps take ``step_s``, and which notes in ``counter`` each that rank 0 begins."""
+
+    def __init__(self, pixels: int, outputs: int, counter: str, step_s: float) -> None:
+        super().__init__()
+        self.counter, self.step_s = Path(counter), step_s
+        self.layers = nn.Sequential(
+            nn.Flatten(), nn.Linear(pixels, 512), *(nn.Linear(512, 512) for _ in range(6)), nn.Linear(512, outputs)
+        )
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        # Smaller are the trainer's passes before the first step, which tell about the model and settle the buckets.
+        if self.training and len(inputs) > ROWS:
+            if dist.get_rank() == 0:
+                with self.counter.open("ab", buffering=0) as executed:
+                    executed.write(b".")
+            time.sleep(self.step_s)
+        return self.layers(inputs.float())
+
+
+def build(signature: Signature, counter: str, step_s: float) -> nn.Module:
+    """The factory that the trainer is told of."""
+    return Steady(math.prod(signature.inputs[0].shape), signature.outputs, counter, step_s)
+
+
+def rank_main(rank: int, port: int, job: Job) -> None:
+    """One rank of one attempt."""
+    from slipstream.train.fault_tolerance.guard import Preempted
+    from slipstream.train.run import run
+    from slipstream.train.setup import TrainingRequest
+
+    where = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": WORLD, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    # As under torch elastic, whose agent holds the store.
+    where["TORCHELASTIC_USE_AGENT_STORE"] = True
+    os.environ.update({name: str(value) for name, value in where.items()})
+    torch.set_num_threads(1)
+    rows = sum(PreparedData.open(job.place / "prepared").segment_rows("train"))
+    logs.configure("error")
+    with redirect_stdout(io.StringIO()):
+        try:
+            request = TrainingRequest(
+                prepared=job.place / "prepared",
+                model=ModelConfig("harness.preempted:build", {"counter": str(job.counter), "step_s": job.step_s}),
+                training=TrainingConfig(
+                    batch_size=math.ceil(rows / STEPS_PER_EPOCH),
+                    epochs=job.steps // STEPS_PER_EPOCH,
+                    patience=0,
+                    **job.saving,
+                ),
+                directory=job.place / f"{job.name}.model",
+                home=f"{job.place}/{job.name}.home",
+                made_by={},
+            )
+            run(request)
+        except Preempted:
+            os._exit(1)
+
+
+def attempt(job: Job, fault: Fault | None) -> Ended:
+    """Run the ranks to the end or to the fault."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    ranks = [FRESH.Process(target=rank_main, args=(rank, store.port, job), daemon=True) for rank in range(WORLD)]
+    before, started = job.executed, time.perf_counter()
+
+    def passed() -> float:
+        return time.perf_counter() - started
+
+    for process in ranks:
+        process.start()
+    early = math.inf if fault is None or fault.from_first_step else fault.at_s
+    while job.executed == before and passed() < early:
+        assert all(process.is_alive() for process in ranks), "a rank ended before its first step"
+        time.sleep(0.01)
+    start_s = fault_s = passed()
+    if fault is not None:
+        ranks[0].join(fault.at_s if fault.from_first_step else max(0.0, fault.at_s - passed()))
+        fault_s, victim = passed(), ranks[-1]
+        if victim.is_alive():
+            victim.terminate() if fault.warned else victim.kill()
+            if not fault.warned:
+                ranks[0].kill()
+    for process in ranks:
+        process.join()
+    return Ended(all(process.exitcode == 0 for process in ranks), start_s, fault_s, passed())

@@ -1,0 +1,135 @@
+"""Whether ``slipstream rehearse PROFILE --storm`` says what preemptions cost: its model beside real trainings.
+
+    python benchmarks/storm.py [--quick] [--runs N] [--json FILE]
+
+Two ranks of ``slipstream.train.run`` train a model whose steps take at least 30 ms. Each run is preempted by a Poisson
+process of its own until it ends, by SIGKILL (*killed*) or by SIGTERM (*warned*), which it sees coming no earlier. The
+simulation is given the same times of preemption, and what was measured of these runs: the time of a step, of a start,
+and of a last save. So both tell of the same weather, and what is left between them is the model's error; the interval
+of its mean is Student's over the runs, with 95 % confidence.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
+
+import click
+import numpy as np
+from scipy import stats
+
+from harness.command import benchmark
+from harness.preempted import WORLD, Ended, Fault, Job, attempt
+from harness.processes import alone
+from harness.table import Column, Table
+from harness.turns import Figures
+from slipstream.prepare.config import DataConfig
+from slipstream.prepare.engine import prepare
+from slipstream.profiles.storm import HOUR_S, Course, Pace, course
+from slipstream.train.fault_tolerance.goodput import STEPS
+
+STEP_S = 0.03
+SAVE_EVERY = 25
+#: More often is no training preempted here.
+MOST = 40
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training that came to its end, and the figures by which the simulation is told of it."""
+
+    attempts: list[Ended]
+    executed: int
+    step_s: float
+
+
+def run(job: Job, seed: int, mean_s: float, warned: bool) -> Run:
+    """Train to the end, however often it is preempted."""
+    draw, attempts = np.random.default_rng(seed), list[Ended]()
+    while not attempts or not attempts[-1].finished:
+        assert len(attempts) < MOST, "preempted too often to get on"
+        attempts.append(attempt(job, Fault(draw.exponential(mean_s), warned)))
+    pages = job.pages()
+    executed = sum(page.executed for page in pages)
+    return Run(attempts, job.executed, sum(page.seconds[STEPS] for page in pages) / executed)
+
+
+def predicted(seed: int, mean_s: float, pace: Pace, *, warned: bool) -> Course:
+    """The same weather, simulated."""
+    return course(np.random.default_rng(seed), HOUR_S / mean_s, pace, warned=warned)
+
+
+def compare(runs: list[Run], steps: int, mean_s: float, *, warned: bool) -> Figures:
+    """What was observed and what the simulation says, as means over the runs."""
+    step_s = median(run.step_s for run in runs)
+    ended = [each for run in runs for each in run.attempts]
+    struck = [each for each in ended if not each.finished]
+    starts = [each.start_s for each in ended if each.start_s < each.fault_s]
+    save_s = median(each.wall_s - each.fault_s for each in struck) if struck else 0.0
+    pace = Pace(steps * step_s / HOUR_S, SAVE_EVERY * step_s, save_s if warned else 0.0, median(starts))
+    told = [predicted(seed, mean_s, pace, warned=warned) for seed in range(len(runs))]
+    lost = [run.executed / steps - 1 for run in runs]
+    clock = [
+        sum(each.fault_s if not each.finished and not warned else each.wall_s for each in run.attempts) for run in runs
+    ]
+    off = np.array(lost) - np.array([one.lost / pace.hours for one in told])
+    half = float(stats.t.ppf(0.975, len(off) - 1) * off.std(ddof=1) / np.sqrt(len(off))) if len(off) > 1 else 0.0
+    return {
+        "runs": len(runs),
+        "preempted": fmean(len(run.attempts) - 1 for run in runs),
+        "preempted_told": fmean(one.retries for one in told),
+        "lost": fmean(lost),
+        "lost_told": fmean(one.lost / pace.hours for one in told),
+        "off": abs(float(off.mean())),
+        "half": half,
+        "clock_s": fmean(clock),
+        "clock_told": fmean(one.clock * HOUR_S for one in told),
+        "step_s": step_s,
+        "start_s": pace.start_s,
+        "save_s": pace.save_s,
+    }
+
+
+COLUMNS = (
+    Column("runs", "runs", "{:.0f}"),
+    Column("preempted", "preempted", "{:.2f}"),
+    Column("told", "preempted_told", "{:.2f}"),
+    Column("steps lost", "lost", "{:.2%}"),
+    Column("told", "lost_told", "{:.2%}"),
+    Column("apart", "off", "{:.2%}"),
+    Column("+-", "half", "{:.2%}"),
+    Column("clock s", "clock_s", "{:.1f}"),
+    Column("told", "clock_told", "{:.1f}"),
+    Column("step ms", "step_s", "{:.1f}", 1e-3),
+    Column("start s", "start_s", "{:.2f}"),
+    Column("save s", "save_s", "{:.2f}"),
+)
+
+
+@benchmark
+@click.option("--runs", default=25, show_default=True, help="Of each kind.")
+def main(quick: bool, runs: int) -> Iterator[Table]:
+    """The simulation of preemptions beside trainings that are preempted."""
+    steps, runs = (60, 1) if quick else (200, runs)
+    with tempfile.TemporaryDirectory() as directory:
+        place = Path(directory)
+        prepare(place / "prepared", "", "", DataConfig(), {})
+        alone(len, "")  # starts the server that the ranks are forked from
+        undisturbed = attempt(Job(place, "undisturbed", steps, STEP_S, {"checkpoint_every": SAVE_EVERY}), None)
+        mean_s, rows = undisturbed.wall_s, {}
+        for kind in ("killed", "warned"):
+            found = []
+            for seed in range(runs):
+                job = Job(place, f"{kind}-{seed}", steps, STEP_S, {"checkpoint_every": SAVE_EVERY})
+                found.append(run(job, seed, mean_s, kind == "warned"))
+                click.echo(f"  {kind} {seed}: {len(found[-1].attempts) - 1} preemptions", err=True)
+            rows[kind] = compare(found, steps, mean_s, warned=kind == "warned")
+    title = f"{WORLD} ranks, {steps} steps, a save every {SAVE_EVERY}, a preemption every {mean_s:.1f} s on average"
+    yield Table(title, COLUMNS, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""``slipstream cluster-proof``: says what it will do to the cluster, does it, and prints what held."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from slipstream.doctor.cluster import check_operator, check_priorities, unschedulable
+from slipstream.doctor.kubectl import KubectlError, items, kubectl
+from slipstream.errors import UserError
+from slipstream.profiles.placement import Placement
+from slipstream.profiles.profile import load
+from slipstream.text_table import aligned
+from tests.support.cluster_proof.flyte import Flyte
+from tests.support.cluster_proof.kubernetes import Kubernetes
+from tests.support.cluster_proof.proof import FILES, ROWS, TRAIN, Proof, Row
+from tests.support.package import package
+
+#: Attempts at a training: undisturbed, three that lose a pod, one that loses two, one that is ended and recovered.
+ATTEMPTS = 1 + 3 * 2 + 3 + 2
+#: What such an attempt takes on two CPUs, from its creation to its end.
+MINUTES_OF_AN_ATTEMPT = 2
+PLAN = f"""
+  1  register the workflows, twice, and upload a table of {FILES} files of {ROWS:,} rows to Flyte's store
+  2  run a main job twice; compare the prepared table with that of this machine
+  3  train 4 times more: a pod of each is deleted, evicted, killed, or two are deleted in a row
+  4  train once more, abort the execution and recover it
+"""
+
+
+@click.command()
+@click.argument("profile")
+@click.option("--image", required=True, help="The image that the cluster pulls.")
+@click.option("--config", type=click.Path(path_type=Path, exists=True), default=Path("flyte.config.yaml"))
+@click.option("--project", default="flytesnacks", show_default=True)
+@click.option("--domain", default="development", show_default=True)
+@click.option("--namespace", default="", help="Where Flyte runs its pods; PROJECT-DOMAIN if it is not given.")
+@click.option("--minutes", default=30.0, show_default=True, help="The longest that one execution may take.")
+@click.option("--price", default=0.0, help="Of an hour of one pod of the training, for the estimate.")
+@click.option("--autoscaled", is_flag=True, help="Nodes are added as pods want them: don't look for room now.")
+@click.option("--yes", is_flag=True, help="Don't ask before it begins.")
+def main(profile: str, image: str, minutes: float, price: float, *, autoscaled: bool, yes: bool, **where: Any) -> None:
+    """Repeat on your own cluster what this project promises of one, with PROFILE, and say what held. It says first what
+    it will do and what that costs, touches only executions of its own, and can be stopped at any time.
+
+    Example: slipstream cluster-proof a100-spot --image registry.example/slipstream:v1
+    """
+    placement = load(profile).placement("train")
+    flyte, kubernetes = site(**where)
+    context, version = kubernetes.context(), flyte.version()
+    with tempfile.TemporaryDirectory(prefix="proof-") as directory:
+        workdir = Path(directory)
+        check_room(workdir, profile, kubernetes, autoscaled=autoscaled)
+        say(f"cluster  {context}, namespace {kubernetes.namespace}")
+        say(f"Flyte    {flyte.endpoint}, {version}, project {flyte.project}, domain {flyte.domain}")
+        say(f"profile  {profile}, image {image}")
+        say(PLAN)
+        say(cost(placement, price))
+        say("left behind: the registered version, the table and what the runs wrote, in Flyte's store")
+        agreed(yes)
+        signal.signal(signal.SIGTERM, interrupted)
+        name = f"proof-{secrets.token_hex(3)}"
+        rows = Proof(name, flyte, kubernetes, image, profile, placement.nodes, say, minutes).run(workdir)
+    say("")
+    say(table(rows))
+    sys.exit(int(not all(row.held for row in rows)))
+
+
+def site(config: Path, project: str, domain: str, namespace: str) -> tuple[Flyte, Kubernetes]:
+    return Flyte(config, project, domain), Kubernetes(namespace or f"{project}-{domain}", kubectl)
+
+
+def check_room(workdir: Path, profile: str, kubernetes: Kubernetes, *, autoscaled: bool) -> None:
+    """Raises ``UserError`` if the cluster cannot run what the profile asks for."""
+    uses = package(workdir, profile).uses()
+    training = [] if autoscaled else [use for use in uses if use.where == TRAIN]
+    try:
+        nodes = items(kubernetes.ask, "nodes") if training else []
+        findings = [
+            *check_operator(uses, kubernetes.ask).findings,
+            *check_priorities(uses, kubernetes.ask).findings,
+            *(finding for use in training for finding in unschedulable(use, nodes)),
+        ]
+    except KubectlError as error:
+        raise UserError(str(error)) from None
+    wrong = [each for each in findings if each.severity == "error" or each.where == TRAIN]
+    if wrong:
+        first = wrong[0]
+        raise UserError(f"profile {profile}: {first.where}: {first.what}: {first.consequence}; {first.fix}")
+
+
+def cost(placement: Placement, price: float) -> str:
+    """What it will take, by a guess of the time of an attempt."""
+    hours = ATTEMPTS * placement.nodes * MINUTES_OF_AN_ATTEMPT / 60
+    gpus = f" with {placement.gpu} GPUs each" if placement.gpu != "0" else ""
+    money = f", {hours * price:.3g} at {price:g} an hour" if price else ""
+    pods = f"{placement.nodes} {'pod' if placement.nodes == 1 else 'pods'}{gpus}"
+    return f"8 executions, {ATTEMPTS} attempts at a training of {pods}: about {hours:.1f} pod-hours of training{money}"
+
+
+def agreed(yes: bool) -> None:
+    """Ask. Raises ``UserError`` where nobody can answer, and ``click.Abort``."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UserError("nothing was done: expected --yes, as there is no terminal on which to ask")
+    click.confirm("go on?", abort=True)
+
+
+def interrupted(signal_: int, frame: object) -> None:
+    """SIGTERM cleans up as Ctrl-C does."""
+    raise KeyboardInterrupt
+
+
+def table(rows: Sequence[Row]) -> str:
+    """What held and what not, each with the command to look closer."""
+    lines = [(("no", "yes")[row.held], row.act, row.seen) for row in rows]
+    looks = "\n".join(f"  {row.look}" for row in rows if "--selector" in row.look)
+    held = sum(row.held for row in rows)
+    columns = ("held", "what", "seen")
+    return f"{aligned(columns, lines, columns)}\n\nto look closer:\n{looks}\n\n{held} of {len(rows)} held"
+
+
+def say(line: str) -> None:
+    print(line, flush=True)

@@ -1,0 +1,208 @@
+"""A user's Flyte, as far as the proof needs it: registers, starts, looks on, ends; whatever it refuses is one line."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import requests
+from flyteidl.admin import execution_pb2, node_execution_pb2, task_execution_pb2
+from flyteidl.core import catalog_pb2, identifier_pb2
+from flyteidl.core.execution_pb2 import NodeExecution, TaskExecution, WorkflowExecution
+from flyteidl.core.literals_pb2 import LiteralMap
+from flyteidl.service import dataproxy_pb2
+from flytekit.configuration import Config
+from flytekit.remote import FlyteRemote
+
+from slipstream.artifacts.format import MANIFEST, Manifest
+from slipstream.errors import UserError
+from tests.support import REPOSITORY
+from tests.support.cluster.rehearsal import literal
+from workflows.command_line import line_about
+
+WHO = "slipstream cluster-proof"
+VERSION = re.compile(r"Computed version is (\S+)")
+#: A page of a listing; a main job has far fewer nodes.
+PAGE = 100
+TIMEOUT_S = 60
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """An attempt at a task; ``error`` is empty unless it failed."""
+
+    number: int
+    phase: TaskExecution.Phase.ValueType
+    error: str
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of an execution that runs a task, or took its outputs from the cache."""
+
+    id: identifier_pb2.NodeExecutionIdentifier
+    phase: NodeExecution.Phase.ValueType
+    cache: catalog_pb2.CatalogCacheStatus.ValueType
+    #: ``tasks.train.train``; empty until it is known.
+    task: str
+    attempts: list[Attempt] = field(default_factory=list)
+
+    @property
+    def succeeded(self) -> bool:
+        return self.phase in (NodeExecution.SUCCEEDED, NodeExecution.RECOVERED)
+
+    @property
+    def hit(self) -> bool:
+        return self.cache == catalog_pb2.CACHE_HIT
+
+
+class Flyte:
+    """Project and domain of a Flyte. All that it does raises ``UserError`` if Flyte cannot be reached or refuses."""
+
+    def __init__(self, config: Path, project: str, domain: str) -> None:
+        self.config = config
+        self.project, self.domain = project, domain
+        settings = Config.auto(str(config))
+        self.endpoint = settings.platform.endpoint
+        self.remote = FlyteRemote(settings, default_project=project, default_domain=domain)
+
+    @contextmanager
+    def explained(self) -> Iterator[Any]:
+        """The client of FlyteAdmin that takes and returns its own messages."""
+        try:
+            yield self.remote.client.raw
+        except UserError:
+            raise
+        except Exception as error:
+            raise line_about(error, self.endpoint) or error from None
+
+    def version(self) -> str:
+        """Of the backend; and that there is such a project."""
+        with self.explained() as client:
+            projects = {each.id for each in client.list_projects().projects}
+            version = str(self.remote.client.get_control_plane_version())
+        if self.project not in projects:
+            there = ", ".join(sorted(projects)) or "none"
+            raise UserError(f"Flyte at {self.endpoint} has no project {self.project!r}; expected one of {there}")
+        return version
+
+    def register(self, image: str, profile: str) -> str:
+        """Register as a user does; returns the version."""
+        command = [str(Path(sys.executable).with_name("pyflyte")), "--config", str(self.config), "register"]
+        command += ["workflows", "--image", image, "--project", self.project, "--domain", self.domain]
+        environment = {**os.environ, "SLIPSTREAM_PROFILE": profile, "COLUMNS": "1000"}
+        ended = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
+        said = ended.stdout + ended.stderr
+        found = VERSION.search(said)
+        if ended.returncode or not found:
+            lines = [line.strip("│ ") for line in said.splitlines() if line.startswith("│")]
+            last = lines or [line for line in said.splitlines() if line.strip()] or [f"exit code {ended.returncode}"]
+            raise UserError(f"pyflyte register: {last[-1]}")
+        return found[1]
+
+    def upload(self, file: Path, folder: str) -> str:
+        """Returns the address in Flyte's store."""
+        with self.explained():
+            return self.remote.upload_file(file, filename_root=folder)[1]
+
+    # Executions
+
+    def id_of(self, name: str) -> identifier_pb2.WorkflowExecutionIdentifier:
+        return identifier_pb2.WorkflowExecutionIdentifier(project=self.project, domain=self.domain, name=name)
+
+    def start(self, name: str, workflow: str, version: str, inputs: Mapping[str, Any]) -> None:
+        plan = identifier_pb2.Identifier(
+            resource_type=identifier_pb2.LAUNCH_PLAN,
+            project=self.project,
+            domain=self.domain,
+            name=workflow,
+            version=version,
+        )
+        request = execution_pb2.ExecutionCreateRequest(
+            project=self.project,
+            domain=self.domain,
+            name=name,
+            spec=execution_pb2.ExecutionSpec(launch_plan=plan, metadata=execution_pb2.ExecutionMetadata(principal=WHO)),
+            inputs=LiteralMap(literals={key: literal(value) for key, value in inputs.items()}),
+        )
+        with self.explained() as client:
+            client.create_execution(request)
+
+    def recover(self, name: str, into: str) -> None:
+        """Start an execution that goes on where a failed one ended."""
+        with self.explained() as client:
+            client.recover_execution(execution_pb2.ExecutionRecoverRequest(id=self.id_of(name), name=into))
+
+    def end(self, name: str, why: str) -> None:
+        request = execution_pb2.ExecutionTerminateRequest(id=self.id_of(name), cause=f"{WHO}: {why}")
+        with self.explained() as client:
+            client.terminate_execution(request)
+
+    def execution(self, name: str) -> execution_pb2.ExecutionClosure:
+        with self.explained() as client:
+            found: execution_pb2.Execution = client.get_execution(
+                execution_pb2.WorkflowExecutionGetRequest(id=self.id_of(name))
+            )
+        return found.closure
+
+    def nodes(self, name: str, parent: str = "") -> list[Node]:
+        """Of an execution, those inside of its sub-workflows, branches and map tasks, too."""
+        request = node_execution_pb2.NodeExecutionListRequest(
+            workflow_execution_id=self.id_of(name), limit=PAGE, unique_parent_id=parent
+        )
+        with self.explained() as client:
+            listed = client.list_node_executions_paginated(request).node_executions
+        found: list[Node] = []
+        for each in listed:
+            if each.metadata.is_parent_node:
+                found += self.nodes(name, each.id.node_id)
+            elif each.id.node_id not in ("start-node", "end-node"):
+                found.append(self.node(each))
+        return found
+
+    def node(self, execution: node_execution_pb2.NodeExecution) -> Node:
+        request = task_execution_pb2.TaskExecutionListRequest(node_execution_id=execution.id, limit=PAGE)
+        with self.explained() as client:
+            tasks = client.list_task_executions_paginated(request).task_executions
+        its = execution.closure.task_node_metadata
+        task = tasks[0].id.task_id.name if tasks else its.catalog_key.dataset_id.name.removeprefix("flyte_task-")
+        attempts = [Attempt(t.id.retry_attempt, t.closure.phase, t.closure.error.message) for t in tasks]
+        ordered = sorted(attempts, key=lambda attempt: attempt.number)
+        return Node(execution.id, execution.closure.phase, its.cache_status, task, ordered)
+
+    def artifact(self, nodes: Iterable[Node], kind: str) -> dict[str, str]:
+        """The files of the artifact of a stage that one of the nodes made, with their SHA-256, as its manifest has
+        them; empty if there is none."""
+        for node in nodes:
+            with self.explained() as client:
+                data = client.get_node_execution_data(node_execution_pb2.NodeExecutionGetDataRequest(id=node.id))
+            blob = data.full_outputs.literals["artifact"].scalar.blob
+            if blob.metadata.type.format == kind:
+                address = f"{blob.uri.rstrip('/')}/{MANIFEST}"
+                files = Manifest.parse(self.download(address), address).files
+                return {name: record.sha256 for name, record in files.items()}
+        return {}
+
+    def download(self, address: str) -> bytes:
+        """A file of Flyte's store, by an address that Flyte signs: this machine need have no rights there."""
+        with self.explained() as client:
+            signed = client.create_download_location(dataproxy_pb2.CreateDownloadLocationRequest(native_url=address))
+        try:
+            answer = requests.get(signed.signed_url, timeout=TIMEOUT_S)
+            answer.raise_for_status()
+        except requests.RequestException as error:
+            what = type(error).__name__ if error.response is None else f"status {error.response.status_code}"
+            raise UserError(f"{address}: cannot be read by the address that Flyte signs for it ({what})") from None
+        return answer.content
+
+    def runs(self, name: str) -> bool:
+        """Whether an execution has not ended."""
+        running = (WorkflowExecution.UNDEFINED, WorkflowExecution.QUEUED, WorkflowExecution.RUNNING)
+        return self.execution(name).phase in running

@@ -1,0 +1,287 @@
+"""What is tried on the cluster, one act after the other, and what of it held."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from flyteidl.core.catalog_pb2 import CACHE_POPULATED
+from flyteidl.core.execution_pb2 import TaskExecution, WorkflowExecution
+
+from slipstream.artifacts.prepared.card import CARD
+from slipstream.collectives.config import CollectivesConfig
+from slipstream.config import RunConfig
+from slipstream.doctor.kubectl import KubectlError, KubeObject
+from slipstream.errors import UserError
+from slipstream.export.config import ExportConfig
+from slipstream.models.config import ModelConfig
+from slipstream.one_line import one_line
+from slipstream.prepare.config import DataConfig
+from slipstream.prepare.engine import prepare
+from slipstream.train.config import TrainingConfig
+from tests.support.cluster_proof.flyte import Flyte, Node
+from tests.support.cluster_proof.kubernetes import How, Kubernetes, runs
+
+WORKFLOW = "workflows.training.train_and_export"
+TRAIN = "tasks.train.train"
+TARGET = "y"
+#: A training of a minute or so, in which a pod can be lost: the other stages have little to do.
+CONFIG = RunConfig(
+    data=DataConfig(memory=0.5),
+    model=ModelConfig(arguments={"hidden": [16]}),
+    training=TrainingConfig(epochs=75, batch_size=32, patience=0, checkpoint_every=200),
+    export=ExportConfig(calibration_rows=32, seconds=2.0),
+    collectives=CollectivesConfig(operations=["all_reduce"], smallest=1024, largest=4096, budget=0.01, launches=1),
+)
+#: The files of the table, and rows of each.
+FILES, ROWS = 8, 2000
+#: What rank 0 prints while it trains, and when it has resumed.
+STEP, RESUMED = re.compile(r"^train +step (\d+)/", re.MULTILINE), re.compile(r"resumes from step (\d+)")
+#: Of those files of a model that must be the same: its weights, and the losses of all steps.
+SAME = re.compile(r".*\.safetensors|history\.json")
+LOOK_S = 2.0
+
+
+class NotHeld(Exception):
+    """What was expected did not come about; the message says what was seen."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """An act: whether it held, what was seen, and the command with which to look closer."""
+
+    act: str
+    held: bool
+    seen: str
+    look: str
+
+
+@dataclass
+class Proof:
+    """Its executions are called ``name`` with a letter for each act; no others are touched. ``minutes`` is the longest
+    that any of them may take."""
+
+    name: str
+    flyte: Flyte
+    kubernetes: Kubernetes
+    image: str
+    profile: str
+    nodes: int
+    say: Callable[[str], None]
+    minutes: float = 30.0
+    config: RunConfig = CONFIG
+    rows: list[Row] = field(default_factory=list)
+    executions: list[str] = field(default_factory=list)
+
+    def run(self, workdir: Path) -> list[Row]:
+        """All acts; if one of the first two does not hold, on which the others build, these are left out.
+
+        Nothing that it started runs on when it returns or raises. Raises ``UserError`` if Flyte or the cluster cannot
+        be reached or refuse.
+        """
+        try:
+            for act, does in self.acts(workdir):
+                if not self.act(act, does) and len(self.rows) <= 2:
+                    break
+        finally:
+            self.clean_up()
+        return self.rows
+
+    def acts(self, workdir: Path) -> list[tuple[str, Callable[[], str]]]:
+        self.table = write_table(workdir / "table", self.name)
+        return [
+            ("registers, and again without a change", self.registers),
+            ("a main job runs to its end", self.runs),
+            ("the second takes all that can be cached from the cache", self.is_cached),
+            ("the table was prepared as on this machine", lambda: self.prepared_alike(workdir / "prepared")),
+            ("a pod of the training is deleted: the same model", lambda: self.survives(["deleted"])),
+            ("a pod is evicted: the same model", lambda: self.survives(["evicted"])),
+            ("all processes of a pod are killed: the same model", lambda: self.survives(["killed"])),
+            ("pods are deleted twice in a row: the same model", lambda: self.survives(["deleted", "deleted"])),
+            ("ended in mid-training and recovered: the same model", self.recovers),
+        ]
+
+    def act(self, act: str, does: Callable[[], str]) -> bool:
+        self.say(f"{act} …")
+        before = len(self.executions)
+        try:
+            seen, held = does(), True
+        except (NotHeld, KubectlError) as error:
+            seen, held = one_line(str(error)), False
+        look = f"kubectl --namespace {self.kubernetes.namespace} get flyteworkflows,pytorchjobs,pods"
+        if mine := self.executions[before:]:
+            look += f" --selector 'execution-id in ({','.join(mine)})'"
+        self.rows.append(Row(act, held, seen, look))
+        self.say(f"  {'held' if held else 'DID NOT HOLD'}: {seen}")
+        return held
+
+    def clean_up(self) -> None:
+        """End what of it still runs: by Flyte, and if that does not answer any more, behind its back."""
+        for name in self.executions:
+            try:
+                if self.flyte.runs(name):
+                    self.flyte.end(name, "stopped")
+                    self.say(f"  ended {name}")
+            except UserError as error:
+                with suppress(KubectlError):
+                    self.kubernetes.drop(name)
+                    self.say(f"  deleted {name} by kubectl, as {error}; Flyte's console may show it as running")
+
+    # The acts
+
+    def registers(self) -> str:
+        self.version = self.flyte.register(self.image, self.profile)
+        again = self.flyte.register(self.image, self.profile)
+        if again != self.version:
+            raise NotHeld(f"the same code was version {self.version}, then {again}")
+        addresses = [self.flyte.upload(file, self.name) for file in sorted(self.table.iterdir())]
+        self.data = addresses[0].rpartition("/")[0] + "/"
+        return f"version {self.version}"
+
+    def runs(self) -> str:
+        name = self.launch(0)
+        self.first = self.finished(name)
+        self.model = same_files(self.flyte.artifact(self.first, "train"))
+        if not self.model:
+            raise NotHeld(f"{name} handed on no trained model")
+        return f"{len(self.first)} tasks; {len(self.model)} files of the model are what the next acts compare"
+
+    def is_cached(self) -> str:
+        again = self.finished(self.launch(0))
+        kept = {node.task for node in self.first if node.cache == CACHE_POPULATED}
+        hits = {node.task for node in again if node.hit}
+        if not kept or (missed := kept - hits):
+            raise NotHeld(f"ran again: {', '.join(sorted(missed))}" if kept else "nothing was kept the first time")
+        return f"hits: {', '.join(sorted(hits))}"
+
+    def prepared_alike(self, directory: Path) -> str:
+        there = self.flyte.artifact(self.first, "prepare")
+        files = prepare(directory, str(self.table), TARGET, self.config.data, {}).files
+        here = {name: record.sha256 for name, record in files.items()}
+        compared = (here.keys() | there.keys()) - {CARD, "schema.json"}
+        if differ := sorted(name for name in compared if here.get(name) != there.get(name)):
+            raise NotHeld(f"{len(differ)} of {len(compared)} files differ: {', '.join(differ[:3])}")
+        return f"{len(compared)} of {len(compared)} files have the same SHA-256, besides two that name the source"
+
+    def survives(self, losses: Sequence[How]) -> str:
+        """A training that the cache does not have loses a pod in each of its first attempts."""
+        name = self.launch(len(self.executions))
+        seen: set[str] = set()
+        for how in losses:
+            pod = self.training_pod(name, seen)
+            self.kubernetes.lose(pod, how)
+            self.say(f"  {how} {pod['metadata']['name']}")
+        return self.same_model(name, seen, lost=len(losses))
+
+    def recovers(self) -> str:
+        name, seen = self.launch(len(self.executions)), set[str]()
+        self.training_pod(name, seen)
+        self.flyte.end(name, "to be recovered")
+        self.wait(name, "its end", lambda: not self.flyte.runs(name))
+        into = self.next_name()
+        self.flyte.recover(name, into)
+        return self.same_model(into, seen, lost=0)
+
+    # Executions
+
+    def next_name(self) -> str:
+        self.executions.append(f"{self.name}-{len(self.executions)}")
+        return self.executions[-1]
+
+    def launch(self, repetition: int) -> str:
+        """Start a main job. Each repetition trains anew, to the same model."""
+        config = replace(self.config, training=replace(self.config.training, repetition=repetition))
+        name = self.next_name()
+        self.say(f"  {name}")
+        self.flyte.start(name, WORKFLOW, self.version, {"data": self.data, "target": TARGET, "config": config})
+        return name
+
+    def wait(self, name: str, what: str, done: Callable[[], object]) -> None:
+        """Until ``done`` is true. Raises ``NotHeld`` if that takes too long."""
+        until = time.monotonic() + self.minutes * 60
+        while not done():
+            if time.monotonic() > until:
+                raise NotHeld(f"{name}: waited {self.minutes:g} minutes for {what}")
+            time.sleep(LOOK_S)
+
+    def finished(self, name: str) -> list[Node]:
+        """The nodes of an execution, once it has succeeded."""
+        self.wait(name, "its end", lambda: not self.flyte.runs(name))
+        self.check(name)
+        return self.flyte.nodes(name)
+
+    def check(self, name: str) -> None:
+        """Raises ``NotHeld`` if an execution failed."""
+        closure = self.flyte.execution(name)
+        if closure.phase in (WorkflowExecution.FAILED, WorkflowExecution.ABORTED, WorkflowExecution.TIMED_OUT):
+            raise NotHeld(f"{name} failed: {closure.error.message or closure.abort_metadata.cause}")
+
+    def training_pod(self, name: str, seen: set[str]) -> KubeObject:
+        """A pod of a training of which all pods run and steps are made; ``seen`` are the pods of earlier attempts, to
+        which those of this one are added. The last pod is taken, which of several is not that of rank 0."""
+        found: list[KubeObject] = []
+
+        def trains() -> bool:
+            self.check(name)
+            pods = [pod for pod in self.kubernetes.pods(name, TRAIN) if pod["metadata"]["uid"] not in seen]
+            found[:] = [pod for pod in pods if runs(pod)]
+            return len(found) == self.nodes and any(STEP.search(self.kubernetes.log(pod)) for pod in found)
+
+        self.wait(name, "steps of the training", trains)
+        seen.update(pod["metadata"]["uid"] for pod in found)
+        return found[-1]
+
+    def same_model(self, name: str, seen: set[str], lost: int) -> str:
+        """Wait for the model of an execution whose training went on after pods were ``lost`` or it was recovered, and
+        end the execution, as the other stages were tried before. Raises ``NotHeld`` unless it is the same model, and
+        so many attempts failed."""
+        resumed: list[int] = []
+
+        def trained() -> Node | None:
+            self.check(name)
+            for pod in self.kubernetes.pods(name, TRAIN):
+                if pod["metadata"]["uid"] not in seen:
+                    resumed.extend(int(step) for step in RESUMED.findall(self.kubernetes.log(pod)))
+            return next((node for node in self.flyte.nodes(name) if node.task == TRAIN and node.succeeded), None)
+
+        self.wait(name, "the trained model", trained)
+        (training,) = [node for node in self.flyte.nodes(name) if node.task == TRAIN]
+        if self.flyte.runs(name):
+            self.flyte.end(name, "the training was all it was for")
+        failed = [attempt for attempt in training.attempts if attempt.phase == TaskExecution.FAILED]
+        model = same_files(self.flyte.artifact([training], "train"))
+        if differ := sorted(file for file in self.model if model.get(file) != self.model[file]):
+            raise NotHeld(f"another model: {', '.join(differ)}")
+        if len(failed) != lost:
+            raise NotHeld(f"{len(failed)} attempts failed, expected {lost}")
+        if not any(resumed):
+            raise NotHeld("the same model, but it was not seen to resume: was it trained again from the start?")
+        why = f"; {lost} failed: {reason(failed[-1].error)}" if failed else ""
+        return f"resumed from step {max(resumed)}{why}"
+
+
+def same_files(files: Mapping[str, str]) -> dict[str, str]:
+    return {name: digest for name, digest in files.items() if SAME.fullmatch(name)}
+
+
+def reason(message: str) -> str:
+    """The first line of what Flyte says of a failed attempt."""
+    return next((line.strip() for line in message.splitlines() if line.strip()), "no reason given")[:120]
+
+
+def write_table(directory: Path, seed: str) -> Path:
+    """A table in several CSV files; each seed is another, which no cache has."""
+    draw = random.Random(seed)
+    directory.mkdir()
+    for file in range(FILES):
+        lines = [f"number,city,{TARGET}"]
+        for _ in range(ROWS):
+            number = draw.gauss(5, 2)
+            lines.append(f"{number:.6f},{draw.choice(['Oslo', 'Rome', 'Lima'])},{'yes' if number > 5 else 'no'}")
+        (directory / f"{file}.csv").write_text("\n".join(lines) + "\n")
+    return directory
