@@ -32,7 +32,8 @@ from tests.support import REPOSITORY
 from tests.support.cluster.bucket import Bucket
 from tests.support.cluster.budgets import Verdict
 from tests.support.cluster.outcome import read_outcome
-from tests.support.cluster.pods import Pod, primary_container, raw_output, rendered, values_of
+from tests.support.cluster.pods import Pod
+from tests.support.cluster.rendering import primary_container, raw_output, rendered, values_of
 from tests.support.faulty_s3 import CREDENTIALS, FaultyS3, faulty_s3
 from tests.support.package import package
 from tests.support.processes import forked_workers, free_port

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 import threading
 import time
@@ -13,22 +12,24 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
-from flyteidl.core.literals_pb2 import BindingData, Literal, LiteralMap, Scalar, Void
+from flyteidl.core.literals_pb2 import Literal, LiteralMap, Scalar, Void
 from flyteidl.core.tasks_pb2 import TaskTemplate
 from flyteidl.core.workflow_pb2 import ArrayNode, Node, NodeMetadata, WorkflowTemplate
 
 from slipstream.artifacts.homes import HOMES
 from slipstream.doctor.archive import Package
-from tests.support.cluster.bindings import START, resolve_all
 from tests.support.cluster.bucket import Bucket
 from tests.support.cluster.budgets import Budget, Verdict
-from tests.support.cluster.cache_keys import Catalog, cache_key
-from tests.support.cluster.conditions import decide
 from tests.support.cluster.kills import Kills
 from tests.support.cluster.operator import Aborted, watch_job, watch_pod
 from tests.support.cluster.outcome import read_outcome
-from tests.support.cluster.pods import Pod, primary_container, raw_output, rendered, values_of
+from tests.support.cluster.pods import Pod
 from tests.support.cluster.record import Attempt, Record
+from tests.support.cluster.rendering import primary_container, raw_output, rendered, values_of
+from tests.support.cluster.workflow.bindings import START, resolve_all
+from tests.support.cluster.workflow.cache_keys import Catalog, cache_key
+from tests.support.cluster.workflow.conditions import decide
+from tests.support.cluster.workflow.order import needed, upstream
 from tests.support.processes import free_port
 
 Literals = dict[str, Literal]
@@ -265,30 +266,3 @@ class Execution:
         else:
             verdict = watch_pod(pods, self.aborted)
         return (verdict, {}) if verdict else read_outcome(self.bucket, f"{place}/outputs")
-
-
-def needed(array: ArrayNode, size: int) -> int:
-    """How many of ``size`` elements have to succeed."""
-    if array.WhichOneof("success_criteria") == "min_successes":
-        return array.min_successes
-    return math.ceil(array.min_success_ratio * size) if array.HasField("min_success_ratio") else size
-
-
-def upstream(node: Node) -> set[str]:
-    """The nodes that have to end before ``node``: those it is told of, and those its inputs come from."""
-    found = set(node.upstream_node_ids)
-    for binding in node.inputs:
-        found |= promised(binding.binding)
-    if node.HasField("branch_node"):
-        block = node.branch_node.if_else
-        others = [block.else_node] if block.WhichOneof("default") == "else_node" else []
-        for then in [block.case.then_node, *(case.then_node for case in block.other), *others]:
-            found |= upstream(then)
-    return found - {START, node.id}
-
-
-def promised(data: BindingData) -> set[str]:
-    if data.WhichOneof("value") == "promise":
-        return {data.promise.node_id or START}
-    inner = [*data.collection.bindings, *data.map.bindings.values()]
-    return {name for each in inner for name in promised(each)}

@@ -23,10 +23,10 @@ from slipstream.prepare.config import DataConfig
 from slipstream.profiles.profile import RESOLVED, Profile
 from slipstream.train.config import TrainingConfig
 from tests.support.cluster.bucket import Bucket
-from tests.support.cluster.cache_keys import Catalog
 from tests.support.cluster.kills import Kills
 from tests.support.cluster.propeller import Execution
 from tests.support.cluster.record import Record
+from tests.support.cluster.workflow.cache_keys import Catalog
 from tests.support.faulty_s3 import FaultyS3, faulty_s3
 from tests.support.package import package
 
