@@ -74,7 +74,7 @@ def rehearsal(workdir: Path, profile: Profile) -> Iterator[Rehearsal]:
     made = package(workdir, profile.name, **{RESOLVED: profile.to_json()})
     with faulty_s3() as server:
         # moto forgets nothing as long as its process lives.
-        bucket = Bucket(server.url, f"rehearsal-{np.random.default_rng().integers(2**62):x}")
+        bucket = Bucket(server.url, f"rehearsal-{np.random.default_rng().integers(2**62):x}", patient=False)
         yield Rehearsal(made, server, bucket, workdir)
 
 

@@ -10,30 +10,39 @@ from typing import NamedTuple
 from flyteidl.core.tasks_pb2 import TaskTemplate
 from google.protobuf.json_format import MessageToDict
 
-from tests.support.cluster.pods import GRACE_S
+from tests.support.cluster.pods import GRACE_S, Toleration
 
 TEMPLATE = re.compile(r"\{\{\s*[.$](\w+)\s*\}\}")
 
 
+#: The taint of spot nodes, and what the platform lets its interruptible pods tolerate (``interruptible-tolerations``).
+SPOT = "example.com/spot"
+SPOT_TOLERATION: Toleration = {"key": SPOT, "operator": "Exists", "effect": "NoSchedule"}
+
+
 class Container(NamedTuple):
-    """What the primary container of a task's pods runs."""
+    """What the primary container of a task's pods runs, and the nodes that the pods tolerate."""
 
     command: list[str]
     environment: dict[str, str]
     grace_s: float
+    tolerations: list[Toleration]
 
 
-def primary_container(task: TaskTemplate) -> Container:
+def primary_container(task: TaskTemplate, interruptible: bool = False) -> Container:
+    """``flytek8s/k8s_resource_adds.go: GetPodTolerations``: those of the platform come before the template's own."""
+    tolerations = [SPOT_TOLERATION] if interruptible else []
     if task.HasField("container"):
         container = task.container
         environment = {pair.key: pair.value for pair in container.env}
-        return Container([*container.command, *container.args], environment, GRACE_S)
+        return Container([*container.command, *container.args], environment, GRACE_S, tolerations)
     spec = MessageToDict(task.k8s_pod)["podSpec"]
     name = task.config["primary_container_name"]
     (primary,) = [each for each in spec["containers"] if each["name"] == name]
     environment = {pair["name"]: pair.get("value", "") for pair in primary.get("env", [])}
     command = [*primary.get("command", []), *primary.get("args", [])]
-    return Container(command, environment, float(spec.get("terminationGracePeriodSeconds", GRACE_S)))
+    grace_s = float(spec.get("terminationGracePeriodSeconds", GRACE_S))
+    return Container(command, environment, grace_s, [*tolerations, *spec.get("tolerations", [])])
 
 
 def values_of(inputs: str, place: str, raw: str = "", previous: str = "") -> dict[str, str]:
