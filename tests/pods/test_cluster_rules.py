@@ -16,8 +16,8 @@ from flyteidl.core.workflow_pb2 import ArrayNode, IfElseBlock, Node
 from slipstream.profiles.profile import BUILT_IN, load
 from tests.support.cluster.budgets import Budget, Verdict
 from tests.support.cluster.kills import drawn
+from tests.support.cluster.rehearse.shrunk import difference, shrunk
 from tests.support.cluster.rendering import rendered
-from tests.support.cluster.shrunk import difference, shrunk
 from tests.support.cluster.workflow.bindings import START, resolve
 from tests.support.cluster.workflow.cache_keys import cache_key
 from tests.support.cluster.workflow.conditions import MalformedBranch, decide
