@@ -96,11 +96,11 @@ def test_a_training_and_a_benchmark_in_room_for_three_do_not_block_each_other_fo
         assert (left_out.payer, left_out.recoverable) == ("user", False), benchmark[0].said()
         assert "did not meet within 3 s (collectives.timeout), so it is left out" in left_out.cause
         assert run_job(training, lambda: cluster.verdict("few-inputs")).succeeded, training[0].said()
+        assert other.running, "nobody else left"
     finally:
         for pod in (other, *training, *benchmark):
             pod.kill()
-    # The training's second pod got the place that the benchmark gave up; nobody else had left.
-    assert training[1].started >= benchmark[0].ended and other.ended > max(pod.ended for pod in training)
+    assert training[1].started >= benchmark[0].ended, "it got the place that the benchmark gave up"
     assert "validation loss" in training[0].said()
 
 
