@@ -6,8 +6,9 @@ same memory. So a pod whose memory is nearly full notes that beside Flyte's raw 
 ends in any other way. A note that is still there means that its attempt was killed, by the kernel or with its node.
 Twice in a row, with as much memory and no progress in between, is no coincidence: the next attempt refuses.
 
-Where the kernel kills one process and the task lives to say so, Flyte does not read it of a pod by itself, as the kubelet
-calls the container ``OOMKilled`` all the same. So that attempt leaves its words as a note, and the next says them again.
+Where the kernel kills one process and the task lives to say so, Flyte does not read it of a pod by itself: the kubelet
+calls the container ``OOMKilled`` all the same, and Flyte tries again. So that attempt leaves its words as a note, and
+the next one says them again.
 """
 
 from __future__ import annotations

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from flyteidl.core.tasks_pb2 import TaskTemplate
 
 from tests.support.cluster.bucket import Bucket
 from tests.support.cluster.budgets import SYSTEM_RETRIES
 from tests.support.cluster.kills import STRIKES, How
 from tests.support.cluster.propeller import NodeFailed
-from tests.support.cluster.rendering import SPOT
+from tests.support.cluster.rendering import SPOT, SPOT_TOLERATION, primary_container
 from tests.support.cluster.scheduler import Machine, Scheduler
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.shell_tasks import Shell, running_pod, under_way, until, until_ready
@@ -61,6 +62,14 @@ def test_the_last_attempt_that_the_system_pays_for_is_kept_from_spot_nodes(bucke
     assert tolerated == [[SPOT], [SPOT], [SPOT], []]
     assert [pod.node for pod in execution.pods] == ["spot", "spot", "spot", "on demand"]
     assert execution.record.spent == {"user": 0, "system": SYSTEM_RETRIES + 1}
+
+
+def test_what_a_template_tolerates_by_itself_it_tolerates_on_demand_as_well() -> None:
+    own = {"key": "own", "operator": "Exists", "effect": "NoSchedule"}
+    task = TaskTemplate(config={"primary_container_name": "primary"})
+    task.k8s_pod.pod_spec.update({"containers": [{"name": "primary"}], "tolerations": [own]})
+    assert primary_container(task, interruptible=True).tolerations == [SPOT_TOLERATION, own]
+    assert primary_container(task, interruptible=False).tolerations == [own]
 
 
 def test_a_pod_that_is_deleted_while_it_waits_for_room_is_the_systems_as_well(bucket: Bucket, tmp_path: Path) -> None:

@@ -84,9 +84,9 @@ def test_who_lives_to_read_the_kernels_counters_leaves_word_for_the_next(
         counters = MemoryCounters(1, 4 * GIB, pod.limit)
         raise RuntimeError("the worker of rank 0 was lost to SIGKILL")
     line = r"^export: out of memory: the kernel killed 1 process at the limit of 4 GiB \(peak 4 GiB\); raise "
-    with pytest.raises(UserError, match=line + r"stages\.export\.memory in the profile 'local'$"):
-        with pod.attempt(1, lambda: "20"):
-            raise AssertionError("began")
+    line += r"stages\.export\.memory in the profile 'local'$"
+    with pytest.raises(UserError, match=line), pod.attempt(1, lambda: "20"):
+        raise AssertionError("began")
     pod.limit *= 2
     with pod.attempt(2, lambda: "20"):
         pass
