@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from tests.support.cluster.kills import STRIKES
 from tests.support.cluster.operator import never, run_job, watch_job
 from tests.support.cluster.pods import Pod
+from tests.support.processes import largest_of_session
 from tests.support.training_pods import BUG, Cluster, pods_of_job, python_path, until_saved, worker_of
 
 
@@ -212,6 +214,19 @@ def test_a_worker_lost_to_a_signal_is_worth_another_attempt(cluster: Cluster) ->
     error = cluster.error("lost")
     assert error.kind == error.RECOVERABLE, output
     assert "rank 0 was lost to SIGKILL" in error.message
+
+
+@pytest.mark.prove
+def test_a_rank_of_a_job_that_no_counter_says_was_out_of_memory_is_worth_another_attempt(cluster: Cluster) -> None:
+    """The kubelet calls its pod OOMKilled, with exit code 0; of a job Flyte reads what the pods left."""
+    pods = pods_of_job(cluster, "rank", inputs="endless")
+    until_saved(cluster, pods[0], "rank")
+    assert largest_of_session(pods[1].pid) == worker_of(pods[1])
+    STRIKES["OOMKilled 0"](pods[1])
+    verdict = run_job(pods, lambda: cluster.verdict("rank"))
+    said = [pod.finish() for pod in pods]
+    assert (verdict.payer, verdict.recoverable) == ("user", True), said
+    assert [pod.exit_code for pod in pods] == [0, 0] and "lost to SIGKILL" in said[1], said
 
 
 @pytest.mark.prove
