@@ -34,7 +34,7 @@ SUBCOMMANDS = {
     "doctor": Subcommand("slipstream.doctor.command", "Say what a package, a cluster or a node lacks."),
     "schedules": Subcommand("workflows.schedules.command", "Show the schedules of an environment."),
     "schema": Subcommand("slipstream.schema", "Print the JSON Schema of run.yaml, for editors."),
-    "rehearse": Subcommand("tests.support.cluster.command", "Run the workflow of a profile here, pod by pod."),
+    "rehearse": Subcommand("tests.support.cluster.rehearse.command", "Run the workflow of a profile here, pod by pod."),
     "cluster-proof": Subcommand(
         "tests.support.cluster_proof.command", "Try on your own cluster what this project promises."
     ),

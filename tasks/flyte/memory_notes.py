@@ -5,6 +5,10 @@ tell why (:mod:`slipstream.machine.out_of_memory` needs somebody). Flyte sees ``
 same memory. So a pod whose memory is nearly full notes that beside Flyte's raw data, and takes the note away when it
 ends in any other way. A note that is still there means that its attempt was killed, by the kernel or with its node.
 Twice in a row, with as much memory and no progress in between, is no coincidence: the next attempt refuses.
+
+Where the kernel kills one process and the task lives to say so, Flyte does not read it of a pod by itself: the kubelet
+calls the container ``OOMKilled`` all the same, and Flyte tries again. So that attempt leaves its words as a note, and
+the next one says them again.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from flytekit import current_context
 from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.machine.limits import memory_limit, memory_used
-from slipstream.machine.out_of_memory import GIB
+from slipstream.machine.out_of_memory import GIB, memory_counters, what_was_killed
 from slipstream.profiles.profile import current_profile
 from slipstream.storage import MissingObject, StorageUnavailable, open_reader, storage_for
 
@@ -37,17 +41,27 @@ ENOUGH = 2
 @dataclass(frozen=True)
 class Note:
     """``used`` of ``limit`` bytes were taken; ``progress`` is what the work had kept by then. The ``times``-th note in
-    a row of which all this is true."""
+    a row of which all this is true. ``killed`` is what the attempt read in the kernel's counters, if it lived to."""
 
     attempt: int
     used: int
     limit: float
     progress: str
     times: int
+    killed: str = ""
 
     def repeated_by(self, attempt: int, limit: float, progress: str) -> bool:
         """Whether an attempt that comes to this point is in the same case again."""
         return attempt > self.attempt and (limit, progress) == (self.limit, self.progress)
+
+    def __str__(self) -> str:
+        """Why the same case again is hopeless; empty if it may be chance."""
+        if self.killed or self.times < ENOUGH:
+            return self.killed
+        return (
+            f"out of memory: the last {self.times} attempts were killed when they had taken "
+            f"{self.used / GIB:.3g} of {self.limit / GIB:.3g} GiB"
+        )
 
 
 def no_progress() -> str:
@@ -68,18 +82,16 @@ def noted_memory(stage: str, progress: Callable[[], str] = no_progress) -> Itera
         return
     uri = place_of_note()
     earlier = read_note(uri) if attempt else None
-    if earlier and earlier.times >= ENOUGH and earlier.repeated_by(attempt, limit, progress()):
-        raise UserError(
-            f"{stage}: out of memory: the last {earlier.times} attempts were killed when they had taken "
-            f"{earlier.used / GIB:.3g} of {limit / GIB:.3g} GiB; raise stages.{stage}.memory in the profile "
-            f"{current_profile().name!r}"
-        )
-    ended, noted = threading.Event(), threading.Event()
+    if earlier and str(earlier) and earlier.repeated_by(attempt, limit, progress()):
+        raise UserError(f"{stage}: {earlier}; raise stages.{stage}.memory in the profile {current_profile().name!r}")
+    ended, noted, killed = threading.Event(), threading.Event(), ""
+    before = memory_counters()
 
     def watch() -> None:
         while not ended.wait(LOOK_S):
             if (used := memory_used()) >= NEARLY * limit:
                 noted.set()
+                LOG.warning("memory is nearly full: %.3g of %.3g GiB", used / GIB, limit / GIB)
                 with suppress(StorageUnavailable, UserError):
                     kept = progress()
                     again = earlier and earlier.repeated_by(attempt, limit, kept)
@@ -90,10 +102,17 @@ def noted_memory(stage: str, progress: Callable[[], str] = no_progress) -> Itera
     watching.start()
     try:
         yield
+    except Exception:
+        now = memory_counters()
+        killed = what_was_killed(before, now) if now.at_limit else ""
+        raise
     finally:
         ended.set()
         watching.join()
-        if earlier or noted.is_set():
+        if killed:
+            with suppress(StorageUnavailable, UserError):
+                write_note(uri, Note(attempt, int(limit), limit, progress(), 1, killed))
+        elif earlier or noted.is_set():
             remove_note(uri)
 
 
@@ -118,7 +137,6 @@ def read_note(uri: str) -> Note | None:
 
 def write_note(uri: str, note: Note) -> None:
     base, _, name = uri.rpartition("/")
-    LOG.warning("memory is nearly full: %.3g of %.3g GiB", note.used / GIB, note.limit / GIB)
     storage_for(base).put(name, json.dumps(asdict(note)).encode())
 
 

@@ -15,25 +15,29 @@ from flyteidl.core.literals_pb2 import LiteralMap
 
 from tests.support.cluster.bucket import Bucket
 from tests.support.cluster.budgets import Verdict
-from tests.support.cluster.kills import How, Kill, Kills
+from tests.support.cluster.kills import STRIKES, How, Kill, Kills
 from tests.support.cluster.operator import Aborted, never, watch_job, watch_pod
 from tests.support.cluster.outcome import read_outcome
 from tests.support.cluster.pods import Pod
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.processes import running
+from tests.support.shell_tasks import until, until_ready
 
 Start = Callable[..., Pod]
 SLEEP = "sleep 60"
+JOB_FAILED = "PyTorchJobFailed: 1 Worker replica(s) failed"
 DEAF = "trap '' TERM; while :; do sleep 0.05; done"
+#: Told to end, it saves first.
+FAREWELL = "trap 'sleep 1; echo saved; exit 0' TERM; echo ready; while :; do sleep 0.05; done"
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     pods: list[Pod] = []
 
-    def begin(script: str, grace_s: float = 5.0) -> Pod:
+    def begin(script: str, grace_s: float = 5.0, admit: Callable[[Pod], None] | None = None) -> Pod:
         name = f"p{len(pods)}"
-        pods.append(Pod.start(name, ["sh", "-c", script], {}, tmp_path / name, grace_s))
+        pods.append(Pod.start(name, ["sh", "-c", script], {}, tmp_path / name, grace_s, admit=admit))
         return pods[-1]
 
     yield begin
@@ -43,6 +47,10 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 NOT_ABORTED = threading.Event()
+
+
+def never_admitted(pod: Pod) -> None:
+    """It stays Pending."""
 
 
 def test_exit_0_leaves_the_verdict_to_the_outputs(start: Start) -> None:
@@ -58,7 +66,7 @@ def test_a_deleted_pod_is_the_systems_failure_before_it_has_ended(start: Start) 
     pod = start(DEAF, grace_s=0.5)
     time.sleep(0.2)  # until the shell has its trap
     pod.delete()
-    assert watch_pod([pod], NOT_ABORTED) == Verdict("system", "the pod was deleted")
+    assert watch_pod([pod], NOT_ABORTED) == Verdict("system", "UnexpectedObjectDeletion")
     assert pod.running
     pod.waiting.join(5)
     assert pod.exit_code == -signal.SIGKILL and pod.ended - pod.started >= 0.7
@@ -68,10 +76,7 @@ def test_whatever_a_container_started_ends_with_its_main_process(start: Start, t
     pod = start(f"{SLEEP} & echo $! > {tmp_path}/child; exit 0")
     pod.waiting.join(5)
     child = int((tmp_path / "child").read_text())
-    deadline = time.monotonic() + 5
-    while running(child) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not running(child)
+    until(lambda: not running(child))
 
 
 def test_a_job_has_succeeded_with_its_first_pod_and_the_others_are_cleaned_away(start: Start) -> None:
@@ -89,15 +94,85 @@ def test_a_job_without_cleaning_leaves_them_alone(start: Start) -> None:
 
 def test_a_job_has_failed_with_its_first_pod_and_the_user_pays(start: Start) -> None:
     verdict = watch_job([start(SLEEP), start("kill -KILL $$")], never, "CLEANPOD_POLICY_ALL", NOT_ABORTED)
-    assert verdict == Verdict("user", "job failed: worker 1 ended by SIGKILL")
+    assert verdict == Verdict("user", f"{JOB_FAILED}: worker 1 ended by SIGKILL")
 
 
-def test_a_deleted_pod_of_a_job_is_made_anew(start: Start) -> None:
-    pods = [start(SLEEP), start(SLEEP)]
+def test_a_deleted_pod_of_a_job_has_failed_it_before_it_ends_and_the_others_live_on_as_well(start: Start) -> None:
+    pods = [start(FAREWELL, grace_s=20.0), start(FAREWELL, grace_s=20.0)]
+    for pod in pods:
+        until_ready(pod)
+    pods[1].delete()
+    verdict = watch_job(pods, never, "CLEANPOD_POLICY_RUNNING", NOT_ABORTED)
+    assert verdict == Verdict("user", f"{JOB_FAILED}: worker 1 was deleted")
+    assert all(pod.running and pod.deleted for pod in pods)
+    assert ["saved" in pod.finish() for pod in pods] == [True, True]
+
+
+def test_a_pod_of_a_job_that_is_killed_has_no_time_to_save(start: Start) -> None:
+    pods = [start(FAREWELL, grace_s=20.0), start(FAREWELL, grace_s=20.0)]
+    for pod in pods:
+        until_ready(pod)
+    pods[1].kill()
+    verdict = watch_job(pods, never, "CLEANPOD_POLICY_NONE", NOT_ABORTED)
+    assert verdict == Verdict("user", f"{JOB_FAILED}: worker 1 ended by SIGKILL")
+    # Whatever is cleaned, propeller deletes the job.
+    assert ["saved" in pod.finish() for pod in pods] == [True, False]
+
+
+def test_a_pod_of_a_job_that_is_deleted_before_it_runs_is_made_anew(start: Start) -> None:
+    pods = [start(SLEEP, admit=never_admitted), start(SLEEP)]
     old, other = pods
     old.delete()
     assert watch_job(pods, lambda index: start(f"exit {index}"), "CLEANPOD_POLICY_ALL", NOT_ABORTED) is None
-    assert pods[0] is not old and pods[0].exit_code == 0 and pods[1] is other
+    assert pods[0] is not old and old.process is None and pods[0].exit_code == 0 and pods[1] is other
+
+
+def test_a_plain_pod_that_is_deleted_before_it_runs_is_the_systems_failure(start: Start) -> None:
+    pod = start("touch ran", admit=never_admitted)
+    assert pod.pending
+    pod.delete()
+    assert watch_pod([pod], NOT_ABORTED) == Verdict("system", "ResourceDeletedExternally")
+    pod.begin()  # too late
+    pod.finish()
+    assert pod.exit_code is None and not (pod.log.parent / "ran").exists()
+
+
+CHILD = "sleep 60 & echo ready; wait $!; exit 0"
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("OOMKilled 0", "OOMKilled: Pod reported success despite being OOMKilled"),
+        ("OOMKilled 137", "terminated with exit code (137). Reason [OOMKilled]"),
+        ("OOMKilled 247", "terminated with exit code (247). Reason [OOMKilled]"),
+    ],
+)
+def test_a_plain_pod_out_of_memory_is_the_users_failure_whatever_its_exit_code(
+    start: Start, how: How, said: str
+) -> None:
+    pod = start(CHILD)
+    until_ready(pod)
+    STRIKES[how](pod)
+    assert watch_pod([pod], NOT_ABORTED) == Verdict("user", said, recoverable=True)
+    assert pod.exit_code == int(how.split()[1])
+
+
+@pytest.mark.parametrize(
+    ("how", "verdict"),
+    [
+        ("OOMKilled 0", None),
+        (
+            "OOMKilled 137",
+            Verdict("user", f"{JOB_FAILED}: worker 0 ended by exit code 137"),
+        ),
+    ],
+)
+def test_of_a_job_out_of_memory_only_the_exit_code_counts(start: Start, how: How, verdict: Verdict | None) -> None:
+    pods = [start(CHILD), start(SLEEP)]
+    until_ready(pods[0])
+    STRIKES[how](pods[0])
+    assert watch_job(pods, never, "CLEANPOD_POLICY_ALL", NOT_ABORTED) == verdict
 
 
 def test_an_aborted_execution_deletes_its_pods(start: Start) -> None:

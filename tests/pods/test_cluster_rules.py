@@ -14,14 +14,14 @@ from flyteidl.core.tasks_pb2 import TaskTemplate
 from flyteidl.core.workflow_pb2 import ArrayNode, IfElseBlock, Node
 
 from slipstream.profiles.profile import BUILT_IN, load
-from tests.support.cluster.bindings import START, resolve
 from tests.support.cluster.budgets import Budget, Verdict
-from tests.support.cluster.cache_keys import cache_key
-from tests.support.cluster.conditions import MalformedBranch, decide
 from tests.support.cluster.kills import drawn
-from tests.support.cluster.pods import rendered
-from tests.support.cluster.propeller import needed, upstream
-from tests.support.cluster.shrunk import difference, shrunk
+from tests.support.cluster.rehearse.shrunk import difference, shrunk
+from tests.support.cluster.rendering import rendered
+from tests.support.cluster.workflow.bindings import START, resolve
+from tests.support.cluster.workflow.cache_keys import cache_key
+from tests.support.cluster.workflow.conditions import MalformedBranch, decide
+from tests.support.cluster.workflow.order import needed, upstream
 
 SETTINGS = {"data": {f"name{number}": number for number in range(12)}, "sizes": [1, 2], "rate": 0.5, "on": True}
 SYSTEM, USER = Verdict("system", "lost"), Verdict("user", "lost peer")

@@ -9,7 +9,7 @@ import pytest
 from tests.support.cluster.budgets import Budget, Verdict
 from tests.support.cluster.pods import Pod
 from tests.support.cluster.record import Record, short
-from tests.support.cluster.timeline import WIDTH, chart, write_page
+from tests.support.cluster.rehearse.timeline import WIDTH, chart, write_page
 from tests.support.report_pages import HOSTILE, Parsed
 
 MAPPED = f"tasks.prepare.map_scan_share_{32 * 'a'}-arraynode"

@@ -21,7 +21,8 @@ from slipstream.errors import UserError
 from tasks.flyte.failures import WorkerFailed
 from tasks.flyte.last_line import cause_of
 from tests.support.cluster.bucket import Bucket
-from tests.support.cluster.pods import Pod, primary_container, rendered, values_of
+from tests.support.cluster.pods import Pod
+from tests.support.cluster.rendering import primary_container, rendered, values_of
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.package import package
 

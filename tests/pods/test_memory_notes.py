@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from slipstream.errors import UserError
+from slipstream.machine.out_of_memory import MemoryCounters
 from tasks.flyte import memory_notes
 from tasks.flyte.memory_notes import Note, noted_memory, place_of_note, read_note, write_note
 
@@ -70,6 +71,34 @@ def test_more_memory_or_progress_is_another_case(pod: Pod) -> None:
     assert pod.killed(4, used=int(7.7 * GIB), progress="2").times == 2
     with pod.attempt(5, lambda: "3"):
         pass
+    assert pod.note() is None
+
+
+def test_who_lives_to_read_the_kernels_counters_leaves_word_for_the_next(
+    pod: Pod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flyte does not read the error of a plain pod in which the kernel killed a process: it tries again."""
+    counters = MemoryCounters(0, 0, pod.limit)
+    monkeypatch.setattr(memory_notes, "memory_counters", lambda: counters)
+    with pytest.raises(RuntimeError, match="lost to SIGKILL"), pod.attempt(0, lambda: "20"):
+        counters = MemoryCounters(1, 4 * GIB, pod.limit)
+        raise RuntimeError("the worker of rank 0 was lost to SIGKILL")
+    line = r"^export: out of memory: the kernel killed 1 process at the limit of 4 GiB \(peak 4 GiB\); raise "
+    line += r"stages\.export\.memory in the profile 'local'$"
+    with pytest.raises(UserError, match=line), pod.attempt(1, lambda: "20"):
+        raise AssertionError("began")
+    pod.limit *= 2
+    with pod.attempt(2, lambda: "20"):
+        pass
+    assert pod.note() is None
+
+
+def test_a_node_without_memory_is_no_fault_of_the_pods(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
+    counters = MemoryCounters(0, 0, pod.limit)
+    monkeypatch.setattr(memory_notes, "memory_counters", lambda: counters)
+    with pytest.raises(RuntimeError), pod.attempt(0):
+        counters = MemoryCounters(1, GIB, pod.limit)
+        raise RuntimeError("the worker of rank 0 was lost to SIGKILL")
     assert pod.note() is None
 
 

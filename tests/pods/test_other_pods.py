@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from slipstream.collectives.config import CollectivesConfig
 from tasks.collectives import patience
 from tasks.flyte import other_pods
 from tasks.flyte.other_pods import WaitingForPods, timeouts, waiting_for_pods
+from tests.support.cluster.operator import run_job
+from tests.support.cluster.pods import Pod
+from tests.support.cluster.scheduler import Machine, Scheduler
 from tests.support.processes import free_port
 from tests.support.training_pods import Cluster, python_path
 
@@ -49,17 +53,55 @@ def test_a_training_says_for_whom_it_waits_and_then_trains(cluster: Cluster, tmp
     assert cluster.verdict("waits").succeeded
 
 
-def test_a_benchmark_without_its_peers_is_given_up_for_good(cluster: Cluster) -> None:
+def write_benchmark(cluster: Cluster) -> None:
+    """The inputs of a benchmark that waits for 3 s."""
     context, config = FlyteContextManager.current_context(), CollectivesConfig(timeout=3)
     literal = TypeEngine.to_literal(
         context, config, CollectivesConfig, TypeEngine.to_literal_type(CollectivesConfig)
     ).to_flyte_idl()
     cluster.bucket.write("benchmark.pb", LiteralMap(literals={"config": literal}).SerializeToString())
+
+
+def test_a_benchmark_without_its_peers_is_given_up_for_good(cluster: Cluster) -> None:
+    write_benchmark(cluster)
     variables = job(0, "alone", free_port())
     pod = cluster.pod(2, "left-out", number=0, inputs="benchmark", **variables)
     said, verdict = pod.finish(), cluster.verdict("left-out")
     assert (verdict.payer, verdict.recoverable) == ("user", False), said
     assert "collectives: its 2 pods did not meet within 3 s (collectives.timeout), so it is left out" in verdict.cause
+
+
+@pytest.mark.prove
+def test_a_training_and_a_benchmark_in_room_for_three_do_not_block_each_other_for_good(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """One place is somebody else's, so each of the two gets one, and its other pod waits."""
+    write_benchmark(cluster)
+    room = Machine("room", 3)
+    scheduler = Scheduler(room)
+    small = replace(cluster, admit=scheduler.admit)
+    other = Pod.start("other", ["sleep", "600"], {}, tmp_path / "other", admit=scheduler.admit)
+    ports = {"inputs": free_port(), "benchmark": free_port()}
+    pods = {
+        (inputs, number): small.pod(
+            2, f"few-{inputs}", number=number, inputs=inputs, **job(number, f"few-{inputs}", ports[inputs])
+        )
+        for number in range(2)
+        for inputs in ports
+    }
+    training, benchmark = ([pods[inputs, number] for number in range(2)] for inputs in ports)
+    try:
+        assert room.pods == [other, training[0], benchmark[0]] and training[1].pending and benchmark[1].pending
+        left_out = run_job(benchmark, lambda: cluster.verdict("few-benchmark"))
+        assert (left_out.payer, left_out.recoverable) == ("user", False), benchmark[0].said()
+        assert "did not meet within 3 s (collectives.timeout), so it is left out" in left_out.cause
+        assert run_job(training, lambda: cluster.verdict("few-inputs")).succeeded, training[0].said()
+        assert other.running, "nobody else left"
+    finally:
+        for pod in (other, *training, *benchmark):
+            pod.kill()
+    assert training[1].started >= benchmark[0].ended, "it got the place that the benchmark gave up"
+    assert "validation loss" in training[0].said()
 
 
 @pytest.mark.parametrize(("there", "absent"), [((), ["j-worker-0", "j-worker-1"]), (("j-worker-0",), ["j-worker-1"])])

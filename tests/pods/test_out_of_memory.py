@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from tasks.flyte.memory_notes import Note
-from tests.support.cluster.operator import run_job
-from tests.support.cluster.pods import Pod
+from tests.support.cluster.budgets import Verdict
+from tests.support.cluster.operator import demystified, run_job
+from tests.support.cluster.pods import OOM_KILLED, Pod
 from tests.support.control_groups import memory_group, put
 from tests.support.training_pods import Cluster, pods_of_job, python_path
 
@@ -63,9 +64,16 @@ def test_a_rank_of_a_pod_by_itself(cluster: Cluster, groups: list[Path], tmp_pat
     pod = cluster.pod(1, "alone", inputs="endless", **variables)
     put(pod.pid, groups[0])
     said = pod.finish()
-    verdict = cluster.verdict("alone")
-    assert verdict.payer == "user" and not verdict.recoverable, said
-    assert LINE.search(verdict.cause), (verdict.cause, said)
+    # What it says is not read, as the kubelet calls its container OOMKilled; so the next one says it again.
+    pod.reason = OOM_KILLED
+    assert demystified(pod) == Verdict("user", "OOMKilled: Pod reported success despite being OOMKilled"), said
+    second = cluster.pod(1, "alone", attempt=1, inputs="inputs")  # it would end well
+    put(second.pid, groups[1])
+    said += second.finish()
+    for attempt in range(2):
+        verdict = cluster.verdict("alone", attempt)
+        assert verdict.payer == "user" and not verdict.recoverable, said
+        assert LINE.search(verdict.cause), (verdict.cause, said)
 
 
 #: One rank waits for the file ``go``, then takes most of what its pod has, and never gets further.

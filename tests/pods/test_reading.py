@@ -21,7 +21,8 @@ from slipstream.prepare.config import DataConfig
 from slipstream.prepare.engine import prepare
 from slipstream.stages import StageRun
 from tests.support.cluster.bucket import Bucket
-from tests.support.cluster.pods import Pod, primary_container, rendered, values_of
+from tests.support.cluster.pods import Pod
+from tests.support.cluster.rendering import primary_container, rendered, values_of
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.package import package
 from tests.support.tables import table_text

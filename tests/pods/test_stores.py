@@ -19,7 +19,8 @@ from flytekit.types.directory import FlyteDirectory
 from slipstream.models.config import ModelConfig
 from slipstream.storage import download_all
 from slipstream.train.config import TrainingConfig
-from tests.support.cluster.pods import Pod, primary_container, raw_output, rendered, values_of
+from tests.support.cluster.pods import Pod
+from tests.support.cluster.rendering import primary_container, raw_output, rendered, values_of
 from tests.support.faulty_stores import Remote
 from tests.support.package import package
 from tests.support.toys import table

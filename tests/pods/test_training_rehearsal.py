@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from tests.support.cluster.operator import run_job
+from tests.support.cluster.kills import STRIKES
+from tests.support.cluster.operator import never, run_job, watch_job
+from tests.support.cluster.pods import Pod
+from tests.support.processes import largest_of_session
 from tests.support.training_pods import BUG, Cluster, pods_of_job, python_path, until_saved, worker_of
 
 
@@ -161,6 +165,36 @@ def test_the_next_attempt_waits_for_the_last_save_of_a_pod_in_its_grace_period(c
     assert f"resumes from step {page['last_step']} " in output, (page, output)
 
 
+@pytest.mark.prove
+def test_a_job_with_a_deleted_worker_saves_beside_its_next_attempt_which_goes_on_from_there(cluster: Cluster) -> None:
+    """The operator fails the job at once, propeller deletes it, and all of it lives on for its grace period."""
+    name = "lives-on"
+    cluster.server.slow = {}
+    first = pods_of_job(cluster, name, inputs="endless")
+    until_saved(cluster, first[0], name)
+    cluster.server.slow = {"/step-": 2.0}
+    second: list[Pod] = []
+    try:
+        first[1].delete()
+        verdict = watch_job(first, never, "CLEANPOD_POLICY_ALL", threading.Event())
+        assert verdict and verdict.payer == "user" and verdict.recoverable
+        assert all(pod.running and pod.deleted for pod in first), [pod.said() for pod in first]
+        second = pods_of_job(cluster, name, attempt=1, inputs="endless")
+        while "resumes from step" not in (output := second[0].said() + second[1].said()):
+            assert all(pod.running for pod in second), output
+            time.sleep(0.05)
+    finally:
+        for pod in second:
+            pod.kill()
+        cluster.server.slow = {}
+    said = [pod.finish() for pod in first]
+    (record,) = [key for key in cluster.home(name) if key.endswith("/ledger/0001.json")]
+    page = json.loads(cluster.bucket.read(record))
+    assert page["ended"].startswith(f"left at step {page['last_step']}, saved"), (page, said)
+    assert max(pod.started for pod in second) < min(pod.ended for pod in first), "not beside each other"
+    assert f"resumes from step {page['last_step']} " in output, (page, output)
+
+
 def same_model(uninterrupted: Path, resumed: Path) -> None:
     """Killed or not, the weights are the same to the bit, and so is the history."""
     for weights in ("best.safetensors", "last.safetensors"):
@@ -180,6 +214,19 @@ def test_a_worker_lost_to_a_signal_is_worth_another_attempt(cluster: Cluster) ->
     error = cluster.error("lost")
     assert error.kind == error.RECOVERABLE, output
     assert "rank 0 was lost to SIGKILL" in error.message
+
+
+@pytest.mark.prove
+def test_a_rank_of_a_job_that_no_counter_says_was_out_of_memory_is_worth_another_attempt(cluster: Cluster) -> None:
+    """The kubelet calls its pod OOMKilled, with exit code 0; of a job Flyte reads what the pods left."""
+    pods = pods_of_job(cluster, "rank", inputs="endless")
+    until_saved(cluster, pods[0], "rank")
+    assert largest_of_session(pods[1].pid) == worker_of(pods[1])
+    STRIKES["OOMKilled 0"](pods[1])
+    verdict = run_job(pods, lambda: cluster.verdict("rank"))
+    said = [pod.finish() for pod in pods]
+    assert (verdict.payer, verdict.recoverable) == ("user", True), said
+    assert [pod.exit_code for pod in pods] == [0, 0] and "lost to SIGKILL" in said[1], said
 
 
 @pytest.mark.prove

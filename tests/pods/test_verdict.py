@@ -11,6 +11,8 @@ import random
 import signal
 import time
 from collections.abc import Iterator
+from functools import partial
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,11 @@ def environment(store: FaultyS3) -> Iterator[dict[str, str]]:
     store.plan.clear()
 
 
+def started(process: BaseProcess) -> BaseProcess:
+    process.start()
+    return process
+
+
 def verdict_of(
     name: str, environment: dict[str, str], tmp_path: Path, plays: list[Play], aggregated: bool = False
 ) -> PropellersVerdict:
@@ -55,9 +62,9 @@ def verdict_of(
         FORK.Process(target=pod, args=(f"s3://bucket/{name}", {**environment, **strategy}, tmp_path / f"{i}", play))
         for i, play in enumerate(plays)
     ]
-    for process in processes:
-        process.start()
-    pods = [Pod(f"{name}-{i}", each, tmp_path / f"{i}.log", grace_s=10) for i, each in enumerate(processes)]
+    pods = [Pod(f"{name}-{i}", partial(started, each), tmp_path / f"{i}.log", 10) for i, each in enumerate(processes)]
+    for each in pods:
+        each.begin()
     bucket = Bucket(environment["AWS_ENDPOINT_URL"], "bucket")
     verdict = run_job(pods, lambda: read_outcome(bucket, name, aggregated)[0])
     # What was read while pods still ran is what stays.

@@ -8,10 +8,10 @@ import pytest
 from flyteidl.core.literals_pb2 import Literal
 
 from slipstream.profiles.profile import load
-from tests.support.cluster.acts import Acts
 from tests.support.cluster.propeller import Execution, NodeFailed
 from tests.support.cluster.rehearsal import CONFIG, TARGET, Rehearsal, literal, rehearsal, table
-from tests.support.cluster.shrunk import shrunk
+from tests.support.cluster.rehearse.acts import Acts
+from tests.support.cluster.rehearse.shrunk import shrunk
 from tests.support.faulty_s3 import SECRET
 
 PREPARE = "workflows.training.prepare"

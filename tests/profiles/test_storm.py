@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from slipstream.errors import UserError
 from slipstream.profiles.profile import load
 from slipstream.profiles.storm import DRAWS, Pace, course, forecast, is_warned
-from tests.support.cluster.command import main
+from tests.support.cluster.rehearse.command import main
 
 SPOT = load("a100-spot").placement("train")
 

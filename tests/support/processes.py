@@ -61,3 +61,14 @@ def workers_of(agent: int, marked: bytes = b"slipstream\0train") -> list[int]:
             if int(fields[1]) == agent and marked in command:
                 found.append(int(status.parent.name))
     return sorted(found)
+
+
+def largest_of_session(leader: int) -> int:
+    """The process with the most memory among those that ``leader`` started, and these, but for itself."""
+    sizes = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = status.read_text().rpartition(")")[2].split()
+            if int(fields[3]) == leader and int(status.parent.name) != leader:
+                sizes[int(status.parent.name)] = int(fields[21])
+    return max(sizes, key=sizes.__getitem__)

@@ -24,7 +24,7 @@ from slipstream.train.checkpoint.home import Home, Name
 from slipstream.train.checkpoint.lease import wait_for_others
 from slipstream.train.checkpoint.unfinished import result_of
 from tasks.flyte.homes import base_of
-from tests.support.cluster.pods import raw_output
+from tests.support.cluster.rendering import raw_output
 from tests.support.training_runs import Fault, Job, Running, begin
 
 #: How an attempt ends early: before, during and after its first save.

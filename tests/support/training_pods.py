@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +32,8 @@ from tests.support import REPOSITORY
 from tests.support.cluster.bucket import Bucket
 from tests.support.cluster.budgets import Verdict
 from tests.support.cluster.outcome import read_outcome
-from tests.support.cluster.pods import Pod, primary_container, raw_output, rendered, values_of
+from tests.support.cluster.pods import Pod
+from tests.support.cluster.rendering import primary_container, raw_output, rendered, values_of
 from tests.support.faulty_s3 import CREDENTIALS, FaultyS3, faulty_s3
 from tests.support.package import package
 from tests.support.processes import forked_workers, free_port
@@ -70,6 +71,8 @@ class Cluster:
     environment: dict[str, str]
     workdir: Path
     packages: dict[tuple[int, int], Package] = field(default_factory=dict)
+    #: That of a scheduler; without one there is room for all.
+    admit: Callable[[Pod], None] | None = None
 
     def template(self, nodes: int, processes: int = 1, task: str = TRAIN) -> Any:
         """A distributed task, packaged for ``nodes`` pods of ``processes`` each."""
@@ -113,6 +116,7 @@ class Cluster:
             {**self.environment, **execution, **container.environment, **variables},
             self.workdir / name / f"{attempt}-{number}",
             container.grace_s,
+            admit=self.admit,
         )
 
     def home(self, name: str) -> list[str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import boto3
+from botocore.config import Config
 from botocore.exceptions import ClientError
 from google.protobuf.message import Message
 
@@ -15,9 +16,9 @@ Kind = TypeVar("Kind", bound=Message)
 
 
 class Bucket:
-    """Messages and files below ``s3://name/``, on the S3 at ``endpoint``."""
+    """Messages and files below ``s3://name/``, on the S3 at ``endpoint``. One that is not ``patient`` asks once."""
 
-    def __init__(self, endpoint: str, name: str) -> None:
+    def __init__(self, endpoint: str, name: str, patient: bool = True) -> None:
         self.endpoint, self.name = endpoint, name
         self.s3 = boto3.client(
             "s3",
@@ -25,6 +26,7 @@ class Bucket:
             aws_access_key_id=CREDENTIALS["AWS_ACCESS_KEY_ID"],
             aws_secret_access_key=CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
             region_name=CREDENTIALS["AWS_DEFAULT_REGION"],
+            config=Config(retries={} if patient else {"total_max_attempts": 1}),
         )
         self.s3.create_bucket(Bucket=name)
 

@@ -5,15 +5,24 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from tests.support.cluster.pods import Pod
 
-#: Lost without a word; told to end (a node that shuts down); deleted (drained, evicted).
-How = Literal["SIGKILL", "SIGTERM", "deleted"]
-HOWS: tuple[How, ...] = ("SIGKILL", "SIGTERM", "deleted")
+#: Lost without a word; told to end (a node that shuts down); deleted (drained, evicted); out of memory, by exit code.
+How = Literal["SIGKILL", "SIGTERM", "deleted", "OOMKilled 0", "OOMKilled 137", "OOMKilled 247"]
+#: In which a pod is lost that has done nothing wrong.
+LOSSES: tuple[How, ...] = ("SIGKILL", "SIGTERM", "deleted")
+STRIKES: Mapping[How, Callable[[Pod], None]] = {
+    "SIGKILL": Pod.kill,
+    "SIGTERM": Pod.terminate,
+    "deleted": Pod.delete,
+    "OOMKilled 0": lambda pod: pod.kill_out_of_memory(0),
+    "OOMKilled 137": lambda pod: pod.kill_out_of_memory(137),
+    "OOMKilled 247": lambda pod: pod.kill_out_of_memory(247),
+}
 WRITES = ("PUT", "POST")
 #: Written every few seconds: how often depends on how busy the machine is.
 BY_THE_CLOCK = ("/leases/", "/ledger/")
@@ -70,7 +79,7 @@ class Kills:
             return
         pod.struck = kill.how
         self.fired.append(kill)
-        {"SIGKILL": pod.kill, "SIGTERM": pod.terminate, "deleted": pod.delete}[kill.how]()
+        STRIKES[kill.how](pod)
 
     @property
     def missed(self) -> list[Kill]:
@@ -100,7 +109,7 @@ def drawn(seed: int, number: int, writes: Mapping[str, int], pods: Mapping[str, 
             node,
             attempt,
             draw.randint(1, last_of(node, attempt)),
-            draw.choice(HOWS),
+            draw.choice(LOSSES),
             draw.randrange(pods[node]),
         )
         for node, attempt in struck

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from tests.support.cluster.budgets import Verdict
-from tests.support.cluster.pods import STUCK_S, Pod
+from tests.support.cluster.pods import OOM_KILLED, STUCK_S, Pod
 
 #: Between two looks at the pods.
 LOOK_S = 0.02
@@ -26,39 +26,63 @@ class Aborted(Exception):
 def watch_pod(pods: list[Pod], aborted: threading.Event) -> Verdict | None:
     """A pod that is deleted or ended by a signal or an error of its own is a failure of the system.
 
-    ``k8s/plugin_manager.go: checkResourcePhase`` does not wait for the end of a pod that is being deleted.
-    ``flytek8s/pod_helper.go: DemystifyFailure``: without a reason from the kubelet, which gives none for an exit code,
-    and without OOMKilled, any failed pod was "Interrupted". What flytekit catches is no failed pod: it exits 0.
+    ``task/k8s/plugin_manager.go: checkResourcePhase`` does not wait for the end of a pod that is being deleted; of one
+    that was Pending nothing is left to be found.
     """
     (pod,) = pods
     while True:
         if pod.deleted:
-            return Verdict("system", "the pod was deleted")
-        if not pod.running:
-            return None if pod.exit_code == 0 else Verdict("system", f"the pod ended by {ending(pod)}")
+            return Verdict("system", "UnexpectedObjectDeletion" if pod.process else "ResourceDeletedExternally")
+        if pod.ended:
+            return demystified(pod)
         look(pods, aborted)
+
+
+def demystified(pod: Pod) -> Verdict | None:
+    """What propeller makes of a plain pod that has ended by itself (``flytek8s/pod_helper.go``).
+
+    ``DemystifyFailure``: without a reason from the kubelet, which gives none for an exit code, any failed pod was
+    "Interrupted". What flytekit catches is no failed pod: it exits 0. One that was OOMKilled is its user's failure,
+    whatever its exit code (``DemystifySuccess``): what it has written is not read.
+    """
+    if pod.reason == OOM_KILLED:
+        if pod.exit_code == 0:
+            return Verdict("user", f"{OOM_KILLED}: Pod reported success despite being OOMKilled")
+        return Verdict("user", f"terminated with exit code ({pod.exit_code}). Reason [{OOM_KILLED}]")
+    return None if pod.exit_code == 0 else Verdict("system", f"the pod ended by {ending(pod)}")
 
 
 def watch_job(pods: list[Pod], start: Start, clean: str, aborted: threading.Event) -> Verdict | None:
     """A PyTorchJob with an elastic policy (``pytorchjob_controller.go: UpdateJobStatus``, ``common/pod.go``).
 
-    It has succeeded when the first pod exits 0 and has failed when the first fails; a pod that was deleted is made
-    anew. To Flyte a failed job is the user's failure (``kfoperators/common: GetPhaseInfo``). ``clean`` is the
-    CleanPodPolicy, by which pods that still run are deleted or left alone.
+    It has succeeded when the first pod exits 0 and has failed when the first fails, or is deleted while it runs
+    (``core/status.go: UpdateJobReplicaStatuses``); one that is deleted before is made anew. To Flyte a failed job is
+    the user's failure (``kfoperators/common: GetPhaseInfo``), and propeller deletes it with its pods. Of one that has
+    succeeded ``clean``, the CleanPodPolicy, says whether pods that still run are deleted or left alone.
     """
     while True:
-        ended = sorted((pod.ended, index) for index, pod in enumerate(pods) if not pod.running)
-        for _, index in ended:
-            pod = pods[index]
-            if pod.deleted:
+        for index, pod in enumerate(pods):
+            if pod.deleted and pod.process is None:
                 pods[index] = start(index)
-                continue
-            if not clean.endswith("NONE"):
+        # A deleted pod may live on for its grace period: it has failed all the same.
+        over = [(pod.ended or time.time(), index) for index, pod in enumerate(pods) if pod.ended or pod.deleted]
+        if over:
+            _, index = min(over)
+            verdict = verdict_of_job(pods[index], index)
+            if verdict or not clean.endswith("NONE"):
                 for other in pods:
-                    if other.running:
+                    if not other.ended and not other.deleted:
                         other.delete()
-            return None if pod.exit_code == 0 else Verdict("user", f"job failed: worker {index} ended by {ending(pod)}")
+            return verdict
         look(pods, aborted)
+
+
+def verdict_of_job(pod: Pod, index: int) -> Verdict | None:
+    """The verdict on a job by the pod that decides it. The operator looks at the pod's phase only."""
+    if pod.exit_code == 0 and not pod.deleted:
+        return None
+    how = "was deleted" if pod.deleted else f"ended by {ending(pod)}"
+    return Verdict("user", f"PyTorchJobFailed: 1 Worker replica(s) failed: worker {index} {how}")
 
 
 def run_job(pods: list[Pod], read: Callable[[], Verdict]) -> Verdict:

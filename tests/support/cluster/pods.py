@@ -2,96 +2,62 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import NamedTuple
-
-from flyteidl.core.tasks_pb2 import TaskTemplate
-from google.protobuf.json_format import MessageToDict
+from typing import Any, TypeAlias
 
 from tests.support import REPOSITORY
+from tests.support.processes import largest_of_session
 
-TEMPLATE = re.compile(r"\{\{\s*[.$](\w+)\s*\}\}")
+Process: TypeAlias = "subprocess.Popen[bytes] | BaseProcess"
+#: As in a pod's specification: key, operator, value and effect.
+Toleration: TypeAlias = Mapping[str, Any]
 #: Kubernetes' default, where the pod does not say otherwise.
 GRACE_S = 30.0
 #: No pod of a test takes as long, on a busy machine either.
 STUCK_S = 600.0
-
-
-class Container(NamedTuple):
-    """What the primary container of a task's pods runs."""
-
-    command: list[str]
-    environment: dict[str, str]
-    grace_s: float
-
-
-def primary_container(task: TaskTemplate) -> Container:
-    if task.HasField("container"):
-        container = task.container
-        environment = {pair.key: pair.value for pair in container.env}
-        return Container([*container.command, *container.args], environment, GRACE_S)
-    spec = MessageToDict(task.k8s_pod)["podSpec"]
-    name = task.config["primary_container_name"]
-    (primary,) = [each for each in spec["containers"] if each["name"] == name]
-    environment = {pair["name"]: pair.get("value", "") for pair in primary.get("env", [])}
-    command = [*primary.get("command", []), *primary.get("args", [])]
-    return Container(command, environment, float(spec.get("terminationGracePeriodSeconds", GRACE_S)))
-
-
-def values_of(inputs: str, place: str, raw: str = "", previous: str = "") -> dict[str, str]:
-    """Propeller's values for the templates of a command line: the address of the inputs, and the prefixes of an attempt
-    that has ``place`` to itself; ``raw`` is that of its raw output, ``previous`` that of the attempt before, if there
-    was one."""
-    raw = raw or f"{place}/raw"
-    return {
-        "input": inputs,
-        "outputPrefix": f"{place}/outputs",
-        "rawOutputDataPrefix": raw,
-        "checkpointOutputPrefix": f"{raw}/_flytecheckpoints",
-        "prevCheckpointPrefix": f"{previous}/_flytecheckpoints" if previous else '""',
-    }
-
-
-def raw_output(base: str, execution: str, node: str, attempt: int) -> str:
-    """The prefix of an attempt's raw output below ``base``: each attempt has a shard of its own, that nobody can guess
-    (``taskexec_context.go: ComputeRawOutputPrefix``)."""
-    name = f"{execution}-{node.replace('/', '-')}-{attempt}"
-    shard = hashlib.sha256(name.encode()).hexdigest()[:2]
-    return f"{base}/{shard}/{name}"
-
-
-def rendered(command: Sequence[str], values: Mapping[str, str]) -> list[str]:
-    """The command line with propeller's values in its templates (``template.go``; names in any case, none unknown)."""
-    lower = {name.lower(): value for name, value in values.items()}
-    return [TEMPLATE.sub(lambda match: lower[match[1].lower()], part) for part in command]
+OOM_KILLED = "OOMKilled"
 
 
 class Pod:
-    """A running container. When its main process ends, for whatever reason, so does everything that it started.
+    """A container, Pending until it begins. When its main process ends, for whatever reason, so does everything that it
+    started.
 
     Its main process leads a session, but is not the first of a PID namespace, so that SIGTERM ends it at once where it
     handles none; in a container it would go on until the grace period is over.
     """
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes] | BaseProcess, log: Path, grace_s: float) -> None:
-        self.name, self.process, self.log, self.grace_s = name, process, log, grace_s
+    def __init__(
+        self,
+        name: str,
+        launch: Callable[[], Process],
+        log: Path,
+        grace_s: float = GRACE_S,
+        tolerations: Sequence[Toleration] = (),
+    ) -> None:
+        self.name, self.launch, self.log, self.grace_s, self.tolerations = name, launch, log, grace_s, tolerations
+        self.process: Process | None = None
         self.started, self.ended = time.time(), 0.0
         self.exit_code: int | None = None
+        #: What the kubelet says of its end: a reason, if it knows one, and a code instead of its main process's.
+        self.reason = ""
+        self.reported: int | None = None
         #: What was done to it from outside.
         self.struck = ""
         self.deleted = False
-        self.waiting = threading.Thread(target=self.wait, daemon=True)
+        #: The node that it runs on, if it was scheduled, and whom to tell that it has left it.
+        self.node = ""
+        self.left: Callable[[], None] = lambda: None
+        self.lock, self.turn = threading.Lock(), threading.Event()
+        self.waiting = threading.Thread(target=self.live, daemon=True)
         self.waiting.start()
 
     @classmethod
@@ -102,8 +68,11 @@ class Pod:
         environment: Mapping[str, str],
         directory: Path,
         grace_s: float = GRACE_S,
+        tolerations: Sequence[Toleration] = (),
+        admit: Callable[[Pod], None] | None = None,
     ) -> Pod:
-        """Run a command in a directory of its own, with this machine's interpreter and libraries."""
+        """Run a command in a directory of its own, with this machine's interpreter and libraries: at once, or when a
+        scheduler's ``admit`` lets it."""
         (directory / "tmp").mkdir(parents=True)
         machine = {
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -111,31 +80,50 @@ class Pod:
             "TMPDIR": str(directory / "tmp"),
             "PYTHONPATH": str(REPOSITORY),  # as in the image
         }
-        with (directory / "log").open("wb") as log:
-            process = subprocess.Popen(
-                command,
-                cwd=directory,
-                env={**machine, **environment},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        return cls(name, process, directory / "log", grace_s)
 
-    def wait(self) -> None:
-        code = self.process.wait() if isinstance(self.process, subprocess.Popen) else joined(self.process)
-        self.kill()
-        self.ended, self.exit_code = time.time(), code
+        def launch() -> Process:
+            with (directory / "log").open("wb") as log:
+                return subprocess.Popen(
+                    command,
+                    cwd=directory,
+                    env={**machine, **environment},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+
+        pod = cls(name, launch, directory / "log", grace_s, tolerations)
+        (admit or cls.begin)(pod)
+        return pod
+
+    def begin(self) -> None:
+        with self.lock:
+            if not self.turn.is_set():
+                self.started, self.process = time.time(), self.launch()
+                self.turn.set()
+
+    def live(self) -> None:
+        self.turn.wait()
+        if self.process is not None:
+            code = self.process.wait() if isinstance(self.process, subprocess.Popen) else joined(self.process)
+            self.kill()
+            self.exit_code = code if self.reported is None else self.reported
+        self.ended = time.time()
+        self.left()
+
+    @property
+    def pending(self) -> bool:
+        return not self.turn.is_set()
 
     @property
     def running(self) -> bool:
-        return self.exit_code is None
+        return self.process is not None and not self.ended
 
     def finish(self) -> str:
         """What it printed, once it has ended. Raises ``AssertionError`` if it hangs."""
         self.waiting.join(STUCK_S)
-        assert not self.running, f"{self.name} hangs:\n{self.said()}"
+        assert self.ended, f"{self.name} hangs:\n{self.said()}"
         return self.said()
 
     def said(self) -> str:
@@ -143,11 +131,21 @@ class Pod:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     def terminate(self) -> None:
-        """SIGTERM, and SIGKILL when the grace period is over."""
+        """SIGTERM, and SIGKILL when the grace period is over; one that is Pending is gone at once."""
+        if self.withdraw():
+            return
+        assert self.process
         self.process.terminate()
         timer = threading.Timer(self.grace_s, self.kill)
         timer.daemon = True
         timer.start()
+
+    def withdraw(self) -> bool:
+        """Whether it was still Pending, and now will never begin."""
+        with self.lock:
+            pending = self.pending
+            self.turn.set()
+        return pending
 
     def delete(self) -> None:
         """What ``kubectl delete pod``, a drained node and a cleaning operator do."""
@@ -155,12 +153,26 @@ class Pod:
         self.terminate()
 
     def kill(self) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
+        if not self.withdraw() and self.process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def kill_out_of_memory(self, exit_code: int) -> None:
+        """What the kernel does at the container's limit, as the kubelet then reports it.
+
+        137: all of the container (control groups of version 2). 247: the task, whose -9 pyflyte-fast-execute hands on.
+        0: one of the processes that the task started; the task itself outlives it.
+        """
+        self.reason = OOM_KILLED
+        if exit_code:
+            self.reported = exit_code
+            self.kill()
+        else:
+            os.kill(largest_of_session(self.pid), signal.SIGKILL)
 
     @property
     def pid(self) -> int:
-        assert self.process.pid
+        assert self.process and self.process.pid
         return self.process.pid
 
 

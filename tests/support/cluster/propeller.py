@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
-import math
 import random
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
-from flyteidl.core.literals_pb2 import BindingData, Literal, LiteralMap, Scalar, Void
+from flyteidl.core.literals_pb2 import Literal, LiteralMap, Scalar, Void
 from flyteidl.core.tasks_pb2 import TaskTemplate
 from flyteidl.core.workflow_pb2 import ArrayNode, Node, NodeMetadata, WorkflowTemplate
 
 from slipstream.artifacts.homes import HOMES
 from slipstream.doctor.archive import Package
-from tests.support.cluster.bindings import START, resolve_all
 from tests.support.cluster.bucket import Bucket
 from tests.support.cluster.budgets import Budget, Verdict
-from tests.support.cluster.cache_keys import Catalog, cache_key
-from tests.support.cluster.conditions import decide
 from tests.support.cluster.kills import Kills
 from tests.support.cluster.operator import Aborted, watch_job, watch_pod
 from tests.support.cluster.outcome import read_outcome
-from tests.support.cluster.pods import Pod, primary_container, raw_output, rendered, values_of
+from tests.support.cluster.pods import Pod
 from tests.support.cluster.record import Attempt, Record
+from tests.support.cluster.rendering import primary_container, raw_output, rendered, values_of
+from tests.support.cluster.rounds import RETRIES, Rounds
+from tests.support.cluster.workflow.bindings import START, resolve_all
+from tests.support.cluster.workflow.cache_keys import Catalog, cache_key
+from tests.support.cluster.workflow.conditions import decide
+from tests.support.cluster.workflow.order import needed, upstream
 from tests.support.processes import free_port
 
 Literals = dict[str, Literal]
@@ -38,8 +40,9 @@ VOID = Literal(scalar=Scalar(none_type=Void()))
 RAW = "raw"
 #: Tasks that keep checkpoints in a home.
 TRAININGS = {"train", "fine_tune"}
-#: The longest time (s) until propeller looks at a job that has ended; its pods may still run.
-ROUND_S = 1.0
+#: The longest time (s) until propeller looks at a job that has ended, and from a failed attempt to the next: pods of
+#: the one before may still run then.
+LOOK_S, AGAIN_S = 1.0, 2.5
 
 
 class NodeFailed(Exception):
@@ -52,7 +55,11 @@ class NodeFailed(Exception):
 
 @dataclass
 class Execution:
-    """One execution of a workflow of ``package``, called ``name``. ``catalog`` outlives it."""
+    """One execution of a workflow of ``package``, called ``name``. ``catalog`` outlives it.
+
+    ``admit`` is that of a scheduler; without one there is room for all pods. ``event`` tells FlyteAdmin of an attempt's
+    begin and end, or raises ``AdminUnavailable``.
+    """
 
     name: str
     package: Package
@@ -62,9 +69,13 @@ class Execution:
     record: Record
     draw: random.Random
     kills: Kills = field(default_factory=Kills)
+    admit: Callable[[Pod], None] | None = None
+    event: Callable[[], None] = lambda: None
+    max_workflow_retries: int = RETRIES
 
     def __post_init__(self) -> None:
         self.aborted = threading.Event()
+        self.rounds = Rounds(self.max_workflow_retries, self.aborted, self.abort)
         self.failure: BaseException | None = None
         self.numbers = count()
         self.pods: list[Pod] = []
@@ -72,7 +83,8 @@ class Execution:
         self.outputs: dict[str, Literals] = {}
 
     def run(self, workflow: str, inputs: Mapping[str, Literal]) -> Literals:
-        """The workflow's outputs. Raises ``NodeFailed``; no pod is left when it returns or raises."""
+        """The workflow's outputs. Raises ``NodeFailed`` or ``RetriesExhausted``; no pod is left when it returns or
+        raises."""
         defaults = self.package.launch_plans[workflow].default_inputs.parameters
         given = {name: inputs.get(name, parameter.default) for name, parameter in defaults.items()}
         try:
@@ -83,7 +95,7 @@ class Execution:
         finally:
             self.record.ended = time.time()
             for pod in self.pods:
-                if pod.running:
+                if not pod.ended:
                     pod.kill()
                 pod.waiting.join()
 
@@ -184,7 +196,9 @@ class Execution:
             found = self.catalog.find(key)
             self.record.looked_up(path, template.id.name, found is not None)
             if found is None:
-                found = self.attempts(*work)
+                inputs_of = f"{self.name}/{path}/inputs.pb"
+                with self.rounds.reading(lambda: self.bucket.message(inputs_of, LiteralMap)):
+                    found = self.attempts(*work)
                 self.catalog.keep(key, found)
         self.outputs[path] = found
         return found
@@ -194,12 +208,15 @@ class Execution:
     ) -> Literals:
         """Attempts until one succeeds or a budget is spent. Raises ``NodeFailed``."""
         home = f"{self.name}/{path}"
-        self.bucket.write(f"{home}/inputs.pb", LiteralMap(literals=inputs).SerializeToString())
+        given = LiteralMap(literals=inputs).SerializeToString()
+        self.rounds.through(lambda: self.bucket.write(f"{home}/inputs.pb", given))
         budget = Budget(metadata.retries.retries, metadata.interruptible)
         for number in count():
             replicas = int(template.custom["workerReplicas"]["replicas"]) if template.type == "pytorch" else 1
+            self.rounds.through(self.event)
             attempt = self.record.begin(path, template.id.name, number, budget, replicas)
             verdict, outputs = self.attempt(attempt, template, home, replicas, index)
+            self.rounds.through(self.event)
             again = verdict.succeeded or budget.spend(verdict)
             self.record.end(attempt, verdict)
             if verdict.succeeded:
@@ -207,6 +224,7 @@ class Execution:
             if not again:
                 logs = [pod.said()[-4000:] for pod in attempt.pods]
                 raise NodeFailed(path, verdict, "\n".join(logs))
+            time.sleep(self.draw.uniform(0, AGAIN_S))
         raise AssertionError("unreachable")
 
     def attempt(
@@ -218,7 +236,7 @@ class Execution:
             raw_output(self.bucket.uri(RAW), self.name, attempt.node, number)
             for number in (attempt.number, attempt.number - 1)
         )
-        container = primary_container(template)
+        container = primary_container(template, attempt.on_spot)
         values = values_of(
             self.bucket.uri(f"{home}/inputs.pb"), self.bucket.uri(place), raw, before if attempt.number else ""
         )
@@ -248,7 +266,8 @@ class Execution:
         def start(replica: int) -> Pod:
             name = f"{attempt.node}-{attempt.number}" + (f"-worker-{replica}" if job else "")
             directory = self.workdir / f"p{next(self.numbers)}"
-            pod = Pod.start(name, rendered(container.command, values), environment, directory, container.grace_s)
+            command, (*_, grace_s, tolerations) = rendered(container.command, values), container
+            pod = Pod.start(name, command, environment, directory, grace_s, tolerations, self.admit)
             self.pods.append(pod)
             attempt.pods.append(pod)
             return pod
@@ -261,34 +280,9 @@ class Execution:
             self.kills.watch(f"/{self.bucket.name}/{prefix}/", attempt.node, attempt.number, pods)
         if job:
             verdict = watch_job(pods, start, str(template.custom["runPolicy"]["cleanPodPolicy"]), self.aborted)
-            time.sleep(self.draw.uniform(0, ROUND_S))
+            time.sleep(self.draw.uniform(0, LOOK_S))
         else:
             verdict = watch_pod(pods, self.aborted)
-        return (verdict, {}) if verdict else read_outcome(self.bucket, f"{place}/outputs")
-
-
-def needed(array: ArrayNode, size: int) -> int:
-    """How many of ``size`` elements have to succeed."""
-    if array.WhichOneof("success_criteria") == "min_successes":
-        return array.min_successes
-    return math.ceil(array.min_success_ratio * size) if array.HasField("min_success_ratio") else size
-
-
-def upstream(node: Node) -> set[str]:
-    """The nodes that have to end before ``node``: those it is told of, and those its inputs come from."""
-    found = set(node.upstream_node_ids)
-    for binding in node.inputs:
-        found |= promised(binding.binding)
-    if node.HasField("branch_node"):
-        block = node.branch_node.if_else
-        others = [block.else_node] if block.WhichOneof("default") == "else_node" else []
-        for then in [block.case.then_node, *(case.then_node for case in block.other), *others]:
-            found |= upstream(then)
-    return found - {START, node.id}
-
-
-def promised(data: BindingData) -> set[str]:
-    if data.WhichOneof("value") == "promise":
-        return {data.promise.node_id or START}
-    inner = [*data.collection.bindings, *data.map.bindings.values()]
-    return {name for each in inner for name in promised(each)}
+        if verdict:
+            return verdict, {}
+        return self.rounds.through(lambda: read_outcome(self.bucket, f"{place}/outputs"))

@@ -23,10 +23,10 @@ from slipstream.prepare.config import DataConfig
 from slipstream.profiles.profile import RESOLVED, Profile
 from slipstream.train.config import TrainingConfig
 from tests.support.cluster.bucket import Bucket
-from tests.support.cluster.cache_keys import Catalog
 from tests.support.cluster.kills import Kills
 from tests.support.cluster.propeller import Execution
 from tests.support.cluster.record import Record
+from tests.support.cluster.workflow.cache_keys import Catalog
 from tests.support.faulty_s3 import FaultyS3, faulty_s3
 from tests.support.package import package
 
@@ -74,7 +74,7 @@ def rehearsal(workdir: Path, profile: Profile) -> Iterator[Rehearsal]:
     made = package(workdir, profile.name, **{RESOLVED: profile.to_json()})
     with faulty_s3() as server:
         # moto forgets nothing as long as its process lives.
-        bucket = Bucket(server.url, f"rehearsal-{np.random.default_rng().integers(2**62):x}")
+        bucket = Bucket(server.url, f"rehearsal-{np.random.default_rng().integers(2**62):x}", patient=False)
         yield Rehearsal(made, server, bucket, workdir)
 
 

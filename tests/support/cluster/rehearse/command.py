@@ -12,10 +12,10 @@ import click
 from slipstream.doctor.package import measured_save
 from slipstream.profiles.profile import load
 from slipstream.profiles.storm import Pace, forecast
-from tests.support.cluster.acts import Acts
 from tests.support.cluster.rehearsal import CONFIG, TARGET, literal, rehearsal, table
-from tests.support.cluster.shrunk import difference, shrunk
-from tests.support.cluster.timeline import write_page
+from tests.support.cluster.rehearse.acts import Acts
+from tests.support.cluster.rehearse.shrunk import difference, shrunk
+from tests.support.cluster.rehearse.timeline import write_page
 
 
 @click.command()

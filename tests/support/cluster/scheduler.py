@@ -1,0 +1,52 @@
+"""Nodes with room for so many pods, and who gets it: kube-scheduler, in so far as it is about that."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+from tests.support.cluster.pods import Pod, Toleration
+
+
+@dataclass
+class Machine:
+    """A node of the cluster. With a ``taint`` (a key, of effect NoSchedule) it is only for pods that tolerate it."""
+
+    name: str
+    room: int
+    taint: str = ""
+    pods: list[Pod] = field(default_factory=list)
+
+    def takes(self, pod: Pod) -> bool:
+        free = sum(each.running for each in self.pods) < self.room
+        return free and (not self.taint or any(tolerates(each, self.taint) for each in pod.tolerations))
+
+
+def tolerates(toleration: Toleration, taint: str) -> bool:
+    return toleration.get("key") == taint and toleration.get("effect", "NoSchedule") == "NoSchedule"
+
+
+class Scheduler:
+    """Places pods one by one, whatever job they are of. Who finds no room stays Pending until a pod has ended, in its
+    grace period, too; then the one that waits longest goes first."""
+
+    def __init__(self, *machines: Machine) -> None:
+        self.machines = machines
+        self.waiting: list[Pod] = []
+        self.lock = threading.Lock()
+
+    def admit(self, pod: Pod) -> None:
+        pod.left = self.place
+        with self.lock:
+            self.waiting.append(pod)
+        self.place()
+
+    def place(self) -> None:
+        with self.lock:
+            self.waiting = [pod for pod in self.waiting if pod.pending]
+            for pod in self.waiting:
+                machine = next((each for each in self.machines if each.takes(pod)), None)
+                if machine:
+                    machine.pods.append(pod)
+                    pod.node = machine.name
+                    pod.begin()

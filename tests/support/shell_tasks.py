@@ -1,0 +1,94 @@
+"""Workflows of shell scripts: what a cluster makes of their pods shows within seconds."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flyteidl.admin.launch_plan_pb2 import LaunchPlanSpec
+from flyteidl.core.literals_pb2 import LiteralMap
+from flyteidl.core.tasks_pb2 import TaskTemplate
+from flyteidl.core.workflow_pb2 import WorkflowTemplate
+
+from slipstream.doctor.archive import Package
+from tests.support.cluster.bucket import Bucket
+from tests.support.cluster.pods import Pod
+from tests.support.cluster.propeller import Execution
+from tests.support.cluster.record import Record
+from tests.support.cluster.workflow.cache_keys import Catalog
+
+NAME = "workflow"
+#: The only node.
+NODE = "n0"
+#: Of a job of two pods, as the plugin writes it.
+JOB = {
+    "workerReplicas": {"replicas": 2},
+    "runPolicy": {"cleanPodPolicy": "CLEANPOD_POLICY_ALL"},
+    "elasticConfig": {"rdzvBackend": "c10d", "minReplicas": 2, "maxReplicas": 2, "nprocPerNode": 1},
+}
+
+
+@dataclass(frozen=True)
+class Shell:
+    """A task whose pods run ``script``. What they would write is there from the beginning."""
+
+    script: str
+    cached: bool = False
+    job: bool = False
+    retries: int = 0
+    interruptible: bool = False
+
+    def package(self) -> Package:
+        task = TaskTemplate(type="pytorch" if self.job else "python-task")
+        task.id.name = "script"
+        task.metadata.discoverable, task.metadata.discovery_version = self.cached, "1"
+        task.container.command.extend(["sh", "-c", self.script])
+        if self.job:
+            task.custom.update(JOB)
+        workflow = WorkflowTemplate()
+        node = workflow.nodes.add(id=NODE)
+        node.task_node.reference_id.name = task.id.name
+        node.metadata.retries.retries, node.metadata.interruptible = self.retries, self.interruptible
+        return Package({task.id.name: task}, {NAME: workflow}, {NAME: LaunchPlanSpec()})
+
+    def execution(self, bucket: Bucket, workdir: Path, name: str = "run", **settings: Any) -> Execution:
+        for attempt in range(self.retries + 5):
+            bucket.write(f"{name}/{NODE}/{attempt}/outputs/outputs.pb", LiteralMap().SerializeToString())
+        (workdir / name).mkdir()
+        record, draw = Record(lambda line: None), random.Random(0)
+        return Execution(name, self.package(), bucket, workdir / name, Catalog(), record, draw, **settings)
+
+
+@contextmanager
+def under_way(execution: Execution) -> Iterator[Future[Any]]:
+    """Run it beside the block."""
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(execution.run, NAME, {})
+        try:
+            yield running
+        finally:
+            running.exception()  # no pod is left
+
+
+def until(true: Callable[[], bool], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def running_pod(execution: Execution, number: int) -> Pod:
+    """The pod of this number of an execution, once it runs."""
+    until(lambda: len(execution.pods) > number and execution.pods[number].running)
+    return execution.pods[number]
+
+
+def until_ready(pod: Pod) -> None:
+    """Until its script has said "ready"."""
+    until(lambda: "ready" in pod.said())
