@@ -24,7 +24,7 @@ from flyteidl.service import dataproxy_pb2
 from slipstream.doctor.archive import Package
 from tests.support import fake_kubectl
 from tests.support.cluster.bucket import Bucket
-from tests.support.cluster.cache_keys import Catalog
+from tests.support.cluster.workflow.cache_keys import Catalog
 from tests.support.cluster.operator import Aborted
 from tests.support.cluster.pods import Pod
 from tests.support.cluster.propeller import Execution, Literals, NodeFailed
@@ -261,10 +261,11 @@ def pod_name(pod: Pod) -> str:
 
 def shown_pod(execution: str, task: str, pod: Pod) -> dict[str, Any]:
     labels = {"execution-id": execution, "task-name": task.replace(".", "-")}
-    metadata = {"name": pod_name(pod), "uid": f"{pod.pid}-{pod.started}", "labels": labels}
+    metadata = {"name": pod_name(pod), "uid": str(id(pod)), "labels": labels}
     if pod.deleted:
         metadata["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    phase = "Running" if pod.running else "Succeeded" if pod.exit_code == 0 else "Failed"
+    ended = "Succeeded" if pod.exit_code == 0 else "Failed"
+    phase = "Pending" if pod.pending else "Running" if pod.running else ended
     return {"metadata": metadata, "spec": {"containers": [{"name": "primary"}]}, "status": {"phase": phase}}
 
 
