@@ -9,7 +9,7 @@ import pytest
 from flyteidl.core.execution_pb2 import WorkflowExecution
 
 from tests.support.cluster.bucket import Bucket
-from tests.support.cluster_proof import proof
+from tests.support.cluster_proof import command, proof
 from tests.support.cluster_proof.flyte import Flyte
 from tests.support.cluster_proof.kubernetes import Kubernetes
 from tests.support.cluster_proof.proof import CONFIG, Proof
@@ -53,11 +53,12 @@ def test_all_of_it_holds(server: FaultyS3, tmp_path: Path, monkeypatch: pytest.M
         kubernetes = Kubernetes("flytesnacks-development")
         kubernetes.context()
         assert theirs.version() == "v1.16.8"
-        small = replace(CONFIG, training=replace(CONFIG.training, epochs=40))
+        small = replace(CONFIG, training=replace(CONFIG.training, epochs=150))
         whole = Proof(
             "proof-t", theirs, kubernetes, "registry.example/slipstream:test", str(profile), 2, say, 10.0, small
         )
         rows = whole.run(tmp_path / "proof")
+    print(command.table(rows))
     assert [row.act for row in rows if not row.held] == [], "\n".join(said)
     assert len(rows) == 9
     assert (

@@ -24,11 +24,11 @@ from flyteidl.service import dataproxy_pb2
 from slipstream.doctor.archive import Package
 from tests.support import fake_kubectl
 from tests.support.cluster.bucket import Bucket
-from tests.support.cluster.workflow.cache_keys import Catalog
 from tests.support.cluster.operator import Aborted
 from tests.support.cluster.pods import Pod
 from tests.support.cluster.propeller import Execution, Literals, NodeFailed
 from tests.support.cluster.record import Attempt, Record
+from tests.support.cluster.workflow.cache_keys import Catalog
 from tests.support.flyte_admin import FlyteAdmin
 
 PROJECT = "flytesnacks"

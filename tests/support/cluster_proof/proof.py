@@ -260,7 +260,7 @@ class Proof:
         if len(failed) != lost:
             raise NotHeld(f"{len(failed)} attempts failed, expected {lost}")
         if not any(resumed):
-            raise NotHeld("the same model, but it was not seen to resume: was it trained again from the start?")
+            raise NotHeld("the same model, but none was seen to resume: it had ended before, or began afresh")
         why = f"; {lost} failed: {reason(failed[-1].error)}" if failed else ""
         return f"resumed from step {max(resumed)}{why}"
 
