@@ -47,6 +47,21 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return x * cosine + torch.cat([-second, first], dim=-1) * sine
 
 
+class Norm(nn.RMSNorm):
+    """Root mean square normalisation (Zhang and Sennrich 2019) that returns the type it is given: with a weight in
+    float32 autocast would hand on float32, and each of the products behind it would round that anew."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps).to(x.dtype)
+
+
+def autocast_type(x: Tensor) -> torch.dtype:
+    """The type that products of ``x`` are computed in."""
+    kind = x.device.type
+    cast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)  # of "meta" there is none
+    return torch.get_autocast_dtype(kind) if cast else x.dtype
+
+
 class Attention(nn.Module):
     """Causal attention in which several query heads may share a key and value head (Ainslie et al. 2023, "GQA")."""
 
@@ -58,8 +73,8 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(config.hidden_size, keys, config.query_bias)
         self.v_proj = nn.Linear(config.hidden_size, keys, config.query_bias)
         self.o_proj = nn.Linear(queries, config.hidden_size, config.attention_bias)
-        self.q_norm = nn.RMSNorm(size, config.rms_norm_eps) if config.query_key_norm else nn.Identity()
-        self.k_norm = nn.RMSNorm(size, config.rms_norm_eps) if config.query_key_norm else nn.Identity()
+        self.q_norm = Norm(size, config.rms_norm_eps) if config.query_key_norm else nn.Identity()
+        self.k_norm = Norm(size, config.rms_norm_eps) if config.query_key_norm else nn.Identity()
 
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         """``[batch, length, hidden]`` to the same shape."""
@@ -91,9 +106,9 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.input_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = Attention(config)
-        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
         self.mlp = FeedForward(config)
 
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
@@ -105,14 +120,14 @@ class Decoder(nn.Module):
     """All but the output layer. A stage of a pipeline lacks some of it."""
 
     embed_tokens: nn.Embedding
-    norm: nn.RMSNorm
+    norm: Norm
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         # By name and not by position, so that the blocks of a stage keep their names.
         self.layers = nn.ModuleDict({str(number): Block(config) for number in range(config.num_hidden_layers)})
-        self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = Norm(config.hidden_size, config.rms_norm_eps)
 
 
 class TiedHead(nn.Module):
@@ -159,6 +174,8 @@ class Transformer(nn.Module):
         model = self.model
         if self.takes_tokens:
             x = model.embed_tokens(x)
+            # The sum of all layers is carried in the type of their products, as it is where weights are sharded.
+            x = x.to(autocast_type(x))
         cosine, sine = tables(self.config, self.length, x.device, x.dtype)
         for block in model.layers.values():
             x = block(x, cosine, sine)

@@ -3,6 +3,7 @@ are a pure function of seed and name."""
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -201,3 +202,17 @@ def test_another_seed_gives_other_weights_and_the_same_seed_the_same() -> None:
     assert torch.equal(first.state_dict()[name], same.state_dict()[name])
     assert not torch.equal(first.state_dict()[name], other.state_dict()[name])
     assert isinstance(first.network, Transformer)
+
+
+@pytest.mark.parametrize("family", ["llama", "llama with shared keys", "qwen3"])
+def test_autocast_computes_what_weights_in_bf16_compute(family: str) -> None:
+    """As with DDP and with sharded weights: no step of the network is left in float32 by one of them."""
+    settings = {**SIZES, "max_position_embeddings": LENGTH, **FAMILIES[family]}
+    model = build(ModelConfig("transformer", settings), SIGNATURE, seed=0)
+    with torch.no_grad():
+        for parameter in model.parameters():  # norms begin with ones, which bf16 holds exactly
+            parameter.add_(0.01 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        cast = model(tokens())
+        whole = copy.deepcopy(model).bfloat16()(tokens())
+    assert cast.dtype == torch.bfloat16 and torch.equal(cast, whole)
