@@ -66,7 +66,7 @@ def operations(events: Iterable[FunctionEventAvg], steps: int, on_gpu: bool) -> 
     and so is this.
     """
     found = [
-        Operation(name=event.key, calls=event.count, seconds=1e-6 * microseconds)
+        Operation(name=str(event.key), calls=event.count, seconds=1e-6 * microseconds)
         for event in events
         if (is_of_device(event) if on_gpu else is_of_host(event))
         and (microseconds := event.self_device_time_total if on_gpu else event.self_cpu_time_total) > 0
@@ -81,4 +81,4 @@ def is_of_device(event: FunctionEventAvg) -> bool:
 
 
 def is_of_host(event: FunctionEventAvg) -> bool:
-    return event.device_type == DeviceType.CPU and not event.key.startswith(MARK)
+    return event.device_type == DeviceType.CPU and not str(event.key).startswith(MARK)

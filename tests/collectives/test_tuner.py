@@ -5,22 +5,33 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from slipstream.artifacts.records import from_json, from_tree, to_json, to_tree
 from slipstream.collectives.config import CollectivesConfig
+from slipstream.collectives.launch.worker import WorkerContext
 from slipstream.collectives.launch.worker_group import WorkerGroup
 from slipstream.collectives.tune import tuner
 from slipstream.collectives.tune.decision import FEWEST_TURNS, Decision, decide
 from slipstream.collectives.tune.plugin_csv import plugin_csv
-from slipstream.collectives.tune.steps import SyntheticModel, time_alternately
+from slipstream.collectives.tune.steps import (
+    Model,
+    SyntheticModel,
+    measure_compute,
+    time_alternately,
+    time_in_one_launch,
+)
 from slipstream.collectives.tune.tuner import TuningCandidate, candidates
 from slipstream.errors import UserError
 from slipstream.interconnect.tuning import DdpSettings, Trial, Tuning
+from slipstream.models.arithmetic import Arithmetic
 from tests.support.link_profiles import worker_context
 from tests.support.links import linked
 from tests.support.worker_groups import in_group
@@ -185,6 +196,50 @@ def test_the_whole_tuner_on_loopback_claims_nothing_for_compression(tmp_path: Pa
     assert tuning is not None
     verdicts = {trial.setting: trial.verdict for trial in tuning.trials}
     assert verdicts["fp16 compression hook"] == "no change"
+
+
+class Noted(nn.Module):
+    """Notes in which type its product is computed, and whether in TF32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.seen: set[tuple[str, str]] = set()
+
+    def __deepcopy__(self, memo: object) -> Noted:
+        return self
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        self.seen.add((str(y.dtype), torch.get_float32_matmul_precision()))
+        return y
+
+
+def arithmetic_of_steps(worker: WorkerContext, arithmetic: Arithmetic) -> list[set[tuple[str, str]]]:
+    found = []
+    works: list[Callable[[Model], object]] = [
+        lambda model: measure_compute(worker, model),
+        lambda model: time_alternately(worker, model, DdpSettings(), DdpSettings(), 0.0),
+        lambda model: time_in_one_launch(worker, model, DdpSettings(), 0.0),
+    ]
+    for work in works:
+        module, model = Noted(), SyntheticModel(arithmetic=arithmetic)
+        object.__setattr__(model, "build", lambda module=module: (module, [torch.zeros(8, 4)]))
+        work(model)
+        found.append(module.seen)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("arithmetic", "seen"),
+    [
+        (Arithmetic(), ("torch.float32", "highest")),
+        (Arithmetic("bf16"), ("torch.bfloat16", "highest")),
+        (Arithmetic("fp32", tf32=True), ("torch.float32", "high")),
+    ],
+)
+def test_the_steps_that_are_timed_compute_as_training_does(arithmetic: Arithmetic, seen: tuple[str, str]) -> None:
+    assert in_group(1, arithmetic_of_steps, arithmetic) == [{seen}] * 3
 
 
 class SlowToMake(SyntheticModel):
