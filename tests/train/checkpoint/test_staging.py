@@ -115,7 +115,7 @@ def test_the_step_loop_waits_for_no_thread_to_start(tmp_path: Path, monkeypatch:
 class OnGpu(torch.Tensor):
     """A tensor that says it is on a GPU."""
 
-    is_cuda = True  # type: ignore[assignment]
+    is_cuda = True
 
 
 class Runtime:
