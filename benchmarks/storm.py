@@ -5,7 +5,7 @@
 Two ranks of ``slipstream.train.run`` train a model whose steps take at least 30 ms. Each run is preempted by a Poisson
 process of its own until it ends, by SIGKILL (*killed*) or by SIGTERM (*warned*), which it sees coming no earlier. The
 simulation is given the same times of preemption, and what was measured of these runs: the time of a step, of a start,
-and of a last save. So both tell of the same weather, and what is left between them is the model's error; the interval
+and of a save. So both tell of the same weather, and what is left between them is the model's error; the interval
 of its mean is Student's over the runs, with 95 % confidence.
 """
 
@@ -26,6 +26,7 @@ from harness.preempted import WORLD, Ended, Fault, Job, attempt
 from harness.processes import alone
 from harness.table import Column, Table
 from harness.turns import Figures
+from slipstream.doctor.package import measured_save
 from slipstream.prepare.config import DataConfig
 from slipstream.prepare.engine import prepare
 from slipstream.profiles.storm import HOUR_S, Course, Pace, course
@@ -44,6 +45,8 @@ class Run:
     attempts: list[Ended]
     executed: int
     step_s: float
+    #: From the snapshot of a checkpoint to its publication.
+    save_s: float
 
 
 def run(job: Job, seed: int, mean_s: float, warned: bool) -> Run:
@@ -54,7 +57,8 @@ def run(job: Job, seed: int, mean_s: float, warned: bool) -> Run:
         attempts.append(attempt(job, Fault(draw.exponential(mean_s), warned)))
     pages = job.pages()
     executed = sum(page.executed for page in pages)
-    return Run(attempts, job.executed, sum(page.seconds[STEPS] for page in pages) / executed)
+    step_s = sum(page.seconds[STEPS] for page in pages) / executed
+    return Run(attempts, job.executed, step_s, measured_save(job.model).seconds)
 
 
 def predicted(seed: int, mean_s: float, pace: Pace, *, warned: bool) -> Course:
@@ -68,8 +72,10 @@ def compare(runs: list[Run], steps: int, mean_s: float, *, warned: bool) -> Figu
     ended = [each for run in runs for each in run.attempts]
     struck = [each for each in ended if not each.finished]
     starts = [each.start_s for each in ended if each.start_s < each.fault_s]
-    save_s = median(each.wall_s - each.fault_s for each in struck) if struck else 0.0
-    pace = Pace(steps * step_s / HOUR_S, SAVE_EVERY * step_s, save_s if warned else 0.0, median(starts))
+    save_s = median(run.save_s for run in runs)
+    if warned and struck:  # the last save, and the end of the processes
+        save_s = median(each.wall_s - each.fault_s for each in struck)
+    pace = Pace(steps * step_s / HOUR_S, SAVE_EVERY * step_s, save_s, median(starts))
     told = [predicted(seed, mean_s, pace, warned=warned) for seed in range(len(runs))]
     lost = [run.executed / steps - 1 for run in runs]
     clock = [

@@ -49,6 +49,10 @@ class Job:
         return self.place / f"{self.name}.executed"
 
     @property
+    def model(self) -> Path:
+        return self.place / f"{self.name}.model"
+
+    @property
     def executed(self) -> int:
         """Steps that were begun in all attempts so far."""
         return self.counter.stat().st_size if self.counter.exists() else 0
@@ -126,7 +130,7 @@ def rank_main(rank: int, port: int, job: Job) -> None:
                     patience=0,
                     **job.saving,
                 ),
-                directory=job.place / f"{job.name}.model",
+                directory=job.model,
                 home=f"{job.place}/{job.name}.home",
                 made_by={},
             )

@@ -189,7 +189,7 @@ def test_what_takes_too_long_did_not_hold_and_is_ended(started: WithProjects, tm
     assert not row.held and row.seen == "proof-x-0: waited 0.001 minutes for its end"
     assert list(started.executions) == ["proof-x-0"] and "  ended proof-x-0" in said
     assert started.calls[-1].endswith("/TerminateExecution")
-    assert "--selector 'execution-id in (proof-x-0)'" in row.look
+    assert row.look.endswith("-l 'execution-id in (proof-x-0)'")
 
 
 def test_stopped_in_its_middle_it_ends_what_it_started(started: WithProjects, tmp_path: Path) -> None:
@@ -230,13 +230,13 @@ def test_a_login_that_expires_in_its_middle(started: WithProjects, tmp_path: Pat
 
 def test_the_table_shows_what_did_not_hold_and_how_to_look_closer() -> None:
     rows = [
-        Row("registers", True, "version abc", "kubectl get pods"),
-        Row("a main job runs to its end", False, "proof-x-0 failed: no room", "kubectl get --selector 'execution-id'"),
+        Row("registers", True, "version abc", ""),
+        Row("a main job runs to its end", False, "proof-x-0 failed: no room", "kubectl get pods -l proof-x-0"),
     ]
     text = command.table(rows)
-    assert [line.split()[0] for line in text.splitlines()[1:3]] == ["yes", "no"]
+    assert [line.split()[:2] for line in text.splitlines()[1:3]] == [["1", "yes"], ["2", "no"]]
     assert "proof-x-0 failed: no room" in text and text.endswith("1 of 2 held")
-    assert "--selector 'execution-id'" in text
+    assert "\n  2  kubectl get pods -l proof-x-0\n" in text and "\n  1  " not in text
 
 
 def test_the_commands_of_the_cluster_are_kubectls(tmp_path: Path) -> None:

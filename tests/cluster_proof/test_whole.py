@@ -53,7 +53,7 @@ def test_all_of_it_holds(server: FaultyS3, tmp_path: Path, monkeypatch: pytest.M
         kubernetes = Kubernetes("flytesnacks-development")
         kubernetes.context()
         assert theirs.version() == "v1.16.8"
-        small = replace(CONFIG, training=replace(CONFIG.training, epochs=150))
+        small = replace(CONFIG, training=replace(CONFIG.training, epochs=120))
         whole = Proof(
             "proof-t", theirs, kubernetes, "registry.example/slipstream:test", str(profile), 2, say, 10.0, small
         )

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.models.factory import Predictor
@@ -35,20 +34,10 @@ from slipstream.train.parallel.replicas import ReplicatedModel
 from tests.support import nets
 from tests.support.groups import ALONE, on_cpu
 from tests.support.small_run import Run
+from tests.support.waits import NoWaits
 
 CPU = torch.device("cpu")
 SIGNATURE = Signature((TensorSpec("numeric", "float32", (5,)),), "classification", "y", ("a", "b", "c"))
-
-
-class Synchronising(TorchDispatchMode):
-    """Raises where the host would have to wait for the device."""
-
-    WAITS = ("_local_scalar_dense", "item", "nonzero", "is_nonzero", "equal", "_unique2", "masked_select")
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = str(func).split(".")[1]
-        assert name not in self.WAITS, f"{func} makes the host wait"
-        return func(*args, **(kwargs or {}))
 
 
 def batch_of(rows: int, padding: int = 0, spoilt: bool = False) -> Batch:
@@ -107,7 +96,7 @@ def test_a_step_never_makes_the_host_wait_and_a_spoilt_one_changes_nothing(
     precision = "fp16" if fp16 else "fp32"
     train_step(state, config, ALONE, precision, batch_of(12), 10)
     before = everything(state)
-    with Synchronising():
+    with NoWaits():
         result = train_step(state, config, ALONE, precision, batch_of(12, spoilt=spoilt), 10)
     same = [torch.equal(a, b) for a, b in zip(before, everything(state), strict=True)]
     assert all(same) == any(same) == spoilt

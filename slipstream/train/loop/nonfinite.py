@@ -60,7 +60,7 @@ def rows_of_bad_losses(parallel: ParallelModel, batch: Batch, precision: str, de
     parallel.model.train(was_training)
     if outputs is None or not parallel.counts_losses:
         return []
-    signature, outputs = parallel.model.signature, outputs.float()
+    signature = parallel.model.signature
     losses = (loss_sum(signature, outputs[i : i + 1], batch.target[i : i + 1]) for i in range(batch.rows))
     return [place for place, loss in enumerate(losses) if not loss.isfinite()][:NAMED]
 
@@ -71,7 +71,7 @@ def bad_rows(model: Predictor, batch: Batch, config: TrainingConfig, precision: 
 
     def finite(rows: slice) -> bool:
         with autocast(precision, device):
-            outputs = model(*(x[rows] for x in batch.inputs)).float()
+            outputs = model(*(x[rows] for x in batch.inputs))
         weight = None if batch.weight is None else batch.weight[rows]
         loss = loss_sum(model.signature, outputs, batch.target[rows], config.label_smoothing, weight)
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)

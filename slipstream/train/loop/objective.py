@@ -21,6 +21,7 @@ from slipstream.models.arithmetic import autocast
 from slipstream.models.config import TeachingConfig
 from slipstream.models.factory import Predictor
 from slipstream.train.data_loader import Batch
+from slipstream.train.loop.token_loss import token_losses
 
 
 @dataclass(frozen=True)
@@ -35,21 +36,21 @@ class SplitMetrics:
 def loss_sum(
     signature: Signature, outputs: Tensor, target: Tensor, label_smoothing: float = 0.0, weight: Tensor | None = None
 ) -> Tensor:
-    """The sum of the rows' losses, multiplied by ``weight`` ``[rows]`` if there is one.
+    """The sum of the rows' losses in float32, multiplied by ``weight`` ``[rows]`` if there is one.
 
     For tokens the loss is the mean cross-entropy of the row's logits ``[length, tokens]`` and next tokens. For a
     classification it is the cross-entropy of logits ``[rows, classes]`` and int32 classes ``[rows]``; for a
     regression it is the squared error of values ``[rows, 1]`` and float32 targets ``[rows]``, in units of the target's
     variance.
     """
-    if signature.task == "classification":
-        reduction = "sum" if weight is None else "none"
-        loss = functional.cross_entropy(outputs, target.long(), reduction=reduction, label_smoothing=label_smoothing)
-    elif signature.task == "next token":
-        logits = outputs.transpose(1, 2)
-        loss = functional.cross_entropy(logits, target, reduction="none", label_smoothing=label_smoothing).mean(dim=1)
+    if signature.task == "next token":
+        each = token_losses(outputs.flatten(0, 1), target.flatten(), label_smoothing)
+        loss = each.view(target.shape).mean(dim=1)
+    elif signature.task == "classification":
+        reduction, logits = "sum" if weight is None else "none", outputs.float()
+        loss = functional.cross_entropy(logits, target.long(), reduction=reduction, label_smoothing=label_smoothing)
     else:
-        loss = ((outputs[:, 0] - target) / signature.target_std) ** 2
+        loss = ((outputs[:, 0].float() - target) / signature.target_std) ** 2
     return loss.sum() if weight is None else (loss * weight).sum()
 
 
@@ -81,7 +82,7 @@ def evaluate_split(
             outputs = forward(*batch.inputs)
         if outputs is None:  # the last stage of a pipeline has them
             continue
-        outputs, target = outputs[: batch.rows].float(), batch.target[: batch.rows]
+        outputs, target = outputs[: batch.rows], batch.target[: batch.rows]
         sums[0] += loss_sum(model.signature, outputs, target)
         sums[1] += correct_sum(model.signature, outputs, target)
         sums[2] += batch.rows
@@ -104,7 +105,7 @@ class Teacher:
     def blend(self, loss: Tensor, outputs: Tensor, inputs: Sequence[Tensor], weight: Tensor | None) -> Tensor:
         """The sum of the rows' losses with the teacher's share in it.
 
-        ``loss`` is the sum for the labels, ``outputs`` (float32) what the model that learns gives for ``inputs``;
+        ``loss`` is the sum for the labels, ``outputs`` what the model that learns gives for ``inputs``;
         ``weight`` ``[rows]`` is that of the rows. The teacher's part is, for logits, the Kullback-Leibler divergence of
         both softmaxes at the temperature T, times T² so that its gradient does not shrink with T; for a regression the
         squared difference in units of the target's variance.
@@ -114,7 +115,7 @@ class Teacher:
             return loss
         with torch.no_grad(), autocast(self.precision, loss.device):
             teacher_outputs = self.model(*inputs).float()
-        divergence = self.divergence(outputs, teacher_outputs)
+        divergence = self.divergence(outputs.float(), teacher_outputs)
         return (1 - share) * loss + share * (divergence if weight is None else divergence * weight).sum()
 
     def divergence(self, outputs: Tensor, teacher_outputs: Tensor) -> Tensor:

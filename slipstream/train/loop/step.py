@@ -106,7 +106,6 @@ def rows_loss(state: TrainingState, config: TrainingConfig, batch: Batch, output
     if piece.stop > batch.rows:
         real = torch.arange(piece.start, piece.stop, device=batch.target.device) < batch.rows
         weight = real.float() if weight is None else weight * real
-    outputs = outputs.float()
     loss = loss_sum(state.model.signature, outputs, batch.target[piece], config.label_smoothing, weight)
     if state.teacher is None:
         return loss

@@ -41,7 +41,7 @@ def sum_partial_gradients(parameters: Sequence[nn.Parameter], layout: Layout) ->
         return
     parts = [local(p.grad) for p in partial if p.grad is not None]
     flat = torch.cat([part.reshape(-1) for part in parts])
-    dist.all_reduce(flat, group=layout.mesh["tensor"].get_group())
+    dist.all_reduce(flat, group=layout.mesh.get_group("tensor"))
     for parameter, part, summed in zip(partial, parts, flat.split([part.numel() for part in parts]), strict=True):
         assert isinstance(parameter, DTensor) and parameter.placements == (Replicate(),)
         parameter.grad = DTensor.from_local(

@@ -53,7 +53,7 @@ class Pipeline:
         self._layout = layout
         self._stages = stages
         self._loss_of: LossOf | None = None
-        group = layout.mesh["pipeline"].get_group()
+        group = layout.mesh.get_group("pipeline")
         length, *rest = stated_plan(stages[0]).hidden
         if layout.config.tensor > 1 and layout.config.sequence:
             length //= layout.config.tensor
@@ -135,7 +135,7 @@ def shared_parameters(stages: list[Predictor], layout: Layout) -> list[Shared]:
     """The parameters of these stages that other processes of the pipeline hold, too; all ranks must call this."""
     assert layout.mesh is not None
     mine = {name: parameter for part in stages for name, parameter in part.named_parameters()}
-    pipeline = layout.mesh["pipeline"].get_group()
+    pipeline = layout.mesh.get_group("pipeline")
     names: list[list[str]] = [[] for _ in range(dist.get_world_size(pipeline))]
     dist.all_gather_object(names, list(mine), group=pipeline)
     shared = []

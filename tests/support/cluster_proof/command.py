@@ -121,11 +121,16 @@ def interrupted(signal_: int, frame: object) -> None:
 
 def table(rows: Sequence[Row]) -> str:
     """What held and what not, each with the command to look closer."""
-    lines = [(("no", "yes")[row.held], row.act, row.seen) for row in rows]
-    looks = "\n".join(f"  {row.look}" for row in rows if "--selector" in row.look)
-    held = sum(row.held for row in rows)
-    columns = ("held", "what", "seen")
-    return f"{aligned(columns, lines, columns)}\n\nto look closer:\n{looks}\n\n{held} of {len(rows)} held"
+    lines = [(str(number), ("no", "yes")[row.held], row.act, row.seen) for number, row in enumerate(rows, 1)]
+    looks = "\n".join(f"  {number}  {row.look}" for number, row in enumerate(rows, 1) if row.look)
+    columns = ("", "held", "what", "seen")
+    return "\n\n".join(
+        [
+            aligned(columns, lines, columns),
+            f"to look closer:\n{looks}",
+            f"{sum(row.held for row in rows)} of {len(rows)} held",
+        ]
+    )
 
 
 def say(line: str) -> None:

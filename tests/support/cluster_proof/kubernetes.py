@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -72,7 +73,8 @@ class Kubernetes:
                 path = f"/api/v1/namespaces/{self.namespace}/pods/{name}/eviction"
                 self.ask("create", "--raw", path, "--filename", file.name)
         else:
-            self.ask("exec", name, *where, "--container", container(pod), "--", *KILL)
+            with suppress(KubectlError):  # the shell may die with its container before kubectl has heard of it
+                self.ask("exec", name, *where, "--container", container(pod), "--", *KILL)
 
     def drop(self, execution: str) -> None:
         """Delete an execution behind Flyte's back: propeller then removes its pods."""

@@ -53,7 +53,7 @@ class NotHeld(Exception):
 
 @dataclass(frozen=True)
 class Row:
-    """An act: whether it held, what was seen, and the command with which to look closer."""
+    """An act: whether it held, what was seen, and the command with which to look closer, if it ran anything."""
 
     act: str
     held: bool
@@ -113,10 +113,11 @@ class Proof:
             seen, held = does(), True
         except (NotHeld, KubectlError) as error:
             seen, held = one_line(str(error)), False
-        look = f"kubectl --namespace {self.kubernetes.namespace} get flyteworkflows,pytorchjobs,pods"
-        if mine := self.executions[before:]:
-            look += f" --selector 'execution-id in ({','.join(mine)})'"
-        self.rows.append(Row(act, held, seen, look))
+        mine = ",".join(self.executions[before:])
+        look = (
+            f"kubectl -n {self.kubernetes.namespace} get flyteworkflows,pytorchjobs,pods -l 'execution-id in ({mine})'"
+        )
+        self.rows.append(Row(act, held, seen, look if mine else ""))
         self.say(f"  {'held' if held else 'DID NOT HOLD'}: {seen}")
         return held
 
@@ -157,7 +158,7 @@ class Proof:
         hits = {node.task for node in again if node.hit}
         if not kept or (missed := kept - hits):
             raise NotHeld(f"ran again: {', '.join(sorted(missed))}" if kept else "nothing was kept the first time")
-        return f"hits: {', '.join(sorted(hits))}"
+        return f"{len(hits)} tasks are hits"
 
     def prepared_alike(self, directory: Path) -> str:
         there = self.flyte.artifact(self.first, "prepare")
@@ -261,7 +262,7 @@ class Proof:
             raise NotHeld(f"{len(failed)} attempts failed, expected {lost}")
         if not any(resumed):
             raise NotHeld("the same model, but none was seen to resume: it had ended before, or began afresh")
-        why = f"; {lost} failed: {reason(failed[-1].error)}" if failed else ""
+        why = f"; {reason(failed[-1].error)}" if failed else ""
         return f"resumed from step {max(resumed)}{why}"
 
 
