@@ -4,7 +4,8 @@
 
 Reads ``pyproject.toml`` and ``constraints.txt`` and writes ``image-requirements.txt``, the project's dependencies, and
 ``image-constraints.txt``. A PACKAGE is one that the base image brought: it is not among the requirements, and it is
-constrained to the version that is installed, so that pip replaces it for nobody. Fails if it is not installed.
+constrained to the version that is installed, so that pip replaces it for nobody. Fails if it is not installed, or older
+than the project needs.
 """
 
 import re
@@ -25,9 +26,24 @@ def without(requirements: Iterable[str], packages: Iterable[str]) -> list[str]:
     return [line for line in requirements if name_of(line) not in left_out]
 
 
+def release(number: str) -> tuple[int, ...]:
+    """``(2, 13, 0)`` of ``2.13.0a0+rocm7.1``: what vendors build before a release counts as that."""
+    return tuple(map(int, re.match(r"\d+(?:\.\d+)*", number)[0].split(".")))
+
+
+def refuse_older(requirements: Iterable[str], package: str) -> None:
+    """End the build if the ``package`` of the base image is older than the project's requirement says."""
+    for requirement in requirements:
+        least = re.search(r">=\s*([\d.]+)", requirement)
+        if name_of(requirement) == name_of(package) and least and release(version(package)) < release(least[1]):
+            sys.exit(f"the base image has {package} {version(package)}, expected {requirement}: choose another BASE")
+
+
 def main(packages: list[str]) -> None:
     dependencies = tomllib.loads(Path("pyproject.toml").read_text())["project"]["dependencies"]
     constraints = without(Path("constraints.txt").read_text().split(), packages)
+    for package in packages:
+        refuse_older(dependencies, package)
     installed = [f"{package}=={version(package)}" for package in packages]
     Path("image-requirements.txt").write_text("\n".join(without(dependencies, packages)) + "\n")
     Path("image-constraints.txt").write_text("\n".join([*constraints, *installed]) + "\n")

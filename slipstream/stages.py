@@ -54,7 +54,12 @@ STAGES = {
         Stage("train", ("slipstream.train.run",), (*TRAINED, "scipy"), distributed=True),
         Stage("compress", ("slipstream.compress.engine",), (*JUDGED, "torch-pruning")),
         Stage("evaluate", ("slipstream.evaluate.engine",), JUDGED, pod_of="export"),
-        Stage("export", ("slipstream.export.engine",), (*JUDGED, "onnx", "onnxruntime", "onnxscript"), measured=True),
+        Stage(
+            "export",
+            ("slipstream.export.engine",),
+            (*JUDGED, "onnx", "onnxruntime", "onnxruntime-gpu", "onnxscript"),
+            measured=True,
+        ),
         Stage("promote"),
         Stage(
             "collectives",

@@ -75,12 +75,15 @@ def tune_collectives(workspace: Workspace, prepared: Prepared, config: RunConfig
         from slipstream.collectives.tune.steps import ConfiguredModel
         from slipstream.collectives.tune.tuner import tune
         from slipstream.interconnect.tuning import write_tuning
+        from slipstream.models.arithmetic import Arithmetic
 
         signature = open_prepared(Path(prepared.path)).signature
         # Until its ranks have met, names are looked up on this machine alone.
         workers = worker_group(workspace, config.collectives)
         rows = max(1, config.training.batch_size // workers.world)
-        tuning = tune(workers, config.collectives, ConfiguredModel(config.model, signature, rows, config.training.seed))
+        arithmetic = Arithmetic(config.training.precision, config.training.tf32)
+        model = ConfiguredModel(config.model, signature, rows, config.training.seed, arithmetic)
+        tuning = tune(workers, config.collectives, model)
         if tuning:
             write_tuning(Path(workspace.directory), tuning, made_by(config.collectives))
 

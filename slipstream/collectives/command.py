@@ -26,6 +26,7 @@ from slipstream.distributed.user_errors import check_gpus
 from slipstream.errors import Interrupted, UserError
 from slipstream.interconnect.profile import CSV, FILE, TABLE
 from slipstream.machine.gpus import visible_gpus
+from slipstream.models.arithmetic import Arithmetic
 
 #: Some of what torchrun sets.
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR")
@@ -122,7 +123,9 @@ def main(
 
 
 def model_of(run: RunConfig, prepared: Path | None, world: int) -> Model:
+    training = run.training
+    arithmetic = Arithmetic(training.precision, training.tf32)
     if prepared is None:
-        return SyntheticModel()
-    signature = open_prepared(prepared).signature
-    return ConfiguredModel(run.model, signature, max(1, run.training.batch_size // world), run.training.seed)
+        return SyntheticModel(arithmetic=arithmetic)
+    signature, rows = open_prepared(prepared).signature, max(1, training.batch_size // world)
+    return ConfiguredModel(run.model, signature, rows, training.seed, arithmetic)

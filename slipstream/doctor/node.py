@@ -34,6 +34,8 @@ SMALL_SHM = 64 << 20
 GIB = 1 << 30
 #: More than this of a GPU's memory in use before training starts is worth a word.
 HELD = 0.05
+#: The oldest driver on Linux that serves a major version of CUDA (NVIDIA, "CUDA Compatibility", minor versions).
+DRIVERS = {11: 450, 12: 525, 13: 580}
 
 
 def read_node(store: str = "", endpoint: str = "", root: Path = ROOT) -> list[Reading]:
@@ -239,9 +241,11 @@ def holder(root: Path, pid: int) -> str:
 
 def driver_problem(supported: int, needed: str) -> str:
     """CUDA is compatible within a major version: an older driver serves it, an older major version's does not."""
-    if needed and int(needed.split(".")[0]) > supported:
-        return f"torch was built for CUDA {needed}, so that it cannot use these GPUs; update the driver"
-    return ""
+    major = int(needed.split(".")[0]) if needed else 0
+    if major <= supported:
+        return ""
+    least = f" to {DRIVERS[major]} or newer" if major in DRIVERS else ""
+    return f"torch was built for CUDA {needed}, so that it cannot use these GPUs; update the driver{least}"
 
 
 def torch_cuda() -> str:

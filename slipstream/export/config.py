@@ -44,7 +44,8 @@ class ExportConfig(Settings):
     price_per_hour: Annotated[float, Field(ge=0)] = 0.0
     """What an hour of the measured threads costs, for the price per million predictions; 0: no price is told."""
     provider: Literal["cpu", "cuda"] = "cpu"
-    """Where variants run and are timed: on a GPU ("cuda", which needs the extra ``[gpu]``) FP16 and BF16 are tried."""
+    """Where variants run and are timed: on a GPU ("cuda", with onnxruntime-gpu in place of onnxruntime) FP16
+    and BF16 are tried."""
     half: bool = False
     """Also write FP16 and BF16 files for GPUs, which a run on a CPU checks and does not time."""
     tensorrt: bool = False

@@ -201,6 +201,7 @@ def deployed_signature(signature: Signature, opset: int, file: str) -> ModelSign
 
 def describe(machine: Machine, config: ExportConfig) -> MachineFigures:
     """The machine, the threads per call and the library versions, as ``export.json`` holds them."""
+    import onnxruntime
     import torch
 
     return MachineFigures(
@@ -210,7 +211,7 @@ def describe(machine: Machine, config: ExportConfig) -> MachineFigures:
         flags=list(machine.flags),
         cores=usable_cores(),
         threads=config.threads,
-        onnxruntime=installed("onnxruntime"),
+        onnxruntime=onnxruntime.__version__,  # of whichever distribution
         onnx=installed("onnx"),
         torch=installed("torch"),
     )

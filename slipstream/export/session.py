@@ -14,6 +14,7 @@ import numpy as np
 
 from slipstream.artifacts.prepared.data import Signature
 from slipstream.artifacts.results.export import ProfileFigures
+from slipstream.artifacts.versions import installed
 from slipstream.errors import UserError
 from slipstream.export.config import ExportConfig
 from slipstream.models.predict import ModelFunction, inputs_of
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 ERRORS_ONLY = 3
 #: ONNX Runtime's names, by those of ``export.provider``.
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+#: In TF32, CUDA's default, products have 10 bits, and FP32 would differ from torch by more than exporting may.
+OPTIONS: dict[str, dict[str, str]] = {"cpu": {}, "cuda": {"use_tf32": "0"}}
+#: Distributions of one module, of which the one that was installed last has overwritten the other's files.
+ONNX_RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
 
 
 @contextmanager
@@ -63,9 +68,14 @@ def session_options(threads: int) -> onnxruntime.SessionOptions:
 
 
 def check_provider(provider: str) -> None:
-    """Raise ``UserError`` unless the installed ONNX Runtime has the provider."""
+    """Raise ``UserError`` unless the installed ONNX Runtime has the provider, and for a GPU is the only one."""
     import onnxruntime
 
+    if provider == "cuda" and "absent" not in map(installed, ONNX_RUNTIMES):
+        raise UserError(
+            f'export.provider: "{provider}" expects one ONNX Runtime, and {" and ".join(ONNX_RUNTIMES)} are installed '
+            f"over each other: pip uninstall --yes {' '.join(ONNX_RUNTIMES)}, then pip install onnxruntime-gpu"
+        )
     available = onnxruntime.get_available_providers()
     if PROVIDERS[provider] not in available:
         raise UserError(
@@ -78,11 +88,11 @@ def session_on(path: Path, options: onnxruntime.SessionOptions, provider: str) -
     """A session on the provider. Raises ``UserError`` if ONNX Runtime fell back to another."""
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(path, options, providers=[PROVIDERS[provider]])
+    session = onnxruntime.InferenceSession(path, options, providers=[(PROVIDERS[provider], OPTIONS[provider])])
     if (first := session.get_providers()[0]) != PROVIDERS[provider]:
         raise UserError(
             f'export.provider: "{provider}" cannot be used here, ONNX Runtime fell back to {first}; check that there '
-            "is a GPU with its driver, or set it to cpu"
+            "is a GPU with its driver and the CUDA that onnxruntime-gpu was built for, or set it to cpu"
         )
     return session
 
@@ -108,7 +118,10 @@ PRODUCTS = ("Conv", "Gemm", "MatMul")
 def operator_times(
     path: Path, signature: Signature, records: np.ndarray, config: ExportConfig, batches: Sequence[int]
 ) -> list[ProfileFigures]:
-    """The shares of the time by operator at each batch size, from ONNX Runtime's own profiler."""
+    """The shares of the time by operator at each batch size, from ONNX Runtime's own profiler. None on a GPU: what is
+    timed there is how long it takes to launch them."""
+    if config.provider == "cuda":
+        return []
     return [at_batch(path, signature, records, config, rows) for rows in batches]
 
 

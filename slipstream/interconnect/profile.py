@@ -49,7 +49,8 @@ LINK_SHARES = {
 class Launch:
     """What one process group measured in one case."""
 
-    #: Seconds of each iteration: the longest over the ranks, by their own clocks.
+    #: Seconds of each iteration: the longest over the ranks, by their own clocks. In mode "loop" an iteration of a
+    #: GPU is the mean of as many calls as its clock needs between two readings.
     seconds: tuple[float, ...]
     #: True if the interval of the median became narrow, False if the time was over before.
     narrow: bool = True

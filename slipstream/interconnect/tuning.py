@@ -20,6 +20,9 @@ VARIABLES = (
     *("GLOO_SOCKET_IFNAME", "NCCL_ALGO", "NCCL_BUFFSIZE", "NCCL_IB_QPS_PER_CONNECTION", "NCCL_MAX_CTAS"),
     *("NCCL_MIN_CTAS", "NCCL_NTHREADS", "NCCL_P2P_NET_CHUNKSIZE", "NCCL_PROTO"),
 )
+#: What stands before an algorithm in NCCL_ALGO, so that it is all_reduce's only. Since NCCL 2.24 a plain one is that of
+#: all operations, and every operation that lacks it fails: broadcast and all_gather know no tree (nccl, tuning.cc).
+FOR_ALL_REDUCE = "allreduce:"
 TrialVerdict = Literal["taken", "no change", "may change numbers", "failed", "not tried"]
 
 

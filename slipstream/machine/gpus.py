@@ -1,39 +1,34 @@
-"""How many GPUs this process may use, what they are called and compute at most, found without loading torch."""
+"""How many GPUs this process may use and what they are called, found without loading torch."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
 
 T = TypeVar("T")
-#: By a part of the name that the driver gives, the more special before the more general; then by the type that is
-#: computed in. Sources: NVIDIA's data sheets of V100, T4, A10, A100, L4, L40S, H100 and H200 (half of the figures that
-#: are given "with sparsity"), AMD's of MI300X.
-PEAKS: dict[str, dict[str, float]] = {
-    "H200": {"bf16": 989e12, "fp16": 989e12, "tf32": 494e12, "fp32": 67e12},
-    "H100 PCIe": {"bf16": 756e12, "fp16": 756e12, "tf32": 378e12, "fp32": 51e12},
-    "H100": {"bf16": 989e12, "fp16": 989e12, "tf32": 494e12, "fp32": 67e12},
-    "A100": {"bf16": 312e12, "fp16": 312e12, "tf32": 156e12, "fp32": 19.5e12},
-    "L40S": {"bf16": 362e12, "fp16": 362e12, "tf32": 183e12, "fp32": 91.6e12},
-    "L4": {"bf16": 121e12, "fp16": 121e12, "tf32": 60e12, "fp32": 30.3e12},
-    "NVIDIA A10": {"bf16": 125e12, "fp16": 125e12, "tf32": 62.5e12, "fp32": 31.2e12},
-    "T4": {"fp16": 65e12, "fp32": 8.1e12},
-    "V100": {"fp16": 125e12, "fp32": 15.7e12},
-    "MI300X": {"bf16": 1307e12, "fp16": 1307e12, "tf32": 653e12, "fp32": 163e12},
-}
-#: Devices that are named like one of the table and compute less: others' halves, and MIG's parts of a GPU.
-DIFFERENT = ("A10G", "L40G", "MIG ")
+ROOT = Path("/")
 
 
-def visible_gpus() -> int:
-    """How many GPUs this process may use, by NVML for NVIDIA and sysfs for AMD."""
-    for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
-        if variable in os.environ:
-            return len([device for device in os.environ[variable].split(",") if device.strip() not in ("", "-1")])
-    return ask_nvml(lambda nvml: int(nvml.nvmlDeviceGetCount())) or amd_gpus()
+def visible_gpus(root: Path = ROOT) -> int:
+    """How many GPUs this process may use, by NVML for NVIDIA and sysfs (found under ``root``) for AMD.
+
+    The variables that hide GPUs are read as torch reads them (``torch.cuda._parse_visible_devices``): on AMD
+    ROCR_VISIBLE_DEVICES leaves some, of which HIP_VISIBLE_DEVICES chooses, or CUDA_VISIBLE_DEVICES without it.
+    """
+    nvidia = ask_nvml(lambda nvml: int(nvml.nvmlDeviceGetCount()))
+    chooses = "HIP_VISIBLE_DEVICES" if "HIP_VISIBLE_DEVICES" in os.environ and not nvidia else "CUDA_VISIBLE_DEVICES"
+    variables = [chooses] if nvidia else ["ROCR_VISIBLE_DEVICES", chooses]
+    named = [named_devices(os.environ[variable]) for variable in variables if variable in os.environ]
+    return min(named) if named else nvidia or amd_gpus(root)
+
+
+def named_devices(value: str) -> int:
+    """How many devices a list of numbers or UUIDs names: those before the first negative number or gap."""
+    return len(list(takewhile(lambda device: device.strip() and not device.strip().startswith("-"), value.split(","))))
 
 
 def gpu_names() -> list[str]:
@@ -68,15 +63,20 @@ def ask_nvml(question: Callable[[ModuleType], T]) -> T | None:
         return None
 
 
-def amd_gpus() -> int:
-    """Nodes of the kernel's compute topology that have SIMD units; CPUs are listed there too, with none."""
-    nodes = Path("/sys/class/kfd/kfd/topology/nodes").glob("*/properties")
-    lines = (line.split() for node in nodes for line in node.read_text().splitlines())
+def amd_gpus(root: Path = ROOT) -> int:
+    """Nodes of the kernel's compute topology that have SIMD units; CPUs are listed there too, with none.
+
+    The topology is the node's. The kernel refuses to read of a GPU that the pod's device cgroup lacks (``node_show`` in
+    ``amdkfd/kfd_topology.c``), so that those that can be read are the pod's.
+    """
+    nodes = (root / "sys/class/kfd/kfd/topology/nodes").glob("*/properties")
+    lines = (line.split() for node in nodes for line in permitted_text(node).splitlines())
     return sum(1 for line in lines if len(line) == 2 and line[0] == "simd_count" and int(line[1]) > 0)
 
 
-def data_sheet_peak(device: str, kind: str) -> float | None:
-    """The peak of the device with this name in "fp32", "tf32", "bf16" or "fp16"; None if it is not in the table."""
-    if any(part in device for part in DIFFERENT):
-        return None
-    return next((peaks.get(kind) for name, peaks in PEAKS.items() if name in device), None)
+def permitted_text(path: Path) -> str:
+    """What a file says; nothing where reading is denied."""
+    try:
+        return path.read_text()
+    except PermissionError:
+        return ""

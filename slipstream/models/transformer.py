@@ -62,6 +62,16 @@ def autocast_type(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if cast else x.dtype
 
 
+def kernel_shares_heads(query: Tensor) -> bool:
+    """Whether a fused kernel takes fewer key and value heads than query heads. On a GPU only flash attention does, in
+    16 bits and from compute capability 8.0 on (``aten/native/transformers/cuda/sdp_utils.cpp``); the memory-efficient
+    one does not, and what is left then writes out the scores of all pairs of tokens."""
+    if query.device.type != "cuda":
+        return True
+    half = autocast_type(query) in (torch.float16, torch.bfloat16)
+    return half and torch.cuda.get_device_properties().major >= 8
+
+
 class Attention(nn.Module):
     """Causal attention in which several query heads may share a key and value head (Ainslie et al. 2023, "GQA")."""
 
@@ -85,8 +95,10 @@ class Attention(nn.Module):
         cosine, sine = cosine[: query.shape[1]], sine[: query.shape[1]]
         query, key = rotate(self.q_norm(query), cosine, sine), rotate(self.k_norm(key), cosine, sine)
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-        shared = query.shape[1] != key.shape[1]
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=shared)
+        shared = query.shape[1] // key.shape[1]
+        if shared > 1 and not kernel_shares_heads(query):
+            key, value, shared = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1), 1
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=shared > 1)
         return self.o_proj(mixed.transpose(1, 2).flatten(2))
 
 

@@ -18,13 +18,13 @@ from slipstream.artifacts.prepared.streamed import open_prepared
 from slipstream.distributed.user_errors import backend_of
 from slipstream.errors import UserError
 from slipstream.machine.gpus import bf16_gpus, visible_gpus
+from slipstream.models.arithmetic import precision_of
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import Predictor, build
 from slipstream.models.plan import blocks_of, plan_of
 from slipstream.train.config import TrainingConfig
 from slipstream.train.data_loader import stored_blocks
 from slipstream.train.data_order import GlobalOrder
-from slipstream.train.loop.precision import precision_of
 from slipstream.train.loop.probe import Traits, probe
 from slipstream.train.loop.step import micro_batches, padded_rows
 from slipstream.train.parallel.layout import check_plan

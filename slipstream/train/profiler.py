@@ -1,11 +1,14 @@
-"""A profile of some steps: which operations take the time, and a trace of them."""
+"""A profile of some steps: which operations or kernels take the time, and a trace of them."""
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
+from torch.autograd import DeviceType
+from torch.autograd.profiler_util import FunctionEventAvg
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from slipstream.artifacts.records import to_json
@@ -49,17 +52,33 @@ class StepProfiler:
         if finished.step_num < WAIT + WARM_UP + self._steps:
             return
         with tempfile.TemporaryDirectory() as scratch:
+            found = operations(finished.key_averages(), self._steps, self._on_gpu)
             path = Path(scratch) / TRACE
             finished.export_chrome_trace(str(path))
-            self.files = {TRACE: path.read_bytes(), OPERATIONS: to_json(self._operations(finished))}
+            self.files = {TRACE: path.read_bytes(), OPERATIONS: to_json(found)}
 
-    def _operations(self, finished: profile) -> Operations:
-        found = [
-            Operation(name=event.key, calls=event.count, seconds=1e-6 * microseconds)
-            for event in finished.key_averages()
-            if not event.key.startswith(MARK)
-            and (microseconds := event.self_device_time_total if self._on_gpu else event.self_cpu_time_total) > 0
-        ]
-        found.sort(key=lambda operation: operation.seconds, reverse=True)
-        total = sum(operation.seconds for operation in found)
-        return Operations(steps=self._steps, seconds=total, operations=found[:LISTED])
+
+def operations(events: Iterable[FunctionEventAvg], steps: int, on_gpu: bool) -> Operations:
+    """What ``steps`` steps spent their time on: on a CPU operations, on a GPU kernels.
+
+    The profiler gives a kernel's time three times: to the kernel, to the operation that launched it, and to the
+    annotations around that. Its own total is of what the device ran (``torch.autograd.profiler_util._build_table``),
+    and so is this.
+    """
+    found = [
+        Operation(name=str(event.key), calls=event.count, seconds=1e-6 * microseconds)
+        for event in events
+        if (is_of_device(event) if on_gpu else is_of_host(event))
+        and (microseconds := event.self_device_time_total if on_gpu else event.self_cpu_time_total) > 0
+    ]
+    found.sort(key=lambda operation: operation.seconds, reverse=True)
+    total = sum(operation.seconds for operation in found)
+    return Operations(steps=steps, seconds=total, operations=found[:LISTED])
+
+
+def is_of_device(event: FunctionEventAvg) -> bool:
+    return event.device_type != DeviceType.CPU and not event.is_user_annotation
+
+
+def is_of_host(event: FunctionEventAvg) -> bool:
+    return event.device_type == DeviceType.CPU and not str(event.key).startswith(MARK)

@@ -25,6 +25,7 @@ from slipstream.distributed.process_group import Group
 from slipstream.distributed.user_errors import same_error_on_all_ranks
 from slipstream.errors import UserError
 from slipstream.logs import logger
+from slipstream.models.arithmetic import autocast, resolve_precision
 from slipstream.models.config import ModelConfig, TeachingConfig
 from slipstream.models.factory import Predictor, build
 from slipstream.models.trained import Architecture, TrainedModel
@@ -34,7 +35,7 @@ from slipstream.train.config import TrainingConfig
 from slipstream.train.data_loader import padding
 from slipstream.train.loop.objective import Teacher
 from slipstream.train.loop.optimizer import AveragedWeights, make_optimizer
-from slipstream.train.loop.precision import LossScaler, autocast, resolve_precision
+from slipstream.train.loop.precision import LossScaler
 from slipstream.train.loop.probe import Traits
 from slipstream.train.loop.state import Progress, TrainingState, weights_of
 from slipstream.train.parallel.config import GradientsConfig, ParallelConfig

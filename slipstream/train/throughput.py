@@ -17,7 +17,7 @@ from torch import Tensor
 
 from slipstream.artifacts.results.training import Throughput
 from slipstream.distributed.process_group import Group
-from slipstream.machine.gpus import data_sheet_peak
+from slipstream.machine.peaks import data_sheet_peak
 
 #: Width of the square matrices whose product is timed, on a CPU and on a GPU, and how often.
 WIDTH, GPU_WIDTH, PRODUCTS = 512, 4096, 8

@@ -114,7 +114,12 @@ def test_the_closure_holds_every_module_that_importing_the_engine_loads(stage: s
 
 
 #: By what name the libraries are imported.
-IMPORTED = {"pillow": "PIL", "scikit-learn": "sklearn", "torch-pruning": "torch_pruning"}
+IMPORTED = {
+    "pillow": "PIL",
+    "scikit-learn": "sklearn",
+    "torch-pruning": "torch_pruning",
+    "onnxruntime-gpu": "onnxruntime",
+}
 #: They move bytes, read settings, look at the machine or show progress, and compute nothing of a result.
 COMPUTE_NOTHING = {
     *("adlfs", "aiohttp", "azure", "boto3", "botocore", "fsspec", "gcsfs", "google", "requests", "s3transfer"),

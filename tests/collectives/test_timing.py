@@ -7,12 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 
 from slipstream.collectives.config import OPERATIONS, CollectivesConfig
 from slipstream.collectives.launch import timing
-from slipstream.collectives.launch.measurements import measurements_of
+from slipstream.collectives.launch.measurements import MatrixProduct, measurements_of
 from slipstream.collectives.launch.worker import WorkerContext
 from slipstream.collectives.operations.cases import Case, Kind, prepare
 from slipstream.interconnect.profile import Launch, Mode
@@ -161,3 +162,72 @@ def test_a_barrier_stands_before_each_iteration_of_its_mode_and_all_in_flight_st
     once = ["start", "start", "wait", "wait"]
     assert in_group(2, order_of_events, "loop") == ["barrier", *once * 3]
     assert in_group(2, order_of_events, "barrier") == ["barrier", *["barrier", *once] * 3]
+
+
+class Gpu:
+    """A device with a clock of its own: events and kernels wait in its stream, and calls take the host time."""
+
+    launch, kernel = 20e-6, 0.0
+
+    def __init__(self) -> None:
+        self.host = self.device = 0.0
+        self.events = 0
+
+    def event(self, **_: Any) -> Any:
+        gpu = self
+
+        class Event:
+            def record(self) -> None:
+                gpu.events += 1
+                self.at = gpu.device = max(gpu.device, gpu.host)
+
+            def elapsed_time(self, end: Any) -> float:
+                return 1e3 * (end.at - self.at)
+
+        return Event()
+
+    def start(self) -> list[Any]:
+        self.host += self.launch
+        self.device = max(self.device, self.host) + self.kernel
+        return []
+
+    def synchronise(self) -> None:
+        self.host = self.device = max(self.host, self.device)
+
+
+def on_a_gpu(worker: WorkerContext, kernel: float, mode: Mode) -> tuple[list[float], int]:
+    """The seconds that are found of a kernel that takes so long, and how many events that took."""
+    gpu, device = Gpu(), torch.device("cuda")
+    gpu.kernel = kernel
+    torch.cuda.Event, torch.cuda.synchronize = gpu.event, gpu.synchronise  # type: ignore[assignment, misc]
+    dist.barrier = gpu.synchronise  # type: ignore[assignment]
+    timing.slowest = lambda seconds, device: seconds
+    case = prepare(Kind("broadcast", in_place=True), 400, CPU)
+    launch = timing.time_cases([replace(case, start=gpu.start)], mode, 0.05, device)
+    return list(launch.seconds), gpu.events
+
+
+def test_of_a_small_size_a_gpus_work_is_not_added_to_its_launch() -> None:
+    seconds, events = in_group(1, on_a_gpu, 15e-6, "loop")
+    assert max(seconds) < 1.05 * Gpu.launch and events == 2 * (timing.FEWEST + len(seconds))
+    # Each after a barrier is a call by itself.
+    alone, _ = in_group(1, on_a_gpu, 15e-6, "barrier")
+    assert min(alone) > 0.99 * (Gpu.launch + 15e-6)
+
+
+def test_of_a_large_size_each_call_is_an_iteration() -> None:
+    seconds, _ = in_group(1, on_a_gpu, 5e-3, "loop")
+    assert max(seconds) < 1.01 * 5e-3 and len(seconds) <= timing.BELIEVED
+
+
+def test_on_a_gpu_a_product_that_fills_it_is_overlapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tensor without memory stands for the GPU's."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    for bf16, dtype in ((True, torch.bfloat16), (False, torch.float16)):
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation, bf16=bf16: bf16)
+        with FakeTensorMode():
+            product = MatrixProduct(torch.device("cuda"))
+            assert product._out.shape == (4096, 4096) and product._out.dtype == dtype
+            product.run()
+    assert MatrixProduct(CPU)._out.dtype == torch.float32

@@ -5,22 +5,33 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from slipstream.artifacts.records import from_json, from_tree, to_json, to_tree
 from slipstream.collectives.config import CollectivesConfig
+from slipstream.collectives.launch.worker import WorkerContext
 from slipstream.collectives.launch.worker_group import WorkerGroup
 from slipstream.collectives.tune import tuner
 from slipstream.collectives.tune.decision import FEWEST_TURNS, Decision, decide
 from slipstream.collectives.tune.plugin_csv import plugin_csv
-from slipstream.collectives.tune.steps import SyntheticModel, time_alternately
+from slipstream.collectives.tune.steps import (
+    Model,
+    SyntheticModel,
+    measure_compute,
+    time_alternately,
+    time_in_one_launch,
+)
 from slipstream.collectives.tune.tuner import TuningCandidate, candidates
 from slipstream.errors import UserError
 from slipstream.interconnect.tuning import DdpSettings, Trial, Tuning
+from slipstream.models.arithmetic import Arithmetic
 from tests.support.link_profiles import worker_context
 from tests.support.links import linked
 from tests.support.worker_groups import in_group
@@ -49,7 +60,7 @@ def test_what_can_change_numbers_depends_on_the_ranks() -> None:
     two, three = ([name for name, each in named().items() if each.may_change_numbers(world)] for world in (2, 3))
     assert two == ["fp16 compression hook"]
     assert three == ["fp16 compression hook", "bucket_cap_mb=50", "static_graph"]
-    assert named("nccl")["NCCL_ALGO=Tree"].may_change_numbers(3)
+    assert named("nccl")["NCCL_ALGO=allreduce:tree"].may_change_numbers(3)
     assert not named("nccl")["NCCL_BUFFSIZE=8388608"].may_change_numbers(3)
 
 
@@ -59,6 +70,36 @@ def test_other_interfaces_need_fresh_processes_and_nccl_is_never_forced_to_ll128
     nccl = named("nccl")
     assert nccl["NCCL_MIN_CTAS=8, NCCL_MAX_CTAS=8"].environment == {"NCCL_MIN_CTAS": "8", "NCCL_MAX_CTAS": "8"}
     assert not any("LL128" in name or "GLOO" in name for name in nccl)
+
+
+#: What NCCL has for each operation (nccl, tuning.cc).
+ALGORITHMS = {
+    "broadcast": {"ring"},
+    "reduce": {"ring"},
+    "allgather": {"ring", "nvls", "collnetdirect", "pat"},
+    "reducescatter": {"ring", "nvls", "collnetdirect", "pat"},
+    "allreduce": {"ring", "tree", "nvls", "nvlstree", "collnetdirect", "collnetchain"},
+}
+
+
+def left_by(value: str) -> dict[str, set[str]]:
+    """The algorithms that NCCL_ALGO leaves each operation from NCCL 2.24 on: a list without the name of an operation is
+    for all of them."""
+    left = dict(ALGORITHMS)
+    for part in value.lower().split(";"):
+        operation, _, listed = part.rpartition(":")
+        for each in [operation] if operation else ALGORITHMS:
+            left[each] = ALGORITHMS[each] & set(listed.split(","))
+    return left
+
+
+def test_an_algorithm_is_forced_on_all_reduce_only() -> None:
+    """The others lack tree and NVLS, and a process group begins with one of them."""
+    assert not left_by("Tree")["broadcast"]
+    forced = {c.environment["NCCL_ALGO"] for c in named("nccl").values() if "NCCL_ALGO" in c.environment}
+    assert [left_by(value)["allreduce"] for value in sorted(forced)] == [{"nvls"}, {"ring"}, {"tree"}]
+    for value in forced:
+        assert {**left_by(value), "allreduce": set()} == {**ALGORITHMS, "allreduce": set()}, value
 
 
 def turns_of_this_rank(other: DdpSettings, megabytes: int, seconds: float) -> tuple[list[float], list[float]]:
@@ -157,6 +198,50 @@ def test_the_whole_tuner_on_loopback_claims_nothing_for_compression(tmp_path: Pa
     assert verdicts["fp16 compression hook"] == "no change"
 
 
+class Noted(nn.Module):
+    """Notes in which type its product is computed, and whether in TF32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.seen: set[tuple[str, str]] = set()
+
+    def __deepcopy__(self, memo: object) -> Noted:
+        return self
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        self.seen.add((str(y.dtype), torch.get_float32_matmul_precision()))
+        return y
+
+
+def arithmetic_of_steps(worker: WorkerContext, arithmetic: Arithmetic) -> list[set[tuple[str, str]]]:
+    found = []
+    works: list[Callable[[Model], object]] = [
+        lambda model: measure_compute(worker, model),
+        lambda model: time_alternately(worker, model, DdpSettings(), DdpSettings(), 0.0),
+        lambda model: time_in_one_launch(worker, model, DdpSettings(), 0.0),
+    ]
+    for work in works:
+        module, model = Noted(), SyntheticModel(arithmetic=arithmetic)
+        object.__setattr__(model, "build", lambda module=module: (module, [torch.zeros(8, 4)]))
+        work(model)
+        found.append(module.seen)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("arithmetic", "seen"),
+    [
+        (Arithmetic(), ("torch.float32", "highest")),
+        (Arithmetic("bf16"), ("torch.bfloat16", "highest")),
+        (Arithmetic("fp32", tf32=True), ("torch.float32", "high")),
+    ],
+)
+def test_the_steps_that_are_timed_compute_as_training_does(arithmetic: Arithmetic, seen: tuple[str, str]) -> None:
+    assert in_group(1, arithmetic_of_steps, arithmetic) == [{seen}] * 3
+
+
 class SlowToMake(SyntheticModel):
     def build(self) -> Any:
         time.sleep(1.0)
@@ -182,10 +267,12 @@ def test_a_gain_that_is_not_allowed_is_named_beside_no_change() -> None:
 
 def test_what_is_recommended_can_be_pasted() -> None:
     fingerprint = tuning_of(DdpSettings(), {}).fingerprint
-    tuning = Tuning(fingerprint, "a model", HALF, {"NCCL_ALGO": "Tree"}, (Trial("x", "taken", 1.9, 1.8, 2.0, 20),))
+    tuning = Tuning(
+        fingerprint, "a model", HALF, {"NCCL_ALGO": "allreduce:tree"}, (Trial("x", "taken", 1.9, 1.8, 2.0, 20),)
+    )
     assert str(tuning).splitlines()[1:] == [
         "DistributedDataParallel: hook=fp16",
-        "export NCCL_ALGO=Tree",
+        "export NCCL_ALGO=allreduce:tree",
         "  x: taken: 1.90 times as fast (1.80 to 2.00, 20 turns)",
     ]
     assert "no change: nothing that was tried is faster" in str(tuning_of(DdpSettings(), {}))
@@ -193,7 +280,7 @@ def test_what_is_recommended_can_be_pasted() -> None:
 
 def test_the_plugins_table_covers_every_size_of_every_operation_with_its_channels() -> None:
     nccl = replace(tuning_of(DdpSettings(), {}).fingerprint, backend="nccl", world=16, nodes=2)
-    chosen = {"NCCL_ALGO": "Tree", "NCCL_PROTO": "LL", "NCCL_MIN_CTAS": "8", "NCCL_MAX_CTAS": "8"}
+    chosen = {"NCCL_ALGO": "allreduce:tree", "NCCL_PROTO": "LL", "NCCL_MIN_CTAS": "8", "NCCL_MAX_CTAS": "8"}
     header, *rows = plugin_csv(Tuning(nccl, "a model", DdpSettings(), chosen)).splitlines()
     table = [dict(zip(header.split(","), row.split(","), strict=True)) for row in rows]
     assert {row["collective_type"] for row in table} == {

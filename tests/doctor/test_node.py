@@ -69,6 +69,12 @@ def test_a_driver_serves_its_own_major_version_and_older_ones(needed: str, probl
     assert bool(node.driver_problem(12, needed)) == problem
 
 
+def test_a_driver_that_is_too_old_is_told_how_new_it_has_to_be() -> None:
+    assert node.driver_problem(12, "13.0").endswith("update the driver to 580 or newer")
+    assert node.driver_problem(11, "12.8").endswith("update the driver to 525 or newer")
+    assert node.driver_problem(12, "99.0").endswith("update the driver")
+
+
 def test_amd_gpus(tmp_path: Path) -> None:
     root = write(
         tmp_path,

@@ -140,6 +140,39 @@ def test_a_provider_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: p
         engine.export(tmp_path / "again", trained, data, config, {})
 
 
+def test_two_onnx_runtimes_over_each_other_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``pip install onnxruntime-gpu`` beside onnxruntime: both are the module of the same name."""
+    from slipstream.export import session
+
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: list(session.PROVIDERS.values()))
+    session.check_provider("cuda")
+    monkeypatch.setattr(session, "installed", lambda name: "1.31.1")
+    with pytest.raises(
+        UserError, match="pip uninstall --yes onnxruntime onnxruntime-gpu, then pip install onnx"
+    ) as two:
+        session.check_provider("cuda")
+    assert "\n" not in two.value.message
+    session.check_provider("cpu")
+
+
+def test_on_a_gpu_fp32_is_not_tf32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which would not agree with torch to the last digits that exporting asks for."""
+    from slipstream.export import session
+
+    asked = []
+
+    class Session:
+        def __init__(self, path: Path, options: object, providers: list[tuple[str, dict[str, str]]]) -> None:
+            asked.extend(providers)
+
+        def get_providers(self) -> list[str]:
+            return [name for name, _ in asked]
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Session)
+    session.session_on(tmp_path / "fp32.onnx", session.session_options(1), "cuda")
+    assert asked == [("CUDAExecutionProvider", {"use_tf32": "0"})]
+
+
 def test_on_a_gpu_16_bits_are_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The provider's name stands for the CPU here, which computes FP16, and has no BF16: which is then said."""
     from slipstream.export import session
@@ -153,3 +186,4 @@ def test_on_a_gpu_16_bits_are_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     verdicts = {each["name"]: each["verdict"] for each in report["variants"]}
     assert set(verdicts) - {"torch-bf16"} == {"torch-fp32", "onnx-fp32", "fp16", "bf16"}
     assert verdicts["bf16"] == "not made" and report["machine"]["gpu"] == "a GPU"
+    assert report["profile"] == [] and report["machine"]["onnxruntime"] == onnxruntime.__version__

@@ -84,11 +84,56 @@ def test_what_is_copied_exists_and_reaches_the_builder(image: list[Instruction])
         assert ignored(path), path
 
 
+# What wheels lack
+
+
+def test_the_cuda_image_has_what_nccl_and_triton_load() -> None:
+    image = IMAGES["cuda"]
+    (place,) = places(image, "RUN", "^apt-get")
+    packages = set(image[place].value.split())
+    assert {"libibverbs1", "ibverbs-providers"} <= packages, "NCCL falls back to sockets"
+    assert {"gcc", "libc6-dev"} <= packages, "check_compiler refuses training.compile"
+    (dependencies,) = places(image, "RUN", "--requirement")
+    assert place < dependencies
+
+
+@pytest.mark.parametrize("plugin", [True, False])
+def test_the_cuda_image_brings_the_plugin_of_efa_if_it_is_asked_for(tmp_path: Path, plugin: bool) -> None:
+    """The step is run with programs that take notes, and an installer that brings the plugin or not."""
+    image = IMAGES["cuda"]
+    (argument,), (place,) = places(image, "ARG", "^EFA="), places(image, "RUN", "efa_installer")
+    assert argument < place and shlex.split(image[argument].value) == ["EFA="]
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    installer = "#!/bin/sh\n" + ("mkdir -p ../amazon/lib && touch ../amazon/lib/libnccl-net-ofi.so\n" if plugin else "")
+    tar = f"mkdir aws-efa-installer && cd aws-efa-installer && printf %s {shlex.quote(installer)} >efa_installer.sh"
+    lines = {"apt-get": "", "curl": "", "ldconfig": "", "tar": f"{tar} && chmod +x efa_installer.sh"}
+    for name, does in lines.items():
+        (programs / name).write_text(f'#!/bin/sh\necho {name} "$@" >>{tmp_path}/notes\ncd {tmp_path}\n{does}\n')
+        (programs / name).chmod(0o755)
+    step = image[place].value.replace("/tmp/aws", f"{tmp_path}/aws").replace("/opt/amazon", f"{tmp_path}/amazon")
+    step = step.replace("/usr/local/lib", str(tmp_path)).replace("/var/lib/apt/lists/*", "")
+    (tmp_path / "amazon").mkdir()
+
+    def run_step(version: str) -> int:
+        environment = {**os.environ, "EFA": version, "PATH": f"{programs}:{os.environ['PATH']}"}
+        return subprocess.run(["sh", "-c", step], cwd=tmp_path, env=environment, timeout=60).returncode
+
+    assert run_step("") == 0 and not (tmp_path / "notes").exists()
+    assert (run_step("1.47.0") == 0) == plugin
+    assert (
+        "curl --fail --location https://efa-installer.amazonaws.com/aws-efa-installer-1.47.0.tar.gz"
+        in (tmp_path / "notes").read_text()
+    )
+    if plugin:
+        assert (tmp_path / "libnccl-net.so").resolve() == tmp_path / "amazon/lib/libnccl-net-ofi.so"
+
+
 # The installing step
 
 
 class Step(NamedTuple):
-    """How the step ended, what it said, and with what it asked pip to install."""
+    """How the step ended, what it said, and with what it asked pip to install, if it came to that."""
 
     status: int
     said: str
@@ -125,6 +170,8 @@ def install(directory: Path, name: str, torch: str, *, cuda: str | None = None, 
         text=True,
         timeout=60,
     )
+    if not (directory / "pip.txt").exists():
+        return Step(ended.returncode, ended.stderr, [], [])
     asked = (directory / "pip.txt").read_text().split()
     files = (directory / asked[asked.index(option) + 1] for option in ("--requirement", "--constraint"))
     return Step(ended.returncode, ended.stderr, *(file.read_text().splitlines() for file in files))
@@ -157,6 +204,16 @@ def test_the_build_fails_where_torch_became_one_for_cpus(tmp_path: Path, name: s
     step = install(tmp_path, name, "2.13.0+cpu")
     assert step.status != 0
     assert f"torch 2.13.0+cpu was built without {lacks}" in step.said
+
+
+def test_the_build_fails_where_the_torch_of_the_rocm_base_is_too_old(tmp_path: Path) -> None:
+    step = install(tmp_path, "rocm", "2.9.1+rocm7.1", hip="7.1.25424")
+    assert step.status != 0 and not step.requirements
+    assert "the base image has torch 2.9.1+rocm7.1, expected torch>=2.13: choose another BASE" in step.said
+
+
+def test_a_torch_that_the_vendor_built_before_its_release_counts_as_that(tmp_path: Path) -> None:
+    assert install(tmp_path, "rocm", "2.13.0a0+git1c6d2f", hip="7.1.25424").status == 0
 
 
 def test_the_build_fails_where_the_rocm_base_has_no_torch(tmp_path: Path) -> None:

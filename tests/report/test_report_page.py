@@ -171,6 +171,13 @@ def test_a_variant_that_could_not_be_made_says_why(tmp_path: Path) -> None:
     assert "not made: could not be made: &lt;odd&gt;" in " ".join(re.sub(r"</?b>", "", page).replace(",", ":").split())
 
 
+def test_of_a_gpu_no_times_of_operators_are_claimed(tmp_path: Path) -> None:
+    found = results(tmp_path / "in", KINDS["two classes"])
+    summary = build(tmp_path / "runs", replace(found, export=replace(found.export, profile=[])), STAGES, {})
+    page = Path(summary.directory, summary.report).read_text(encoding="utf-8")
+    assert "Where FP32 spends its time" not in page and "operators are timed on CPUs only." in words_of(page)
+
+
 def with_smaller_network(directory: Path, found: Compression) -> str:
     results_of_run = results(directory / "in", KINDS["two classes"])
     summary = build(directory / "runs", results_of_run, STAGES, {}, compression=found)

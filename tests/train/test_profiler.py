@@ -6,9 +6,14 @@ import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+from torch.autograd import DeviceType
+from torch.autograd.profiler_util import EventList, FunctionEvent
 
 from slipstream.models.config import ModelConfig
 from slipstream.train.config import StepProfileConfig, TrainingConfig
+from slipstream.train.profiler import operations
 from tests.support.training import table_of_numbers, trained
 
 #: 8 steps an epoch, without evaluations between them.
@@ -44,3 +49,39 @@ def test_a_run_with_a_profile_goes_on_from_one_without_and_too_few_steps_give_no
     long = replace(TRAINING, profile=StepProfileConfig(12))
     model = trained(data, tmp_path / "long", 1, long, TWO_LAYERS)
     assert (model / "attempt.json").exists() and not (model / "operations.json").exists()
+
+
+def event(name: str, start: float, end: float, device: DeviceType, **more: Any) -> FunctionEvent:
+    return FunctionEvent(
+        id=0, name=name, thread=1, start_us=start, end_us=end, device_type=device, stack=[], use_device="cuda", **more
+    )
+
+
+def test_a_kernel_is_counted_once() -> None:
+    """A step as the profiler gives it: the kernel, the operation that launched it and the annotations around, of which
+    the device has its own."""
+    product = event("aten::mm", 12, 18, DeviceType.CPU)
+    product.append_kernel("gemm", 0, 100)
+    events = EventList(
+        [
+            event("ProfilerStep#5", 0, 40, DeviceType.CPU, is_user_annotation=True),
+            event("Optimizer.step#AdamW.step", 10, 20, DeviceType.CPU, is_user_annotation=True),
+            product,
+            event("cudaLaunchKernel", 14, 16, DeviceType.CPU),
+            event("Optimizer.step#AdamW.step", 20, 120, DeviceType.CUDA, is_user_annotation=True),
+            event("gemm", 20, 120, DeviceType.CUDA),
+        ],
+        use_device="cuda",
+    )
+    events._build_tree()
+    averages = events.key_averages()
+    assert round(sum(each.self_device_time_total for each in averages)) == 300
+    found = operations(averages, 1, on_gpu=True)
+    assert [(each.name, each.calls) for each in found.operations] == [("gemm", 1)]
+    assert round(1e6 * found.seconds) == 100
+    of_host = operations(averages, 1, on_gpu=False)
+    assert {each.name: round(1e6 * each.seconds) for each in of_host.operations} == {
+        "Optimizer.step#AdamW.step": 4,
+        "aten::mm": 4,
+        "cudaLaunchKernel": 2,
+    }

@@ -10,7 +10,6 @@ import torch
 
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.distributed.process_group import Group
-from slipstream.machine.gpus import data_sheet_peak
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build
 from slipstream.train.config import TrainingConfig
@@ -42,15 +41,6 @@ def test_a_transformers_are_six_for_each_weight_and_token_and_those_of_attention
     # Scores and their products with the values, and twice that backward (Chowdhery et al.: 12 L H Q T for each token).
     attention = 12 * layers * hidden * length * length
     assert probe(model, torch.device(device)).flops_per_row == products + attention
-
-
-def test_a_device_is_known_by_its_name_and_parts_of_it_are_not() -> None:
-    assert data_sheet_peak("NVIDIA H100 80GB HBM3", "bf16") == 989e12
-    assert data_sheet_peak("NVIDIA H100 PCIe", "bf16") == 756e12
-    assert data_sheet_peak("NVIDIA L40S", "fp32") == 91.6e12
-    assert data_sheet_peak("Tesla T4", "bf16") is None
-    assert data_sheet_peak("NVIDIA A10G", "bf16") is None
-    assert data_sheet_peak("NVIDIA A100-SXM4-80GB MIG 1g.10gb", "bf16") is None
 
 
 def test_the_figures_are_of_all_processes() -> None:

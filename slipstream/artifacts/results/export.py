@@ -161,6 +161,7 @@ class ExportReport:
     max_loss: float
     #: Bits of the INT8 variants' weights: 7 give the same numbers on every CPU, 8 need VNNI on x86.
     weight_bits: int
+    #: Empty if ``export.provider`` was cuda.
     profile: list[ProfileFigures]
     machine: MachineFigures
     #: Of the model; "" if it was not given.
@@ -182,6 +183,8 @@ class ExportReport:
     @property
     def ceiling(self) -> str:
         """What quantisation could gain at most at the batch size that decides, in words."""
+        if not self.profile:
+            return "What quantisation could gain at most is not known, as operators are timed on CPUs only"
         at = next(each for each in self.profile if each.batch == self.decided_at_batch)
         return (
             f"Products are {100 * at.products:.0f} % of FP32's time at batch {at.batch}: if they took none at all, "

@@ -145,7 +145,7 @@ class CompiledPass:
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation of torch: how often it ran in the steps, and its seconds without those of operations in it."""
+    """An operation of torch, without those in it, or on a GPU a kernel: how often it ran in the steps, its seconds."""
 
     name: str
     calls: int

@@ -24,8 +24,9 @@ from slipstream.interconnect.topology import gather_from_ranks, topology_of
 
 #: The size of what a pair of ranks exchanges, unless the largest is smaller.
 PAIR_BYTES = 1 << 20
-#: Of the product that is measured beside a collective: float32 matrices of this order, multiplied again and again.
-ORDER = 192
+#: The order of the matrices whose product is measured beside a collective, again and again. A small product does not
+#: fill a GPU, and would hide nothing: its launches take longer than it.
+CPU_ORDER, GPU_ORDER = 192, 4096
 TURNS = 5
 ALL_REDUCE = Kind("all_reduce", reduction="sum", in_place=True)
 
@@ -107,10 +108,15 @@ def measure_pairs(worker: WorkerContext, config: CollectivesConfig) -> Iterator[
 
 
 class MatrixProduct:
-    """A matrix product, as often as it takes to last for a given time on the slowest rank."""
+    """A matrix product, as often as it takes to last for a given time on the slowest rank: in float32 on a CPU, and in
+    the 16 bits in which a GPU trains."""
 
     def __init__(self, device: torch.device) -> None:
-        self._left = torch.full((ORDER, ORDER), 1 / ORDER, device=device)
+        order, dtype = CPU_ORDER, torch.float32
+        if device.type == "cuda":
+            bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+            order, dtype = GPU_ORDER, torch.bfloat16 if bf16 else torch.float16
+        self._left = torch.full((order, order), 1 / order, device=device, dtype=dtype)
         self._right, self._out = self._left.clone(), self._left.clone()
         self._device = device
         self.times = 1

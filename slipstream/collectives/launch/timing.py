@@ -5,6 +5,10 @@ the slowest rank. Iterations are timed as they come, without resetting buffers i
 by would be inside the clock, and caches would be cold. In mode "loop" nothing is between two iterations; in mode
 "barrier" each begins after a barrier, so that it shows the skew with which ranks leave one (small sizes).
 
+A GPU works on one call while the host launches the next. Events around a single small call would time its launch and
+then its work, since the device has nothing else to do between them. So in mode "loop" a pair of events stands around as
+many calls as take ``READING_S``, and what counts as an iteration of a GPU is their mean, as nccl-tests has it.
+
 Iterations go on until the median is known to within ``NARROW`` or the time is over. All ranks decide by the same
 numbers, as they have the same longest times.
 """
@@ -33,6 +37,8 @@ WARM_UP_S = 0.3
 NARROW = 0.02
 #: Iterations from which that interval is believed; iterations in any case, and at most.
 BELIEVED, FEWEST, MOST = 20, 5, 5000
+#: Seconds between two readings of a GPU's clock, at least, and the most calls.
+READING_S, MOST_CALLS = 0.001, 200
 #: Iterations between two decisions take about this share of the budget.
 BLOCK = 0.2
 
@@ -49,16 +55,16 @@ def time_cases(cases: Sequence[Case], mode: Mode, budget: float, device: torch.d
     for case in cases:
         case.clear()
     longest, own = np.empty(0), np.empty(0)
-    count = FEWEST
+    count, calls = FEWEST, calls_of_a_reading(cases, mode, device)
     while True:
-        mine = np.array(time_block(cases, mode, count, device))
+        mine = np.array(time_block(cases, mode, count, device, calls))
         longest, own = np.concatenate([longest, slowest(mine, device)]), np.concatenate([own, mine])
         if narrow := is_narrow(longest):
             break
-        left = budget - longest.sum()
+        left = budget - calls * longest.sum()
         if left <= 0 or len(longest) >= MOST:
             break
-        fitting = min(left, BLOCK * budget) / float(np.median(longest))
+        fitting = min(left, BLOCK * budget) / (calls * float(np.median(longest)))
         count = int(np.clip(fitting, 1, MOST - len(longest)))
     check(cases)
     medians: list[float] = [0.0] * dist.get_world_size()
@@ -100,11 +106,19 @@ def slowest(seconds: np.ndarray, device: torch.device) -> np.ndarray:
     return longest.cpu().numpy()
 
 
-def time_block(cases: Sequence[Case], mode: Mode, count: int, device: torch.device) -> list[float]:
-    """Seconds of ``count`` iterations by this rank's own clock."""
-    timing = time_on_gpu if device.type == "cuda" else time_on_cpu
+def calls_of_a_reading(cases: Sequence[Case], mode: Mode, device: torch.device) -> int:
+    """How many calls stand between two readings of the clock; equal on all ranks."""
+    if device.type != "cuda" or mode == "barrier":
+        return 1
+    once = slowest(np.array(time_block(cases, mode, FEWEST, device)), device)
+    return int(np.clip(np.ceil(READING_S / float(np.median(once))), 1, MOST_CALLS))
+
+
+def time_block(cases: Sequence[Case], mode: Mode, count: int, device: torch.device, calls: int = 1) -> list[float]:
+    """Seconds of ``count`` iterations by this rank's own clock: of a call, or the mean of so many ``calls``, which only
+    a GPU takes."""
     dist.barrier()
-    return timing(cases, mode, count)
+    return time_on_gpu(cases, mode, count, calls) if device.type == "cuda" else time_on_cpu(cases, mode, count)
 
 
 def time_on_cpu(cases: Sequence[Case], mode: Mode, count: int) -> list[float]:
@@ -119,17 +133,19 @@ def time_on_cpu(cases: Sequence[Case], mode: Mode, count: int) -> list[float]:
     return seconds
 
 
-def time_on_gpu(cases: Sequence[Case], mode: Mode, count: int) -> list[float]:
-    """By CUDA events on the current stream, which waits for the stream of the communication."""
+def time_on_gpu(cases: Sequence[Case], mode: Mode, count: int, calls: int) -> list[float]:
+    """By CUDA events on the current stream, which waits for the stream of the communication: a pair around each so many
+    ``calls``."""
     events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(count)]
     for started, ended in events:
         if mode == "barrier":
             dist.barrier()
         started.record()
-        run(cases)
+        for _ in range(calls):
+            run(cases)
         ended.record()
     torch.cuda.synchronize()
-    return [started.elapsed_time(ended) / 1e3 for started, ended in events]
+    return [started.elapsed_time(ended) / 1e3 / calls for started, ended in events]
 
 
 def check(cases: Sequence[Case]) -> None:

@@ -7,7 +7,7 @@ names its channels, and together they cover all sizes of all operations.
 from __future__ import annotations
 
 from slipstream.errors import UserError
-from slipstream.interconnect.tuning import Tuning
+from slipstream.interconnect.tuning import FOR_ALL_REDUCE, Tuning
 
 HEADER = "collective_type,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks,numPipeOps,regBuff"
 #: What a table must say, and the variables that say it.
@@ -28,6 +28,7 @@ def plugin_csv(tuning: Tuning) -> str:
             f"{' and '.join(missing)} than NCCL's own choice; paste the lines instead"
         )
     algorithm, protocol, channels = (tuning.environment[variable].lower() for variable in NEEDED.values())
+    algorithm = algorithm.removeprefix(FOR_ALL_REDUCE)
     chosen = {"allreduce": algorithm} | dict.fromkeys(OTHERS, "ring")
     rows = [
         f"{operation},0,{LARGEST},{way},{protocol if way == algorithm else 'simple'},{channels},"

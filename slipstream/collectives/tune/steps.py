@@ -19,6 +19,7 @@ from slipstream.collectives.launch.worker import WorkerContext
 from slipstream.collectives.model.step_time import Compute, buckets_of
 from slipstream.collectives.tune.decision import FEWEST_TURNS
 from slipstream.interconnect.tuning import DdpSettings
+from slipstream.models.arithmetic import Arithmetic, autocast, resolve_precision, rounding
 from slipstream.models.config import ModelConfig
 from slipstream.models.factory import build, zeros
 
@@ -37,6 +38,7 @@ class ConfiguredModel:
     #: Rows of each rank's share of a batch.
     rows: int
     seed: int = 0
+    arithmetic: Arithmetic = Arithmetic()
 
     def __str__(self) -> str:
         return f"model {self.model.name} with {self.rows} rows on each rank"
@@ -52,6 +54,7 @@ class SyntheticModel:
 
     megabytes: int = 16
     width: int = 512
+    arithmetic: Arithmetic = Arithmetic()
 
     def __str__(self) -> str:
         return f"a stand-in with {self.megabytes} MB of gradients"
@@ -63,14 +66,17 @@ class SyntheticModel:
 
 
 Model = ConfiguredModel | SyntheticModel
+#: A module and its inputs.
+Built = tuple[nn.Module, list[Tensor]]
 
 
 class DdpTrainer:
-    """A copy of the model, trained with its own settings."""
+    """A copy of the ``built`` model, trained with its own settings and in the arithmetic of its training."""
 
-    def __init__(self, module: nn.Module, inputs: list[Tensor], settings: DdpSettings, device: torch.device) -> None:
-        module = copy.deepcopy(module).to(device)
+    def __init__(self, model: Model, built: Built, settings: DdpSettings, device: torch.device) -> None:
+        module, inputs = copy.deepcopy(built[0]).to(device), built[1]
         self._device, self._inputs = device, [x.to(device) for x in inputs]
+        self._precision, self._tf32 = resolve_precision(model.arithmetic.precision, device), model.arithmetic.tf32
         self._ddp = DistributedDataParallel(
             module,
             device_ids=[device] if device.type == "cuda" else None,
@@ -85,7 +91,10 @@ class DdpTrainer:
             self.step()
 
     def step(self) -> None:
-        self._ddp(*self._inputs).float().mean().backward()
+        with rounding(self._tf32):
+            with autocast(self._precision, self._device):
+                loss = self._ddp(*self._inputs).float().mean()
+            loss.backward()
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
 
@@ -104,16 +113,19 @@ def measure_compute(worker: WorkerContext, model: Model) -> Compute:
     module, inputs = model.build()
     module, inputs = module.to(worker.device), [x.to(worker.device) for x in inputs]
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-6)
+    precision = resolve_precision(model.arithmetic.precision, worker.device)
     times = []
-    for _ in range(WARM_UP + COMPUTE_STEPS):
-        marks = [now(worker.device)]
-        loss = module(*inputs).float().mean()
-        marks.append(now(worker.device))
-        loss.backward()
-        marks.append(now(worker.device))
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        times.append(np.diff([*marks, now(worker.device)]))
+    with rounding(model.arithmetic.tf32):
+        for _ in range(WARM_UP + COMPUTE_STEPS):
+            marks = [now(worker.device)]
+            with autocast(precision, worker.device):
+                loss = module(*inputs).float().mean()
+            marks.append(now(worker.device))
+            loss.backward()
+            marks.append(now(worker.device))
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            times.append(np.diff([*marks, now(worker.device)]))
     forward, backward, update = map(float, slowest(np.median(times[WARM_UP:], axis=0), worker.device))
     return Compute(forward, backward, update, gradients_of(module))
 
@@ -137,8 +149,8 @@ def time_alternately(
     that rises or falls favours neither."""
     worker.set_activity(f"steps with {other}")
     started = time.perf_counter()
-    module, inputs = model.build()
-    trainers = [DdpTrainer(module, inputs, settings, worker.device) for settings in (in_use, other)]
+    built = model.build()
+    trainers = [DdpTrainer(model, built, settings, worker.device) for settings in (in_use, other)]
     pilot = np.array([trainer.seconds(1) for trainer in trainers])
     steps = max(1, round(SLOT_S / float(slowest(pilot, worker.device).max())))
     found: list[np.ndarray] = []
@@ -161,9 +173,9 @@ def time_in_one_launch(
     """The median seconds of an all_reduce of the model's largest bucket, and of a training step: for settings that
     only fresh processes can take."""
     worker.set_activity(f"steps with {settings}")
-    module, inputs = model.build()
-    buffer = torch.zeros(max(buckets_of(gradients_of(module))) // 4, device=worker.device)
-    trainer = DdpTrainer(module, inputs, settings, worker.device)
+    built = model.build()
+    buffer = torch.zeros(max(buckets_of(gradients_of(built[0]))) // 4, device=worker.device)
+    trainer = DdpTrainer(model, built, settings, worker.device)
     seconds: dict[str, list[float]] = {"reduce": [], "step": []}
     started = time.perf_counter()
     while True:

@@ -28,13 +28,20 @@ from slipstream.collectives.tune.steps import Model, measure_compute, time_alter
 from slipstream.errors import Interrupted, UserError
 from slipstream.interconnect.history import ProfileHistory, TuningHistory
 from slipstream.interconnect.profile import NetworkProfile
-from slipstream.interconnect.tuning import DdpSettings, Trial, TrialVerdict, Tuning, changes_numbers
+from slipstream.interconnect.tuning import (
+    FOR_ALL_REDUCE,
+    DdpSettings,
+    Trial,
+    TrialVerdict,
+    Tuning,
+    changes_numbers,
+)
 from slipstream.logs import logger
 
 BUCKETS_MB = (5, 10, 50, 100, 250)
 #: Variables that are set together, and what else than their default is sane. NCCL and RCCL read them once.
 NCCL: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
-    (("NCCL_ALGO",), ("Ring", "Tree", "NVLS")),
+    (("NCCL_ALGO",), tuple(FOR_ALL_REDUCE + algorithm for algorithm in ("ring", "tree", "nvls"))),
     (("NCCL_PROTO",), ("Simple", "LL")),
     (("NCCL_MIN_CTAS", "NCCL_MAX_CTAS"), ("4", "8", "16", "32")),
     (("NCCL_BUFFSIZE",), ("2097152", "8388608")),

@@ -8,12 +8,12 @@ import torch.distributed as dist
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.results.training import SkippedStep
 from slipstream.distributed.process_group import Group
+from slipstream.models.arithmetic import autocast
 from slipstream.models.factory import Predictor
 from slipstream.train.config import TrainingConfig
 from slipstream.train.data_loader import Batch, training_batches
 from slipstream.train.data_order import GlobalOrder
 from slipstream.train.loop.objective import loss_sum
-from slipstream.train.loop.precision import autocast
 from slipstream.train.loop.probe import running_statistics, unchanged_after
 from slipstream.train.loop.step import padded_rows
 from slipstream.train.parallel.model import ParallelModel

@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from slipstream.artifacts.prepared.data import Signature
+from slipstream.models.arithmetic import autocast
 from slipstream.models.config import TeachingConfig
 from slipstream.models.factory import Predictor
 from slipstream.train.data_loader import Batch
-from slipstream.train.loop.precision import autocast
 from slipstream.train.loop.token_loss import token_losses
 
 

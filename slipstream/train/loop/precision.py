@@ -1,16 +1,16 @@
-"""The arithmetic of training: precision, loss scaling, and which kernels may be used."""
+"""The arithmetic of training: loss scaling, and which kernels may be used."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from slipstream.errors import UserError
+from slipstream.models.arithmetic import rounding
 from slipstream.train.checkpoint.state import StateDict
 from slipstream.train.config import TrainingConfig
 from slipstream.train.loop.optimizer import Verdict
@@ -32,48 +32,20 @@ def kernels(config: TrainingConfig) -> Iterator[None]:
     algorithms = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     # Filling memory that is never written costs time, and helps only to find reads of it.
     fill: Any = torch.utils.deterministic
-    matrices, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn
-    allowed = cudnn.allow_tf32, cudnn.benchmark, fill.fill_uninitialized_memory
+    cudnn = torch.backends.cudnn
+    allowed = cudnn.benchmark, fill.fill_uninitialized_memory
     if config.deterministic:
         # cuBLAS sums in one order only if its workspace is of a fixed size.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         cudnn.benchmark = False
     torch.use_deterministic_algorithms(config.deterministic)
     fill.fill_uninitialized_memory = False
-    torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
-    cudnn.allow_tf32 = config.tf32
     try:
-        yield
+        with rounding(config.tf32):
+            yield
     finally:
         torch.use_deterministic_algorithms(algorithms[0], warn_only=algorithms[1])
-        torch.set_float32_matmul_precision(matrices)
-        cudnn.allow_tf32, cudnn.benchmark, fill.fill_uninitialized_memory = allowed
-
-
-def resolve_precision(wanted: str, device: torch.device) -> str:
-    """:func:`precision_of` that device."""
-    gpu = device.type == "cuda"
-    return precision_of(wanted, gpu=gpu, bf16=gpu and torch.cuda.is_bf16_supported(including_emulation=False))
-
-
-def precision_of(wanted: str, *, gpu: bool, bf16: bool) -> str:
-    """``auto`` becomes bf16 where the GPU has it (``bf16``), fp16 on other GPUs and fp32 on a CPU, which computes in
-    any of them. Raises ``UserError`` if a GPU shall do what it cannot."""
-    if wanted == "bf16" and gpu and not bf16:
-        raise UserError(
-            "training.precision: bf16 takes a GPU of NVIDIA's compute capability 8.0 (Ampere) or later, or one of AMD; "
-            "expected auto, fp16 or fp32"
-        )
-    if wanted != "auto":
-        return wanted
-    return ("bf16" if bf16 else "fp16") if gpu else "fp32"
-
-
-def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """The context in which forward passes run."""
-    if precision == "fp32":
-        return nullcontext()
-    return torch.autocast(device.type, torch.bfloat16 if precision == "bf16" else torch.float16)
+        cudnn.benchmark, fill.fill_uninitialized_memory = allowed
 
 
 class LossScaler:

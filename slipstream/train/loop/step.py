@@ -14,11 +14,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from slipstream.distributed.process_group import Group
+from slipstream.models.arithmetic import autocast
 from slipstream.train.config import TrainingConfig
 from slipstream.train.data_loader import Batch
 from slipstream.train.loop.objective import loss_sum
 from slipstream.train.loop.optimizer import factor_or_nan, judge, learning_rate, may_exceed, update
-from slipstream.train.loop.precision import autocast
 from slipstream.train.loop.probe import ROWS
 from slipstream.train.loop.state import TrainingState
 

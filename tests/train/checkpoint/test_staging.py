@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
@@ -109,6 +110,77 @@ def test_the_step_loop_waits_for_no_thread_to_start(tmp_path: Path, monkeypatch:
         run.steps(1)
         run.save(step)
     assert len(starters) == 2 and MAIN not in starters
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that says it is on a GPU."""
+
+    is_cuda = True
+
+
+class Runtime:
+    """What CUDA's runtime has pinned, by address, and how often it pinned anything."""
+
+    def __init__(self) -> None:
+        self.pinned: dict[int, int] = {}
+        self.calls, self.status = 0, 0
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        self.calls += 1
+        self.pinned[address] = size
+        return self.status
+
+    def cudaHostUnregister(self, address: int) -> int:
+        del self.pinned[address]
+        return 0
+
+
+SHAPES: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+    "weight": ((1025, 1000), torch.float32),
+    "half": ((3, 5), torch.bfloat16),
+    "mask": ((7,), torch.bool),
+    "step": ((), torch.float64),
+    "empty": ((0, 4), torch.float32),
+}
+
+
+def some_tensors() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {name: torch.randint(0, 2, shape, generator=generator).to(dtype) for name, (shape, dtype) in SHAPES.items()}
+
+
+def test_one_buffer_holds_tensors_of_any_type_and_shape() -> None:
+    tensors = some_tensors()
+    staged = Buffers(tensors, dict.fromkeys(tensors, 0), 0).stage(tensors, ["half"])()
+    for name, (shape, dtype) in SHAPES.items():
+        assert staged[name].shape == shape and staged[name].dtype == dtype
+        assert torch.equal(staged[name], tensors[name]) and staged[name].is_contiguous()
+    assert len({tensor.untyped_storage().data_ptr() for tensor in staged.values()}) == 1
+
+
+def test_what_is_pinned_is_what_the_tensors_take_and_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's pinned memory comes in powers of two: 8 MiB for a weight of 4.1 million bytes."""
+    runtime = Runtime()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    tensors = {name: tensor.as_subclass(OnGpu) for name, tensor in some_tensors().items()}
+    buffers = Buffers(tensors, dict.fromkeys(tensors, 0), 0)
+    taken = sum(tensor.nbytes for tensor in tensors.values())
+    (pinned,) = runtime.pinned.values()
+    assert runtime.calls == 1 and taken <= pinned <= taken + 64 * len(tensors)
+    del buffers
+    gc.collect()
+    assert not runtime.pinned
+    runtime.status = 2
+    with pytest.raises(RuntimeError, match="bytes of host memory for checkpoints cannot be pinned: CUDA error 2"):
+        Buffers(tensors, dict.fromkeys(tensors, 0), 0)
+
+
+def test_a_rank_that_writes_nothing_pins_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = Runtime()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    tensors = {name: tensor.as_subclass(OnGpu) for name, tensor in some_tensors().items()}
+    Buffers(tensors, dict.fromkeys(tensors, 1), 0)
+    assert not runtime.calls
 
 
 FAKE_GPUS = """

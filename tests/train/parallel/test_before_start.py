@@ -11,11 +11,11 @@ from flytekit.types.directory import FlyteDirectory
 
 from slipstream.artifacts.prepared.token_rows import write_token_rows
 from slipstream.errors import UserError
+from slipstream.models.arithmetic import precision_of
 from slipstream.models.config import ModelConfig
 from slipstream.profiles.profile import Profile, load
 from slipstream.train import checks
 from slipstream.train.config import TrainingConfig
-from slipstream.train.loop.precision import precision_of
 from tasks.flyte.elastic import DistributedTask
 from tasks.train import train
 from tests.support.layout_runs import SIZES, token_rows

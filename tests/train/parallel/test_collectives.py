@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from slipstream.train.loop.precision import autocast
+from slipstream.models.arithmetic import autocast
 from tests.support.layout_runs import LENGTH, SEED, Case, model_of, on_ranks, row_losses, token_rows
 
 MICRO_BATCHES = 3

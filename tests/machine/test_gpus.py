@@ -1,0 +1,78 @@
+"""How many GPUs a pod has, from a /sys that is made up and refuses what the kernel refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slipstream.machine import gpus
+
+VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+
+
+@pytest.fixture(autouse=True)
+def bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No variable, and no NVIDIA driver."""
+    for variable in VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(gpus, "ask_nvml", lambda question: None)
+
+
+@pytest.fixture
+def eight(tmp_path: Path) -> Path:
+    """The topology of a machine with two CPUs and eight MI300X: nodes 2 to 9."""
+    for node in range(10):
+        directory = tmp_path / "sys/class/kfd/kfd/topology/nodes" / str(node)
+        directory.mkdir(parents=True)
+        simds = 0 if node < 2 else 1216
+        (directory / "properties").write_text(f"cpu_cores_count {0 if simds else 96}\nsimd_count {simds}\n")
+    return tmp_path
+
+
+def deny(monkeypatch: pytest.MonkeyPatch, denied: set[str]) -> None:
+    """Refuse to read of these nodes as ``node_show`` does of GPUs outside of the device cgroup: EPERM on reading."""
+    read_text = Path.read_text
+
+    def guarded(path: Path) -> str:
+        if path.name == "properties" and path.parent.name in denied:
+            raise PermissionError(1, "Operation not permitted", str(path))
+        return read_text(path)
+
+    monkeypatch.setattr(Path, "read_text", guarded)
+
+
+def test_a_pod_with_some_of_a_machines_gpus_counts_those(eight: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert gpus.visible_gpus(eight) == 8
+    deny(monkeypatch, {"2", "3", "5", "6", "7", "9"})
+    assert gpus.visible_gpus(eight) == 2
+
+
+@pytest.mark.parametrize(
+    ("environment", "visible"),
+    [
+        ({"ROCR_VISIBLE_DEVICES": "0,1,2"}, 3),
+        ({"ROCR_VISIBLE_DEVICES": "GPU-4b2c1a9f7d3e8a60,GPU-4b2c1a9f7d3e8a61"}, 2),
+        ({"ROCR_VISIBLE_DEVICES": ""}, 0),
+        ({"HIP_VISIBLE_DEVICES": "4,5"}, 2),
+        ({"ROCR_VISIBLE_DEVICES": "4,5,6,7", "HIP_VISIBLE_DEVICES": "0"}, 1),
+        ({"ROCR_VISIBLE_DEVICES": "4,5", "CUDA_VISIBLE_DEVICES": "1"}, 1),
+        ({"HIP_VISIBLE_DEVICES": "0,1,2", "CUDA_VISIBLE_DEVICES": "0"}, 3),
+        ({"HIP_VISIBLE_DEVICES": "0,-1,2"}, 1),
+    ],
+)
+def test_variables_hide_gpus_of_amd(
+    eight: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], visible: int
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert gpus.visible_gpus(eight) == visible
+
+
+def test_variables_of_amd_hide_none_of_nvidias(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "ask_nvml", lambda question: 4)
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "0")
+    assert gpus.visible_gpus() == 4
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,2")
+    assert gpus.visible_gpus() == 2
