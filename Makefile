@@ -32,7 +32,7 @@ rehearse: $(READY)
 
 # The same promises on your own cluster; ARGS="--project … --domain …", see `slipstream cluster-proof --help`.
 cluster-proof: $(READY)
-	$(BIN)/slipstream cluster-proof $(PROFILE) --image $(IMAGE) $(ARGS)
+	$(BIN)/slipstream cluster-proof $(PROFILE) --image "$(IMAGE)" $(ARGS)
 
 bench: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,bench]'

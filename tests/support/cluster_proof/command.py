@@ -52,6 +52,8 @@ def main(profile: str, image: str, minutes: float, price: float, *, autoscaled: 
 
     Example: slipstream cluster-proof a100-spot --image registry.example/slipstream:v1
     """
+    if not image:
+        raise UserError("no image: expected one that the cluster can pull (make cluster-proof IMAGE=…)")
     placement = load(profile).placement("train")
     flyte, kubernetes = site(**where)
     context, version = kubernetes.context(), flyte.version()
