@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from slipstream.errors import UserError
+from slipstream.errors import Agreed, UserError
 
 
-class AgreedUserError(UserError):
-    """A ``UserError`` that all ranks of the process group raise at the same place, so that all shut down cleanly."""
+class AgreedUserError(Agreed, UserError):
+    """A user's mistake that one rank found and all know of."""
 
 
 @contextmanager

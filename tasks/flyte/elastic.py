@@ -33,6 +33,7 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 
 from slipstream.artifacts.format import Artifact
 from slipstream.artifacts.homes import Holder
+from slipstream.distributed.leaving import group_stands
 from slipstream.distributed.names import names_of_this_machine
 from slipstream.distributed.user_errors import check_gpus
 from slipstream.errors import Interrupted, Preempted, UserError
@@ -101,15 +102,14 @@ class Workspace:
             seen = as_seen_by_flyte(error)
             report = Report.of(seen)
             report.leave(self.directory)
-            if isinstance(error, UserError):
-                # If the ranks could not agree, the others die of a lost peer; then the agent goes by the report.
+            if isinstance(error, UserError) and not group_stands():
                 return Refusal(error.message)
             if isinstance(seen, Interrupted):
                 if not isinstance(seen, Preempted):
                     # The agent goes by the worker that it sees fail first: that is to be the one whom this one lost.
                     time.sleep(5 * LOOK)
                 raise FlyteRecoverableException(report.message) from error
-            # Out of memory on this rank alone: the others wait for it, so it must exit with an error, not return.
+            # On this rank alone, so that the others wait for it: the agent, which ends them, goes by the report.
             raise
         Report(this_rank(), Outcome.FINISHED).leave(self.directory)
         return Made(FlyteDirectory(self.directory), StageRun(self.stage, 0.0, reused=reused))
