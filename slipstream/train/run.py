@@ -18,6 +18,7 @@ import torch.distributed as dist
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.results.training import Attempt, History, ProcessGroupFigures, Throughput, record_files
 from slipstream.distributed.child_processes import end_with_torch_elastic
+from slipstream.distributed.farewell import leave_after_rank_0
 from slipstream.distributed.process_group import Group, meeting_store, process_group
 from slipstream.errors import Preempted
 from slipstream.logs import logger
@@ -104,7 +105,7 @@ def run(request: TrainingRequest) -> None:
                 deque(chain(best.tensors(), last.tensors()), maxlen=0)
             if request.delivered_by_agent:
                 checkpoints.hand_over()
-            dist.barrier()
+            leave_after_rank_0(dist.PrefixStore("end", store), group.rank, group.world)
 
 
 def train(
