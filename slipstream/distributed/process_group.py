@@ -96,6 +96,11 @@ def process_group(
     destroy()
 
 
+def host_group(group: Group) -> dist.ProcessGroup | None:
+    """A group of all ranks whose collectives need no memory of a GPU; for the main thread. All ranks must call this."""
+    return dist.group.WORLD if group.backend == "gloo" else dist.new_group(backend="gloo")
+
+
 def destroy() -> None:
     """Take the process group down, which waits for the peers."""
     _destroyed.append(dist.group.WORLD)

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
@@ -155,11 +156,14 @@ class Setup:
     compiled: Compiled | None
 
     @classmethod
-    def begin(cls, request: TrainingRequest, group: Group, exchange: GradientsConfig) -> Setup:
-        """Build the model and divide or replicate it. Raises ``AgreedUserError`` on all ranks if one of them finds
-        that the data, the model, the settings or the devices do not go together."""
+    def begin(
+        cls, request: TrainingRequest, group: Group, exchange: GradientsConfig, on_host: dist.ProcessGroup | None
+    ) -> Setup:
+        """Build the model and divide or replicate it. Raises ``AgreedUserError`` on all ranks, of which they tell each
+        other in the group ``on_host``, if one of them finds that the data, the model, the settings or the devices do
+        not go together, or has too little memory."""
         training = request.training
-        with same_error_on_all_ranks():
+        with same_error_on_all_ranks(on_host):
             data = open_prepared(request.prepared)
             check_rows(data)
             _, replicas, shards, _ = training.parallel.sizes(group.world, nodes(group.world))
@@ -176,7 +180,7 @@ class Setup:
                 check_parameters(predictor.network)
             check_exchange(exchange, group.backend, precision)
             compiled = compile_pass(predictor, pieces, precision, group) if training.compile else None
-        with same_error_on_all_ranks():
+        with same_error_on_all_ranks(on_host):
             layout = Layout.connect(training.parallel, group.rank, group.world, group.device)
             parallel: ParallelModel
             if training.parallel.divides:
