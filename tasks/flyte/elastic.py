@@ -22,6 +22,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
+import torch
 from flytekit import FlyteContext, current_context
 from flytekit.exceptions.user import FlyteRecoverableException, FlyteUserRuntimeException
 from flytekit.extend import IgnoreOutputs, TaskPlugins
@@ -38,6 +39,7 @@ from slipstream.distributed.names import names_of_this_machine
 from slipstream.distributed.user_errors import check_gpus
 from slipstream.errors import Interrupted, Preempted, UserError
 from slipstream.logs import logger
+from slipstream.machine.asked_gpus import check_asked_gpus
 from slipstream.machine.gpus import visible_gpus
 from slipstream.machine.limits import usable_cores
 from slipstream.profiles.profile import CHOICE, Placement, Profile, current_profile
@@ -267,7 +269,10 @@ class DistributedTask(PytorchElasticFunctionTask):
         placement = config.profile.placement(config.stage)
         local = runs_locally()
         refuse_other_shape(config.profile.name, placement, os.environ, local=local)
-        check_gpus(placement.processes, visible_gpus())
+        seen = visible_gpus()
+        check_gpus(placement.processes, seen)
+        if not local:
+            check_asked_gpus(int(placement.gpu), seen, torch.version.cuda or torch.version.hip, os.environ)
         # Workers that torch elastic starts again would share the old ones' store and read their stale addresses.
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // placement.processes)))
