@@ -51,7 +51,7 @@ class TrainingConfig(Settings):
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """The share of each label that is spread over all classes."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """The type that is computed in: "auto" takes bf16 where the GPU has it, else fp16 on a GPU, else fp32."""
+    """The type that is computed in: "auto" takes bf16 where all GPUs have it, else fp16 on GPUs, else fp32."""
     tf32: bool = False
     """Whether GPUs may round the factors of fp32 matrix products and convolutions to 10 bits: faster, less exact."""
     deterministic: bool = True

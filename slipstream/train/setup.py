@@ -22,7 +22,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from slipstream.artifacts.homes import Holder
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.prepared.streamed import open_prepared
-from slipstream.distributed.process_group import Group
+from slipstream.distributed.process_group import Group, Peers
 from slipstream.distributed.user_errors import same_error_on_all_ranks
 from slipstream.errors import UserError
 from slipstream.logs import logger
@@ -35,7 +35,7 @@ from slipstream.train.config import TrainingConfig
 from slipstream.train.data_loader import padding
 from slipstream.train.loop.objective import Teacher
 from slipstream.train.loop.optimizer import AveragedWeights, make_optimizer
-from slipstream.train.loop.precision import LossScaler, autocast, resolve_precision
+from slipstream.train.loop.precision import LossScaler, ability_of, autocast, common_precision
 from slipstream.train.loop.probe import Traits
 from slipstream.train.loop.state import Progress, TrainingState, weights_of
 from slipstream.train.parallel.config import GradientsConfig, ParallelConfig
@@ -163,6 +163,7 @@ class Setup:
         other in the group ``on_host``, if one of them finds that the data, the model, the settings or the devices do
         not go together, or has too little memory."""
         training = request.training
+        abilities = Peers(group.rank, group.world, on_host).gather(ability_of(group.device))
         with same_error_on_all_ranks(on_host):
             data = open_prepared(request.prepared)
             check_rows(data)
@@ -171,7 +172,7 @@ class Setup:
             lineage = Lineage.open(request, data)
             architecture = lineage.architecture(request.model, data)
             predictor = lineage.begin(architecture, training)
-            precision = resolve_precision(training.precision, group.device)
+            precision = common_precision(training.precision, abilities)
             if not any(parameter.is_meta for parameter in predictor.parameters()):
                 predictor = predictor.to(group.device)
             traits = traits_of(predictor, group.device)
@@ -180,6 +181,8 @@ class Setup:
                 check_parameters(predictor.network)
             check_exchange(exchange, group.backend, precision)
             compiled = compile_pass(predictor, pieces, precision, group) if training.compile else None
+        if group.rank == 0 and training.precision == "auto" and len(set(abilities)) > 1:
+            LOG.warning("training.precision: auto is %s on all ranks, as their devices differ", precision)
         with same_error_on_all_ranks(on_host):
             layout = Layout.connect(training.parallel, group.rank, group.world, group.device)
             parallel: ParallelModel
