@@ -92,7 +92,7 @@ class TrainingConfig(Settings):
     """How gradients are exchanged where the model is not divided."""
     backend: Annotated[Literal["auto", "nccl", "gloo"], MAY_CHANGE] = "auto"
     """What processes talk by: "auto" takes NCCL (RCCL on AMD) with GPUs and gloo without. Over gloo, NVIDIA and AMD
-    GPUs can work in one job."""
+    GPUs can work in one job, but for a pipeline."""
 
     profile: Annotated[StepProfileConfig, MAY_CHANGE] = field(default_factory=StepProfileConfig)
     """Which operations take the time of a step."""

@@ -30,7 +30,7 @@ from slipstream.models.config import ModelConfig, TeachingConfig
 from slipstream.models.factory import Predictor, build
 from slipstream.models.trained import Architecture, TrainedModel
 from slipstream.settings import to_dict
-from slipstream.train.checks import check_divisible, check_parameters, check_rows, pieces_of, traits_of
+from slipstream.train.checks import check_divisible, check_parameters, check_pipeline, check_rows, pieces_of, traits_of
 from slipstream.train.config import TrainingConfig
 from slipstream.train.data_loader import padding
 from slipstream.train.loop.objective import Teacher
@@ -167,6 +167,7 @@ class Setup:
         with same_error_on_all_ranks(on_host):
             data = open_prepared(request.prepared)
             check_rows(data)
+            check_pipeline(training, gpu=any(ability.gpu for ability in abilities))
             _, replicas, shards, _ = training.parallel.sizes(group.world, nodes(group.world))
             pieces = pieces_of(data, training, replicas * shards)
             lineage = Lineage.open(request, data)

@@ -1,4 +1,4 @@
-"""Ranks on different GPUs compute in one precision."""
+"""What ranks agree on for the GPUs that they have: one precision, and how they talk."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from slipstream.errors import UserError
 from slipstream.train.config import TrainingConfig
 from slipstream.train.loop import precision
 from slipstream.train.loop.precision import Ability, common_precision
+from slipstream.train.parallel.config import ParallelConfig
 from tests.support import training
 from tests.support.training import log, refusal, table_of_numbers, trained
 
@@ -60,3 +61,11 @@ def test_a_t4_beside_an_a100(wanted: Literal["auto", "bf16"], tmp_path: Path) ->
         return
     assert json.loads((model / "history.json").read_text())["world"]["precision"] == "fp16"
     assert "training.precision: auto is fp16 on all ranks, as their devices differ" in log(tmp_path / "x")
+
+
+def test_a_pipeline_between_gpus_over_gloo_is_refused_without_flyte_as_well(tmp_path: Path) -> None:
+    prepared = table_of_numbers(tmp_path / "prepared", 64)
+    config = TrainingConfig(batch_size=64, backend="gloo", parallel=ParallelConfig(pipeline=2))
+    trained(prepared, tmp_path / "x", 2, config, body=rank_of_two_kinds)
+    for rank in range(2):
+        assert refusal(tmp_path / "x", rank).startswith("training.backend: gloo cannot send from one stage")
