@@ -7,12 +7,20 @@ import click
 from slipstream.one_line import one_line
 
 
+class Agreed(Exception):
+    """Also raised by all other ranks of the process group, at the same place: none waits for another one."""
+
+
 class Interrupted(RuntimeError):
     """Nobody's mistake: the machine went, or a peer did. Another attempt can resume where this one stopped."""
 
 
 class Preempted(Interrupted):
     """A machine is about to be taken away and the run has stopped cleanly; another attempt can resume it."""
+
+
+class AgreedPreempted(Agreed, Preempted):
+    """A preemption of which the ranks told each other."""
 
 
 class UserError(click.ClickException, ValueError):

@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from slipstream.distributed.names import names_of_this_machine
 from slipstream.distributed.user_errors import backend_of, check_gpus
+from slipstream.errors import Agreed
 
 T = TypeVar("T")
 #: References to destroyed groups, kept until the process ends. A group's destructor waits for its threads, and these
@@ -65,6 +66,9 @@ def process_group(
     """Initialise the process group: NCCL (RCCL on AMD) with a GPU per process, gloo on CPUs, unless ``backend`` names
     one. The processes meet in ``store``, or without one in that of the environment.
 
+    What the block raises leaves the group standing, unless it is :class:`~slipstream.errors.Agreed` or there are no
+    peers: see :mod:`slipstream.distributed.leaving`.
+
     Raises ``UserError`` if there are more processes than GPUs on a machine that has some, or none for NCCL.
     """
     gpus = torch.cuda.device_count()
@@ -82,11 +86,25 @@ def process_group(
             rank=-1 if store is None else int(os.environ["RANK"]),
             world_size=-1 if store is None else int(os.environ["WORLD_SIZE"]),
         )
+    group = Group(dist.get_rank(), dist.get_world_size(), device, backend)
     try:
-        yield Group(dist.get_rank(), dist.get_world_size(), device, backend)
-    finally:
-        _destroyed.append(dist.group.WORLD)
-        dist.destroy_process_group()
+        yield group
+    except BaseException as error:
+        if group.world == 1 or isinstance(error, Agreed):
+            destroy()
+        raise
+    destroy()
+
+
+def host_group(group: Group) -> dist.ProcessGroup | None:
+    """A group of all ranks whose collectives need no memory of a GPU; for the main thread. All ranks must call this."""
+    return dist.group.WORLD if group.backend == "gloo" else dist.new_group(backend="gloo")
+
+
+def destroy() -> None:
+    """Take the process group down, which waits for the peers."""
+    _destroyed.append(dist.group.WORLD)
+    dist.destroy_process_group()
 
 
 @dataclass(frozen=True)

@@ -5,29 +5,39 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from slipstream.errors import UserError
+from slipstream.distributed.error_meanings import Meaning, meaning_of
+from slipstream.errors import Agreed, UserError
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
 
 
-class AgreedUserError(UserError):
-    """A ``UserError`` that all ranks of the process group raise at the same place, so that all shut down cleanly."""
+class AgreedUserError(Agreed, UserError):
+    """A user's mistake that one rank found and all know of."""
 
 
 @contextmanager
-def same_error_on_all_ranks() -> Iterator[None]:
-    """Run the block on every rank. If it raised ``UserError`` on some, raise the lowest such rank's on all ranks.
+def same_error_on_all_ranks(group: dist.ProcessGroup | None = None) -> Iterator[None]:
+    """Run the block on every rank. If it raised ``UserError`` on some, or what :func:`explained` makes one, raise the
+    lowest such rank's on all ranks as ``AgreedUserError``.
 
-    Costs one small collective. Without it the failed rank would leave the others waiting in their next collective.
+    Costs one small collective in ``group``, which has to be gloo's where a GPU's memory may have run out: NCCL needs
+    some. Without it the failed rank would leave the others waiting in their next collective.
     """
     import torch.distributed as dist
 
     mine: str | None = None
     try:
         yield
-    except UserError as error:
-        mine = error.message
+    except Exception as error:
+        mistake = error if isinstance(error, UserError) else explained(error)
+        if mistake is None:
+            raise
+        mine = mistake.message
     messages: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(messages, mine)
+    dist.all_gather_object(messages, mine, group=group)
     first = next((message for message in messages if message is not None), None)
     if first is not None:
         raise AgreedUserError(first)
@@ -51,10 +61,8 @@ def backend_of(wanted: str, gpus: int) -> str:
 
 def explained(error: BaseException) -> UserError | None:
     """The user error behind ``error``; None if there is no setting that mends it."""
-    import torch
-
     message = str(error)
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator: " in message:
+    if meaning_of(error) is Meaning.MEMORY:
         return UserError(f"training.accumulation: out of memory ({message}); raise it, or lower training.batch_size")
     if not isinstance(error, RuntimeError):
         return None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -19,10 +20,30 @@ class Arithmetic:
     tf32: bool = False
 
 
+class Ability(NamedTuple):
+    """What a rank computes on: whether that is a GPU, and whether it computes in bfloat16 without emulation."""
+
+    gpu: bool
+    bf16: bool
+
+
+def ability_of(device: torch.device) -> Ability:
+    gpu = device.type == "cuda"
+    return Ability(gpu, gpu and torch.cuda.is_bf16_supported(including_emulation=False))
+
+
+def common_precision(wanted: str, ranks: Sequence[Ability]) -> str:
+    """:func:`precision_of` all of these together: one for all, since what they compute is added up. "auto" is bf16 if
+    every GPU has it, fp16 with older ones among them, and fp32 if not all are GPUs. Raises ``UserError`` as that does.
+    """
+    gpus = [rank for rank in ranks if rank.gpu]
+    mixed = wanted == "auto" and len(gpus) < len(ranks)
+    return precision_of(wanted, gpu=bool(gpus) and not mixed, bf16=all(gpu.bf16 for gpu in gpus))
+
+
 def resolve_precision(wanted: str, device: torch.device) -> str:
     """:func:`precision_of` that device."""
-    gpu = device.type == "cuda"
-    return precision_of(wanted, gpu=gpu, bf16=gpu and torch.cuda.is_bf16_supported(including_emulation=False))
+    return common_precision(wanted, [ability_of(device)])
 
 
 def precision_of(wanted: str, *, gpu: bool, bf16: bool) -> str:

@@ -41,6 +41,7 @@ def check_training(prepared: Path, model: ModelConfig, training: TrainingConfig,
     gpus = visible_gpus()
     precision = precision_of(training.precision, gpu=gpus > 0, bf16=bf16_gpus())
     check_exchange(training.gradients, backend_of(training.backend, gpus), precision)
+    check_pipeline(training, gpu=gpus > 0)
     _, replicas, shards, _ = training.parallel.sizes(processes, nodes)
     data = open_prepared(prepared)
     check_rows(data)
@@ -77,6 +78,16 @@ def check_rows(data: PreparedData) -> None:
     for split in ("train", "validation"):
         if not sum(data.segment_rows(split)):
             raise UserError(f"data.split: no row fell into the {split} split; give more rows or larger shares")
+
+
+def check_pipeline(training: TrainingConfig, *, gpu: bool) -> None:
+    """Raise ``UserError`` for stages on GPUs that send to each other over gloo: torch 2.13 hands gloo's sockets the
+    address of the tensor, which is none of the host's memory (``ProcessGroupGloo::send``; its collectives copy)."""
+    if gpu and training.backend == "gloo" and training.parallel.pipeline > 1:
+        raise UserError(
+            "training.backend: gloo cannot send from one stage of a pipeline on GPUs to the next; expected auto or "
+            "nccl, or training.parallel.pipeline 1"
+        )
 
 
 def check_divisible(training: TrainingConfig, traits: Traits, precision: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.prepared.streamed import make_stub
 from slipstream.artifacts.results.training import KIND
 from slipstream.config import RunConfig
+from slipstream.distributed.leaving import group_stands, leave
 from slipstream.distributed.user_errors import explained
 from slipstream.errors import UserError
 from slipstream.logs import logger
@@ -58,6 +60,22 @@ def is_finished(output: Path, made_by: Mapping[str, object]) -> bool:
     raise UserError(f"{output}: holds an artifact already; choose another OUTPUT or remove it")
 
 
+@contextmanager
+def alone_at_once() -> Iterator[None]:
+    """If the block fails on this rank alone, say how and end this process: see
+    :mod:`slipstream.distributed.leaving`."""
+    try:
+        yield
+    except Exception as error:
+        if not group_stands():
+            raise
+        if isinstance(error, click.ClickException):
+            error.show()
+        else:
+            traceback.print_exc()
+        leave()
+
+
 @click.command()
 @click.argument("prepared")
 @click.argument("output", type=click.Path(path_type=Path))
@@ -71,7 +89,7 @@ def main(prepared: str, output: Path, config: Path | None) -> None:
     """
     settings = RunConfig.from_file(config) if config else RunConfig()
     training = settings.for_training()
-    with local_prepared_data(prepared) as directory:
+    with alone_at_once(), local_prepared_data(prepared) as directory:
         made_by = {"command": "slipstream.train", **identity(PreparedData.open(directory), settings.model, training)}
         if is_finished(output, made_by):
             return

@@ -51,7 +51,7 @@ class TrainingConfig(Settings):
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """The share of each label that is spread over all classes."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """The type that is computed in: "auto" takes bf16 where the GPU has it, else fp16 on a GPU, else fp32."""
+    """The type that is computed in: "auto" takes bf16 where all GPUs have it, else fp16 on GPUs, else fp32."""
     tf32: bool = False
     """Whether GPUs may round the factors of fp32 matrix products and convolutions to 10 bits: faster, less exact."""
     deterministic: bool = True
@@ -92,7 +92,7 @@ class TrainingConfig(Settings):
     """How gradients are exchanged where the model is not divided."""
     backend: Annotated[Literal["auto", "nccl", "gloo"], MAY_CHANGE] = "auto"
     """What processes talk by: "auto" takes NCCL (RCCL on AMD) with GPUs and gloo without. Over gloo, NVIDIA and AMD
-    GPUs can work in one job."""
+    GPUs can work in one job, but for a pipeline."""
 
     profile: Annotated[StepProfileConfig, MAY_CHANGE] = field(default_factory=StepProfileConfig)
     """Which operations take the time of a step."""

@@ -25,6 +25,7 @@ from slipstream.artifacts.prepared.data import Block, PreparedData, Signature
 from slipstream.artifacts.prepared.streamed import StreamedData
 from slipstream.distributed.process_group import Group
 from slipstream.train.data_order import BatchPlan, GlobalOrder, StoredBlocks, StoredOrder
+from slipstream.train.gpu_threads import same_gpu
 
 #: Buffers: one in use by the consumer, one ready, one being filled.
 BUFFERS = 3
@@ -121,7 +122,13 @@ def prefetch(
     free: SimpleQueue[HostBuffer | None] = SimpleQueue()
     for buffer in buffers:
         free.put(buffer)
-    thread = threading.Thread(target=read_batches, args=(plans, stored, free, ready), name="loader", daemon=True)
+    choose_gpu = same_gpu()
+
+    def read() -> None:
+        choose_gpu()
+        read_batches(plans, stored, free, ready)
+
+    thread = threading.Thread(target=read, name="loader", daemon=True)
     thread.start()
     try:
         while True:

@@ -18,7 +18,9 @@ import torch.distributed as dist
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.results.training import Attempt, History, ProcessGroupFigures, Throughput, record_files
 from slipstream.distributed.child_processes import end_with_torch_elastic
-from slipstream.distributed.process_group import Group, meeting_store, process_group
+from slipstream.distributed.farewell import leave_after_rank_0
+from slipstream.distributed.process_group import Group, host_group, meeting_store, process_group
+from slipstream.distributed.user_errors import same_error_on_all_ranks
 from slipstream.errors import Preempted
 from slipstream.logs import logger
 from slipstream.models.config import ModelConfig
@@ -73,8 +75,10 @@ def run(request: TrainingRequest) -> None:
     ):
         if group.rank == 0 and group.backend == "gloo" and group.device.type == "cuda":
             LOG.warning("gloo between GPUs lets NVIDIA's and AMD's work in one job; it was never measured here")
-        setup = Setup.begin(request, group, exchange)
-        state = setup.state()
+        on_host = host_group(group)
+        setup = Setup.begin(request, group, exchange, on_host)
+        with same_error_on_all_ranks(on_host):
+            state = setup.state()
         # From here on only dropout and the like draw random numbers, different ones on each rank. A user's model may
         # also draw from Python's and NumPy's generators, so these are seeded too.
         seed_generators(generator_seed(training.seed, setup.layout.data_rank))
@@ -104,7 +108,7 @@ def run(request: TrainingRequest) -> None:
                 deque(chain(best.tensors(), last.tensors()), maxlen=0)
             if request.delivered_by_agent:
                 checkpoints.hand_over()
-            dist.barrier()
+            leave_after_rank_0(dist.PrefixStore("end", store), group.rank, group.world)
 
 
 def train(

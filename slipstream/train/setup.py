@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
@@ -21,16 +22,16 @@ from torch.nn.modules.dropout import _DropoutNd
 from slipstream.artifacts.homes import Holder
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.prepared.streamed import open_prepared
-from slipstream.distributed.process_group import Group
+from slipstream.distributed.process_group import Group, Peers
 from slipstream.distributed.user_errors import same_error_on_all_ranks
 from slipstream.errors import UserError
 from slipstream.logs import logger
-from slipstream.models.arithmetic import autocast, resolve_precision
+from slipstream.models.arithmetic import ability_of, autocast, common_precision
 from slipstream.models.config import ModelConfig, TeachingConfig
 from slipstream.models.factory import Predictor, build
 from slipstream.models.trained import Architecture, TrainedModel
 from slipstream.settings import to_dict
-from slipstream.train.checks import check_divisible, check_parameters, check_rows, pieces_of, traits_of
+from slipstream.train.checks import check_divisible, check_parameters, check_pipeline, check_rows, pieces_of, traits_of
 from slipstream.train.config import TrainingConfig
 from slipstream.train.data_loader import padding
 from slipstream.train.loop.objective import Teacher
@@ -156,19 +157,24 @@ class Setup:
     compiled: Compiled | None
 
     @classmethod
-    def begin(cls, request: TrainingRequest, group: Group, exchange: GradientsConfig) -> Setup:
-        """Build the model and divide or replicate it. Raises ``AgreedUserError`` on all ranks if one of them finds
-        that the data, the model, the settings or the devices do not go together."""
+    def begin(
+        cls, request: TrainingRequest, group: Group, exchange: GradientsConfig, on_host: dist.ProcessGroup | None
+    ) -> Setup:
+        """Build the model and divide or replicate it. Raises ``AgreedUserError`` on all ranks, of which they tell each
+        other in the group ``on_host``, if one of them finds that the data, the model, the settings or the devices do
+        not go together, or has too little memory."""
         training = request.training
-        with same_error_on_all_ranks():
+        abilities = Peers(group.rank, group.world, on_host).gather(ability_of(group.device))
+        with same_error_on_all_ranks(on_host):
             data = open_prepared(request.prepared)
             check_rows(data)
+            check_pipeline(training, gpu=any(ability.gpu for ability in abilities))
             _, replicas, shards, _ = training.parallel.sizes(group.world, nodes(group.world))
             pieces = pieces_of(data, training, replicas * shards)
             lineage = Lineage.open(request, data)
             architecture = lineage.architecture(request.model, data)
             predictor = lineage.begin(architecture, training)
-            precision = resolve_precision(training.precision, group.device)
+            precision = common_precision(training.precision, abilities)
             if not any(parameter.is_meta for parameter in predictor.parameters()):
                 predictor = predictor.to(group.device)
             traits = traits_of(predictor, group.device)
@@ -177,7 +183,9 @@ class Setup:
                 check_parameters(predictor.network)
             check_exchange(exchange, group.backend, precision)
             compiled = compile_pass(predictor, pieces, precision, group) if training.compile else None
-        with same_error_on_all_ranks():
+        if group.rank == 0 and training.precision == "auto" and len(set(abilities)) > 1:
+            LOG.warning("training.precision: auto is %s on all ranks, as their devices differ", precision)
+        with same_error_on_all_ranks(on_host):
             layout = Layout.connect(training.parallel, group.rank, group.world, group.device)
             parallel: ParallelModel
             if training.parallel.divides:

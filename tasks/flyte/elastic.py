@@ -22,6 +22,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
+import torch
 from flytekit import FlyteContext, current_context
 from flytekit.exceptions.user import FlyteRecoverableException, FlyteUserRuntimeException
 from flytekit.extend import IgnoreOutputs, TaskPlugins
@@ -33,10 +34,12 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 
 from slipstream.artifacts.format import Artifact
 from slipstream.artifacts.homes import Holder
+from slipstream.distributed.leaving import group_stands
 from slipstream.distributed.names import names_of_this_machine
 from slipstream.distributed.user_errors import check_gpus
 from slipstream.errors import Interrupted, Preempted, UserError
 from slipstream.logs import logger
+from slipstream.machine.asked_gpus import check_asked_gpus
 from slipstream.machine.gpus import visible_gpus
 from slipstream.machine.limits import usable_cores
 from slipstream.profiles.profile import CHOICE, Placement, Profile, current_profile
@@ -101,15 +104,14 @@ class Workspace:
             seen = as_seen_by_flyte(error)
             report = Report.of(seen)
             report.leave(self.directory)
-            if isinstance(error, UserError):
-                # If the ranks could not agree, the others die of a lost peer; then the agent goes by the report.
+            if isinstance(error, UserError) and not group_stands():
                 return Refusal(error.message)
             if isinstance(seen, Interrupted):
                 if not isinstance(seen, Preempted):
                     # The agent goes by the worker that it sees fail first: that is to be the one whom this one lost.
                     time.sleep(5 * LOOK)
                 raise FlyteRecoverableException(report.message) from error
-            # Out of memory on this rank alone: the others wait for it, so it must exit with an error, not return.
+            # On this rank alone, so that the others wait for it: the agent, which ends them, goes by the report.
             raise
         Report(this_rank(), Outcome.FINISHED).leave(self.directory)
         return Made(FlyteDirectory(self.directory), StageRun(self.stage, 0.0, reused=reused))
@@ -267,7 +269,10 @@ class DistributedTask(PytorchElasticFunctionTask):
         placement = config.profile.placement(config.stage)
         local = runs_locally()
         refuse_other_shape(config.profile.name, placement, os.environ, local=local)
-        check_gpus(placement.processes, visible_gpus())
+        seen = visible_gpus()
+        check_gpus(placement.processes, seen)
+        if not local:
+            check_asked_gpus(int(placement.gpu), seen, torch.version.cuda or torch.version.hip, os.environ)
         # Workers that torch elastic starts again would share the old ones' store and read their stale addresses.
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // placement.processes)))

@@ -24,6 +24,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError
 
+from slipstream.distributed.error_meanings import Meaning, meaning_of
 from slipstream.distributed.user_errors import explained
 from slipstream.errors import Interrupted, Preempted, UserError
 from slipstream.storage import StorageUnavailable
@@ -159,14 +160,9 @@ def as_seen_by_flyte(error: Exception) -> Exception:
     ``UserError`` if a setting can, else the same."""
     if mendable := explained(error):
         return mendable
-    if isinstance(error, (StorageUnavailable, DistError)) or lost_peer(error):
+    if isinstance(error, StorageUnavailable) or meaning_of(error) in (Meaning.BROKEN, Meaning.PEER):
         return Interrupted(f"{type(error).__name__}: {error}")
     return error
-
-
-def lost_peer(error: Exception) -> bool:
-    """Whether gloo lost a connection; it raises a plain ``RuntimeError`` that names its own source file."""
-    return isinstance(error, RuntimeError) and "gloo/transport" in str(error)
 
 
 def lost_to_signal(exit_code: int) -> str:

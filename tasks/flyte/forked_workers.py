@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.launcher import api
 
 from slipstream.distributed import fork_server
 from slipstream.distributed.child_processes import no_main_module
+from slipstream.distributed.leaving import group_stands, leave
 from slipstream.stages import DISTRIBUTED, STAGES
 from tasks.flyte.other_pods import with_timeouts
 from tasks.flyte.stage import runs_locally
@@ -34,7 +36,8 @@ def start_server(stage: str) -> None:
 
 
 class Announced(fork_server.AsNow):
-    """Tells this process when the first worker is started, which is when all pods of the job have met."""
+    """Tells this process when the first worker is started, which is when all pods of the job have met; the worker ends
+    at once if it fails alone."""
 
     def __init__(self, target: Callable[..., object], started: threading.Event) -> None:
         super().__init__(target)
@@ -43,6 +46,15 @@ class Announced(fork_server.AsNow):
     def __getstate__(self) -> dict[str, object]:
         self.started.set()
         return super().__getstate__()
+
+    def __call__(self, *arguments: object) -> object:
+        try:
+            # Leaves the error where torch's agent looks for it, as torch does by itself once this has returned.
+            return record(super().__call__)(*arguments)
+        except Exception:
+            if group_stands():
+                leave()
+            raise
 
 
 @contextmanager

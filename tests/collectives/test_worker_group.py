@@ -15,6 +15,7 @@ import torch.distributed as dist
 from slipstream.collectives.launch.worker import Outcome, WorkerContext, raise_if_failed
 from slipstream.collectives.launch.worker_group import LeaderUnreachable, WorkerGroup
 from slipstream.errors import Interrupted, UserError
+from tests.support import alone
 
 
 def who(worker: WorkerContext) -> dict[str, object]:
@@ -46,6 +47,21 @@ def trouble(worker: WorkerContext, kind: str, rank: int) -> None:
     for _ in range(1000):
         dist.barrier()
         time.sleep(0.05)
+
+
+def trouble_while_peers_wait(worker: WorkerContext) -> None:
+    vars(dist)["destroy_process_group"] = alone.wait_for_peers
+    if dist.get_rank():
+        time.sleep(alone.DESTROY_S)
+    raise KeyError("no such thing")
+
+
+def test_the_cause_is_there_at_once_though_the_group_cannot_be_taken_down() -> None:
+    workers, started = WorkerGroup.local(2, 20), time.monotonic()
+    with pytest.raises(RuntimeError, match=r"(?s)rank 0 failed during its start: .*KeyError"):
+        workers.launch(trouble_while_peers_wait)
+    # The other rank has five seconds to end.
+    assert time.monotonic() - started < 15
 
 
 def test_some_of_the_ranks_are_a_group_of_their_own() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +68,11 @@ def trained(
     training: TrainingConfig,
     model: ModelConfig = SMALL,
     environment: dict[str, str] | None = None,
+    body: Callable[..., None] = rank_body,
     **more: Any,
 ) -> Path:
-    """Train in ``world`` processes; return the directory of the model, if no rank refused (:func:`refusal`). ``more``
-    goes into the request."""
+    """Train in ``world`` processes, each of which runs ``body``; return the directory of the model, if no rank refused
+    (:func:`refusal`). ``more`` goes into the request."""
     settings = {
         "prepared": prepared,
         "model": model,
@@ -85,7 +86,7 @@ def trained(
     port = free_port()
     # Daemons: one that hangs fails its test, and ends with the tests instead of being waited for.
     arguments = [(rank, world, port, settings, environment or {}) for rank in range(world)]
-    ranks = [FORK.Process(target=rank_body, args=a, daemon=True) for a in arguments]
+    ranks = [FORK.Process(target=body, args=a, daemon=True) for a in arguments]
     for process in ranks:
         process.start()
     for process in ranks:

@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from slipstream.distributed import fork_server
+from slipstream.distributed.error_meanings import Meaning, meaning_of
 from slipstream.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
@@ -181,7 +182,15 @@ def ending_of(call: Callable[[], object]) -> tuple[str, object]:
     except UserError as error:
         return "refused", error.message
     except Exception as error:
-        return ("lost", str(error).partition("\n")[0]) if lost_peer(error) else ("failed", traceback.format_exc())
+        why = str(error).partition("\n")[0]
+        match meaning_of(error):
+            case Meaning.MEMORY:
+                return "refused", f"collectives.largest: out of memory ({error}); expected less"
+            case Meaning.BROKEN:
+                return "died", why
+            case Meaning.PEER:
+                return "lost", why
+        return "failed", traceback.format_exc()
 
 
 def run_in_group(spec: WorkerSpec, pipe: Connection, work: Work, arguments: Arguments) -> object:
@@ -200,10 +209,3 @@ def run_in_group(spec: WorkerSpec, pipe: Connection, work: Work, arguments: Argu
         result = work(WorkerContext(group.device, pipe), *arguments)
         dist.barrier()
         return result if spec.rank == 0 else None
-
-
-def lost_peer(error: Exception) -> bool:
-    """Whether another rank went away or did not answer. gloo raises plain ``RuntimeError``s that name its source."""
-    import torch.distributed as dist
-
-    return isinstance(error, dist.DistError) or "gloo/" in str(error)

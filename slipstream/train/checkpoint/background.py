@@ -27,6 +27,7 @@ from slipstream.storage.retry import failed_since
 from slipstream.train.checkpoint.home import Name
 from slipstream.train.checkpoint.publish import Publisher, Snapshot
 from slipstream.train.device_clock import DeviceClock, Mark
+from slipstream.train.gpu_threads import same_gpu
 
 #: At 19 a save of 300 MB took 14 s beside steps that wanted every processor, at 12 these took 1.15 times as long.
 NICENESS = 16
@@ -157,7 +158,8 @@ class BackgroundSave:
         self._publisher = publisher
         self._clock = clock
         # Completes the snapshots; publishing takes threads of its own, as a thread's priority can only be lowered.
-        self._copier = ThreadPoolExecutor(1, "checkpoint-copy")
+        self._choose_gpu = same_gpu()
+        self._copier = ThreadPoolExecutor(1, "checkpoint-copy", self._choose_gpu)
         self._copied = threading.Event()
         self._copied.set()
         self._active: Save | None = None
@@ -236,6 +238,7 @@ class BackgroundSave:
         started = time.perf_counter()
         try:
             assert save.snapshot is not None
+            self._choose_gpu()
             lower_thread_priority()
             waited = waited_for_processor_s()
             name = self._publisher.publish(save.snapshot, save.staged.set)

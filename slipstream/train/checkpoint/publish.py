@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from slipstream.artifacts.format import FORMAT, MANIFEST, FileRecord, canonical_json
 from slipstream.distributed.process_group import Peers
+from slipstream.distributed.user_errors import AgreedUserError
 from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.storage import Storage, StorageUnavailable, cannot_write
@@ -54,7 +55,8 @@ class Snapshot:
 def run_and_gather(peers: Peers, work: Callable[[], T]) -> list[T]:
     """Run ``work`` on every rank and return the results of all ranks, in rank order.
 
-    If it fails on some ranks, those raise their own error and the others the error of the lowest failed rank.
+    If it fails on some ranks, those raise their own error and the others the error of the lowest failed rank; a plain
+    ``UserError`` as ``AgreedUserError``.
     """
     mine: tuple[T | None, Exception | None]
     try:
@@ -69,7 +71,9 @@ def run_and_gather(peers: Peers, work: Callable[[], T]) -> list[T]:
     results = peers.gather(mine)
     failed = next((error for _, error in results if error is not None), None)
     if failed is not None:
-        raise mine[1] or failed
+        own = mine[1] or failed
+        # Kinds of it that somebody may catch stay what they are.
+        raise AgreedUserError(own.message) if type(own) is UserError else own
     return [cast(T, value) for value, _ in results]
 
 

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, NoReturn, TypeVar
 
-from slipstream.errors import Preempted
+from slipstream.errors import AgreedPreempted, Preempted
 from slipstream.logs import logger
 from slipstream.train.checkpoint.background import StepWait
 from slipstream.train.checkpoint.manager import Checkpoints
@@ -95,14 +95,14 @@ class Guard:
         self._advised = False
 
     def begin(self, step: int) -> None:
-        """Training begins at ``step``, which needs no checkpoint. Raises :class:`Preempted` on all ranks if a machine
-        already has a notice."""
+        """Training begins at ``step``, which needs no checkpoint. Raises ``AgreedPreempted`` if a machine already
+        has a notice."""
         self.recorder.begin(step)
         self._checkpoints.background.outage.begin(step)
         self._saved = step
         stop = self._exchange(0.0).stop
         if stop:
-            self._exit(f"left before its first step ({stop.why})")
+            self._exit(AgreedPreempted(f"left before its first step ({stop.why})"))
 
     def before_step(self) -> StepStart:
         """The host has a batch, and is about to enqueue a step."""
@@ -126,8 +126,8 @@ class Guard:
         self._finished += 1
 
     def after_step(self, step: int, capture: Capture) -> None:
-        """The device was given ``step`` steps. Raises :class:`Preempted` on all ranks when a machine has a notice,
-        after saving a checkpoint if there is time for it."""
+        """The device was given ``step`` steps. Raises ``AgreedPreempted`` when a machine has a
+        notice, after saving a checkpoint if there is time for it."""
         if self._schedule.due(step):
             self._exchange_after(step, capture)
         if self._checkpoint_due(step):
@@ -156,7 +156,7 @@ class Guard:
         has a notice and too little time is left to save a checkpoint with the other ranks."""
         stop = self._consensus.local_stop()
         if stop and not stop.time_to_save(self._checkpoints.background.publish_seconds):
-            self._exit(f"left waiting for data, with step {self._saved} saved ({stop.why})")
+            self._exit(Preempted(f"left waiting for data, with step {self._saved} saved ({stop.why})"))
 
     def _exchange(self, each_s: float) -> GroupState:
         background, stall_s = self._checkpoints.background, statistics.median(self._stalls) if self._stalls else 0.0
@@ -235,11 +235,12 @@ class Guard:
             with self.recorder.time(STALL):
                 self._checkpoints.finish()
             self.recorder.record.saved_step = step
-        self._exit(f"left at step {step}, {'saved' if saved else f'with step {self._saved} saved'} ({stop.why})")
+        safe = "saved" if saved else f"with step {self._saved} saved"
+        self._exit(AgreedPreempted(f"left at step {step}, {safe} ({stop.why})"))
 
-    def _exit(self, reason: str) -> NoReturn:
-        self.recorder.end(reason)
-        raise Preempted(reason)
+    def _exit(self, preempted: Preempted) -> NoReturn:
+        self.recorder.end(str(preempted))
+        raise preempted
 
     def close(self) -> None:
         """The run is finished."""

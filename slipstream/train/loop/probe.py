@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
+from slipstream.distributed.error_meanings import Meaning, meaning_of
 from slipstream.distributed.user_errors import explained
 from slipstream.errors import UserError
 from slipstream.models.factory import Predictor, zeros
@@ -69,6 +70,8 @@ def probe(model: Predictor, device: torch.device) -> Traits:
             with counter:
                 model(*(x.to(device) for x in zeros(model.signature, ROWS))).sum().backward()
         except Exception as error:
+            if meaning_of(error) is Meaning.BROKEN:
+                raise
             raise explained(error) or UserError(
                 f"model.name: cannot be trained on this data: {type(error).__name__}: {error}; it was given {ROWS} rows"
             ) from error

@@ -171,6 +171,15 @@ class DividedModel(ParallelModel):
                 dist.recv(whole, holders[name])
             if rank == 0:
                 yield whole
+            else:
+                # Or this process would begin all that follows, each with a time limit, long before rank 0 gets there.
+                wait_until_computed(whole)
+
+
+def wait_until_computed(tensor: Tensor) -> None:
+    """Wait until the device has the tensor; a CPU has."""
+    if tensor.is_cuda:
+        torch.cuda.current_stream(tensor.device).synchronize()
 
 
 class JoinedParts(Predictor):

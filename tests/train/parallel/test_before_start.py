@@ -193,6 +193,21 @@ def test_more_processes_than_gpus(data: dict[str, Path], monkeypatch: pytest.Mon
         begin(data["table"], MLP, {})
 
 
+@pytest.mark.parametrize(("gpus", "backend"), [(2, "gloo"), (2, "auto"), (0, "gloo")])
+def test_a_pipeline_between_gpus_over_gloo(
+    gpus: int, backend: str, data: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "visible_gpus", lambda: gpus)
+    monkeypatch.setattr(checks, "bf16_gpus", lambda: True)
+    training = {"backend": backend, "parallel": {"pipeline": 2}}
+    on_processes(monkeypatch, 2)
+    refused = gpus > 0 and backend == "gloo"
+    # Otherwise it is the model that has no stages.
+    said = "backend: gloo cannot send from one stage" if refused else "pipeline: this model states no plan"
+    with pytest.raises(UserError, match=said):
+        begin(data["table"], MLP, {**BATCH, **training})
+
+
 def test_bf16_on_a_gpu_without_it(data: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "visible_gpus", lambda: 1)
     monkeypatch.setattr(checks, "bf16_gpus", lambda: False)

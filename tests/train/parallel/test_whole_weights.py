@@ -7,6 +7,7 @@ import weakref
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -61,3 +62,29 @@ def test_rank_0_gets_one_whole_tensor_after_the_other(world: int, parallel: dict
     state = expected.state_dict()
     assert mine.keys() == state.keys() and len(state) > SIZES["num_hidden_layers"]
     assert all(torch.equal(tensor, state[name]) for name, tensor in mine.items())
+
+
+def waited_for() -> list[int]:
+    """How many tensors each of rank 1's waits was for, while both ranks take all."""
+    import torch.distributed as dist
+
+    from slipstream.train.parallel import divide
+
+    waits: list[int] = []
+    vars(divide)["wait_until_computed"] = lambda whole: waits.append(whole.numel())
+    found, _ = taken({"shard": "weights"})
+    return waits if dist.get_rank() else [tensor.numel() for tensor in found.values()]
+
+
+def test_no_rank_begins_a_tensor_before_rank_0_has_written_the_one_before(tmp_path: Path) -> None:
+    sizes, waits = on_ranks(2, waited_for, tmp_path)
+    assert waits == sizes and sizes
+
+
+def test_a_gpu_is_waited_for_on_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    from slipstream.train.parallel.divide import wait_until_computed
+
+    stream = Mock()
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream if device == "the tensor's" else None)
+    wait_until_computed(Mock(is_cuda=True, device="the tensor's"))
+    assert stream.synchronize.call_count == 1

@@ -1,0 +1,48 @@
+"""What an error of torch, a device or a network means: too little memory, a device that is broken, a peer that is gone.
+
+The types say little: CUDA's errors of any kind are ``AcceleratorError``, NCCL's ``DistBackendError``, and gloo raises
+plain ``RuntimeError``. So it is the message that counts. Sources of the texts: ``cudaGetErrorString`` of the CUDA
+runtime, torch's ``CUDABlas.cpp``, cuDNN's ``cudnnStatus_t``, NCCL's ``checks.h``, gloo's ``transport/``.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Meaning(Enum):
+    #: On the same devices it would happen again.
+    MEMORY = "too little memory"
+    #: Another attempt may get another device.
+    BROKEN = "a broken device"
+    #: Another attempt may have all peers.
+    PEER = "a lost peer"
+
+
+#: By a part of the message; the first that is in it counts. A device's own error comes before what NCCL makes of it.
+MESSAGES: tuple[tuple[str, Meaning], ...] = (
+    ("out of memory", Meaning.MEMORY),
+    ("Cuda failure 2 ", Meaning.MEMORY),
+    ("_STATUS_ALLOC_FAILED", Meaning.MEMORY),
+    ("DEVICE_ALLOCATION_FAILED", Meaning.MEMORY),
+    ("DefaultCPUAllocator: ", Meaning.MEMORY),
+    ("uncorrectable ECC error", Meaning.BROKEN),
+    ("uncorrectable NVLink error", Meaning.BROKEN),
+    ("GPU is lost", Meaning.BROKEN),
+    ("device(s) is/are busy or unavailable", Meaning.BROKEN),
+    ("gloo/transport", Meaning.PEER),
+    ("gloo/rendezvous", Meaning.PEER),
+)
+
+
+def meaning_of(error: BaseException) -> Meaning | None:
+    """None if it is none of these: most likely a bug."""
+    import torch.distributed as dist
+
+    if isinstance(error, MemoryError):
+        return Meaning.MEMORY
+    if not isinstance(error, RuntimeError):
+        return None
+    message = str(error)
+    known = next((meaning for part, meaning in MESSAGES if part in message), None)
+    return known or (Meaning.PEER if isinstance(error, dist.DistError) else None)

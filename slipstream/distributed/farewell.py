@@ -1,0 +1,28 @@
+"""The end of a job whose rank 0 has more to do than the others, which wait for it in the store: in a collective NCCL's
+watchdog would kill them after ten minutes, and to write a large model takes longer."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+import torch.distributed as dist
+
+#: Seconds between two looks into the store.
+POLL_S = 0.2
+DONE = "done"
+
+
+def leave_after_rank_0(store: dist.Store, rank: int, world: int, timeout: timedelta = timedelta(minutes=10)) -> None:
+    """Wait, for as long as it takes, until rank 0 has called this too. Rank 0, which may host the store, goes last:
+    all others have to say within ``timeout`` that they know.
+
+    Raises ``torch.distributed.DistError`` if the store is lost, or on rank 0 another rank.
+    """
+    if rank == 0:
+        store.set(DONE, "")
+        store.wait([f"left/{other}" for other in range(1, world)], timeout)
+        return
+    while not store.check([DONE]):
+        time.sleep(POLL_S)
+    store.set(f"left/{rank}", "")

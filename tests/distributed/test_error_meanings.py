@@ -1,0 +1,107 @@
+"""What the messages of CUDA, HIP, NCCL and gloo mean, and what becomes of each: one line, or another attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from slipstream.artifacts.prepared.data import Signature, TensorSpec
+from slipstream.collectives.launch.worker import ending_of
+from slipstream.distributed.error_meanings import Meaning, meaning_of
+from slipstream.errors import Interrupted, UserError
+from slipstream.models.factory import Predictor
+from slipstream.models.tables_and_images import MLP
+from slipstream.train import setup
+from slipstream.train.config import TrainingConfig
+from slipstream.train.loop.probe import probe
+from tasks.flyte.failures import as_seen_by_flyte
+from tests.support import training
+from tests.support.training import refusal, table_of_numbers, trained
+
+NCCL = (
+    "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, unhandled cuda error (run with "
+    "NCCL_DEBUG=INFO for details), NCCL version 2.29.3\nncclUnhandledCudaError: Call to CUDA function failed.\n"
+    "Last error:\nCuda failure "
+)
+HINT = "\nCUDA kernel errors might be asynchronously reported at some other API call\n"
+ERRORS: list[tuple[Exception, Meaning | None]] = [
+    (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has"), Meaning.MEMORY),
+    (torch.OutOfMemoryError("HIP out of memory. Tried to allocate 2.00 GiB. GPU 3 has"), Meaning.MEMORY),
+    (torch.AcceleratorError(f"CUDA error: out of memory{HINT}"), Meaning.MEMORY),
+    (torch.AcceleratorError("HIP error: out of memory"), Meaning.MEMORY),
+    (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), Meaning.MEMORY),
+    (RuntimeError("CUDA error: HIPBLAS_STATUS_ALLOC_FAILED when calling `hipblasCreate`"), Meaning.MEMORY),
+    (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"), Meaning.MEMORY),
+    (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), Meaning.MEMORY),
+    (MemoryError(), Meaning.MEMORY),
+    (dist.DistBackendError(f"{NCCL}2 'out of memory'"), Meaning.MEMORY),
+    (dist.DistBackendError(f"{NCCL}214 'uncorrectable ECC error encountered'"), Meaning.BROKEN),
+    (torch.AcceleratorError(f"CUDA error: uncorrectable ECC error encountered{HINT}"), Meaning.BROKEN),
+    (torch.AcceleratorError("CUDA error: uncorrectable NVLink error detected during the execution"), Meaning.BROKEN),
+    (torch.AcceleratorError("CUDA error: CUDA-capable device(s) is/are busy or unavailable"), Meaning.BROKEN),
+    (dist.DistBackendError("NCCL communicator was aborted on rank 0."), Meaning.PEER),
+    (dist.DistNetworkError("The client socket has timed out"), Meaning.PEER),
+    (RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer"), Meaning.PEER),
+    (torch.AcceleratorError(f"CUDA error: device-side assert triggered{HINT}"), None),
+    (torch.AcceleratorError(f"CUDA error: an illegal memory access was encountered{HINT}"), None),
+    (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), None),
+    (ValueError("out of memory of the last epoch"), None),
+]
+NAMES = [str(error).partition("\n")[0][-40:] or "MemoryError" for error, _ in ERRORS]
+
+
+@pytest.mark.parametrize(("error", "meaning"), ERRORS, ids=NAMES)
+def test_a_message_has_one_meaning_for_training_and_benchmark(error: Exception, meaning: Meaning | None) -> None:
+    assert meaning_of(error) is meaning
+    seen = as_seen_by_flyte(error)
+    assert isinstance(seen, UserError) == (meaning is Meaning.MEMORY)
+    assert isinstance(seen, Interrupted) == (meaning in (Meaning.BROKEN, Meaning.PEER))
+
+    def fail() -> None:
+        raise error
+
+    kinds = {Meaning.MEMORY: "refused", Meaning.BROKEN: "died", Meaning.PEER: "lost", None: "failed"}
+    assert ending_of(fail)[0] == kinds[meaning]
+
+
+def test_a_device_that_breaks_under_the_model_is_no_fault_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered")
+
+    def forward(*_: object) -> None:
+        raise broken
+
+    signature = Signature((TensorSpec("numeric", "float32", (5,)),), "classification", "y", ("a", "b"))
+    model = Predictor(signature, MLP(signature))
+    monkeypatch.setattr(model, "forward", forward)
+    with pytest.raises(torch.AcceleratorError):
+        probe(model, torch.device("cpu"))
+
+
+def fail_for_memory(*_: object) -> None:
+    raise torch.AcceleratorError("CUDA error: out of memory")
+
+
+def rank_without_room_for_the_model(rank: int, *arguments: Any) -> None:
+    if rank == 1:
+        vars(setup)["build"] = lambda *_, **__: Mock(parameters=list, to=fail_for_memory)
+    training.rank_body(rank, *arguments)
+
+
+def rank_without_room_for_its_state(rank: int, *arguments: Any) -> None:
+    if rank == 1:
+        vars(setup)["weights_of"] = fail_for_memory
+    training.rank_body(rank, *arguments)
+
+
+@pytest.mark.parametrize("body", [rank_without_room_for_the_model, rank_without_room_for_its_state])
+def test_ranks_agree_that_one_has_too_little_memory(body: Callable[..., None], tmp_path: Path) -> None:
+    prepared = table_of_numbers(tmp_path / "prepared", 64)
+    trained(prepared, tmp_path / "x", 2, TrainingConfig(epochs=1, batch_size=64), body=body)
+    said = {refusal(tmp_path / "x", rank) for rank in range(2)}
+    assert len(said) == 1 and said.pop().startswith("training.accumulation: out of memory (CUDA error: out of memory")

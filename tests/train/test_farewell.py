@@ -1,0 +1,59 @@
+"""At the end the others wait for rank 0, which writes the model, for longer than a collective may take."""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from slipstream.distributed.farewell import leave_after_rank_0
+from slipstream.train.config import TrainingConfig
+from tests.support import training
+from tests.support.training import table_of_numbers, trained
+
+#: The limit of a collective here, and the seconds for which rank 0 writes.
+LIMIT_S, WRITING_S = 8, 11
+
+
+def rank_that_writes_for_long(rank: int, *arguments: Any) -> None:
+    from slipstream.train import run
+
+    write, group = run.write_trained, run.process_group
+
+    def written(*of: Any) -> object:
+        time.sleep(WRITING_S)
+        return write(*of)
+
+    vars(run)["write_trained"] = written
+    vars(run)["process_group"] = lambda **how: group(timedelta(seconds=LIMIT_S), **how)
+    training.rank_body(rank, *arguments)
+
+
+def test_a_model_may_take_longer_to_write_than_a_collective_may(tmp_path: Path) -> None:
+    prepared = table_of_numbers(tmp_path / "prepared", 64)
+    config = TrainingConfig(epochs=1, batch_size=64)
+    model = trained(prepared, tmp_path / "x", 2, config, body=rank_that_writes_for_long)
+    assert (model / "manifest.json").exists()
+
+
+def test_rank_0_goes_last_and_misses_whoever_does_not_come() -> None:
+    store = dist.HashStore()
+    ranks = [threading.Thread(target=leave_after_rank_0, args=(store, rank, 3), daemon=True) for rank in range(3)]
+    ranks[1].start()
+    time.sleep(0.5)
+    assert ranks[1].is_alive()
+    ranks[0].start()
+    ranks[1].join(10)
+    time.sleep(0.5)
+    assert ranks[0].is_alive() and not ranks[1].is_alive()
+    ranks[2].start()
+    for rank in (0, 2):
+        ranks[rank].join(10)
+        assert not ranks[rank].is_alive()
+    with pytest.raises(dist.DistStoreError):
+        leave_after_rank_0(dist.HashStore(), 0, 2, timedelta(seconds=0.2))
