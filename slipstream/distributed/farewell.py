@@ -8,21 +8,29 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from slipstream.distributed.user_errors import AgreedUserError
+
 #: Seconds between two looks into the store.
 POLL_S = 0.2
 DONE = "done"
 
 
-def leave_after_rank_0(store: dist.Store, rank: int, world: int, timeout: timedelta = timedelta(minutes=10)) -> None:
+def leave_after_rank_0(
+    store: dist.Store, rank: int, world: int, refused: str = "", timeout: timedelta = timedelta(minutes=10)
+) -> None:
     """Wait, for as long as it takes, until rank 0 has called this too. Rank 0, which may host the store, goes last:
     all others have to say within ``timeout`` that they know.
 
-    Raises ``torch.distributed.DistError`` if the store is lost, or on rank 0 another rank.
+    Raises ``AgreedUserError`` on all ranks if rank 0 was ``refused`` what it had to do, with this message; and
+    ``torch.distributed.DistError`` if the store is lost, or on rank 0 another rank.
     """
     if rank == 0:
-        store.set(DONE, "")
+        store.set(DONE, refused)
         store.wait([f"left/{other}" for other in range(1, world)], timeout)
-        return
-    while not store.check([DONE]):
-        time.sleep(POLL_S)
-    store.set(f"left/{rank}", "")
+    else:
+        while not store.check([DONE]):
+            time.sleep(POLL_S)
+        refused = store.get(DONE).decode()
+        store.set(f"left/{rank}", "")
+    if refused:
+        raise AgreedUserError(refused)

@@ -27,6 +27,7 @@ from slipstream.models.config import ModelConfig
 from slipstream.models.factory_code import model_code
 from slipstream.models.trained import write_trained
 from slipstream.settings import to_dict
+from slipstream.storage.local import cannot_write
 from slipstream.train.applied_tuning import AppliedTuning, agree_on_tuning
 from slipstream.train.checkpoint.home import Retention
 from slipstream.train.checkpoint.manager import Checkpoints, Restored
@@ -102,13 +103,19 @@ def run(request: TrainingRequest) -> None:
             guard = Guard(checkpoints, interval, watcher, recorder, clock, training.unsaved_limit)
             record = train(setup, state, guard, checkpoints, request.so_far if group.rank == 0 else None)
             best, last = (setup.parallel.whole(weights) for weights in (state.best_weights, state.weights()))
+            refused = ""
             if group.rank == 0:
-                write_trained(request.directory, setup.architecture, best, last, request.made_by, record)
+                try:
+                    write_trained(request.directory, setup.architecture, best, last, request.made_by, record)
+                except OSError as error:
+                    if setup.layout.config.divides:  # the others are in the collectives of the next tensor
+                        raise
+                    refused = cannot_write(request.directory, error).message
             else:
                 deque(chain(best.tensors(), last.tensors()), maxlen=0)
-            if request.delivered_by_agent:
+            if request.delivered_by_agent and not refused:
                 checkpoints.hand_over()
-            leave_after_rank_0(dist.PrefixStore("end", store), group.rank, group.world)
+            leave_after_rank_0(dist.PrefixStore("end", store), group.rank, group.world, refused)
 
 
 def train(

@@ -32,9 +32,11 @@ def test_each_stage_is_made_once_and_each_run_ends_well(tmp_path: Path) -> None:
     made: dict[str, list[str]] = {}
     for manifest in tmp_path.glob(".slipstream/*/*/manifest.json"):
         stage = manifest.parent.parent.name
+        if stage not in STAGES:  # charts, which show each run's own measurement of the interconnect
+            continue
         made.setdefault(stage, []).append(Artifact.open(manifest.parent, stage).check().fingerprint)
     assert {stage: len(artifacts) for stage, artifacts in made.items()} == dict.fromkeys(made, 1)
-    assert {"prepare", "train", "evaluate", "export"} <= made.keys() <= STAGES.keys()
+    assert {"prepare", "train", "evaluate", "export"} <= made.keys()
     (pointer,) = Registry(str(tmp_path / "registry")).history()
     check(Registry(str(tmp_path / "registry")).fetch(pointer, tmp_path / "served"))
     runs = [path.parent for path in tmp_path.glob("runs/*/summary.json")]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 import time
 from datetime import timedelta
@@ -14,7 +16,7 @@ import torch.distributed as dist
 from slipstream.distributed.farewell import leave_after_rank_0
 from slipstream.train.config import TrainingConfig
 from tests.support import training
-from tests.support.training import table_of_numbers, trained
+from tests.support.training import refusal, table_of_numbers, trained
 
 #: The limit of a collective here, and the seconds for which rank 0 writes.
 LIMIT_S, WRITING_S = 8, 11
@@ -56,4 +58,21 @@ def test_rank_0_goes_last_and_misses_whoever_does_not_come() -> None:
         ranks[rank].join(10)
         assert not ranks[rank].is_alive()
     with pytest.raises(dist.DistStoreError):
-        leave_after_rank_0(dist.HashStore(), 0, 2, timedelta(seconds=0.2))
+        leave_after_rank_0(dist.HashStore(), 0, 2, timeout=timedelta(seconds=0.2))
+
+
+def rank_whose_disk_is_full(rank: int, *arguments: Any) -> None:
+    from slipstream.train import run
+
+    def full(*of: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    vars(run)["write_trained"] = full
+    training.rank_body(rank, *arguments)
+
+
+def test_a_model_that_finds_no_room_is_a_mistake_that_all_ranks_know_of(tmp_path: Path) -> None:
+    prepared = table_of_numbers(tmp_path / "prepared", 64)
+    trained(prepared, tmp_path / "x", 2, TrainingConfig(epochs=1, batch_size=64), body=rank_whose_disk_is_full)
+    said = [refusal(tmp_path / "x", rank) for rank in range(2)]
+    assert said[0] == said[1] and "no space left" in said[0] and not list(tmp_path.glob("x/**/manifest.json"))
