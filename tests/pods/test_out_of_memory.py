@@ -152,15 +152,15 @@ class Attempts:
 
 @pytest.mark.prove
 def test_the_third_attempt_knows_why_two_were_killed(cluster: Cluster, groups: list[Path], tmp_path: Path) -> None:
-    attempts = Attempts(cluster, "whole", tmp_path)
+    attempts = Attempts(cluster, "unnoted", tmp_path)
     for number, at in enumerate((15, 3)):
         note = attempts.killed_as_a_whole(groups[number], at, saved=10)
         assert (note.progress, note.times, note.limit) == ("10", number + 1, LIMIT)
         assert 0.9 * LIMIT <= note.used <= LIMIT
-    third = cluster.pod(1, "whole", attempt=2, inputs="endless")
+    third = cluster.pod(1, "unnoted", attempt=2, inputs="endless")
     put(third.pid, groups[0])
     said = third.finish()
-    verdict = cluster.verdict("whole", 2)
+    verdict = cluster.verdict("unnoted", 2)
     assert verdict.payer == "user" and not verdict.recoverable, said
     assert re.search(
         r"train: out of memory: the last 2 attempts were killed when they had taken 1\.\d+ of 1\.17 GiB; raise "
