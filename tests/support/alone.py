@@ -66,5 +66,6 @@ def end_together(rank: int, port: int, kind: str, note: str) -> None:
 
     vars(dist)["destroy_process_group"] = noted
     with suppress(AgreedUserError, AgreedPreempted), process_group():
+        dist.barrier()  # a rank that has not joined yet would find the other gone
         if kind in TOGETHER:
             raise TOGETHER[kind]()
