@@ -192,18 +192,18 @@ def test_what_takes_too_long_did_not_hold_and_is_ended(started: WithProjects, tm
     assert row.look.endswith("-l 'execution-id in (proof-x-0)'")
 
 
-def test_stopped_in_its_middle_it_ends_what_it_started(started: WithProjects, tmp_path: Path) -> None:
+def test_stopped_in_its_middle_it_ends_what_it_started(
+    started: WithProjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = one_run(tmp_path, started, Cluster(), print)
-    waits = whole.flyte.runs
 
-    def stopped(name: str) -> bool:
-        whole.flyte.runs = waits  # type: ignore[method-assign]
+    def stopped(*of: object) -> list[str]:
         raise KeyboardInterrupt
 
-    whole.flyte.runs = stopped  # type: ignore[method-assign]
+    monkeypatch.setattr(whole, "finished", stopped)
     with pytest.raises(KeyboardInterrupt):
         whole.run(tmp_path)
-    assert started.calls[-1].endswith("/TerminateExecution")
+    assert list(started.executions) == ["proof-x-0"] and started.calls[-1].endswith("/TerminateExecution")
 
 
 def test_a_login_that_expires_in_its_middle(started: WithProjects, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
@@ -41,10 +42,11 @@ sys.exit(answer["code"])
 """
 
 
+@dataclass
 class Recovered(Execution):
-    """An execution that takes what an earlier one has finished."""
+    """An execution that takes what an ``earlier`` one has finished."""
 
-    earlier: dict[str, Literals] = {}
+    earlier: dict[str, Literals] = field(default_factory=dict)
 
     def task(self, path: str, *rest: Any, **more: Any) -> Literals:
         if path not in self.earlier:
@@ -81,10 +83,8 @@ class EnactedFlyte(FlyteAdmin):
         directory = self.workdir / name
         directory.mkdir()
         record = Record(lambda line: None)
-        made = Recovered(
-            name, self.package_of(plan.version), self.bucket, directory, self.catalog, record, random.Random(name)
-        )
-        made.earlier = earlier
+        package, draw = self.package_of(plan.version), random.Random(name)
+        made = Recovered(name, package, self.bucket, directory, self.catalog, record, draw, earlier=earlier)
         self.running[name], self.phases[name] = made, WorkflowExecution.RUNNING
 
         def body() -> None:

@@ -9,35 +9,27 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 from flyteidl.core.catalog_pb2 import CACHE_POPULATED
 from flyteidl.core.execution_pb2 import TaskExecution, WorkflowExecution
 
 from slipstream.artifacts.prepared.card import CARD
-from slipstream.collectives.config import CollectivesConfig
 from slipstream.config import RunConfig
 from slipstream.doctor.kubectl import KubectlError, KubeObject
 from slipstream.errors import UserError
-from slipstream.export.config import ExportConfig
-from slipstream.models.config import ModelConfig
 from slipstream.one_line import one_line
-from slipstream.prepare.config import DataConfig
 from slipstream.prepare.engine import prepare
-from slipstream.train.config import TrainingConfig
+from tests.support.cluster.rehearsal import CONFIG as SECONDS
+from tests.support.cluster.rehearsal import TARGET
 from tests.support.cluster_proof.flyte import Flyte, Node
 from tests.support.cluster_proof.kubernetes import How, Kubernetes, runs
 
+T = TypeVar("T")
 WORKFLOW = "workflows.training.train_and_export"
 TRAIN = "tasks.train.train"
-TARGET = "y"
-#: A training of a minute or so, in which a pod can be lost: the other stages have little to do.
-CONFIG = RunConfig(
-    data=DataConfig(memory=0.5),
-    model=ModelConfig(arguments={"hidden": [16]}),
-    training=TrainingConfig(epochs=75, batch_size=32, patience=0, checkpoint_every=200),
-    export=ExportConfig(calibration_rows=32, seconds=2.0),
-    collectives=CollectivesConfig(operations=["all_reduce"], smallest=1024, largest=4096, budget=0.01, launches=1),
-)
+#: The rehearsal's, with a training of a minute or so, in which a pod can be lost.
+CONFIG = replace(SECONDS, training=replace(SECONDS.training, epochs=75, checkpoint_every=200))
 #: The files of the table, and rows of each.
 FILES, ROWS = 8, 2000
 #: What rank 0 prints while it trains, and when it has resumed.
@@ -63,8 +55,8 @@ class Row:
 
 @dataclass
 class Proof:
-    """Its executions are called ``name`` with a letter for each act; no others are touched. ``minutes`` is the longest
-    that any of them may take."""
+    """Its executions are called ``name`` with a number; no others are touched. ``minutes`` is the longest that any of
+    them may take."""
 
     name: str
     flyte: Flyte
@@ -202,13 +194,14 @@ class Proof:
         self.flyte.start(name, WORKFLOW, self.version, {"data": self.data, "target": TARGET, "config": config})
         return name
 
-    def wait(self, name: str, what: str, done: Callable[[], object]) -> None:
-        """Until ``done`` is true. Raises ``NotHeld`` if that takes too long."""
+    def wait(self, name: str, what: str, found: Callable[[], T]) -> T:
+        """What is ``found``, once that is true. Raises ``NotHeld`` if it takes too long."""
         until = time.monotonic() + self.minutes * 60
-        while not done():
+        while not (it := found()):
             if time.monotonic() > until:
                 raise NotHeld(f"{name}: waited {self.minutes:g} minutes for {what}")
             time.sleep(LOOK_S)
+        return it
 
     def finished(self, name: str) -> list[Node]:
         """The nodes of an execution, once it has succeeded."""
@@ -225,17 +218,18 @@ class Proof:
     def training_pod(self, name: str, seen: set[str]) -> KubeObject:
         """A pod of a training of which all pods run and steps are made; ``seen`` are the pods of earlier attempts, to
         which those of this one are added. The last pod is taken, which of several is not that of rank 0."""
-        found: list[KubeObject] = []
 
-        def trains() -> bool:
+        def training() -> list[KubeObject]:
             self.check(name)
-            pods = [pod for pod in self.kubernetes.pods(name, TRAIN) if pod["metadata"]["uid"] not in seen]
-            found[:] = [pod for pod in pods if runs(pod)]
-            return len(found) == self.nodes and any(STEP.search(self.kubernetes.log(pod)) for pod in found)
+            pods = [
+                pod for pod in self.kubernetes.pods(name, TRAIN) if runs(pod) and pod["metadata"]["uid"] not in seen
+            ]
+            makes_steps = any(STEP.search(self.kubernetes.log(pod)) for pod in pods)
+            return pods if makes_steps and len(pods) == self.nodes else []
 
-        self.wait(name, "steps of the training", trains)
-        seen.update(pod["metadata"]["uid"] for pod in found)
-        return found[-1]
+        pods = self.wait(name, "steps of the training", training)
+        seen.update(pod["metadata"]["uid"] for pod in pods)
+        return pods[-1]
 
     def same_model(self, name: str, seen: set[str], lost: int) -> str:
         """Wait for the model of an execution whose training went on after pods were ``lost`` or it was recovered, and
@@ -250,8 +244,8 @@ class Proof:
                     resumed.extend(int(step) for step in RESUMED.findall(self.kubernetes.log(pod)))
             return next((node for node in self.flyte.nodes(name) if node.task == TRAIN and node.succeeded), None)
 
-        self.wait(name, "the trained model", trained)
-        (training,) = [node for node in self.flyte.nodes(name) if node.task == TRAIN]
+        training = self.wait(name, "the trained model", trained)
+        assert training, "what is waited for is there"
         if self.flyte.runs(name):
             self.flyte.end(name, "the training was all it was for")
         failed = [attempt for attempt in training.attempts if attempt.phase == TaskExecution.FAILED]
