@@ -199,8 +199,8 @@ def on_a_gpu(worker: WorkerContext, kernel: float, mode: Mode) -> tuple[list[flo
     """The seconds that are found of a kernel that takes so long, and how many events that took."""
     gpu, device = Gpu(), torch.device("cuda")
     gpu.kernel = kernel
-    torch.cuda.Event, torch.cuda.synchronize = gpu.event, gpu.synchronise  # type: ignore[assignment, misc]
-    dist.barrier = gpu.synchronise  # type: ignore[assignment]
+    vars(torch.cuda).update(Event=gpu.event, synchronize=gpu.synchronise)
+    vars(dist)["barrier"] = gpu.synchronise
     timing.slowest = lambda seconds, device: seconds
     case = prepare(Kind("broadcast", in_place=True), 400, CPU)
     launch = timing.time_cases([replace(case, start=gpu.start)], mode, 0.05, device)

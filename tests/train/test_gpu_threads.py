@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -52,13 +53,13 @@ def test_a_checkpoint_is_copied_and_published_from_its_ranks_gpu(
 ) -> None:
     copy, write = staging.Buffers._copy, publish.Publisher.publish
 
-    def copied(*arguments: object) -> None:
+    def copied(*arguments: Any) -> None:
         notes.add("copies")
-        copy(*arguments)  # type: ignore[arg-type]
+        copy(*arguments)
 
-    def published(*arguments: object) -> object:
+    def published(*arguments: Any) -> object:
         notes.add("publishes")
-        return write(*arguments)  # type: ignore[arg-type]
+        return write(*arguments)
 
     monkeypatch.setattr(staging.Buffers, "_copy", copied)
     monkeypatch.setattr(publish.Publisher, "publish", published)

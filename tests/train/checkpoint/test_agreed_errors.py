@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from slipstream.artifacts.format import DamagedArtifact
@@ -23,5 +25,5 @@ def test_all_ranks_know_of_a_mistake_that_they_gathered() -> None:
     # What is caught by its kind, or was nobody's mistake, stays what it is.
     for error in (DamagedArtifact("weights: a digest is wrong"), ZeroDivisionError("a bug")):
         with pytest.raises((DamagedArtifact, RuntimeError)) as failed:
-            run_and_gather(ALONE, lambda error=error: fail(error))  # type: ignore[misc]
+            run_and_gather(ALONE, partial(fail, error))
         assert not isinstance(failed.value, Agreed)

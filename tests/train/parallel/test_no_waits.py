@@ -18,20 +18,14 @@ from tests.support.waits import NoWaits
 ROWS = 6
 #: By the number of processes: of the larger the scaled one, which has most to decide.
 PRECISIONS = {2: ("fp32", "fp16", "bf16"), 4: ("fp16",)}
-#: By the number of processes: layouts, and settings of the training.
-LAYOUTS: dict[int, list[tuple[dict[str, object], dict[str, object]]]] = {
-    2: [
-        ({}, {}),
-        ({}, {"ema": 0.9}),
-        ({"shard": "weights"}, {}),
-        ({"shard": "optimizer"}, {}),
-        ({"tensor": 2}, {}),
-    ],
-    4: [({"shard": "weights", "tensor": 2}, {})],
+#: By the number of processes: layouts, and the decay of averaged weights.
+LAYOUTS: dict[int, list[tuple[dict[str, object], float]]] = {
+    2: [({}, 0.0), ({}, 0.9), ({"shard": "weights"}, 0.0), ({"shard": "optimizer"}, 0.0), ({"tensor": 2}, 0.0)],
+    4: [({"shard": "weights", "tensor": 2}, 0.0)],
 }
 
 
-def two_steps(parallel: dict[str, object], settings: dict[str, object], precision: str) -> float:
+def two_steps(parallel: dict[str, object], ema: float, precision: str) -> float:
     """The loss of the second of two steps; the first may wait, as it makes what later ones use."""
     from slipstream.train.loop import optimizer
     from slipstream.train.loop.optimizer import AveragedWeights, make_optimizer
@@ -40,7 +34,7 @@ def two_steps(parallel: dict[str, object], settings: dict[str, object], precisio
     from slipstream.train.loop.step import train_step
 
     optimizer.known_to_host = lambda tensor: False  # as on a GPU
-    training = TrainingConfig(accumulation=2, clip_norm=0.1, **settings)  # type: ignore[arg-type]
+    training = TrainingConfig(accumulation=2, clip_norm=0.1, ema=ema)
     layout, parallel_model, *_ = set_up(Case(dist.get_world_size(), parallel, accumulation=2, double=False))
     device = torch.device("cpu")
     state = TrainingState(
