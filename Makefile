@@ -22,8 +22,10 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Two at a time but for those that compare times. All are run, whatever fails.
 prove: $(READY)
-	$(BIN)/python -m pytest -m prove
+	$(BIN)/python -m pytest -m "prove and not alone" --numprocesses 2 --dist worksteal; shared=$$?; \
+	$(BIN)/python -m pytest -m "prove and alone" && exit $$shared
 
 # The main workflow of a profile, pod by pod on this machine, with pods that are lost; draws runs/rehearsal.html.
 PROFILE ?= a100-spot

@@ -14,10 +14,19 @@ from tests.support.faulty_stores import REMOTE, Remote, azurite, connection_stri
 
 #: The directories whose files take minutes. They come first, so that in the end no process waits long for another.
 LONGEST = ("command_line", "registration", "pods", "survival", "benchmarks", "train", "collectives", "export")
+#: The directory whose proofs compare times: nothing may run beside them.
+TIMED = "collectives"
+
+
+def directory_of(item: pytest.Item) -> str:
+    return item.path.relative_to(Path(__file__).parent).parts[0]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.relative_to(Path(__file__).parent).parts[0] not in LONGEST)
+    items.sort(key=lambda item: directory_of(item) not in LONGEST)
+    for item in items:
+        if directory_of(item) == TIMED and item.get_closest_marker("prove"):
+            item.add_marker(pytest.mark.alone)
 
 
 @pytest.fixture(scope="session")

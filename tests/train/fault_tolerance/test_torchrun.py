@@ -112,6 +112,29 @@ def job_of(prepared: Path, place: Path) -> Job:
     return Job(prepared, place, 2, str(place / "model.checkpoints"))
 
 
+#: Runs an agent that is killed while its worker imports torch; prints by which signal the worker ended. A subreaper
+#: (36 in <linux/prctl.h>) is told how the children of its children end.
+KILLED_AGENT = """
+import ctypes, os, subprocess, sys
+assert not ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+agent = os.fork()
+if not agent:
+    worker = subprocess.Popen([sys.executable, "-v", "-m", "slipstream", *sys.argv[1:]], stderr=subprocess.PIPE)
+    for line in worker.stderr:
+        if b"torch._C" in line:
+            os.kill(os.getpid(), 9)
+os.waitpid(agent, 0)
+print(os.WTERMSIG(os.wait()[1]))
+"""
+
+
+def test_a_worker_that_is_still_starting_ends_with_its_agent(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", KILLED_AGENT, "train", str(tmp_path / "none"), str(tmp_path / "model")]
+    environment = {**os.environ, "TORCHELASTIC_RUN_ID": "x"}
+    ended = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=60)
+    assert int(ended.stdout) == signal.SIGKILL
+
+
 @pytest.mark.prove
 def test_killed_under_torchrun_it_ends_the_same(prepared: Path, tmp_path: Path, expected: dict[str, str]) -> None:
     job = job_of(prepared, tmp_path)
