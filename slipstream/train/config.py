@@ -103,8 +103,6 @@ class TrainingConfig(Settings):
     """Whether settings are applied that can change numbers; empty: as collectives.numbers says."""
 
     def check(self) -> None:
-        if self.parallel.divides and self.compile:
-            raise self.reject("compile", "false with training.parallel: divided models are not compiled")
         if self.parallel.divides and self.ema:
             raise self.reject("ema", "0 with training.parallel: averages of divided weights are not built")
         if self.parallel.divides and self.gradients != GradientsConfig():

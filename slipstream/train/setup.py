@@ -8,7 +8,7 @@ divided among processes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -39,10 +39,11 @@ from slipstream.train.loop.optimizer import AveragedWeights, make_optimizer
 from slipstream.train.loop.precision import LossScaler
 from slipstream.train.loop.probe import Traits
 from slipstream.train.loop.state import Progress, TrainingState, weights_of
+from slipstream.train.parallel.compiled import CompiledTraining, compile_blocks
 from slipstream.train.parallel.config import GradientsConfig, ParallelConfig
 from slipstream.train.parallel.layout import Layout, nodes
 from slipstream.train.parallel.model import ParallelModel
-from slipstream.train.parallel.replicas import Compiled, check_exchange, compile_model, replicate
+from slipstream.train.parallel.replicas import ReplicatedModel, check_exchange, replicate
 
 LOG = logger("train")
 #: The conditions that say how a global batch is divided into micro-batches.
@@ -153,8 +154,8 @@ class Setup:
     traits: Traits
     layout: Layout
     parallel: ParallelModel
-    #: The compiled pass, if ``training.compile`` asks for it.
-    compiled: Compiled | None
+    #: What is compiled, if ``training.compile`` asks for it.
+    compiled: CompiledTraining | None
 
     @classmethod
     def begin(
@@ -182,7 +183,9 @@ class Setup:
             if training.parallel.uses_fsdp(replicas * shards):
                 check_parameters(predictor.network)
             check_exchange(exchange, group.backend, precision)
-            compiled = compile_pass(predictor, pieces, precision, group) if training.compile else None
+            compiled = None
+            if training.compile and not training.parallel.divides:
+                compiled = compile_for(ReplicatedModel(predictor, traits), [predictor], pieces, precision, group)
         if group.rank == 0 and training.precision == "auto" and len(set(abilities)) > 1:
             LOG.warning("training.precision: auto is %s on all ranks, as their devices differ", precision)
         with same_error_on_all_ranks(on_host):
@@ -193,7 +196,9 @@ class Setup:
                 from slipstream.train.parallel.divide import divide
 
                 size = {"micro_batches": len(pieces), "rows": pieces[0].stop}
-                parallel = divide(predictor, layout, group.device, training.seed, **size, precision=precision)
+                parallel = divided = divide(predictor, layout, group.device, training.seed, **size, precision=precision)
+                if training.compile:
+                    compiled = compile_for(divided, divided.model_parts, pieces, precision, group)
             else:
                 parallel = replicate(predictor, traits, group, exchange, training.seed, compiled)
         return cls(training, group, data, lineage, architecture, precision, traits, layout, parallel, compiled)
@@ -214,10 +219,12 @@ class Setup:
         )
 
 
-def compile_pass(predictor: Predictor, pieces: list[slice], precision: str, group: Group) -> Compiled:
-    """Compile the model's pass for the micro-batches ``pieces``, as they lie in a batch."""
-    inputs = tuple(x[pieces[0]] for x in padding(pieces[-1].stop, predictor.signature, group.device))
-    found = compile_model(predictor, inputs, partial(autocast, precision, group.device))
+def compile_for(
+    parallel: ParallelModel, parts: Sequence[Predictor], pieces: list[slice], precision: str, group: Group
+) -> CompiledTraining:
+    """Compile what this rank holds of the model, its ``parts``, for the micro-batches ``pieces``."""
+    batch = padding(pieces[-1].stop, parts[0].signature, group.device)
+    found = compile_blocks(parallel, parts, batch, pieces, partial(autocast, precision, group.device))
     if group.rank == 0:
         gain = found.figures.plain_pass_s / found.figures.pass_s
         LOG.info("compiled in %.1f s; a pass is %.2f times as fast as without", found.figures.seconds, gain)

@@ -58,6 +58,7 @@ class Case:
     accumulation: int = 3
     steps: int = 12
     double: bool = True
+    compile: bool = False
     fault: str = ""
     #: Where checkpoints are, the step after which one is saved, and whether to begin with the newest.
     home: str = ""
@@ -123,6 +124,21 @@ def by_hand(case: Case) -> Outcome:
     return Outcome(losses, norms, {name: p.detach().clone() for name, p in model.named_parameters()})
 
 
+@functools.lru_cache
+def expected(model: tuple[tuple[str, Any], ...], steps: int, double: bool) -> Outcome:
+    return by_hand(Case(1, {}, dict(model), steps=steps, double=double))
+
+
+def distance(found: Outcome, case: Case) -> float:
+    """The largest difference of losses and weights, and the largest relative one of norms, from one process's."""
+    one = expected(tuple(case.model.items()), case.steps, case.double)
+    assert found.weights.keys() == one.weights.keys()
+    weights = max((found.weights[name] - one.weights[name]).abs().max().item() for name in one.weights)
+    losses = max(abs(a - b) for a, b in zip(found.losses, one.losses, strict=True))
+    norms = max(abs(a / b - 1) for a, b in zip(found.norms, one.norms, strict=True))
+    return max(weights, losses, norms)
+
+
 class Divided(NamedTuple):
     """One rank's part of a case before its first step, whose micro-batches have so many ``rows``; ``checkpoints`` are
     in its home, if it has one."""
@@ -140,21 +156,33 @@ def set_up(case: Case) -> Divided:
     from slipstream.train.checkpoint.restore import ResumePolicy
     from slipstream.train.checkpoint.state import AppState
     from slipstream.train.loop.probe import Traits
+    from slipstream.train.parallel.compiled import compile_blocks
     from slipstream.train.parallel.config import ParallelConfig
     from slipstream.train.parallel.divide import divide, fill
     from slipstream.train.parallel.layout import Layout
-    from slipstream.train.parallel.replicas import replicate
+    from slipstream.train.parallel.replicas import ReplicatedModel, replicate
 
     device = torch.device("cpu")
     layout = Layout.connect(ParallelConfig(**case.parallel), dist.get_rank(), dist.get_world_size(), device)
     rows = math.ceil(math.ceil(BATCH / layout.data_size) / case.accumulation)
     predictor = model_of(case, empty=True)
     model: ParallelModel
+    padding = torch.zeros(case.accumulation * rows, LENGTH, dtype=torch.long)
+    pieces = [slice(start, start + rows) for start in range(0, len(padding), rows)]
     if layout.config.divides:
-        model = divide(predictor, layout, device, SEED, micro_batches=case.accumulation, rows=rows, precision="fp32")
+        model = parts = divide(
+            predictor, layout, device, SEED, micro_batches=case.accumulation, rows=rows, precision="fp32"
+        )
+        if case.compile:
+            compile_blocks(model, parts.model_parts, (padding,), pieces, contextlib.nullcontext)
     else:
         fill(predictor, device, SEED)
-        model = replicate(predictor, Traits(), Group(layout.rank, layout.world, device, "gloo"))
+        alone = ReplicatedModel(predictor)
+        compiled = (
+            compile_blocks(alone, [predictor], (padding,), pieces, contextlib.nullcontext) if case.compile else None
+        )
+        model = replicate(predictor, Traits(), Group(layout.rank, layout.world, device, "gloo"), compiled=compiled)
+    torch._dynamo.config.error_on_recompile = case.compile
     optimizer = torch.optim.AdamW(model.model.parameters(), lr=RATE, fused=True)
     policy = ResumePolicy({}, layout=layout.sizes if layout.config.divides else ())
     state = AppState(model.model, optimizer)

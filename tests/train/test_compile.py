@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from slipstream.errors import UserError
 from slipstream.models.config import ModelConfig
 from slipstream.train.config import TrainingConfig
 from tests.support.training import log, refusal, table_of_numbers, trained
@@ -63,9 +62,7 @@ def test_without_a_compiler_it_is_one_line(tmp_path: Path) -> None:
     assert "g++" in refusal(place, 0) and "\n" not in refusal(place, 0)
 
 
-def test_batch_normalisation_and_divided_models_are_not_compiled(tmp_path: Path) -> None:
+def test_batch_normalisation_is_not_compiled(tmp_path: Path) -> None:
     data = table_of_numbers(tmp_path / "data", ROWS)
     trained(data, tmp_path / "run", 1, COMPILED, ModelConfig("tests.support.nets:batch_norm"))
     assert refusal(tmp_path / "run", 0).startswith("training.compile: false expected: this model has batch norm")
-    with pytest.raises(UserError, match=r"training\.compile"):
-        TrainingConfig.from_dict({"compile": True, "parallel": {"shard": "weights"}})

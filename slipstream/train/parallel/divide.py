@@ -91,7 +91,7 @@ class DividedModel(ParallelModel):
     """The parts of a model that this process holds by a layout."""
 
     def __init__(self, parts: list[Predictor], layout: Layout, pipeline: Pipeline | None) -> None:
-        self._parts = parts
+        self.model_parts = parts
         self._layout = layout
         self._pipeline = pipeline
         self.model = parts[0] if len(parts) == 1 else JoinedParts(parts)
@@ -109,23 +109,23 @@ class DividedModel(ParallelModel):
     ) -> None:
         if self._pipeline:
             # Forward and backward passes alternate, so both run in it.
-            with forward():
+            with forward(), self.compiled():
                 self._pipeline.step(inputs, loss_of)
         else:
-            (model,) = self._parts
+            (model,) = self.model_parts
             for piece in pieces:
                 if isinstance(model, FSDPModule):
                     prepare_passes(model, self._layout.config, last=piece == pieces[-1])
-                with forward():
+                with forward(), self.compiled():
                     outputs = model(*(x[piece] for x in inputs))
                 loss_of(outputs, piece.start).backward()
         sum_partial_gradients(self.parameters(), self._layout)
 
     @torch.no_grad()
     def forward(self, *inputs: Tensor) -> Tensor | None:
-        outputs = self._pipeline.outputs(inputs) if self._pipeline else self._parts[0](*inputs)
+        outputs = self._pipeline.outputs(inputs) if self._pipeline else self.model_parts[0](*inputs)
         # Without a backward pass FSDP would leave some weights gathered.
-        for module in (module for part in self._parts for module in part.modules()):
+        for module in (module for part in self.model_parts for module in part.modules()):
             if isinstance(module, FSDPModule):
                 module.reshard()
         return outputs

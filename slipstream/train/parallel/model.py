@@ -33,6 +33,8 @@ class ParallelModel(ABC):
     is_whole: bool = False
     #: What else a checkpoint has to hold, by name.
     parts: Mapping[str, Stateful] = MappingProxyType({})
+    #: The context in which passes of training are compiled, if they are; beside that of the caller.
+    compiled: Forward = nullcontext
 
     @abstractmethod
     def sharing_rows(self, group: Group) -> Group:

@@ -1,76 +1,27 @@
-"""The model on every rank: DDP, what it leaves to its users, and the pass that ``torch.compile`` makes before the first
-step."""
+"""The model on every rank: DDP, and what it leaves to its users."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import cast
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_
 
-from slipstream.artifacts.results.training import CompiledPass
 from slipstream.distributed.process_group import Group
-from slipstream.errors import UserError
 from slipstream.logs import logger
 from slipstream.models.factory import Predictor, zeros
 from slipstream.models.trained import Weights
 from slipstream.train.loop.probe import ROWS, Traits, running_statistics, unchanged_after
+from slipstream.train.parallel.compiled import CompiledTraining
 from slipstream.train.parallel.config import GradientsConfig
 from slipstream.train.parallel.model import Forward, LossOf, ParallelModel
 from slipstream.train.parallel.powersgd import PowerSGD
 
-#: Passes that are timed with and without; the fastest counts.
-TIMED = 3
 LOG = logger("train")
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """The model as :class:`~slipstream.train.parallel.replicas.ReplicatedModel` calls it in training."""
-
-    module: nn.Module
-    #: A micro-batch of padding, and the context that passes run in.
-    inputs: tuple[Tensor, ...]
-    context: Callable[[], AbstractContextManager[object]]
-    figures: CompiledPass
-
-
-def compile_model(
-    model: Predictor, inputs: tuple[Tensor, ...], context: Callable[[], AbstractContextManager[object]]
-) -> Compiled:
-    """Compile forward and backward pass for ``inputs``, a micro-batch as training will have them: their strides are
-    part of what is compiled for. Raises ``UserError`` if that fails, as without a C++ compiler."""
-    module = cast(nn.Module, torch.compile(model, dynamic=False))
-
-    def seconds(of: Callable[..., Tensor]) -> float:
-        started = time.perf_counter()
-        with context():
-            outputs = of(*inputs)
-        outputs.sum().backward()
-        # Also waits for a GPU.
-        outputs.sum().item()
-        return time.perf_counter() - started
-
-    with unchanged_after(model):
-        try:
-            first = seconds(module)
-        except Exception as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise UserError(
-                f"training.compile: false expected: the model cannot be compiled here ({type(error).__name__}: "
-                f"{reason}); on a CPU that takes g++, on a GPU Triton and a C compiler"
-            ) from error
-        with_it = min(seconds(module) for _ in range(TIMED))
-        without = min(seconds(model) for _ in range(TIMED))
-    figures = CompiledPass(seconds=first - with_it, pass_s=with_it, plain_pass_s=without)
-    return Compiled(module, inputs, context, figures)
 
 
 class ReplicatedModel(ParallelModel):
@@ -108,7 +59,7 @@ class ReplicatedModel(ParallelModel):
             alone = self._has_batch_statistics and piece.stop - piece.start < ROWS
             last = index == len(pieces) - 1
             with nullcontext() if last or self.ddp is None else self.ddp.no_sync():
-                with forward(), running_statistics(self.model) if alone else nullcontext():
+                with forward(), self.compiled(), running_statistics(self.model) if alone else nullcontext():
                     outputs = model(*rows)
                 loss_of(outputs, piece.start).backward()
 
@@ -137,10 +88,10 @@ def replicate(
     group: Group,
     settings: GradientsConfig | None = None,
     seed: int = 0,
-    compiled: Compiled | None = None,
+    compiled: CompiledTraining | None = None,
 ) -> ReplicatedModel:
-    """Wrap the model so that backward passes average the gradient over all ranks, exchanged by ``settings``. If it is
-    ``compiled``, training calls that, and evaluation the model.
+    """Wrap the model so that backward passes average the gradient over all ranks, exchanged by ``settings``; those of
+    training are ``compiled``, if it is.
 
     DDP broadcasts all buffers before every forward pass, constant ones too, so that is switched off;
     :func:`~slipstream.train.loop.step.broadcast_buffers` does it for those that change. Two passes over
@@ -152,7 +103,7 @@ def replicate(
         LOG.warning("%d parameters take no part in the loss: %s", len(traits.unused), ", ".join(traits.unused[:3]))
     settings = settings or GradientsConfig()
     ddp = DistributedDataParallel(
-        compiled.module if compiled else model,
+        model,
         device_ids=[group.device] if group.device.type == "cuda" else None,
         forward_sync_buffers=False,
         find_unused_parameters=bool(traits.unused),
@@ -163,10 +114,11 @@ def replicate(
     powersgd = PowerSGD(settings.rank, seed, group) if settings.hook == "powersgd" else None
     inputs = compiled.inputs if compiled else [x.to(group.device) for x in zeros(model.signature, ROWS)]
     context = compiled.context if compiled else nullcontext
+    blocks = compiled.blocks if compiled else nullcontext
 
     def pass_over_zeros() -> None:
         with unchanged_after(model):
-            with context():
+            with context(), blocks():
                 outputs = ddp(*inputs)
             (outputs.sum() * 0).backward()
 
@@ -178,7 +130,9 @@ def replicate(
         pass_over_zeros()
     elif settings.hook != "none":
         ddp.register_comm_hook(None, fp16_compress_hook if settings.hook == "fp16" else bf16_compress_hook)
-    return ReplicatedModel(model, traits, ddp, powersgd)
+    replicated = ReplicatedModel(model, traits, ddp, powersgd)
+    replicated.compiled = blocks
+    return replicated
 
 
 def check_exchange(settings: GradientsConfig, backend: str, precision: str) -> None:

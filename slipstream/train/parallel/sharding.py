@@ -91,7 +91,7 @@ def divide_tensors(model: nn.Module, plan: Plan, mesh: DeviceMesh, *, sequence: 
 def style_of(module: nn.Module, style: Style, sequence: bool) -> ParallelStyle:
     hidden = Shard(1) if sequence else Replicate()
     if style == "embedding":
-        return RowwiseParallel(input_layouts=Replicate(), output_layouts=hidden)
+        return Embedding(input_layouts=Replicate(), output_layouts=hidden)
     if style == "column":
         return ColwiseParallel()
     if style == "row":
@@ -105,6 +105,17 @@ def style_of(module: nn.Module, style: Style, sequence: bool) -> ParallelStyle:
     if any(True for _ in module.parameters()):
         return ColwiseParallel(input_layouts=hidden, output_layouts=Replicate())
     return TiedHead(hidden)
+
+
+class Embedding(RowwiseParallel):
+    """Hands on hidden states that are there: of those still on their way torch's compiler (2.13) gives the gradient to
+    the tensor that they are a part of."""
+
+    @staticmethod
+    def _prepare_output_fn(
+        output_layouts: tuple[Placement, ...], _: bool, module: nn.Module, outputs: DTensor, mesh: DeviceMesh
+    ) -> Tensor:
+        return outputs.redistribute(placements=output_layouts).to_local()
 
 
 class Norm(SequenceParallel):

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from tests.support.layout_runs import CLIP, Case, Outcome, by_hand, divided
+from tests.support.layout_runs import CLIP, Case, distance, divided, expected
 
 QUICK = {
     "weights 2": Case(2, {"shard": "weights"}, steps=10),
@@ -50,21 +48,6 @@ LONG = {
         8, {"pipeline": 2, "shard": "weights", "tensor": 2}, {"tie_word_embeddings": True, "model_type": "qwen3"}
     ),
 }
-
-
-@lru_cache
-def expected(model: tuple[tuple[str, Any], ...], steps: int, double: bool) -> Outcome:
-    return by_hand(Case(1, {}, dict(model), steps=steps, double=double))
-
-
-def distance(found: Outcome, case: Case) -> float:
-    """The largest difference of losses and weights, and the largest relative one of norms, from one process's."""
-    one = expected(tuple(case.model.items()), case.steps, case.double)
-    assert found.weights.keys() == one.weights.keys()
-    weights = max((found.weights[name] - one.weights[name]).abs().max().item() for name in one.weights)
-    losses = max(abs(a - b) for a, b in zip(found.losses, one.losses, strict=True))
-    norms = max(abs(a / b - 1) for a, b in zip(found.norms, one.norms, strict=True))
-    return max(weights, losses, norms)
 
 
 def check(case: Case, place: Path) -> None:

@@ -1,0 +1,101 @@
+"""What ``torch.compile`` makes of a model: each of its blocks by itself, as TorchTitan does (Liang et al. 2024).
+
+A model that is compiled in one piece has one backward pass, so that all gradients appear at its end and none is on its
+way while the rest is computed; and it holds the hooks by which FSDP2 gathers the weights of a block. Blocks that are
+alike share what is compiled; torch runs as it is what would be the ninth kind.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from slipstream.artifacts.results.training import CompiledPass
+from slipstream.errors import UserError
+from slipstream.models.factory import Predictor
+from slipstream.models.plan import blocks_of
+from slipstream.train.loop.probe import unchanged_after
+from slipstream.train.parallel.model import ParallelModel
+
+#: Steps that are timed with and without; the fastest counts.
+TIMED = 3
+
+
+def compiled_modules(model: Predictor) -> list[nn.Module]:
+    """The blocks of a model, or the whole of one whose blocks are single layers, in which there is nothing to fuse."""
+    blocks = [model.network.get_submodule(name) for name in blocks_of(model.network)]
+    return [block for block in blocks if any(True for _ in block.children())] or [model]
+
+
+class CompiledBlocks:
+    """Blocks whose passes are compiled within ``with blocks():``. They are for the one shape that micro-batches have:
+    elsewhere, as in evaluation, the modules are what they were."""
+
+    def __init__(self, parts: Sequence[Predictor]) -> None:
+        modules = [module for part in parts for module in compiled_modules(part)]
+        self._forward = [(module, torch.compile(module.forward, dynamic=False)) for module in modules]
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        # ``forward`` alone, so that hooks run around it; past ``setattr``, which looks for parameters first.
+        for module, forward in self._forward:
+            vars(module)["forward"] = forward
+        try:
+            yield
+        finally:
+            for module, _ in self._forward:
+                del vars(module)["forward"]
+
+
+@dataclass(frozen=True)
+class CompiledTraining:
+    """The ``blocks`` of a model, compiled for micro-batches like ``inputs``, the ``context`` of its passes, and what it
+    was worth."""
+
+    blocks: CompiledBlocks
+    inputs: tuple[Tensor, ...]
+    context: Callable[[], AbstractContextManager[object]]
+    figures: CompiledPass
+
+
+def compile_blocks(
+    parallel: ParallelModel,
+    parts: Sequence[Predictor],
+    batch: Sequence[Tensor],
+    pieces: Sequence[slice],
+    context: Callable[[], AbstractContextManager[object]],
+) -> CompiledTraining:
+    """Compile the ``parts`` of ``parallel`` for the micro-batches ``pieces`` of ``batch``, as they lie in it: their
+    strides are part of what is compiled for. All ranks that share a divided model must call this.
+
+    Raises ``UserError`` if that fails, as without a C++ compiler.
+    """
+    blocks = CompiledBlocks(parts)
+
+    def seconds() -> float:
+        started = time.perf_counter()
+        parallel.accumulate(batch, pieces, lambda outputs, _: outputs.sum(), context)
+        parallel.model.zero_grad(set_to_none=True)
+        if batch[0].is_cuda:
+            torch.cuda.synchronize(batch[0].device)
+        return (time.perf_counter() - started) / len(pieces)
+
+    with unchanged_after(parallel.model):
+        without = min(seconds() for _ in range(TIMED))
+        parallel.compiled = blocks
+        try:
+            first = seconds()
+        except Exception as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise UserError(
+                f"training.compile: false expected: the model cannot be compiled here ({type(error).__name__}: "
+                f"{reason}); on a CPU that takes g++, on a GPU Triton and a C compiler"
+            ) from error
+        with_it = min(seconds() for _ in range(TIMED))
+    figures = CompiledPass(seconds=(first - with_it) * len(pieces), pass_s=with_it, plain_pass_s=without)
+    return CompiledTraining(blocks, tuple(x[pieces[0]] for x in batch), context, figures)

@@ -1,0 +1,105 @@
+"""Compiled blocks: when their gradients come, and that every layout still computes what one process computes."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from slipstream.artifacts.prepared.data import Signature, TensorSpec
+from slipstream.models.factory import Predictor
+from slipstream.models.tables_and_images import MLP, ResNet
+from slipstream.train.loop.probe import Traits
+from slipstream.train.parallel.compiled import compile_blocks, compiled_modules
+from slipstream.train.parallel.replicas import ReplicatedModel, replicate
+from tests.support.groups import on_cpu
+from tests.support.layout_runs import LENGTH, SIZES, Case, distance, divided, model_of, on_ranks, token_rows
+
+BLOCKS = [f"model.layers.{number}" for number in range(SIZES["num_hidden_layers"])]
+LAYOUTS = {
+    "replicas 2": Case(2, {}),
+    "weights 2": Case(2, {"shard": "weights"}),
+    "gradients 2": Case(2, {"shard": "gradients"}),
+    "tensor 2, qwen3": Case(2, {"tensor": 2}, {"model_type": "qwen3"}),
+    "weights 2 x tensor 2": Case(4, {"shard": "weights", "tensor": 2}),
+    "1f1b 2, tied": Case(2, {"pipeline": 2}, {"tie_word_embeddings": True}),
+}
+needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="there is no g++")
+
+
+def backward_pass(compiled: bool) -> tuple[list[str], dict[str, Tensor]]:
+    """Where a backward pass under DDP is, in order: a block's name when the gradient of its output arrives, and its
+    parameters' when one of theirs is handed over; and the gradients."""
+    model = model_of(Case(1, {}, double=False), empty=False)
+    tokens, seen = token_rows(4)[:, :LENGTH], list[str]()
+    found = None
+    if compiled:
+        found = compile_blocks(ReplicatedModel(model), [model], (tokens,), [slice(0, 4)], nullcontext)
+    replicated = replicate(model, Traits(), on_cpu(0, 1), compiled=found)
+    for name in BLOCKS:
+        block = model.network.get_submodule(name)
+
+        def notice(_: nn.Module, __: object, output: Tensor, name: str = name) -> None:
+            output.register_hook(lambda _: seen.append(name))
+
+        block.register_forward_hook(notice)
+        for parameter in block.parameters():
+            parameter.register_post_accumulate_grad_hook(lambda _, name=name: seen.append(f"{name}, weights"))
+    replicated.accumulate((tokens,), [slice(0, 4)], lambda outputs, _: outputs.square().mean())
+    return [key for key, _ in groupby(seen)], {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+
+
+@needs_compiler
+def test_gradients_of_compiled_blocks_come_while_the_backward_pass_goes_on(tmp_path: Path) -> None:
+    """Before the gradient reaches the block before, so that DDP can send them beside its pass."""
+    order, gradients = on_ranks(1, partial(backward_pass, compiled=True), tmp_path / "compiled")[0]
+    assert order == [event for name in reversed(BLOCKS) for event in (name, f"{name}, weights")]
+    _, plain = on_ranks(1, partial(backward_pass, compiled=False), tmp_path / "plain")[0]
+    assert gradients.keys() == plain.keys()
+    assert all((gradients[name] - plain[name]).abs().max() <= 1e-6 * plain[name].abs().max() for name in plain)
+
+
+def check(case: Case, place: Path) -> None:
+    for outcome in divided(replace(case, compile=True, steps=6), place):
+        assert distance(outcome, replace(case, steps=6)) < 1e-12
+
+
+@needs_compiler
+def test_a_compiled_layout_agrees_with_one_process(tmp_path: Path) -> None:
+    check(LAYOUTS["weights 2"], tmp_path)
+
+
+@pytest.mark.prove
+@needs_compiler
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_compiled_layout_agrees_with_one_process(name: str, tmp_path: Path) -> None:
+    check(LAYOUTS[name], tmp_path)
+
+
+@pytest.mark.prove
+@needs_compiler
+@pytest.mark.parametrize("name", ["weights 2", "tensor 2, qwen3"])
+def test_a_compiled_layout_resumes_bit_for_bit(name: str, tmp_path: Path) -> None:
+    case = replace(LAYOUTS[name], compile=True, steps=6, home=str(tmp_path / "home"), save_at=3)
+    whole = divided(case, tmp_path / "whole")[0]
+    resumed = divided(replace(case, save_at=0, resume=True), tmp_path / "resumed")[0]
+    assert resumed.losses == whole.losses[3:]
+    assert all(torch.equal(tensor, resumed.weights[key]) for key, tensor in whole.weights.items())
+
+
+def test_what_is_compiled() -> None:
+    """Blocks, but not the single layers of a perceptron, in which there is nothing to fuse."""
+    picture = Signature((TensorSpec("image", "uint8", (3, 8, 8)),), "classification", "y", ("a", "b"))
+    numbers = Signature((TensorSpec("numeric", "float32", (5,)),), "classification", "y", ("a", "b"))
+    residual, perceptron = Predictor(picture, ResNet(picture)), Predictor(numbers, MLP(numbers))
+    transformer = model_of(Case(1, {}), empty=True)
+    assert compiled_modules(residual) == list(residual.network.get_submodule("blocks").children())
+    assert compiled_modules(perceptron) == [perceptron]
+    assert compiled_modules(transformer) == [transformer.network.get_submodule(name) for name in BLOCKS]
