@@ -6,16 +6,18 @@
 it; of the logits as they lie, in float32; and transposed, as torch's own function wants the classes second, which takes
 the softmax over numbers that do not lie beside each other. Operations are what torch dispatches, without views;
 processor time is that of one core here, medians of runs in turns.
+
+*clipping*: the gradients of a divided model scaled down, as the trainer does it, and one after the other.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from harness.command import benchmark
@@ -23,6 +25,7 @@ from harness.dispatch import counted
 from harness.table import Column, Table
 from harness.turns import Figures, in_turns, settled
 from slipstream.train.loop.token_loss import token_losses
+from slipstream.train.parallel.divide import clip
 
 COLUMNS = (
     Column("operations", "kernels", "{:.0f}"),
@@ -48,29 +51,49 @@ def step(loss: Callable[[Tensor, Tensor], Tensor], logits: Tensor, target: Tenso
     torch.autograd.grad(loss(logits, target).sum(), logits)
 
 
+def clip_one_by_one(parameters: list[nn.Parameter], norm: Tensor, largest: float) -> None:
+    factor = (largest / norm).clamp(max=1.0)
+    for parameter in parameters:
+        assert parameter.grad is not None
+        parameter.grad.mul_(factor.to(parameter.device, parameter.dtype))
+
+
 def timed(work: Callable[[], object]) -> Figures:
     begun = time.process_time()
     work()
     return {"cpu": time.process_time() - begun}
 
 
+def figures(works: Mapping[str, Callable[[], object]], turns: int) -> dict[str, Figures]:
+    """What each way asks for and takes."""
+    times = in_turns({name: partial(timed, work) for name, work in works.items()}, turns)
+    found = {}
+    for name, work in works.items():
+        counts = counted(work)
+        largest = {"largest": float(counts.largest_float32)}
+        found[name] = {"kernels": counts.kernels, "casts": counts.casts, **largest, **settled(times[name])}
+    return found
+
+
 @benchmark
 def main(quick: bool) -> Iterator[Table]:
-    """The loss of a language model, beside two that a GPU would pay more for."""
+    """The loss of a language model and the clipping of its gradients, beside ways that a GPU would pay more for."""
     torch.set_num_threads(1)
+    turns = 1 if quick else 5
     rows, length, tokens = (2, 32, 500) if quick else (8, 512, 32_000)
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(rows, length, tokens, generator=generator).bfloat16().requires_grad_()
     target = torch.randint(0, tokens, (rows, length), generator=generator)
     ways = {"in pieces": in_pieces, "as they lie": as_they_lie, "transposed": transposed}
     works = {name: partial(step, loss, logits, target) for name, loss in ways.items()}
-    times = in_turns({name: partial(timed, work) for name, work in works.items()}, 1 if quick else 5)
-    figures = {}
-    for name, work in works.items():
-        counts = counted(work)
-        largest = {"largest": float(counts.largest_float32)}
-        figures[name] = {"kernels": counts.kernels, "casts": counts.casts, **largest, **settled(times[name])}
-    yield Table(f"loss of {rows} rows of {length} tokens, vocabulary {tokens:,}", COLUMNS, figures)
+    yield Table(f"loss of {rows} rows of {length} tokens, vocabulary {tokens:,}", COLUMNS, figures(works, turns))
+    parameters = [nn.Parameter(torch.zeros(64, 64)) for _ in range(20 if quick else 300)]
+    for parameter in parameters:
+        parameter.grad = torch.randn(64, 64, generator=generator)
+    norm = torch.tensor(1e3, dtype=torch.float64)
+    clips = {"at once": clip, "one by one": clip_one_by_one}
+    works = {name: partial(way, parameters, norm, 1e3) for name, way in clips.items()}
+    yield Table(f"clipping of {len(parameters)} gradients", COLUMNS, figures(works, turns))
 
 
 if __name__ == "__main__":

@@ -191,7 +191,12 @@ def test_the_loss_scale_follows_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert LossScaler(CPU, enabled=False).state_dict() == {} == torch.amp.GradScaler("cpu", enabled=False).state_dict()
 
 
-def test_averaged_weights_are_those_of_the_formula_and_what_is_evaluated() -> None:
+@pytest.mark.parametrize("known", [True, False])
+def test_averaged_weights_are_those_of_the_formula_and_what_is_evaluated(
+    known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Where the verdict is not known to the host, as on a GPU, the average is computed in another way.
+    monkeypatch.setattr("slipstream.train.loop.optimizer.known_to_host", lambda tensor: known)
     config = TrainingConfig(ema=0.5, learning_rate=0.1)
     state = state_of(nets.with_unused(SIGNATURE), config)
     averaged = state.averaged
@@ -233,7 +238,8 @@ def test_tf32_is_for_both_kinds_of_products_or_for_neither_and_determinism_is_th
     assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == was
     assert not torch.are_deterministic_algorithms_enabled()
     with kernels(TrainingConfig(deterministic=False)):
-        assert not torch.are_deterministic_algorithms_enabled()
+        assert not torch.are_deterministic_algorithms_enabled() and torch.backends.cudnn.benchmark
+    assert not torch.backends.cudnn.benchmark
 
 
 def test_best_weights_take_no_memory_of_the_device() -> None:

@@ -106,8 +106,10 @@ class AveragedWeights:
         averages = list(self.weights.values())
         weights: list[Tensor] = list(self._model.parameters())
         if not known_to_host(skip):
-            shares = share * (1 - skip)
-            torch._foreach_lerp_(averages, weights, [shares.to(weight.dtype) for weight in weights])
+            # ``_foreach_lerp_`` takes no share for all from the device: with one for each it runs tensor by tensor.
+            differences = torch._foreach_sub(weights, averages)
+            torch._foreach_mul_(differences, share * (1 - skip))
+            torch._foreach_add_(averages, differences)
         elif not skip:
             torch._foreach_lerp_(averages, weights, share)
 

@@ -37,7 +37,8 @@ def kernels(config: TrainingConfig) -> Iterator[None]:
     if config.deterministic:
         # cuBLAS sums in one order only if its workspace is of a fixed size.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        cudnn.benchmark = False
+    # It tries what is fastest for each shape, which need not be the same every time.
+    cudnn.benchmark = not config.deterministic
     torch.use_deterministic_algorithms(config.deterministic)
     fill.fill_uninitialized_memory = False
     try:

@@ -72,10 +72,12 @@ def total_norm(parameters: Sequence[nn.Parameter], layout: Layout, counted_elsew
 @torch.no_grad()
 def clip(parameters: Sequence[nn.Parameter], norm: Tensor, largest: float) -> None:
     """Scale the gradients down to the norm ``largest`` if that of the whole model, ``norm``, is larger."""
-    grads = [local(p.grad) for p in parameters if p.grad is not None]
     factor = (largest / (norm + EPSILON)).clamp(max=1.0)
-    for grad in grads:
-        grad.mul_(factor.to(grad.device, grad.dtype))
+    alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for grad in (local(p.grad) for p in parameters if p.grad is not None):
+        alike.setdefault((grad.device, grad.dtype), []).append(grad)
+    for kind, grads in alike.items():
+        torch._foreach_mul_(grads, factor.to(*kind))
 
 
 def counts(grad: Tensor, layout: Layout) -> bool:
@@ -95,11 +97,12 @@ class DividedModel(ParallelModel):
         self._layout = layout
         self._pipeline = pipeline
         self.model = parts[0] if len(parts) == 1 else JoinedParts(parts)
+        self._parameters = list(self.model.parameters())
         self.batch_rows = pipeline.rows if pipeline else 0
         self.counts_losses = layout.has_losses and layout.coordinate("tensor") == 0
 
     def parameters(self) -> list[nn.Parameter]:
-        return list(self.model.parameters())
+        return self._parameters
 
     def sharing_rows(self, group: Group) -> Group:
         return replace(group, rank=self._layout.data_rank, world=self._layout.data_size)

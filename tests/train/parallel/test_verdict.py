@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
+from harness.dispatch import counted
+from slipstream.train.parallel.divide import clip
 from tests.support.layout_runs import LENGTH, SEED, Case, model_of, on_ranks, row_losses, token_rows, whole
 
 
@@ -47,3 +49,23 @@ def spoil(parallel: dict[str, Any]) -> tuple[float, float, bool]:
 def test_all_ranks_see_what_one_has(parallel: dict[str, Any], tmp_path: Path) -> None:
     for right, norm, changed in on_ranks(2, partial(spoil, parallel), tmp_path):
         assert 0 < right < float("inf") and norm == float("inf") and not changed
+
+
+def test_gradients_are_scaled_down_at_once_by_type() -> None:
+    """With the bits that each by itself would have."""
+
+    def clipped(number: int) -> int:
+        torch.manual_seed(0)
+        parameters = [nn.Parameter(torch.zeros(3, 5, dtype=kind)) for kind in (torch.float32, torch.bfloat16) * number]
+        for parameter in parameters:
+            parameter.grad = torch.randn_like(parameter)
+        norm = torch.tensor(7.3, dtype=torch.float64)
+        factor = 0.5 / (norm + 1e-6)
+        expected = [p.grad * factor.to(p.dtype) for p in parameters if p.grad is not None]
+        kernels = counted(partial(clip, parameters, norm, 0.5)).kernels
+        assert all(
+            torch.equal(grad, p.grad) for grad, p in zip(expected, parameters, strict=True) if p.grad is not None
+        )
+        return kernels
+
+    assert clipped(2) == clipped(20)
