@@ -228,7 +228,7 @@ def divide(
         if config.uses_fsdp(layout.data_size):
             shard(part, layout.mesh[DATA] if layout.size("replicate") > 1 else layout.mesh["shard"], config, precision)
         fill(part, torch.device("cpu") if config.offload else device, seed)
-    pipeline = Pipeline(parts, layout, device, micro_batches, rows) if config.pipeline > 1 else None
+    pipeline = Pipeline(parts, layout, device, micro_batches, rows, precision) if config.pipeline > 1 else None
     return DividedModel(parts, layout, pipeline)
 
 

@@ -44,10 +44,17 @@ def stated_plan(model: Predictor) -> Plan:
 
 
 class Pipeline:
-    """The schedule over this process's stages, for steps of ``micro_batches`` micro-batches of ``rows`` rows."""
+    """The schedule over this process's stages, for steps of ``micro_batches`` micro-batches of ``rows`` rows. In the
+    ``precision`` bf16 hidden states and their gradients travel as such: blocks compute in it."""
 
     def __init__(
-        self, stages: list[Predictor], layout: Layout, device: torch.device, micro_batches: int, rows: int
+        self,
+        stages: list[Predictor],
+        layout: Layout,
+        device: torch.device,
+        micro_batches: int,
+        rows: int,
+        precision: str,
     ) -> None:
         assert layout.mesh is not None
         self._layout = layout
@@ -58,12 +65,13 @@ class Pipeline:
         if layout.config.tensor > 1 and layout.config.sequence:
             length //= layout.config.tensor
         dtype = next(stages[0].parameters()).dtype
+        sent = torch.bfloat16 if precision == "bf16" else dtype
         for part in stages:
             if not part.last:
                 # The next stage makes room for this type; torch does not check what it is sent.
-                part.register_forward_hook(lambda module, model_inputs, outputs: outputs.to(dtype))
+                part.register_forward_hook(lambda module, model_inputs, outputs: outputs.to(sent))
         model_inputs = tuple(x.to("meta") for x in zeros(stages[0].signature, rows))
-        hidden = torch.empty(rows, length, *rest, dtype=dtype, device="meta", requires_grad=True)
+        hidden = torch.empty(rows, length, *rest, dtype=sent, device="meta", requires_grad=True)
         shape = stages[0].signature.output_shape
         outputs = torch.empty(rows, *shape, dtype=dtype, device="meta", requires_grad=True)
         last = layout.all_stages - 1

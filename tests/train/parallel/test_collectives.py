@@ -12,9 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from slipstream.models.arithmetic import autocast
-from tests.support.layout_runs import LENGTH, SEED, Case, model_of, on_ranks, row_losses, token_rows
+from tests.support.layout_runs import LENGTH, SEED, SIZES, Case, model_of, on_ranks, row_losses, token_rows
 
 MICRO_BATCHES = 3
 
@@ -25,10 +26,13 @@ class Collectives(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.counts: Counter[str] = Counter()
+        self.bytes: Counter[str] = Counter()
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if operator.namespace.startswith(("c10d", "_c10d")):
-            self.counts[operator._schema.name.partition("::")[2]] += 1
+            name = operator._schema.name.partition("::")[2]
+            self.counts[name] += 1
+            self.bytes[name] += sum(tensor.nbytes for tensor in tree_leaves(args) if isinstance(tensor, Tensor))
         return operator(*args, **(kwargs or {}))
 
 
@@ -96,3 +100,32 @@ def test_collectives_of_a_step(shard: str, gathers: int, reductions: int, tmp_pa
     """Four blocks and the rest are five groups of parameters; a step has three micro-batches."""
     for counted in on_ranks(2, partial(count, shard), tmp_path):
         assert counted == {"_allgather_base_": gathers, "_reduce_scatter_base_": reductions}
+
+
+def sent_between_stages(precision: str) -> int:
+    """The bytes that this stage of two sends in the second step; in the first torch connects them."""
+    from slipstream.train.parallel.config import ParallelConfig
+    from slipstream.train.parallel.divide import divide
+    from slipstream.train.parallel.layout import Layout
+
+    device, rows = torch.device("cpu"), token_rows(2 * MICRO_BATCHES)
+    layout = Layout.connect(ParallelConfig(pipeline=2), dist.get_rank(), 2, device)
+    part = model_of(Case(2, {}, double=False), empty=True)
+    model = divide(part, layout, device, SEED, micro_batches=MICRO_BATCHES, rows=2, precision=precision)
+    pieces = [slice(start, start + 2) for start in range(0, len(rows), 2)]
+
+    def loss_of(outputs: Tensor, first: int) -> Tensor:
+        return row_losses(outputs.float(), rows[first : first + 2]).sum()
+
+    for _ in range(2):
+        with Collectives() as collectives:
+            model.accumulate((rows[:, :LENGTH],), pieces, loss_of, partial(autocast, precision, device))
+    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())
+    return collectives.bytes["send"]
+
+
+def test_stages_send_what_they_compute_in(tmp_path: Path) -> None:
+    """Hidden states one way, their gradients the other."""
+    for precision, size in (("fp32", 4), ("bf16", 2)):
+        found = on_ranks(2, partial(sent_between_stages, precision), tmp_path / precision)
+        assert found == [MICRO_BATCHES * 2 * LENGTH * SIZES["hidden_size"] * size] * 2
