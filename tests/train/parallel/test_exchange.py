@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,16 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from slipstream.distributed.process_group import Group
 from slipstream.distributed.user_errors import backend_of, check_gpus
 from slipstream.errors import UserError
 from slipstream.settings import to_dict
 from slipstream.train.checkpoint.restore import first_difference, with_defaults
 from slipstream.train.config import TrainingConfig
+from slipstream.train.parallel import powersgd
 from slipstream.train.parallel.config import GradientsConfig
 from slipstream.train.parallel.powersgd import PowerSGD
 from slipstream.train.parallel.replicas import check_exchange
@@ -75,6 +80,56 @@ def test_powersgd_loses_nothing_of_the_gradients_but_what_it_remembers(tmp_path:
     assert missing.sum().item() == pytest.approx(left.sum().item(), abs=1e-9)
     assert missing.square().sum().item() == pytest.approx(left.square().sum().item(), rel=1e-9)
     assert missing.norm() < 0.8 * exact.norm() * STEPS
+
+
+class Bucket:
+    """One of DDP's, of one gradient."""
+
+    def __init__(self) -> None:
+        self.flat = torch.randn(64)
+
+    def index(self) -> int:
+        return 0
+
+    def buffer(self) -> Tensor:
+        return self.flat
+
+    def gradients(self) -> list[Tensor]:
+        return [self.flat.view(8, 8)]
+
+
+def test_on_a_gpu_powersgd_runs_beside_the_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams are stand-ins: its own waits for the gradients, and what is on it is done when DDP gets the result."""
+    events: list[str] = []
+
+    class Stream:
+        def wait_stream(self, other: object) -> None:
+            events.append(f"waits for {other}")
+
+    @contextmanager
+    def used(stream: object) -> Iterator[None]:
+        events.append("begins" if isinstance(stream, Stream) else "no stream")
+        yield
+        events.append("ends")
+
+    original = powersgd.finished
+
+    def noted(flat: Tensor) -> Future[Tensor]:
+        events.append("result")
+        return original(flat)
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream())
+    monkeypatch.setattr(torch.cuda, "stream", used)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the backward pass")
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor: events.append("all-reduce"))
+    monkeypatch.setattr(powersgd, "finished", noted)
+    own = ["begins", "all-reduce", "all-reduce", "result", "ends"]
+    for device, expected in (("cuda", ["waits for the backward pass", *own]), ("cpu", ["no stream", *own[1:]])):
+        hook, bucket = PowerSGD(2, 0, Group(0, 1, torch.device(device), "gloo")), Bucket()
+        hook(bucket)  # type: ignore[arg-type]  # learns the shapes
+        events.clear()
+        assert hook(bucket).wait() is bucket.flat  # type: ignore[arg-type]
+        assert events == expected
 
 
 @pytest.fixture(scope="module")
