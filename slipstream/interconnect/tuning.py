@@ -28,18 +28,18 @@ TrialVerdict = Literal["taken", "no change", "may change numbers", "failed", "no
 
 @dataclass(frozen=True)
 class DdpSettings:
-    """How gradients are exchanged by ``DistributedDataParallel``; the defaults are torch's."""
+    """How gradients are exchanged by ``DistributedDataParallel``; the defaults are training's."""
 
     #: Megabytes (1 << 20 bytes) of gradients that are reduced at once; None for torch's own, whose first is smaller.
     bucket_cap_mb: int | None = None
-    gradient_as_bucket_view: bool = False
+    gradient_as_bucket_view: bool = True
     static_graph: bool = False
     #: "fp16": gradients travel in half the bytes.
     hook: Literal["", "fp16"] = ""
 
     def __str__(self) -> str:
         changed = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) != f.default]
-        return ", ".join(changed) or "torch's defaults"
+        return ", ".join(changed) or "the defaults"
 
 
 def changes_numbers(setting: str, world: int) -> bool:

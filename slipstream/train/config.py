@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Annotated, Literal, get_type_hints
 
 from pydantic import Field
@@ -123,4 +123,6 @@ def lasting(training: TrainingConfig) -> dict[str, object]:
     """The settings that decide the result, and so must stay when a training is resumed."""
     hints = get_type_hints(TrainingConfig, include_extras=True)
     free = {name for name, hint in hints.items() if MAY_CHANGE in getattr(hint, "__metadata__", ())}
-    return {name: value for name, value in to_dict(training).items() if name not in free}
+    # Where gradients lie decides nothing; checkpoints and their homes say what the default was at first.
+    same = replace(training, gradients=replace(training.gradients, gradient_as_bucket_view=False))
+    return {name: value for name, value in to_dict(same).items() if name not in free}

@@ -164,14 +164,14 @@ def test_how_old_a_profile_is() -> None:
 
 TRIALS = (
     Trial("bucket_cap_mb=50", "no change", 1.01, 0.98, 1.04, 20, unseen=0.06),
-    Trial("gradient_as_bucket_view", "taken", 1.10, 1.07, 1.13, 20),
+    Trial("gradient_as_bucket_view=False", "taken", 1.10, 1.07, 1.13, 20),
     Trial("fp16 compression hook", "may change numbers", 1.93, 1.90, 1.96, 20),
     Trial("GLOO_SOCKET_IFNAME=ib0", "failed", why="rank 0: <no> interface"),
 )
 
 
 def test_the_page_of_a_tuning_holds_each_candidate_with_its_interval(tmp_path: Path) -> None:
-    chosen = DdpSettings(gradient_as_bucket_view=True)
+    chosen = DdpSettings(gradient_as_bucket_view=False)
     tuning = Tuning(network_profile().fingerprint, "model <auto>", chosen, {"NCCL_ALGO": "Tree"}, TRIALS)
     write_tuning(tmp_path / "in", tuning, {})
     summary = build_tuning(tmp_path / "runs", tmp_path / "in")

@@ -79,7 +79,7 @@ def candidates(
     found = [
         TuningCandidate("fp16 compression hook", {"hook": "fp16"}),
         *bucket_candidates(gradients),
-        TuningCandidate("gradient_as_bucket_view", {"gradient_as_bucket_view": True}),
+        TuningCandidate("gradient_as_bucket_view=False", {"gradient_as_bucket_view": False}),
         TuningCandidate("static_graph", {"static_graph": True}),
     ]
     if backend == "gloo":

@@ -95,8 +95,8 @@ class GradientsConfig(Settings):
     """The most columns of PowerSGD's matrices: more are more exact, and more bytes."""
     bucket_cap_mb: Natural = 0
     """Megabytes of gradients that are reduced at once; 0 leaves it to PyTorch: 25, and 1 for the first."""
-    gradient_as_bucket_view: bool = False
-    """Whether gradients lie where they are reduced, instead of being copied there."""
+    gradient_as_bucket_view: bool = True
+    """Whether gradients lie where they are reduced, instead of being copied back from there."""
     static_graph: bool = False
     """Whether PyTorch may rely on the same parameters taking part in every batch."""
 

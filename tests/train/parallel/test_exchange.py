@@ -6,6 +6,8 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +23,14 @@ from slipstream.distributed.user_errors import backend_of, check_gpus
 from slipstream.errors import UserError
 from slipstream.settings import to_dict
 from slipstream.train.checkpoint.restore import first_difference, with_defaults
-from slipstream.train.config import TrainingConfig
+from slipstream.train.config import TrainingConfig, lasting
+from slipstream.train.loop.probe import Traits
 from slipstream.train.parallel import powersgd
 from slipstream.train.parallel.config import GradientsConfig
 from slipstream.train.parallel.powersgd import PowerSGD
-from slipstream.train.parallel.replicas import check_exchange
+from slipstream.train.parallel.replicas import check_exchange, replicate
 from tests.support.groups import on_cpu
-from tests.support.layout_runs import on_ranks
+from tests.support.layout_runs import LENGTH, Case, model_of, on_ranks, token_rows
 from tests.support.processes import FORK, free_port
 from tests.support.toys import table
 from tests.support.training_runs import Fault, Job, attempt, outcome
@@ -37,7 +40,7 @@ STEPS, SKIPPED = 6, 3
 EXCHANGES: dict[str, dict[str, Any]] = {
     "fp16": {"hook": "fp16"},
     "powersgd": {"hook": "powersgd", "rank": 1},
-    "buckets": {"bucket_cap_mb": 1, "gradient_as_bucket_view": True, "static_graph": True},
+    "buckets": {"bucket_cap_mb": 1, "gradient_as_bucket_view": False, "static_graph": True},
 }
 
 
@@ -211,10 +214,10 @@ def test_the_settings_reach_ddp(tmp_path: Path) -> None:
     process.join(timeout=60)
     found = json.loads((tmp_path / "found").read_text())
     assert found == {
-        "default": [25 << 20, False, False, []],
-        "buckets": [1 << 20, True, True, []],
-        "fp16": [25 << 20, False, False, [["fp16_compress_hook", "NoneType"]]],
-        "powersgd": [25 << 20, False, False, [["<lambda>", "PowerSGD"]]],
+        "default": [25 << 20, True, False, []],
+        "buckets": [1 << 20, False, True, []],
+        "fp16": [25 << 20, True, False, [["fp16_compress_hook", "NoneType"]]],
+        "powersgd": [25 << 20, True, False, [["<lambda>", "PowerSGD"]]],
     }
 
 
@@ -260,6 +263,29 @@ def test_more_processes_than_gpus_is_one_line() -> None:
         check_gpus(3, 2)
     check_gpus(2, 2)
     check_gpus(4, 0)
+
+
+def gradients_of(view: bool) -> dict[str, Tensor]:
+    """Of two accumulated micro-batches, over DDP."""
+    model = model_of(Case(1, {}, double=False), empty=False)
+    group = on_cpu(dist.get_rank(), dist.get_world_size())
+    replicated = replicate(model, Traits(), group, GradientsConfig(gradient_as_bucket_view=view))
+    rows = token_rows(8)[4 * group.rank : 4 * group.rank + 4, :LENGTH]
+    replicated.accumulate((rows,), [slice(0, 2), slice(2, 4)], lambda outputs, _: outputs.square().mean())
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    # As views they share the memory of their bucket.
+    buckets = {gradient.untyped_storage().data_ptr() for gradient in gradients.values()}
+    assert (len(buckets) < len(gradients)) == view
+    return gradients
+
+
+def test_where_gradients_lie_changes_no_bit_and_no_checkpoint(tmp_path: Path) -> None:
+    lying, copied = (on_ranks(2, partial(gradients_of, view), tmp_path / str(view))[1] for view in (True, False))
+    assert lying.keys() == copied.keys() and all(torch.equal(lying[name], copied[name]) for name in lying)
+    config = TrainingConfig()
+    assert config.gradients.gradient_as_bucket_view
+    older = replace(config, gradients=GradientsConfig(gradient_as_bucket_view=False))
+    assert lasting(older) == lasting(config) == {**lasting(config), "gradients": to_dict(older.gradients)}
 
 
 def test_what_an_older_checkpoint_does_not_know_is_the_default() -> None:
