@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import field, replace
+from dataclasses import field
 from typing import Annotated, Literal, get_type_hints
 
 from pydantic import Field
@@ -105,8 +105,9 @@ class TrainingConfig(Settings):
     def check(self) -> None:
         if self.parallel.divides and self.ema:
             raise self.reject("ema", "0 with training.parallel: averages of divided weights are not built")
-        if self.parallel.divides and self.gradients != GradientsConfig():
-            name = next(n for n, value in vars(self.gradients).items() if value != getattr(GradientsConfig(), n))
+        changed = [n for n, value in vars(self.gradients).items() if value != getattr(GradientsConfig(), n)]
+        # Where gradients lie changes no number: settings from when the default was another say so of divided models.
+        if self.parallel.divides and (name := next((n for n in changed if n != "gradient_as_bucket_view"), "")):
             default = getattr(GradientsConfig(), name)
             raise self.gradients.reject(name, f"{json.dumps(default)} with training.parallel: only DDP has it")
         if self.gradients.hook == "bf16" and self.backend == "gloo":
@@ -124,5 +125,5 @@ def lasting(training: TrainingConfig) -> dict[str, object]:
     hints = get_type_hints(TrainingConfig, include_extras=True)
     free = {name for name, hint in hints.items() if MAY_CHANGE in getattr(hint, "__metadata__", ())}
     # Where gradients lie decides nothing; checkpoints and their homes say what the default was at first.
-    same = replace(training, gradients=replace(training.gradients, gradient_as_bucket_view=False))
-    return {name: value for name, value in to_dict(same).items() if name not in free}
+    gradients = {**to_dict(training.gradients), "gradient_as_bucket_view": False}
+    return {name: value for name, value in to_dict(training).items() if name not in free} | {"gradients": gradients}

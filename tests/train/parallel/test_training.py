@@ -29,6 +29,7 @@ class Run:
     parallel: dict[str, Any] = field(default_factory=dict)
     accumulation: int = 2
     precision: Literal["fp32", "bf16"] = "fp32"
+    compile: bool = False
 
 
 RUNS = {
@@ -46,6 +47,7 @@ RUNS = {
 }
 RUNS["weights 2, offloaded"] = Run(2, {"shard": "weights", "offload": True})
 RUNS |= {f"{name}, bf16": replace(run, precision="bf16") for name, run in RUNS.items()}
+RUNS |= {f"{name}, compiled": replace(run, compile=True) for name, run in RUNS.items()}
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +86,7 @@ def train(run: Run, prepared: Path, place: Path, home: str, killed: bool) -> Non
                 evaluate_every=5,
                 clip_norm=0.5,
                 precision=run.precision,
+                compile=run.compile,
                 parallel=ParallelConfig(**run.parallel),
             ),
             directory=place,
@@ -132,7 +135,13 @@ def test_a_layout_trains_the_same_model(name: str, prepared: PreparedData, tmp_p
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("name", ["none 2", "tensor 2", "interleaved 2", "2 x 2 x 2"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("none 2", "tensor 2", "interleaved 2", "2 x 2 x 2"),
+        *("none 2, compiled", "weights 2, compiled", "tensor 2, compiled", "1f1b 2, compiled"),
+    ],
+)
 def test_every_layout_trains_the_same_model(name: str, prepared: PreparedData, tmp_path: Path, one: Trained) -> None:
     check(name, prepared, tmp_path, one)
 
@@ -143,6 +152,7 @@ def test_every_layout_trains_the_same_model(name: str, prepared: PreparedData, t
     [
         *("weights 2", "weights 3", "hybrid 4", "tensor 2", "weights 2 x tensor 2"),
         *("1f1b 2", "1f1b 2 x replicas 2", "interleaved 2", "2 x 2 x 2"),
+        *("none 2, compiled", "weights 2, compiled", "1f1b 2, compiled"),
     ],
 )
 def test_killed_and_resumed_is_bit_for_bit(name: str, prepared: PreparedData, tmp_path: Path) -> None:
@@ -174,12 +184,15 @@ def one_in_bf16(prepared: PreparedData, tmp_path_factory: pytest.TempPathFactory
 @pytest.mark.prove
 @pytest.mark.parametrize(
     "name",
-    ["none 2", "weights 2", "weights 2, offloaded", "tensor 2", "1f1b 2", "interleaved 2", "2 x 2 x 2"],
+    [
+        *("none 2", "weights 2", "weights 2, offloaded", "tensor 2", "1f1b 2", "interleaved 2", "2 x 2 x 2"),
+        *("weights 2, bf16, compiled", "tensor 2, bf16, compiled"),
+    ],
 )
 def test_every_layout_trains_in_bf16(
     name: str, prepared: PreparedData, tmp_path: Path, one: Trained, one_in_bf16: Trained
 ) -> None:
-    weights, history = trained(f"{name}, bf16", prepared, tmp_path)
+    weights, history = trained(name if "bf16" in name else f"{name}, bf16", prepared, tmp_path)
     assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
     for found, expected in zip(history.evaluations, one_in_bf16[1].evaluations, strict=True):
         assert found.loss == pytest.approx(expected.loss, abs=5e-3)
