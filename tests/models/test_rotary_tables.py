@@ -69,7 +69,7 @@ def test_a_second_pass_makes_no_tables_and_gives_the_same_bits(model: Predictor,
     assert torch.equal(model(tokens), kept)
 
 
-def test_each_type_has_tables_of_its_own(model: Predictor, tokens: Tensor) -> None:
+def test_each_type_is_given_its_own(model: Predictor, tokens: Tensor) -> None:
     in_float32 = model(tokens)
     with torch.autocast("cpu", torch.bfloat16):
         assert set(operations(model, tokens)) >= TABLES and not TABLES & set(operations(model, tokens))
@@ -98,7 +98,7 @@ def test_a_pass_that_is_only_traced_leaves_and_takes_nothing(model: Predictor, t
     if not warm:
         transformer.kept_tables.cache_clear()
     fakes = FakeTensorMode()
-    weights = {name: fakes.from_tensor(weight) for name, weight in model.state_dict().items()}
+    weights: dict[str, Tensor] = {name: fakes.from_tensor(weight) for name, weight in model.state_dict().items()}
     with fakes:
         torch.func.functional_call(model, weights, (fakes.from_tensor(tokens),))
     assert build(ModelConfig("transformer", SIZES), SIGNATURE, 0, empty=True).row_bytes == model.row_bytes

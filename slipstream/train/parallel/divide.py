@@ -23,6 +23,7 @@ from slipstream.models.factory import Predictor, fill_part
 from slipstream.models.plan import plan_of
 from slipstream.models.trained import Kind, Weights, in_file_order
 from slipstream.train.checkpoint.staging import local
+from slipstream.train.device_clock import wait_for
 from slipstream.train.parallel.layout import DATA, Layout, check_plan
 from slipstream.train.parallel.model import Forward, LossOf, ParallelModel
 from slipstream.train.parallel.pipeline import Pipeline, cut_stages, stated_plan
@@ -179,7 +180,7 @@ class DividedModel(ParallelModel):
 def wait_until_computed(tensor: Tensor) -> None:
     """Wait until the device has the tensor; a CPU has."""
     if tensor.is_cuda:
-        torch.cuda.current_stream(tensor.device).synchronize()
+        wait_for(torch.cuda.current_stream(tensor.device))
 
 
 class JoinedParts(Predictor):
