@@ -226,6 +226,8 @@ def divide(
         if config.uses_fsdp(layout.data_size):
             shard(part, layout.mesh[DATA] if layout.size("replicate") > 1 else layout.mesh["shard"], config, precision)
         fill(part, torch.device("cpu") if config.offload else device, seed)
+        # On the host each pass would copy them, and wait for it.
+        part.image_mean, part.image_std = part.image_mean.to(device), part.image_std.to(device)
     pipeline = Pipeline(parts, layout, device, micro_batches, rows) if config.pipeline > 1 else None
     return DividedModel(parts, layout, pipeline)
 
