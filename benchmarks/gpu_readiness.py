@@ -41,6 +41,8 @@ COLUMNS = (
     Column("CPU ms", "cpu", "{:.1f}", 1e-3),
 )
 
+CALLS = (COLUMNS[0], COLUMNS[-1])
+
 
 def in_pieces(logits: Tensor, target: Tensor) -> Tensor:
     return token_losses(logits.flatten(0, 1), target.flatten())
@@ -81,8 +83,11 @@ def done_once(quick: bool) -> Iterator[Table]:
     signature = Signature((TensorSpec("tokens", "int64", (length,)),), "next token", "next", buckets=500)
     model = build(ModelConfig("transformer", {"num_hidden_layers": blocks}), signature, 0)
     tokens = torch.zeros(1, length, dtype=torch.int64)
-    passes = {"tables kept": partial(model, tokens), "tables anew": partial(tables_anew, model, tokens)}
-    yield measured(f"a forward pass of {blocks} blocks over {length} tokens", passes, quick)
+    passes: dict[str, Callable[[], object]] = {
+        "tables kept": partial(model, tokens),
+        "tables anew": partial(tables_anew, model, tokens),
+    }
+    yield calls(f"a forward pass of {blocks} blocks over {length} tokens", passes, quick)
     tensors = {
         f"{part}/{name}": torch.zeros_like(weight)
         for part in ("weight", "first moment", "second moment")
@@ -90,23 +95,19 @@ def done_once(quick: bool) -> Iterator[Table]:
     }
     staged = Buffers(tensors, dict.fromkeys(tensors, 0), 0)
     plain = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
-    copies = {
+    copies: dict[str, Callable[[], object]] = {
         "one call": lambda: staged.stage(tensors, ())(),
         "a call each": partial(one_by_one, plain, tensors),
     }
-    yield measured(f"a snapshot of {len(tensors)} tensors", copies, quick)
+    yield calls(f"a snapshot of {len(tensors)} tensors", copies, quick)
 
 
-def measured(title: str, works: Mapping[str, Callable[[], object]], quick: bool) -> Table:
-    """A row for each of the works, the first of which runs once before anything is counted."""
+def calls(title: str, works: Mapping[str, Callable[[], object]], quick: bool) -> Table:
+    """What each of the works takes, after the first of them has run once."""
     next(iter(works.values()))()
     times = in_turns({name: partial(timed, work) for name, work in works.items()}, 1 if quick else 5)
-    figures = {}
-    for name, work in works.items():
-        counts = counted(work)
-        largest = {"largest": float(counts.largest_float32)}
-        figures[name] = {"kernels": counts.kernels, "casts": counts.casts, **largest, **settled(times[name])}
-    return Table(title, COLUMNS, figures)
+    figures = {name: {"kernels": counted(work).kernels, **settled(times[name])} for name, work in works.items()}
+    return Table(title, CALLS, figures)
 
 
 @benchmark
@@ -119,7 +120,13 @@ def main(quick: bool) -> Iterator[Table]:
     target = torch.randint(0, tokens, (rows, length), generator=generator)
     ways = {"in pieces": in_pieces, "as they lie": as_they_lie, "transposed": transposed}
     works = {name: partial(step, loss, logits, target) for name, loss in ways.items()}
-    yield measured(f"loss of {rows} rows of {length} tokens, vocabulary {tokens:,}", works, quick)
+    times = in_turns({name: partial(timed, work) for name, work in works.items()}, 1 if quick else 5)
+    figures = {}
+    for name, work in works.items():
+        counts = counted(work)
+        largest = {"largest": float(counts.largest_float32)}
+        figures[name] = {"kernels": counts.kernels, "casts": counts.casts, **largest, **settled(times[name])}
+    yield Table(f"loss of {rows} rows of {length} tokens, vocabulary {tokens:,}", COLUMNS, figures)
     yield from done_once(quick)
 
 
