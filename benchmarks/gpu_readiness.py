@@ -6,12 +6,17 @@
 it; of the logits as they lie, in float32; and transposed, as torch's own function wants the classes second, which takes
 the softmax over numbers that do not lie beside each other. Operations are what torch dispatches, without views;
 processor time is that of one core here, medians of runs in turns.
+
+*forward pass*: of a transformer, whose tables of rotary positions are kept, or made in each pass.
+
+*snapshot*: the tensors of a checkpoint (weights and two moments of each) to the host's buffer, by one call or by one
+each. Either way a GPU copies tensor by tensor; what is counted is what Python asks for.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import torch
@@ -22,6 +27,11 @@ from harness.command import benchmark
 from harness.dispatch import counted
 from harness.table import Column, Table
 from harness.turns import Figures, in_turns, settled
+from slipstream.artifacts.prepared.data import Signature, TensorSpec
+from slipstream.models.config import ModelConfig
+from slipstream.models.factory import Predictor, build
+from slipstream.models.transformer import kept_tables
+from slipstream.train.checkpoint.staging import Buffers
 from slipstream.train.loop.token_loss import token_losses
 
 COLUMNS = (
@@ -30,6 +40,8 @@ COLUMNS = (
     Column("largest in float32, MiB", "largest", "{:.1f}", 2**20),
     Column("CPU ms", "cpu", "{:.1f}", 1e-3),
 )
+
+CALLS = (COLUMNS[0], COLUMNS[-1])
 
 
 def in_pieces(logits: Tensor, target: Tensor) -> Tensor:
@@ -54,9 +66,53 @@ def timed(work: Callable[[], object]) -> Figures:
     return {"cpu": time.process_time() - begun}
 
 
+def tables_anew(model: Predictor, tokens: Tensor) -> None:
+    kept_tables.cache_clear()
+    model(tokens)
+
+
+def one_by_one(buffers: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
+    for name, tensor in tensors.items():
+        buffers[name].copy_(tensor, non_blocking=True)
+
+
+@torch.no_grad()
+def done_once(quick: bool) -> Iterator[Table]:
+    """What is done once for all passes or for all tensors, beside doing it each time."""
+    blocks, length = (2, 32) if quick else (12, 512)
+    signature = Signature((TensorSpec("tokens", "int64", (length,)),), "next token", "next", buckets=500)
+    model = build(ModelConfig("transformer", {"num_hidden_layers": blocks}), signature, 0)
+    tokens = torch.zeros(1, length, dtype=torch.int64)
+    passes: dict[str, Callable[[], object]] = {
+        "tables kept": partial(model, tokens),
+        "tables anew": partial(tables_anew, model, tokens),
+    }
+    yield calls(f"a forward pass of {blocks} blocks over {length} tokens", passes, quick)
+    tensors = {
+        f"{part}/{name}": torch.zeros_like(weight)
+        for part in ("weight", "first moment", "second moment")
+        for name, weight in model.named_parameters()
+    }
+    staged = Buffers(tensors, dict.fromkeys(tensors, 0), 0)
+    plain = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    copies: dict[str, Callable[[], object]] = {
+        "one call": lambda: staged.stage(tensors, ())(),
+        "a call each": partial(one_by_one, plain, tensors),
+    }
+    yield calls(f"a snapshot of {len(tensors)} tensors", copies, quick)
+
+
+def calls(title: str, works: Mapping[str, Callable[[], object]], quick: bool) -> Table:
+    """What each of the works takes, after the first of them has run once."""
+    next(iter(works.values()))()
+    times = in_turns({name: partial(timed, work) for name, work in works.items()}, 1 if quick else 5)
+    figures = {name: {"kernels": counted(work).kernels, **settled(times[name])} for name, work in works.items()}
+    return Table(title, CALLS, figures)
+
+
 @benchmark
 def main(quick: bool) -> Iterator[Table]:
-    """The loss of a language model, beside two that a GPU would pay more for."""
+    """What the trainer asks of a device, beside what a GPU would pay more for."""
     torch.set_num_threads(1)
     rows, length, tokens = (2, 32, 500) if quick else (8, 512, 32_000)
     generator = torch.Generator().manual_seed(0)
@@ -71,6 +127,7 @@ def main(quick: bool) -> Iterator[Table]:
         largest = {"largest": float(counts.largest_float32)}
         figures[name] = {"kernels": counts.kernels, "casts": counts.casts, **largest, **settled(times[name])}
     yield Table(f"loss of {rows} rows of {length} tokens, vocabulary {tokens:,}", COLUMNS, figures)
+    yield from done_once(quick)
 
 
 if __name__ == "__main__":

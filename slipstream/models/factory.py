@@ -119,10 +119,10 @@ class ResultBytes(TorchDispatchMode):
         return result
 
 
-def batch_rows(row_bytes: int) -> int:
-    """The rows of an evaluation's batch for a model with so many bytes of results for each row. Does not depend on the
-    machine, so that every machine computes the same."""
-    return max(1, min(MOST_ROWS, BATCH_BYTES // max(1, row_bytes)))
+def batch_rows(row_bytes: int, room: int = BATCH_BYTES) -> int:
+    """The rows of an evaluation's batch for a model with so many bytes of results for each row, and ``room`` for them.
+    Without it, does not depend on the machine, so that every machine computes the same."""
+    return max(1, min(MOST_ROWS, room // max(1, row_bytes)))
 
 
 class Predictor(nn.Module):
