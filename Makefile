@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 # from them: fitting a small model took 40 s instead of 2.
 test prove: export OMP_WAIT_POLICY := passive
 
-.PHONY: run test check prove rehearse bench clean cluster-proof
+.PHONY: run test check prove rehearse bench clean cluster-proof gpu
 
 run: $(READY)
 	$(BIN)/pyflyte run workflows/training.py train_and_export
@@ -35,6 +35,12 @@ rehearse: $(READY)
 # The same promises on your own cluster; ARGS="--project … --domain …", see `slipstream cluster-proof --help`.
 cluster-proof: $(READY)
 	$(BIN)/slipstream cluster-proof $(PROFILE) --image "$(IMAGE)" $(ARGS)
+
+# On a machine with GPUs, at most ten minutes; writes runs/gpu and the README's table. Elsewhere: ARGS=--quick. Where an
+# image brings torch and nothing can be fetched: make gpu GPU_PYTHON=python3
+GPU_PYTHON ?= $(BIN)/python
+gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(READY))
+	$(GPU_PYTHON) -m slipstream gpu-proof --readme README.md $(ARGS)
 
 bench: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,bench]'

@@ -8,6 +8,11 @@ the softmax over numbers that do not lie beside each other. Operations are what 
 processor time is that of one core here, medians of runs in turns.
 
 *clipping*: the gradients of a divided model scaled down, as the trainer does it, and one after the other.
+
+*forward pass*: of a transformer, whose tables of rotary positions are kept, or made in each pass.
+
+*snapshot*: the tensors of a checkpoint (weights and two moments of each) to the host's buffer, by one call or by one
+each. Either way a GPU copies tensor by tensor; what is counted is what Python asks for.
 """
 
 from __future__ import annotations
@@ -24,6 +29,11 @@ from harness.command import benchmark
 from harness.dispatch import counted
 from harness.table import Column, Table
 from harness.turns import Figures, in_turns, settled
+from slipstream.artifacts.prepared.data import Signature, TensorSpec
+from slipstream.models.config import ModelConfig
+from slipstream.models.factory import Predictor, build
+from slipstream.models.transformer import kept_tables
+from slipstream.train.checkpoint.staging import Buffers
 from slipstream.train.loop.token_loss import token_losses
 from slipstream.train.parallel.divide import clip
 
@@ -33,6 +43,8 @@ COLUMNS = (
     Column("largest in float32, MiB", "largest", "{:.1f}", 2**20),
     Column("CPU ms", "cpu", "{:.1f}", 1e-3),
 )
+
+CALLS = (COLUMNS[0], COLUMNS[-1])
 
 
 def in_pieces(logits: Tensor, target: Tensor) -> Tensor:
@@ -75,9 +87,52 @@ def figures(works: Mapping[str, Callable[[], object]], turns: int) -> dict[str, 
     return found
 
 
+def tables_anew(model: Predictor, tokens: Tensor) -> None:
+    kept_tables.cache_clear()
+    model(tokens)
+
+
+def one_by_one(buffers: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
+    for name, tensor in tensors.items():
+        buffers[name].copy_(tensor, non_blocking=True)
+
+
+@torch.no_grad()
+def done_once(quick: bool) -> Iterator[Table]:
+    """What is done once for all passes or for all tensors, beside doing it each time."""
+    blocks, length = (2, 32) if quick else (12, 512)
+    signature = Signature((TensorSpec("tokens", "int64", (length,)),), "next token", "next", buckets=500)
+    model = build(ModelConfig("transformer", {"num_hidden_layers": blocks}), signature, 0)
+    tokens = torch.zeros(1, length, dtype=torch.int64)
+    passes: dict[str, Callable[[], object]] = {
+        "tables kept": partial(model, tokens),
+        "tables anew": partial(tables_anew, model, tokens),
+    }
+    yield calls(f"a forward pass of {blocks} blocks over {length} tokens", passes, quick)
+    tensors = {
+        f"{part}/{name}": torch.zeros_like(weight)
+        for part in ("weight", "first moment", "second moment")
+        for name, weight in model.named_parameters()
+    }
+    staged = Buffers(tensors, dict.fromkeys(tensors, 0), 0)
+    plain = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    copies: dict[str, Callable[[], object]] = {
+        "one call": lambda: staged.stage(tensors, ())(),
+        "a call each": partial(one_by_one, plain, tensors),
+    }
+    yield calls(f"a snapshot of {len(tensors)} tensors", copies, quick)
+
+
+def calls(title: str, works: Mapping[str, Callable[[], object]], quick: bool) -> Table:
+    """What each of the works takes, after the first of them has run once."""
+    next(iter(works.values()))()
+    found = figures(works, 1 if quick else 5)
+    return Table(title, CALLS, {name: {key: each[key] for key in ("kernels", "cpu")} for name, each in found.items()})
+
+
 @benchmark
 def main(quick: bool) -> Iterator[Table]:
-    """The loss of a language model and the clipping of its gradients, beside ways that a GPU would pay more for."""
+    """What the trainer asks of a device, beside what a GPU would pay more for."""
     torch.set_num_threads(1)
     turns = 1 if quick else 5
     rows, length, tokens = (2, 32, 500) if quick else (8, 512, 32_000)
@@ -94,6 +149,7 @@ def main(quick: bool) -> Iterator[Table]:
     clips = {"at once": clip, "one by one": clip_one_by_one}
     works = {name: partial(way, parameters, norm, 1e3) for name, way in clips.items()}
     yield Table(f"clipping of {len(parameters)} gradients", COLUMNS, figures(works, turns))
+    yield from done_once(quick)
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ SUBCOMMANDS = {
     "cluster-proof": Subcommand(
         "tests.support.cluster_proof.command", "Try on your own cluster what this project promises."
     ),
+    "gpu-proof": Subcommand("tests.support.gpu_proof.command", "Check on this machine's GPUs what only they can show."),
 }
 
 

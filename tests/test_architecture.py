@@ -53,7 +53,7 @@ ALLOWED: dict[str, set[str]] = {
     "schema": BASE | {"config"},
     "cli": {"subcommands", "export"},
     "subcommands": ERRORS,
-    "__main__": {"cli"},
+    "__main__": {"cli", "distributed"},
 }
 #: Commands read the configuration of a run, which names the settings of every stage.
 READ_CONFIG = {"slipstream/train/command.py", "slipstream/collectives/command.py"}

@@ -119,10 +119,10 @@ class ResultBytes(TorchDispatchMode):
         return result
 
 
-def batch_rows(row_bytes: int) -> int:
-    """The rows of an evaluation's batch for a model with so many bytes of results for each row. Does not depend on the
-    machine, so that every machine computes the same."""
-    return max(1, min(MOST_ROWS, BATCH_BYTES // max(1, row_bytes)))
+def batch_rows(row_bytes: int, room: int = BATCH_BYTES) -> int:
+    """The rows of an evaluation's batch for a model with so many bytes of results for each row, and ``room`` for them.
+    Without it, does not depend on the machine, so that every machine computes the same."""
+    return max(1, min(MOST_ROWS, room // max(1, row_bytes)))
 
 
 class Predictor(nn.Module):
@@ -211,7 +211,7 @@ def build(
     was_training = predictor.training
     try:
         with torch.no_grad(), ResultBytes() as results:
-            output = predictor.eval()(*(x.to(device) for x in zeros(signature, 2)))
+            output = predictor.eval()(*zeros(signature, 2, device))
     except Exception as error:
         takes = ", ".join(f"{spec.name} {spec.dtype} [batch, {str(spec.shape)[1:-1]}]" for spec in signature.inputs)
         raise UserError(
@@ -244,9 +244,11 @@ def check_without_constants(name: str, model: nn.Module) -> None:
         )
 
 
-def zeros(signature: Signature, rows: int) -> list[Tensor]:
-    """A batch of ``rows`` rows of zeros with the signature's dtypes and shapes."""
-    return [torch.zeros(rows, *spec.shape, dtype=getattr(torch, spec.dtype)) for spec in signature.inputs]
+def zeros(signature: Signature, rows: int, device: torch.device | str = "cpu") -> list[Tensor]:
+    """A batch of ``rows`` rows of zeros with the signature's dtypes and shapes, made on ``device``."""
+    return [
+        torch.zeros(rows, *spec.shape, dtype=getattr(torch, spec.dtype), device=device) for spec in signature.inputs
+    ]
 
 
 def check_arguments(name: str, factory: Callable[..., object], given: Iterable[str]) -> None:

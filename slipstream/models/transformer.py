@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import math
+from functools import lru_cache
 from pathlib import Path
 
 import torch
 from pydantic import JsonValue
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import is_fake
 from torch.nn import functional
 
 from slipstream.artifacts.prepared.data import Signature
@@ -39,6 +41,22 @@ def tables(config: TransformerConfig, length: int, device: torch.device, dtype: 
     angles = torch.outer(torch.arange(length, dtype=torch.float32, device=device), frequencies(config, device))
     angles = torch.cat([angles, angles], dim=-1).unsqueeze(1)
     return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+@lru_cache(maxsize=8)
+def kept_tables(
+    config: TransformerConfig, length: int, device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """:func:`tables`, made once for all forward passes; outside the modules, where nothing copies or saves them."""
+    with torch.inference_mode(False):  # or no later pass could be trained through them
+        return tables(config, length, device, dtype)
+
+
+def tables_for(config: TransformerConfig, length: int, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The tables for hidden states ``x``. Where the pass is only traced they are part of it, and hold no numbers that
+    another could use."""
+    traced = torch.compiler.is_compiling() or x.is_meta or is_fake(x)
+    return (tables if traced else kept_tables)(config, length, x.device, x.dtype)
 
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
@@ -188,7 +206,7 @@ class Transformer(nn.Module):
             x = model.embed_tokens(x)
             # The sum of all layers is carried in the type of their products, as it is where weights are sharded.
             x = x.to(autocast_type(x))
-        cosine, sine = tables(self.config, self.length, x.device, x.dtype)
+        cosine, sine = tables_for(self.config, self.length, x)
         for block in model.layers.values():
             x = block(x, cosine, sine)
         if self.lm_head is None:

@@ -25,6 +25,7 @@ from slipstream.artifacts.prepared.data import Block, PreparedData, Signature
 from slipstream.artifacts.prepared.streamed import StreamedData
 from slipstream.distributed.process_group import Group
 from slipstream.train.data_order import BatchPlan, GlobalOrder, StoredBlocks, StoredOrder
+from slipstream.train.device_clock import wait_for
 from slipstream.train.gpu_threads import same_gpu
 
 #: Buffers: one in use by the consumer, one ready, one being filled.
@@ -318,7 +319,7 @@ class DeviceBuffer(HostBuffer):
             self._stream.wait_event(self._used)
             self._device[:rows].copy_(self._host[:rows], non_blocking=True)
         # The thread waits for the copy, so that the consumer need not and the host buffer can be reused.
-        self._stream.synchronize()
+        wait_for(self._stream)
 
     def release(self) -> None:
         self._used = torch.cuda.current_stream(self._device.device).record_event()

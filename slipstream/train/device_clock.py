@@ -46,7 +46,7 @@ class CudaClock(DeviceClock):
         return CudaMark(self, self._event())
 
     def _event(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True, blocking=True)
         event.record(torch.cuda.current_stream(self._device))
         return event
 
@@ -65,6 +65,14 @@ class CudaMark:
 
     def wait(self) -> float:
         return self.clock.time_of(self.event)
+
+
+def wait_for(stream: torch.cuda.Stream) -> None:
+    """Wait until the GPU has done the work that the stream has been given by now. The thread sleeps meanwhile: in the
+    waits of streams, and of events that are not ``blocking``, it keeps a processor busy."""
+    event = torch.cuda.Event(blocking=True)
+    event.record(stream)
+    event.synchronize()
 
 
 def clock_of(device: torch.device) -> DeviceClock:

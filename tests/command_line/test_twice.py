@@ -43,5 +43,5 @@ def test_each_stage_is_made_once_and_each_run_ends_well(tmp_path: Path) -> None:
     assert len(runs) == 3
     for directory in runs:
         check(directory / "model")
-        assert (directory / "report.html").read_text().endswith("</html>\n")
+        assert (directory / "report.html").read_text().rstrip().endswith("</html>")
     assert not [*tmp_path.glob(".slipstream/*/.*.work"), *tmp_path.glob("runs/.*")]

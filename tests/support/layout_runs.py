@@ -59,6 +59,8 @@ class Case:
     steps: int = 12
     double: bool = True
     compile: bool = False
+    #: "cuda": a GPU for each process.
+    device: str = "cpu"
     fault: str = ""
     #: Where checkpoints are, the step after which one is saved, and whether to begin with the newest.
     home: str = ""
@@ -150,6 +152,10 @@ class Divided(NamedTuple):
     checkpoints: Checkpoints | None
 
 
+def device_of(case: Case) -> torch.device:
+    return torch.device("cuda", dist.get_rank()) if case.device == "cuda" else torch.device("cpu")
+
+
 def set_up(case: Case) -> Divided:
     from slipstream.distributed.process_group import Group
     from slipstream.train.checkpoint.manager import Checkpoints
@@ -162,12 +168,12 @@ def set_up(case: Case) -> Divided:
     from slipstream.train.parallel.layout import Layout
     from slipstream.train.parallel.replicas import ReplicatedModel, replicate
 
-    device = torch.device("cpu")
+    device = device_of(case)
     layout = Layout.connect(ParallelConfig(**case.parallel), dist.get_rank(), dist.get_world_size(), device)
     rows = math.ceil(math.ceil(BATCH / layout.data_size) / case.accumulation)
     predictor = model_of(case, empty=True)
     model: ParallelModel
-    padding = torch.zeros(case.accumulation * rows, LENGTH, dtype=torch.long)
+    padding = torch.zeros(case.accumulation * rows, LENGTH, dtype=torch.long, device=device)
     pieces = [slice(start, start + rows) for start in range(0, len(padding), rows)]
     if layout.config.divides:
         model = parts = divide(
@@ -181,7 +187,9 @@ def set_up(case: Case) -> Divided:
         compiled = (
             compile_blocks(alone, [predictor], (padding,), pieces, contextlib.nullcontext) if case.compile else None
         )
-        model = replicate(predictor, Traits(), Group(layout.rank, layout.world, device, "gloo"), compiled=compiled)
+        model = replicate(
+            predictor, Traits(), Group(layout.rank, layout.world, device, dist.get_backend()), compiled=compiled
+        )
     torch._dynamo.config.error_on_recompile = case.compile
     optimizer = torch.optim.AdamW(model.model.parameters(), lr=RATE, fused=True)
     policy = ResumePolicy({}, layout=layout.sizes if layout.config.divides else ())
@@ -193,7 +201,7 @@ def set_up(case: Case) -> Divided:
 def train_divided(case: Case) -> Outcome:
     """One rank's part of the same training under the case's layout."""
     layout, model, rows, optimizer, checkpoints = set_up(case)
-    losses, norms = [], []
+    device, losses, norms = device_of(case), [], []
     start, restored = 0, {}
     if case.resume and checkpoints:
         found = checkpoints.restore()
@@ -203,12 +211,13 @@ def train_divided(case: Case) -> Outcome:
         size, (place, places) = len(batch), (layout.data_rank, layout.data_size)
         mine = batch[place * size // places : (place + 1) * size // places]
         padded = torch.cat([mine, torch.zeros(case.accumulation * rows - len(mine), LENGTH + 1, dtype=torch.long)])
+        padded = padded.to(device)
         pieces = [slice(start, start + rows) for start in range(0, len(padded), rows)]
-        total = torch.zeros((), dtype=torch.float64)
+        total = torch.zeros((), dtype=torch.float64, device=device)
 
         def loss_of(outputs: Tensor, first: int) -> Tensor:
             of_rows = slice(first, first + len(outputs))
-            real = torch.arange(len(padded))[of_rows] < len(mine)  # noqa: B023  # called within this step
+            real = torch.arange(len(padded), device=device)[of_rows] < len(mine)  # noqa: B023  # called within this step
             loss = (row_losses(outputs, padded[of_rows]) * real).sum()  # noqa: B023
             total.add_(loss.detach())  # noqa: B023
             return loss * (1 if case.fault == "lost factor" else places / size)  # noqa: B023
@@ -239,6 +248,7 @@ def whole_state(model: Any, optimizer: torch.optim.Optimizer) -> dict[str, Tenso
 def whole(mine: dict[str, Tensor]) -> dict[str, Tensor]:
     """The whole tensors of all ranks, gathered on every rank."""
     gathered = {name: x.full_tensor() if isinstance(x, DTensor) else x.detach().clone() for name, x in mine.items()}
+    gathered = {name: tensor.cpu() for name, tensor in gathered.items()}
     everyones: list[dict[str, Tensor]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(everyones, gathered)
     return {name: tensor for one in everyones for name, tensor in one.items()}
@@ -269,17 +279,19 @@ def break_something(fault: str) -> None:
 
 
 def run_rank(
-    function: Callable[[], Any], rank: int, world: int, port: int, joined: bool, fault: str, out: Path
+    function: Callable[[], Any], rank: int, world: int, port: int, backend: str, fault: str, out: Path
 ) -> None:
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in place.items()})
     torch.set_num_threads(1)
     try:
-        if joined:
-            dist.init_process_group("gloo", timeout=PATIENCE)
+        if backend == "nccl":
+            torch.cuda.set_device(rank)
+        if backend:
+            dist.init_process_group(backend, timeout=PATIENCE)
         break_something(fault)
         result: Any = function()
-        if joined:
+        if backend:
             dist.barrier()
     except BaseException:
         result = traceback.format_exc()
@@ -294,14 +306,14 @@ def on_ranks(
     out: Path,
     fault: str = "",
     *,
-    joined: bool = True,
+    backend: str = "gloo",
     killed: bool = False,
 ) -> list[Any]:
-    """What ``function`` returns on each rank of a gloo group of new processes, which it joins itself unless ``joined``.
+    """What ``function`` returns on each rank of a group of new processes, which it joins itself if ``backend`` is "".
     Raises if one of them did, unless ``killed``, when at least one has to kill itself."""
     out.mkdir(parents=True, exist_ok=True)
     port = free_port()
-    arguments = [(function, rank, world, port, joined, fault, out) for rank in range(world)]
+    arguments = [(function, rank, world, port, backend, fault, out) for rank in range(world)]
     ranks = [FORK.Process(target=run_rank, args=a) for a in arguments]
     for process in ranks:
         process.start()
@@ -329,4 +341,5 @@ def each_in_turn(cases: Sequence[Case]) -> list[Outcome]:
 
 def divided(case: Case, out: Path) -> list[Outcome]:
     """The outcome on every rank of the case's layout."""
-    return on_ranks(case.world, functools.partial(train_divided, case), out, case.fault)
+    backend = "nccl" if case.device == "cuda" else "gloo"
+    return on_ranks(case.world, functools.partial(train_divided, case), out, case.fault, backend=backend)

@@ -160,9 +160,11 @@ class Publisher:
                 process_group=self.peers.group,
                 no_dist=self.peers.group is None,
             )
-        except CheckpointException as failure:
+        except CheckpointException as failure:  # torch raises it on all ranks
             error = next(iter(failure.failures.values()))[0]
-            raise cannot_write(files.directory, error) if isinstance(error, OSError) else error from failure
+            if isinstance(error, OSError):
+                raise AgreedUserError(cannot_write(files.directory, error).message) from failure
+            raise error from failure
 
     def stage(self, name: Name, files: FileWriter, snapshot: Snapshot, staged: Callable[[], object]) -> None:
         """Write the JSON files, and announce the checkpoint on rank 0: its files are stored after that."""

@@ -11,10 +11,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import cache
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+
+from slipstream.train.device_clock import wait_for
 
 #: Bytes; no type of torch needs more, and a copy begins at a cache line.
 ALIGNMENT = 64
@@ -83,13 +86,13 @@ class Buffers:
         enqueued = torch.cuda.current_stream(device).record_event() if device else None
 
         def complete() -> dict[str, Tensor]:
-            stream = torch.cuda.Stream(device) if device else None
+            stream = copy_stream(device) if device else None
             with torch.cuda.stream(stream) if stream else nullcontext():
                 if stream and enqueued:
                     stream.wait_event(enqueued)
                 self._copy(later)
-                if stream:
-                    stream.synchronize()
+            if stream:
+                wait_for(stream)
             changed = [name for name, tensor in later.items() if tensor._version != versions[name]]
             if changed:
                 raise RuntimeError(f"{changed[0]} changed while a checkpoint was taken")
@@ -98,8 +101,15 @@ class Buffers:
         return complete
 
     def _copy(self, tensors: Mapping[str, Tensor]) -> None:
-        for name, tensor in tensors.items():
-            self._buffers[name].copy_(tensor, non_blocking=True)
+        if tensors:
+            torch._foreach_copy_([self._buffers[name] for name in tensors], list(tensors.values()), non_blocking=True)
+
+
+@cache
+def copy_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream of all deferred copies from a GPU. Torch hands out 32 in turn, so that a new one for each save would
+    now and then be one that other work is on."""
+    return torch.cuda.Stream(device)
 
 
 def aligned(size: int) -> int:

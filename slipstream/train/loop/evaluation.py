@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 
+import torch
+import torch.distributed as dist
+
 from slipstream.artifacts.prepared.data import PreparedData
 from slipstream.artifacts.results.training import ValidationPoint
 from slipstream.distributed.process_group import Group
@@ -15,6 +18,37 @@ from slipstream.train.data_loader import evaluation_batches
 from slipstream.train.fault_tolerance.guard import Guard
 from slipstream.train.loop.objective import evaluate_split
 from slipstream.train.loop.state import TrainingState
+
+#: Of a GPU's free memory, for the results of a batch; the rest is for the losses, gathered weights and fragments.
+SHARE = 0.5
+
+
+def free_bytes(device: torch.device) -> int:
+    """What torch can still allocate on a GPU; 0 for a CPU, whose memory other processes want, too."""
+    if device.type != "cuda":
+        return 0
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + kept
+
+
+def fitting_rows(row_bytes: int, free: int, before: int) -> int:
+    """The rows of a batch, of ``row_bytes`` of results each, for a device with ``free`` bytes: at least those of any
+    machine. A power of two, since free memory is never quite the same. The number ``before`` stays if it fits at all,
+    so that a resumed run adds up the same sums."""
+    least = batch_rows(row_bytes)
+    if before and before * row_bytes <= max(free, least * row_bytes):
+        return before
+    most = batch_rows(row_bytes, int(SHARE * free))
+    return max(least, 1 << most.bit_length() - 1)
+
+
+def agree_on_rows(state: TrainingState, device: torch.device) -> None:
+    """Choose the rows of an evaluation's batch: as many as fit on every device. All ranks must call this, between
+    steps, when memory holds what it does in an evaluation."""
+    rows = fitting_rows(state.model.row_bytes, free_bytes(device), state.progress.evaluation_rows)
+    agreed = torch.full((), rows, dtype=torch.int64, device=device)
+    dist.all_reduce(agreed, dist.ReduceOp.MIN)
+    state.progress.evaluation_rows = int(agreed)
 
 
 def record_evaluation(
@@ -32,6 +66,7 @@ def record_evaluation(
     ``AgreedUserError`` on all ranks if the loss is not finite.
     """
     progress, model = state.progress, state.model
+    agree_on_rows(state, group.device)
     random = capture_random_state()
 
     def state_before() -> tuple[object, object]:
@@ -40,7 +75,7 @@ def record_evaluation(
         return state.to_save(), state.rank_state()
 
     largest = math.ceil(sum(data.segment_rows("validation")) / group.world)
-    rounds = math.ceil(largest / batch_rows(model.row_bytes))
+    rounds = math.ceil(largest / progress.evaluation_rows)
     rows = math.ceil(largest / rounds)
     if state.parallel.batch_rows:
         rows, rounds = state.parallel.batch_rows, math.ceil(largest / state.parallel.batch_rows)

@@ -68,7 +68,7 @@ def probe(model: Predictor, device: torch.device) -> Traits:
         counter = flop_counter()
         try:
             with counter:
-                model(*(x.to(device) for x in zeros(model.signature, ROWS))).sum().backward()
+                model(*zeros(model.signature, ROWS, device)).sum().backward()
         except Exception as error:
             if meaning_of(error) is Meaning.BROKEN:
                 raise

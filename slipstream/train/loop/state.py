@@ -38,6 +38,8 @@ class Progress:
     skipped: list[SkippedStep] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
     stopped_early: bool = False
+    #: The most rows of an evaluation's batch; 0 until the ranks have agreed on them.
+    evaluation_rows: int = 0
 
 
 @dataclass

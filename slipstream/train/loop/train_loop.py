@@ -32,7 +32,7 @@ from slipstream.train.data_loader import Batch, stored_blocks, training_batches
 from slipstream.train.data_order import GlobalOrder
 from slipstream.train.fault_tolerance.goodput import EVALUATION
 from slipstream.train.fault_tolerance.guard import Guard, StepTiming
-from slipstream.train.loop.evaluation import record_evaluation
+from slipstream.train.loop.evaluation import agree_on_rows, record_evaluation
 from slipstream.train.loop.nonfinite import name_rows
 from slipstream.train.loop.optimizer import learning_rate
 from slipstream.train.loop.precision import SKIPPED, USED
@@ -299,6 +299,8 @@ class TrainLoop:
     def _capture(self) -> tuple[dict[str, object], dict[str, object]] | None:
         """What a checkpoint holds; None amid skipped steps, as the weights may be their cause."""
         self._collect_results()
+        if not self._state.progress.evaluation_rows:
+            agree_on_rows(self._state, self._group.device)
         return None if self._skipped_in_a_row else (self._state.to_save(), self._state.rank_state())
 
 

@@ -23,6 +23,7 @@ from slipstream.models.factory import Predictor, fill_part
 from slipstream.models.plan import plan_of
 from slipstream.models.trained import Kind, Weights, in_file_order
 from slipstream.train.checkpoint.staging import local
+from slipstream.train.device_clock import wait_for
 from slipstream.train.parallel.layout import DATA, Layout, check_plan
 from slipstream.train.parallel.model import Forward, LossOf, ParallelModel
 from slipstream.train.parallel.pipeline import Pipeline, cut_stages, stated_plan
@@ -182,7 +183,7 @@ class DividedModel(ParallelModel):
 def wait_until_computed(tensor: Tensor) -> None:
     """Wait until the device has the tensor; a CPU has."""
     if tensor.is_cuda:
-        torch.cuda.current_stream(tensor.device).synchronize()
+        wait_for(torch.cuda.current_stream(tensor.device))
 
 
 class JoinedParts(Predictor):
@@ -228,6 +229,8 @@ def divide(
         if config.uses_fsdp(layout.data_size):
             shard(part, layout.mesh[DATA] if layout.size("replicate") > 1 else layout.mesh["shard"], config, precision)
         fill(part, torch.device("cpu") if config.offload else device, seed)
+        # On the host each pass would copy them, and wait for it.
+        part.image_mean, part.image_std = part.image_mean.to(device), part.image_std.to(device)
     pipeline = Pipeline(parts, layout, device, micro_batches, rows, precision) if config.pipeline > 1 else None
     return DividedModel(parts, layout, pipeline)
 

@@ -70,7 +70,7 @@ class Pipeline:
             if not part.last:
                 # The next stage makes room for this type; torch does not check what it is sent.
                 part.register_forward_hook(lambda module, model_inputs, outputs: outputs.to(sent))
-        model_inputs = tuple(x.to("meta") for x in zeros(stages[0].signature, rows))
+        model_inputs = tuple(zeros(stages[0].signature, rows, "meta"))
         hidden = torch.empty(rows, length, *rest, dtype=sent, device="meta", requires_grad=True)
         shape = stages[0].signature.output_shape
         outputs = torch.empty(rows, *shape, dtype=dtype, device="meta", requires_grad=True)

@@ -55,7 +55,7 @@ class ReplicatedModel(ParallelModel):
             rows = [x[piece] for x in inputs]
             if piece.stop == piece.start:
                 # A rank without rows still takes part in the all-reduce of the gradient.
-                rows = [x.to(inputs[0].device) for x in zeros(self.model.signature, ROWS)]
+                rows = zeros(self.model.signature, ROWS, inputs[0].device)
             alone = self._has_batch_statistics and piece.stop - piece.start < ROWS
             last = index == len(pieces) - 1
             with nullcontext() if last or self.ddp is None else self.ddp.no_sync():
@@ -112,7 +112,7 @@ def replicate(
         static_graph=settings.static_graph,
     )
     powersgd = PowerSGD(settings.rank, seed, group) if settings.hook == "powersgd" else None
-    inputs = compiled.inputs if compiled else [x.to(group.device) for x in zeros(model.signature, ROWS)]
+    inputs = compiled.inputs if compiled else zeros(model.signature, ROWS, group.device)
     context = compiled.context if compiled else nullcontext
     blocks = compiled.blocks if compiled else nullcontext
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 from functools import partial
+from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -11,6 +14,8 @@ from slipstream.distributed.process_group import Peers
 from slipstream.distributed.user_errors import AgreedUserError
 from slipstream.errors import Agreed, UserError
 from slipstream.train.checkpoint.publish import run_and_gather
+from slipstream.train.checkpoint.shards import FileWriter
+from tests.support.small_run import Run
 
 ALONE = Peers(0, 1, None)
 
@@ -27,3 +32,13 @@ def test_all_ranks_know_of_a_mistake_that_they_gathered() -> None:
         with pytest.raises((DamagedArtifact, RuntimeError)) as failed:
             run_and_gather(ALONE, partial(fail, error))
         assert not isinstance(failed.value, Agreed)
+
+
+def test_all_ranks_know_of_a_disk_that_was_full_when_one_wrote_its_tensors(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.steps(1)
+    run.checkpoints.save(1, {})
+    with mock.patch.object(FileWriter, "write", side_effect=OSError(errno.ENOSPC, "No space left on device")):
+        run.checkpoints.save(2, {})
+        with pytest.raises(AgreedUserError, match="no space left"):
+            run.checkpoints.finish()

@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from harness.dispatch import counted
+from slipstream.train.checkpoint import staging
 from slipstream.train.checkpoint.staging import Buffers
+from tests.support.asked_of_cuda import Cuda, OnGpu, Runtime
 from tests.support.small_run import Run, same
 
 MAIN = threading.main_thread().ident
@@ -112,29 +115,6 @@ def test_the_step_loop_waits_for_no_thread_to_start(tmp_path: Path, monkeypatch:
     assert len(starters) == 2 and MAIN not in starters
 
 
-class OnGpu(torch.Tensor):
-    """A tensor that says it is on a GPU."""
-
-    is_cuda = True
-
-
-class Runtime:
-    """What CUDA's runtime has pinned, by address, and how often it pinned anything."""
-
-    def __init__(self) -> None:
-        self.pinned: dict[int, int] = {}
-        self.calls, self.status = 0, 0
-
-    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
-        self.calls += 1
-        self.pinned[address] = size
-        return self.status
-
-    def cudaHostUnregister(self, address: int) -> int:
-        del self.pinned[address]
-        return 0
-
-
 SHAPES: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
     "weight": ((1025, 1000), torch.float32),
     "half": ((3, 5), torch.bfloat16),
@@ -181,6 +161,32 @@ def test_a_rank_that_writes_nothing_pins_nothing(monkeypatch: pytest.MonkeyPatch
     tensors = {name: tensor.as_subclass(OnGpu) for name, tensor in some_tensors().items()}
     Buffers(tensors, dict.fromkeys(tensors, 1), 0)
     assert not runtime.calls
+
+
+def test_a_snapshot_is_two_copies_however_many_tensors_there_are() -> None:
+    tensors = some_tensors()
+    buffers = Buffers(tensors, dict.fromkeys(tensors, 0), 0)
+    assert counted(lambda: buffers.stage(tensors, ["weight", "half"])()).kernels == 2
+    assert counted(lambda: buffers.stage(tensors, [])()).kernels == 1
+
+
+def test_on_a_gpu_all_saves_copy_on_one_stream_and_the_host_sleeps_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = Cuda(monkeypatch)
+    staging.copy_stream.cache_clear()
+    tensors = {name: tensor.as_subclass(OnGpu) for name, tensor in some_tensors().items()}
+    for save in (1, 2):
+        # New buffers, as when there are other tensors than before.
+        staged = Buffers(tensors, dict.fromkeys(tensors, 0), 0).stage(tensors, ["weight", "half"])()
+        assert cuda.taken() == [
+            "copy 3 tensors",
+            "on stream 1:",
+            "stream 1 after work of current stream",
+            "copy 2 tensors",
+            f"event {save} on stream 1",
+            f"host waits for event {save}",
+        ]
+        assert all(torch.equal(staged[name], tensor) for name, tensor in some_tensors().items())
+    staging.copy_stream.cache_clear()
 
 
 FAKE_GPUS = """

@@ -107,7 +107,7 @@ def trained(name: str, prepared: PreparedData, place: Path, killed_as: str = "")
     for one, killed in [*attempts, (name, False)]:
         run, output = RUNS[one], place / ("killed" if killed else "trained")
         body = partial(train, run, prepared.artifact.directory, output, home, killed)
-        on_ranks(run.world, body, place / f"{one}-{killed}", joined=False, killed=killed)
+        on_ranks(run.world, body, place / f"{one}-{killed}", backend="", killed=killed)
     model = TrainedModel.open(place / "trained")
     return load_file(model.artifact.path("last.safetensors")), model.history
 

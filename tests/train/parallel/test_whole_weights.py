@@ -7,7 +7,7 @@ import weakref
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, call
 
 import pytest
 import torch
@@ -84,7 +84,8 @@ def test_no_rank_begins_a_tensor_before_rank_0_has_written_the_one_before(tmp_pa
 def test_a_gpu_is_waited_for_on_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     from slipstream.train.parallel.divide import wait_until_computed
 
-    stream = Mock()
+    stream, event = Mock(), Mock()
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream if device == "the tensor's" else None)
+    monkeypatch.setattr(torch.cuda, "Event", lambda blocking: event)
     wait_until_computed(Mock(is_cuda=True, device="the tensor's"))
-    assert stream.synchronize.call_count == 1
+    assert event.mock_calls == [call.record(stream), call.synchronize()]

@@ -1,0 +1,112 @@
+"""The command that checks a GPU, on the CPU: no rehearsal on rented time."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+from slipstream.errors import UserError
+from tests.support import REPOSITORY
+from tests.support.gpu_proof import command, older_torch
+from tests.support.gpu_proof.check import CHECKS, Check, Figure
+from tests.support.gpu_proof.check import Result as Found
+from tests.support.gpu_proof.one import place_for, run
+from tests.support.gpu_proof.page import HEADER, NOT_RUN, fill, page, row
+
+#: What other tests do already, at length.
+TRIED_ELSEWHERE = ("compile", "error", "tests")
+FAULTY = ("dies", "hangs", "fails", "lacks", "holds")
+
+
+def called(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(command.main, [str(each) for each in arguments])
+
+
+@pytest.mark.parametrize("check", [c for c in CHECKS if c.name not in TRIED_ELSEWHERE], ids=lambda check: check.name)
+def test_a_check_holds_on_the_cpu(check: Check, tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    with mock.patch.dict(os.environ):  # where a check says which rank it is
+        found = run(check, place_for(tmp_path / "work", tmp_path, quick=True))
+    assert (found.state, found.reason) == ("held", "")
+    assert found.figures
+
+
+def test_whatever_becomes_of_a_check_the_others_are_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = {"hangs": 3.0}
+    monkeypatch.setattr(command, "TOO_LITTLE", 1.0)
+    checks = [Check(n, f"it {n}", f"tests.support.faulty_checks:{n}", limits.get(n, 60)) for n in FAULTY]
+    monkeypatch.setattr(command, "CHECKS", checks)
+    ended = called("--quick", "--output", tmp_path)
+    assert ended.exit_code == 1 and "failed: dies, hangs, fails" in ended.output
+    written = json.loads((tmp_path / "gpu.json").read_text())
+    states = {each["name"]: (each["state"], each["reason"]) for each in written["checks"]}
+    assert states == {
+        "dies": ("failed", "ended with SIGKILL: the last thing that it says"),
+        "hangs": ("failed", "not finished after 3 s: it said nothing"),
+        "fails": ("failed", "AssertionError: two lines"),
+        "lacks": (NOT_RUN, "needs 2 GPUs"),
+        "holds": ("held", ""),
+    }
+    assert written["quick"]
+    assert written["checks"][-1]["figures"] == [{"name": "answer", "value": 42.0, "unit": "things"}]
+    html = (tmp_path / "gpu.html").read_text()
+    assert "A rehearsal on the CPU" in html and "answer 42 things" in html and "needs 2 GPUs" in html
+
+
+def test_no_check_is_begun_when_the_time_is_over(tmp_path: Path) -> None:
+    ended = called("--quick", "--output", tmp_path, "--minutes", "0.1")
+    assert ended.exit_code == 0
+    assert {each["state"] for each in json.loads((tmp_path / "gpu.json").read_text())["checks"]} == {NOT_RUN}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_there_is_one_line_and_nothing_is_written(tmp_path: Path) -> None:
+    ended = called("--output", tmp_path / "gpu")
+    assert ended.exit_code == 1 and ended.output.count("\n") == 1 and "--quick" in ended.output
+    assert not (tmp_path / "gpu").exists()
+
+
+def results() -> list[Found]:
+    speed = Found("speed", "", "held", figures=(Figure("share of peak", 41.26, "% (…)"),))
+    return [speed, Found("saves", "", "failed", "wrong"), Found("layouts", "", "not run", "needs 2 GPUs")]
+
+
+def test_the_readme_has_the_table_that_the_command_fills() -> None:
+    readme = (REPOSITORY / "README.md").read_text()
+    filled = fill(readme, "NVIDIA X", results())
+    assert len(filled.splitlines()) >= len(readme.splitlines()) and HEADER in filled
+    line = "| NVIDIA X | 1 of 2 | 41.3 % | not run | not run | not run | not run |"
+    assert row("NVIDIA X", results()) == line and line in filled
+    assert "| no GPU" not in filled
+    # Another run on the same device takes the place of the last.
+    assert fill(filled, "NVIDIA X", results()) == filled
+    assert fill(filled, "NVIDIA Y", []).count("| NVIDIA") == 2
+
+
+def test_what_is_quoted_in_the_page_is_text() -> None:
+    quoted = Found("<b>", "", "failed", "<script>")
+    assert not re.search("<(b|script)>", page("<b>", [quoted], 1.0, quick=False))
+
+
+def test_torch_that_is_too_old_or_lacks_something_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"2\.9\.1\+cu128 is installed; expected 2\.11"):
+        older_torch.check_torch("2.9.1+cu128")
+    older_torch.check_torch("2.11.0+cu130")
+    (tmp_path / "engine.py").write_text("from torch import Tensor, nothing\nfrom torch.nowhere import thing\n")
+    assert older_torch.lacking(tmp_path) == ["torch.nothing", "torch.nowhere.thing"]
+    assert older_torch.lacking() == []
+
+
+@pytest.mark.prove
+def test_all_checks_hold_as_the_command_runs_them(tmp_path: Path) -> None:
+    ended = called("--quick", "--output", tmp_path)
+    assert ended.exit_code == 0, ended.output
+    assert {each["state"] for each in json.loads((tmp_path / "gpu.json").read_text())["checks"]} == {"held"}
+    assert (tmp_path / "trace.json.gz").stat().st_size > 1000

@@ -1,0 +1,89 @@
+"""What a check is given, and what it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+
+State = Literal["held", "failed", "not run"]
+CHECKS_PACKAGE = f"{__package__}.checks"
+
+
+class Place(NamedTuple):
+    """Where a check works. Without a GPU ``device`` is the CPU and ``devices`` are processes; ``small`` is the form of
+    seconds. ``kept`` is where it leaves files for the reader, ``directory`` is emptied."""
+
+    device: torch.device
+    devices: int
+    directory: Path
+    kept: Path
+    small: bool
+
+
+class Figure(NamedTuple):
+    """One thing that was found: a number in ``unit``, or words."""
+
+    name: str
+    value: float | str
+    unit: str = ""
+
+    def __str__(self) -> str:
+        value = self.value if isinstance(self.value, str) else f"{self.value:.4g}"
+        return f"{self.name} {value} {self.unit}".rstrip()
+
+
+class NotHere(Exception):
+    """What this machine lacks for a check."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """``function`` is "module:function" below :mod:`tests.support.gpu_proof.checks`: it raises if the ``claim`` does
+    not hold, and is ended after ``limit_s``."""
+
+    name: str
+    claim: str
+    function: str
+    limit_s: float = 60.0
+
+    def load(self) -> Callable[[Place], Sequence[Figure]]:
+        module, _, function = self.function.partition(":")
+        return getattr(import_module(module if "." in module else f"{CHECKS_PACKAGE}.{module}"), function)
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a check ended: in ``reason`` why it failed or was not run."""
+
+    name: str
+    claim: str
+    state: State
+    reason: str = ""
+    seconds: float = 0.0
+    figures: tuple[Figure, ...] = field(default=())
+
+
+#: In this order, as long as there is time.
+CHECKS = (
+    Check("machine", "torch sees the GPU, by a driver that is new enough for it", "machine:versions"),
+    Check("tests", "the tests marked `gpu` pass", "machine:marked_tests", 120),
+    Check("speed", "a transformer in bf16 trains, with a trace", "steps:speed", 150),
+    Check("no waits", "no step makes the host wait for the device", "steps:no_waits", 90),
+    Check("kill and resume", "a training that is killed ends with the bits of one that is not", "survival:resume", 120),
+    Check("saves", "a snapshot is what a synchronous copy is, whatever the device computes", "saves:under_load", 90),
+    Check("error", "what ends one rank is said, and ends the job", "survival:error", 60),
+    Check("offload", "weights sharded by FSDP2 and kept on the host train like whole ones", "variants:offload"),
+    Check("PowerSGD", "gradients as products of thin matrices train", "variants:powersgd"),
+    Check("EMA", "averaged weights are the average of the steps' weights", "variants:averaged"),
+    Check("non-finite", "a step with NaN is skipped and named, and costs nothing else", "variants:nonfinite"),
+    Check("compile", "compiled blocks compute what eager ones do", "variants:compiled", 150),
+    Check("loader", "rows reach the device as they are, and faster than by a DataLoader", "loading:loader", 90),
+    Check("export", "ONNX Runtime on this device gives what torch gives", "exporting:parity"),
+    Check("collectives", "the benchmark measures, beside nccl-tests if they are there", "exchange:collectives", 120),
+    Check("layouts", "every layout computes what one process computes", "exchange:layouts", 180),
+)

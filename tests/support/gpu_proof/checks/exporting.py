@@ -1,0 +1,32 @@
+"""ONNX Runtime on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnxruntime
+
+from slipstream.export.config import ExportConfig
+from slipstream.export.convert import EXAMPLE_ROWS, check_parity, largest_difference, to_onnx
+from slipstream.export.session import PROVIDERS, onnx_predictor
+from slipstream.models.predict import inputs_of, model_function
+from tests.support.gpu_proof.check import Figure, NotHere, Place
+from tests.support.toys import table, trained_on
+
+ROWS = 256
+
+
+def parity(place: Place) -> Sequence[Figure]:
+    """In FP32, without TF32, beside torch on the CPU: within what rounding explains."""
+    provider = place.device.type
+    if PROVIDERS[provider] not in onnxruntime.get_available_providers():
+        raise NotHere("ONNX Runtime has no CUDA provider: pip install onnxruntime-gpu in place of onnxruntime")
+    data = table(place.directory / "table", "classification")
+    model, rows = trained_on(data).load(), data.split("test")[:ROWS]
+    inputs, path = inputs_of(data.signature, rows), place.directory / "model.onnx"
+    to_onnx(model, data.signature, [x[:EXAMPLE_ROWS] for x in inputs], ExportConfig().opset, path)
+    on_device, reference = onnx_predictor(path, 1, provider), model_function(model)
+    check_parity(reference, on_device, inputs)
+    difference = largest_difference(reference(inputs), on_device(inputs))
+    return [Figure("outputs differ by", difference, "of the largest"), Figure("rows", float(len(np.atleast_1d(rows))))]

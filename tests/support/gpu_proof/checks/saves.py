@@ -1,0 +1,128 @@
+"""Snapshots that are taken while the device computes."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+
+from slipstream.train.checkpoint.home import Retention
+from slipstream.train.checkpoint.manager import Checkpoints
+from slipstream.train.checkpoint.restore import ResumePolicy
+from slipstream.train.checkpoint.staging import Buffers
+from slipstream.train.checkpoint.state import AppState
+from slipstream.train.device_clock import clock_of
+from tests.support.gpu_proof.check import Figure, Place
+
+MIB = 1 << 20
+Snapshot = dict[str, Tensor]
+
+
+@contextmanager
+def snapshots() -> Iterator[list[Snapshot]]:
+    """Copies of what every snapshot held when it was complete, before anything is written."""
+    taken, stage = list[Snapshot](), Buffers.stage
+
+    def noting(self: Buffers, *arguments: object) -> Callable[[], Snapshot]:
+        complete = stage(self, *arguments)  # type: ignore[arg-type]
+
+        def noted() -> Snapshot:
+            whole = complete()
+            taken.append({name: tensor.clone() for name, tensor in whole.items()})
+            return whole
+
+        return noted
+
+    with mock.patch.object(Buffers, "stage", noting):
+        yield taken
+
+
+class Busy:
+    """A model whose steps take a while after the host has enqueued them."""
+
+    def __init__(self, place: Place) -> None:
+        self.width = 256 if place.small else 2048
+        torch.manual_seed(0)
+        layers = (nn.Linear(self.width, self.width, device=place.device) for _ in range(2 if place.small else 8))
+        self.model = nn.Sequential(*layers)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, fused=True)
+        self.batch = torch.randn(64, self.width, device=place.device)
+        side = 256 if place.small else 8192
+        self.large = torch.randn(side, side, device=place.device)
+        self.products = 1 if place.small else 10
+
+    def compute(self) -> None:
+        for _ in range(self.products):
+            self.large @ self.large
+
+    def step(self) -> None:
+        self.model(self.batch).square().mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+
+def under_load(place: Place) -> Sequence[Figure]:
+    """Every save is begun behind products that the device has yet to compute, and followed by a step that would change
+    what it copies."""
+    saves = 5 if place.small else 50
+    busy = Busy(place)
+    busy.step()
+    state = AppState(busy.model, busy.optimizer)
+    stalls, expected = list[float](), list[Snapshot]()
+    with (
+        snapshots() as taken,
+        Checkpoints(
+            str(place.directory / "home"),
+            state,
+            ResumePolicy({}),
+            retention=Retention(last=1),
+            clock=clock_of(place.device),
+        ) as checkpoints,
+    ):
+        checkpoints.prepare({})
+        for number in range(saves):
+            busy.compute()
+            busy.step()
+            copies = {name: tensor.detach().clone() for name, tensor in checkpoints._tree({})[1].items()}
+            busy.compute()
+            stall = checkpoints.save(number + 1, {})
+            busy.compute()
+            busy.step()
+            wait = checkpoints.background.pop_step_wait()
+            stalls.append(stall + (wait.stall() if wait else 0.0))
+            checkpoints.finish()
+            expected.append({name: copy.cpu() for name, copy in copies.items()})
+        synchronous = copied_at_once(place, copies)
+    assert len(taken) == saves, f"{len(taken)} snapshots of {saves} saves"
+    wrong = [n for n, (ours, theirs) in enumerate(zip(taken, expected, strict=True), 1) if not equal(ours, theirs)]
+    assert not wrong, f"snapshots {wrong} are not what a synchronous copy is"
+    size = sum(copy.nbytes for copy in copies.values())
+    stalled = statistics.median(stalls)
+    return [
+        Figure("equal snapshots", float(saves)),
+        Figure("state", size / MIB, "MiB"),
+        Figure("stall of a save", 1e3 * stalled, "ms"),
+        Figure("of a synchronous copy", 100 * stalled / synchronous, "%"),
+    ]
+
+
+def equal(ours: Snapshot, theirs: Snapshot) -> bool:
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def copied_at_once(place: Place, tensors: Snapshot) -> float:
+    """Seconds of a copy to fresh memory of the host, the median of some."""
+    took = []
+    for _ in range(5):
+        if place.device.type == "cuda":
+            torch.cuda.synchronize(place.device)
+        started = time.perf_counter()
+        for tensor in tensors.values():
+            tensor.to("cpu", copy=True)
+        took.append(time.perf_counter() - started)
+    return statistics.median(took)

@@ -1,0 +1,61 @@
+"""The results as one HTML page, and as a row of the README's table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import jinja2
+
+from tests.support.gpu_proof.check import Figure, Result, State
+
+HERE = Path(__file__).parent
+NOT_RUN: State = "not run"
+#: The columns of the README's table after the device: the check, its figure, and how that is written.
+COLUMNS = (
+    ("speed", "share of peak", "{:.1f} %"),
+    ("kill and resume", "files equal bit for bit", "{:.0f} files equal"),
+    ("saves", "of a synchronous copy", "{:.1f} %"),
+    ("loader", "over DataLoader", "{:.1f} x"),
+    ("error", "until it was said", "{:.1f} s"),
+)
+TITLES = (
+    "`make gpu` on",
+    "held",
+    "bf16, of peak",
+    "kill, resume",
+    "stall, of a copy",
+    "of DataLoader",
+    "error said",
+)
+HEADER = f"| {' | '.join(TITLES)} |"
+
+
+def page(machine: str, results: Sequence[Result], seconds: float, quick: bool) -> str:
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    counts = {state: sum(each.state == state for each in results) for state in ("held", "failed", NOT_RUN)}
+    return environment.from_string((HERE / "page.html").read_text()).render(
+        machine=machine, results=results, counts=counts, seconds=seconds, quick=quick
+    )
+
+
+def row(device: str, results: Sequence[Result]) -> str:
+    """Of the README's table."""
+    figures: Mapping[str, Mapping[str, Figure]] = {
+        each.name: {figure.name: figure for figure in each.figures} for each in results if each.state == "held"
+    }
+    tried = [each for each in results if each.state != NOT_RUN]
+    cells = [f"{sum(each.state == 'held' for each in tried)} of {len(tried)}"]
+    for check, name, form in COLUMNS:
+        figure = figures.get(check, {}).get(name)
+        cells.append(form.format(figure.value) if figure else NOT_RUN)
+    return "| " + " | ".join([device, *cells]) + " |"
+
+
+def fill(readme: str, device: str, results: Sequence[Result]) -> str:
+    """The README with this device's row in its table, in place of an older one or of the one that says "not run"."""
+    lines = readme.split("\n")
+    first = lines.index(HEADER) + 2
+    last = next(place for place in range(first, len(lines)) if not lines[place].startswith("|"))
+    others = [line for line in lines[first:last] if not line.startswith(("| no GPU", f"| {device} |"))]
+    return "\n".join([*lines[:first], *others, row(device, results), *lines[last:]])
