@@ -82,6 +82,7 @@ CHECKS = (
     Check("EMA", "averaged weights are the average of the steps' weights", "variants:averaged"),
     Check("non-finite", "a step with NaN is skipped and named, and costs nothing else", "variants:nonfinite"),
     Check("compile", "compiled blocks compute what eager ones do", "variants:compiled", 150),
+    Check("graphs", "a captured pass of small models gives the eager one's gradients", "variants:graphs"),
     Check("loader", "rows reach the device as they are, and faster than by a DataLoader", "loading:loader", 90),
     Check("export", "ONNX Runtime on this device gives what torch gives", "exporting:parity"),
     Check("collectives", "the benchmark measures, beside nccl-tests if they are there", "exchange:collectives", 120),

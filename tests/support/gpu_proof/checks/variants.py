@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+import copy
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, cast
 from unittest import mock
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from slipstream.artifacts.results.training import History, read_attempt, read_history
+from slipstream.models.config import ModelConfig
+from slipstream.models.factory import build, zeros
 from slipstream.models.trained import TrainedModel
 from slipstream.train.loop.optimizer import EARLY, AveragedWeights
 from slipstream.train.parallel.config import GradientsConfig, ParallelConfig
-from tests.support.gpu_proof.check import Figure, Place
+from slipstream.train.throughput import synchronise
+from tests.support.gpu_proof.check import Figure, NotHere, Place
 from tests.support.gpu_proof.trainings import train_transformer, write_tokens
 from tests.support.toys import table
 from tests.support.training_runs import Job, attempt
@@ -85,6 +92,41 @@ def nonfinite(place: Place) -> Sequence[Figure]:
     weights = TrainedModel.open(job.output).load().state_dict()
     assert all(torch.isfinite(tensor).all() for tensor in weights.values() if tensor.is_floating_point())
     return [Figure("skipped step", float(skipped[0]))]
+
+
+def graphs(place: Place) -> Iterator[Figure]:
+    """What CUDA graphs would be worth to models whose kernels are shorter than their launches; training has none."""
+    if place.device.type == "cpu":
+        raise NotHere("a CPU has no graphs")
+    data = table(place.directory / "table", "classification")
+    model = build(ModelConfig("mlp", {"dropout": 0.0}), data.signature, seed=0).to(place.device)
+    inputs = tuple(zeros(data.signature, 256, place.device))
+    # Of a copy: it replaces the module's own forward.
+    captured = cast(nn.Module, torch.cuda.make_graphed_callables(copy.deepcopy(model), inputs))
+    for one, other in zip(gradients(captured, inputs), gradients(model, inputs), strict=True):
+        torch.testing.assert_close(one, other)
+    eager, graphed = (seconds(partial(gradients, each, inputs), place) for each in (model, captured))
+    yield Figure("a captured pass of the MLP", eager / graphed, "x as fast")
+
+
+def gradients(model: nn.Module, inputs: tuple[Tensor, ...]) -> list[Tensor]:
+    """Of a loss that is not linear in the outputs."""
+    model.zero_grad(set_to_none=True)
+    model(*inputs).square().sum().backward()
+    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+
+def seconds(work: Callable[[], object], place: Place) -> float:
+    """Of 20 passes, the best of 5."""
+    best = math.inf
+    for _ in range(5):
+        synchronise(place.device)
+        started = time.perf_counter()
+        for _ in range(20):
+            work()
+        synchronise(place.device)
+        best = min(best, time.perf_counter() - started)
+    return best
 
 
 def compiled(place: Place) -> Iterator[Figure]:
