@@ -81,6 +81,11 @@ class Weights:
         kinds = {name: Kind(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
         return cls(kinds, lambda: (tensors[name] for name in in_file_order(kinds)))
 
+    def once(self) -> Weights:
+        """The same tensors, each of which comes once only, whoever asks: the next one gets what the last one left."""
+        left = iter(self.tensors())
+        return Weights(self.kinds, lambda: left)
+
     def chunks(self) -> Iterator[bytes | memoryview]:
         """The bytes of the file."""
         yield header(self.kinds)

@@ -102,17 +102,15 @@ def run(request: TrainingRequest) -> None:
             )
             guard = Guard(checkpoints, interval, watcher, recorder, clock, training.unsaved_limit)
             record = train(setup, state, guard, checkpoints, request.so_far if group.rank == 0 else None)
-            best, last = (setup.parallel.whole(weights) for weights in (state.best_weights, state.weights()))
+            best, last = (setup.parallel.whole(weights).once() for weights in (state.best_weights, state.weights()))
             refused = ""
             if group.rank == 0:
                 try:
                     write_trained(request.directory, setup.architecture, best, last, request.made_by, record)
                 except OSError as error:
-                    if setup.layout.config.divides:  # the others are in the collectives of the next tensor
-                        raise
                     refused = cannot_write(request.directory, error).message
-            else:
-                deque(chain(best.tensors(), last.tensors()), maxlen=0)
+            # The tensors of a divided model take all ranks, also those that rank 0 could not write.
+            deque(chain(best.tensors(), last.tensors()), maxlen=0)
             if request.delivered_by_agent and not refused:
                 checkpoints.hand_over()
             leave_after_rank_0(dist.PrefixStore("end", store), group.rank, group.world, refused)

@@ -14,7 +14,9 @@ import pytest
 import torch.distributed as dist
 
 from slipstream.distributed.farewell import leave_after_rank_0
+from slipstream.models.trained import Weights
 from slipstream.train.config import TrainingConfig
+from slipstream.train.parallel.config import ParallelConfig
 from tests.support import training
 from tests.support.training import refusal, table_of_numbers, trained
 
@@ -64,15 +66,19 @@ def test_rank_0_goes_last_and_misses_whoever_does_not_come() -> None:
 def rank_whose_disk_is_full(rank: int, *arguments: Any) -> None:
     from slipstream.train import run
 
-    def full(*of: Any) -> None:
+    def full(directory: Path, architecture: object, best: Weights, *more: object) -> None:
+        next(iter(best.tensors()))
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     vars(run)["write_trained"] = full
     training.rank_body(rank, *arguments)
 
 
-def test_a_model_that_finds_no_room_is_a_mistake_that_all_ranks_know_of(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shard", ["none", "weights"])
+def test_a_model_that_finds_no_room_is_a_mistake_that_all_ranks_know_of(shard: Any, tmp_path: Path) -> None:
+    """Of a divided model the other ranks are in the collectives of the tensors that rank 0 does not write."""
     prepared = table_of_numbers(tmp_path / "prepared", 64)
-    trained(prepared, tmp_path / "x", 2, TrainingConfig(epochs=1, batch_size=64), body=rank_whose_disk_is_full)
+    config = TrainingConfig(epochs=1, batch_size=64, parallel=ParallelConfig(shard=shard))
+    trained(prepared, tmp_path / "x", 2, config, body=rank_whose_disk_is_full)
     said = [refusal(tmp_path / "x", rank) for rank in range(2)]
     assert said[0] == said[1] and "no space left" in said[0] and not list(tmp_path.glob("x/**/manifest.json"))
