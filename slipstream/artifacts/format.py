@@ -27,6 +27,8 @@ from slipstream.storage.names import check_name, path_below
 FORMAT = 1
 MANIFEST = "manifest.json"
 BLOCK_BYTES = 4 << 20
+#: The most that a manifest may say: larger than any block that is written, small enough to count bytes with.
+LARGEST_BLOCK = 1 << 40
 
 
 class DamagedArtifact(UserError):
@@ -47,7 +49,7 @@ class FileRecord:
         whole = type(self.size) is int and type(self.block_bytes) is int and isinstance(self.sha256, str)
         return (
             (whole and isinstance(self.blocks, list) and all(isinstance(block, str) for block in self.blocks))
-            and (self.size >= 0 and self.block_bytes > 0)
+            and (self.size >= 0 and 0 < self.block_bytes <= LARGEST_BLOCK)
             and len(self.blocks) == -(-self.size // self.block_bytes)
         )
 
@@ -255,7 +257,7 @@ class Artifact:
         for name, record in self.files.items():
             with self.path(name).open("rb") as file:
                 for index in range(len(record.blocks)):
-                    self.check_block(name, index, file.read(record.block_bytes))
+                    self.check_block(name, index, file.read(min(record.block_bytes, record.size)))
         return self
 
     def check_sha256(self, names: Iterable[str] | None = None) -> Artifact:

@@ -92,7 +92,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         if (manifest["kind"], manifest["format"]) != ("export", 1) or not isinstance(manifest["files"], dict):
             found = f"{manifest['kind']!r:.40}, format {manifest['format']!r:.40}"
             raise BadPackage(f"{path}: holds {found}; expected 'export', 1")
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise BadPackage(f"{path}: not the manifest of an exported model") from None
     return manifest
 

@@ -80,6 +80,18 @@ def test_a_broken_manifest_is_damage_not_a_traceback(tmp_path: Path, text: str) 
         Artifact.open(tmp_path / "x", "test")
 
 
+@pytest.mark.parametrize("most", [2**41, 2**64, 10**30])
+def test_blocks_larger_than_anything_are_damage(most: int, tmp_path: Path) -> None:
+    write(tmp_path / "x")
+    path = tmp_path / "x/manifest.json"
+    manifest = json.loads(path.read_text())
+    for record in manifest["files"].values():
+        record |= {"block_bytes": most, "blocks": record["blocks"][:1]}
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(DamagedArtifact, match="manifest"):
+        Artifact.open(tmp_path / "x", "test").check()
+
+
 def test_a_manifest_of_a_newer_format_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "x")
     path = tmp_path / "x/manifest.json"

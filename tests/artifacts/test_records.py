@@ -13,6 +13,8 @@ from pydantic import Field
 
 from slipstream.artifacts.format import Artifact, ArtifactWriter, DamagedArtifact
 from slipstream.artifacts.records import from_json, from_tree, read_record, to_json, to_tree, write_record
+from slipstream.artifacts.results.export import ExportReport
+from tests.support.report_runs import export
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,14 @@ def test_what_is_no_record_is_refused(content: bytes) -> None:
 def test_a_writer_that_is_wrong_is_told(record: object) -> None:
     with pytest.raises(ValueError, match="may not be as expected"):
         to_json(record)
+
+
+def test_an_export_that_contradicts_itself_is_refused() -> None:
+    whole = json.loads(to_json(export("accuracy")))
+    changes: list[dict[str, object]] = [{"chosen": "int4"}, {"decided_at_batch": 7}, {"variants": []}]
+    for change in changes:
+        with pytest.raises(DamagedArtifact, match=r"export\.json: not an export report"):
+            from_json(json.dumps(whole | change).encode(), ExportReport, "export.json")
 
 
 def test_a_file_that_an_artifact_lacks_is_named(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_a_long_name_fits(tmp_path: Path) -> None:
     summary = summary_of(tmp_path, ["no", "yes"])
     name = "u8s8-tensor-between-out8-mixed16"
     variants = [replace(each, name=name if each.chosen else each.name) for each in summary.export.variants]
-    lines = str(replace(summary, export=replace(summary.export, variants=variants))).splitlines()
+    lines = str(replace(summary, export=replace(summary.export, chosen=name, variants=variants))).splitlines()
     assert any("▸ u8s8-tensor-between-…" in line for line in lines) and max(map(len, lines)) <= WIDTH
 
 
@@ -56,7 +56,7 @@ def test_a_name_of_several_words_takes_several_lines(tmp_path: Path) -> None:
     summary = summary_of(tmp_path, ["no", "yes"])
     name = "int8 static, per tensor, int8 outputs, wide layers"
     variants = [replace(each, name=name if each.chosen else each.name) for each in summary.export.variants]
-    lines = str(replace(summary, export=replace(summary.export, variants=variants))).splitlines()
+    lines = str(replace(summary, export=replace(summary.export, chosen=name, variants=variants))).splitlines()
     at = next(number for number, line in enumerate(lines) if "▸ int8 static, per " in line)
     assert [line.strip() for line in lines[at + 1 : at + 3]] == ["tensor, int8 outputs,", "wide layers"]
     assert lines[at].endswith("87.74 %") and max(map(len, lines)) <= WIDTH

@@ -167,6 +167,13 @@ class ExportReport:
     #: Of the model; "" if it was not given.
     licence: str
 
+    def __post_init__(self) -> None:
+        """Raises ``ValueError`` unless one variant is the chosen one, and the batch size that decided was profiled."""
+        if [variant.name for variant in self.variants if variant.chosen] != [self.chosen]:
+            raise ValueError("not one variant is the chosen one")
+        if self.profile and self.decided_at_batch not in [each.batch for each in self.profile]:
+            raise ValueError("the batch size that decided was not profiled")
+
     @property
     def timed(self) -> list[VariantFigures]:
         return [variant for variant in self.variants if variant.timed]
