@@ -13,6 +13,7 @@ from pydantic import Field
 
 from slipstream.artifacts.format import Artifact, ArtifactWriter, DamagedArtifact
 from slipstream.artifacts.records import from_json, from_tree, read_record, to_json, to_tree, write_record
+from slipstream.artifacts.results.evaluation import Headline
 from slipstream.artifacts.results.export import ExportReport
 from tests.support.report_runs import export
 
@@ -108,6 +109,12 @@ def test_an_export_that_contradicts_itself_is_refused() -> None:
     for change in changes:
         with pytest.raises(DamagedArtifact, match=r"export\.json: not an export report"):
             from_json(json.dumps(whole | change).encode(), ExportReport, "export.json")
+
+
+@pytest.mark.parametrize("name", ["ab", "__class__", ""])
+def test_a_model_is_judged_by_a_metric_that_there_is(name: str) -> None:
+    with pytest.raises(DamagedArtifact, match="name: Input should be 'accuracy' or 'rmse'"):
+        from_json(json.dumps({"name": name, "value": 0.5}).encode(), Headline, "evaluation.json")
 
 
 def test_a_file_that_an_artifact_lacks_is_named(tmp_path: Path) -> None:

@@ -45,6 +45,12 @@ class TestTypes:
         }
         assert column(data, "day")["distinct"] == 9
 
+    @pytest.mark.parametrize("declared", ["date", "category"])
+    def test_times_may_count_nanoseconds(self, declared: str, prepared: Prepare) -> None:
+        lines = [f"2024-03-{1 + i % 28:02d}T10:00:00.{i % 7:09d}Z,{i % 2}" for i in range(300)]
+        data = prepared("when,y\n" + "\n".join(lines) + "\n", types={"when": declared})
+        assert data.card["rows"]["kept"] == 300
+
     def test_columnar_columns_are_read_as_declared(self, prepared: Prepare) -> None:
         draw = np.random.default_rng(0)
         amounts = [f"{n:.2f}" for n in draw.normal(size=400)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 
@@ -10,7 +11,7 @@ from slipstream.artifacts.results.evaluation import BaselineScores, Evaluation, 
 from slipstream.report.against_baseline import against_baseline
 
 
-def evaluation(metric: str, gain: Gain) -> Evaluation:
+def evaluation(metric: Literal["accuracy", "rmse"], gain: Gain) -> Evaluation:
     scores = {"accuracy": 0.9} if metric == "accuracy" else {"rmse": 2.0}
     beside = BaselineScores(name="HistGradientBoosting", rows_trained=10, **scores)
     task = "classification" if metric == "accuracy" else "regression"
@@ -37,7 +38,9 @@ def evaluation(metric: str, gain: Gain) -> Evaluation:
         ("accuracy", Gain(0.0, -1.0, 1.0), 0, "can't tell: equal, -1.00 to 1.00 with 95 % confidence"),
     ],
 )
-def test_what_is_said_is_what_is_shown(metric: str, gain: Gain, shown: int, sentence: str) -> None:
+def test_what_is_said_is_what_is_shown(
+    metric: Literal["accuracy", "rmse"], gain: Gain, shown: int, sentence: str
+) -> None:
     found = against_baseline(evaluation(metric, gain))
     assert found and (found.shown, found.sentence) == (shown, sentence)
 

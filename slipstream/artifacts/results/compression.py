@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from slipstream.artifacts.results.export import Estimate
 
@@ -46,7 +47,7 @@ class Compression:
     """
 
     method: str
-    metric: str
+    metric: Literal["accuracy", "rmse"]
     size: ModelSize
     value: float
     tried: list[CompressionTrial] = field(default_factory=list)

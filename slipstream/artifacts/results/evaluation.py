@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -56,7 +56,7 @@ class BaselineScores(Scores):
 class Headline:
     """The one metric by which the model is judged: "accuracy" (a share of one) or "rmse" (in units of the target)."""
 
-    name: str
+    name: Literal["accuracy", "rmse"]
     value: float
 
 

@@ -223,9 +223,9 @@ def one_by_one(cleaned: pa.Array, kind: str) -> pa.Array:
             return pa.nulls(len(cleaned), ARROW[TIME])
         import pandas as pd  # seldom needed, and slow to import
 
-        return pa.array(pd.to_datetime(cleaned.to_pandas(), format="ISO8601", utc=True, errors="coerce")).cast(
-            ARROW[TIME]
-        )
+        read = pd.to_datetime(cleaned.to_pandas(), format="ISO8601", utc=True, errors="coerce")
+        # What is cut off of nanoseconds is no error.
+        return pa.array(read).cast(ARROW[TIME], safe=False)
     return as_far_as_read(cleaned)
 
 
