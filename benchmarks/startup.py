@@ -77,7 +77,7 @@ def pods(tasks: Mapping[str, str], turns: int) -> Table:
         runs = in_turns(contenders, turns)
     rows = {name: settled(found) for name, found in runs.items()}
     for name, found in runs.items():
-        base = runs[EMPTY_TORCH if name in (EMPTY_TORCH, *WITH_TORCH) else EMPTY]
+        base = runs[EMPTY_TORCH if name in WITH_TORCH else EMPTY]
         ratio, low, high = interval_of_median(
             [one["cpu"] / other["cpu"] for one, other in zip(found, base, strict=True)]
         )

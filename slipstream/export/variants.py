@@ -69,13 +69,18 @@ def in_bf16(model: nn.Module) -> ModelFunction:
 
 
 def fp32_variant(
-    directory: Path, model: nn.Module, torch: ModelFunction, data: PreparedData, test: np.ndarray, config: ExportConfig
+    directory: Path,
+    model: nn.Module,
+    reference: ModelFunction,
+    data: PreparedData,
+    test: np.ndarray,
+    config: ExportConfig,
 ) -> Variant:
     """The exported model. Raises ``UserError`` if its outputs differ from torch's at any of the batch sizes tried."""
     path = directory / FP32_FILE
     to_onnx(model, data.signature, inputs_of(data.signature, np.resize(test, EXAMPLE_ROWS)), config.opset, path)
     run, inputs = onnx_predictor(path, config.threads, config.provider), inputs_of(data.signature, test[:32])
-    check_parity(torch, run, inputs)
+    check_parity(reference, run, inputs)
     check_rows(run, inputs)
     return onnx_variant(FP32, path, data.signature, test, config)
 
@@ -89,7 +94,7 @@ def onnx_variant(
 
 def figures(
     variant: Variant,
-    torch: Variant,
+    reference: Variant,
     task: str,
     test: np.ndarray,
     latency_ms: dict[str, LatencyFigures],
@@ -98,7 +103,7 @@ def figures(
     """The entry of a variant in ``export.json``; the gate's decision is still missing."""
     medians = {rows: at.p50.value for rows, at in latency_ms.items() if at.p50}
     rates = {rows: 1000 * int(rows) / median for rows, median in medians.items()}
-    difference = np.abs(variant.outputs.astype(np.float64) - torch.outputs)
+    difference = np.abs(variant.outputs.astype(np.float64) - reference.outputs)
     price = config.price_per_hour
     return VariantFigures(
         name=variant.name,
@@ -112,7 +117,7 @@ def figures(
         rows_per_second=rates,
         cost_per_million={rows: price / 3600 / rate * 1e6 for rows, rate in rates.items()} if price else {},
         metrics=scores(task, variant.outputs, targets_of(test)),
-        largest_difference=largest_difference(torch.outputs, variant.outputs),
+        largest_difference=largest_difference(reference.outputs, variant.outputs),
         mean_difference=float(difference.mean()),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -23,6 +23,8 @@ VARIABLES = (
 #: What stands before an algorithm in NCCL_ALGO, so that it is all_reduce's only. Since NCCL 2.24 a plain one is that of
 #: all operations, and every operation that lacks it fails: broadcast and all_gather know no tree (nccl, tuning.cc).
 FOR_ALL_REDUCE = "allreduce:"
+#: The trial of gradients that are copied to where they are reduced.
+COPIED = "gradient_as_bucket_view=False"
 TrialVerdict = Literal["taken", "no change", "may change numbers", "failed", "not tried"]
 
 
@@ -136,4 +138,7 @@ def read_tuning(directory: Path) -> Tuning:
     artifact = Artifact.open(directory, KIND)
     tuning = read_record(artifact, FILE, Tuning)
     check_variables(tuning.environment, str(artifact.path(FILE)))
-    return tuning
+    if any(trial.setting == COPIED and trial.verdict == "taken" for trial in tuning.trials):
+        return tuning
+    # From when False was the default it is in results that found nothing.
+    return replace(tuning, ddp=replace(tuning.ddp, gradient_as_bucket_view=True))

@@ -30,8 +30,8 @@ class Plan:
     pipeline is cut between them. ``tensor`` gives the style of modules by name. ``divisible`` names the settings that
     the degree of tensor parallelism has to divide, with their values. ``cut(start, stop)`` removes all that the stage
     of the blocks from ``start`` to ``stop`` does not need; the first stage takes the model's input, every other one
-    hidden states ``[batch, *hidden]``, which every stage but the last returns. ``sequence`` is the length that sequence
-    parallelism has to divide.
+    hidden states ``[batch, *hidden]``, which every stage but the last returns, and which are handed on in bf16 where
+    training computes in it. ``sequence`` is the length that sequence parallelism has to divide.
     """
 
     blocks: tuple[str, ...]

@@ -24,7 +24,15 @@ from slipstream.storage.base import (
     fetch_listed,
     ranged_reader,
 )
-from slipstream.storage.local import LocalStorage, cannot_write, free_bytes, list_files, local_path, out_of_space
+from slipstream.storage.local import (
+    LocalStorage,
+    cannot_write,
+    free_bytes,
+    list_files,
+    local_path,
+    out_of_space,
+    writing_to,
+)
 from slipstream.storage.names import check_name, path_below
 
 __all__ = [
@@ -50,6 +58,7 @@ __all__ = [
     "read_range",
     "stat_object",
     "storage_for",
+    "writing_to",
 ]
 
 #: Files that are downloaded at the same time.

@@ -194,6 +194,15 @@ def cannot_write(directory: Path, error: Exception) -> UserError:
     return UserError(f"{directory}: cannot be written ({why}); check the path and its permissions")
 
 
+@contextlib.contextmanager
+def writing_to(directory: Path) -> Iterator[None]:
+    """Raise the user error of :func:`cannot_write` for what the operating system refuses in the block."""
+    try:
+        yield
+    except OSError as error:
+        raise cannot_write(directory, error) from None
+
+
 def raise_unless_absent(error: OSError) -> None:
     """What cannot be listed is not empty. Raises ``UserError``, unless nothing is there."""
     if error.errno not in (errno.ENOENT, errno.ENOTDIR):

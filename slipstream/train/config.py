@@ -120,10 +120,14 @@ class TrainingConfig(Settings):
             raise self.reject(chosen[1], f"0, as training.{chosen[0]} is set: only one of them decides")
 
 
+#: Settings that were thought to decide the result: checkpoints may say anything of them.
+NO_LONGER_LASTING = ("training.gradients.gradient_as_bucket_view",)
+
+
 def lasting(training: TrainingConfig) -> dict[str, object]:
     """The settings that decide the result, and so must stay when a training is resumed."""
     hints = get_type_hints(TrainingConfig, include_extras=True)
     free = {name for name, hint in hints.items() if MAY_CHANGE in getattr(hint, "__metadata__", ())}
-    # Where gradients lie decides nothing; checkpoints and their homes say what the default was at first.
+    # Homes are found by it: they say of what no longer counts what the default was at first.
     gradients = {**to_dict(training.gradients), "gradient_as_bucket_view": False}
     return {name: value for name, value in to_dict(training).items() if name not in free} | {"gradients": gradients}

@@ -33,7 +33,7 @@ from slipstream.train.checkpoint.home import Retention
 from slipstream.train.checkpoint.manager import Checkpoints, Restored
 from slipstream.train.checkpoint.restore import ResumePolicy, newest_identity
 from slipstream.train.checkpoint.state import generator_seed, seed_generators
-from slipstream.train.config import TrainingConfig, lasting
+from slipstream.train.config import NO_LONGER_LASTING, TrainingConfig, lasting
 from slipstream.train.data_loader import stored_blocks
 from slipstream.train.data_order import ORDER_VERSION, GlobalOrder
 from slipstream.train.device_clock import clock_of
@@ -90,6 +90,7 @@ def run(request: TrainingRequest) -> None:
             holder=request.holder,
             resume=training.resume,
             defaults={"model": to_dict(ModelConfig()), "training": to_dict(TrainingConfig())},
+            ignored=NO_LONGER_LASTING,
             layout=setup.layout.sizes if training.parallel.divides else (),
             grace_s=max(0.0, request.grace_s - (time.perf_counter() - started)),
         )

@@ -31,7 +31,15 @@ from slipstream.models.config import ModelConfig, TeachingConfig
 from slipstream.models.factory import Predictor, build
 from slipstream.models.trained import Architecture, TrainedModel
 from slipstream.settings import to_dict
-from slipstream.train.checks import check_divisible, check_parameters, check_pipeline, check_rows, pieces_of, traits_of
+from slipstream.train.checks import (
+    check_compiler,
+    check_divisible,
+    check_parameters,
+    check_pipeline,
+    check_rows,
+    pieces_of,
+    traits_of,
+)
 from slipstream.train.config import TrainingConfig
 from slipstream.train.data_loader import padding
 from slipstream.train.loop.objective import Teacher
@@ -169,6 +177,8 @@ class Setup:
         with same_error_on_all_ranks(on_host):
             data = open_prepared(request.prepared)
             check_rows(data)
+            if training.compile:  # here, where no rank is in a collective of the model's
+                check_compiler(group.device.type == "cuda")
             check_pipeline(training, gpu=any(ability.gpu for ability in abilities))
             _, replicas, shards, _ = training.parallel.sizes(group.world, nodes(group.world))
             pieces = pieces_of(data, training, replicas * shards)
@@ -185,7 +195,7 @@ class Setup:
             check_exchange(exchange, group.backend, precision)
             compiled = None
             if training.compile and not training.parallel.divides:
-                compiled = compile_for(ReplicatedModel(predictor, traits), [predictor], pieces, precision, group)
+                compiled = compile_for(ReplicatedModel(predictor, traits), pieces[:1], precision, group)
         if group.rank == 0 and training.precision == "auto" and len(set(abilities)) > 1:
             LOG.warning("training.precision: auto is %s on all ranks, as their devices differ", precision)
         with same_error_on_all_ranks(on_host):
@@ -196,9 +206,11 @@ class Setup:
                 from slipstream.train.parallel.divide import divide
 
                 size = {"micro_batches": len(pieces), "rows": pieces[0].stop}
-                parallel = divided = divide(predictor, layout, group.device, training.seed, **size, precision=precision)
+                parallel = divide(predictor, layout, group.device, training.seed, **size, precision=precision)
                 if training.compile:
-                    compiled = compile_for(divided, divided.model_parts, pieces, precision, group)
+                    # A pipeline takes whole batches only.
+                    tried = pieces if training.parallel.pipeline > 1 else pieces[:1]
+                    compiled = compile_for(parallel, tried, precision, group)
             else:
                 parallel = replicate(predictor, traits, group, exchange, training.seed, compiled)
         return cls(training, group, data, lineage, architecture, precision, traits, layout, parallel, compiled)
@@ -219,12 +231,10 @@ class Setup:
         )
 
 
-def compile_for(
-    parallel: ParallelModel, parts: Sequence[Predictor], pieces: list[slice], precision: str, group: Group
-) -> CompiledTraining:
-    """Compile what this rank holds of the model, its ``parts``, for the micro-batches ``pieces``."""
-    batch = padding(pieces[-1].stop, parts[0].signature, group.device)
-    found = compile_blocks(parallel, parts, batch, pieces, partial(autocast, precision, group.device))
+def compile_for(parallel: ParallelModel, pieces: Sequence[slice], precision: str, group: Group) -> CompiledTraining:
+    """Compile what this rank holds of the model for the micro-batches ``pieces``."""
+    batch = padding(pieces[-1].stop, parallel.model.signature, group.device)
+    found = compile_blocks(parallel, batch, pieces, partial(autocast, precision, group.device))
     if group.rank == 0:
         gain = found.figures.plain_pass_s / found.figures.pass_s
         LOG.info("compiled in %.1f s; a pass is %.2f times as fast as without", found.figures.seconds, gain)

@@ -10,6 +10,7 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from click.testing import CliRunner, Result
 
 from slipstream.errors import UserError
@@ -113,9 +114,29 @@ def test_torch_that_is_too_old_or_lacks_something_is_named(tmp_path: Path) -> No
     with pytest.raises(UserError, match=r"2\.9\.1\+cu128 is installed; expected 2\.11"):
         older_torch.check_torch("2.9.1+cu128")
     older_torch.check_torch("2.11.0+cu130")
-    (tmp_path / "engine.py").write_text("from torch import Tensor, nothing\nfrom torch.nowhere import thing\n")
-    assert older_torch.lacking(tmp_path) == ["torch.nothing", "torch.nowhere.thing"]
+    (tmp_path / "engine.py").write_text(
+        "import torch\nimport torch.distributed as dist\nfrom torch import Tensor, nothing\n"
+        "from torch.nowhere import thing\n"
+        "dist.all_reduce, dist.gone, torch.cuda.lost, Tensor.anything, torch.nn.Linear\n"
+    )
+    names = ["torch.cuda.lost", "torch.distributed.gone", "torch.nothing", "torch.nowhere.thing"]
+    assert sorted(older_torch.lacking(tmp_path)) == names
     assert older_torch.lacking() == []
+
+
+def test_what_was_renamed_is_called_as_the_engines_call_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in older_torch.RENAMED:
+        monkeypatch.delattr(dist, name)
+    assert older_torch.lacking() == ["torch.distributed.all_gather_single", "torch.distributed.reduce_scatter_single"]
+    older_torch.adapt()
+    assert older_torch.lacking() == []
+    assert vars(dist)["all_gather_single"] is dist.all_gather_into_tensor
+
+
+def test_what_the_end_of_all_time_cuts_off_has_not_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "TOO_LITTLE", 1.0)
+    found = command.in_process(faulty("hangs"), tmp_path, 2.0, quick=True)
+    assert (found.state, found.reason) == (NOT_RUN, "the time was over after 2 s")
 
 
 @pytest.mark.prove

@@ -176,17 +176,13 @@ def set_up(case: Case) -> Divided:
     padding = torch.zeros(case.accumulation * rows, LENGTH, dtype=torch.long, device=device)
     pieces = [slice(start, start + rows) for start in range(0, len(padding), rows)]
     if layout.config.divides:
-        model = parts = divide(
-            predictor, layout, device, SEED, micro_batches=case.accumulation, rows=rows, precision="fp32"
-        )
+        model = divide(predictor, layout, device, SEED, micro_batches=case.accumulation, rows=rows, precision="fp32")
         if case.compile:
-            compile_blocks(model, parts.model_parts, (padding,), pieces, contextlib.nullcontext)
+            compile_blocks(model, (padding,), pieces, contextlib.nullcontext)
     else:
         fill(predictor, device, SEED)
         alone = ReplicatedModel(predictor)
-        compiled = (
-            compile_blocks(alone, [predictor], (padding,), pieces, contextlib.nullcontext) if case.compile else None
-        )
+        compiled = compile_blocks(alone, (padding,), pieces, contextlib.nullcontext) if case.compile else None
         model = replicate(
             predictor, Traits(), Group(layout.rank, layout.world, device, dist.get_backend()), compiled=compiled
         )

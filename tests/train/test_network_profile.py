@@ -21,7 +21,7 @@ from slipstream.errors import UserError
 from slipstream.interconnect.history import TuningHistory, tuning_at
 from slipstream.interconnect.profile import Fingerprint
 from slipstream.interconnect.tuning import VARIABLES as VARIABLES_OF_THE_TUNER
-from slipstream.interconnect.tuning import DdpSettings, Tuning, write_tuning
+from slipstream.interconnect.tuning import DdpSettings, Trial, Tuning, read_tuning, write_tuning
 from slipstream.train.applied_tuning import AppliedTuning, agree_on_tuning, allowed_part
 from slipstream.train.config import TrainingConfig
 from slipstream.train.parallel.config import GradientsConfig, ParallelConfig
@@ -133,6 +133,23 @@ def test_a_result_of_other_hardware_is_ignored_and_said(tmp_path: Path, caplog: 
         assert "holds no result of the tuner for this hardware" in caplog.text
     TuningHistory(str(tmp_path), HERE).publish(FOUND, {})
     assert tuning_at(str(tmp_path), HERE) == FOUND and tuning_at(str(tmp_path), replace(HERE, world=9)) is None
+
+
+@pytest.mark.parametrize(
+    ("trials", "view"),
+    [
+        ((Trial("gradient_as_bucket_view", "no change"),), True),
+        ((Trial("gradient_as_bucket_view=False", "no change"),), True),
+        ((Trial("gradient_as_bucket_view=False", "taken"),), False),
+    ],
+)
+def test_a_result_from_before_that_found_nothing_changes_nothing(
+    trials: tuple[Trial, ...], view: bool, tmp_path: Path
+) -> None:
+    """Where gradients lie was said in every result, and it was another default."""
+    write_tuning(tmp_path, replace(FOUND, ddp=DdpSettings(gradient_as_bucket_view=False), trials=trials), {})
+    found = read_tuning(tmp_path)
+    assert found.ddp == DdpSettings(gradient_as_bucket_view=view)
 
 
 def test_a_damaged_result_is_one_line(tmp_path: Path) -> None:

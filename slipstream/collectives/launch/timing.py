@@ -33,6 +33,8 @@ WARM_UP = 3
 #: Seconds that fresh processes run something before anything is measured. Their first few hundred iterations take
 #: up to three times as long: the processor's clock, the allocator and the sockets' buffers adapt.
 WARM_UP_S = 0.3
+#: Below what any clock tells: of a single rank NCCL launches nothing.
+SHORTEST_S = 1e-7
 #: Half of the median's 95 % interval, as a share of the median.
 NARROW = 0.02
 #: Iterations from which that interval is believed; iterations in any case, and at most.
@@ -79,7 +81,7 @@ def warm_up(case: Case, device: torch.device) -> None:
     while spent < WARM_UP_S:
         block = slowest(np.array(time_block([case], "loop", count, device)), device)
         spent += float(block.sum())
-        count = int(np.clip(WARM_UP_S / 10 / float(np.median(block)), 1, MOST))
+        count = int(np.clip(WARM_UP_S / 10 / max(SHORTEST_S, float(np.median(block))), 1, MOST))
 
 
 def run(cases: Sequence[Case]) -> None:
@@ -111,7 +113,7 @@ def calls_of_a_reading(cases: Sequence[Case], mode: Mode, device: torch.device) 
     if device.type != "cuda" or mode == "barrier":
         return 1
     once = slowest(np.array(time_block(cases, mode, FEWEST, device)), device)
-    return int(np.clip(np.ceil(READING_S / float(np.median(once))), 1, MOST_CALLS))
+    return int(np.clip(np.ceil(READING_S / max(SHORTEST_S, float(np.median(once)))), 1, MOST_CALLS))
 
 
 def time_block(cases: Sequence[Case], mode: Mode, count: int, device: torch.device, calls: int = 1) -> list[float]:

@@ -29,6 +29,7 @@ from slipstream.errors import Interrupted, UserError
 from slipstream.interconnect.history import ProfileHistory, TuningHistory
 from slipstream.interconnect.profile import NetworkProfile
 from slipstream.interconnect.tuning import (
+    COPIED,
     FOR_ALL_REDUCE,
     DdpSettings,
     Trial,
@@ -79,7 +80,7 @@ def candidates(
     found = [
         TuningCandidate("fp16 compression hook", {"hook": "fp16"}),
         *bucket_candidates(gradients),
-        TuningCandidate("gradient_as_bucket_view=False", {"gradient_as_bucket_view": False}),
+        TuningCandidate(COPIED, {"gradient_as_bucket_view": False}),
         TuningCandidate("static_graph", {"static_graph": True}),
     ]
     if backend == "gloo":

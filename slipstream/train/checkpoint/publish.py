@@ -22,7 +22,7 @@ from slipstream.distributed.process_group import Peers
 from slipstream.distributed.user_errors import AgreedUserError
 from slipstream.errors import UserError
 from slipstream.logs import logger
-from slipstream.storage import Storage, StorageUnavailable, cannot_write
+from slipstream.storage import Storage, StorageUnavailable, writing_to
 from slipstream.train.checkpoint.home import LATEST, Home, Name, Retention, Superseded
 from slipstream.train.checkpoint.lease import Lease
 from slipstream.train.checkpoint.shards import FileWriter, ShardWriter
@@ -119,10 +119,8 @@ class Publisher:
             if number.isdigit() and int(number) < self.attempt:
                 with suppress(OSError):
                     shutil.rmtree(directory)
-        try:
+        with writing_to(scratch):
             return Path(tempfile.mkdtemp(prefix=f"{prefix}{self.attempt:04d}-", dir=scratch))
-        except OSError as error:
-            raise cannot_write(scratch, error) from None
 
     @property
     def storage(self) -> Storage:
@@ -162,18 +160,14 @@ class Publisher:
             )
         except CheckpointException as failure:  # torch raises it on all ranks
             error = next(iter(failure.failures.values()))[0]
-            if isinstance(error, OSError):
-                raise AgreedUserError(cannot_write(files.directory, error).message) from failure
-            raise error from failure
+            raise AgreedUserError(error.message) if type(error) is UserError else error from failure
 
     def stage(self, name: Name, files: FileWriter, snapshot: Snapshot, staged: Callable[[], object]) -> None:
         """Write the JSON files, and announce the checkpoint on rank 0: its files are stored after that."""
-        try:
+        with writing_to(files.directory):
             files.write(rank_file(self.peers.rank), [canonical_json(snapshot.rank_state)])
             if self.peers.rank == 0:
                 files.write(STATE, [canonical_json(snapshot.state)])
-        except OSError as error:
-            raise cannot_write(files.directory, error) from None
         staged()
         if self.lease is not None:
             self.lease.announce(name)

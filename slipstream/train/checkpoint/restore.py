@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -159,6 +159,8 @@ class ResumePolicy:
     resume: str = "auto"
     #: What a setting that is absent from an identity is: older checkpoints do not know newer settings.
     defaults: Mapping[str, object] = field(default_factory=dict)
+    #: Dotted paths in an identity that do not count.
+    ignored: Collection[str] = ()
     #: How the ranks divide the work, if they hold different parts of the model; numbers continue bit for bit under the
     #: same layout only.
     layout: Sequence[int] = ()
@@ -196,13 +198,12 @@ class ResumePolicy:
                 f"{candidate.uri}: written by a newer version of this project (content {content}, we "
                 f"know {CONTENT}); update, or start afresh with training.resume=never"
             )
-        difference = first_difference(
-            with_defaults(self.defaults, made_by.get("identity", {})), with_defaults(self.defaults, self.identity)
-        )
+        then, now = (with_defaults(self.defaults, each) for each in (made_by.get("identity", {}), self.identity))
+        difference = first_difference(then, now, ignored=self.ignored)
         if difference:
-            name, then, now = difference
+            name, theirs, ours = difference
             raise UserError(
-                f"{candidate.uri}: was made with {name} {abbreviated(then)}, this run has {abbreviated(now)}; go "
+                f"{candidate.uri}: was made with {name} {abbreviated(theirs)}, this run has {abbreviated(ours)}; go "
                 f"on with the same {name}, choose another checkpoint home, or start afresh with training.resume=never"
             )
 
@@ -214,11 +215,16 @@ def with_defaults(defaults: object, value: object) -> object:
     return {**defaults, **{key: with_defaults(defaults.get(key), item) for key, item in value.items()}}
 
 
-def first_difference(then: object, now: object, path: str = "") -> tuple[str, object, object] | None:
-    """The dotted path of the first difference between two nested mappings, with both values."""
+def first_difference(
+    then: object, now: object, path: str = "", *, ignored: Collection[str] = ()
+) -> tuple[str, object, object] | None:
+    """The dotted path of the first difference between two nested mappings that is not ``ignored``, with both values."""
+    if path in ignored:
+        return None
     if isinstance(then, Mapping) and isinstance(now, Mapping):
         for key in sorted({*then, *now}):
-            difference = first_difference(then.get(key), now.get(key), f"{path}.{key}" if path else str(key))
+            deeper = f"{path}.{key}" if path else str(key)
+            difference = first_difference(then.get(key), now.get(key), deeper, ignored=ignored)
             if difference:
                 return difference
         return None

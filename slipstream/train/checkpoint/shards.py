@@ -39,6 +39,7 @@ from torch.futures import Future
 
 from slipstream.artifacts.format import DamagedArtifact, FileRecord, HashingFile, canonical_json
 from slipstream.models.trained import raw_bytes
+from slipstream.storage import writing_to
 
 P = TypeVar("P")
 INDEX = "index.json"
@@ -142,7 +143,8 @@ class ShardWriter(ForOneCheckpoint, StorageWriter):
 
     def prepare_local_plan(self, plan: P) -> P:
         # Here, where what fails on one rank fails on all.
-        self._files.directory.mkdir(parents=True, exist_ok=True)
+        with writing_to(self._files.directory):
+            self._files.directory.mkdir(parents=True, exist_ok=True)
         return plan
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
@@ -156,7 +158,8 @@ class ShardWriter(ForOneCheckpoint, StorageWriter):
             chunks.append(data)
             start += data.nbytes
         if chunks:
-            self._files.write(self._name, chunks)
+            with writing_to(self._files.directory):
+                self._files.write(self._name, chunks)
         done: Future[list[WriteResult]] = Future()
         done.set_result(results)
         return done

@@ -39,7 +39,9 @@ class TokenLosses(torch.autograd.Function):
                 losses[piece] -= smoothing * chances.mean(dim=1)
             if gradient is not None:
                 slope = chances.exp_().sub_(smoothing / logits.shape[1])
-                slope.scatter_add_(1, labels, torch.full_like(labels, smoothing - 1, dtype=torch.float32))
+                # Counted in one dimension: for two, some versions of torch copy strides from memory that is not pinned.
+                places = torch.arange(len(labels), device=labels.device) * slope.shape[1] + labels.squeeze(1)
+                slope.view(-1).scatter_add_(0, places, torch.full_like(places, smoothing - 1, dtype=torch.float32))
                 gradient[piece] = slope
         ctx.save_for_backward(gradient)
         return losses

@@ -1,8 +1,8 @@
 """What ``torch.compile`` makes of a model: each of its blocks by itself, as TorchTitan does (Liang et al. 2024).
 
-A model that is compiled in one piece has one backward pass, so that all gradients appear at its end and none is on its
-way while the rest is computed; and it holds the hooks by which FSDP2 gathers the weights of a block. Blocks that are
-alike share what is compiled; torch runs as it is what would be the ninth kind.
+A model that is compiled in one piece has one backward pass, so that all gradients appear at its end and none is
+exchanged while the rest is computed; and FSDP2 could not gather and free the weights block by block. Blocks that are
+alike share what is compiled; from the ninth kind on torch runs them uncompiled.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.artifacts.results.training import CompiledPass
+from slipstream.distributed.error_meanings import meaning_of
 from slipstream.errors import UserError
 from slipstream.models.factory import Predictor
 from slipstream.models.plan import blocks_of
@@ -28,28 +29,33 @@ TIMED = 3
 
 def compiled_modules(model: Predictor) -> list[nn.Module]:
     """The blocks of a model, or the whole of one whose blocks are single layers, in which there is nothing to fuse."""
-    blocks = [model.network.get_submodule(name) for name in blocks_of(model.network)]
+    blocks = dict.fromkeys(model.network.get_submodule(name) for name in blocks_of(model.network))
     return [block for block in blocks if any(True for _ in block.children())] or [model]
 
 
 class CompiledBlocks:
-    """Blocks whose passes are compiled within ``with blocks():``. They are for the one shape that micro-batches have:
-    elsewhere, as in evaluation, the modules are what they were."""
+    """Blocks whose passes are compiled within ``with blocks():``, forward and backward, which may compute a block once
+    more. They are for the one shape that micro-batches have: elsewhere, as in evaluation, the modules are as they were.
+    """
 
-    def __init__(self, parts: Sequence[Predictor]) -> None:
-        modules = [module for part in parts for module in compiled_modules(part)]
+    def __init__(self, models: Sequence[Predictor]) -> None:
+        modules = [module for model in models for module in compiled_modules(model)]
         self._forward = [(module, torch.compile(module.forward, dynamic=False)) for module in modules]
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
         # ``forward`` alone, so that hooks run around it; past ``setattr``, which looks for parameters first.
+        own = [(module, vars(module).get("forward")) for module, _ in self._forward]
         for module, forward in self._forward:
             vars(module)["forward"] = forward
         try:
             yield
         finally:
-            for module, _ in self._forward:
-                del vars(module)["forward"]
+            for module, before in own:
+                if before is None:
+                    del vars(module)["forward"]
+                else:  # somebody's, such as a library's that wraps modules
+                    vars(module)["forward"] = before
 
 
 @dataclass(frozen=True)
@@ -65,17 +71,16 @@ class CompiledTraining:
 
 def compile_blocks(
     parallel: ParallelModel,
-    parts: Sequence[Predictor],
     batch: Sequence[Tensor],
     pieces: Sequence[slice],
     context: Callable[[], AbstractContextManager[object]],
 ) -> CompiledTraining:
-    """Compile the ``parts`` of ``parallel`` for the micro-batches ``pieces`` of ``batch``, as they lie in it: their
-    strides are part of what is compiled for. All ranks that share a divided model must call this.
+    """Compile what this process holds of ``parallel`` for the micro-batches ``pieces`` of ``batch``, as they lie in it:
+    their strides are part of what is compiled for. All ranks that share a divided model must call this.
 
-    Raises ``UserError`` if that fails, as without a C++ compiler.
+    Raises ``UserError`` if it cannot be compiled.
     """
-    blocks = CompiledBlocks(parts)
+    blocks = CompiledBlocks(parallel.model_parts)
 
     def seconds() -> float:
         started = time.perf_counter()
@@ -91,6 +96,8 @@ def compile_blocks(
         try:
             first = seconds()
         except Exception as error:
+            if meaning_of(error):
+                raise
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise UserError(
                 f"training.compile: false expected: the model cannot be compiled here ({type(error).__name__}: "

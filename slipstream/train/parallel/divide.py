@@ -102,9 +102,6 @@ class DividedModel(ParallelModel):
         self.batch_rows = pipeline.rows if pipeline else 0
         self.counts_losses = layout.has_losses and layout.coordinate("tensor") == 0
 
-    def parameters(self) -> list[nn.Parameter]:
-        return self._parameters
-
     def sharing_rows(self, group: Group) -> Group:
         return replace(group, rank=self._layout.data_rank, world=self._layout.data_size)
 
@@ -120,10 +117,11 @@ class DividedModel(ParallelModel):
             for piece in pieces:
                 if isinstance(model, FSDPModule):
                     prepare_passes(model, self._layout.config, last=piece == pieces[-1])
-                with forward(), self.compiled():
-                    outputs = model(*(x[piece] for x in inputs))
-                loss_of(outputs, piece.start).backward()
-        sum_partial_gradients(self.parameters(), self._layout)
+                with self.compiled():
+                    with forward():
+                        outputs = model(*(x[piece] for x in inputs))
+                    loss_of(outputs, piece.start).backward()
+        sum_partial_gradients(self._parameters, self._layout)
 
     @torch.no_grad()
     def forward(self, *inputs: Tensor) -> Tensor | None:
@@ -136,12 +134,12 @@ class DividedModel(ParallelModel):
 
     def norm(self) -> Tensor:
         shared = self._pipeline.counted_elsewhere if self._pipeline else []
-        norm = total_norm(self.parameters(), self._layout, shared)
+        norm = total_norm(self._parameters, self._layout, shared)
         # An optimiser on the host would not wait for a verdict that is still on its way from the device.
         return norm.cpu() if self._layout.config.offload else norm
 
     def clip(self, norm: Tensor, largest: float) -> None:
-        clip(self.parameters(), norm, largest)
+        clip(self._parameters, norm, largest)
 
     def after_step(self, skip: Tensor) -> None:
         """Nothing is kept of gradients."""

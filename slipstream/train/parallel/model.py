@@ -25,6 +25,8 @@ class ParallelModel(ABC):
 
     #: The parameters that this process holds, by the names of the whole model.
     model: Predictor
+    #: What it runs: the model, or the stages of a pipeline.
+    model_parts: Sequence[Predictor]
     #: The only number of rows that :meth:`forward` takes; 0 if it takes any.
     batch_rows: int = 0
     #: Whether this process is the first of those that compute the losses of the same rows.

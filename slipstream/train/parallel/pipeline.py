@@ -45,7 +45,7 @@ def stated_plan(model: Predictor) -> Plan:
 
 class Pipeline:
     """The schedule over this process's stages, for steps of ``micro_batches`` micro-batches of ``rows`` rows. In the
-    ``precision`` bf16 hidden states and their gradients travel as such: blocks compute in it."""
+    ``precision`` bf16 hidden states and their gradients are handed on in it."""
 
     def __init__(
         self,

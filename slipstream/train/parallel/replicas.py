@@ -37,7 +37,7 @@ class ReplicatedModel(ParallelModel):
         ddp: DistributedDataParallel | None = None,
         powersgd: PowerSGD | None = None,
     ) -> None:
-        self.model = model
+        self.model, self.model_parts = model, [model]
         self._has_batch_statistics = traits is not None and traits.has_batch_statistics
         self.ddp = ddp
         self._powersgd = powersgd
@@ -58,8 +58,8 @@ class ReplicatedModel(ParallelModel):
                 rows = zeros(self.model.signature, ROWS, inputs[0].device)
             alone = self._has_batch_statistics and piece.stop - piece.start < ROWS
             last = index == len(pieces) - 1
-            with nullcontext() if last or self.ddp is None else self.ddp.no_sync():
-                with forward(), self.compiled(), running_statistics(self.model) if alone else nullcontext():
+            with nullcontext() if last or self.ddp is None else self.ddp.no_sync(), self.compiled():
+                with forward(), running_statistics(self.model) if alone else nullcontext():
                     outputs = model(*rows)
                 loss_of(outputs, piece.start).backward()
 

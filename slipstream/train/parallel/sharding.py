@@ -108,8 +108,8 @@ def style_of(module: nn.Module, style: Style, sequence: bool) -> ParallelStyle:
 
 
 class Embedding(RowwiseParallel):
-    """Hands on hidden states that are there: of those still on their way torch's compiler (2.13) gives the gradient to
-    the tensor that they are a part of."""
+    """Waits for the hidden states: torch's compiler (2.13) sends the gradient of an unfinished collective's result to
+    the wrong tensor."""
 
     @staticmethod
     def _prepare_output_fn(

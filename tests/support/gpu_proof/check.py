@@ -15,8 +15,8 @@ CHECKS_PACKAGE = f"{__package__}.checks"
 
 
 class Place(NamedTuple):
-    """Where a check works. Without a GPU ``device`` is the CPU and ``devices`` are processes; ``small`` is the form of
-    seconds. ``kept`` is where it leaves files for the reader, ``directory`` is emptied."""
+    """Where a check works. Without a GPU ``device`` is the CPU and ``devices`` are processes; ``small`` asks for
+    small sizes. ``kept`` is where it leaves files for the reader, ``directory`` is emptied."""
 
     device: torch.device
     devices: int

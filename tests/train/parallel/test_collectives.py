@@ -56,7 +56,7 @@ def count(shard: str) -> dict[str, int]:
     def loss_of(outputs: Tensor, first: int) -> Tensor:
         return row_losses(outputs, rows[first : first + 2]).sum()
 
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.model.parameters(), lr=0.1)
     for _ in range(2):
         with Collectives() as collectives:
             model.accumulate((rows[:, :LENGTH],), pieces, loss_of)
@@ -84,7 +84,7 @@ def saved_weights(shard: str) -> tuple[int, int, set[torch.dtype]]:
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         model.accumulate((rows[:, :LENGTH],), [slice(0, 2)], loss_of, partial(autocast, "bf16", torch.device("cpu")))
-    return left[0], sum(2 * p.numel() for p in blocks), {p.grad.dtype for p in model.parameters()}
+    return left[0], sum(2 * p.numel() for p in blocks), {p.grad.dtype for p in model.model.parameters()}
 
 
 @pytest.mark.parametrize("shard", ["gradients", "weights"])
@@ -120,7 +120,7 @@ def sent_between_stages(precision: str) -> int:
     for _ in range(2):
         with Collectives() as collectives:
             model.accumulate((rows[:, :LENGTH],), pieces, loss_of, partial(autocast, precision, device))
-    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())
+    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.model.parameters())
     return collectives.bytes["send"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -12,12 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from slipstream.artifacts.prepared.data import Signature, TensorSpec
 from slipstream.models.factory import Predictor
 from slipstream.models.tables_and_images import MLP, ResNet
 from slipstream.train.loop.probe import Traits
-from slipstream.train.parallel.compiled import compile_blocks, compiled_modules
+from slipstream.train.parallel.compiled import CompiledBlocks, compile_blocks, compiled_modules
 from slipstream.train.parallel.replicas import ReplicatedModel, replicate
 from tests.support.groups import on_cpu
 from tests.support.layout_runs import LENGTH, SIZES, Case, distance, divided, model_of, on_ranks, token_rows
@@ -31,6 +33,7 @@ LAYOUTS = {
     "weights 2 x tensor 2": Case(4, {"shard": "weights", "tensor": 2}),
     "1f1b 2, tied": Case(2, {"pipeline": 2}, {"tie_word_embeddings": True}),
 }
+TABLE = Signature((TensorSpec("numeric", "float32", (5,)),), "classification", "y", ("a", "b"))
 needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="there is no g++")
 
 
@@ -41,7 +44,7 @@ def backward_pass(compiled: bool) -> tuple[list[str], dict[str, Tensor]]:
     tokens, seen = token_rows(4)[:, :LENGTH], list[str]()
     found = None
     if compiled:
-        found = compile_blocks(ReplicatedModel(model), [model], (tokens,), [slice(0, 4)], nullcontext)
+        found = compile_blocks(ReplicatedModel(model), (tokens,), [slice(0, 4)], nullcontext)
     replicated = replicate(model, Traits(), on_cpu(0, 1), compiled=found)
     for name in BLOCKS:
         block = model.network.get_submodule(name)
@@ -94,11 +97,75 @@ def test_a_compiled_layout_resumes_bit_for_bit(name: str, tmp_path: Path) -> Non
     assert all(torch.equal(tensor, resumed.weights[key]) for key, tensor in whole.weights.items())
 
 
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.dropout = nn.Linear(5, 5), nn.Dropout()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dropout(self.layer(x))
+
+
+class Checkpointed(nn.Module):
+    """Its blocks are computed again in the backward pass, which saves the memory of their results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        return x[:, :2]
+
+
+def test_a_block_that_is_computed_again_in_the_backward_pass_is_compiled_there_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Eager, it would draw another dropout mask than the compiled one had."""
+    passes: list[Callable[..., Tensor]] = []
+
+    def noted(forward: Callable[..., Tensor], dynamic: bool) -> Callable[..., Tensor]:
+        def called(x: Tensor) -> Tensor:
+            passes.append(forward)
+            return forward(x)
+
+        return called
+
+    monkeypatch.setattr(torch, "compile", noted)
+    alone = ReplicatedModel(Predictor(TABLE, Checkpointed()))
+    alone.compiled = CompiledBlocks(alone.model_parts)
+    alone.accumulate((torch.ones(4, 5),), [slice(0, 2), slice(2, 4)], lambda outputs, _: outputs.sum())
+    # Of two micro-batches, forwards and once more.
+    assert len(passes) == 2 * 2 * 3
+
+
+def test_a_forward_that_somebody_put_there_stays() -> None:
+    model = Predictor(TABLE, Checkpointed())
+    block = model.network.get_submodule("blocks.1")
+    block.forward = own = partial(type(block).forward, block)
+    for _ in range(2):
+        with CompiledBlocks([model])():
+            assert block.forward is not own
+        assert block.forward is own and "forward" not in vars(model.network.get_submodule("blocks.0"))
+
+
+@pytest.mark.parametrize("message", ["CUDA error: uncorrectable ECC error encountered", "CUDA out of memory. Tried"])
+def test_what_is_not_the_compilers_stays_what_it_is(message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> Tensor:
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: broken)
+    with pytest.raises(RuntimeError, match=message):
+        compile_blocks(
+            ReplicatedModel(Predictor(TABLE, Checkpointed())), (torch.ones(2, 5),), [slice(0, 2)], nullcontext
+        )
+
+
 def test_what_is_compiled() -> None:
     """Blocks, but not the single layers of a perceptron, in which there is nothing to fuse."""
     picture = Signature((TensorSpec("image", "uint8", (3, 8, 8)),), "classification", "y", ("a", "b"))
-    numbers = Signature((TensorSpec("numeric", "float32", (5,)),), "classification", "y", ("a", "b"))
-    residual, perceptron = Predictor(picture, ResNet(picture)), Predictor(numbers, MLP(numbers))
+    residual, perceptron = Predictor(picture, ResNet(picture)), Predictor(TABLE, MLP(TABLE))
     transformer = model_of(Case(1, {}), empty=True)
     assert compiled_modules(residual) == list(residual.network.get_submodule("blocks").children())
     assert compiled_modules(perceptron) == [perceptron]

@@ -23,7 +23,7 @@ from slipstream.distributed.user_errors import backend_of, check_gpus
 from slipstream.errors import UserError
 from slipstream.settings import to_dict
 from slipstream.train.checkpoint.restore import first_difference, with_defaults
-from slipstream.train.config import TrainingConfig, lasting
+from slipstream.train.config import NO_LONGER_LASTING, TrainingConfig, lasting
 from slipstream.train.loop.probe import Traits
 from slipstream.train.parallel import powersgd
 from slipstream.train.parallel.config import GradientsConfig
@@ -287,6 +287,22 @@ def test_where_gradients_lie_changes_no_bit_and_no_checkpoint(tmp_path: Path) ->
     older = replace(config, gradients=GradientsConfig(gradient_as_bucket_view=False))
     TrainingConfig.from_dict({"gradients": to_dict(older.gradients), "parallel": {"shard": "weights"}})
     assert lasting(older) == lasting(config) == {**lasting(config), "gradients": to_dict(older.gradients)}
+
+
+@pytest.mark.parametrize("said", [None, True, False])
+def test_where_gradients_lie_is_nothing_that_a_checkpoint_is_refused_for(said: bool | None) -> None:
+    """Neither what it says of it, nor that it knows no such setting."""
+    now, older = lasting(TrainingConfig()), lasting(TrainingConfig())
+    gradients = to_dict(GradientsConfig())
+    older["gradients"] = {**gradients, "gradient_as_bucket_view": said}
+    if said is None:
+        del older["gradients"]
+    defaults = {"training": to_dict(TrainingConfig())}
+    then, ours = (with_defaults(defaults, {"training": each}) for each in (older, now))
+    assert first_difference(then, ours, ignored=NO_LONGER_LASTING) is None
+    other = with_defaults(defaults, {"training": lasting(TrainingConfig(gradients=GradientsConfig(hook="fp16")))})
+    found = first_difference(then, other, ignored=NO_LONGER_LASTING)
+    assert found == ("training.gradients.hook", "none", "fp16")
 
 
 def test_what_an_older_checkpoint_does_not_know_is_the_default() -> None:

@@ -33,12 +33,12 @@ def spoil(parallel: dict[str, Any]) -> tuple[float, float, bool]:
     model.accumulate((rows[:, :LENGTH],), [slice(0, 2), slice(2, 4)], loss_of)
     right = model.norm().item()
     if layout.rank == layout.world - 1:
-        gradient = model.parameters()[-1].grad
+        gradient = list(model.model.parameters())[-1].grad
         assert gradient is not None
         local(gradient).view(-1)[0] = torch.inf
     norm = model.norm()
     before = whole(dict(model.model.named_parameters()))
-    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+    optimizer: Any = torch.optim.AdamW(model.model.parameters(), lr=0.1, fused=True)
     optimizer.found_inf = norm.isfinite().logical_not().float()
     optimizer.step()
     after = whole(dict(model.model.named_parameters()))

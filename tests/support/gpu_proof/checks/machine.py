@@ -7,9 +7,11 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from inspect import signature
 
 import torch
 import torch.distributed as dist
+from filelock import FileLock
 
 from slipstream.doctor.node import driver_problem, torch_cuda
 from slipstream.machine.gpus import ask_nvml, visible_gpus
@@ -24,6 +26,7 @@ def versions(place: Place) -> Iterator[Figure]:
     """Fails where the driver is too old for this torch, or torch sees fewer GPUs than the driver."""
     yield Figure("Python", platform.python_version())
     yield Figure("torch", torch.__version__)
+    assert "fallback_to_soft" in signature(FileLock.__init__).parameters, "filelock is too old: pip install filelock>=4"
     missing = lacking()
     assert not missing, f"torch {torch.__version__} lacks {', '.join(missing)}"
     if place.device.type == "cpu":

@@ -62,6 +62,7 @@ def speed(place: Place) -> Iterator[Figure]:
         epochs=1,
         batch_size=size.rows,
         precision="bf16",
+        learning_rate=2e-3 if place.small else 5e-4,
         profile=StepProfileConfig(steps=3),
     )
     history, operations = read_history(directory), read_operations(directory)

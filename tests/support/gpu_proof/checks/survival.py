@@ -76,8 +76,8 @@ def error(place: Place) -> Sequence[Figure]:
     config, noted = place.directory / "config.json", place.directory / "noted"
     settings = {"model": {"name": f"{__name__}:runs_out"}, "training": {"epochs": 5, "batch_size": 75}}
     config.write_text(json.dumps(settings))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={place.devices}"]
-    command += ["--monitor-interval=0.1", "-m", "slipstream", "train"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
+    command += [f"--nproc-per-node={place.devices}", "--monitor-interval=0.1", "-m", "slipstream", "train"]
     command += [str(place.directory / "table"), str(place.directory / "model"), str(config)]
     environment = {**os.environ, "NOTED": str(noted), "OMP_NUM_THREADS": "1"}
     said, at = "", 0.0
