@@ -35,7 +35,7 @@ NAMES = [check.name for check in CHECKS]
 @click.option("--output", type=click.Path(path_type=Path), default=Path("runs/gpu"), show_default=True)
 @click.option("--only", "names", multiple=True, type=click.Choice(NAMES), help="Some checks.")
 @click.option("--minutes", default=10.0, show_default=True, help="The longest that all may take.")
-@click.option("--readme", type=click.Path(path_type=Path, exists=True), help="Fill in this file's table.")
+@click.option("--readme", type=click.Path(path_type=Path, exists=True), help="Fill in its table in the end.")
 @click.option("--quick", is_flag=True, help="Rehearse on the CPU, with small sizes.")
 def main(output: Path, names: tuple[str, ...], minutes: float, readme: Path | None, *, quick: bool) -> None:
     """Check on this machine's GPUs what only they can show, and measure. Writes gpu.json, gpu.html and what each check
@@ -58,7 +58,7 @@ def main(output: Path, names: tuple[str, ...], minutes: float, readme: Path | No
         results.append(in_process(check, output, min(check.limit_s, left), quick=quick))
         click.echo(line(results[-1]))
         write(output, device, results, time.monotonic() - started, quick)
-    if readme and not quick:
+    if readme and not quick and not names:
         readme.write_text(fill(readme.read_text(), device, results))
     failed = [result.name for result in results if result.state == "failed"]
     click.echo(f"{output / PAGE}, {output / JSON}")
