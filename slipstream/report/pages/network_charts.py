@@ -21,6 +21,8 @@ LINES = tuple((colour, style) for style, colour in product(("-", "--", ":"), SER
 #: More ranks than this make cells of a heat map too small.
 MOST_RANKS_DRAWN = 32
 LEGEND_LINE = 20
+#: Seconds below what any clock tells.
+SHORTEST_S = 1e-9
 
 
 def drawn(
@@ -50,7 +52,8 @@ def bus_bandwidth(
     """Bus bandwidth over the message size, one line per collective; bars are intervals over launches, and the band that
     of the model."""
     powers_of_ten(axes, [m.busbw() for line in series.values() for m in line], "GB/s")
-    band(axes, model, lambda size, seconds: size / seconds / 1e9 * bus_factor("all_reduce", ranks))
+    # An interval may begin at no time at all.
+    band(axes, model, lambda size, seconds: size / max(seconds, SHORTEST_S) / 1e9 * bus_factor("all_reduce", ranks))
     plot(axes, series, lambda m, seconds: m.busbw(seconds))
     return "Bus bandwidth by message size"
 
