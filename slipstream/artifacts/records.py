@@ -36,7 +36,11 @@ def to_tree(record: object, kind: object = None) -> Any:
 
 def from_tree(tree: object, kind: type[T], where: object) -> T:
     """The inverse of :func:`to_tree`. Raises as :func:`from_json`."""
-    return from_json(canonical_json(tree), kind, where)
+    try:
+        content = canonical_json(tree)
+    except ValueError as error:  # NaN, infinity, and halves of characters, which Python's reader lets pass
+        raise not_a_record(kind, where, str(error)) from None
+    return from_json(content, kind, where)
 
 
 def to_json(record: object, kind: object = None) -> bytes:
@@ -53,9 +57,13 @@ def from_json(content: bytes, kind: type[T], where: object) -> T:
         first = error.errors(include_url=False)[0]
         field = ".".join(str(step) for step in first["loc"][1:])
         mistake = f"{field}: {first['msg']}, not {reprlib.repr(first['input'])}" if field else first["msg"]
-        mend = getattr(kind, "MEND", "make it again")
-        raise DamagedArtifact(f"{where}: not {words(kind)} of this version ({mistake}); {mend}") from None
+        raise not_a_record(kind, where, mistake) from None
     return record
+
+
+def not_a_record(kind: object, where: object, mistake: str) -> DamagedArtifact:
+    mend = getattr(kind, "MEND", "make it again")
+    return DamagedArtifact(f"{where}: not {words(kind)} of this version ({mistake}); {mend}")
 
 
 def words(kind: object) -> str:

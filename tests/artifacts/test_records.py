@@ -111,6 +111,14 @@ def test_an_export_that_contradicts_itself_is_refused() -> None:
             from_json(json.dumps(whole | change).encode(), ExportReport, "export.json")
 
 
+@pytest.mark.parametrize("title", ["\udce9", float("nan")])
+def test_what_only_pythons_json_can_hold_is_refused(title: object) -> None:
+    tree = {**to_tree(MAP), "title": title}
+    with pytest.raises(DamagedArtifact, match=r"map\.json: not an old map of this version") as refused:
+        from_tree(tree, OldMap, "map.json")
+    assert str(refused.value).isprintable()
+
+
 @pytest.mark.parametrize("name", ["ab", "__class__", ""])
 def test_a_model_is_judged_by_a_metric_that_there_is(name: str) -> None:
     with pytest.raises(DamagedArtifact, match="name: Input should be 'accuracy' or 'rmse'"):
