@@ -13,9 +13,9 @@ from pydantic import Field
 
 from slipstream.artifacts.format import Artifact, ArtifactWriter, DamagedArtifact
 from slipstream.artifacts.records import from_json, from_tree, read_record, to_json, to_tree, write_record
-from slipstream.artifacts.results.evaluation import Headline
+from slipstream.artifacts.results.evaluation import Evaluation, Headline
 from slipstream.artifacts.results.export import ExportReport
-from tests.support.report_runs import export
+from tests.support.report_runs import evaluation, export, signature_of
 
 
 @dataclass(frozen=True)
@@ -105,10 +105,17 @@ def test_a_writer_that_is_wrong_is_told(record: object) -> None:
 
 def test_an_export_that_contradicts_itself_is_refused() -> None:
     whole = json.loads(to_json(export("accuracy")))
-    changes: list[dict[str, object]] = [{"chosen": "int4"}, {"decided_at_batch": 7}, {"variants": []}]
+    changes: list[dict[str, object]] = [{"chosen": "int4"}, {"decided_at_batch": 7}, {"variants": []}, {"task": "name"}]
     for change in changes:
         with pytest.raises(DamagedArtifact, match=r"export\.json: not an export report"):
             from_json(json.dumps(whole | change).encode(), ExportReport, "export.json")
+
+
+@pytest.mark.parametrize("task", ["name", "regression"])
+def test_an_evaluation_of_no_task_or_by_another_tasks_metric_is_refused(task: str) -> None:
+    whole = json.loads(to_json(evaluation(signature_of(["no", "yes"]))))
+    with pytest.raises(DamagedArtifact, match=r"evaluation\.json: not an evaluation of this version"):
+        from_json(json.dumps(whole | {"task": task}).encode(), Evaluation, "evaluation.json")
 
 
 @pytest.mark.parametrize("title", ["\udce9", float("nan")])

@@ -130,6 +130,11 @@ class Evaluation(PlotData):
     gain: Gain
     classes: list[str]
 
+    def __post_init__(self) -> None:
+        """Raises ``ValueError`` for a task that is none, or is not judged by this metric."""
+        if self.metric.name not in METRICS.get(self.task, ()):
+            raise ValueError(f"{self.task!r} is not judged by {self.metric.name}")
+
     @property
     def metric_names(self) -> list[str]:
         """The names of the metrics that this task has, whether they are defined on these rows or not."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from slipstream.artifacts.format import MANIFEST, Artifact
 from slipstream.artifacts.records import read_record
-from slipstream.artifacts.results.evaluation import Scores
+from slipstream.artifacts.results.evaluation import METRICS, Scores
 
 KIND = "export"
 REPORT = "export.json"
@@ -168,9 +168,12 @@ class ExportReport:
     licence: str
 
     def __post_init__(self) -> None:
-        """Raises ``ValueError`` unless one variant is the chosen one, and the batch size that decided was profiled."""
+        """Raises ``ValueError`` unless the task is one, one variant is the chosen one, and the batch size that decided
+        was profiled."""
         if [variant.name for variant in self.variants if variant.chosen] != [self.chosen]:
             raise ValueError("not one variant is the chosen one")
+        if self.task not in METRICS:
+            raise ValueError(f"{self.task!r} is no task")
         if self.profile and self.decided_at_batch not in [each.batch for each in self.profile]:
             raise ValueError("the batch size that decided was not profiled")
 
