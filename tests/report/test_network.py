@@ -81,6 +81,12 @@ def test_the_model_is_a_line_within_a_band_behind_what_was_measured() -> None:
         assert line[0] == pytest.approx(measured[0], abs=0.5) and line[-1] == pytest.approx(measured[7], abs=0.5)
 
 
+def test_a_model_of_sizes_beyond_integers_is_drawn() -> None:
+    profile = network_profile()
+    model = [ModelPoint(bytes=size, seconds=1.0, low=0.5, high=2.0) for size in (1024, 10**30)]
+    assert "model of all_reduce" in str(drawn(profile, model=model)["bandwidth"])
+
+
 def test_intervals_and_the_model_stay_within_the_axes() -> None:
     profile = network_profile()
     wild = [replace(m, launches=tuple(launch(m.p50 * factor) for factor in (0.1, 1, 10))) for m in profile.measurements]

@@ -73,7 +73,7 @@ def band(axes: Axes, model: Sequence[ModelPoint], figure: Callable[[int, float],
     """The model of all_reduce behind what was measured: its line, and its interval as a band."""
     if not model:
         return
-    sizes = [point.bytes for point in model]
+    sizes = [float(point.bytes) for point in model]  # NumPy has no integers as large as JSON's
     low = within(axes, [figure(p.bytes, p.low) for p in model])
     middle = within(axes, [figure(p.bytes, p.seconds) for p in model])
     high = within(axes, [figure(p.bytes, p.high) for p in model])
