@@ -22,6 +22,7 @@ from slipstream.models.factory import Predictor
 from slipstream.models.plan import blocks_of
 from slipstream.train.loop.probe import unchanged_after
 from slipstream.train.parallel.model import ParallelModel
+from slipstream.train.throughput import synchronise
 
 #: Steps that are timed with and without; the fastest counts.
 TIMED = 3
@@ -86,8 +87,7 @@ def compile_blocks(
         started = time.perf_counter()
         parallel.accumulate(batch, pieces, lambda outputs, _: outputs.sum(), context)
         parallel.model.zero_grad(set_to_none=True)
-        if batch[0].is_cuda:
-            torch.cuda.synchronize(batch[0].device)
+        synchronise(batch[0].device)
         return (time.perf_counter() - started) / len(pieces)
 
     with unchanged_after(parallel.model):

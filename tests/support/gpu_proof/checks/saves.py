@@ -17,6 +17,7 @@ from slipstream.train.checkpoint.restore import ResumePolicy
 from slipstream.train.checkpoint.staging import Buffers
 from slipstream.train.checkpoint.state import AppState
 from slipstream.train.device_clock import clock_of
+from slipstream.train.throughput import synchronise
 from tests.support.gpu_proof.check import Figure, Place
 
 MIB = 1 << 20
@@ -119,8 +120,7 @@ def copied_at_once(place: Place, tensors: Snapshot) -> float:
     """Seconds of a copy to fresh memory of the host, the median of some."""
     took = []
     for _ in range(5):
-        if place.device.type == "cuda":
-            torch.cuda.synchronize(place.device)
+        synchronise(place.device)
         started = time.perf_counter()
         for tensor in tensors.values():
             tensor.to("cpu", copy=True)
