@@ -27,6 +27,7 @@ FOUNDATIONS = BASE | {
     "models",
     "interconnect",
     "comparison",
+    "telemetry",
 }
 STAGES = ("prepare", "train", "evaluate", "compress", "export", "collectives")
 ALLOWED: dict[str, set[str]] = {
@@ -45,6 +46,7 @@ ALLOWED: dict[str, set[str]] = {
     "artifacts": BASE | {"logs", "stages", "storage"},
     "models": BASE | {"artifacts"},
     "comparison": BASE | {"artifacts", "models"},
+    "telemetry": BASE | {"logs", "artifacts", "storage", "machine", "profiles"},
     "interconnect": BASE | {"logs", "artifacts", "storage", "machine"},
     **dict.fromkeys(STAGES, FOUNDATIONS),
     "promote": FOUNDATIONS | {"export"},

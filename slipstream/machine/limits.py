@@ -15,6 +15,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 #: Version 1 writes the largest multiple of the page size for "no limit".
 UNLIMITED_BYTES = 1 << 60
@@ -62,6 +63,33 @@ def memory_used(root: Path = Path("/")) -> int:
                 )
                 return max(0, int(used) - int(cached.get(pages, 0)))
     return 0
+
+
+class Throttled(NamedTuple):
+    """For how many seconds a CPU quota stopped the group's threads, added up over them, since the group was made; in
+    how many of its periods, and how many there were."""
+
+    seconds: float = 0.0
+    stopped_periods: float = 0.0
+    periods: float = 0.0
+
+
+class Throttling:
+    """What the CPU quota of this process' group did to it, of the groups above it the one that is stopped longest."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._files = [group / "cpu.stat" for group in groups(root, "cpu") if (group / "cpu.stat").exists()]
+
+    def now(self) -> Throttled:
+        """All zero where there is no quota."""
+        return max((throttled(read(file)) for file in self._files), default=Throttled())
+
+
+def throttled(stat: str) -> Throttled:
+    """From the text of ``cpu.stat``, in µs in version 2 and in ns in version 1."""
+    known = dict(line.split() for line in stat.splitlines() if len(line.split()) == 2)
+    seconds = int(known.get("throttled_usec", 0)) / 1e6 + int(known.get("throttled_time", 0)) / 1e9
+    return Throttled(seconds, float(known.get("nr_throttled", 0)), float(known.get("nr_periods", 0)))
 
 
 def groups(root: Path, controller: str) -> Iterator[Path]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from slipstream.artifacts.format import Artifact
 from slipstream.artifacts.records import read_record, to_json
+from slipstream.artifacts.results.bottleneck import Bottleneck
 
 KIND = "train"
 HISTORY = "history.json"
@@ -177,6 +178,8 @@ class Attempt:
     throughput: Throughput | None = None
     #: Absent if nothing was compiled.
     compiled: CompiledPass | None = None
+    #: Absent if no step was finished, and in records from before there was one.
+    bottleneck: Bottleneck | None = None
 
 
 def record_files(history: History, attempt: Attempt) -> dict[str, bytes]:
