@@ -40,8 +40,6 @@ SIGNIFICANT, LIMIT = 0.05, 1.645
 LEAST_BLOCKS = 4
 #: A quota counts if it stopped the group in so many of its periods.
 THROTTLED_PERIODS = 0.25
-#: Below this share of useful time the first screen says what would help most.
-USEFUL = 0.6
 
 REMEDIES = {
     DATA: {

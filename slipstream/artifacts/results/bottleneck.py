@@ -5,11 +5,13 @@ Nothing is computed from it, and no other artifact depends on it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 DATA, COMMUNICATION, STRAGGLER, LAUNCH = "data", "communication", "straggler", "launch"
 THROTTLED, CHECKPOINT, EVALUATION, LATE_PODS = "throttled", "checkpoint", "evaluation", "late pods"
 CAUSES = (DATA, COMMUNICATION, STRAGGLER, LAUNCH, THROTTLED, CHECKPOINT, EVALUATION, LATE_PODS)
+#: Longer than any training, in seconds.
+LONGEST_S = 1e10
 #: No cause, but other work on the same processors.
 CONTENDED = "contended"
 
@@ -48,7 +50,19 @@ class Bottleneck:
     #: How many times as fast it would be without the verdict's cause; 1 without one.
     gain: float
     #: Causes below the verdict's threshold that are worth a look, the largest first.
-    also: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-    steps: int = 0
-    phases: dict[str, float] = field(default_factory=dict)
+    also: list[str]
+    seconds: float
+    steps: int
+    phases: dict[str, float]
+
+    def __post_init__(self) -> None:
+        """Raises ``ValueError`` for figures that no training has."""
+        if not (0 < self.seconds < LONGEST_S and 0 <= self.useful <= 1 and 1 <= self.gain < LONGEST_S):
+            raise ValueError("seconds above 0, a useful share of 0 to 1 and a gain of at least 1 expected")
+        if not all(0 <= value < LONGEST_S for value in (*self.phases.values(), *self.shares.values())):
+            raise ValueError("phases and shares of at least 0 expected")
+
+    @property
+    def saved_s(self) -> float:
+        """Seconds of the training that would go with the verdict's cause."""
+        return self.seconds * (1 - 1 / self.gain)

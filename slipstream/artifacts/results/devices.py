@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 #: The artifact's file, absent where nothing was sampled.
 DEVICES = "devices.json"
+#: No clock of a machine shows so many seconds since 1970.
+LATEST = 1e11
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,15 @@ class PodSeries:
     #: The largest share of a device's memory that was in use.
     largest_memory: float | None = None
 
+    def __post_init__(self) -> None:
+        """Raises ``ValueError`` for times that no clock has, and series that are not of them."""
+        if not all(0 <= at < LATEST for at in (*self.at, self.seconds)):
+            raise ValueError("seconds since 1970 expected")
+        for device in self.devices:
+            for values in (device.busy, device.memory, device.sm_active or device.busy):
+                if len(values) != len(self.at) or any(not 0 <= value <= 1e3 for value in values if value):
+                    raise ValueError(f"{device.name}: a share for each of {len(self.at)} times expected")
+
 
 @dataclass(frozen=True)
 class AttemptSpan:
@@ -52,6 +63,12 @@ class AttemptSpan:
     lost: float
     #: Seconds since it began at which an evaluation or a checkpoint ended, by its name.
     events: dict[str, list[float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raises ``ValueError`` for times that no clock has."""
+        times = (self.began_at, self.seconds, *(at for each in self.events.values() for at in each))
+        if not all(0 <= at < LATEST for at in times):
+            raise ValueError("seconds of at least 0 expected")
 
 
 @dataclass(frozen=True)

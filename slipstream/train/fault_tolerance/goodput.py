@@ -83,14 +83,8 @@ def summarise(attempts: Sequence[AttemptRecord]) -> Goodput:
     for record, following in pairwise(ordered):
         # The record of a killed attempt is seconds old, but the attempt got at least to where the next one resumed.
         record.last_step = max(record.last_step, following.first_step)
-    kept, lost = 0, 0.0
-    for index, record in enumerate(ordered):
-        # Steps after the earliest start of any later attempt were repeated.
-        repeated_from = min([later.first_step for later in ordered[index + 1 :]], default=record.last_step)
-        useful = max(0, min(record.last_step, repeated_from) - record.first_step)
-        kept += useful
-        if record.executed:
-            lost += record.seconds[STEPS] * (record.executed - useful) / record.executed
+    useful = useful_steps(ordered)
+    kept, lost = sum(useful), sum(lost_of(record, its) for record, its in zip(ordered, useful, strict=True))
     executed, wall = sum(record.executed for record in ordered), sum(record.wall for record in ordered)
     seconds = {name: sum(record.seconds[name] for record in ordered) for name in ACTIVITIES}
     return Goodput(
@@ -104,6 +98,25 @@ def summarise(attempts: Sequence[AttemptRecord]) -> Goodput:
         useful_steps=kept / executed if executed else 1.0,
         goodput=max(0.0, seconds[STEPS] - lost) / wall if wall else 1.0,
     )
+
+
+def useful_steps(ordered: Sequence[AttemptRecord]) -> list[int]:
+    """Of each attempt, oldest first, the steps that no later one repeated: those before the earliest start of any."""
+    useful = []
+    for index, record in enumerate(ordered):
+        repeated_from = min([later.first_step for later in ordered[index + 1 :]], default=record.last_step)
+        useful.append(max(0, min(record.last_step, repeated_from) - record.first_step))
+    return useful
+
+
+def lost_of(record: AttemptRecord, useful: int) -> float:
+    """Seconds of the steps of an attempt that are not among its ``useful`` ones."""
+    return record.seconds[STEPS] * (record.executed - useful) / record.executed if record.executed else 0.0
+
+
+def lost_seconds(ordered: Sequence[AttemptRecord]) -> list[float]:
+    """Of each attempt, oldest first, seconds of steps that a later one repeated."""
+    return [lost_of(record, useful) for record, useful in zip(ordered, useful_steps(ordered), strict=True)]
 
 
 class GoodputRecorder:
