@@ -22,13 +22,14 @@ def visible_gpus(root: Path = ROOT) -> int:
     nvidia = ask_nvml(lambda nvml: int(nvml.nvmlDeviceGetCount()))
     chooses = "HIP_VISIBLE_DEVICES" if "HIP_VISIBLE_DEVICES" in os.environ and not nvidia else "CUDA_VISIBLE_DEVICES"
     variables = [chooses] if nvidia else ["ROCR_VISIBLE_DEVICES", chooses]
-    named = [named_devices(os.environ[variable]) for variable in variables if variable in os.environ]
+    named = [len(named_devices(os.environ[variable])) for variable in variables if variable in os.environ]
     return min(named) if named else nvidia or amd_gpus(root)
 
 
-def named_devices(value: str) -> int:
-    """How many devices a list of numbers or UUIDs names: those before the first negative number or gap."""
-    return len(list(takewhile(lambda device: device.strip() and not device.strip().startswith("-"), value.split(","))))
+def named_devices(value: str) -> list[str]:
+    """The devices that a list of numbers or UUIDs names: those before the first negative number or gap."""
+    devices = (device.strip() for device in value.split(","))
+    return list(takewhile(lambda device: device and not device.startswith("-"), devices))
 
 
 def gpu_names() -> list[str]:

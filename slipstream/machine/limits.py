@@ -14,8 +14,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
 
 #: Version 1 writes the largest multiple of the page size for "no limit".
 UNLIMITED_BYTES = 1 << 60
@@ -58,38 +58,40 @@ def memory_used(root: Path = Path("/")) -> int:
         for name, pages in (("memory.current", "inactive_file"), ("memory.usage_in_bytes", "total_inactive_file")):
             used = read(group / name)
             if used.isdigit():
-                cached = dict(
-                    line.split() for line in read(group / "memory.stat").splitlines() if len(line.split()) == 2
-                )
-                return max(0, int(used) - int(cached.get(pages, 0)))
+                return max(0, int(used) - numbers(group / "memory.stat").get(pages, 0))
     return 0
 
 
-class Throttled(NamedTuple):
-    """For how many seconds a CPU quota stopped the group's threads, added up over them, since the group was made; in
-    how many of its periods, and how many there were."""
+def cpu_seconds(root: Path = Path("/")) -> float | None:
+    """Seconds of CPU time that this process's control group has taken; None where there is none that counts them."""
+    for group in groups(root, "cpuacct"):
+        nanoseconds = read(group / "cpuacct.usage")
+        if nanoseconds.isdigit():
+            return int(nanoseconds) / 1e9
+    for group in groups(root, "cpu"):
+        microseconds = numbers(group / "cpu.stat").get("usage_usec")
+        if microseconds is not None:
+            return microseconds / 1e6
+    return None
 
-    seconds: float = 0.0
-    stopped_periods: float = 0.0
-    periods: float = 0.0
 
-
+@dataclass(frozen=True)
 class Throttling:
-    """What the CPU quota of this process' group did to it, of the groups above it the one that is stopped longest."""
+    """What a CPU quota has done so far: its periods, those in which it stopped the group, and for how many seconds."""
 
-    def __init__(self, root: Path = Path("/")) -> None:
-        self._files = [group / "cpu.stat" for group in groups(root, "cpu") if (group / "cpu.stat").exists()]
-
-    def now(self) -> Throttled:
-        """All zero where there is no quota."""
-        return max((throttled(read(file)) for file in self._files), default=Throttled())
+    periods: int = 0
+    throttled_periods: int = 0
+    seconds: float = 0.0
 
 
-def throttled(stat: str) -> Throttled:
-    """From the text of ``cpu.stat``, in µs in version 2 and in ns in version 1."""
-    known = dict(line.split() for line in stat.splitlines() if len(line.split()) == 2)
-    seconds = int(known.get("throttled_usec", 0)) / 1e6 + int(known.get("throttled_time", 0)) / 1e9
-    return Throttled(seconds, float(known.get("nr_throttled", 0)), float(known.get("nr_periods", 0)))
+def cpu_throttling(root: Path = Path("/")) -> Throttling:
+    """That of this process's group or of the one above it that was stopped for longest; zeros without a quota."""
+    found = [Throttling()]
+    for group in groups(root, "cpu"):
+        stat = numbers(group / "cpu.stat")
+        seconds = stat.get("throttled_usec", 0) / 1e6 or stat.get("throttled_time", 0) / 1e9
+        found.append(Throttling(stat.get("nr_periods", 0), stat.get("nr_throttled", 0), seconds))
+    return max(found, key=lambda throttling: (throttling.seconds, throttling.periods))
 
 
 def groups(root: Path, controller: str) -> Iterator[Path]:
@@ -114,6 +116,12 @@ def read(path: Path) -> str:
         return ""
 
 
+def numbers(path: Path) -> dict[str, int]:
+    """What a file of lines ``name number`` says; lines that are none are left out."""
+    lines = (line.split() for line in read(path).splitlines())
+    return {line[0]: int(line[1]) for line in lines if len(line) == 2 and line[1].isdigit()}
+
+
 def parse_quantity(text: str) -> float:
     """The number that a quantity stands for: CPUs or bytes. Raises ``ValueError`` if it is none."""
     match = QUANTITY.fullmatch(text)
@@ -128,10 +136,10 @@ def quantity_in_environment(variable: str) -> float | None:
     return parse_quantity(text) if text else None
 
 
-def memory_allowed() -> float | None:
+def memory_allowed(root: Path = Path("/")) -> float | None:
     """Bytes: the smaller of what the placement gave the pod and the control group's limit. None if there is neither:
     then it is the machine's."""
-    limits = (memory_limit(), quantity_in_environment(MEMORY))
+    limits = (memory_limit(root), quantity_in_environment(MEMORY))
     return min((limit for limit in limits if limit is not None), default=None)
 
 
@@ -140,8 +148,13 @@ def visible_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def usable_cores() -> int:
+def usable_cpus(root: Path = Path("/")) -> float:
     """The smallest of: the visible cores, this process's control group's CPU quota, and what the placement gave the
-    pod. Fractions are rounded down; at least 1."""
-    limits = (visible_cores(), cpu_quota(), quantity_in_environment(CPU))
-    return max(1, int(min(limit for limit in limits if limit is not None)))
+    pod."""
+    limits = (visible_cores(), cpu_quota(root), quantity_in_environment(CPU))
+    return float(min(limit for limit in limits if limit is not None))
+
+
+def usable_cores() -> int:
+    """:func:`usable_cpus` rounded down; at least 1."""
+    return max(1, int(usable_cpus()))

@@ -14,6 +14,20 @@ DATA, COMPUTE, EXCHANGE, OPTIMIZER, REST = "data", "compute", "exchange", "optim
 EVALUATION, CHECKPOINT = "evaluation", "checkpoint"
 PHASES = (DATA, COMPUTE, EXCHANGE, OPTIMIZER, REST, EVALUATION, CHECKPOINT)
 
+#: Reasons for which a GPU is clocked down, in the order of NVML's bits; others have none.
+THROTTLED = (
+    "applications_clocks_setting",
+    "sw_power_cap",
+    "hw_slowdown",
+    "sync_boost",
+    "sw_thermal_slowdown",
+    "hw_thermal_slowdown",
+    "hw_power_brake_slowdown",
+    "display_clock_setting",
+    "board_limit",
+    "reliability",
+)
+
 
 @dataclass(frozen=True)
 class DeviceReading:
@@ -35,7 +49,7 @@ class DeviceReading:
     energy_joules: float | None = None
     temperature_celsius: float | None = None
     sm_clock_hertz: float | None = None
-    #: The reasons for which it is clocked down now, in Prometheus' spelling, such as "sw_power_cap".
+    #: The reasons for which it is clocked down now, of :data:`THROTTLED`.
     throttled: tuple[str, ...] = ()
     #: Counters of bytes by (link, direction): ("pcie" or "nvlink", "in" or "out").
     io_bytes: dict[tuple[str, str], float] = field(default_factory=dict)

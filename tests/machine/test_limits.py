@@ -78,8 +78,8 @@ def test_no_control_groups(tmp_path: Path) -> None:
 def node(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A node of 96 cores and no control group, outside a pod."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(96)), raising=False)
-    monkeypatch.setattr(limits, "cpu_quota", lambda: None)
-    monkeypatch.setattr(limits, "memory_limit", lambda: None)
+    monkeypatch.setattr(limits, "cpu_quota", lambda root: None)
+    monkeypatch.setattr(limits, "memory_limit", lambda root: None)
     monkeypatch.delenv(limits.CPU, raising=False)
     monkeypatch.delenv(limits.MEMORY, raising=False)
     return monkeypatch
@@ -94,7 +94,7 @@ def test_one_machine_is_used_as_it_is(node: pytest.MonkeyPatch) -> None:
 def test_four_cpus_of_a_node_are_four(node: pytest.MonkeyPatch) -> None:
     node.setenv(limits.CPU, "4")
     assert limits.usable_cores() == 4 and pool.workers_for(10 * GIB, 1.5) == 4
-    node.setattr(limits, "cpu_quota", lambda: 2.5)
+    node.setattr(limits, "cpu_quota", lambda root: 2.5)
     assert limits.usable_cores() == 2
     node.setenv(limits.CPU, "500m")
     assert limits.usable_cores() == 1
@@ -111,7 +111,7 @@ def test_the_workers_leave_a_fifth_of_the_memory(node: pytest.MonkeyPatch) -> No
     node.setenv(limits.MEMORY, "16Gi")
     assert pool.workers_for(10 * GIB, 1.5) == 8  # 12 GiB of 12.8
     assert pool.workers_for(10 * GIB, 0.5) == 16
-    node.setattr(limits, "memory_limit", lambda: 4 * GIB)
+    node.setattr(limits, "memory_limit", lambda root: 4 * GIB)
     assert pool.workers_for(10 * GIB, 1.5) == 2
 
 

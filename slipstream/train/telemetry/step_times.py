@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.machine.limits import Throttling
+from slipstream.machine.limits import cpu_throttling
 from slipstream.telemetry.records import COMPUTE, DATA, EXCHANGE, OPTIMIZER, REST, STEP_BOUNDS
 from slipstream.telemetry.step_blocks import LOADER, PER_EXCHANGE, PER_STEP, StepBlocks
 
@@ -54,7 +54,6 @@ class StepTimes:
     rank: int
     world: int
     loader: LoaderTimes = field(default_factory=LoaderTimes)
-    throttling: Throttling = field(default_factory=Throttling)
 
     def __post_init__(self) -> None:
         self.blocks = StepBlocks(self.world)
@@ -107,7 +106,8 @@ class StepTimes:
 
     def _beside(self) -> np.ndarray:
         loader = [getattr(self.loader, name) for name in LOADER]
-        return np.array([*loader, *self.throttling.now()])
+        quota = cpu_throttling()
+        return np.array([*loader, quota.seconds, quota.throttled_periods, quota.periods])
 
 
 def threads_of_pod() -> int:

@@ -1,0 +1,235 @@
+"""NVIDIA GPUs, and partitions of them (MIG), as NVML reads them.
+
+Every call may be unknown to the driver or the device, which leaves a field None; any may also never return, so that
+whoever must not wait calls from a thread of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import pynvml
+
+from slipstream.machine.gpus import named_devices
+from slipstream.telemetry.records import THROTTLED, DeviceReading
+
+T = TypeVar("T")
+#: NVML's bit of the first of THROTTLED; the others follow. The bit below says that a GPU is idle, which is none.
+FIRST_REASON = 1
+#: Counters by what NVML calls fields: link, direction as the GPU sees it, field, scope, bytes that one stands for. The
+#: scope of all NVLinks together is the largest number. The call for PCIe's throughput blocks for 20 ms.
+ALL_LINKS = 0xFFFFFFFF
+FIELDS = (
+    ("pcie", "out", pynvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES, 0, 1),
+    ("pcie", "in", pynvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES, 0, 1),
+    ("nvlink", "out", pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, ALL_LINKS, 1024),
+    ("nvlink", "in", pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, ALL_LINKS, 1024),
+)
+#: The member of the union that holds a field's value, by NVML's type of it.
+MEMBERS = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
+#: How NVML says that a device is gone until it is reset or the machine is started again.
+GONE = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED)
+#: Seconds after which devices are looked for again where none was found.
+AGAIN_S = 30.0
+
+
+class Gone(Exception):
+    """The driver has lost the device."""
+
+
+@dataclass
+class Device:
+    """A GPU or a partition of one."""
+
+    #: None if it was gone already when it was looked for.
+    handle: Any
+    uuid: str
+    index: int
+    name: str
+    #: The whole GPU's handle and UUID, and which of its GPU instances the partition is.
+    card: Any = None
+    card_uuid: str = ""
+    instance: int | None = None
+    #: NVML's samples of the multiprocessors' activity, which lies between two; None where it cannot be had.
+    earlier: Any = None
+    later: Any = None
+
+    def names(self) -> DeviceReading:
+        return DeviceReading(self.uuid, self.index, self.name, up=False)
+
+
+class NvidiaDevices:
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves to this process."""
+
+    def __init__(self) -> None:
+        self._devices: list[Device] = []
+        self._look_at = 0.0
+
+    def read(self) -> tuple[DeviceReading, ...]:
+        """Each of them now; empty without a driver."""
+        if not self._devices and time.monotonic() >= self._look_at:
+            self._devices = look()
+            self._look_at = time.monotonic() + AGAIN_S
+        return tuple(map(reading, self._devices))
+
+
+def look() -> list[Device]:
+    """The devices of the driver, as far as they are visible."""
+    try:
+        pynvml.nvmlInit()
+        count = pynvml.nvmlDeviceGetCount()
+    except pynvml.NVMLError:
+        return []
+    devices = [device for index in range(count) for device in devices_of(index)]
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        devices = visible(devices, named_devices(os.environ["CUDA_VISIBLE_DEVICES"]))
+    for device in devices:
+        start_samples(device)
+    return devices
+
+
+def devices_of(index: int) -> Iterator[Device]:
+    """A GPU, or its partitions in its stead."""
+    try:
+        card = pynvml.nvmlDeviceGetHandleByIndex(index)
+        uuid = pynvml.nvmlDeviceGetUUID(card)
+        whole = Device(card, uuid, index, pynvml.nvmlDeviceGetName(card), card, uuid)
+        found = list(partitions_of(whole)) or [whole]
+    except (pynvml.NVMLError, Gone):  # before anybody knew it: where it was is all that can be said
+        found = [Device(None, f"GPU-{index}", index, "")]
+    yield from found
+
+
+def partitions_of(whole: Device) -> Iterator[Device]:
+    mode = answer(lambda: pynvml.nvmlDeviceGetMigMode(whole.card)[0])
+    if mode != pynvml.NVML_DEVICE_MIG_ENABLE:
+        return
+    for number in range(answer(lambda: pynvml.nvmlDeviceGetMaxMigDeviceCount(whole.card)) or 0):
+        try:
+            handle = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(whole.card, number)
+            uuid = pynvml.nvmlDeviceGetUUID(handle)
+        except pynvml.NVMLError:
+            continue  # numbers that no partition has
+        name = answer(lambda: pynvml.nvmlDeviceGetName(handle)) or whole.name  # noqa: B023
+        instance = answer(lambda: pynvml.nvmlDeviceGetGpuInstanceId(handle))  # noqa: B023
+        yield Device(handle, uuid, whole.index, name, whole.card, whole.uuid, instance)
+
+
+def visible(devices: list[Device], named: list[str]) -> list[Device]:
+    """Those that a list in CUDA_VISIBLE_DEVICES names by number or by the beginning of their UUIDs."""
+    numbers = {int(name) for name in named if name.isdecimal()}
+    uuids = tuple(name for name in named if not name.isdecimal())
+    return [
+        device
+        for device in devices
+        if device.index in numbers or device.uuid.startswith(uuids) or device.card_uuid.startswith(uuids)
+    ]
+
+
+def answer(call: Callable[[], T]) -> T | None:
+    """What a call answers, None where driver or device have no answer to it. Raises ``Gone``."""
+    try:
+        return call()
+    except pynvml.NVMLError as error:
+        if error.value in GONE:
+            raise Gone from None
+        return None
+    except pynvml.NVMLLibraryMismatchError:  # no NVMLError; how a call that the driver does not know may be said
+        return None
+
+
+def reading(device: Device) -> DeviceReading:
+    if device.handle is None:
+        return device.names()
+    try:
+        return present(device)
+    except Gone:
+        return device.names()
+
+
+def present(device: Device) -> DeviceReading:
+    """A device that answers."""
+    handle = device.handle
+    memory = answer(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2))
+    memory = memory or answer(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
+    clock = answer(lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM))
+    return DeviceReading(
+        device.uuid,
+        device.index,
+        device.name,
+        busy=scaled(answer(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu), 0.01),
+        sm_active=sm_active(device),
+        memory_used_bytes=int(memory.used) if memory else None,
+        memory_limit_bytes=int(memory.total) if memory else None,
+        power_watts=scaled(answer(lambda: pynvml.nvmlDeviceGetPowerUsage(handle)), 1e-3),
+        energy_joules=scaled(answer(lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)), 1e-3),
+        temperature_celsius=scaled(
+            answer(lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)), 1.0
+        ),
+        sm_clock_hertz=scaled(clock, 1e6),
+        throttled=throttled(handle),
+        io_bytes=io_bytes(handle),
+    )
+
+
+def scaled(number: float | None, factor: float) -> float | None:
+    return None if number is None else number * factor
+
+
+def throttled(handle: object) -> tuple[str, ...]:
+    bits = answer(lambda: pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
+    if bits is None:  # its name before driver 535
+        bits = answer(lambda: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
+    return tuple(reason for bit, reason in enumerate(THROTTLED, FIRST_REASON) if (bits or 0) >> bit & 1)
+
+
+def io_bytes(handle: object) -> dict[tuple[str, str], float]:
+    asked = [(field, scope) for _, _, field, scope, _ in FIELDS]
+    values = answer(lambda: pynvml.nvmlDeviceGetFieldValues(handle, asked)) or []
+    return {
+        (link, direction): float(getattr(value.value, MEMBERS[value.valueType])) * unit
+        for (link, direction, _, _, unit), value in zip(FIELDS, values, strict=False)
+        if value.nvmlReturn == pynvml.NVML_SUCCESS and value.valueType in MEMBERS
+    }
+
+
+# Activity of the multiprocessors (GPM, from Hopper on)
+
+
+def start_samples(device: Device) -> None:
+    try:
+        supported = device.card and answer(lambda: pynvml.nvmlGpmQueryDeviceSupport(device.card).isSupportedDevice)
+        if supported:
+            device.earlier, device.later = pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()
+            take_sample(device, device.earlier)
+    except (Gone, pynvml.NVMLError):
+        device.earlier = device.later = None
+
+
+def take_sample(device: Device, sample: object) -> None:
+    if device.instance is None:
+        pynvml.nvmlGpmSampleGet(device.card, sample)
+    else:
+        pynvml.nvmlGpmMigSampleGet(device.card, device.instance, sample)
+
+
+def sm_active(device: Device) -> float | None:
+    """The share of multiprocessors with work, 0 to 1, since the last call."""
+    if device.later is None:
+        return None
+    asked = pynvml.c_nvmlGpmMetricsGet_t(version=pynvml.NVML_GPM_METRICS_GET_VERSION, numMetrics=1)
+    asked.metrics[0].metricId = pynvml.NVML_GPM_METRIC_SM_UTIL
+    asked.sample1, asked.sample2 = device.earlier, device.later
+
+    def measure() -> float | None:
+        take_sample(device, device.later)
+        metric = pynvml.nvmlGpmMetricsGet(asked).metrics[0]
+        return metric.value / 100 if metric.nvmlReturn == pynvml.NVML_SUCCESS else None
+
+    share = answer(measure)
+    device.earlier, device.later = device.later, device.earlier
+    return share

@@ -1,0 +1,274 @@
+"""Samples on disk: those of the last hour each second, and before that one for each minute.
+
+A directory holds ``seconds-<T>.ring``, the samples of the five minutes that begin T seconds after 1970, and
+``minutes.ring``. When a file of seconds is older than an hour, its minutes are added to the latter (means; of counters
+and limits the last value) and it is removed. With 8 devices that is 4 MB after a day, and 1.3 MB for each further one.
+
+A file is a sequence of frames, each written by one call, so that a process that is killed leaves whole ones but for the
+last. All numbers are little-endian:
+
+=========  ============================================================================================
+4 bytes    ``SLT1``
+1 byte     kind: ``N`` names, ``S`` sample
+2 bytes    length of the content
+4 bytes    CRC-32 of kind, length and content
+content
+=========  ============================================================================================
+
+Names are JSON: a list of ``[uuid, index, name]``. They are written at a file's begin, each minute, and with each new
+device. A sample is a host (``HOST``) and any number of devices (``DEVICE``), each of which begins with the CRC-32 of
+its UUID; NaN stands for None. A reader passes over what is damaged and goes on at the next intact frame.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from zlib import crc32
+
+from slipstream.telemetry.records import THROTTLED, DeviceReading, HostReading, Sample
+
+MAGIC = b"SLT1"
+NAMES, SAMPLE = b"N", b"S"
+HEAD = struct.Struct("<4ssHI")
+CHECKED = struct.Struct("<sH")
+#: When, CPU seconds, CPUs, seconds waited, seconds throttled, throttled periods, periods, memory used, its limit.
+HOST = struct.Struct("<ddfddQQdd")
+#: UUID's CRC, up, reasons (bits of THROTTLED); busy, SM active, watts, degrees, hertz; memory used, its limit, joules,
+#: bytes of IO.
+DEVICE = struct.Struct("<IBH5f7d")
+IO = (("pcie", "in"), ("pcie", "out"), ("nvlink", "in"), ("nvlink", "out"))
+#: Seconds: what a file holds, what is kept of them, how often names are repeated.
+FILE_S, KEPT_S, NAMES_S = 300, 3600, 60
+MINUTES = "minutes.ring"
+Names = dict[int, tuple[str, int, str]]
+
+
+# Writing
+
+
+class Ring:
+    """Adds samples to a directory, which it makes. Every method may raise ``OSError``; later samples may pass again."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+        #: Where names were written last, when, and of which devices.
+        self._path = directory
+        self._names_at = 0.0
+        self._named: set[str] = set()
+
+    def add(self, sample: Sample) -> None:
+        path = self._directory / f"seconds-{int(sample.at // FILE_S * FILE_S)}.ring"
+        uuids = {device.uuid for device in sample.devices}
+        is_new = path != self._path
+        if is_new or not uuids <= self._named or abs(sample.at - self._names_at) >= NAMES_S:
+            append(path, names_frame(sample.devices) + sample_frame(sample))
+            self._path, self._names_at, self._named = path, sample.at, uuids
+        else:
+            append(path, sample_frame(sample))
+        if is_new:
+            self._condense(sample.at - KEPT_S - FILE_S)
+
+    def _condense(self, before: float) -> None:
+        """Make minutes of the files that begin before that time."""
+        for begin, path in files_of(self._directory):
+            if begin <= before:
+                samples = minutes_of(read_file(path, {}))
+                devices = {device.uuid: device for sample in samples for device in sample.devices}
+                frames = [names_frame(devices.values()), *map(sample_frame, samples)]
+                append(self._directory / MINUTES, b"".join(frames))
+                path.unlink()
+
+
+def append(path: Path, content: bytes) -> None:
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        if os.write(file, content) < len(content):
+            raise OSError(f"{path}: no space is left")
+    finally:
+        os.close(file)
+
+
+def key_of(uuid: str) -> int:
+    return crc32(uuid.encode())
+
+
+def frame(kind: bytes, content: bytes) -> bytes:
+    return HEAD.pack(MAGIC, kind, len(content), crc32(CHECKED.pack(kind, len(content)) + content)) + content
+
+
+def names_frame(devices: Iterable[DeviceReading]) -> bytes:
+    return frame(NAMES, json.dumps([(device.uuid, device.index, device.name) for device in devices]).encode())
+
+
+def sample_frame(sample: Sample) -> bytes:
+    host = sample.host
+    content = HOST.pack(
+        sample.at,
+        host.cpu_seconds,
+        host.cpus,
+        host.cpu_wait_seconds,
+        host.throttled_seconds,
+        host.throttled_periods,
+        host.periods,
+        written(host.memory_used_bytes),
+        written(host.memory_limit_bytes),
+    )
+    return frame(SAMPLE, content + b"".join(map(device_bytes, sample.devices)))
+
+
+def device_bytes(device: DeviceReading) -> bytes:
+    gauges = (
+        device.busy,
+        device.sm_active,
+        device.power_watts,
+        device.temperature_celsius,
+        device.sm_clock_hertz,
+        device.memory_used_bytes,
+        device.memory_limit_bytes,
+        device.energy_joules,
+        *(device.io_bytes.get(each) for each in IO),
+    )
+    reasons = sum(1 << bit for bit, reason in enumerate(THROTTLED) if reason in device.throttled)
+    return DEVICE.pack(key_of(device.uuid), device.up, reasons, *map(written, gauges))
+
+
+def written(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+# Reading
+
+
+def read(directory: Path) -> list[Sample]:
+    """All samples that are intact, the oldest first: of the last hour each second, before it those of minutes, each as
+    of its last second. Empty if there is nothing."""
+    named: Names = {}
+    # First the seconds: what becomes minutes meanwhile is then found there.
+    seconds = {sample.at: sample for _, path in files_of(directory) for sample in read_file(path, named)}
+    first = min(seconds, default=math.inf)
+    minutes = {sample.at: sample for sample in read_file(directory / MINUTES, named) if sample.at < first}
+    return [sample for _, sample in sorted((minutes | seconds).items())]
+
+
+def files_of(directory: Path) -> list[tuple[int, Path]]:
+    """The files of seconds, with the times at which they begin, the oldest first."""
+    paths = {path.stem.removeprefix("seconds-"): path for path in directory.glob("seconds-*.ring")}
+    return sorted((int(begin), path) for begin, path in paths.items() if begin.isdecimal())
+
+
+def read_file(path: Path, named: Names) -> list[Sample]:
+    """The file's samples, as they were written. ``named`` are devices known from other files, and gets this one's."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return []
+    frames = list(frames_of(content))
+    for kind, names in frames:
+        if kind == NAMES:
+            with contextlib.suppress(ValueError, TypeError, AttributeError):  # of another version
+                named.update({key_of(uuid): (uuid, index, name) for uuid, index, name in json.loads(names)})
+    samples = (sample_of(sample, named) for kind, sample in frames if kind == SAMPLE)
+    return [sample for sample in samples if sample is not None]
+
+
+def frames_of(content: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Kinds and contents of the frames that are intact."""
+    at = content.find(MAGIC)
+    while 0 <= at <= len(content) - HEAD.size:
+        _, kind, length, checksum = HEAD.unpack_from(content, at)
+        begin, end = at + HEAD.size, at + HEAD.size + length
+        is_intact = end <= len(content) and crc32(CHECKED.pack(kind, length) + content[begin:end]) == checksum
+        if is_intact:
+            yield kind, content[begin:end]
+        at = content.find(MAGIC, end if is_intact else at + 1)
+
+
+def sample_of(content: bytes, named: Names) -> Sample | None:
+    """The sample in a frame, None if it is of another version. Devices whose names are lost are left out."""
+    if len(content) < HOST.size or (len(content) - HOST.size) % DEVICE.size:
+        return None
+    at, cpu, cpus, wait, throttled, throttled_periods, periods, used, limit = HOST.unpack_from(content)
+    host = HostReading(cpu, cpus, wait, throttled, throttled_periods, periods, whole(used), whole(limit))
+    devices = (device_of(fields, named) for fields in DEVICE.iter_unpack(content[HOST.size :]))
+    return Sample(at, host, tuple(device for device in devices if device is not None))
+
+
+def device_of(fields: tuple[float, ...], named: Names) -> DeviceReading | None:
+    key, up, reasons, busy, active, watts, degrees, hertz, used, limit, joules, *io = fields
+    if key not in named:
+        return None
+    return DeviceReading(
+        *named[int(key)],
+        up=bool(up),
+        busy=known(busy),
+        sm_active=known(active),
+        memory_used_bytes=whole(used),
+        memory_limit_bytes=whole(limit),
+        power_watts=known(watts),
+        energy_joules=known(joules),
+        temperature_celsius=known(degrees),
+        sm_clock_hertz=known(hertz),
+        throttled=tuple(reason for bit, reason in enumerate(THROTTLED) if int(reasons) >> bit & 1),
+        io_bytes={each: value for each, value in zip(IO, io, strict=True) if not math.isnan(value)},
+    )
+
+
+def known(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def whole(value: float) -> int | None:
+    return None if math.isnan(value) else int(value)
+
+
+# Minutes
+
+
+def minutes_of(samples: Sequence[Sample]) -> list[Sample]:
+    return [mean_of(list(minute)) for _, minute in groupby(samples, lambda sample: sample.at // 60)]
+
+
+def mean_of(samples: Sequence[Sample]) -> Sample:
+    """The samples of a minute as one, of the time of the last: means; of counters and limits the last value."""
+    last = samples[-1]
+    used = mean([sample.host.memory_used_bytes for sample in samples])
+    host = replace(last.host, memory_used_bytes=None if used is None else int(used))
+    devices: dict[str, list[DeviceReading]] = {}
+    for sample in samples:
+        for device in sample.devices:
+            devices.setdefault(device.uuid, []).append(device)
+    return Sample(last.at, host, tuple(map(mean_device, devices.values())))
+
+
+def mean_device(readings: Sequence[DeviceReading]) -> DeviceReading:
+    """Of the readings in which the device was up. It counts as throttled for the reasons that half of them have."""
+    up = [reading for reading in readings if reading.up]
+    if not up:
+        return readings[-1]
+    used = mean([reading.memory_used_bytes for reading in up])
+    return replace(
+        up[-1],
+        busy=mean([reading.busy for reading in up]),
+        sm_active=mean([reading.sm_active for reading in up]),
+        memory_used_bytes=None if used is None else int(used),
+        power_watts=mean([reading.power_watts for reading in up]),
+        temperature_celsius=mean([reading.temperature_celsius for reading in up]),
+        sm_clock_hertz=mean([reading.sm_clock_hertz for reading in up]),
+        throttled=tuple(
+            reason for reason in THROTTLED if 2 * sum(reason in reading.throttled for reading in up) >= len(up)
+        ),
+    )
+
+
+def mean(values: Sequence[float | None]) -> float | None:
+    present = [value for value in values if value is not None]
+    return sum(present) / len(present) if present else None

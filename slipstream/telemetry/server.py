@@ -1,0 +1,84 @@
+"""Metrics over HTTP: ``GET /metrics``, in a thread, at ``SLIPSTREAM_METRICS=host:port``."""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+from slipstream.logs import logger
+
+VARIABLE = "SLIPSTREAM_METRICS"
+ADDRESS = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})")
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+#: Seconds within which a client has to send its request: there is one thread.
+REQUEST_S = 1.0
+log = logger("telemetry")
+
+
+def serve(address: str, text: Callable[[], str]) -> None:
+    """Serve what ``text`` gives from now on; returns at once. An address that cannot be listened at is one warning."""
+    threading.Thread(target=listen, args=(address, text), name="metrics", daemon=True).start()
+
+
+def listen(address: str, text: Callable[[], str]) -> None:
+    match = ADDRESS.fullmatch(address)
+    if not match or not 0 < int(match["port"]) < 1 << 16:
+        warn(address, "expected an address of this machine and a port, such as 127.0.0.1:9400")
+        return
+    try:
+        family, *_, where = socket.getaddrinfo(
+            match["host"].strip("[]"), int(match["port"]), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        server = Server(where, family, text)
+    except (OSError, UnicodeError) as error:  # the latter where a name is none
+        warn(address, f"cannot be listened at ({getattr(error, 'strerror', None) or error}); choose another one")
+        return
+    server.serve_forever()
+
+
+def warn(address: str, problem: str) -> None:
+    log.warning("%s=%s: %s; no metrics are served", VARIABLE, address, problem)
+
+
+class Server(HTTPServer):
+    """One client at a time."""
+
+    def __init__(self, where: Any, family: socket.AddressFamily, text: Callable[[], str]) -> None:
+        self.address_family = family
+        self.text = text
+        super().__init__(where, Handler)
+
+    def server_bind(self) -> None:
+        """Without ``HTTPServer``'s question to a name server, what this address is called."""
+        super(HTTPServer, self).server_bind()
+        self.server_name, self.server_port = "", 0  # unused
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that goes away is nobody's concern."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+    timeout = REQUEST_S
+
+    def do_GET(self) -> None:
+        if self.path.partition("?")[0] != "/metrics":
+            self.send_error(404)
+            return
+        content = self.server.text().encode()
+        self.send_response(200)
+        self.send_header("Content-Type", CONTENT_TYPE)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Other methods are not found, either."""
+        super().send_error(404 if code == 501 else code, message, explain)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Requests are not logged."""

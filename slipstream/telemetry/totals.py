@@ -1,0 +1,146 @@
+"""Totals as files: of the node, which the sampler counts, and of each rank, which the ranks count.
+
+A directory holds ``node.json`` and ``ranks/<rank>.json``. They are replaced whole, so that a reader sees the old or the
+new ones; a file that is none of these, or of another version, is passed over.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slipstream.telemetry.records import STEP_BOUNDS, RankTotals, Sample
+
+NODE = "node.json"
+RANKS = "ranks"
+HOUR_S = 3600
+
+
+@dataclass(frozen=True)
+class NodeTotals:
+    """What an attempt has used on this node since the sampler's start; counters."""
+
+    seconds: float = 0.0
+    #: Of all devices together, whether they were up or not: they are paid for.
+    gpu_seconds: float = 0.0
+    #: By the devices' UUIDs, of those that count it.
+    energy_joules: dict[str, float] = field(default_factory=dict)
+    #: By UUID, then by reason.
+    throttled_seconds: dict[str, dict[str, float]] = field(default_factory=dict)
+    #: By the names of prices, such as "spot".
+    cost_dollars: dict[str, float] = field(default_factory=dict)
+
+
+class NodeCounter:
+    """Counts; ``prices`` are dollars per hour of the node, by name."""
+
+    def __init__(self, prices: Mapping[str, float]) -> None:
+        self._prices = prices
+        self._seconds = self._gpu_seconds = 0.0
+        #: By UUID: what the driver's counter said last, and joules since the first time.
+        self._last: dict[str, float] = {}
+        self._joules: dict[str, float] = {}
+        self._throttled: dict[str, dict[str, float]] = {}
+
+    def add(self, sample: Sample, seconds: float) -> NodeTotals:
+        """The totals with a sample, ``seconds`` after the one before it."""
+        self._seconds += seconds
+        self._gpu_seconds += seconds * len(sample.devices)
+        for device in sample.devices:
+            if device.energy_joules is not None:
+                last = self._last.get(device.uuid, device.energy_joules)
+                # A counter that is less than before began anew, with the driver.
+                used = device.energy_joules - last if device.energy_joules >= last else device.energy_joules
+                self._joules[device.uuid] = self._joules.get(device.uuid, 0.0) + used
+                self._last[device.uuid] = device.energy_joules
+            for reason in device.throttled:
+                reasons = self._throttled.setdefault(device.uuid, {})
+                reasons[reason] = reasons.get(reason, 0.0) + seconds
+        dollars = {name: self._seconds / HOUR_S * price for name, price in self._prices.items()}
+        throttled = {uuid: dict(reasons) for uuid, reasons in self._throttled.items()}
+        return NodeTotals(self._seconds, self._gpu_seconds, dict(self._joules), throttled, dollars)
+
+
+# Files
+
+
+def write_node(directory: Path, totals: NodeTotals) -> None:
+    """Raises ``OSError``, as where the disk is full."""
+    replace(directory / NODE, asdict(totals))
+
+
+def read_node(directory: Path) -> NodeTotals:
+    """The node's totals; zeros if there are none."""
+    tree = tree_of(directory / NODE)
+    try:
+        totals = NodeTotals(**tree)
+    except TypeError:
+        return NodeTotals()
+    are_numbers = all(map(is_number, (totals.seconds, totals.gpu_seconds)))
+    are_maps = (
+        is_map(totals.energy_joules) and is_map(totals.cost_dollars) and isinstance(totals.throttled_seconds, dict)
+    )
+    is_right = are_numbers and are_maps and all(map(is_map, totals.throttled_seconds.values()))
+    return totals if is_right else NodeTotals()
+
+
+def write_totals(directory: Path, totals: RankTotals) -> None:
+    """Write a rank's totals. Raises ``OSError``, as where the disk is full."""
+    ranks = directory / RANKS
+    ranks.mkdir(parents=True, exist_ok=True)
+    replace(ranks / f"{totals.rank}.json", asdict(totals))
+
+
+def read_totals(directory: Path) -> list[RankTotals]:
+    """The totals of all ranks that have written any, in the ranks' order."""
+    found = (rank_of(tree_of(path)) for path in (directory / RANKS).glob("*.json"))
+    return sorted((totals for totals in found if totals is not None), key=lambda totals: totals.rank)
+
+
+def rank_of(tree: dict[str, Any]) -> RankTotals | None:
+    """What a file holds as a rank's totals; None if it holds something else."""
+    try:
+        totals = RankTotals(**tree)
+    except TypeError:
+        return None
+    numbers = (totals.rank, totals.steps, totals.samples, totals.last_step_at, totals.goodput or 0)
+    within = totals.steps_within
+    is_right = (
+        all(map(is_number, numbers))
+        and isinstance(totals.gpu_uuid, str)
+        and is_map(totals.phase_seconds)
+        and is_map(totals.bottlenecks)
+        and isinstance(within, list)
+        and len(within) == len(STEP_BOUNDS)
+        and all(map(is_number, within))
+    )
+    return totals if is_right else None
+
+
+def is_map(value: object) -> bool:
+    """Whether it is a dictionary of numbers; JSON's keys are texts."""
+    return isinstance(value, dict) and all(map(is_number, value.values()))
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def replace(path: Path, tree: dict[str, Any]) -> None:
+    scratch = path.with_suffix(f".{os.getpid()}")
+    scratch.write_text(json.dumps(tree), encoding="utf-8")
+    scratch.replace(path)
+
+
+def tree_of(path: Path) -> dict[str, Any]:
+    """The object in a file of JSON, empty if there is none."""
+    try:
+        tree = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return tree if isinstance(tree, dict) else {}

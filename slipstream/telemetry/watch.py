@@ -1,0 +1,75 @@
+"""Watching a pod while it works: starts the sampler beside the agent, ends it, and pushes the attempt's totals."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import slipstream
+from slipstream.logs import logger
+from slipstream.telemetry.metrics import Labels
+from slipstream.telemetry.push import VARIABLE, push
+
+#: Seconds that the agent waits for the sampler after SIGTERM, and for all that ends an attempt.
+SAMPLER_S, END_S = 1.0, 2.0
+NO_PRICES: Mapping[str, float] = {}
+log = logger("telemetry")
+
+
+@contextmanager
+def watching(directory: Path, labels: Labels, prices: Mapping[str, float] = NO_PRICES) -> Iterator[None]:
+    """Keep samples of this pod in ``directory`` while the body works. ``prices`` are dollars per hour of this node, by
+    name. Nothing here fails the body, and it adds at most two seconds to it."""
+    sampler = start(directory, labels, prices)
+    try:
+        yield
+    finally:
+        until = time.monotonic() + END_S
+        if sampler:
+            stop(sampler)
+        if os.environ.get(VARIABLE):
+            push(os.environ[VARIABLE], directory, labels, until - time.monotonic())
+
+
+def start(directory: Path, labels: Labels, prices: Mapping[str, float]) -> subprocess.Popen[bytes] | None:
+    """The sampler; None, and a warning, if it cannot be started."""
+    named = [f"--{name}={value}" for name, value in asdict(labels).items()]
+    priced = [f"--price={name}={dollars!r}" for name, dollars in prices.items()]
+    command = [sys.executable, "-m", "slipstream.telemetry.sampler", f"--parent={os.getpid()}"]
+    try:
+        return subprocess.Popen(
+            [*command, *named, *priced, "--", str(directory)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            env=os.environ | {"PYTHONPATH": search_path()},
+        )
+    except (OSError, ValueError) as error:
+        log.warning("the sampler cannot be started, and the work goes on without: %s", error)
+        return None
+
+
+def search_path() -> str:
+    """Where the sampler finds this package, however this process did."""
+    root = str(Path(slipstream.__file__).parents[1])
+    return os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+
+
+def stop(sampler: subprocess.Popen[bytes]) -> None:
+    """End the sampler, at once if it does not end by itself in time. One that a driver holds in the kernel ends when
+    that lets it go; nobody waits for it."""
+    code = sampler.poll()
+    if code:
+        log.warning("the sampler ended early, with %s: later samples are missing", code)
+    if code is not None:  # with 0 it has said why
+        return
+    sampler.terminate()
+    try:
+        sampler.wait(SAMPLER_S)
+    except subprocess.TimeoutExpired:
+        sampler.kill()
