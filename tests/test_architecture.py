@@ -27,6 +27,7 @@ FOUNDATIONS = BASE | {
     "models",
     "interconnect",
     "comparison",
+    "telemetry",
 }
 STAGES = ("prepare", "train", "evaluate", "compress", "export", "collectives")
 ALLOWED: dict[str, set[str]] = {
@@ -46,6 +47,7 @@ ALLOWED: dict[str, set[str]] = {
     "models": BASE | {"artifacts"},
     "comparison": BASE | {"artifacts", "models"},
     "interconnect": BASE | {"logs", "artifacts", "storage", "machine"},
+    "telemetry": BASE | {"logs", "machine", "profiles", "artifacts", "storage"},
     **dict.fromkeys(STAGES, FOUNDATIONS),
     "promote": FOUNDATIONS | {"export"},
     **dict.fromkeys(("report", "doctor"), FOUNDATIONS | {"cron"}),
