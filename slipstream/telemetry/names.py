@@ -75,7 +75,7 @@ GOODPUT = Metric(f"{PREFIX}goodput_ratio", "gauge", "The part of the training's 
 BOTTLENECK = Metric(
     f"{PREFIX}bottleneck_ratio",
     "gauge",
-    "The part of the training's time that would go with the cause.",
+    "The part of its time that would go with the cause.",
     (*POD, "cause"),
 )
 COST = Metric(
