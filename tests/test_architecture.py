@@ -50,6 +50,7 @@ ALLOWED: dict[str, set[str]] = {
     "comparison": BASE | {"artifacts", "models"},
     "telemetry": BASE | {"logs", "artifacts", "storage", "machine", "profiles"},
     "interconnect": BASE | {"logs", "artifacts", "storage", "machine"},
+    "telemetry": BASE | {"logs", "machine", "profiles", "artifacts", "storage"},
     **dict.fromkeys(STAGES, FOUNDATIONS),
     "promote": FOUNDATIONS | {"export"},
     **dict.fromkeys(("report", "doctor"), FOUNDATIONS | {"cron"}),
