@@ -133,7 +133,7 @@ def is_number(value: object) -> bool:
 
 def replace(path: Path, tree: dict[str, Any]) -> None:
     scratch = path.with_suffix(f".{os.getpid()}")
-    scratch.write_text(json.dumps(tree), encoding="utf-8")
+    scratch.write_bytes(json.dumps(tree).encode())
     scratch.replace(path)
 
 
